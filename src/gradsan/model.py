@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Literal
 
 Severity = Literal["error", "warning", "note"]
@@ -18,8 +17,6 @@ WriteKind = Literal["inplace", "setitem", "out", "foreach", "step", "metadata", 
 Outcome = Literal["failed", "finished"]
 GradientStatus = Literal["raised", "wrong", "right", "unknown"]
 Applicability = Literal["automatic", "review", "manual"]
-
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +28,7 @@ class Message:
     """
 
     key: str
-    values: Mapping[str, Any] = _NOTHING
+    values: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
