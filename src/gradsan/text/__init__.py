@@ -1,1 +1,11 @@
-"""text."""
+"""Every word a user reads, in English and Chinese, and the means to fetch it.
+
+Code carries :class:`gradsan.model.Message` (a key and values); :func:`say` turns it into a sentence. The sentences are
+in ``<language>/messages.toml``, the pages of ``gradsan explain`` in ``<language>/<CODE>.md``. Nothing here imports torch.
+"""
+
+from gradsan.text._language import LANGUAGES, Language, choose_language
+from gradsan.text._messages import say
+from gradsan.text._pages import CodeEntry, codes, page, resolve
+
+__all__ = ["LANGUAGES", "CodeEntry", "Language", "choose_language", "codes", "page", "resolve", "say"]

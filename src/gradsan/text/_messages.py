@@ -1,0 +1,107 @@
+"""From a Message to a sentence."""
+
+from __future__ import annotations
+
+import os
+import string
+import sys
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from gradsan.model import Message
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_FALLBACK = "en"
+
+
+def say(message: Message, language: str) -> str:
+    """The sentence that ``message`` stands for.
+
+    Fields such as ``{name}`` are filled from ``message.values``; a value that is itself a Message is said first, in the
+    same language. Where the key leads to two sentences, ``one`` and ``other``, the value ``count`` chooses (``one`` for
+    1). A key that ``language`` lacks is said in English, and one that English lacks too appears as itself; a field
+    without a value appears as ``{field}``. So a user always gets a report.
+
+    Raises:
+        KeyError: for a missing key or value, only where the environment has ``GRADSAN_TEXT=strict`` (tests).
+    """
+    template = _template(message, language)
+    if template is None:
+        return message.key
+    values = {
+        name: say(value, language) if isinstance(value, Message) else value for name, value in message.values.items()
+    }
+    return _Formatter(message.key).vformat(template, (), values)
+
+
+@cache
+def sentences(language: str) -> Mapping[str, str]:
+    """All sentences of ``language`` by dotted key, as written in its ``messages.toml``; empty if there is no such file.
+
+    Raises:
+        TypeError: where a value is neither a string nor a table.
+    """
+    source = files(__package__) / language / "messages.toml"
+    if not source.is_file():
+        return {}
+    return dict(_flatten(tomllib.loads(source.read_text(encoding="utf-8")), ""))
+
+
+def _flatten(table: Mapping[str, Any], prefix: str) -> list[tuple[str, str]]:
+    flat: list[tuple[str, str]] = []
+    for name, value in table.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            flat += _flatten(value, f"{key}.")
+        elif isinstance(value, str):
+            flat.append((key, value))
+        else:
+            raise TypeError(f"{key} is a {type(value).__name__}; a message is a string")
+    return flat
+
+
+def _template(message: Message, language: str) -> str | None:
+    key = message.key
+    for known in (sentences(language), sentences(_FALLBACK)):
+        if key in known:
+            return known[key]
+        if "count" in message.values:
+            counted = known.get(f"{key}.{'one' if message.values['count'] == 1 else 'other'}")
+            if counted is not None:
+                return counted
+        if _is_strict():
+            raise KeyError(f"no message {key!r} in text/{language}/messages.toml")
+    return None
+
+
+class _Formatter(string.Formatter):
+    """str.format that leaves a field without a value as it is written."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def get_value(self, key: int | str, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        if key in kwargs:
+            return kwargs[str(key)]
+        if _is_strict():
+            raise KeyError(f"message {self.key!r} has a field {{{key}}} that was given no value")
+        return _Unfilled(str(key))
+
+
+class _Unfilled(str):
+    """A field that got no value; shows as ``{name}`` whatever the format specification says."""
+
+    __slots__ = ()
+
+    def __format__(self, specification: str) -> str:
+        return f"{{{self}}}"
+
+
+def _is_strict() -> bool:
+    return os.environ.get("GRADSAN_TEXT") == "strict"

@@ -1,0 +1,59 @@
+"""The pages of ``gradsan explain``: one Markdown file per code and language."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+_FALLBACK = "en"
+
+
+@dataclass(frozen=True, slots=True)
+class CodeEntry:
+    """A code that has a page: ``GS111``, its cause's slug ``state_carried_over``, and the page's title."""
+
+    code: str
+    slug: str
+    title: str
+
+
+@cache
+def page(code: str, language: str) -> str:
+    """The page of ``code`` (``GS111``) as Markdown; the English one where ``language`` has none.
+
+    Its first line is ``# CODE title``, its first paragraph the slug in backticks.
+
+    Raises:
+        KeyError: if no page has that code.
+    """
+    if code not in _page_names(_FALLBACK):
+        raise KeyError(f"no page for {code!r}")
+    spoken = language if code in _page_names(language) else _FALLBACK
+    return (files(__package__) / spoken / f"{code}.md").read_text(encoding="utf-8")
+
+
+@cache
+def codes(language: str = _FALLBACK) -> tuple[CodeEntry, ...]:
+    """Every code that has a page, in order of code, with its title in ``language``."""
+    return tuple(_entry(page(code, language)) for code in _page_names(_FALLBACK))
+
+
+def resolve(code_or_slug: str) -> str | None:
+    """The code that a person means by ``gs111`` or ``state_carried_over`` (any case), or None."""
+    wanted = code_or_slug.strip().lower().replace("-", "_")
+    return next((entry.code for entry in codes() if wanted in (entry.code.lower(), entry.slug)), None)
+
+
+@cache
+def _page_names(language: str) -> tuple[str, ...]:
+    folder = files(__package__) / language
+    if not folder.is_dir():
+        return ()
+    return tuple(sorted(file.name.removesuffix(".md") for file in folder.iterdir() if file.name.endswith(".md")))
+
+
+def _entry(markdown: str) -> CodeEntry:
+    heading, slug = [line for line in markdown.splitlines() if line][:2]
+    code, title = heading.removeprefix("# ").split(maxsplit=1)
+    return CodeEntry(code, slug.strip("`"), title)
