@@ -7,17 +7,14 @@ import string
 import sys
 from collections.abc import Mapping
 from functools import cache
+from importlib import import_module
 from importlib.resources import files
 from typing import Any
 
 from gradsan.model import Message
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 _FALLBACK = "en"
+_TOML = "tomllib" if sys.version_info >= (3, 11) else "tomli"
 
 
 def say(message: Message, language: str) -> str:
@@ -50,7 +47,7 @@ def sentences(language: str) -> Mapping[str, str]:
     source = files(__package__) / language / "messages.toml"
     if not source.is_file():
         return {}
-    return dict(_flatten(tomllib.loads(source.read_text(encoding="utf-8")), ""))
+    return dict(_flatten(import_module(_TOML).loads(source.read_text(encoding="utf-8")), ""))
 
 
 def _flatten(table: Mapping[str, Any], prefix: str) -> list[tuple[str, str]]:
@@ -81,7 +78,7 @@ def _template(message: Message, language: str) -> str | None:
 
 
 class _Formatter(string.Formatter):
-    """str.format that leaves a field without a value as it is written."""
+    """str.format that, outside tests, shows what it cannot fill as it is."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -91,16 +88,15 @@ class _Formatter(string.Formatter):
             return kwargs[str(key)]
         if _is_strict():
             raise KeyError(f"message {self.key!r} has a field {{{key}}} that was given no value")
-        return _Unfilled(str(key))
+        return f"{{{key}}}"
 
-
-class _Unfilled(str):
-    """A field that got no value; shows as ``{name}`` whatever the format specification says."""
-
-    __slots__ = ()
-
-    def __format__(self, specification: str) -> str:
-        return f"{{{self}}}"
+    def format_field(self, value: Any, format_spec: str) -> str:
+        try:
+            return str(format(value, format_spec))
+        except (TypeError, ValueError):
+            if _is_strict():
+                raise
+            return str(value)
 
 
 def _is_strict() -> bool:
