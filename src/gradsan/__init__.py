@@ -1,0 +1,1 @@
+"""gradsan: a gradient sanitizer for PyTorch."""

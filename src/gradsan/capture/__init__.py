@@ -1,1 +1,1 @@
-"""capture."""
+"""Run time: the only room that patches or hooks torch."""
