@@ -1,0 +1,74 @@
+# Each target sets up all it needs in .venv by itself (Python 3.10 or newer, pip, make); a second call has nothing to set up.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
+# What an editable install is made from; the Python sources themselves are read in place.
+INSTALLED_FROM := pyproject.toml constraints.txt hatch_build.py $(wildcard src/gradsan/capture/*.c)
+
+.PHONY: help demo test lint types bench build clean
+
+help:
+	@echo "make demo    run a failing GAN training under gradsan and see the report"
+	@echo "make test    run the tests"
+	@echo "make lint    ruff check and ruff format --check"
+	@echo "make types   strict mypy"
+	@echo "make bench   what gradsan costs, on this machine"
+	@echo "make build   source distribution and wheel into dist/"
+	@echo "make clean   remove .venv and everything built"
+
+# The demo's program is broken on purpose: it has to fail (exit status 1), and gradsan has to say why.
+demo: $(STAMPS)/test
+	@echo "==> gradsan run examples/gan/train.py    (this program fails: that is what the demo shows)"
+	@$(BIN)/gradsan run --json $(VENV)/demo.json examples/gan/train.py; status=$$?; \
+	if [ $$status -ne 1 ]; then echo "demo: the program was to fail with exit status 1; it ended with $$status" >&2; exit 1; fi; \
+	$(BIN)/python -c 'import json; found = json.load(open("$(VENV)/demo.json"))["diagnoses"]; assert found, "no diagnosis"' && \
+	echo "==> the program failed, as it was to, and the report above says why; examples/gan/fixed.py is the working one"
+
+test: $(STAMPS)/test
+	$(BIN)/python -m pytest
+
+lint: $(STAMPS)/lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMPS)/test $(STAMPS)/lint
+	$(BIN)/mypy
+
+bench: $(STAMPS)/test
+	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/scale.py
+
+build: $(STAMPS)/build
+	rm -rf dist
+	$(BIN)/python -m build
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -f src/gradsan/capture/_native*.so
+	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# Debian's python3 has venv without ensurepip; pip can be put into the new environment from outside.
+# pip older than 25.1 cannot read dependency groups.
+$(STAMPS)/venv:
+	@echo "==> creating $(VENV)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "gradsan needs Python 3.10 or newer; $(PYTHON) is " + sys.version.split()[0])'
+	@$(PYTHON) -m venv $(VENV) || { $(PYTHON) -m venv --without-pip $(VENV) && $(PYTHON) -m pip --quiet --python $(BIN)/python install pip; }
+	@$(PIP) install --upgrade 'pip>=25.1'
+	@mkdir -p $(STAMPS)
+	@touch $@
+
+$(STAMPS)/test: $(STAMPS)/venv $(INSTALLED_FROM)
+	@echo "==> installing gradsan, torch and what the tests need (the first time takes a minute or two)"
+	@$(PIP) install --constraint constraints.txt --editable . --group test
+	@touch $@
+
+$(STAMPS)/lint: $(STAMPS)/venv pyproject.toml
+	@echo "==> installing ruff and mypy"
+	@$(PIP) install --group lint
+	@touch $@
+
+$(STAMPS)/build: $(STAMPS)/venv pyproject.toml
+	@$(PIP) install --group build
+	@touch $@
