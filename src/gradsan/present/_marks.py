@@ -1,0 +1,105 @@
+"""From the labels of a diagnosis to marks: numbered, worded, placed, ready to be drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+
+from gradsan.model import Diagnosis, Frame, Label
+from gradsan.present._canvas import ROLE_STYLE, SEVERITY_STYLE, Canvas
+from gradsan.present._places import primary_label, shown_path
+from gradsan.present._spans import Span, span_of
+
+_EVENTS = ("saved", "written", "used", "created", "freed")
+_CALLERS_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A label to be drawn: ``name`` is ``1. saved``, ``heading`` that with its colon, ``callers`` how the program came there, often empty."""
+
+    label: Label
+    span: Span | None
+    name: str
+    heading: str
+    body: str
+    callers: str
+    style: str
+    is_primary: bool
+
+    @property
+    def underline(self) -> str:
+        """The character that marks the span: ``^`` for what the diagnosis is about."""
+        return "^" if self.is_primary else "-"
+
+    @property
+    def spans_lines(self) -> bool:
+        """Whether the span ends on a later line than it begins."""
+        return self.span is not None and self.span.end_line > self.span.line
+
+
+def marks_of(diagnosis: Diagnosis, canvas: Canvas) -> list[Mark]:
+    """Return one mark per label, in the order of the labels.
+
+    Events are numbered in their order. Suspects are lettered in theirs, where there are several.
+    """
+    primary = primary_label(diagnosis)
+    suspects = sum(label.role == "suspect" for label in diagnosis.labels)
+    shared = _shared_callers(diagnosis.labels)
+    events = letters = 0
+    marks: list[Mark] = []
+    for label in diagnosis.labels:
+        name = canvas.word(f"role.{label.role}")
+        if label.role in _EVENTS:
+            events += 1
+            name = f"{events}. {name}"
+        elif label.role == "suspect" and suspects > 1:
+            name = f"{_letter(letters)}. {name}"
+            letters += 1
+        is_primary = label is primary
+        marks.append(
+            Mark(
+                label=label,
+                span=span_of(label.frame),
+                name=name,
+                heading=canvas.head(name),
+                body=canvas.say(label.message),
+                callers=_callers(label, shared, canvas),
+                style=SEVERITY_STYLE[diagnosis.severity] if is_primary else ROLE_STYLE[label.role],
+                is_primary=is_primary,
+            )
+        )
+    return marks
+
+
+def _letter(index: int) -> str:
+    return chr(ord("a") + index) if index < 26 else f"z{index - 25}"
+
+
+def _user_callers(label: Label) -> list[Frame]:
+    """Return the user's frames outside of the label's own, outermost first."""
+    users = [frame for frame in label.site.frames if frame.is_user]
+    if users and (users[-1].file, users[-1].line) == (label.frame.file, label.frame.line):
+        users.pop()
+    return users
+
+
+def _shared_callers(labels: tuple[Label, ...]) -> int:
+    """Return how many outermost callers all labels have in common: they tell the reader nothing."""
+    stacks = [_user_callers(label) for label in labels if label.site.frames]
+    shared = 0
+    for level in zip(*stacks, strict=False):
+        if any((frame.file, frame.line) != (level[0].file, level[0].line) for frame in level):
+            break
+        shared += 1
+    return shared
+
+
+def _callers(label: Label, shared: int, canvas: Canvas) -> str:
+    inner = [frame for frame, _ in groupby(reversed(_user_callers(label)[shared:]))]
+    if not inner:
+        return ""
+    places = [f"{shown_path(frame.file, canvas.cwd)}:{frame.line}" for frame in inner[:_CALLERS_SHOWN]]
+    if len(inner) > _CALLERS_SHOWN:
+        places.append(canvas.glyphs.ellipsis)
+    return canvas.word("called_at", places=f" {canvas.glyphs.called_from} ".join(places))

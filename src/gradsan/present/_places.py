@@ -1,0 +1,69 @@
+"""Files, lines and locations as a reader in a given working directory sees them."""
+
+from __future__ import annotations
+
+import linecache
+import os
+from pathlib import Path
+
+from gradsan.model import Diagnosis, Frame, Label, Site
+
+_GRADSAN = Path(__file__).resolve().parent.parent
+
+
+def source_line(file: str, line: int) -> str | None:
+    """Return the source line without its line break, or None where there is no such line to be read."""
+    return linecache.getline(file, line).rstrip("\r\n") or (None if line > len(linecache.getlines(file)) else "")
+
+
+def source_lines(file: str) -> list[str]:
+    """Return all lines of a file without their line breaks; empty where it cannot be read."""
+    lines: list[str] = []
+    while (line := source_line(file, len(lines) + 1)) is not None:
+        lines.append(line)
+    return lines
+
+
+def working_directory(cwd: Path | None) -> Path | None:
+    """Return ``cwd``, or the process's own; None where that has been deleted."""
+    if cwd is not None:
+        return cwd
+    try:
+        return Path.cwd()
+    except OSError:
+        return None
+
+
+def shown_path(file: str, cwd: Path | None) -> str:
+    """Return ``file`` relative to ``cwd`` where it lies below it, with forward slashes; as it is otherwise."""
+    if cwd is None or not Path(file).is_absolute():
+        return file
+    for path, base in ((Path(file), cwd), (Path(os.path.realpath(file)), Path(os.path.realpath(cwd)))):
+        if path.is_relative_to(base):
+            return path.relative_to(base).as_posix()
+    return file
+
+
+def location(frame: Frame, cwd: Path | None) -> str:
+    """Return ``file:line:column``, without the column where it is unknown."""
+    place = f"{shown_path(frame.file, cwd)}:{frame.line}"
+    return place if frame.column is None else f"{place}:{frame.column}"
+
+
+def is_gradsan(frame: Frame) -> bool:
+    """Whether the frame is gradsan's own code, which no report shows."""
+    return Path(frame.file).is_absolute() and Path(frame.file).is_relative_to(_GRADSAN)
+
+
+def shown_stack(site: Site) -> tuple[Frame, ...]:
+    """Return the frames of the user and of libraries, outermost first."""
+    return tuple(frame for frame in site.frames if not is_gradsan(frame))
+
+
+def primary_label(diagnosis: Diagnosis) -> Label | None:
+    """Return the label a diagnosis is about: the use, else the last write, else the last label."""
+    for role in ("used", "written"):
+        found = [label for label in diagnosis.labels if label.role == role]
+        if found:
+            return found[-1]
+    return diagnosis.labels[-1] if diagnosis.labels else None

@@ -1,0 +1,181 @@
+"""Labels drawn onto their source lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from rich.text import Text
+
+from gradsan.present._canvas import FRAME_STYLE, QUIET_STYLE, Canvas
+from gradsan.present._cells import DisplayLine, display, width_of, wrap
+from gradsan.present._marks import Mark
+from gradsan.present._places import location, source_line
+
+_ENOUGH_BESIDE = 36
+"""A message that has to be wrapped stands beside its underline only where it has this many cells."""
+
+_ENOUGH_BELOW = 48
+_LINES_SHOWN_AT_TOP = 3
+
+
+def draw_marks(marks: Sequence[Mark], canvas: Canvas) -> Iterator[Text]:
+    """Draw marks in their order, under one header for each run of marks in the same file."""
+    for _, run in groupby(marks, key=lambda mark: mark.label.frame.file):
+        group = list(run)
+        head = next((mark for mark in group if mark.is_primary), group[0])
+        arrow = (f"{canvas.glyphs.arrow} ", FRAME_STYLE)
+        yield from canvas.paragraph(arrow, location(head.label.frame, canvas.cwd), indent=canvas.digits + 1)
+        for _, together in groupby(enumerate(group), key=_line_key):
+            yield from _draw_line([mark for _, mark in together], canvas)
+
+
+def _line_key(numbered: tuple[int, Mark]) -> tuple[int, int]:
+    index, mark = numbered
+    return mark.label.frame.line, index if mark.spans_lines else -1
+
+
+def _draw_line(marks: Sequence[Mark], canvas: Canvas) -> Iterator[Text]:
+    frame = marks[0].label.frame
+    source = source_line(frame.file, frame.line)
+    if source is None:
+        yield canvas.row(frame.line, (canvas.word("no_source"), QUIET_STYLE))
+        for mark in marks:
+            yield from _message_below(mark, 0, canvas)
+    elif marks[0].spans_lines:
+        yield from _draw_lines(marks[0], display(source.rstrip()), canvas)
+    else:
+        yield from _draw_one_line(marks, display(source.rstrip()), frame.line, canvas)
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """The part of a source line that is shown, in cells; ``before`` and ``after`` stand for what is cut off."""
+
+    left: int
+    right: int
+    before: str
+    after: str
+
+    def place(self, cell: int) -> int:
+        """Return where a cell of the source line is drawn; cells that are cut off fall on the nearest shown one."""
+        return width_of(self.before) + min(max(cell, self.left), self.right) - self.left
+
+    def text(self, line: DisplayLine) -> str:
+        return (self.before + line.cut(self.left, self.right) + self.after).rstrip()
+
+
+def _window(line: DisplayLine, start: int, end: int, room: int, ellipsis: str) -> _Window:
+    """Choose what to show of a line so that the cells from ``start`` to ``end`` are seen, as far as they fit."""
+    if line.width <= room:
+        return _Window(0, line.width, "", "")
+    edge = width_of(ellipsis)
+    if end <= room - edge:
+        return _Window(0, room - edge, "", ellipsis)
+    shown = room - 2 * edge
+    left = start - max(0, (shown - (end - start)) // 2)
+    if left + shown + edge >= line.width:
+        return _Window(line.width - (room - edge), line.width, ellipsis, "")
+    return _Window(left, left + shown, ellipsis, ellipsis)
+
+
+def _draw_one_line(marks: Sequence[Mark], line: DisplayLine, number: int, canvas: Canvas) -> Iterator[Text]:
+    cells = [(line.offsets[mark.span.start], line.offsets[mark.span.end]) for mark in marks if mark.span is not None]
+    if not cells:
+        yield canvas.row(number)
+        for mark in marks:
+            yield from _message_below(mark, 0, canvas)
+        return
+    start, end = min(left for left, _ in cells), max(right for _, right in cells)
+    if end - start > canvas.room - 2 * width_of(canvas.glyphs.ellipsis) and len(marks) > 1:
+        for mark in marks:
+            yield from _draw_one_line([mark], line, number, canvas)
+        return
+    window = _window(line, start, end, canvas.room, canvas.glyphs.ellipsis)
+    yield canvas.row(number, (window.text(line), ""))
+    for places, together in groupby(zip(cells, marks, strict=True), key=lambda pair: pair[0]):
+        left, right = min(window.place(places[0]), canvas.room - 1), window.place(places[1])
+        yield from _underline([mark for _, mark in together], left, max(right, left + 1), canvas)
+
+
+def _underline(marks: Sequence[Mark], left: int, right: int, canvas: Canvas) -> Iterator[Text]:
+    """Draw one underline with the messages of all marks that share it."""
+    loudest = next((mark for mark in marks if mark.is_primary), marks[0])
+    drawn = (loudest.underline * (right - left), loudest.style)
+    beside = right + 1
+    if all(_fits_beside(mark, beside, canvas) for mark in marks):
+        lines = [line for mark in marks for line in _message(mark, beside, canvas)]
+        yield canvas.row(None, (" " * left, ""), drawn, (" ", ""), *lines[0])
+        for line in lines[1:]:
+            yield canvas.row(None, (" " * beside, ""), *line)
+        return
+    yield canvas.row(None, (" " * left, ""), drawn)
+    for mark in marks:
+        yield from _message_below(mark, left, canvas)
+
+
+def _fits_beside(mark: Mark, beside: int, canvas: Canvas) -> bool:
+    free = canvas.room - beside
+    return free >= _ENOUGH_BESIDE or free >= width_of(mark.heading) + width_of(mark.body)
+
+
+def _message_below(mark: Mark, left: int, canvas: Canvas) -> Iterator[Text]:
+    indent = max(0, min(left, canvas.room - _ENOUGH_BELOW))
+    for line in _message(mark, indent, canvas):
+        yield canvas.row(None, (" " * indent, ""), *line)
+
+
+def _message(mark: Mark, indent: int, canvas: Canvas) -> list[list[tuple[str, str]]]:
+    """Return the lines of a message, each as styled parts; further lines stand under the begin of the first."""
+    free = canvas.room - indent
+    lead = width_of(mark.heading)
+    first, *rest = wrap(mark.body, free, free - lead)
+    lines = [[(mark.heading, f"bold {mark.style}"), (first, mark.style)]]
+    lines.extend([(line, mark.style)] for line in rest)
+    if mark.callers:
+        lines.extend([(line, QUIET_STYLE)] for line in wrap(mark.callers, free))
+    return lines
+
+
+def _draw_lines(mark: Mark, first: DisplayLine, canvas: Canvas) -> Iterator[Text]:
+    """Draw a span of several lines: a bracket at their left, the message at its end."""
+    span = mark.span
+    assert span is not None
+    glyphs, style, room = canvas.glyphs, mark.style, canvas.room - 2
+    start = first.offsets[span.start]
+    window = _window(first, start, start + 1, room, glyphs.ellipsis)
+    opens_line = not first.cut(0, start).strip()
+    yield canvas.row(span.line, (f"{glyphs.span_open if opens_line else ' '} ", style), (window.text(first), ""))
+    if not opens_line:
+        tail = glyphs.span_line * (window.place(start) + 1) + mark.underline
+        yield canvas.row(None, (glyphs.span_top + tail, style))
+
+    shown = range(span.line + 1, span.end_line)
+    folded = len(shown) > _LINES_SHOWN_AT_TOP
+    for number in shown[: _LINES_SHOWN_AT_TOP - 1] if folded else shown:
+        yield _inner_line(mark, number, canvas)
+    if folded:
+        yield canvas.row(None, (f"{glyphs.span_side} ", style), (glyphs.ellipsis, QUIET_STYLE))
+
+    last = display(source_line(mark.label.frame.file, span.end_line) or "")
+    end = last.offsets[span.end]
+    window = _window(last, max(end - 1, 0), end, room, glyphs.ellipsis)
+    yield canvas.row(span.end_line, (f"{glyphs.span_side} ", style), (window.text(last), ""))
+    place = max(window.place(end) - 1, 0)
+    bracket = glyphs.span_bottom + glyphs.span_line * (place + 1) + mark.underline
+    beside = width_of(bracket) + 1
+    if _fits_beside(mark, beside, canvas):
+        lines = _message(mark, beside, canvas)
+        yield canvas.row(None, (bracket, style), (" ", ""), *lines[0])
+        for line in lines[1:]:
+            yield canvas.row(None, (" " * beside, ""), *line)
+    else:
+        yield canvas.row(None, (bracket, style))
+        yield from _message_below(mark, 2, canvas)
+
+
+def _inner_line(mark: Mark, number: int, canvas: Canvas) -> Text:
+    line = display(source_line(mark.label.frame.file, number) or "")
+    window = _window(line, 0, 0, canvas.room - 2, canvas.glyphs.ellipsis)
+    return canvas.row(number, (f"{canvas.glyphs.span_side} ", mark.style), (window.text(line), ""))

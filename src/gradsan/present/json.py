@@ -1,0 +1,144 @@
+"""A report for programs: the JSON contract ``gradsan.report/1``, described by ``report.schema.json``."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gradsan import text
+from gradsan.model import Diagnosis, Fix, Frame, Label, NamedTensor, Program, Report, Seen, Verification
+from gradsan.present._diff import diff_of
+from gradsan.present._places import shown_path, shown_stack, source_line, working_directory
+
+SCHEMA = "gradsan.report/1"
+
+
+def render_json(report: Report, *, language: str, cwd: Path | None = None) -> str:
+    """Return a report as JSON text, ending with a line break; equal reports give equal text.
+
+    Files are relative to ``cwd`` (default: the process's own) where they lie below it. Lines and columns count from 1
+    and ``end_column`` is exclusive; they are null where unknown, as is ``source`` where the line cannot be read.
+    Numbers that are not finite are null.
+    """
+    return json.dumps(as_dict(report, language=language, cwd=cwd), ensure_ascii=False, allow_nan=False, indent=2) + "\n"
+
+
+def as_dict(report: Report, *, language: str, cwd: Path | None = None) -> dict[str, Any]:
+    """Return what :func:`render_json` writes, as dictionaries, lists, strings and numbers."""
+    cwd = working_directory(cwd)
+    return {
+        "schema": SCHEMA,
+        "gradsan": report.gradsan,
+        "torch": report.torch,
+        "python": report.python,
+        "program": _program(report.program),
+        "seen": _seen(report.seen, language),
+        "diagnoses": [_diagnosis(diagnosis, language, cwd) for diagnosis in report.diagnoses],
+    }
+
+
+def _program(program: Program) -> dict[str, Any]:
+    exception = None
+    if program.exception is not None:
+        kind, message = program.exception
+        exception = {"type": kind, "message": _text(message)}
+    return {"argv": [_text(word) for word in program.argv], "outcome": program.outcome, "exception": exception}
+
+
+def _seen(seen: Seen, language: str) -> dict[str, Any]:
+    return {
+        "saves": seen.saves,
+        "writes": seen.writes,
+        "backwards": seen.backwards,
+        "steps": seen.steps,
+        "blind_spots": [_text(text.say(spot, language)) for spot in seen.blind_spots],
+    }
+
+
+def _diagnosis(diagnosis: Diagnosis, language: str, cwd: Path | None) -> dict[str, Any]:
+    why = diagnosis.why
+    return {
+        "code": diagnosis.code,
+        "cause": diagnosis.cause,
+        "severity": diagnosis.severity,
+        "silent": diagnosis.silent,
+        "count": diagnosis.count,
+        "title": _text(text.say(diagnosis.title, language)),
+        "explanation": _text(text.say(diagnosis.explanation, language)),
+        "tensor": None if diagnosis.tensor is None else _tensor(diagnosis.tensor),
+        "labels": [_label(label, language, cwd) for label in diagnosis.labels],
+        "why": None if why is None else {"formula": why.formula, "text": _text(text.say(why.text, language))},
+        "gradient": {
+            "status": diagnosis.gradient.status,
+            "relative_error": _finite(diagnosis.gradient.relative_error),
+        },
+        "fixes": [_fix(fix, language, cwd) for fix in diagnosis.fixes],
+        "notes": [_text(text.say(note, language)) for note in diagnosis.notes],
+    }
+
+
+def _tensor(tensor: NamedTensor) -> dict[str, Any]:
+    return {
+        "name": tensor.name,
+        "shape": list(tensor.shape),
+        "dtype": tensor.dtype,
+        "device": tensor.device,
+        "op": tensor.op,
+        "operand": tensor.operand,
+    }
+
+
+def _label(label: Label, language: str, cwd: Path | None) -> dict[str, Any]:
+    frame = label.frame
+    source = source_line(frame.file, frame.line)
+    return {
+        "role": label.role,
+        "file": _text(shown_path(frame.file, cwd)),
+        "line": frame.line,
+        "column": frame.column,
+        "end_line": frame.end_line,
+        "end_column": frame.end_column,
+        "function": frame.function,
+        "source": None if source is None else _text(source.strip()),
+        "message": _text(text.say(label.message, language)),
+        "op": label.op,
+        "stack": [_frame(frame, cwd) for frame in shown_stack(label.site)],
+    }
+
+
+def _frame(frame: Frame, cwd: Path | None) -> dict[str, Any]:
+    return {"file": _text(shown_path(frame.file, cwd)), "line": frame.line, "function": frame.function}
+
+
+def _fix(fix: Fix, language: str, cwd: Path | None) -> dict[str, Any]:
+    return {
+        "kind": fix.kind,
+        "meaning": fix.meaning,
+        "how_changed": None if fix.how_changed is None else _text(text.say(fix.how_changed, language)),
+        "applicability": fix.applicability,
+        "summary": _text(text.say(fix.summary, language)),
+        "diff": _text(diff_of(fix, cwd)),
+        "verification": _verification(fix.verification),
+    }
+
+
+def _verification(verification: Verification) -> Mapping[str, Any]:
+    return {
+        "status": verification.status,
+        "detail": _text(verification.detail),
+        "gradient_difference": _finite(verification.gradient_difference),
+        "time_ratio": _finite(verification.time_ratio),
+        "memory_ratio": _finite(verification.memory_ratio),
+    }
+
+
+def _finite(number: float | None) -> float | None:
+    return number if number is not None and math.isfinite(number) else None
+
+
+def _text(words: str) -> str:
+    """Return ``words`` without lone surrogates (from undecodable file names), which UTF-8 cannot carry."""
+    return words.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,0 +1,47 @@
+"""A diagnosis in a few plain lines, for the notes of an exception."""
+
+from __future__ import annotations
+
+from gradsan import text
+from gradsan.model import Diagnosis, Message
+from gradsan.present._canvas import word
+from gradsan.present._cells import clean
+from gradsan.present._places import shown_path, source_line, working_directory
+
+
+def short_note(diagnosis: Diagnosis, language: str) -> str:
+    """Return two to five lines without colour: the title, where it was saved, overwritten and needed, the first help.
+
+    Files are shown relative to the working directory. Of several places of one kind the first is shown, with the
+    number of the others.
+    """
+    colon = word(language, "colon")
+    severity = word(language, f"severity.{diagnosis.severity}")
+    lines = [f"gradsan{colon}{severity}[{diagnosis.code}]{colon}{_say(diagnosis.title, language)}"]
+    for role in ("saved", "written", "used"):
+        places = _places(diagnosis, role)
+        if places:
+            shown = places[0]
+            if len(places) > 1:
+                shown = word(language, "and_others", place=shown, count=len(places) - 1)
+            lines.append(f"  {word(language, f'role.{role}')}{colon}{shown}")
+    if diagnosis.fixes:
+        lines.append(f"  {word(language, 'help')}{colon}{_say(diagnosis.fixes[0].summary, language)}")
+    if len(lines) == 1:
+        lines.append(f"  {_say(diagnosis.explanation, language)}")
+    return "\n".join(lines)
+
+
+def _say(message: Message, language: str) -> str:
+    return clean(text.say(message, language))
+
+
+def _places(diagnosis: Diagnosis, role: str) -> list[str]:
+    cwd = working_directory(None)
+    places: list[str] = []
+    for label in diagnosis.labels:
+        if label.role == role:
+            place = f"{shown_path(label.frame.file, cwd)}:{label.frame.line}"
+            source = (source_line(label.frame.file, label.frame.line) or "").strip()
+            places.append(clean(f"{place}  {source}") if source else place)
+    return places

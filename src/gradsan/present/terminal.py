@@ -1,0 +1,157 @@
+"""A report for people: source lines with what happened at them, why, and what to change."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from gradsan.model import Diagnosis, Gradient, NamedTensor, Report, Seen
+from gradsan.present._canvas import QUIET_STYLE, SEVERITY_STYLE, Canvas
+from gradsan.present._fixes import draw_fix
+from gradsan.present._glyphs import ASCII, UNICODE
+from gradsan.present._marks import Mark, marks_of
+from gradsan.present._places import primary_label, working_directory
+from gradsan.present._snippet import draw_marks
+from gradsan.present._stacks import draw_stack
+
+MIN_WIDTH = 40
+
+
+def render_terminal(
+    report: Report,
+    *,
+    language: str,
+    color: bool,
+    width: int,
+    stacks: bool,
+    cwd: Path | None = None,
+    ascii: bool = False,
+) -> str:
+    """Return a report as text for a terminal, ending with a line break.
+
+    No line takes more than ``width`` cells (40 at least). ``stacks`` adds every label's whole stack. ``ascii`` draws
+    with ASCII characters only; words, names and source lines keep theirs, so write with an error handler such as
+    ``backslashreplace`` where the encoding is narrow (see :func:`needs_ascii`). Source files are read where
+    :mod:`linecache` finds them, and shown relative to ``cwd`` (default: the process's own).
+    """
+    width = max(width, MIN_WIDTH)
+    out = io.StringIO()
+    console = Console(
+        file=out,
+        width=width,
+        color_system="standard" if color else None,
+        force_terminal=color,
+        force_jupyter=False,
+        force_interactive=False,
+        no_color=not color,
+        legacy_windows=False,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+    for row in _rows(report, language, width, stacks, working_directory(cwd), ascii):
+        row.rstrip()
+        console.print(row, soft_wrap=True)
+    return out.getvalue()
+
+
+def _rows(report: Report, language: str, width: int, stacks: bool, cwd: Path | None, ascii: bool) -> Iterator[Text]:
+    glyphs = ASCII if ascii else UNICODE
+    for diagnosis in report.diagnoses:
+        canvas = Canvas(language, width, _digits(diagnosis), glyphs, cwd)
+        yield from _draw_diagnosis(diagnosis, stacks, canvas)
+        yield Text()
+    yield from _draw_summary(report, Canvas(language, width, 0, glyphs, cwd))
+
+
+def _digits(diagnosis: Diagnosis) -> int:
+    """Return how wide the widest line number of a diagnosis is, at least 2."""
+    frames = [label.frame for label in diagnosis.labels]
+    lines = [max(frame.line, frame.end_line or 0) for frame in frames]
+    lines.extend(line for fix in diagnosis.fixes for _, line, _ in fix.lines)
+    return max(2, *(len(str(line)) for line in lines)) if lines else 2
+
+
+def _draw_diagnosis(diagnosis: Diagnosis, stacks: bool, canvas: Canvas) -> Iterator[Text]:
+    head = canvas.head(f"{canvas.word(f'severity.{diagnosis.severity}')}[{diagnosis.code}]")
+    title = canvas.say(diagnosis.title)
+    if diagnosis.count > 1:
+        title = canvas.word("counted", title=title, count=diagnosis.count)
+    yield from canvas.paragraph((head, SEVERITY_STYLE[diagnosis.severity]), title, "bold")
+
+    marks = marks_of(diagnosis, canvas)
+    yield from draw_marks(marks, canvas)
+    if stacks:
+        yield from _draw_stacks(marks, canvas)
+
+    if diagnosis.tensor is not None:
+        yield from canvas.remark("tensor", _tensor(diagnosis.tensor, canvas))
+    if diagnosis.why is not None:
+        yield from canvas.remark("why", canvas.say(diagnosis.why.text))
+        if diagnosis.why.formula:
+            yield from canvas.paragraph(("", ""), diagnosis.why.formula, indent=canvas.digits + 5)
+    else:
+        yield from canvas.remark("why", canvas.say(diagnosis.explanation))
+    gradient = _gradient(diagnosis.gradient, diagnosis.silent, canvas)
+    if gradient:
+        yield from canvas.remark("gradient", gradient)
+    primary = primary_label(diagnosis)
+    for fix in diagnosis.fixes:
+        yield from draw_fix(fix, primary.frame.file if primary else None, canvas)
+    for note in diagnosis.notes:
+        yield from canvas.remark("note", canvas.say(note))
+    yield from canvas.remark("more", f"gradsan explain {diagnosis.code}", QUIET_STYLE)
+
+
+def _draw_stacks(marks: Iterable[Mark], canvas: Canvas) -> Iterator[Text]:
+    for mark in marks:
+        yield from draw_stack(mark, canvas)
+
+
+def _tensor(tensor: NamedTensor, canvas: Canvas) -> str:
+    kind = f"{tensor.dtype} {list(tensor.shape)}"
+    said = canvas.word("tensor_named", name=tensor.name, kind=kind) if tensor.name else kind
+    if tensor.device != "cpu":
+        said = canvas.word("tensor_on", tensor=said, device=tensor.device)
+    if tensor.op and tensor.operand:
+        return canvas.word("tensor_kept_as", tensor=said, op=tensor.op, operand=tensor.operand)
+    if tensor.op:
+        return canvas.word("tensor_kept", tensor=said, op=tensor.op)
+    return said
+
+
+def _gradient(gradient: Gradient, silent: bool, canvas: Canvas) -> str | None:
+    if gradient.status == "wrong":
+        if gradient.relative_error is not None:
+            return canvas.word("gradient_wrong_by", error=gradient.relative_error)
+        return canvas.word("gradient_wrong")
+    if gradient.status == "right":
+        return canvas.word("gradient_right")
+    return canvas.word("gradient_silent") if silent else None
+
+
+def _draw_summary(report: Report, canvas: Canvas) -> Iterator[Text]:
+    if report.seen.blind_spots:
+        yield from canvas.paragraph(("", ""), canvas.word("blind_spots"), "bold")
+        for spot in report.seen.blind_spots:
+            yield from canvas.paragraph(("- ", ""), canvas.say(spot), indent=2)
+    errors, warnings, notes = (
+        sum(diagnosis.severity == severity for diagnosis in report.diagnoses)
+        for severity in ("error", "warning", "note")
+    )
+    found = [canvas.word("errors", count=errors), canvas.word("warnings", count=warnings)]
+    if notes:
+        found.append(canvas.word("notes", count=notes))
+    style = SEVERITY_STYLE["error"] if errors else SEVERITY_STYLE["warning"] if warnings else "bold"
+    comma = canvas.word("comma")
+    body = canvas.word("summary", found=comma.join(found), watched=_watched(report.seen, canvas))
+    yield from canvas.paragraph((canvas.head("gradsan"), style), body)
+
+
+def _watched(seen: Seen, canvas: Canvas) -> str:
+    counts = {"saves": seen.saves, "writes": seen.writes, "backwards": seen.backwards, "steps": seen.steps}
+    return canvas.word("comma").join(canvas.word(name, count=count) for name, count in counts.items())
