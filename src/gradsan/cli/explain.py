@@ -1,0 +1,112 @@
+"""``gradsan explain``: the page of a code, or the list of codes."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TextIO
+
+from gradsan.model import Message
+from gradsan.text import Language, choose_language, codes, page, resolve, say
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_WIDEST = 100
+"""Columns; longer lines are hard to read."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+    """Add ``explain`` to the commands of ``gradsan``; its ``handler`` is :func:`run`."""
+    language = choose_language("auto", os.environ)
+
+    def words(key: str) -> str:
+        return say(Message(f"explain.{key}"), language)
+
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "explain", help=words("summary"), description=words("summary")
+    )
+    parser.add_argument("code", nargs="?", metavar="CODE", help=words("code"))
+    parser.add_argument("--lang", choices=("en", "zh", "auto"), default="auto", help=words("lang"))
+    parser.add_argument("--color", choices=("auto", "always", "never"), default="auto", help=words("color"))
+    parser.set_defaults(handler=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what ``args`` (``code``, ``lang``, ``color``) asks for; 0, or 2 where no page has that code."""
+    language = choose_language(args.lang, os.environ)
+    styled = _is_styled(args.color, sys.stdout, os.environ)
+    if args.code is None:
+        _write(_styled_list(language) if styled else _plain_list(language), sys.stdout)
+        return 0
+    code = resolve(args.code)
+    if code is None:
+        _write(say(Message("explain.unknown_code", {"code": args.code}), language) + "\n", sys.stderr)
+        return 2
+    _write(_styled_page(code, language) if styled else page(code, language), sys.stdout)
+    return 0
+
+
+def _is_styled(option: str, stream: TextIO, environ: Mapping[str, str]) -> bool:
+    if option == "auto":
+        return stream.isatty() and environ.get("TERM") != "dumb"
+    return option == "always"
+
+
+def _plain_list(language: Language) -> str:
+    from rich.cells import cell_len
+
+    heading = tuple(say(Message(f"explain.column_{name}"), language) for name in ("code", "slug", "title"))
+    rows = [heading, *((entry.code, entry.slug, entry.title) for entry in codes(language))]
+    widths = [max(cell_len(row[column]) for row in rows) + 2 for column in (0, 1)]
+    lines = [
+        "".join(cell + " " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=False)) + row[2]
+        for row in rows
+    ]
+    return "\n".join([*lines, "", say(Message("explain.hint"), language), ""])
+
+
+def _styled_list(language: Language) -> str:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column(say(Message("explain.column_code"), language), style="bold cyan", no_wrap=True)
+    table.add_column(say(Message("explain.column_slug"), language), no_wrap=True)
+    table.add_column(say(Message("explain.column_title"), language))
+    for entry in codes(language):
+        table.add_row(entry.code, entry.slug, entry.title)
+    return _rendered(table, say(Message("explain.hint"), language))
+
+
+def _styled_page(code: str, language: Language) -> str:
+    from rich.markdown import Markdown
+
+    # The terminal's own colours: they suit light and dark backgrounds alike.
+    return _rendered(Markdown(page(code, language), code_theme="ansi_dark", inline_code_theme="ansi_dark"))
+
+
+def _rendered(*parts: RenderableType) -> str:
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), force_terminal=True)
+    for part in parts:
+        console.print(part, width=min(console.width, _WIDEST))
+    written = console.file
+    assert isinstance(written, io.StringIO)
+    return written.getvalue()
+
+
+def _write(text: str, stream: TextIO) -> None:
+    """Write ``text``, with ``?`` for what the stream cannot encode; a reader that stops early is no failure."""
+    encoding = stream.encoding or "utf-8"
+    try:
+        stream.write(text.encode(encoding, "replace").decode(encoding))
+        stream.flush()
+    except BrokenPipeError:
+        # The interpreter flushes once more when it ends; give it a place that takes the rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
