@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib.util
 import json
 import statistics
 import sys
@@ -29,11 +28,12 @@ from typing import Any
 import torch
 
 import gradsan
+from gradsan.capture._core import native_available
 from page import machine, machine_line, replace_between, table
 from workloads import WORKLOADS, Step, Workload
 
 PLAIN = "plain"
-NATIVE_CORE = importlib.util.find_spec("gradsan.capture._native") is not None
+NATIVE_CORE = native_available()
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 
 

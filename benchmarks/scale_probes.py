@@ -1,0 +1,162 @@
+"""The measurements of ``scale.py``, each run in a process of its own so that none finds the memory of another.
+
+    python benchmarks/scale_probes.py '{"probe": "memory", "mode": "watch", "saves": 100000}'
+
+prints its result as one line of JSON.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import gradsan
+
+BATCH = 100
+BATCHES = 60
+
+Operation = Callable[[torch.Tensor], torch.Tensor]
+OPERATIONS: dict[str, Operation] = {"sin": torch.sin, "sigmoid": torch.sigmoid}
+
+
+def switch(mode: str) -> AbstractContextManager[Any]:
+    """The context of a mode: ``plain``, ``watch``, or ``pure`` for watch without the native core."""
+    return nullcontext() if mode == "plain" else gradsan.watch(native=None if mode == "watch" else False)
+
+
+def resident_bytes() -> int:
+    """Memory of this process: what it holds now, or its peak where the system tells no more than that."""
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        return int(statm.read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def chain(start: torch.Tensor, length: int, operation: Operation = torch.sin) -> torch.Tensor:
+    """``operation`` applied ``length`` times, one save each."""
+    value = start
+    for _ in range(length):
+        value = operation(value)
+    return value
+
+
+def memory(mode: str, saves: int, operation: str) -> dict[str, float]:
+    """Bytes of the process for each save that is held alive."""
+    start = torch.ones((), requires_grad=True)
+    with switch(mode):
+        chain(start, 1000, OPERATIONS[operation]).backward()
+        gc.collect()
+        before = resident_bytes()
+        held = chain(start, saves, OPERATIONS[operation])
+        gc.collect()
+        after = resident_bytes()
+        del held
+    return {"bytes": (after - before) / saves}
+
+
+def growth(mode: str, steps: int) -> dict[str, float]:
+    """Bytes the process grows by in a training step of 50 saves and 50 writes, once the bounded logs are full."""
+    weight = torch.ones((), requires_grad=True)
+    scratch = torch.zeros(())
+
+    def run(count: int) -> None:
+        for _ in range(count):
+            chain(weight, 50).backward()
+            weight.grad = None
+            for _ in range(50):
+                scratch.add_(1)
+
+    with switch(mode):
+        run(2000)
+        gc.collect()
+        before = resident_bytes()
+        run(steps)
+        gc.collect()
+        return {"bytes": (resident_bytes() - before) / steps}
+
+
+def live(mode: str, saves: list[int]) -> list[dict[str, float | None]]:
+    """Seconds for one more save, use and write while ``saves`` saves are held alive.
+
+    ``growing`` is the time of each save on the way there, garbage collection included; None where they were too few to
+    tell.
+    """
+    start = torch.ones((), requires_grad=True)
+    scratch = torch.zeros(())
+    rows = []
+    with switch(mode):
+        chain(start, 1000).backward()
+        held, alive = start, 0
+        for count in saves:
+            began = time.perf_counter()
+            held = chain(held, count - alive)
+            new, alive = count - alive, count
+            growing = (time.perf_counter() - began) / new if new >= BATCH else None
+            times: dict[str, list[float]] = {"save": [], "use": [], "write": []}
+            for _ in range(BATCHES):
+                marks = [time.perf_counter()]
+                more = chain(start, BATCH)
+                marks.append(time.perf_counter())
+                more.backward()
+                marks.append(time.perf_counter())
+                for _ in range(BATCH):
+                    scratch.add_(1)
+                marks.append(time.perf_counter())
+                for what, begin, end in zip(times, marks, marks[1:], strict=False):
+                    times[what].append((end - begin) / BATCH)
+            medians = {what: statistics.median(spent) for what, spent in times.items()}
+            rows.append({"saves": float(count), "growing": growing, **medians})
+    return rows
+
+
+def failing_graph(mode: str, nodes: int) -> dict[str, Any]:
+    """Seconds from the failing ``backward`` to its report, for a graph of ``nodes`` nodes that crosses an update.
+
+    The old part of the graph is a chain of ``nodes`` operations; its last one needs ``weight``, which an update then
+    overwrites; the loss hangs on it. PyTorch itself walks all nodes once before it starts and fails at the second one.
+    """
+    weight = torch.ones((), requires_grad=True)
+    with switch(mode) as session:
+        state = chain(weight, nodes) * weight
+        with torch.no_grad():
+            weight.sub_(0.1)
+        loss = (state * weight).sum()
+        began = time.perf_counter()
+        try:
+            loss.backward()
+        except RuntimeError:
+            codes = [diagnosis.code for diagnosis in session.report.diagnoses] if session else []
+        else:
+            raise SystemExit("the backward of this graph was to fail, and did not")
+        seconds = time.perf_counter() - began
+    return {"seconds": seconds, "codes": codes}
+
+
+PROBES: dict[str, Callable[..., Any]] = {
+    "memory": memory,
+    "growth": growth,
+    "live": live,
+    "failing_graph": failing_graph,
+}
+
+
+def main() -> None:
+    """Run the probe that the first argument describes."""
+    request = json.loads(sys.argv[1])
+    torch.set_num_threads(1)
+    print(json.dumps(PROBES[request.pop("probe")](**request)))
+
+
+if __name__ == "__main__":
+    main()
