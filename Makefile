@@ -64,9 +64,9 @@ $(STAMPS)/test: $(STAMPS)/venv $(INSTALLED_FROM)
 	@$(PIP) install --constraint constraints.txt --editable . --group test
 	@touch $@
 
-$(STAMPS)/lint: $(STAMPS)/venv pyproject.toml
+$(STAMPS)/lint: $(STAMPS)/venv pyproject.toml constraints.txt
 	@echo "==> installing ruff and mypy"
-	@$(PIP) install --group lint
+	@$(PIP) install --constraint constraints.txt --group lint
 	@touch $@
 
 $(STAMPS)/build: $(STAMPS)/venv pyproject.toml
