@@ -147,7 +147,7 @@ def main():
     torch.manual_seed(args.seed)
 
     root = prepare(args.data)
-    train_loader = DataLoader(CIFAR10(root, train=True), batch_size=args.batch_size, shuffle=True, drop_last=True)
+    train_loader = DataLoader(CIFAR10(root, train=True), batch_size=args.batch_size, shuffle=True)
     test_loader = DataLoader(CIFAR10(root, train=False), batch_size=256)
 
     model = MODELS[args.model]()

@@ -33,7 +33,7 @@ def main():
     optimizer = torch.optim.Adadelta(model.parameters())
 
     h_cur = model.init_hidden(args.batch_size)
-    running = 0.0
+    running, every = 0.0, max(1, args.steps // 5)
     with tqdm(chunks(series, args.chunk), total=args.steps, desc=args.cell) as bar:
         for step, (x, y) in enumerate(bar, start=1):
             pred, h_next = model(x, h_cur)
@@ -46,8 +46,8 @@ def main():
             h_cur = h_next
 
             running += loss.item()
-            if step % 20 == 0:
-                bar.write(f"step {step}  loss {running / 20:.4f}")
+            if step % every == 0:
+                bar.write(f"step {step}  loss {running / every:.4f}")
                 running = 0.0
 
 
