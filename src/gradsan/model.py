@@ -161,17 +161,19 @@ class Name:
 class Bridge:
     """The tensor by which a new graph hangs on an older one.
 
-    ``younger`` and ``older`` are the autograd Nodes at both ends of the crossing edge; ``site`` is where the name
-    was bound to the older graph's tensor (or, failing that, where the young operation took it);
-    ``made_at`` where the older graph produced it.
+    ``younger`` and ``older`` are the autograd Nodes at both ends of the crossing edge, ``name`` the expression by which
+    a live frame still holds the tensor on it. ``taken_near`` are the sites around the young operation that took it,
+    ``made_near`` those around the operation that made it: one where that operation saved something itself, else the
+    save before it and the save after it. ``forward_ran_again`` says that the code which saved the overwritten value ran
+    again after the write: a loop that carries its state, rather than one forward used after a step.
     """
 
     older: str
     younger: str
     name: str | None = None
-    site: Site | None = None
-    made_at: Site | None = None
-    rebound: bool = False
+    taken_near: tuple[Site, ...] = ()
+    made_near: tuple[Site, ...] = ()
+    forward_ran_again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,20 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch._VF
+import torch.fft
+import torch.jit._builtins as _jit_builtins
+import torch.linalg
+import torch.nn.functional
+import torch.optim
+import torch.sparse
+import torch.special
 from torch.autograd import graph as _graph
 
 is_tensor = torch.is_tensor
@@ -124,8 +133,6 @@ def storage_identity(tensor: Any) -> int:
 
 def optimizer_folder() -> str:
     """The folder of torch's own optimizers, whose inner writes are accounted for per step."""
-    import torch.optim
-
     return str(Path(torch.optim.__file__).parent) + os.sep
 
 
@@ -157,14 +164,7 @@ def function_namespaces() -> list[Any]:
     """Every namespace of torch that holds builtin functions which may write to a tensor."""
     names = ("_nn", "_linalg", "_fft", "_special", "_sparse", "_nested")
     inner = [getattr(torch._C, name) for name in names if hasattr(torch._C, name)]
-    import torch._VF as vf
-    import torch.fft
-    import torch.linalg
-    import torch.nn.functional
-    import torch.sparse
-    import torch.special
-
-    return [torch, vf, *inner, torch.nn.functional, torch.linalg, torch.fft, torch.special, torch.sparse]
+    return [torch, torch._VF, *inner, torch.nn.functional, torch.linalg, torch.fft, torch.special, torch.sparse]
 
 
 def variable_function(name: str) -> Any:
@@ -180,3 +180,71 @@ def operator_class() -> Any:
 def operator_packet_class() -> Any:
     """The class of ``torch.ops.<library>.<op>``; as for :func:`operator_class`."""
     return getattr(getattr(torch, "_ops", None), "OpOverloadPacket", None)
+
+
+def vf_module() -> Any:
+    """The module object by which ``torch.nn.functional`` reaches builtin functions."""
+    return torch._VF
+
+
+def introduce_to_jit(original: Any, wrapper: Any) -> Callable[[], None] | None:
+    """Make ``torch.jit.script`` take ``wrapper`` for the builtin ``original``; returns how to undo that.
+
+    Missing table: None, and scripting a function that calls the wrapper says that the builtin is unknown.
+    """
+    find = getattr(_jit_builtins, "_find_builtin", None)
+    table_of = getattr(_jit_builtins, "_get_builtin_table", None)
+    if find is None or table_of is None:
+        return None
+    name = find(original)
+    if name is None:
+        return None
+    table = table_of()
+    table[id(wrapper)] = name
+
+    def undo() -> None:
+        table.pop(id(wrapper), None)
+
+    return undo
+
+
+def pause_while_compiling(patches: Any, pause: Callable[[], None], resume: Callable[[], None]) -> None:
+    """Have torch.compile trace the program with torch's own functions in place of the wrappers.
+
+    The compiler knows torch's functions by identity. Its callbacks are registered when it is first loaded, because
+    loading it costs a second. Missing callbacks: functions that gradsan wraps break the compiled graph.
+    """
+    registered: list[Any] = []
+
+    def register() -> None:
+        callback = sys.modules.get("torch._dynamo.callback")
+        handler = getattr(callback, "callback_handler", None)
+        if handler is None or registered:
+            return
+        registered.append(handler)
+
+        def start(_: Any) -> None:
+            pause()
+
+        def end(_: Any) -> None:
+            resume()
+
+        handler.register_start_callback(start)
+        handler.register_end_callback(end)
+
+        def remove() -> None:
+            handler.remove_start_callback(start)
+            handler.remove_end_callback(end)
+            registered.clear()
+
+        patches.on_undo(remove)
+
+    register()
+    compile_function = torch.compile
+
+    def compile_watched(*args: Any, **kwargs: Any) -> Any:
+        result = compile_function(*args, **kwargs)
+        register()
+        return result
+
+    patches.set(torch, "compile", dress(compile_watched, compile_function))

@@ -1,0 +1,120 @@
+"""The Python interface: ``watch``, ``enable`` and ``disable``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from gradsan._session import Mode, Session
+from gradsan.model import Diagnosis, Program, Report
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class watch:  # noqa: N801 - used as a function: ``with gradsan.watch():``
+    """Watch a ``with`` block, or every call of a decorated function.
+
+    A failing backward inside raises what PyTorch raises (a ``RuntimeError`` whose message begins the same), with a
+    short diagnosis added as an exception note. ``report`` and ``diagnoses`` tell everything, inside and after the block.
+    Nested and repeated use is harmless; one instance may be entered again, and then reports the last stretch.
+
+    ``language``: ``"en"``, ``"zh"`` or ``"auto"`` (from the environment), for the note and the shown report.
+    """
+
+    def __init__(self, mode: Mode = "watch", *, language: str = "auto", native: bool | None = None) -> None:
+        """Choose how to watch; nothing happens before the block is entered."""
+        self._mode: Mode = mode
+        self._native = native
+        self._language = language
+        self._sessions: list[Session] = []
+        self._last: Session | None = None
+        self._error: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        """Begin to watch."""
+        session = Session(self._mode, native=self._native)
+        session.start()
+        self._sessions.append(session)
+        self._last = session
+        self._error = None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End watching; an error that a conflict explains gets the short diagnosis as a note."""
+        session = self._sessions.pop()
+        session.stop()
+        self._error = error
+        if error is not None:
+            from gradsan._notes import annotate
+
+            annotate(error, self.diagnoses, self._language)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Watch every call of ``function``."""
+
+        @functools.wraps(function)
+        def watched(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self:
+                return function(*args, **kwargs)
+
+        return watched
+
+    @property
+    def report(self) -> Report:
+        """What was found, so far or in the last stretch."""
+        if self._last is None:
+            raise RuntimeError("gradsan.watch() has not been entered yet")
+        error = self._error
+        program = Program(
+            outcome="finished" if error is None else "failed",
+            exception=None if error is None else (type(error).__name__, str(error)),
+        )
+        return self._last.report(program)
+
+    @property
+    def diagnoses(self) -> tuple[Diagnosis, ...]:
+        """The findings of :attr:`report`."""
+        return self.report.diagnoses
+
+    def __str__(self) -> str:
+        """The report as the terminal shows it, without colour."""
+        return self._render(width=100)
+
+    def _render(self, width: int) -> str:
+        import os
+
+        from gradsan.present import render_terminal
+        from gradsan.text import choose_language
+
+        language = choose_language(self._language, os.environ)
+        return render_terminal(self.report, language=language, color=False, width=width, stacks=False)
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return {"text/plain": str(self) if self._last is not None else repr(self)}
+
+
+_enabled: list[Session] = []
+
+
+def enable(mode: Mode = "watch", *, native: bool | None = None) -> None:
+    """Watch from now on, until :func:`disable`. Every call needs one :func:`disable`."""
+    session = Session(mode, native=native)
+    session.start()
+    _enabled.append(session)
+
+
+def disable() -> Report | None:
+    """End the stretch begun by the last :func:`enable` and return its report; None where nothing was enabled."""
+    if not _enabled:
+        return None
+    session = _enabled.pop()
+    session.stop()
+    return session.report()

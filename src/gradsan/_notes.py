@@ -1,0 +1,31 @@
+"""The short diagnosis that an exception carries in the Python API."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from gradsan.model import Diagnosis
+
+# How PyTorch's sentence begins whose cause a raised conflict explains.
+_EXPLAINED = "one of the variables needed for gradient computation"
+
+
+def annotate(error: BaseException, diagnoses: Sequence[Diagnosis], language: str) -> None:
+    """Add the last diagnosis as a note to ``error``, once, if it is the error that the diagnosis explains.
+
+    Python 3.10 has no exception notes; there the text goes behind the message.
+    """
+    raised = [diagnosis for diagnosis in diagnoses if diagnosis.gradient.status == "raised"]
+    if not raised or not isinstance(error, RuntimeError) or not str(error).startswith(_EXPLAINED):
+        return
+    from gradsan.present import short_note
+    from gradsan.text import choose_language
+
+    note = short_note(raised[-1], choose_language(language, os.environ))
+    if note in getattr(error, "__notes__", ()) or note in str(error):
+        return
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    elif error.args:
+        error.args = (f"{error.args[0]}\n{note}", *error.args[1:])

@@ -1,0 +1,109 @@
+"""The raw logs turned into the writes of one storage between two moments."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from gradsan.capture.stacks import symbolise
+from gradsan.capture.steps import StepRecord
+from gradsan.model import Region, Write
+
+
+class RawWrite(NamedTuple):
+    """The fields of one entry of the write log, as both cores keep it."""
+
+    clock: int
+    storage: int
+    version: int | None
+    op: str
+    kind: Any
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    itemsize: int
+    index: tuple[Any, ...] | None
+    stack: Any
+    sequence: int
+    grad_enabled: bool
+    is_parameter: bool
+    step: int
+
+
+def writes_between(core: Any, steps: Any, storage: int, start: int, end: int | None = None) -> tuple[Write, ...]:
+    """Every logged write to ``storage`` with ``start < clock`` (and ``clock <= end``), in order.
+
+    What a step's own code wrote in the user's files counts as that step: its line is the ``step()`` call.
+    """
+    found: list[Write] = []
+    running = [record for record in steps.steps if storage in record.storages]
+    for entry in core.writes():
+        raw = RawWrite(*entry)
+        if raw.storage != storage or raw.clock <= start or (end is not None and raw.clock > end):
+            continue
+        if any(record.clock < raw.clock and (record.end is None or raw.clock < record.end) for record in running):
+            continue
+        found.append(_write(raw))
+    for record in running:
+        version = _version_after(record, storage)
+        if version is not None and (record.end is None or record.end > start):
+            found.append(_step_write(record, version))
+    return tuple(sorted(found, key=lambda write: write.clock))
+
+
+def unexplained_moves(writes: tuple[Write, ...], saved: int, now: int) -> int:
+    """How many moves of the version counter from ``saved`` to ``now`` no logged write accounts for."""
+    if any(write.kind == "step" and write.version is None for write in writes):
+        return 0  # a step still running may have written any number of times
+    at, missing = saved, 0
+    for write in writes:
+        if write.version is None or write.version <= at:
+            continue
+        # A step moves the counter as often as it likes; an operation moves it once.
+        missing += 0 if write.kind in ("step", "foreach") else write.version - at - 1
+        at = write.version
+    return missing + max(0, now - at)
+
+
+def _version_after(record: StepRecord, storage: int) -> int | None:
+    """The parameter's version when the step ended; -1 while it runs; None if the step did not write it."""
+    for position, candidate in enumerate(record.storages):
+        if candidate == storage:
+            if record.end is None or position >= len(record.after):
+                return -1
+            if record.after[position] != record.before[position]:
+                return int(record.after[position])
+    return None
+
+
+def _write(raw: RawWrite) -> Write:
+    region = None
+    if raw.strides is not None:
+        region = Region(raw.offset, raw.shape, raw.strides, raw.itemsize, raw.index)
+    return Write(
+        clock=raw.clock,
+        site=symbolise(raw.stack),
+        op=raw.op,
+        kind=raw.kind,
+        version=raw.version,
+        region=region,
+        sequence=raw.sequence,
+        step=raw.step,
+        grad_enabled=raw.grad_enabled,
+        is_parameter=raw.is_parameter,
+    )
+
+
+def _step_write(record: StepRecord, version: int) -> Write:
+    return Write(
+        clock=record.clock if record.end is None else record.end,
+        site=symbolise(record.stack),
+        op=f"{record.optimizer}.step",
+        kind="step",
+        version=None if version < 0 else version,
+        region=None,
+        sequence=record.sequence,
+        step=record.number,
+        grad_enabled=False,
+        is_parameter=True,
+        optimizer=record.optimizer,
+    )

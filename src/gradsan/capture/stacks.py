@@ -1,0 +1,105 @@
+"""Raw stacks turned into sites, at report time, and what counts as the user's own code."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import os
+import site as _site
+import sys
+import sysconfig
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from gradsan.model import Frame, Site
+
+_GRADSAN = str(Path(__file__).resolve().parent.parent) + os.sep
+_program_folders: list[str] = []
+
+
+def count_as_user_code(folder: str) -> None:
+    """Treat files below ``folder`` as the user's own, wherever it lies (the folder of the program that is run)."""
+    _program_folders.append(os.path.realpath(folder) + os.sep)
+    is_user_file.cache_clear()
+
+
+@functools.cache
+def _library_folders() -> tuple[str, ...]:
+    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    folders.update(_site.getsitepackages() if hasattr(_site, "getsitepackages") else [])
+    folders.add(_site.getusersitepackages())
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.__file__:
+        folders.add(str(Path(torch.__file__).parent))
+    return tuple(os.path.realpath(folder) + os.sep for folder in folders if folder)
+
+
+@functools.cache
+def is_user_file(file: str) -> bool:
+    """Whether a code object's file is the user's own code: not Python's, not an installed package, not gradsan's.
+
+    The innermost folder that is known decides: a virtual environment inside a project is not the project.
+    """
+    if file.startswith("<"):
+        return not file.startswith(("<frozen", "<__array_function__", "<eval_with_key"))
+    real = os.path.realpath(file)
+    if real.startswith(_GRADSAN):
+        return False
+    library = max((len(folder) for folder in _library_folders() if real.startswith(folder)), default=0)
+    for mark in ("site-packages", "dist-packages"):
+        head, found, _ = real.rpartition(f"{os.sep}{mark}{os.sep}")
+        library = max(library, len(head) + len(found))
+    program = max((len(folder) for folder in _program_folders if real.startswith(folder)), default=0)
+    return program > library if library else True
+
+
+def is_own_file(file: str) -> bool:
+    """Whether a file belongs to gradsan itself; its frames never appear in a site."""
+    return file.startswith(_GRADSAN) or os.path.realpath(file).startswith(_GRADSAN)
+
+
+def symbolise(stack: Any) -> Site:
+    """A raw stack (innermost first) as a Site (outermost first), without gradsan's own frames and those that run it."""
+    frames = []
+    for code, lasti in zip(stack.codes, stack.lastis, strict=True):
+        if is_own_file(code.co_filename):
+            continue
+        if code.co_filename == "<frozen runpy>":
+            continue
+        frames.append(_frame(code, lasti))
+    return Site(tuple(reversed(frames)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _frame(code: CodeType, lasti: int) -> Frame:
+    name = getattr(code, "co_qualname", code.co_name)
+    file = code.co_filename if code.co_filename.startswith("<") else os.path.abspath(code.co_filename)
+    is_user = is_user_file(code.co_filename)
+    if hasattr(code, "co_positions") and lasti >= 0:
+        positions = list(code.co_positions())
+        where = positions[lasti // 2] if lasti // 2 < len(positions) else (None, None, None, None)
+        line, end_line, column, end_column = where
+        if line is not None:
+            first = _characters(file, line, column)
+            last = _characters(file, end_line, end_column)
+            return Frame(file, line, name, first, end_line, last, is_user)
+    return Frame(file, _line_of(code, lasti), name, is_user=is_user)
+
+
+def _line_of(code: CodeType, lasti: int) -> int:
+    line = code.co_firstlineno
+    for start, end, number in code.co_lines():
+        if number is not None and start <= max(lasti, 0) < end:
+            line = number
+    return line
+
+
+def _characters(file: str, line: int | None, offset: int | None) -> int | None:
+    """Python counts columns in UTF-8 bytes from 0; people and editors count characters from 1."""
+    if line is None or offset is None:
+        return None
+    text = linecache.getline(file, line)
+    if not text:
+        return offset + 1
+    return len(text.encode()[:offset].decode(errors="ignore")) + 1

@@ -1,0 +1,136 @@
+"""Which functions of torch write to a tensor: read off the dispatcher's schemas, plus the list of those whose schemas lie."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gradsan.capture import _torch
+
+# Schemas that mark an argument as written although no element of it changes (facts: retain_grad and record_stream
+# carry ``(a!)`` for ordering only; the rest set flags or names).
+WRITES_NO_DATA = frozenset(
+    {"record_stream", "rename_", "requires_grad_", "retain_grad", "_coalesced_", "_sobol_engine_initialize_state_"}
+)
+
+# In-place operations on shape and strides: they move the version counter, and no byte changes.
+METADATA_ONLY = frozenset(
+    {
+        "as_strided_",
+        "detach_",
+        "squeeze_",
+        "swapaxes_",
+        "swapdims_",
+        "t_",
+        "transpose_",
+        "unsqueeze_",
+    }
+)
+
+# torch.Tensor attributes that are not aten operators but write: Python's in-place operators and item assignment.
+IN_PLACE_OPERATORS = tuple(
+    sorted(
+        name
+        for name in dir(operator)
+        if name.startswith("__i") and hasattr(torch.Tensor, name) and name not in {"__index__", "__inv__", "__invert__"}
+    )
+)
+
+_TENSOR_TYPES = ("Tensor", "Optional[Tensor]", "List[Tensor]", "Optional[List[Tensor]]", "List[Optional[Tensor]]")
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """A Python name that writes: ``positions`` of written positional arguments, ``keyword`` of written keyword ones."""
+
+    op: str
+    positions: tuple[int, ...] = ()
+    keyword: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """The :data:`gradsan.model.WriteKind` of what it does."""
+        if self.op == "__setitem__":
+            return "setitem"
+        if self.op in METADATA_ONLY:
+            return "metadata"
+        if self.op.startswith(("_foreach_", "_fused_", "_amp_foreach_")):
+            return "foreach"
+        return "out" if self.keyword and not self.positions else "inplace"
+
+
+def mutable_schemas() -> Iterator[tuple[str, str, tuple[int, ...], bool]]:
+    """(namespace, name, written positions, has written keyword arguments) of every mutable schema torch knows."""
+    for schema in _torch.all_schemas():
+        positions = []
+        keyword = False
+        for position, argument in enumerate(schema.arguments):
+            info = argument.alias_info
+            if info is None or not info.is_write or str(argument.type) not in _TENSOR_TYPES:
+                continue
+            if schema.overload_name == "Tensor" and str(argument.type) == "List[Tensor]":
+                continue  # TorchScript's own list methods (list.sort), which have no tensor binding
+            if argument.kwarg_only:
+                keyword = True
+            else:
+                positions.append(position)
+        if positions or keyword:
+            namespace, _, name = schema.name.partition("::")
+            # An ``.out`` overload may list its outputs as positional in the schema; Python always spells them ``out=``.
+            if "out" in schema.overload_name and positions and not name.endswith("_"):
+                last = [p for p in positions if schema.arguments[p].name.startswith("out")]
+                positions = [p for p in positions if p not in last]
+                keyword = keyword or bool(last)
+            yield namespace, name, tuple(positions), keyword
+
+
+def aten_writers() -> dict[str, Writer]:
+    """Every aten operator that writes, by name, with what its Python binding writes."""
+    positions: dict[str, set[int]] = {}
+    keywords: set[str] = set()
+    for namespace, name, where, keyword in mutable_schemas():
+        if namespace != "aten" or name in WRITES_NO_DATA:
+            continue
+        positions.setdefault(name, set()).update(where)
+        if keyword:
+            keywords.add(name)
+    return {
+        name: Writer(name, tuple(sorted(where)), "out" if name in keywords else None)
+        for name, where in positions.items()
+    }
+
+
+def tensor_methods() -> Iterator[Writer]:
+    """The methods and operators of ``torch.Tensor`` that write."""
+    for name, writer in aten_writers().items():
+        if 0 in writer.positions and hasattr(torch.Tensor, name):
+            yield Writer(name, (0,))
+    for name in IN_PLACE_OPERATORS:
+        yield Writer(name, (0,))
+    yield Writer("__setitem__", (0,))
+
+
+def functions() -> Iterator[tuple[Any, str, Any, Writer]]:
+    """(namespace, attribute, function, Writer) of every function of torch that writes, wherever it can be reached from."""
+    writers = aten_writers()
+    originals: dict[int, Writer] = {}
+    namespaces = _torch.function_namespaces()
+    for name, writer in writers.items():
+        found = [_torch.variable_function(name)]
+        found += [vars(namespace).get(name) for namespace in namespaces]
+        for function in found:
+            if function is not None and callable(function):
+                originals[id(function)] = writer
+    for namespace in namespaces:
+        for attribute, value in list(vars(namespace).items()):
+            known = originals.get(id(value))
+            if known is not None:
+                yield namespace, attribute, value, known
+    for name, writer in writers.items():
+        function = _torch.variable_function(name)
+        if function is not None and name not in vars(_torch.vf_module()):
+            yield _torch.vf_module(), name, function, writer

@@ -1,0 +1,116 @@
+"""Which bytes of a storage a region covers, and whether two regions share one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gradsan.model import Region
+
+_MOST_ROWS = 100_000
+
+
+def narrowed(region: Region) -> Region | None:
+    """The region that ``tensor[index] = value`` wrote, ``index`` applied as indexing by ints and slices does.
+
+    None where nothing was written (an empty slice). A region without index, or with one that does not fit its shape,
+    is returned without its index: all of it.
+    """
+    if region.index is None:
+        return region
+    whole = replace(region, index=None)
+    taken = sum(1 for part in region.index if part is not None and part is not Ellipsis)
+    if taken > len(region.shape):
+        return whole
+    parts: list[int | slice] = []
+    for part in region.index:
+        if part is Ellipsis:
+            parts.extend([slice(None)] * (len(region.shape) - taken))
+        elif part is not None:
+            parts.append(part)
+    parts.extend([slice(None)] * (len(region.shape) - len(parts)))
+    offset, shape, strides = region.offset, [], []
+    for part, size, stride in zip(parts, region.shape, region.strides, strict=True):
+        if isinstance(part, slice):
+            start, stop, step = part.indices(size)
+            count = len(range(start, stop, step))
+            if count == 0:
+                return None
+            offset += start * stride
+            shape.append(count)
+            strides.append(stride * step)
+        else:
+            if not -size <= part < size:
+                return whole
+            offset += (part % size) * stride
+    return Region(offset, tuple(shape), tuple(strides), region.itemsize)
+
+
+def overlap(first: Region, second: Region) -> bool:
+    """Whether two regions of one storage share a byte. Exact up to a size, beyond it True unless the ranges are apart."""
+    a, b = narrowed(first), narrowed(second)
+    if a is None or b is None or _is_empty(a) or _is_empty(b):
+        return False
+    (a_low, a_high), (b_low, b_high) = _range(a), _range(b)
+    if a_high <= b_low or b_high <= a_low:
+        return False
+    rows_a, rows_b = _rows(a), _rows(b)
+    if rows_a is None or rows_b is None:
+        return True
+    spans_a, spans_b = _merged(rows_a), _merged(rows_b)
+    i = j = 0
+    while i < len(spans_a) and j < len(spans_b):
+        if spans_a[i][1] <= spans_b[j][0]:
+            i += 1
+        elif spans_b[j][1] <= spans_a[i][0]:
+            j += 1
+        else:
+            return True
+    return False
+
+
+def _is_empty(region: Region) -> bool:
+    return any(size == 0 for size in region.shape)
+
+
+def _range(region: Region) -> tuple[int, int]:
+    low = high = region.offset
+    for size, stride in zip(region.shape, region.strides, strict=False):
+        reach = (size - 1) * stride
+        low, high = low + min(reach, 0), high + max(reach, 0)
+    return low * region.itemsize, (high + 1) * region.itemsize
+
+
+def _rows(region: Region) -> Iterator[tuple[int, int]] | None:
+    """Byte spans of the region, runs of adjacent elements taken together; None where there are too many."""
+    if len(region.strides) != len(region.shape):
+        return None
+    dims = sorted(
+        ((abs(stride), size, stride) for size, stride in zip(region.shape, region.strides, strict=True) if size > 1 and stride),
+        reverse=True,
+    )
+    run = 1
+    while dims and dims[-1][0] == run:
+        run *= dims.pop()[1]
+    count = 1
+    for _, size, _ in dims:
+        count *= size
+    if count > _MOST_ROWS:
+        return None
+    low = region.offset + sum((size - 1) * stride for size, stride in zip(region.shape, region.strides, strict=True) if stride < 0)
+    axes = [range(0, size * step, step) for step, size, _ in dims]
+    return (
+        ((low + sum(steps)) * region.itemsize, (low + sum(steps) + run) * region.itemsize)
+        for steps in itertools.product(*axes)
+    )
+
+
+def _merged(spans: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for low, high in sorted(spans):
+        if merged and low <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
+        else:
+            merged.append((low, high))
+    return merged
