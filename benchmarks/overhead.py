@@ -39,12 +39,17 @@ CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time
 
 @contextmanager
 def gradsan_on(native: bool) -> Iterator[None]:
-    """Gradsan in watch mode, with the native core of capture or without it."""
+    """Gradsan in watch mode, with the native core of capture or without it.
+
+    Raises RuntimeError where gradsan did not see the steps, or saw a conflict in them: then the time means nothing.
+    """
     gradsan.enable(native=native)
     try:
         yield
     finally:
-        gradsan.disable()
+        report = gradsan.disable()
+    if report is None or not report.seen.saves or report.diagnoses:
+        raise RuntimeError(f"these steps were to be watched without a finding; gradsan says {report}")
 
 
 @dataclass(frozen=True, slots=True)
