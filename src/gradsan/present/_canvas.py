@@ -29,7 +29,7 @@ QUIET_STYLE = "dim"
 NEW_CODE_STYLE = "green"
 
 
-def word(language: str, name: str, **values: Any) -> str:
+def word(language: str, name: str, /, **values: Any) -> str:
     """Return one of the presenters' own words, from the table ``ui`` of the text room."""
     return text.say(Message(f"ui.{name}", values), language)
 
@@ -54,7 +54,7 @@ class Canvas:
         """Cells up to and including the bar and its space."""
         return self.digits + 2 + width_of(self.glyphs.bar)
 
-    def word(self, name: str, **values: Any) -> str:
+    def word(self, name: str, /, **values: Any) -> str:
         """Return one of the presenters' own words."""
         return word(self.language, name, **values)
 

@@ -13,6 +13,7 @@ from rich.cells import get_character_cell_size
 
 TAB_SIZE = 4
 
+_WHITE = frozenset("\t\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")
 _NEVER_STARTS_A_LINE = frozenset("，。、；：？！）】》」』”’…·%,.;:?!)]}")
 _NEVER_ENDS_A_LINE = frozenset("（【《「『“‘([{")
 
@@ -44,7 +45,7 @@ def width_of(text: str) -> int:
 
 def clean(text: str) -> str:
     """Return ``text`` as one printable line: white space of any kind is a space, the rest as :func:`visible` says."""
-    return "".join(" " if character in "\t\n\r\v\f\x85\u2028\u2029" else visible(character) for character in text)
+    return "".join(" " if character in _WHITE else visible(character) for character in text)
 
 
 @dataclass(frozen=True, slots=True)

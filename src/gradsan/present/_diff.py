@@ -30,11 +30,9 @@ def _file_diff(file: str, changes: dict[int, str], cwd: Path | None) -> str:
     old = source_lines(file)
     if not all(1 <= line <= len(old) for line in changes):
         return ""
-    new = [
-        text
-        for line, kept in enumerate(old, 1)
-        for text in changes.get(line, kept).splitlines() or _blank(line, changes)
-    ]
+    new: list[str] = []
+    for line, kept in enumerate(old, 1):
+        new.extend(_lines_of(changes[line]) if line in changes else [kept])
     path = shown_path(file, cwd)
     before, after = (path, path) if Path(path).is_absolute() else (f"a/{path}", f"b/{path}")
     rows = list(difflib.unified_diff(old, new, before, after, lineterm=""))
@@ -43,8 +41,8 @@ def _file_diff(file: str, changes: dict[int, str], cwd: Path | None) -> str:
     return "".join(f"{row}\n" for row in rows)
 
 
-def _blank(line: int, changes: dict[int, str]) -> list[str]:
-    return [] if line in changes else [""]
+def _lines_of(text: str) -> list[str]:
+    return text.rstrip("\n").split("\n") if text.strip() else []
 
 
 def _lacks_last_newline(file: str) -> bool:

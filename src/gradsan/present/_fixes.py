@@ -21,9 +21,11 @@ def draw_fix(fix: Fix, home: str | None, canvas: Canvas) -> Iterator[Text]:
     if fix.lines:
         yield from _changed_lines(fix, home, canvas)
     elif fix.diff:
-        for row in fix.diff.splitlines():
+        for row in fix.diff.rstrip("\n").split("\n"):
             yield from _code(row, _DIFF_STYLE.get(row[:1], ""), "", canvas)
-    yield from canvas.paragraph(("", ""), _standing(fix, canvas), QUIET_STYLE, indent=canvas.digits + 3)
+    standing = _standing(fix, canvas)
+    if standing:
+        yield from canvas.paragraph(("", ""), standing, QUIET_STYLE, indent=canvas.digits + 3)
 
 
 def _changed_lines(fix: Fix, home: str | None, canvas: Canvas) -> Iterator[Text]:
@@ -35,7 +37,7 @@ def _changed_lines(fix: Fix, home: str | None, canvas: Canvas) -> Iterator[Text]
             yield from canvas.paragraph(arrow, shown_path(file, canvas.cwd), indent=canvas.digits + 3)
         for _, line, new in group:
             if new.strip():
-                for index, row in enumerate(new.splitlines()):
+                for index, row in enumerate(new.rstrip("\n").split("\n")):
                     yield from _code(row, NEW_CODE_STYLE, "" if index else str(line), canvas)
             else:
                 old = source_line(file, line) or ""
@@ -53,7 +55,7 @@ def _code(row: str, style: str, number: str, canvas: Canvas) -> Iterator[Text]:
 
 
 def _standing(fix: Fix, canvas: Canvas) -> str:
-    """Say whether the change was run and what it does to the gradients."""
+    """Say whether the change was run and what it does to the gradients; "" where nothing needs to be said."""
     if fix.meaning == "preserved":
         meaning = canvas.word("meaning.preserved")
     elif fix.how_changed is None:
@@ -61,7 +63,7 @@ def _standing(fix: Fix, canvas: Canvas) -> str:
     else:
         meaning = canvas.word("meaning.changed_how", how=canvas.say(fix.how_changed))
     if not (fix.lines or fix.diff) and fix.verification.status == "not_run":
-        return meaning
+        return "" if fix.meaning == "preserved" else meaning
     return canvas.word("standing", tried=_tried(fix.verification, canvas), meaning=meaning)
 
 

@@ -16,7 +16,10 @@ _CALLERS_SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A label to be drawn: ``name`` is ``1. saved``, ``heading`` that with its colon, ``callers`` how the program came there, often empty."""
+    """A label to be drawn.
+
+    ``name`` is ``1. saved``, ``heading`` that with its colon, ``callers`` how the program came there (often empty).
+    """
 
     label: Label
     span: Span | None
