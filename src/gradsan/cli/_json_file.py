@@ -1,0 +1,80 @@
+"""The file that receives the report as JSON: checked before the program runs, written in one move when it has ended."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from gradsan.model import Message
+from gradsan.options import OptionsError
+
+
+class JsonFile:
+    """A file to be written later, wherever the program may have gone by then."""
+
+    def __init__(self, path: str, directory: Path | None) -> None:
+        """Look at ``path`` (relative to ``directory``, where the program starts) and make sure that it can be written.
+
+        Raises:
+            OptionsError: where it cannot.
+        """
+        self._shown = path
+        try:
+            # A link stays a link: its target is replaced.
+            self._path = ((directory or Path()) / path).resolve()
+            self._check()
+        except (OSError, RuntimeError, ValueError) as failure:
+            raise OptionsError(self._cannot(failure)) from None
+
+    def write(self, text: str) -> Message | None:
+        """Write ``text`` (UTF-8); the sentence that says why it could not be written, or None.
+
+        Readers see the former file or the whole new one, never a part. What is no regular file (a pipe,
+        ``/dev/stdout``) is written as it is.
+        """
+        data = text.encode("utf-8", "backslashreplace")
+        try:
+            if self._is_special():
+                self._path.write_bytes(data)
+            else:
+                self._replace(data)
+        except OSError as failure:
+            return self._cannot(failure)
+        return None
+
+    def _check(self) -> None:
+        if self._path.is_dir():
+            raise IsADirectoryError(21, os.strerror(21))
+        if self._path.exists() and not os.access(self._path, os.W_OK):
+            raise PermissionError(13, os.strerror(13))
+        if not self._is_special():
+            # Only making a file tells for sure that one can be made (read-only file systems, quotas, no such folder).
+            self._create().unlink()
+
+    def _is_special(self) -> bool:
+        try:
+            return not stat.S_ISREG(self._path.stat().st_mode)
+        except FileNotFoundError:
+            return False
+
+    def _create(self) -> Path:
+        path = self._path.with_name(f".{self._path.name[:100]}.{secrets.token_hex(8)}.tmp")
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        return path
+
+    def _replace(self, data: bytes) -> None:
+        path = self._create()
+        try:
+            path.write_bytes(data)
+            if self._path.exists():
+                path.chmod(stat.S_IMODE(self._path.stat().st_mode))
+            path.replace(self._path)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+    def _cannot(self, failure: Exception) -> Message:
+        reason = (isinstance(failure, OSError) and failure.strerror) or str(failure)
+        return Message("cli.unwritable_json", {"path": self._shown, "reason": reason})

@@ -1,0 +1,67 @@
+"""From the words of the command line to the module of a command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+
+from gradsan import __version__
+from gradsan.cli._parser import Parser
+from gradsan.cli._sentences import complain, spoken_language
+from gradsan.model import Message
+from gradsan.options import OptionsError
+from gradsan.text import choose_language, say
+
+_COMMANDS: Mapping[str, str] = {"run": "gradsan.cli.run", "explain": "gradsan.cli.explain"}
+"""Each module has ``add_parser(subparsers)``, which sets ``handler(namespace) -> int``. One whose command is followed
+by another program's words has ``program_start(words) -> int`` too: these words reach the handler as ``program``."""
+
+_WRONG_USAGE = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``gradsan`` with the words ``argv`` (None: those of the process) and return the exit status.
+
+    Raises:
+        KeyboardInterrupt: where the program that was run ended by it, so that the process dies of SIGINT as it would
+            under python.
+        SystemExit: after ``--help`` and ``--version``.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    language = spoken_language(words, os.environ)
+    try:
+        namespace = _parsed(words)
+        handler = namespace.handler
+        status: int = handler(namespace)
+    except OptionsError as problem:
+        complain(problem.message, language)
+        return _WRONG_USAGE
+    return status
+
+
+def _parsed(words: Sequence[str]) -> argparse.Namespace:
+    command = words[0] if words else ""
+    modules = {name: import_module(path) for name, path in _COMMANDS.items() if command in (name, "-h", "--help")}
+    if not modules and command != "--version":
+        key = "unknown_command" if command else "no_command"
+        raise OptionsError(Message(f"cli.{key}", {"name": command, "known": ", ".join(_COMMANDS)}))
+
+    language = choose_language("auto", os.environ)
+    parser = Parser(prog="gradsan", description=say(Message("cli.summary"), language))
+    parser.add_argument(
+        "--version", action="version", version=f"gradsan {__version__}", help=say(Message("cli.version"), language)
+    )
+    subparsers = parser.add_subparsers(metavar="COMMAND", dest="command", parser_class=Parser)
+    for module in modules.values():
+        module.add_parser(subparsers)
+
+    program_start = getattr(modules.get(command), "program_start", None)
+    end = len(words) if program_start is None else 1 + program_start(words[1:])
+    namespace, unknown = parser.parse_known_args(words[:end])
+    if unknown:
+        raise OptionsError(Message("cli.unknown_option", {"command": command, "name": unknown[0]}))
+    namespace.program = words[end:]
+    return namespace

@@ -1,0 +1,141 @@
+"""Giving a report out when the program has ended, whatever it has done to the process."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gradsan.cli._json_file import JsonFile
+from gradsan.cli._program import CODE_NAME
+from gradsan.cli._sentences import flush_output, write_to_stderr
+from gradsan.model import Message, Report
+from gradsan.options import Options
+from gradsan.text import Language
+
+_WIDTH = 100
+"""Columns, where stderr is no terminal and ``COLUMNS`` is not set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Presentation:
+    """How and where a report is given out.
+
+    ``directory`` is where the program started, None where that no longer existed; ``code`` the text of ``-c``;
+    ``own_path`` the ``sys.path`` that gradsan's own imports go by, without the program's directory.
+    """
+
+    options: Options
+    language: Language
+    directory: Path | None
+    json_file: JsonFile | None
+    code: str | None
+    own_path: Sequence[str]
+
+
+def present(report: Report, presentation: Presentation) -> list[Message]:
+    """Write the JSON file, and the report on stderr where there is something to say; what went wrong in doing so."""
+    problems: list[Message] = []
+    with _own_surroundings(presentation.own_path), _source_at_hand(presentation.code):
+        for part in (_write_json, _write_terminal):
+            try:
+                problem = part(report, presentation)
+            except Exception as failure:
+                text = (str(failure).splitlines() or [""])[0]
+                problem = Message("cli.failed_report", {"kind": type(failure).__name__, "text": text})
+            if problem is not None:
+                problems.append(problem)
+    return problems
+
+
+def wants_color(option: str, stream: object, environ: Mapping[str, str]) -> bool:
+    """Whether to colour what goes to ``stream``: as ``option`` says, and for ``auto`` on terminals that can show it.
+
+    ``NO_COLOR`` and ``FORCE_COLOR`` count where they are not empty, as https://no-color.org and
+    https://force-color.org define them.
+    """
+    if option != "auto":
+        return option == "always"
+    if environ.get("NO_COLOR"):
+        return False
+    return bool(environ.get("FORCE_COLOR")) or (_is_terminal(stream) and environ.get("TERM") != "dumb")
+
+
+def _write_json(report: Report, presentation: Presentation) -> Message | None:
+    if presentation.json_file is None:
+        return None
+    from gradsan.present import render_json
+
+    return presentation.json_file.write(render_json(report, language=presentation.language, cwd=presentation.directory))
+
+
+def _write_terminal(report: Report, presentation: Presentation) -> Message | None:
+    options = presentation.options
+    if options.quiet or not report.diagnoses:
+        return None
+    from gradsan.present import needs_ascii, render_terminal
+
+    stream = sys.stderr
+    text = render_terminal(
+        report,
+        language=presentation.language,
+        color=wants_color(options.color, stream, os.environ),
+        width=_width(stream),
+        stacks=options.stacks,
+        cwd=presentation.directory,
+        ascii=needs_ascii(getattr(stream, "encoding", None)),
+    )
+    flush_output()
+    write_to_stderr(text)
+    return None
+
+
+def _is_terminal(stream: object) -> bool:
+    try:
+        return bool(stream.isatty())  # type: ignore[attr-defined]
+    except (AttributeError, ValueError, OSError):
+        return False
+
+
+def _width(stream: object) -> int:
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns  # type: ignore[attr-defined]
+    except (AttributeError, ValueError, OSError):
+        columns = 0
+    return columns or shutil.get_terminal_size((_WIDTH, 24)).columns
+
+
+@contextmanager
+def _own_surroundings(path: Sequence[str]) -> Iterator[None]:
+    """Let gradsan import what it needs, though the program may have a ``rich.py`` or turn warnings into errors."""
+    programs = sys.path
+    sys.path = list(path)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        sys.path = programs
+
+
+@contextmanager
+def _source_at_hand(code: str | None) -> Iterator[None]:
+    """Let the lines of ``-c`` code be found.
+
+    Only meanwhile: tracebacks that the program prints itself look there too, and are to stay as they are.
+    """
+    if code is None or CODE_NAME in linecache.cache:
+        yield
+        return
+    lines = code.splitlines(keepends=True)
+    linecache.cache[CODE_NAME] = (len(code), None, lines, CODE_NAME)
+    try:
+        yield
+    finally:
+        linecache.cache.pop(CODE_NAME, None)

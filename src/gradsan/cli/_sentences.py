@@ -1,0 +1,64 @@
+"""gradsan's own sentences on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Literal, TextIO
+
+from gradsan.model import Message
+from gradsan.text import LANGUAGES, Language, choose_language, say
+
+_LANG_SETTING = re.compile(r"(?:^|:)\s*lang=([a-z]+)")
+
+
+def spoken_language(words: Sequence[str], environ: Mapping[str, str]) -> Language:
+    """The language for sentences about ``words`` themselves, when it is not sure yet that they can be understood."""
+    options = [after for word, after in pairwise(words) if word == "--lang"]
+    options += [word.partition("=")[2] for word in words if word.startswith("--lang=")]
+    setting = _LANG_SETTING.search(environ.get("GRADSAN_OPTIONS", ""))
+    options += [setting.group(1)] if setting else []
+    option: Literal["en", "zh", "auto"] = next((known for known in LANGUAGES if known in options[:1]), "auto")
+    return choose_language(option, environ)
+
+
+def complain(message: Message, language: Language) -> None:
+    """Say ``message`` on stderr, on a line of its own."""
+    write_to_stderr(f"gradsan: {say(message, language)}\n")
+
+
+def write_to_stderr(text: str) -> None:
+    """Write ``text`` where a traceback would go; where the program closed that, to the stderr it was started with.
+
+    Characters that the stream cannot encode become escapes. Where nobody listens any more the text is lost: a
+    program's last words must not fail.
+    """
+    for stream in _error_streams():
+        try:
+            _write(stream, text)
+        except (ValueError, OSError, AttributeError, TypeError):
+            continue
+        return
+
+
+def flush_output() -> None:
+    """Let what the program printed come before what is said about it."""
+    # A pipe that nobody reads: python itself says so when it ends.
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+
+
+def _error_streams() -> Iterator[TextIO]:
+    yield from (stream for stream in (sys.stderr, sys.__stderr__) if stream is not None)
+
+
+def _write(stream: TextIO, text: str) -> None:
+    try:
+        stream.write(text)
+    except UnicodeEncodeError:
+        encoding = stream.encoding or "ascii"
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    stream.flush()

@@ -1,0 +1,105 @@
+"""What python does with an exception that nobody caught, without a trace of gradsan.
+
+The order of events is that of ``PyErr_PrintEx`` and ``handle_system_exit`` in CPython's ``Python/pythonrun.c``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+from gradsan.cli._sentences import write_to_stderr
+
+_OWN_FILES = str(Path(__file__).resolve().parent.parent)
+_IMPORT_MACHINERY = "<frozen importlib"
+
+
+def show_uncaught(failure: BaseException) -> int:
+    """Hand ``failure``, without gradsan's frames, to ``sys.excepthook``; the exit status that python would end with."""
+    remove_own_frames(failure)
+    trace = failure.__traceback__
+    sys.last_type, sys.last_value, sys.last_traceback = type(failure), failure, trace
+    if sys.version_info >= (3, 12):
+        sys.last_exc = failure
+    hook = getattr(sys, "excepthook", None)
+    if hook is None:
+        write_to_stderr("sys.excepthook is missing\n")
+        hook = sys.__excepthook__
+    try:
+        sys.audit("sys.excepthook", hook, type(failure), failure, trace)
+        hook(type(failure), failure, trace)
+    except SystemExit as leaving:
+        return exit_status(leaving)
+    except BaseException as second:
+        remove_own_frames(second)
+        write_to_stderr("Error in sys.excepthook:\n")
+        sys.__excepthook__(type(second), second, second.__traceback__)
+        write_to_stderr("\nOriginal exception was:\n")
+        sys.__excepthook__(type(failure), failure, trace)
+    return 1
+
+
+def exit_status(leaving: SystemExit) -> int:
+    """The status that ``leaving`` asks for; what is no number is printed on stderr and means 1."""
+    code = leaving.code
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return int(code)
+    with contextlib.suppress(Exception):
+        print(code, file=sys.stderr)
+    return 1
+
+
+def wait_for_threads() -> None:
+    """Wait, as python does when the main program has ended, for the threads that are no daemons.
+
+    Calling what the interpreter calls is the only way that also lets pools of threads end; a second call does nothing.
+    """
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+    except BaseException as failure:
+        remove_own_frames(failure)
+        lines = traceback.format_exception(type(failure), failure, failure.__traceback__)
+        write_to_stderr(f"Exception ignored in: {threading!r}\n{''.join(lines)}")
+
+
+def remove_own_frames(failure: BaseException) -> None:
+    """Take gradsan's frames out of the tracebacks of ``failure``, its causes, contexts and members."""
+    waiting: list[BaseException | None] = [failure]
+    seen: set[int] = set()
+    while waiting:
+        current = waiting.pop()
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        current.__traceback__ = _without_own_frames(current.__traceback__)
+        waiting += [current.__cause__, current.__context__]
+        members = getattr(current, "exceptions", ())
+        if isinstance(members, tuple):
+            waiting += [member for member in members if isinstance(member, BaseException)]
+
+
+def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
+    kept: list[TracebackType] = []
+    while trace is not None:
+        if not _file(trace).startswith(_OWN_FILES):
+            kept.append(trace)
+        else:
+            # The import system removes its frames itself, but not those in front of our hook on the import of torch.
+            while kept and _file(kept[-1]).startswith(_IMPORT_MACHINERY):
+                kept.pop()
+        trace = trace.tb_next
+    following = None
+    for entry in reversed(kept):
+        entry.tb_next = following
+        following = entry
+    return following
+
+
+def _file(trace: TracebackType) -> str:
+    return trace.tb_frame.f_code.co_filename

@@ -1,0 +1,81 @@
+"""The session of a run, held so that no failure of gradsan reaches the program."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from typing import Protocol
+
+from gradsan import __version__
+from gradsan.model import Message, Program, Report, Seen
+
+
+class Session(Protocol):
+    """What this room needs of ``gradsan._session.Session``."""
+
+    def start(self) -> None:
+        """Begin to watch this process."""
+
+    def stop(self) -> None:
+        """Leave torch as it was before."""
+
+    def report(self, program: Program) -> Report:
+        """What was found."""
+
+
+class Watcher:
+    """Starts, stops and asks a session. What goes wrong in it is kept in ``problems`` instead of being raised."""
+
+    def __init__(self, open_session: Callable[[], Session]) -> None:
+        self.problems: list[Message] = []
+        self._open_session = open_session
+        self._session: Session | None = None
+        self._has_been_asked = False
+
+    def start(self) -> None:
+        """Open the session and start it."""
+        self._has_been_asked = True
+        try:
+            self._session = self._open_session()
+            self._session.start()
+        except Exception as failure:
+            self._keep("start", failure)
+            self.stop()
+            self._session = None
+
+    def stop(self) -> None:
+        """Stop the session, if there is one."""
+        if self._session is None:
+            return
+        try:
+            self._session.stop()
+        except Exception as failure:
+            self._keep("stop", failure)
+
+    def report(self, program: Program) -> Report:
+        """The session's report; where there is none, a report without diagnoses that says under *blind spots* why."""
+        if self._session is not None:
+            try:
+                return self._session.report(program)
+            except Exception as failure:
+                self._keep("report", failure)
+        blind_spots = tuple(self.problems) if self._has_been_asked else (Message("cli.no_torch_imported"),)
+        return Report(
+            program=program,
+            seen=Seen(blind_spots=blind_spots),
+            diagnoses=(),
+            gradsan=__version__,
+            torch=None,
+            python=platform.python_version(),
+        )
+
+    def _keep(self, what: str, failure: Exception) -> None:
+        values = {"kind": type(failure).__name__, "text": _first_line(failure)}
+        self.problems.append(Message(f"cli.failed_{what}", values))
+
+
+def _first_line(failure: Exception) -> str:
+    try:
+        return (str(failure).splitlines() or [""])[0]
+    except Exception:
+        return ""

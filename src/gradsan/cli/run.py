@@ -1,0 +1,171 @@
+"""``gradsan run``: run a program as python would, and report the conflicts found in it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from gradsan.cli._json_file import JsonFile
+from gradsan.cli._parser import NO_VALUE
+from gradsan.cli._program import Ending, Target, gradsan_path, perform, prepare, take_stage
+from gradsan.cli._reporting import Presentation, present
+from gradsan.cli._sentences import complain
+from gradsan.cli._torch_import import call_after_torch_import, torch_is_installed
+from gradsan.cli._uncaught import wait_for_threads
+from gradsan.cli._watcher import Session, Watcher
+from gradsan.model import Message, Program, Report
+from gradsan.options import Options, OptionsError, read_options
+from gradsan.text import choose_language, say
+
+_OPTIONS_WITH_VALUE = ("json", "lang", "color", "exit-code")
+_SWITCHES = ("stacks", "quiet")
+
+
+def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+    """Add ``run`` to the commands of ``gradsan``; its ``handler`` is :func:`run`."""
+    language = choose_language("auto", os.environ)
+
+    def words(key: str) -> str:
+        return say(Message(f"cli.{key}"), language)
+
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "run",
+        help=words("run_summary"),
+        description=words("run_description"),
+        usage="gradsan run [options] (SCRIPT | -m MODULE | -c CODE) [args ...]",
+    )
+    for name in _OPTIONS_WITH_VALUE:
+        metavar = words(f"value_{name.replace('-', '_')}")
+        parser.add_argument(f"--{name}", nargs="?", const=NO_VALUE, metavar=metavar, help=_option_help(name, words))
+    for name in _SWITCHES:
+        parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, help=_option_help(name, words))
+    parser.set_defaults(handler=run)
+    return parser
+
+
+def program_start(words: Sequence[str]) -> int:
+    """Where in ``words``, which follow ``run``, the program begins: at the script, ``-m``, ``-c`` or after ``--``."""
+    position = 0
+    while position < len(words):
+        word = words[position]
+        if word in ("-", "--") or word[:1] != "-" or word[:2] in ("-m", "-c"):
+            return position
+        position += 2 if word.startswith("--") and word[2:] in _OPTIONS_WITH_VALUE else 1
+    return len(words)
+
+
+def run(namespace: argparse.Namespace) -> int:
+    """Run the program that ``namespace.program`` names, and report; the exit status.
+
+    Raises:
+        OptionsError: for what cannot be understood or done; the program has not run then.
+        KeyboardInterrupt: where the program ended by it.
+    """
+    directory = _working_directory()
+    options = read_options(_said(namespace), os.environ, directory)
+    target = _target(namespace.program)
+    return execute(target, options, directory, _open_session)
+
+
+def execute(target: Target, options: Options, directory: Path | None, open_session: Callable[[], Session]) -> int:
+    """Run ``target``, watched by the session that ``open_session`` makes once the program has imported torch.
+
+    ``directory`` is the working directory, None where it has been deleted. Returns the exit status and raises as
+    :func:`run` does.
+    """
+    language = choose_language(options.lang, os.environ)
+    own_path = gradsan_path()
+    launch = prepare(target)
+    json_file = None if options.json is None else JsonFile(options.json, directory)
+    main = take_stage(launch)
+    if not torch_is_installed():
+        raise OptionsError(Message("cli.no_torch"))
+
+    watcher = Watcher(open_session)
+    process = os.getpid()
+    argv = tuple(sys.argv)
+    call_after_torch_import(watcher.start)
+    ending = perform(launch, main)
+    if ending.exception is None:
+        # Threads may still be training. After a failure nobody should have to wait for the report.
+        wait_for_threads()
+
+    is_original = os.getpid() == process
+    presentation = Presentation(
+        options=options,
+        language=language,
+        directory=directory,
+        # The report of a forked child is its own; the file belongs to the process that was started.
+        json_file=json_file if is_original else None,
+        code=target.name if target.kind == "code" else None,
+        own_path=own_path,
+    )
+    try:
+        watcher.stop()
+        program = Program(argv, "finished" if ending.exception is None else "failed", ending.exception)
+        report = watcher.report(program)
+        for problem in [*watcher.problems, *present(report, presentation)]:
+            complain(problem, language)
+    except KeyboardInterrupt as interrupt:
+        _die_of(interrupt)
+    if ending.interrupt is not None:
+        _die_of(ending.interrupt)
+    return _status(ending, report, options) if is_original else ending.status
+
+
+def _status(ending: Ending, report: Report, options: Options) -> int:
+    is_conflict = any(diagnosis.severity in ("error", "warning") for diagnosis in report.diagnoses)
+    return options.exit_code if is_conflict and ending.status == 0 and options.exit_code else ending.status
+
+
+def _die_of(interrupt: KeyboardInterrupt) -> NoReturn:
+    # The interpreter, seeing it pass, ends the process by SIGINT once it has cleaned up; it has been shown already.
+    sys.excepthook = lambda *_: None
+    raise interrupt
+
+
+def _open_session() -> Session:
+    from gradsan._session import Session as WatchSession
+
+    session: Session = WatchSession(mode="watch")
+    return session
+
+
+def _said(namespace: argparse.Namespace) -> dict[str, Any]:
+    said: dict[str, Any] = {}
+    for name in (*_OPTIONS_WITH_VALUE, *_SWITCHES):
+        value = getattr(namespace, name.replace("-", "_"))
+        if value is NO_VALUE:
+            raise OptionsError(Message("cli.missing_value", {"name": f"--{name}"}))
+        if value is not None:
+            said[name] = value
+    return said
+
+
+def _target(words: Sequence[str]) -> Target:
+    rest = list(words[1:] if words[:1] == ["--"] else words)
+    if not rest:
+        raise OptionsError(Message("cli.no_program"))
+    kind = {"-m": "module", "-c": "code"}.get(rest[0][:2])
+    if kind is None:
+        return Target("script", rest[0], tuple(rest[1:]))
+    glued = rest.pop(0)[2:]
+    if not glued and not rest:
+        raise OptionsError(Message("cli.missing_value", {"name": "-m" if kind == "module" else "-c"}))
+    name = glued or rest.pop(0)
+    return Target("module" if kind == "module" else "code", name, tuple(rest))
+
+
+def _option_help(name: str, words: Callable[[str], str]) -> str:
+    return words(f"option_{name.replace('-', '_')}").replace("%", "%%")
+
+
+def _working_directory() -> Path | None:
+    try:
+        return Path.cwd()
+    except OSError:
+        return None

@@ -1,0 +1,212 @@
+"""What ``gradsan run`` can be told, and the three places where it is told: command line, environment, pyproject.toml.
+
+A *layer* is what one place says: values by field name of :class:`Options`, already checked. Later layers win.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+from gradsan.model import Message
+
+_TOML = "tomllib" if sys.version_info >= (3, 11) else "tomli"
+_ENVIRONMENT_NAME = "GRADSAN_OPTIONS"
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+_SETTING = re.compile(r"""([^=:]+)=("[^"]*"|'[^']*'|[^:]*)(?::|$)""")
+
+Layer = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How ``gradsan run`` reports.
+
+    ``json`` is the file that receives the report as JSON, or None; ``exit_code`` (0 to 255) the status that takes the
+    place of 0 where the program finished but a conflict was found, 0 leaving the program's status alone; ``stacks``
+    asks for whole stacks, ``quiet`` for no report on the terminal.
+    """
+
+    json: str | None = None
+    lang: Literal["en", "zh", "auto"] = "auto"
+    color: Literal["auto", "always", "never"] = "auto"
+    stacks: bool = False
+    quiet: bool = False
+    exit_code: int = 66
+
+
+class OptionsError(Exception):
+    """gradsan was told something that it does not understand."""
+
+    def __init__(self, message: Message) -> None:
+        """``message`` is the sentence that says so."""
+        super().__init__(message.key)
+        self.message = message
+
+
+def checked_layer(raw: Mapping[str, Any], where: Message) -> dict[str, Any]:
+    """The layer for ``raw``: option names as users write them (``exit-code``) with values as they were found.
+
+    ``where`` names the place for the sentence of an error.
+
+    Raises:
+        OptionsError: for an option that does not exist and for a value that it cannot have.
+    """
+    layer: dict[str, Any] = {}
+    for name, value in raw.items():
+        field = name.strip().replace("-", "_")
+        if field not in _CHECKS:
+            known = ", ".join(sorted(spelled(field) for field in _CHECKS))
+            raise OptionsError(Message("cli.unknown_setting", {"where": where, "name": name, "known": known}))
+        check, expected = _CHECKS[field]
+        try:
+            layer[field] = check(value)
+        except ValueError:
+            said = {
+                "where": where,
+                "name": spelled(field),
+                "value": value,
+                "expected": Message(f"cli.takes_{expected}"),
+            }
+            raise OptionsError(Message("cli.bad_value", said)) from None
+    return layer
+
+
+def environment_layer(environ: Mapping[str, str]) -> dict[str, Any]:
+    """What ``GRADSAN_OPTIONS`` in ``environ`` says: ``key=value:key=value``.
+
+    A value that holds a colon is written in quotes: ``json="a:b.json"``.
+
+    Raises:
+        OptionsError: for a part that is no ``key=value``, and as :func:`checked_layer`.
+    """
+    text = environ.get(_ENVIRONMENT_NAME, "")
+    where = Message("cli.where_environment", {"name": _ENVIRONMENT_NAME})
+    raw: dict[str, str] = {}
+    position = 0
+    while position < len(text):
+        if text[position] in ": ":
+            position += 1
+            continue
+        setting = _SETTING.match(text, position)
+        if setting is None:
+            part = text[position:].partition(":")[0]
+            raise OptionsError(Message("cli.no_setting", {"where": where, "part": part}))
+        name, value = setting.groups()
+        raw[name.strip()] = value[1:-1] if value[:1] in {'"', "'"} and value[-1:] == value[:1] else value.strip()
+        position = setting.end()
+    return checked_layer(raw, where)
+
+
+def file_layer(directory: Path) -> dict[str, Any]:
+    """What ``[tool.gradsan]`` says in the nearest pyproject.toml, from ``directory`` upwards, that has this table.
+
+    A relative ``json`` path counts from the folder of that file.
+
+    Raises:
+        OptionsError: where a pyproject.toml on the way cannot be read, and as :func:`checked_layer`.
+    """
+    for folder in (directory, *directory.parents):
+        file = folder / "pyproject.toml"
+        table = _gradsan_table(file)
+        if table is not None:
+            layer = checked_layer(table, Message("cli.where_file", {"path": file}))
+            if layer.get("json") is not None:
+                layer["json"] = str(folder / layer["json"])
+            return layer
+    return {}
+
+
+def merged(*layers: Layer) -> Options:
+    """The options that ``layers`` lead to, the weakest layer first; what none of them says keeps its default."""
+    values: dict[str, Any] = {}
+    for layer in layers:
+        values.update(layer)
+    return Options(**values)
+
+
+def read_options(command_line: Mapping[str, Any], environ: Mapping[str, str], directory: Path | None) -> Options:
+    """The options from all three places; ``directory`` is where the program starts, None where it no longer exists.
+
+    Raises:
+        OptionsError: as :func:`checked_layer`, :func:`environment_layer` and :func:`file_layer`.
+    """
+    return merged(
+        {} if directory is None else file_layer(directory),
+        environment_layer(environ),
+        checked_layer(command_line, Message("cli.where_command_line")),
+    )
+
+
+def spelled(field: str) -> str:
+    """A field of :class:`Options` as users write it."""
+    return field.replace("_", "-")
+
+
+def _gradsan_table(file: Path) -> Mapping[str, Any] | None:
+    try:
+        if not file.is_file():
+            return None
+        with file.open("rb") as stream:
+            tool = import_module(_TOML).load(stream).get("tool", {})
+    except (OSError, ValueError) as failure:
+        # A TOMLDecodeError is a ValueError, and so is text that is not UTF-8.
+        raise OptionsError(Message("cli.broken_file", {"path": file, "reason": _reason(failure)})) from None
+    table = tool.get("gradsan") if isinstance(tool, Mapping) else None
+    return table if isinstance(table, Mapping) else None
+
+
+def _reason(failure: Exception) -> str:
+    return (isinstance(failure, OSError) and failure.strerror) or str(failure)
+
+
+def _path(value: Any) -> str:
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise ValueError(value)
+    return value
+
+
+def _switch(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    word = value.lower() if isinstance(value, str) else None
+    if word in _TRUE or word in _FALSE:
+        return word in _TRUE
+    raise ValueError(value)
+
+
+def _status(value: Any) -> int:
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    if is_number or (isinstance(value, str) and value.isascii() and value.isdigit()):
+        status = int(value)
+        if 0 <= status <= 255:
+            return status
+    raise ValueError(value)
+
+
+def _one_of(*words: str) -> Callable[[Any], str]:
+    def check(value: Any) -> str:
+        if not isinstance(value, str) or value not in words:
+            raise ValueError(value)
+        return value
+
+    return check
+
+
+_CHECKS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
+    "json": (_path, "path"),
+    "lang": (_one_of("en", "zh", "auto"), "lang"),
+    "color": (_one_of("auto", "always", "never"), "color"),
+    "stacks": (_switch, "switch"),
+    "quiet": (_switch, "switch"),
+    "exit_code": (_status, "status"),
+}
+"""How each field of Options is checked, and the key of the words that say what it takes."""
+
+assert set(_CHECKS) == {field.name for field in fields(Options)}
