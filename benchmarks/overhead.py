@@ -29,7 +29,7 @@ import torch
 
 import gradsan
 from gradsan.capture._core import native_available
-from page import machine, machine_line, replace_between, table
+from page import machine, machine_line, page_with, replace_between, table
 from workloads import WORKLOADS, Step, Workload
 
 PLAIN = "plain"
@@ -193,7 +193,9 @@ def parse(arguments: Sequence[str] | None, known: Sequence[Mode]) -> argparse.Na
     parser.add_argument("--modes", metavar="KEYS", help=f"of {','.join(m.key for m in known[1:])}; plain always runs")
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu: where other programs share the cores")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every round's ratios")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table between PAGE's overhead markers")
+    parser.add_argument(
+        "--write", type=page_with("overhead"), metavar="PAGE", help="put the table between PAGE's overhead markers"
+    )
     options = parser.parse_args(arguments)
     if options.rounds < 1 or options.chunk <= 0:
         parser.error("--rounds is 1 or more, --chunk more than 0")

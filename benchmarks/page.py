@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import os
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -48,15 +49,32 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, rule, *rows))
 
 
-def replace_between(page: Path, name: str, text: str) -> None:
-    """Put ``text`` between ``<!-- name:start -->`` and ``<!-- name:end -->`` of ``page``.
+def around(page: Path, name: str) -> tuple[str, str]:
+    """The text of ``page`` up to ``<!-- name:start -->`` and from ``<!-- name:end -->`` on, markers included.
 
-    Raises ValueError where the page does not have this pair of markers exactly once.
+    Raises ValueError where the page is not there or does not have this pair of markers exactly once.
     """
     start, end = f"<!-- {name}:start -->", f"<!-- {name}:end -->"
-    before = page.read_text(encoding="utf-8")
-    if before.count(start) != 1 or before.count(end) != 1 or before.index(start) > before.index(end):
-        raise ValueError(f"{page} needs the lines {start} and {end}, once each and in this order")
-    head, rest = before.split(start)
-    tail = rest.split(end)[1]
-    page.write_text(f"{head}{start}\n{text.strip()}\n{end}{tail}", encoding="utf-8")
+    text = page.read_text(encoding="utf-8") if page.is_file() else ""
+    if text.count(start) != 1 or text.count(end) != 1 or text.index(start) > text.index(end):
+        raise ValueError(f"{page} needs the markers {start} and {end}, once each and in this order")
+    return text[: text.index(start) + len(start)], text[text.index(end) :]
+
+
+def replace_between(page: Path, name: str, text: str) -> None:
+    """Put ``text`` between the markers of ``page``. Raises ValueError as :func:`around`."""
+    head, tail = around(page, name)
+    page.write_text(f"{head}\n{text.strip()}\n{tail}", encoding="utf-8")
+
+
+def page_with(name: str) -> Callable[[str], Path]:
+    """An argparse type: the path of a page that has the markers, so that a wrong page ends the program at once."""
+
+    def page(argument: str) -> Path:
+        try:
+            around(Path(argument), name)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+        return Path(argument)
+
+    return page

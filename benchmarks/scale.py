@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gradsan.capture._core import native_available
-from page import machine, machine_line, replace_between, table
+from page import machine, machine_line, page_with, replace_between, table
 
 PROBES = Path(__file__).with_name("scale_probes.py")
 
@@ -77,7 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--saves", default="10,1000,100000,1000000", metavar="N,…", help="numbers of live saves")
     parser.add_argument("--graph", type=int, default=1_000_000, metavar="N", help="nodes of the failing graph")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers behind the tables")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables between PAGE's scale markers")
+    parser.add_argument(
+        "--write", type=page_with("scale"), metavar="PAGE", help="put the tables between PAGE's scale markers"
+    )
     options = parser.parse_args(arguments)
     counts = [int(count) for count in options.saves.split(",")]
     if any(low >= high for low, high in zip([0, *counts], counts, strict=False)):
