@@ -84,10 +84,9 @@ def _styled_list(language: Language) -> str:
 
 
 def _styled_page(code: str, language: Language) -> str:
-    from rich.markdown import Markdown
+    from gradsan.cli._markdown import TerminalMarkdown
 
-    # The terminal's own colours: they suit light and dark backgrounds alike.
-    return _rendered(Markdown(page(code, language), code_theme="ansi_dark", inline_code_theme="ansi_dark"))
+    return _rendered(TerminalMarkdown(page(code, language)))
 
 
 def _rendered(*parts: RenderableType) -> str:
