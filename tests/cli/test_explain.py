@@ -84,7 +84,7 @@ def test_an_unknown_code_is_one_sentence_and_status_2(capsys):
     assert run("GS999") == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err == "gradsan explain: there is no code GS999; `gradsan explain` lists the codes\n"
+    assert err == "gradsan: there is no code GS999; `gradsan explain` lists the codes\n"
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

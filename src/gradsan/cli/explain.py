@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
+from gradsan.cli._sentences import complain
 from gradsan.model import Message
 from gradsan.text import Language, choose_language, codes, page, resolve, say
 
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     code = resolve(args.code)
     if code is None:
-        _write(say(Message("explain.unknown_code", {"code": args.code}), language) + "\n", sys.stderr)
+        complain(Message("explain.unknown_code", {"code": args.code}), language)
         return 2
     _write(_styled_page(code, language) if styled else page(code, language), sys.stdout)
     return 0
