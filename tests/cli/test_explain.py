@@ -156,3 +156,8 @@ def test_a_reader_that_stops_early_is_no_failure():
     child.stdout.close()
     assert child.wait() == 0
     assert child.stderr.read() == b""
+
+
+def test_a_closed_stdout_is_no_failure(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert run("GS111") == 0

@@ -52,9 +52,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _is_styled(option: str, stream: TextIO, environ: Mapping[str, str]) -> bool:
+def _is_styled(option: str, stream: TextIO | None, environ: Mapping[str, str]) -> bool:
     if option == "auto":
-        return stream.isatty() and environ.get("TERM") != "dumb"
+        return stream is not None and stream.isatty() and environ.get("TERM") != "dumb"
     return option == "always"
 
 
@@ -101,8 +101,10 @@ def _rendered(*parts: RenderableType) -> str:
     return written.getvalue()
 
 
-def _write(text: str, stream: TextIO) -> None:
-    """Write ``text``, with ``?`` for what the stream cannot encode; a reader that stops early is no failure."""
+def _write(text: str, stream: TextIO | None) -> None:
+    """Write ``text``, with ``?`` for what the stream cannot encode; a reader that is gone is no failure."""
+    if stream is None:
+        return
     encoding = stream.encoding or "utf-8"
     try:
         stream.write(text.encode(encoding, "replace").decode(encoding))
