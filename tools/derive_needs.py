@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -62,39 +63,58 @@ def _tensor_slots(saved: Iterable[SavedAttribute]) -> set[str]:
     return {_name(attribute.nctype) for attribute in saved if attribute.nctype.type in _SAVED_VARIABLE_TYPES}
 
 
-def _formula(info: DifferentiabilityInfo, derivative: Derivative) -> str:
-    # For generated foreach derivatives original_formula is that of the plain op; formula names the lists.
-    generated = info.name.startswith("_foreach_") and "grads[i]" in derivative.formula
-    text: str = derivative.formula if generated else derivative.original_formula
-    return " ".join(text.split())
+def _generated_from(info: DifferentiabilityInfo) -> str | None:
+    """The Node whose derivative torch's build turned into that of a foreach function, or None."""
+    overload = info.func.func.name.overload_name
+    generated = info.name.startswith("_foreach_") and any("grads[i]" in one.formula for one in info.derivatives)
+    return str(info.op).removeprefix("Foreach").removesuffix(overload) if generated else None
+
+
+def _key(derivative: Derivative) -> str:
+    return ", ".join(derivative.var_names)
+
+
+def _only_described(slot: str, derivative: Derivative) -> bool:
+    """Whether a formula asks only for the slot's dtype or sizes.
+
+    Torch saves those instead of the tensor where it can, but the derivatives it generates for foreach functions keep
+    the tensors all the same.
+    """
+    rest = re.sub(r"\w+(\[i\])?\.(scalar_type|layout|dim|options|sym_\w+)\(\)", "", derivative.formula)
+    return not re.search(rf"\b{slot}\b", rest)
 
 
 def _describe(info: DifferentiabilityInfo) -> dict[str, Any]:
     """One Node: ``op``, its differentiable ``inputs`` in the order of its gradients, and what it saves.
 
     ``saved`` maps each slot that holds tensors to keys of ``formulas``; ``outputs`` lists the slots among them that
-    are results of the operation itself.
+    are results of the operation itself, ``shape`` those of which only the dtype or the sizes are asked for.
+    ``foreach_of`` is the Node of the plain operation that a foreach function repeats.
     """
     node: dict[str, Any] = {
         "op": info.name.partition(".")[0],
         "inputs": [argument.name for argument in info.args_with_derivatives],
     }
-    saved: dict[str, list[str]] = {}
-    formulas: dict[str, str] = {}
+    plain = _generated_from(info)
+    keepers: dict[str, list[Derivative]] = {}
     for derivative in info.derivatives:
-        gradient_of = ", ".join(derivative.var_names)
-        slots = _tensor_slots((*derivative.saved_inputs, *derivative.saved_outputs))
-        if slots:
-            formulas[gradient_of] = _formula(info, derivative)
-        for slot in slots:
-            saved.setdefault(slot, []).append(gradient_of)
-    if saved:
-        node["saved"] = {slot: sorted(saved[slot]) for slot in sorted(saved)}
-        node["formulas"] = formulas
-        outputs = sorted(_tensor_slots(info.all_saved_outputs))
-        if outputs:
-            node["outputs"] = outputs
-    return node
+        for slot in _tensor_slots((*derivative.saved_inputs, *derivative.saved_outputs)):
+            keepers.setdefault(slot, []).append(derivative)
+    readers = {
+        slot: [one for one in derivatives if not _only_described(slot, one)] for slot, derivatives in keepers.items()
+    }
+    saved = {slot: sorted(map(_key, readers[slot] or keepers[slot])) for slot in sorted(keepers)}
+    # original_formula of a generated derivative is that of the plain operation; formula names the lists.
+    texts = {_key(one): one.formula if plain else one.original_formula for one in info.derivatives}
+    used = {key for keys in saved.values() for key in keys}
+    optional = {
+        "foreach_of": plain,
+        "saved": saved,
+        "formulas": {key: " ".join(text.split()) for key, text in texts.items() if key in used},
+        "outputs": sorted(_tensor_slots(info.all_saved_outputs)),
+        "shape": sorted(slot for slot, derivatives in readers.items() if not derivatives),
+    }
+    return {**node, **{key: value for key, value in optional.items() if value}}
 
 
 def derive() -> dict[str, Any]:

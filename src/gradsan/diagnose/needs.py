@@ -73,7 +73,7 @@ def need_of(node: str, slot: str) -> Need | None:
         formula=formula,
         gradient_of=gradient_of,
         is_output=slot in entry.get("outputs", ()),
-        reads=_reads(person, slot),
+        reads=_reads(entry, person, slot),
         curated=written is not None,
     )
 
@@ -109,8 +109,8 @@ def _everyday(native: str, aliases: Mapping[str, str]) -> str:
     return shorter
 
 
-def _reads(person: Mapping[str, Any], slot: str) -> Reads:
-    if slot in person.get("shape", ()):
+def _reads(entry: Mapping[str, Any], person: Mapping[str, Any], slot: str) -> Reads:
+    if slot in entry.get("shape", ()) or slot in person.get("shape", ()):
         return "shape"
     return "mask" if slot in person.get("mask", ()) else "values"
 
@@ -155,6 +155,10 @@ def _mentioned(expression: str) -> frozenset[str]:
 
 def _formulas_of(node: str) -> Mapping[str, Any]:
     own: Mapping[str, Any] = _people().get(node, {})
+    entry = _nodes().get(node, {})
+    plain: str | None = entry.get("foreach_of")
+    if plain and _nodes()[plain]["inputs"] == entry["inputs"]:
+        return _formulas_of(plain)
     return {**_formulas_of(own["like"]), **own} if "like" in own else own
 
 
