@@ -47,6 +47,7 @@ WORDS = {
     "the writes of {name} and the reads of backward lie in one buffer": "写入 {name} 和 backward 的读取在同一块内存",
     "this loss reaches back across an optimizer step": "这个损失跨过一次 optimizer step 连到了更早的计算图",
     "what wrote into {name} was not seen": "没有看到是什么写入了 {name}",
+    "{op} kept {name}; then {write} wrote into the same memory": "{op} 保存了 {name}，之后 {write} 写入了同一块内存",
     "{name}, by {op}": "{name}，由 {op} 改写",
     "{op}'s gradient is computed from its result, which is gone": "{op} 的梯度由其结果算出，而结果已不在",
     "{what} updated rnn.weight_hh_l0": "{what} 更新了 rnn.weight_hh_l0",
@@ -103,7 +104,9 @@ def same_line():
             severity="error",
             silent=False,
             title=words("the result of an operation was overwritten before backward needed it"),
-            explanation=words("{op}'s gradient is computed from its result, which is gone", op="sigmoid"),
+            explanation=words(
+                "{op} kept {name}; then {write} wrote into the same memory", op="sigmoid", name="y", write="mul_"
+            ),
             labels=(
                 label("saved", frame("same_line.py", 6, "torch.sigmoid(x)"), words("result of {op}", op="sigmoid")),
                 label(

@@ -1,8 +1,11 @@
+import linecache
+
 import pytest
 from rich.cells import cell_len
 from rich.text import Text
-from sample_reports import REPORTS, SOURCES
+from sample_reports import REPORTS, SOURCES, report, words
 
+from gradsan.model import Diagnosis, Frame, Label
 from gradsan.present import render_terminal
 
 
@@ -54,3 +57,25 @@ def test_no_colour_codes_even_where_the_environment_asks(name, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     assert "\x1b" not in render(name)
+
+
+def draw_one(source, column, end_column, width=60):
+    """The rows of a label on a line that exists only in linecache."""
+    linecache.cache["<drawn>"] = (len(source), None, [f"{source}\n"], "<drawn>")
+    message = words("result of {op}", op="x")
+    shown = Label("used", Frame("<drawn>", 1, "f", column, 1, end_column, is_user=True), message)
+    made = report(Diagnosis("GS101", "result_overwritten", "error", False, message, message, (shown,)))
+    drawn = render_terminal(made, language="en", color=False, width=width, stacks=False, cwd=SOURCES)
+    return drawn.splitlines()[2:4]
+
+
+def test_a_mark_at_the_very_edge_stays_inside():
+    room = 60 - len(" 1 │ ")
+    _, underline = draw_one("x" * room + "\u0301", room + 1, room + 2)
+    assert underline == "   │ " + " " * (room - 1) + "^"
+
+
+def test_control_characters_of_a_source_line_do_not_reach_the_terminal():
+    row, underline = draw_one("a = '\x1b[31m' + b", 15, 16)
+    assert row == " 1 │ a = '␛[31m' + b"
+    assert underline.index("^") == row.index(" + b") + 3

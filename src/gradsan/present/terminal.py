@@ -90,12 +90,7 @@ def _draw_diagnosis(diagnosis: Diagnosis, stacks: bool, canvas: Canvas) -> Itera
 
     if diagnosis.tensor is not None:
         yield from canvas.remark("tensor", _tensor(diagnosis.tensor, canvas))
-    if diagnosis.why is not None:
-        yield from canvas.remark("why", canvas.say(diagnosis.why.text))
-        if diagnosis.why.formula:
-            yield from canvas.paragraph(("", ""), diagnosis.why.formula, indent=canvas.digits + 5)
-    else:
-        yield from canvas.remark("why", canvas.say(diagnosis.explanation))
+    yield from _draw_why(diagnosis, canvas)
     gradient = _gradient(diagnosis.gradient, diagnosis.silent, canvas)
     if gradient:
         yield from canvas.remark("gradient", gradient)
@@ -110,6 +105,18 @@ def _draw_diagnosis(diagnosis: Diagnosis, stacks: bool, canvas: Canvas) -> Itera
 def _draw_stacks(marks: Iterable[Mark], canvas: Canvas) -> Iterator[Text]:
     for mark in marks:
         yield from draw_stack(mark, canvas)
+
+
+def _draw_why(diagnosis: Diagnosis, canvas: Canvas) -> Iterator[Text]:
+    """Draw what happened, then why backward needs the value, then the formula where the words do not hold it."""
+    said = [canvas.say(diagnosis.explanation)]
+    if diagnosis.why is not None:
+        said.append(canvas.say(diagnosis.why.text))
+    body = "\n".join(dict.fromkeys(said))
+    yield from canvas.remark("why", body)
+    formula = diagnosis.why.formula if diagnosis.why else None
+    if formula and formula not in body:
+        yield from canvas.paragraph(("", ""), formula, indent=canvas.digits + 5)
 
 
 def _tensor(tensor: NamedTensor, canvas: Canvas) -> str:
