@@ -1,3 +1,35 @@
-"""Evidence → Diagnosis."""
-from gradsan.model import *
-def diagnose(evidence): return ()
+"""Evidence → Diagnosis: every conflict goes to the first cause that recognises it; equal findings are counted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gradsan.diagnose.causes import CAUSES
+from gradsan.diagnose.facts import examine
+from gradsan.model import Conflict, Diagnosis, Evidence
+
+
+def diagnose(evidence: Evidence) -> tuple[Diagnosis, ...]:
+    """The diagnoses of everything captured, in the order in which it happened."""
+    found: dict[object, Diagnosis] = {}
+    for conflict in evidence.conflicts:
+        diagnosis = _explain(conflict)
+        key = _identity(diagnosis)
+        known = found.get(key)
+        found[key] = diagnosis if known is None else replace(known, count=known.count + diagnosis.count)
+    return tuple(found.values())
+
+
+def _explain(conflict: Conflict) -> Diagnosis:
+    facts = examine(conflict)
+    for cause in CAUSES:
+        diagnosis = cause(facts)
+        if diagnosis is not None:
+            return diagnosis
+    raise AssertionError("the last cause, unknown_writer, takes every conflict")
+
+
+def _identity(diagnosis: Diagnosis) -> object:
+    """What makes two findings the same: the cause, and the same lines in the same roles. Counts and steps may differ."""
+    places = tuple((label.role, label.frame.file, label.frame.line) for label in diagnosis.labels)
+    return diagnosis.code, diagnosis.silent, places

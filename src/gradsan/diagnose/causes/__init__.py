@@ -1,1 +1,40 @@
-"""diagnose/causes."""
+"""One file per cause: ``match(facts)`` gives a Diagnosis, or None where the cause is not this one.
+
+The order decides where several would fit: first what hides the question (hooks, false alarms), then who wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gradsan.diagnose.causes import (
+    buffer_filled_in_loop,
+    false_alarm,
+    hidden_by_saved_tensor_hooks,
+    inplace_module,
+    input_changed_between_passes,
+    operand_overwritten,
+    result_overwritten,
+    state_carried_over,
+    statistics_updated,
+    step_between_forward_and_backward,
+    unknown_writer,
+)
+from gradsan.diagnose.facts import Facts
+from gradsan.model import Diagnosis
+
+CAUSES: tuple[Callable[[Facts], Diagnosis | None], ...] = (
+    hidden_by_saved_tensor_hooks.match,
+    buffer_filled_in_loop.match,
+    false_alarm.match,
+    state_carried_over.match,
+    step_between_forward_and_backward.match,
+    statistics_updated.match,
+    inplace_module.match,
+    input_changed_between_passes.match,
+    result_overwritten.match,
+    operand_overwritten.match,
+    unknown_writer.match,
+)
+
+__all__ = ["CAUSES"]

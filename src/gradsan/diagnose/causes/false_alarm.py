@@ -1,0 +1,29 @@
+"""GS120: the version counter moved, and no byte that was saved has changed."""
+
+from __future__ import annotations
+
+from gradsan.diagnose import build, fixes
+from gradsan.diagnose import labels as label_room
+from gradsan.diagnose.facts import Facts
+from gradsan.model import Diagnosis, Message
+
+CODE = "GS120"
+SLUG = "false_alarm"
+
+
+def match(facts: Facts) -> Diagnosis | None:
+    """Recognise that every logged write missed the saved bytes, or changed only shape and strides."""
+    if not facts.is_false_alarm:
+        return None
+    shape_only = all(write.kind == "metadata" for write in facts.missed)
+    key = "note.only_shape_changed" if shape_only else "note.other_bytes_written"
+    return build.diagnosis(
+        facts,
+        CODE,
+        SLUG,
+        # The program was stopped all the same, so to its user this is an error until the alarm is out of the way.
+        severity="error" if facts.conflict.raised else "note",
+        labels=label_room.standard(facts, writes=facts.missed),
+        fixes=(*fixes.clone_before_mutation(facts), *fixes.out_of_place(facts)),
+        notes=(Message(key, {"name": facts.name}),),
+    )

@@ -1,0 +1,20 @@
+"""GS105: a saved tensor that needs no gradient (ids, a mask, a batch) was edited before the backward that reads it."""
+
+from __future__ import annotations
+
+from gradsan.diagnose import build, fixes
+from gradsan.diagnose.facts import Facts
+from gradsan.model import Diagnosis
+
+CODE = "GS105"
+SLUG = "input_changed_between_passes"
+
+
+def match(facts: Facts) -> Diagnosis | None:
+    """Recognise a written leaf without gradient."""
+    tensor = facts.conflict.save.tensor
+    if not facts.writes or tensor.requires_grad or not tensor.is_leaf:
+        return None
+    return build.diagnosis(
+        facts, CODE, SLUG, fixes=(*fixes.clone_before_mutation(facts), *fixes.out_of_place(facts))
+    )

@@ -1,0 +1,19 @@
+"""GS101: the user's in-place operation changed an operation's saved result (sigmoid, exp, softmax, relu …)."""
+
+from __future__ import annotations
+
+from gradsan.diagnose import build, fixes
+from gradsan.diagnose.facts import Facts
+from gradsan.model import Diagnosis
+
+CODE = "GS101"
+SLUG = "result_overwritten"
+
+
+def match(facts: Facts) -> Diagnosis | None:
+    """Recognise a saved result that was written."""
+    if not facts.writes or not facts.conflict.save.is_output:
+        return None
+    return build.diagnosis(
+        facts, CODE, SLUG, fixes=(*fixes.out_of_place(facts), *fixes.clone_before_mutation(facts))
+    )

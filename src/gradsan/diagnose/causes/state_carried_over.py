@@ -1,0 +1,75 @@
+"""GS111: the graph of this loss crosses a parameter update over a bridge: the state carried from step to step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gradsan import source
+from gradsan.diagnose import build, fixes
+from gradsan.diagnose import labels as label_room
+from gradsan.diagnose.facts import Facts, place
+from gradsan.model import Bridge, Diagnosis, Frame, Label, Message, Site
+
+CODE = "GS111"
+SLUG = "state_carried_over"
+
+
+def match(facts: Facts) -> Diagnosis | None:
+    """Recognise an update, a bridge across it, and a forward that ran again on this side of it."""
+    bridge = facts.conflict.bridge
+    if not facts.updates or bridge is None or not bridge.forward_ran_again:
+        return None
+    name, bound_at = carrier(bridge)
+    shown: str | Message = name or Message("label.unnamed_state")
+    use, save = facts.conflict.use, facts.conflict.save
+    used = Message("label.used_across_step", {"bridge": shown, "step": use.step, "earlier": save.step})
+    labels = (
+        *label_room.standard(facts, used=used),
+        *_bridge_label(bridge, bound_at, Message("label.bridge", {"bridge": shown})),
+    )
+    update = facts.updates[0]
+    return build.diagnosis(
+        facts,
+        CODE,
+        SLUG,
+        values={"bridge": shown, "update": update.op, "step": use.step, "earlier": save.step},
+        labels=labels,
+        fixes=(*fixes.detach_carried_state(facts, bound_at, name), *fixes.drop_retain_graph(facts)),
+    )
+
+
+def carrier(bridge: Bridge) -> tuple[str | None, Frame | None]:
+    """The name that carries the state, and the line that binds it to the older graph.
+
+    A live variable that holds the bridge's tensor is certain; otherwise the name is read from the source around the
+    operation that took it: a name read there and bound again later in the same loop, or for the next call.
+    """
+    frames = [frame for site in bridge.taken_near if (frame := place(site)) is not None and frame.is_user]
+    carried = [found for frame in frames for found in source.carried_names(frame)]
+    if bridge.name is not None:
+        known = next((found for found in carried if found.name == bridge.name.partition("[")[0]), None)
+        frame = _line_of(frames, known.bound_line) if known is not None else None
+        return bridge.name, frame
+    names = list(dict.fromkeys(found.name for found in carried))
+    for found in carried:
+        if found.name == names[0]:
+            return found.name, _line_of(frames, found.bound_line)
+    return None, None
+
+
+def _line_of(frames: list[Frame], line: int) -> Frame | None:
+    """The frame moved to another line of its function; columns are those of the statement there."""
+    if not frames:
+        return None
+    text = source.source_line(frames[0].file, line)
+    if text is None:
+        return None
+    start = len(text) - len(text.lstrip()) + 1
+    return replace(frames[0], line=line, column=start, end_line=line, end_column=len(text.rstrip()) + 1)
+
+
+def _bridge_label(bridge: Bridge, bound_at: Frame | None, message: Message) -> tuple[Label, ...]:
+    site = bridge.taken_near[-1] if bridge.taken_near else None
+    if bound_at is not None:
+        return (Label("bridge", bound_at, message, bridge.older, site or Site()),)
+    return label_room.at("bridge", site, message, op=bridge.older)

@@ -1,0 +1,40 @@
+"""GS110: parameters were updated between the forward pass and its backward."""
+
+from __future__ import annotations
+
+from gradsan.diagnose import build, fixes
+from gradsan.diagnose import labels as label_room
+from gradsan.diagnose.facts import Facts
+from gradsan.model import Diagnosis, Message
+
+CODE = "GS110"
+SLUG = "step_between_forward_and_backward"
+
+
+def match(facts: Facts) -> Diagnosis | None:
+    """Recognise a parameter update (an optimizer's step, or one written by hand) among the writes."""
+    updates = facts.updates
+    if not updates:
+        return None
+    bridge = facts.conflict.bridge
+    notes = []
+    if bridge is not None and bridge.name is not None:
+        notes.append(Message("note.hangs_on", {"bridge": bridge.name}))
+    if facts.conflict.use.retain_graph:
+        notes.append(Message("note.retain_graph_keeps_the_graph_not_the_values"))
+    update = updates[0]
+    return build.diagnosis(
+        facts,
+        CODE,
+        SLUG,
+        values={"update": update_name(facts)},
+        labels=label_room.standard(facts, used=Message("label.used_after_step", {"op": facts.op})),
+        fixes=(*fixes.reorder_step(facts), *fixes.recompute_forward(facts)) if update else (),
+        notes=tuple(notes),
+    )
+
+
+def update_name(facts: Facts) -> str | Message:
+    """What updated the parameter: ``Adam.step``, or words for an update by hand."""
+    update = facts.updates[0]
+    return update.op if update.kind == "step" else Message("label.update_by_hand", {"op": update.op})

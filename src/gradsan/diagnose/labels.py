@@ -1,0 +1,69 @@
+"""The places of a diagnosis, in the order of events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gradsan.diagnose.facts import Facts, place
+from gradsan.model import Label, Message, Role, Site, Write
+
+
+def standard(facts: Facts, *, writes: Iterable[Write] | None = None, used: Message | None = None) -> tuple[Label, ...]:
+    """Saved, written (each line once, with its count), used; ``writes`` and ``used`` replace the usual ones."""
+    shown = facts.writes if writes is None else tuple(writes)
+    return (
+        *saved(facts),
+        *written(facts, shown),
+        *at("used", facts.conflict.use.site, used or _used(facts), op=facts.conflict.use.via),
+    )
+
+
+def at(role: Role, site: Site | None, message: Message, op: str | None = None) -> tuple[Label, ...]:
+    """A label at a site's user frame; none where the site has no frame."""
+    frame = place(site) if site is not None else None
+    return () if site is None or frame is None else (Label(role, frame, message, op, site),)
+
+
+def saved(facts: Facts) -> tuple[Label, ...]:
+    """Where autograd kept the value."""
+    save, need = facts.conflict.save, facts.need
+    values = {"name": facts.name, "op": facts.op, "operand": save.slot or "?", "step": save.step}
+    if need is not None and need.gradient_of:
+        key = "label.saved.result" if save.is_output else "label.saved.operand"
+        values["target"] = ", ".join(need.gradient_of)
+    else:
+        key = "label.saved.plain"
+    return at("saved", save.site, _in_step(facts, Message(key, values), save.step), op=save.node)
+
+
+def written(facts: Facts, writes: Iterable[Write]) -> tuple[Label, ...]:
+    """Where the value was overwritten: each source line once, in order of its first write."""
+    by_line: dict[tuple[str, int], list[Write]] = {}
+    for write in writes:
+        frame = place(write.site)
+        if frame is not None:
+            by_line.setdefault((frame.file, frame.line), []).append(write)
+    labels: list[Label] = []
+    for group in by_line.values():
+        first = group[0]
+        ops = list(dict.fromkeys(write.op for write in group))
+        if first.kind == "step":
+            message = Message("label.written.step", {"optimizer": first.optimizer, "name": facts.name})
+        else:
+            message = Message("label.written.op", {"name": facts.name, "op": ", ".join(ops)})
+        if len(group) > len(ops):
+            message = Message("label.counted", {"what": message, "count": len(group)})
+        labels += at("written", first.site, _in_step(facts, message, first.step), op=first.op)
+    return tuple(labels)
+
+
+def _used(facts: Facts) -> Message:
+    use = facts.conflict.use
+    return _in_step(facts, Message("label.used", {"op": facts.op}), use.step)
+
+
+def _in_step(facts: Facts, message: Message, step: int) -> Message:
+    """Steps are worth telling only where the events lie in different ones."""
+    conflict = facts.conflict
+    steps = {conflict.save.step, conflict.use.step, *(write.step for write in facts.writes)}
+    return Message("label.in_step", {"what": message, "step": step}) if len(steps) > 1 else message

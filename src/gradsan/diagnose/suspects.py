@@ -1,0 +1,103 @@
+"""Who may have written, where no write was logged: read from the source between the save and the use."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from gradsan import source
+from gradsan.diagnose.facts import Facts, place
+from gradsan.model import Frame, Site
+
+_MOST = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A line that may have written: why it is suspected (a message key), how strongly, and how near to the save."""
+
+    site: Site
+    reason: str
+    strength: int
+    distance: int
+
+
+def rank(facts: Facts) -> list[Suspect]:
+    """The lines that may have written the tensor, likeliest first: in-place operations on its name, then calls given it.
+
+    Looked through are the functions on the save's stack, from the save (or the call that led to it) onwards.
+    """
+    if not isinstance(facts.name, str):
+        return []
+    names = {facts.name, *(name.text for name in facts.conflict.names)}
+    use = place(facts.conflict.use.site)
+    found: dict[tuple[str, int], Suspect] = {}
+    for depth, frame in enumerate(reversed([f for f in facts.conflict.save.site.frames if f.is_user])):
+        for node in _later_nodes(frame, use):
+            verdict = _verdict(node, names)
+            if verdict is None:
+                continue
+            reason, strength = verdict
+            line = node.lineno  # type: ignore[attr-defined]
+            here = replace(frame, line=line, column=None, end_line=None, end_column=None)
+            suspect = Suspect(Site((here,)), reason, strength, depth * 10_000 + line - frame.line)
+            known = found.get((frame.file, line))
+            if known is None or known.strength < strength:
+                found[frame.file, line] = suspect
+    return sorted(found.values(), key=lambda suspect: (-suspect.strength, suspect.distance))[:_MOST]
+
+
+def _later_nodes(frame: Frame, use: Frame | None) -> Iterator[ast.AST]:
+    """The operations of the frame's function (or module) after its line, up to the use where that is in the same one."""
+    lines = source.source_lines(frame.file)
+    try:
+        tree = ast.parse("\n".join(lines))
+    except SyntaxError:
+        return
+    scope: ast.AST = tree
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+            and node.lineno <= frame.line <= (node.end_lineno or node.lineno)
+            and node.name == frame.function.rpartition(".")[2]
+        ):
+            scope = node
+    last = use.line if use is not None and use.file == frame.file and use.function == frame.function else None
+    for node in ast.walk(scope):
+        line = getattr(node, "lineno", None)
+        if line is not None and line > frame.line and (last is None or line < last):
+            yield node
+
+
+def _verdict(node: ast.AST, names: set[str]) -> tuple[str, int] | None:
+    if isinstance(node, ast.AugAssign) and _root(node.target) in names:
+        return "label.suspect.inplace", 3
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and _root(node) in names:
+        return "label.suspect.inplace", 3
+    if isinstance(node, ast.Call):
+        for keyword in node.keywords:
+            if keyword.arg == "out" and _root(keyword.value) in names:
+                return "label.suspect.inplace", 3
+        function = node.func
+        if isinstance(function, ast.Attribute):
+            is_inplace = function.attr.endswith("_") and not function.attr.endswith("__")
+            if is_inplace and _root(function.value) in names:
+                return "label.suspect.inplace", 3
+        if any(_root(argument) in names for argument in node.args):
+            return "label.suspect.call", 2
+    return None
+
+
+def _root(node: ast.AST) -> str | None:
+    """``x`` of ``x``, ``x[0]``, ``x.data``, ``x.view(-1)``; ``self.h`` of ``self.h[1:]``; else None."""
+    while True:
+        if isinstance(node, ast.Subscript):
+            node = node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            node = node.func.value
+        elif isinstance(node, ast.Attribute) and node.attr in ("data", "T", "mT", "real", "imag", "grad"):
+            node = node.value
+        else:
+            break
+    return ast.unparse(node) if isinstance(node, (ast.Name, ast.Attribute)) else None
