@@ -22,6 +22,12 @@ SOURCES = Path(__file__).parent / "sources"
 LIBRARY = "/opt/venv/lib/python3.11/site-packages/torch"
 
 WORDS = {
+    "bridge: {what}": "连接处：{what}",
+    "may have written: {what}": "可能写入：{what}",
+    "needed: {what}": "需要：{what}",
+    "note: {what}": "说明：{what}",
+    "overwritten: {what}": "覆盖：{what}",
+    "saved: {what}": "保存：{what}",
     "an update of the discriminator": "更新了判别器",
     "backward reads {op}'s result here": "backward 在此读取 {op} 的结果",
     "backward walked back into step {step} through h": "backward 经由 h 走回了第 {step} 步",
@@ -33,7 +39,7 @@ WORDS = {
     "h keeps the graph of the step before": "h 保留着上一步的计算图",
     "make a new tensor instead of writing into the saved one": "生成新的张量，不写入已保存的张量",
     "memory written through raw pointers": "经由裸指针的内存写入",
-    "may write into state; nothing of it was seen": "可能写入了 state；没有看到其内部",
+    "nothing was seen of what it does to state": "没有看到它对 state 做了什么",
     "only bytes outside of what was saved have changed": "只有保存范围以外的字节改变了",
     "record the writes in deep mode": "用 deep 模式记录写入",
     "result of {op}": "{op} 的结果",
@@ -62,7 +68,11 @@ def words(text, **values):
 
 def say_sample(message, language):
     text = message.key.removeprefix("sample.")
-    return (WORDS[text] if language == "zh" else text).format(**message.values)
+    values = {
+        name: say_sample(value, language) if isinstance(value, Message) else value
+        for name, value in message.values.items()
+    }
+    return (WORDS[text] if language == "zh" else text).format(**values)
 
 
 def frame(file, line, marked=None, function="<module>", end=None):
@@ -83,8 +93,18 @@ def library(file, line, function):
     return Frame(f"{LIBRARY}/{file}", line, function)
 
 
+OPENINGS = {
+    "saved": "saved: {what}",
+    "written": "overwritten: {what}",
+    "used": "needed: {what}",
+    "bridge": "bridge: {what}",
+    "suspect": "may have written: {what}",
+    "note": "note: {what}",
+}
+
+
 def label(role, where, message, callers=(), inner=(), op=None):
-    return Label(role, where, message, op, Site((*callers, where, *inner)))
+    return Label(role, where, words(OPENINGS[role], what=message), op, Site((*callers, where, *inner)))
 
 
 def report(
@@ -269,7 +289,7 @@ def false_alarm():
 
 
 def unknown_writer():
-    may = words("may write into state; nothing of it was seen")
+    may = words("nothing was seen of what it does to state")
     return report(
         Diagnosis(
             code="GS121",

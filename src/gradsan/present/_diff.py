@@ -6,7 +6,8 @@ import difflib
 from pathlib import Path
 
 from gradsan.model import Fix
-from gradsan.present._places import shown_path, source_lines
+from gradsan.present._places import shown_path
+from gradsan.source.lines import source_lines
 
 _NO_NEWLINE = "\\ No newline at end of file"
 
@@ -27,7 +28,7 @@ def diff_of(fix: Fix, cwd: Path | None) -> str:
 
 
 def _file_diff(file: str, changes: dict[int, str], cwd: Path | None) -> str:
-    old = source_lines(file)
+    old = list(source_lines(file))
     if not all(1 <= line <= len(old) for line in changes):
         return ""
     new: list[str] = []

@@ -18,7 +18,8 @@ _CALLERS_SHOWN = 3
 class Mark:
     """A label to be drawn.
 
-    ``name`` is ``1. saved``, ``heading`` that with its colon, ``callers`` how the program came there (often empty).
+    ``heading`` is its number (``1. ``) or letter, if any; ``name`` is what a stack is headed with (``1. saved``);
+    ``callers`` says how the program came there (often empty).
     """
 
     label: Label
@@ -52,20 +53,20 @@ def marks_of(diagnosis: Diagnosis, canvas: Canvas) -> list[Mark]:
     events = letters = 0
     marks: list[Mark] = []
     for label in diagnosis.labels:
-        name = canvas.word(f"role.{label.role}")
+        heading = ""
         if label.role in _EVENTS:
             events += 1
-            name = f"{events}. {name}"
+            heading = f"{events}. "
         elif label.role == "suspect" and suspects > 1:
-            name = f"{_letter(letters)}. {name}"
+            heading = f"{_letter(letters)}. "
             letters += 1
         is_primary = label is primary
         marks.append(
             Mark(
                 label=label,
                 span=span_of(label.frame),
-                name=name,
-                heading=canvas.head(name),
+                name=heading + canvas.word(f"role.{label.role}"),
+                heading=heading,
                 body=canvas.say(label.message),
                 callers=_callers(label, shared, canvas),
                 style=SEVERITY_STYLE[diagnosis.severity] if is_primary else ROLE_STYLE[label.role],

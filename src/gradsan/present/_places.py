@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-import linecache
 import os
 from pathlib import Path
 
 from gradsan.model import Diagnosis, Frame, Label, Site
 
 _GRADSAN = Path(__file__).resolve().parent.parent
-
-
-def source_line(file: str, line: int) -> str | None:
-    """Return the source line without its line break, or None where there is no such line to be read."""
-    return linecache.getline(file, line).rstrip("\r\n") or (None if line > len(linecache.getlines(file)) else "")
-
-
-def source_lines(file: str) -> list[str]:
-    """Return all lines of a file without their line breaks; empty where it cannot be read."""
-    lines: list[str] = []
-    while (line := source_line(file, len(lines) + 1)) is not None:
-        lines.append(line)
-    return lines
 
 
 def working_directory(cwd: Path | None) -> Path | None:

@@ -11,7 +11,8 @@ from rich.text import Text
 from gradsan.present._canvas import FRAME_STYLE, QUIET_STYLE, Canvas
 from gradsan.present._cells import DisplayLine, display, width_of, wrap
 from gradsan.present._marks import Mark
-from gradsan.present._places import location, source_line
+from gradsan.present._places import location
+from gradsan.source.lines import source_line
 
 _ENOUGH_BESIDE = 36
 """A message that has to be wrapped stands beside its underline only where it has this many cells."""
@@ -127,14 +128,15 @@ def _message_below(mark: Mark, left: int, canvas: Canvas) -> Iterator[Text]:
 
 
 def _message(mark: Mark, indent: int, canvas: Canvas) -> list[list[tuple[str, str]]]:
-    """Return the lines of a message, each as styled parts; further lines stand under the begin of the first."""
-    free = canvas.room - indent
+    """Return the lines of a message, each as styled parts; further lines stand under the first one's words."""
     lead = width_of(mark.heading)
-    first, *rest = wrap(mark.body, free, free - lead)
+    hang = (" " * lead, "")
+    free = canvas.room - indent - lead
+    first, *rest = wrap(mark.body, free)
     lines = [[(mark.heading, f"bold {mark.style}"), (first, mark.style)]]
-    lines.extend([(line, mark.style)] for line in rest)
+    lines.extend([hang, (line, mark.style)] for line in rest)
     if mark.callers:
-        lines.extend([(line, QUIET_STYLE)] for line in wrap(mark.callers, free))
+        lines.extend([hang, (line, QUIET_STYLE)] for line in wrap(mark.callers, free))
     return lines
 
 

@@ -9,7 +9,8 @@ from rich.text import Text
 from gradsan.model import Frame
 from gradsan.present._canvas import QUIET_STYLE, Canvas
 from gradsan.present._marks import Mark
-from gradsan.present._places import location, shown_stack, source_line
+from gradsan.present._places import location, shown_stack
+from gradsan.source.lines import source_line
 
 
 def draw_stack(mark: Mark, canvas: Canvas) -> Iterator[Text]:

@@ -11,7 +11,8 @@ from typing import Any
 from gradsan import text
 from gradsan.model import Diagnosis, Fix, Frame, Label, NamedTensor, Program, Report, Seen, Verification
 from gradsan.present._diff import diff_of
-from gradsan.present._places import shown_path, shown_stack, source_line, working_directory
+from gradsan.present._places import shown_path, shown_stack, working_directory
+from gradsan.source.lines import source_line
 
 SCHEMA = "gradsan.report/1"
 

@@ -6,7 +6,8 @@ from gradsan import text
 from gradsan.model import Diagnosis, Message
 from gradsan.present._canvas import word
 from gradsan.present._cells import clean
-from gradsan.present._places import shown_path, source_line, working_directory
+from gradsan.present._places import shown_path, working_directory
+from gradsan.source.lines import source_line
 
 
 def short_note(diagnosis: Diagnosis, language: str) -> str:
