@@ -1,1 +1,41 @@
-"""source."""
+"""The source room: from the frames of a run to lines, expressions, names, and lines that might be changed.
+
+It reads source text only: it runs nothing, imports nothing of the program, and needs no torch. Every function answers
+None, or an empty collection, rather than a guess where the source is missing, is not what ran, or does not decide.
+"""
+
+from gradsan.source.bindings import Carried, carried_names
+from gradsan.source.change import Change, apply_change
+from gradsan.source.lines import source_line, source_lines
+from gradsan.source.locate import Expression, Statement, expression_at, expressions_at, statement_at, statements_at
+from gradsan.source.names import assigned_names, consumed_names
+from gradsan.source.out_of_place import out_of_place
+from gradsan.source.suggest import Shape, clone_at_save, clone_before, detach_at, drop_keyword, inplace_false
+from gradsan.source.targets import called_expression, operand_expressions, written_expression
+
+__all__ = [
+    "Carried",
+    "Change",
+    "Expression",
+    "Shape",
+    "Statement",
+    "apply_change",
+    "assigned_names",
+    "called_expression",
+    "carried_names",
+    "clone_at_save",
+    "clone_before",
+    "consumed_names",
+    "detach_at",
+    "drop_keyword",
+    "expression_at",
+    "expressions_at",
+    "inplace_false",
+    "operand_expressions",
+    "out_of_place",
+    "source_line",
+    "source_lines",
+    "statement_at",
+    "statements_at",
+    "written_expression",
+]

@@ -1,0 +1,208 @@
+"""The names by which a value computed in one round reaches the next: where a graph hangs on an older one.
+
+A round is an iteration of a loop, or a call of a function whose state outlives the call (attributes, globals,
+nonlocals, a notebook cell run again).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gradsan.model import Frame
+from gradsan.source.chains import binds, leaf_name, local_nodes, parameters
+from gradsan.source.flow import reaching
+from gradsan.source.locate import Statement, statement_at, statement_text
+from gradsan.source.names import ADDING_METHODS, Binding, bindings_of, consumed_names
+from gradsan.source.tree import FunctionNode, SourceFile, header_nodes
+
+__all__ = ["Carried", "carried_names"]
+
+_CUTTING = frozenset({"detach", "detach_", "item", "numpy", "tolist"})
+_KEEPING_NO_GRAPH = frozenset({"no_grad", "inference_mode"})
+_BEFORE_ANY_CALL = frozenset({"__init__", "__new__", "__post_init__"})
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """``name`` is read at ``consumed_line`` and was bound, a round earlier, at ``bound_line`` by ``source_text``.
+
+    ``function`` is the name of the function which binds it, ``<module>`` outside of functions; with it and
+    ``bound_line`` a Frame for the binding can be made.
+    """
+
+    name: str
+    consumed_line: int
+    bound_line: int
+    source_text: str
+    function: str
+
+
+def carried_names(frame: Frame) -> list[Carried]:
+    """What the statement at ``frame`` reads that an earlier round computed, in the order in which it is read.
+
+    Bindings to constants, to detached values and under ``no_grad`` carry no graph and are left out.
+    Empty where the source is missing or does not tell which statement it was.
+    """
+    statement = statement_at(frame)
+    if statement is None or isinstance(statement.function, ast.Lambda):
+        return []
+    source, node = statement.source, statement.node
+    found: dict[tuple[str, ast.stmt], Carried] = {}
+    for name, bound in [*_within_comprehensions(statement), *_across_rounds(statement), *_across_methods(statement)]:
+        text = " ".join(line.strip() for line in statement_text(source, bound).splitlines())
+        carried = Carried(name, node.lineno, bound.lineno, text, source.scope_name(bound))
+        found.setdefault((name, bound), carried)
+    reading_order = consumed_names(node)
+    return sorted(found.values(), key=lambda carried: reading_order.index(carried.name))
+
+
+def _across_rounds(statement: Statement) -> Iterator[tuple[str, ast.stmt]]:
+    source, function = statement.source, statement.function
+    body = source.module.body if function is None or isinstance(function, ast.Lambda) else function.body
+    is_cell = function is None and _is_notebook_cell(source)
+    lasting = _filled_parameters(function)
+    state = reaching(body, statement.node, lambda name: is_cell or _outlives_call(function, name, lasting))
+    for name in _names_of_values(statement.node):
+        for key, definitions in state.items():
+            if not _concerns(key, name):
+                continue
+            for definition in sorted(definitions, key=lambda found: found.statement.lineno if found.statement else 0):
+                if definition.carried and definition.statement is not None:
+                    bindings = [one for one in bindings_of(definition.statement) if one.name == key]
+                    if any(_carries_graph(source, binding) for binding in bindings):
+                        yield name, definition.statement
+
+
+def _across_methods(statement: Statement) -> Iterator[tuple[str, ast.stmt]]:
+    """Attributes of ``self`` that other methods of the class bind, where they reach the statement unchanged."""
+    source, method = statement.source, statement.function
+    owner = None if method is None else source.parents[method][0]
+    if not isinstance(owner, ast.ClassDef) or not isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
+        return
+    own = parameters(method)[:1]
+    state = reaching(method.body, statement.node, lambda name: False)
+    for name in _names_of_values(statement.node):
+        if name.split(".")[0] not in own or "." not in name:
+            continue
+        before = [found for key, found in state.items() if key == name or name.startswith((f"{key}.", f"{key}["))]
+        if any(all(definition.statement is not None for definition in found) for found in before):
+            continue
+        for other in owner.body:
+            if not isinstance(other, ast.FunctionDef | ast.AsyncFunctionDef) or other is method:
+                continue
+            if other.name in _BEFORE_ANY_CALL or parameters(other)[:1] != own:
+                continue
+            for node in local_nodes(other):
+                if isinstance(node, ast.stmt):
+                    for binding in bindings_of(node):
+                        if _concerns(binding.name, name) and _carries_graph(source, binding):
+                            yield name, node
+
+
+def _within_comprehensions(statement: Statement) -> Iterator[tuple[str, ast.stmt]]:
+    """``[h := cell(x, h) for x in xs]``."""
+    for node in header_nodes(statement.node):
+        if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+            bound = [inner.target.id for inner in ast.walk(node) if isinstance(inner, ast.NamedExpr)]
+            for name in consumed_names(node):
+                if name in bound:
+                    yield name, statement.node
+
+
+def _names_of_values(node: ast.stmt) -> list[str]:
+    return [name for name in consumed_names(node) if name not in ("self", "cls")]
+
+
+def _concerns(bound: str, read: str) -> bool:
+    """Whether binding ``bound`` changes what reading ``read`` gives: the same, a part of it, or what it is part of."""
+    return bound == read or read.startswith((f"{bound}.", f"{bound}[")) or bound.startswith(f"{read}[")
+
+
+def _outlives_call(function: FunctionNode | None, name: str, lasting: set[str]) -> bool:
+    if function is None:
+        return False
+    root = name.replace("[", ".").split(".")[0]
+    declared = {
+        declaration_name
+        for node in local_nodes(function)
+        if isinstance(node, ast.Global | ast.Nonlocal)
+        for declaration_name in node.names
+    }
+    if root in declared or not binds(function, root) or root in lasting:
+        return True
+    return root != name and root in parameters(function)
+
+
+def _filled_parameters(function: FunctionNode | None) -> set[str]:
+    """Parameters to which the function appends, so that the caller's container holds the value afterwards."""
+    if function is None:
+        return set()
+    return {
+        node.func.value.id
+        for node in local_nodes(function)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ADDING_METHODS
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id in parameters(function)
+    }
+
+
+def _is_notebook_cell(source: SourceFile) -> bool:
+    return "ipykernel" in source.file or source.file.startswith("<ipython-input")
+
+
+def _carries_graph(source: SourceFile, binding: Binding) -> bool:
+    if not binding.computed:
+        return False
+    if binding.value is not None and _is_cut(binding.value):
+        return isinstance(binding.statement, ast.AugAssign) and _is_bound_otherwise(source, binding)
+    for parent, name in source.ancestors(binding.statement):
+        if isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            break
+        if isinstance(parent, ast.With) and name == "body":
+            calls = [item.context_expr for item in parent.items if isinstance(item.context_expr, ast.Call)]
+            if any(leaf_name(call.func) in _KEEPING_NO_GRAPH for call in calls):
+                return False
+    return True
+
+
+def _is_bound_otherwise(source: SourceFile, binding: Binding) -> bool:
+    """Whether something else than augmented assignments gives the name a graph, so that ``h *= 0.5`` passes it on."""
+    scope = source.function(binding.statement) or source.module
+    return any(
+        other.name == binding.name and not isinstance(node, ast.AugAssign) and _carries_graph(source, other)
+        for node in local_nodes(scope)
+        if isinstance(node, ast.stmt)
+        for other in bindings_of(node)
+    )
+
+
+def _is_cut(value: ast.expr) -> bool:
+    """Whether ``value`` hangs on no graph: a constant, or cut off by ``detach()``, ``item()``, ``.data``."""
+    if isinstance(value, ast.Constant):
+        return True
+    if isinstance(value, ast.Tuple | ast.List | ast.Set):
+        return all(_is_cut(element) for element in value.elts)
+    if isinstance(value, ast.ListComp | ast.SetComp | ast.GeneratorExp):
+        return _is_cut(value.elt)
+    if isinstance(value, ast.DictComp):
+        return _is_cut(value.value)
+    if isinstance(value, ast.Dict):
+        return all(_is_cut(element) for element in value.values)
+    if isinstance(value, ast.IfExp):
+        return _is_cut(value.body) and _is_cut(value.orelse)
+    if isinstance(value, ast.Attribute):
+        return value.attr == "data" or _is_cut(value.value)
+    if isinstance(value, ast.Subscript):
+        return _is_cut(value.value)
+    if isinstance(value, ast.Call):
+        name = leaf_name(value.func) or ""
+        if name in _CUTTING or "detach" in name:
+            return True
+        if name in ("tuple", "list", "dict") and isinstance(value.func, ast.Name):
+            return all(_is_cut(argument) for argument in value.args)
+        return isinstance(value.func, ast.Attribute) and _is_cut(value.func.value)
+    return False

@@ -1,0 +1,105 @@
+"""A changed line as text, and how it is made from edits of the source."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gradsan.source.tree import SourceFile, Span, parses
+
+__all__ = ["Change", "Edit", "apply_change", "change_lines", "insert_after", "insert_before"]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Whole source lines to replace or to add, without their last line end.
+
+    The lines from ``line`` on that read ``old`` become ``new``; where ``old`` is empty, ``new`` is put before ``line``.
+    ``kind`` names the change (``out_of_place``, ``clone_before``, ``detach`` …). ``notes`` say when binding a name
+    anew does less than writing in place did:
+
+    * ``parameter_not_returned``: a parameter which the function does not return: the caller keeps the old value
+    * ``loop_variable``: the name is a loop's variable: what is looped over keeps the old values
+    * ``aliased``: another name in the function stands for the same tensor and keeps the old value
+    """
+
+    line: int
+    old: str
+    new: str
+    kind: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Put ``text`` in the place of ``span``; an empty span inserts."""
+
+    span: Span
+    text: str
+
+    @classmethod
+    def insert(cls, line: int, column: int, text: str) -> Edit:
+        """Insert ``text`` before ``column`` (from 1) of ``line``."""
+        return cls(Span(line, column, line, column), text)
+
+
+def apply_change(text: str, change: Change) -> str:
+    """The source ``text`` with ``change`` made. Raises ValueError where the old lines do not stand there."""
+    lines = text.split("\n")
+    index = change.line - 1
+    new = change.new.split("\n")
+    if not change.old:
+        return "\n".join([*lines[:index], *new, *lines[index:]])
+    old = change.old.split("\n")
+    if lines[index : index + len(old)] != old:
+        raise ValueError(f"line {change.line} does not read {old[0]!r}")
+    return "\n".join([*lines[:index], *new, *lines[index + len(old) :]])
+
+
+def change_lines(source: SourceFile, edits: Sequence[Edit], kind: str, notes: tuple[str, ...] = ()) -> Change | None:
+    """The change that makes ``edits`` (which must not overlap); None where the result would not be Python."""
+    if not edits:
+        return None
+    first = min(edit.span.line for edit in edits)
+    last = max(edit.span.end_line for edit in edits)
+    lines = list(source.lines[first - 1 : last])
+    old = "\n".join(lines)
+    for edit in sorted(edits, key=lambda edit: edit.span, reverse=True):
+        start, end = edit.span.line - first, edit.span.end_line - first
+        head, tail = lines[start][: edit.span.column - 1], lines[end][edit.span.end_column - 1 :]
+        lines[start : end + 1] = [head + edit.text + tail]
+    return _checked(source, Change(first, old, "\n".join(lines), kind, notes))
+
+
+def insert_before(
+    source: SourceFile, statement: ast.stmt, text: str, kind: str, notes: tuple[str, ...] = ()
+) -> Change | None:
+    """The change that runs ``text``, a simple statement, right before ``statement``; None where there is no place."""
+    span = source.span(statement)
+    if isinstance(statement, ast.While) or source.slice(span).startswith("elif"):
+        return None
+    decorators = getattr(statement, "decorator_list", [])
+    line = min([span.line, *(decorator.lineno for decorator in decorators)])
+    head = source.lines[line - 1][: span.column - 1]
+    if not head.strip():
+        return _checked(source, Change(line, "", head + text, kind, notes))
+    return change_lines(source, [Edit.insert(span.line, span.column, f"{text}; ")], kind, notes)
+
+
+def insert_after(
+    source: SourceFile, statement: ast.stmt, text: str, kind: str, notes: tuple[str, ...] = ()
+) -> Change | None:
+    """The change that runs ``text``, a simple statement, right after ``statement``; None after a compound one."""
+    if hasattr(statement, "body") or isinstance(statement, ast.Match):
+        return None
+    span = source.span(statement)
+    head = source.lines[span.line - 1][: span.column - 1]
+    tail = source.lines[span.end_line - 1][span.end_column - 1 :].strip()
+    if not head.strip() and (not tail or tail.startswith("#")):
+        return _checked(source, Change(span.end_line + 1, "", head + text, kind, notes))
+    return change_lines(source, [Edit.insert(span.end_line, span.end_column, f"; {text}")], kind, notes)
+
+
+def _checked(source: SourceFile, change: Change) -> Change | None:
+    return change if parses(apply_change("\n".join(source.lines), change)) else None

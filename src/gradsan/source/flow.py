@@ -1,0 +1,198 @@
+"""Which assignments may have given a name the value that a statement reads (reaching definitions).
+
+A small abstract interpreter over the blocks of one function or module. What a loop's body assigned and the loop
+carried into its next round is marked as carried; so is what a call leaves in attributes, globals and nonlocals for
+the next call of the same function.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from gradsan.source.names import Binding, bindings_of
+
+__all__ = ["Definition", "Flow", "reaching"]
+
+Blocks = list[list[ast.stmt]]
+State = dict[str, frozenset["Definition"]]
+_MAX_ROUNDS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A binding that reaches a statement. ``statement`` is None for the value the name had when the function began."""
+
+    name: str
+    statement: ast.stmt | None
+    carried: bool = False
+
+
+@dataclass(slots=True)
+class Flow:
+    """What flows out of a block, by the way it leaves."""
+
+    falls: State | None
+    breaks: list[State] = field(default_factory=list)
+    continues: list[State] = field(default_factory=list)
+    leaves: list[State] = field(default_factory=list)
+
+
+def reaching(body: list[ast.stmt], at: ast.stmt, persists: Callable[[str], bool]) -> State:
+    """The definitions that may reach ``at``, a statement somewhere in ``body``, by name.
+
+    ``persists`` tells the names that keep their value from one execution of ``body`` to the next.
+    """
+    interpreter = _Interpreter(at)
+    start: State = {}
+    for _ in range(_MAX_ROUNDS):
+        flow = interpreter.block(body, start)
+        end = _join([state for state in [flow.falls, *flow.leaves] if state is not None])
+        kept = {name: found for name, found in _mark_carried(end).items() if persists(name)}
+        following = _join([start, kept])
+        if following == start:
+            break
+        start = following
+    return interpreter.seen
+
+
+class _Interpreter:
+    def __init__(self, at: ast.stmt) -> None:
+        self.at = at
+        self.seen: State = {}
+
+    def block(self, statements: list[ast.stmt], state: State) -> Flow:
+        flow = Flow(state)
+        for statement in statements:
+            if flow.falls is None:
+                break
+            inner = self.statement(statement, flow.falls)
+            flow.falls = inner.falls
+            flow.breaks += inner.breaks
+            flow.continues += inner.continues
+            flow.leaves += inner.leaves
+        return flow
+
+    def statement(self, node: ast.stmt, state: State) -> Flow:
+        if isinstance(node, ast.For | ast.AsyncFor | ast.While):
+            return self.loop(node, state)
+        if node is self.at:
+            self.seen = _join([self.seen, state])
+        after = _bind(state, bindings_of(node))
+        if isinstance(node, ast.If):
+            return _side_by_side([self.block(node.body, after), self.block(node.orelse, after)])
+        if isinstance(node, ast.With | ast.AsyncWith):
+            return self.block(node.body, after)
+        if isinstance(node, ast.Match):
+            return _side_by_side([*(self.block(case.body, after) for case in node.cases), Flow(after)])
+        if handlers := getattr(node, "handlers", None):
+            return self.guarded(node, handlers, after)
+        if isinstance(node, ast.Try):
+            return self.then(self.then(self.block(node.body, after), node.orelse), node.finalbody)
+        if isinstance(node, ast.Return | ast.Raise):
+            return Flow(None, leaves=[after])
+        if isinstance(node, ast.Break):
+            return Flow(None, breaks=[after])
+        if isinstance(node, ast.Continue):
+            return Flow(None, continues=[after])
+        return Flow(after)
+
+    def guarded(self, node: ast.stmt, handlers: list[ast.ExceptHandler], state: State) -> Flow:
+        body: list[ast.stmt] = getattr(node, "body", [])
+        flow = self.block(body, state)
+        # An exception may come after any binding in the body.
+        anywhere = _join([state, *([flow.falls] if flow.falls is not None else []), _everything_bound(body)])
+        normal = self.then(flow, getattr(node, "orelse", []))
+        caught = [self.block(handler.body, anywhere) for handler in handlers]
+        return self.then(_side_by_side([normal, *caught]), getattr(node, "finalbody", []))
+
+    def then(self, flow: Flow, statements: list[ast.stmt]) -> Flow:
+        if flow.falls is None or not statements:
+            return flow
+        after = self.block(statements, flow.falls)
+        return Flow(
+            after.falls, flow.breaks + after.breaks, flow.continues + after.continues, flow.leaves + after.leaves
+        )
+
+    def loop(self, node: ast.For | ast.AsyncFor | ast.While, state: State) -> Flow:
+        is_for = isinstance(node, ast.For | ast.AsyncFor)
+        if is_for and node is self.at:
+            self.seen = _join([self.seen, state])
+        top = state
+        leaves: list[State] = []
+        breaks: list[State] = []
+        for _ in range(_MAX_ROUNDS):
+            if not is_for and node is self.at:
+                self.seen = _join([self.seen, top])
+            flow = self.block(node.body, _bind(top, bindings_of(node)))
+            leaves += flow.leaves
+            breaks += flow.breaks
+            rounds = _join([end for end in [flow.falls, *flow.continues] if end is not None])
+            following = _join([top, _mark_carried(rounds, within=node)])
+            if following == top:
+                break
+            top = following
+        always = isinstance(node, ast.While) and isinstance(node.test, ast.Constant) and bool(node.test.value)
+        after = Flow(None) if always else self.block(node.orelse, _bind(top, bindings_of(node)) if not is_for else top)
+        if breaks:
+            after.falls = _join([*([after.falls] if after.falls is not None else []), *breaks])
+        after.leaves += leaves
+        return after
+
+
+def _bind(state: State, bindings: list[Binding]) -> State:
+    if not bindings:
+        return state
+    after = dict(state)
+    for binding in bindings:
+        new = frozenset({Definition(binding.name, binding.statement)})
+        if binding.replaces:
+            for name in [name for name in after if name.startswith((f"{binding.name}.", f"{binding.name}["))]:
+                del after[name]
+            after[binding.name] = new
+        else:
+            after[binding.name] = after.get(binding.name, frozenset({Definition(binding.name, None)})) | new
+    return after
+
+
+def _everything_bound(body: list[ast.stmt]) -> State:
+    state: State = {}
+    for outer in body:
+        for node in ast.walk(outer):
+            if isinstance(node, ast.stmt):
+                for binding in bindings_of(node):
+                    found = frozenset({Definition(binding.name, node)})
+                    state[binding.name] = state.get(binding.name, frozenset()) | found
+    return state
+
+
+def _mark_carried(state: State, within: ast.AST | None = None) -> State:
+    inside = None if within is None else set(ast.walk(within))
+    return {
+        name: frozenset(
+            replace(found, carried=True)
+            if found.statement is not None and (inside is None or found.statement in inside)
+            else found
+            for found in definitions
+        )
+        for name, definitions in state.items()
+    }
+
+
+def _join(states: list[State]) -> State:
+    joined: State = {}
+    for name in dict.fromkeys(name for state in states for name in state):
+        beginning = frozenset({Definition(name, None)})
+        joined[name] = frozenset().union(*(state.get(name, beginning) for state in states))
+    return joined
+
+
+def _side_by_side(flows: list[Flow]) -> Flow:
+    falls = [flow.falls for flow in flows if flow.falls is not None]
+    return Flow(
+        _join(falls) if falls else None,
+        [state for flow in flows for state in flow.breaks],
+        [state for flow in flows for state in flow.continues],
+        [state for flow in flows for state in flow.leaves],
+    )

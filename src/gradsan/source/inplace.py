@@ -1,0 +1,126 @@
+"""What method names tell: which write in place, which give a view, which operator stands for which method.
+
+The lists follow the Tensor API of PyTorch 2.6 to 2.13; ``tests/source`` holds them against the installed one.
+"""
+
+from __future__ import annotations
+
+import ast
+
+__all__ = [
+    "ACTIVATION_OPS",
+    "ALIASING_ATTRIBUTES",
+    "ALIASING_METHODS",
+    "NOT_VALUES",
+    "OVERWRITING",
+    "PIECES",
+    "SETITEM_OPS",
+    "WITHOUT_COUNTERPART",
+    "augmented_names",
+    "is_inplace_name",
+    "operation_name",
+    "same_operation",
+]
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Methods whose result is the tensor itself or a view of it, at least sometimes. Those which may copy (``reshape``,
+# ``to``) are here because a write into a fresh copy meets nobody who has kept the old value.
+ALIASING_METHODS = _words(
+    """as_strided as_subclass bfloat16 conj contiguous cpu cuda data_ptr detach diagonal double expand expand_as
+    flatten float half int long mH mT moveaxis movedim narrow numpy permute ravel real imag reshape reshape_as
+    resolve_conj resolve_neg select squeeze storage swapaxes swapdims t to transpose type type_as unfold
+    unflatten unsqueeze untyped_storage values indices view view_as view_as_complex view_as_real
+    adjoint __array__ __dlpack__"""
+)
+ALIASING_ATTRIBUTES = frozenset({"data", "T", "mT", "H", "mH", "real", "imag"})
+# Methods which give several views; an index after them takes one.
+PIECES = _words("chunk split split_with_sizes unsafe_chunk unsafe_split tensor_split unbind hsplit vsplit dsplit")
+
+# The operations under which ``x[i] = v`` reaches PyTorch's dispatcher.
+SETITEM_OPS = _words("__setitem__ copy_ fill_ index_put_ _index_put_impl_ masked_fill_ masked_scatter_ index_fill_")
+# What modules and functionals with ``inplace=True`` run.
+ACTIVATION_OPS = _words(
+    """relu_ relu6_ leaky_relu_ rrelu_ rrelu_with_noise_ prelu_ elu_ selu_ celu_ silu_ mish_ hardswish_ hardsigmoid_
+    hardtanh_ threshold_ dropout_ alpha_dropout_ feature_dropout_ feature_alpha_dropout_ gelu_ clamp_ clamp_min_
+    clamp_max_ sigmoid_ tanh_"""
+)
+
+# These replace every element without reading it.
+OVERWRITING = _words(
+    """bernoulli_ cauchy_ copy_ exponential_ fill_ geometric_ log_normal_ normal_ random_ uniform_ zero_"""
+)
+# These have no method of the same name without the underscore that keeps shape, dtype and meaning.
+WITHOUT_COUNTERPART = _words(
+    """eq_ fill_diagonal_ float_power_ ge_ greater_ greater_equal_ gt_ le_ less_ less_equal_ logical_and_ logical_not_
+    logical_or_ logical_xor_ lt_ ne_ not_equal_"""
+)
+# These change what the tensor is, not its values, or call back into Python.
+NOT_VALUES = _words(
+    """apply_ map2_ map_ rename_ requires_grad_ resize_ resize_as_ resize_as_sparse_ set_ share_memory_ sparse_resize_
+    sparse_resize_and_clear_ swap_"""
+)
+
+_SAME = {
+    "absolute_": "abs_",
+    "arccos_": "acos_",
+    "arccosh_": "acosh_",
+    "arcsin_": "asin_",
+    "arcsinh_": "asinh_",
+    "arctan_": "atan_",
+    "arctan2_": "atan2_",
+    "arctanh_": "atanh_",
+    "clip_": "clamp_",
+    "divide_": "div_",
+    "fix_": "trunc_",
+    "greater_": "gt_",
+    "greater_equal_": "ge_",
+    "less_": "lt_",
+    "less_equal_": "le_",
+    "multiply_": "mul_",
+    "negative_": "neg_",
+    "not_equal_": "ne_",
+    "subtract_": "sub_",
+    "swapaxes_": "transpose_",
+    "swapdims_": "transpose_",
+    "true_divide_": "div_",
+}
+_AUGMENTED: dict[type[ast.operator], frozenset[str]] = {
+    ast.Add: frozenset({"__iadd__", "add_"}),
+    ast.Sub: frozenset({"__isub__", "sub_"}),
+    ast.Mult: frozenset({"__imul__", "mul_"}),
+    ast.Div: frozenset({"__itruediv__", "__idiv__", "div_"}),
+    ast.FloorDiv: frozenset({"__ifloordiv__", "floor_divide_"}),
+    ast.Mod: frozenset({"__imod__", "remainder_", "fmod_"}),
+    ast.Pow: frozenset({"__ipow__", "pow_"}),
+    ast.LShift: frozenset({"__ilshift__", "bitwise_left_shift_"}),
+    ast.RShift: frozenset({"__irshift__", "bitwise_right_shift_"}),
+    ast.BitAnd: frozenset({"__iand__", "bitwise_and_"}),
+    ast.BitOr: frozenset({"__ior__", "bitwise_or_"}),
+    ast.BitXor: frozenset({"__ixor__", "bitwise_xor_"}),
+    ast.MatMult: frozenset({"__imatmul__"}),
+}
+
+
+def operation_name(op: str) -> str:
+    """The bare name: ``add_`` of ``aten::add_.Tensor``, ``torch.Tensor.add_`` and ``add_``."""
+    parts = op.rsplit("::", 1)[-1].split(".")
+    return next((part for part in reversed(parts) if is_inplace_name(part) or part.startswith("__")), parts[-1])
+
+
+def is_inplace_name(name: str) -> bool:
+    """Whether ``name`` is that of an in-place function by PyTorch's convention: it ends with one underscore."""
+    return name.endswith("_") and not name.endswith("__") and name != "_"
+
+
+def augmented_names(operator: ast.operator) -> frozenset[str]:
+    """The names under which ``x <operator>= y`` is known: the special method and the Tensor method."""
+    return _AUGMENTED[type(operator)]
+
+
+def same_operation(written: str, op: str) -> bool:
+    """Whether a method called ``written`` in the source is the operation ``op``; PyTorch has several names for some."""
+    return _SAME.get(written, written) == _SAME.get(op, op)

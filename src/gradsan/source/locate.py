@@ -1,0 +1,197 @@
+"""From a frame to the statement and the operation it stood at.
+
+With columns the answer is one node or none. Without them (Python 3.10, ``-X no_debug_ranges``) there may be several
+candidates; functions that promise one answer then return None unless only one remains. A position that fits no node,
+or a function of another name than the frame's, means that the source is not the one that ran: None.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from gradsan.model import Frame
+from gradsan.source.tree import FunctionNode, SourceFile, Span, header_nodes, read_source
+
+__all__ = [
+    "Expression",
+    "Statement",
+    "expression_at",
+    "expressions_at",
+    "scope_of",
+    "statement_at",
+    "statement_text",
+    "statements_at",
+]
+
+_OPERATIONS = (ast.AugAssign, ast.Call, ast.BinOp, ast.UnaryOp, ast.Compare, ast.Subscript, ast.Attribute)
+_DYNAMO_RESUME = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+$")
+_NOTEBOOK_CELL = re.compile(r"<cell line: \d+>$")
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A statement: its node, its text (of a compound statement the header), and what is around it.
+
+    ``function`` is the function whose body it is in, None at module or class level. ``loops`` are the loop statements
+    of that same body which run it again and again, outermost first; the ``while`` itself counts for its test.
+    """
+
+    source: SourceFile
+    node: ast.stmt
+    text: str
+    span: Span
+    function: FunctionNode | None
+    loops: tuple[ast.For | ast.AsyncFor | ast.While, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """An operation of a statement: a call, an operator, an element access, or an augmented assignment as a whole."""
+
+    source: SourceFile
+    node: ast.expr | ast.AugAssign
+    text: str
+    span: Span
+    statement: ast.stmt
+
+
+def statement_at(frame: Frame) -> Statement | None:
+    """The statement ``frame`` stood at, or None where the source does not tell."""
+    found = statements_at(frame)
+    return found[0] if len(found) == 1 else None
+
+
+def statements_at(frame: Frame) -> tuple[Statement, ...]:
+    """The statements ``frame`` may have stood at: at most one with columns, all of its line without."""
+    source = read_source(frame.file)
+    if source is None:
+        return ()
+    statements, operations = _places(source, frame)
+    enclosing = [source.statement(node) for node in operations]
+    unique = dict.fromkeys(node for node in [*enclosing, *statements] if node is not None)
+    return tuple(_statement(source, node, frame) for node in sorted(unique, key=source.span))
+
+
+def expression_at(frame: Frame) -> Expression | None:
+    """The operation ``frame`` was executing, or None where the source does not tell, or tells of several."""
+    found = expressions_at(frame)
+    return found[0] if len(found) == 1 else None
+
+
+def expressions_at(frame: Frame) -> tuple[Expression, ...]:
+    """The operations ``frame`` may have been executing, in source order: at most one with columns."""
+    source = read_source(frame.file)
+    if source is None:
+        return ()
+    _, operations = _places(source, frame)
+    return tuple(
+        Expression(source, node, source.text(node), source.span(node), statement)
+        for node in sorted(dict.fromkeys(operations), key=source.span)
+        if (statement := source.statement(node)) is not None
+    )
+
+
+def scope_of(frame: Frame) -> str:
+    """The name of the frame's code object as the source spells it; empty where the frame does not say."""
+    name = frame.function.rsplit(".", 1)[-1]
+    if resumed := _DYNAMO_RESUME.match(name):
+        return resumed.group(1)
+    return "<module>" if _NOTEBOOK_CELL.match(name) else name
+
+
+_Operation: TypeAlias = ast.AugAssign | ast.Call | ast.BinOp | ast.UnaryOp | ast.Compare | ast.Subscript | ast.Attribute
+
+
+def _places(source: SourceFile, frame: Frame) -> tuple[list[ast.stmt], list[_Operation]]:
+    """The statements and the operations ``frame`` may have stood at."""
+    scope = scope_of(frame)
+    span = _span_of(frame)
+    if span is None:
+        return _on_line(source, frame.line, scope)
+    nodes = [node for node in source.by_span.get(span, ()) if scope in ("", source.scope_name(node))]
+    operations = [node for node in nodes if isinstance(node, _OPERATIONS)]
+    statements = [node for node in nodes if isinstance(node, ast.stmt)]
+    if operations:
+        return [], operations
+    if statements:
+        # pytest's rewritten assertions give their operations the place of the whole statement.
+        is_assert = isinstance(statements[0], ast.Assert)
+        return statements, _operations_of(source, statements[0], scope) if is_assert else []
+    enclosing = [source.statement(node) for node in nodes]
+    return [node for node in enclosing if node is not None], []
+
+
+def _on_line(source: SourceFile, line: int, scope: str) -> tuple[list[ast.stmt], list[_Operation]]:
+    statements: list[ast.stmt] = []
+    operations: list[_Operation] = []
+    for node in ast.walk(source.module):
+        if not isinstance(node, ast.stmt) or line not in _header_lines(node):
+            continue
+        if scope in ("", source.scope_name(node)) or any(scope == source.scope_name(n) for n in header_nodes(node)):
+            statements.append(node)
+            operations.extend(op for op in _operations_of(source, node, scope) if line in _lines_in_code(op))
+    return statements, operations
+
+
+def _operations_of(source: SourceFile, statement: ast.stmt, scope: str) -> list[_Operation]:
+    return [
+        node
+        for node in header_nodes(statement)
+        if isinstance(node, _OPERATIONS) and scope in ("", source.scope_name(node))
+    ]
+
+
+def _header_lines(statement: ast.stmt) -> set[int]:
+    """The lines on which ``statement`` itself, not a statement in its blocks, is executed."""
+    if not hasattr(statement, "body") and not isinstance(statement, ast.Match):
+        return set(range(statement.lineno, (statement.end_lineno or statement.lineno) + 1))
+    lines = {statement.lineno}
+    for node in header_nodes(statement):
+        if isinstance(node, ast.expr | ast.pattern):
+            lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return lines
+
+
+def _lines_in_code(node: _Operation) -> tuple[int, int]:
+    """The lines to which CPython may book the execution of ``node``: its first, or that of its attribute's name."""
+    attribute = node.func if isinstance(node, ast.Call) else node
+    return node.lineno, (attribute.end_lineno or node.lineno) if isinstance(attribute, ast.Attribute) else node.lineno
+
+
+def _span_of(frame: Frame) -> Span | None:
+    if frame.column is None or frame.end_line is None or frame.end_column is None:
+        return None
+    return Span(frame.line, frame.column, frame.end_line, frame.end_column)
+
+
+def _statement(source: SourceFile, node: ast.stmt, frame: Frame) -> Statement:
+    loops: list[ast.For | ast.AsyncFor | ast.While] = [node] if isinstance(node, ast.While) else []
+    for parent, name in source.ancestors(node):
+        if isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            break
+        if isinstance(parent, ast.For | ast.AsyncFor | ast.While) and name == "body":
+            loops.insert(0, parent)
+    function = source.function(node)
+    if scope_of(frame) == "<lambda>":
+        lambdas = [inner for inner in header_nodes(node) if isinstance(inner, ast.Lambda)]
+        span = _span_of(frame)
+        around = [inner for inner in lambdas if span is None or source.span(inner.body).contains(span)]
+        function = max(around, key=source.span) if around and (span is not None or len(around) == 1) else None
+    return Statement(source, node, statement_text(source, node), source.span(node), function, tuple(loops))
+
+
+def statement_text(source: SourceFile, node: ast.stmt) -> str:
+    """The text of a statement as written; of a compound one its header."""
+    span = source.span(node)
+    block = [*getattr(node, "body", ()), *(case.pattern for case in getattr(node, "cases", ()))]
+    if not block:
+        return source.slice(span)
+    first = min([block[0], *getattr(block[0], "decorator_list", ())], key=source.span)
+    start = source.span(first)
+    header = source.slice(Span(span.line, span.column, start.line, start.column)).split("\n")
+    while len(header) > 1 and (not header[-1].strip() or header[-1].lstrip().startswith(("#", "case ", "@"))):
+        header.pop()
+    return "\n".join(header).rstrip()

@@ -1,0 +1,177 @@
+"""Which names a statement binds and which it reads.
+
+Names are chains: ``h``, ``self.state``, ``d['k']``, ``xs[0]``.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gradsan.source.chains import chain_key
+from gradsan.source.inplace import NOT_VALUES, OVERWRITING, is_inplace_name
+from gradsan.source.locate import Expression, Statement
+
+__all__ = ["ADDING_METHODS", "Binding", "assigned_names", "bindings_of", "consumed_names"]
+
+ADDING_METHODS = frozenset({"add", "append", "appendleft", "extend", "insert", "put", "push", "setdefault", "update"})
+
+# After these the tensor hangs on no graph of before.
+_FORGETTING = (OVERWRITING - {"copy_"}) | {"detach_"}
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """``statement`` gives ``name`` a value; ``value`` is the expression of it where one stands for this name alone.
+
+    ``replaces`` is False where the old content stays in part: ``xs.append(h)``, ``mem[i] = h``, ``h.copy_(new)``.
+    ``computed`` is False for names bound to no value of a computation: imports, definitions, loop variables.
+    ``method`` is the method that did it, where it was a method call.
+    """
+
+    name: str
+    statement: ast.stmt
+    value: ast.expr | None
+    replaces: bool = True
+    computed: bool = True
+    method: str | None = None
+
+
+def assigned_names(statement: Statement | ast.stmt) -> list[str]:
+    """The names ``statement`` itself (not its blocks) binds, in source order: also attributes and constant keys."""
+    node = statement if isinstance(statement, ast.stmt) else statement.node
+    bindings = [binding for binding in bindings_of(node) if binding.replaces and not isinstance(node, ast.Delete)]
+    return list(dict.fromkeys(binding.name for binding in bindings))
+
+
+def consumed_names(place: Statement | Expression | ast.stmt | ast.expr) -> list[str]:
+    """The names ``place`` reads, in source order; of a compound statement its header's.
+
+    Of ``self.rnn(x, h)`` these are ``self``, ``x`` and ``h``: what is called is read to find the function only.
+    """
+    node = place.node if isinstance(place, Statement | Expression) else place
+    return list(dict.fromkeys(_reads(node)))
+
+
+def bindings_of(statement: ast.stmt) -> list[Binding]:
+    """Everything ``statement`` itself (not its blocks) binds, whole or in part."""
+    found: list[Binding] = []
+    if isinstance(statement, ast.Assign):
+        for target in statement.targets:
+            found.extend(_bind_target(target, statement, statement.value))
+    elif isinstance(statement, ast.AnnAssign | ast.AugAssign) and statement.value is not None:
+        found.extend(_bind_target(statement.target, statement, statement.value))
+    elif isinstance(statement, ast.For | ast.AsyncFor):
+        found.extend(_bind_target(statement.target, statement, None, computed=False))
+    elif isinstance(statement, ast.With | ast.AsyncWith):
+        for item in statement.items:
+            if item.optional_vars is not None:
+                found.extend(_bind_target(item.optional_vars, statement, None, computed=False))
+    elif isinstance(statement, ast.Import | ast.ImportFrom):
+        names = [alias.asname or alias.name.split(".")[0] for alias in statement.names]
+        found.extend(Binding(name, statement, None, computed=False) for name in names)
+    elif isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        found.append(Binding(statement.name, statement, None, computed=False))
+    elif isinstance(statement, ast.Delete):
+        for target in statement.targets:
+            found.extend(_bind_target(target, statement, None, computed=False))
+    found.extend(_bound_inside(statement))
+    return found
+
+
+def _bind_target(
+    target: ast.expr, statement: ast.stmt, value: ast.expr | None, computed: bool = True
+) -> Iterator[Binding]:
+    if isinstance(target, ast.Tuple | ast.List):
+        has_star = any(isinstance(element, ast.Starred) for element in target.elts)
+        is_pairwise = isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts) and not has_star
+        for index, element in enumerate(target.elts):
+            part = value.elts[index] if is_pairwise and isinstance(value, ast.Tuple | ast.List) else None
+            yield from _bind_target(element, statement, part, computed)
+        return
+    if isinstance(target, ast.Starred):
+        yield from _bind_target(target.value, statement, None, computed)
+        return
+    key = chain_key(target)
+    if key is not None:
+        yield Binding(key, statement, value, computed=computed)
+        return
+    if isinstance(target, ast.Subscript) and (base := chain_key(target.value)) is not None:
+        yield Binding(base, statement, value, replaces=False, computed=computed)
+
+
+def _bound_inside(statement: ast.stmt) -> Iterator[Binding]:
+    """Names bound by expressions: the walrus, methods that add to a container or write in place, patterns."""
+    for node in _own_expressions(statement):
+        if isinstance(node, ast.NamedExpr):
+            yield Binding(node.target.id, statement, node.value)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            key = chain_key(node.func.value)
+            # ``hs.add(h)`` alone fills a set; ``y = x.add(h)`` is arithmetic.
+            adds = node.func.attr in ADDING_METHODS and isinstance(statement, ast.Expr) and statement.value is node
+            writes = is_inplace_name(node.func.attr) and node.func.attr not in NOT_VALUES
+            if key is not None and (adds or writes):
+                value = node.args[-1] if node.args else None
+                forgets = node.func.attr in _FORGETTING
+                yield Binding(key, statement, value, forgets, not forgets, node.func.attr)
+        elif isinstance(node, ast.MatchAs | ast.MatchStar) and node.name is not None:
+            yield Binding(node.name, statement, None, replaces=False, computed=False)
+
+
+def _own_expressions(statement: ast.stmt) -> Iterator[ast.AST]:
+    pending = [child for child in ast.iter_child_nodes(statement) if not isinstance(child, ast.stmt)]
+    while pending:
+        node = pending.pop(0)
+        yield node
+        if not isinstance(node, ast.Lambda):
+            pending.extend(child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.stmt))
+
+
+def _reads(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
+        yield from _reads_of_chain(node)
+    elif isinstance(node, ast.Call):
+        if isinstance(node.func, ast.Attribute):
+            yield from _reads(node.func.value)
+        elif not isinstance(node.func, ast.Name):
+            yield from _reads(node.func)
+        for argument in [*node.args, *(keyword.value for keyword in node.keywords)]:
+            yield from _reads(argument)
+    elif isinstance(node, ast.AugAssign):
+        if (key := chain_key(node.target)) is not None:
+            yield key
+        for part in [node.target, node.value]:
+            yield from _reads(part)
+    elif isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+        own = {inner.id for part in node.generators for inner in ast.walk(part.target) if isinstance(inner, ast.Name)}
+        inside = [name for child in ast.iter_child_nodes(node) for name in _reads(child)]
+        yield from (name for name in inside if name.replace("[", ".").split(".")[0] not in own)
+    elif isinstance(node, ast.Lambda):
+        yield from (name for name in _reads(node.body) if name not in {arg.arg for arg in node.args.args})
+    elif isinstance(node, ast.Assign):
+        for part in [node.value, *node.targets]:
+            yield from _reads(part)
+    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        for decorator in node.decorator_list:
+            yield from _reads(decorator)
+    else:
+        for child in ast.iter_child_nodes(node):
+            if not isinstance(child, ast.stmt):
+                yield from _reads(child)
+
+
+def _reads_of_chain(node: ast.Name | ast.Attribute | ast.Subscript) -> Iterator[str]:
+    is_read = isinstance(node.ctx, ast.Load)
+    key = chain_key(node)
+    if key is not None:
+        if is_read:
+            yield key
+        return
+    if isinstance(node, ast.Subscript):
+        # ``mem[i] = v`` looks ``mem`` up but reads none of its values.
+        if is_read or chain_key(node.value) is None:
+            yield from _reads(node.value)
+        yield from _reads(node.slice)
+    elif isinstance(node, ast.Attribute):
+        yield from _reads(node.value)

@@ -1,0 +1,155 @@
+"""What happens when a name that was written in place is bound to a new tensor instead."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from gradsan.source.chains import binds, chain_key, constant_key, leaf_name, local_nodes, parameters
+from gradsan.source.targets import aliased_expression
+from gradsan.source.tree import FunctionNode, SourceFile
+
+__all__ = ["can_rebind", "is_read_afterwards", "notes_on_rebinding"]
+
+
+def can_rebind(source: SourceFile, target: ast.expr) -> bool:
+    """Whether ``<target> = …`` may stand where ``target`` does and means the same variable.
+
+    Not in a lambda; not for a global or closure variable (the assignment would make it local), an nn.Parameter of a
+    module (the module refuses another tensor), or an element that may be a tensor's row.
+    """
+    function = source.function(target)
+    if isinstance(function, ast.Lambda) or chain_key(target) is None:
+        return False
+    if isinstance(target, ast.Subscript):
+        return isinstance(constant_key(target.slice), str)
+    if isinstance(target, ast.Attribute):
+        return not _is_parameter(source, target)
+    if not isinstance(target, ast.Name) or _is_comprehension_variable(source, target):
+        return False
+    return function is None or binds(function, target.id) or _is_declared(source, target)
+
+
+def notes_on_rebinding(source: SourceFile, target: ast.expr) -> tuple[str, ...]:
+    """The notes of ``Change`` that hold when ``target`` is bound anew instead of being written in place."""
+    if not isinstance(target, ast.Name):
+        return ()
+    name = target.id
+    function = source.function(target)
+    scope = source.module if function is None else function
+    notes: list[str] = []
+    if function is not None and name in parameters(function) and not _is_returned(source, scope, name):
+        notes.append("parameter_not_returned")
+    if _is_comprehension_variable(source, target) or any(
+        isinstance(loop, ast.For | ast.AsyncFor) and name in _names_in(loop.target) for loop in local_nodes(scope)
+    ):
+        notes.append("loop_variable")
+    if _has_alias(source, scope, name):
+        notes.append("aliased")
+    return tuple(notes)
+
+
+def is_read_afterwards(source: SourceFile, target: ast.expr, operation: ast.expr) -> bool:
+    """Whether anything outside of ``operation`` may read ``target`` after it; True where in doubt."""
+    if not isinstance(target, ast.Name):
+        return True
+    statement = source.statement(operation)
+    function = source.function(operation)
+    scope: ast.AST = source.module if function is None else function
+    inside = set(ast.walk(operation))
+    loops = [
+        parent
+        for parent, _ in source.ancestors(operation)
+        if isinstance(parent, ast.For | ast.AsyncFor | ast.While | ast.comprehension)
+    ]
+    around = {node for loop in loops for node in ast.walk(loop)}
+    end = source.span(operation)
+    is_assigned_here = isinstance(statement, ast.Assign) and any(
+        isinstance(one, ast.Name) and one.id == target.id for one in statement.targets
+    )
+    for node in ast.walk(scope):
+        if not isinstance(node, ast.Name) or node.id != target.id or not isinstance(node.ctx, ast.Load):
+            continue
+        if node in inside:
+            continue
+        is_here = source.statement(node) is statement
+        is_closure = source.function(node) is not function
+        if is_closure or (is_here and source.span(node) > end):
+            return True
+        if not is_assigned_here and not is_here and (source.span(node) > end or node in around):
+            return True
+    return _is_declared(source, target) and not is_assigned_here
+
+
+def _is_declared(source: SourceFile, target: ast.Name) -> bool:
+    function = source.function(target)
+    declarations = [] if function is None else local_nodes(function)
+    return any(isinstance(node, ast.Global | ast.Nonlocal) and target.id in node.names for node in declarations)
+
+
+def _is_comprehension_variable(source: SourceFile, target: ast.Name) -> bool:
+    return any(
+        target.id in _names_in(part.target)
+        for parent, _ in source.ancestors(target)
+        for part in getattr(parent, "generators", ())
+    )
+
+
+def _is_parameter(source: SourceFile, target: ast.Attribute) -> bool:
+    """Whether the attribute is an nn.Parameter as far as the file tells: made here, or ``weight`` of a submodule."""
+    if target.attr in ("weight", "bias") and isinstance(target.value, ast.Attribute | ast.Subscript):
+        return True
+    key = chain_key(target)
+    nodes = list(ast.walk(source.owner_class(target) or source.module))
+    assigned = [
+        node.value
+        for node in nodes
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        and any(chain_key(one) == key for one in (node.targets if isinstance(node, ast.Assign) else [node.target]))
+    ]
+    registered = [
+        constant_key(node.args[0])
+        for node in nodes
+        if isinstance(node, ast.Call) and leaf_name(node.func) == "register_parameter" and node.args
+    ]
+    is_made = any(isinstance(value, ast.Call) and leaf_name(value.func) == "Parameter" for value in assigned)
+    return is_made or target.attr in registered
+
+
+def _is_returned(source: SourceFile, scope: ast.AST, name: str) -> bool:
+    for node in ast.walk(scope):
+        value = node.value if isinstance(node, ast.Return | ast.Yield) else None
+        parts = value.elts if isinstance(value, ast.Tuple | ast.List) else [value]
+        for part in parts:
+            aliased = None if part is None else aliased_expression(source, part)
+            if isinstance(aliased, ast.Name) and aliased.id == name:
+                return True
+    return False
+
+
+def _has_alias(source: SourceFile, scope: FunctionNode | ast.Module, name: str) -> bool:
+    for node in local_nodes(scope):
+        for target, value in _pairs(node):
+            root = aliased_expression(source, value)
+            if root is None:
+                continue
+            names = chain_key(target), chain_key(root)
+            if names[0] != names[1] and name in names:
+                return True
+    return False
+
+
+def _pairs(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """(target, value) of the assignments of a node, tuples taken apart."""
+    if not isinstance(node, ast.Assign):
+        return
+    for target in node.targets:
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            if len(target.elts) == len(node.value.elts):
+                yield from zip(target.elts, node.value.elts, strict=True)
+        else:
+            yield target, node.value
+
+
+def _names_in(target: ast.expr) -> set[str]:
+    return {node.id for node in ast.walk(target) if isinstance(node, ast.Name)}

@@ -1,0 +1,294 @@
+"""What an operation wrote, what it called, and what it read, in the words of the source."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gradsan.model import Frame
+from gradsan.source.chains import chain_key, constant_key, leaf_name, standing_of
+from gradsan.source.inplace import (
+    ACTIVATION_OPS,
+    ALIASING_ATTRIBUTES,
+    ALIASING_METHODS,
+    PIECES,
+    SETITEM_OPS,
+    augmented_names,
+    is_inplace_name,
+    operation_name,
+    same_operation,
+)
+from gradsan.source.locate import Expression, expression_at, expressions_at
+from gradsan.source.modules import is_elementwise_module
+from gradsan.source.tree import SourceFile
+
+__all__ = [
+    "Target",
+    "aliased_expression",
+    "called_expression",
+    "operand_expressions",
+    "target_at",
+    "written_expression",
+    "written_target",
+]
+
+_FIRST_PARAMETERS = ("input", "self", "tensor")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The expression that holds the written tensor, and whether a view of it, not it itself, was written."""
+
+    node: ast.expr
+    through_view: bool = False
+
+
+def written_expression(frame: Frame, op: str, inner: Sequence[Frame] = ()) -> str | None:
+    """What the in-place operation ``op`` at ``frame`` wrote.
+
+    ``x`` of ``x[:, 0].mul_(2)``, ``self.h`` of ``self.h[i] = v``, ``buf`` of ``torch.add(a, b, out=buf)``.
+    ``op`` is the operation as PyTorch or Python calls it (``add_``, ``aten::add_.Tensor``, ``__setitem__``).
+    ``inner`` are the frames below ``frame``, outermost first, where known: they tell whether ``self.act(x)`` reached a
+    single module. None for a temporary, and where the source does not decide.
+    """
+    found = target_at(frame, op, inner)
+    return None if found is None else found[0].source.text(found[1].node)
+
+
+def target_at(frame: Frame, op: str, inner: Sequence[Frame] = ()) -> tuple[Expression, Target] | None:
+    """The writing operation at ``frame`` and its target, decided as in ``written_expression``."""
+    found: dict[str, tuple[Expression, Target]] = {}
+    for expression in expressions_at(frame):
+        target = written_target(expression.source, expression.node, op, inner)
+        if target is not None:
+            found[expression.source.text(target.node)] = (expression, target)
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
+def called_expression(frame: Frame) -> str | None:
+    """The callee of the call at ``frame``, ``self.final`` of ``self.final(x)``; None where there is not exactly one."""
+    calls = [expression for expression in expressions_at(frame) if isinstance(expression.node, ast.Call)]
+    if len(calls) != 1 or not isinstance(calls[0].node, ast.Call):
+        return None
+    return calls[0].source.text(calls[0].node.func)
+
+
+def operand_expressions(frame: Frame) -> list[str]:
+    """The names, attributes and elements which the operation at ``frame`` reads directly, in source order.
+
+    Views are followed to what they are views of; a nested computation is a temporary and is left out.
+    """
+    expression = expression_at(frame)
+    if expression is None:
+        return []
+    source = expression.source
+    found = [root for node in _operands(source, expression) for root in _roots(source, node)]
+    return list(dict.fromkeys(source.text(node) for node in found))
+
+
+def written_target(source: SourceFile, node: ast.AST, op: str, inner: Sequence[Frame] = ()) -> Target | None:
+    """What ``node`` writes if it is the operation ``op``; None where it is not, or writes to a temporary."""
+    op = operation_name(op)
+    if isinstance(node, ast.AugAssign):
+        is_same = any(same_operation(op, name) for name in augmented_names(node.op))
+        return _root(source, node.target) if is_same else None
+    if isinstance(node, ast.Subscript):
+        is_store = isinstance(node.ctx, ast.Store) and op in SETITEM_OPS
+        return _root(source, node.value) if is_store else None
+    if isinstance(node, ast.Attribute):
+        is_store = isinstance(node.ctx, ast.Store) and node.attr == "data" and op in ("data", "set_data", "__set__")
+        return _root(source, node.value) if is_store else None
+    return _written_by_call(source, node, op, inner) if isinstance(node, ast.Call) else None
+
+
+def aliased_expression(source: SourceFile, value: ast.expr) -> ast.expr | None:
+    """What ``value`` is another handle on: ``x`` of ``x``, ``x[:, 0]``, ``x.view(-1)``; None for a new value."""
+    target = _root(source, value)
+    return None if target is None else target.node
+
+
+def _written_by_call(source: SourceFile, call: ast.Call, op: str, inner: Sequence[Frame]) -> Target | None:
+    out = _keyword(call, "out")
+    if out is not None and not (isinstance(out, ast.Constant) and out.value is None):
+        return _root(source, out)
+    function = call.func
+    if isinstance(function, ast.Attribute) and standing_of(source, function.value) == "value":
+        is_special = function.attr.startswith("__") and function.attr.endswith("__")
+        if is_inplace_name(function.attr) or (is_special and function.attr == op):
+            is_same = same_operation(function.attr, op) or function.attr == op
+            return _root(source, function.value) if is_same else None
+    elif _writes_first_argument(function, op):
+        return _first_argument(source, call) if _is_function(source, function) else None
+    inplace = _keyword(call, "inplace")
+    if inplace is not None:
+        is_true = isinstance(inplace, ast.Constant) and inplace.value is True
+        return _first_argument(source, call) if is_true else None
+    if op in ACTIVATION_OPS and _is_single_module(source, call, inner):
+        return _first_argument(source, call)
+    return None
+
+
+def _writes_first_argument(function: ast.expr, op: str) -> bool:
+    """Whether a function, not a method, is in place by its name: ``torch.relu_``, ``aten.add_.Tensor``, ``iadd``."""
+    name = leaf_name(function)
+    if name is None:
+        return False
+    above = leaf_name(function.value) if isinstance(function, ast.Attribute) else None
+    if is_inplace_name(name) or (above is not None and is_inplace_name(above)):
+        return True
+    return (op.startswith("__i") and f"__{name}__" == op) or name == op == "__setitem__"
+
+
+def _is_function(source: SourceFile, function: ast.expr) -> bool:
+    """Whether ``function`` is surely no method: not one bound to a variable before, not one of an unclear object."""
+    if isinstance(function, ast.Attribute):
+        return standing_of(source, function.value) == "namespace"
+    name = leaf_name(function)
+    return not any(
+        isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store)
+        for node in ast.walk(source.module)
+    )
+
+
+def _is_single_module(source: SourceFile, call: ast.Call, inner: Sequence[Frame]) -> bool:
+    if inner:
+        paths = [frame.file.replace("\\", "/") for frame in inner]
+        files = {path.rsplit("/", 1)[-1] for path in paths if "/nn/modules/" in path}
+        # module.py holds __call__; container.py runs several modules one after another.
+        return bool(files - {"module.py"}) and files <= {"module.py", "activation.py", "dropout.py"}
+    return is_elementwise_module(source, call.func)
+
+
+def _first_argument(source: SourceFile, call: ast.Call) -> Target | None:
+    if call.args:
+        return None if isinstance(call.args[0], ast.Starred) else _root(source, call.args[0])
+    named = [value for name in _FIRST_PARAMETERS if (value := _keyword(call, name)) is not None]
+    return _root(source, named[0]) if len(named) == 1 else None
+
+
+def _keyword(call: ast.Call, name: str) -> ast.expr | None:
+    return next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
+
+
+def _root(source: SourceFile, node: ast.expr, through_view: bool = False) -> Target | None:
+    """Follow in-place methods and views from ``node`` to the name, attribute or element that holds the tensor."""
+    if isinstance(node, ast.NamedExpr):
+        return Target(node.target, through_view)
+    if isinstance(node, ast.Name):
+        return Target(node, through_view) if standing_of(source, node) == "value" else None
+    if isinstance(node, ast.Attribute):
+        is_own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+        if node.attr in ALIASING_ATTRIBUTES and not is_own and standing_of(source, node.value) == "value":
+            return _root(source, node.value, True)
+        if chain_key(node) is None and not _is_readable(node):
+            return None
+        return Target(node, through_view) if standing_of(source, node) != "namespace" else None
+    if isinstance(node, ast.Subscript):
+        if _takes_piece(node) or _is_slice_of_tensor(node.slice):
+            inside = node.value.func.value if _takes_piece(node) else node.value  # type: ignore[attr-defined]
+            return _root(source, inside, True)
+        return Target(node, through_view) if _is_readable(node) else None
+    if isinstance(node, ast.Call):
+        return _root_of_call(source, node, through_view)
+    return None
+
+
+def _root_of_call(source: SourceFile, call: ast.Call, through_view: bool) -> Target | None:
+    function = call.func
+    name = leaf_name(function)
+    if name is None:
+        return None
+    if isinstance(function, ast.Attribute) and standing_of(source, function.value) == "value":
+        if is_inplace_name(name):
+            return _root(source, function.value, through_view)
+        return _root(source, function.value, True) if name in ALIASING_METHODS else None
+    is_inplace = isinstance(value := _keyword(call, "inplace"), ast.Constant) and value.value is True
+    if (is_inplace_name(name) and _is_function(source, function)) or is_inplace:
+        target = _first_argument(source, call)
+    elif name in ALIASING_METHODS and isinstance(function, ast.Attribute):
+        target = _first_argument(source, call)
+        through_view = True
+    else:
+        return None
+    return None if target is None else Target(target.node, target.through_view or through_view)
+
+
+def _takes_piece(node: ast.Subscript) -> bool:
+    function = node.value.func if isinstance(node.value, ast.Call) else None
+    return isinstance(function, ast.Attribute) and function.attr in PIECES
+
+
+def _is_slice_of_tensor(index: ast.expr) -> bool:
+    """Whether an index can only be one into a tensor: a slice, an ellipsis, several indices, ``None``.
+
+    ``xs[0]`` and ``xs[i]`` may be a tensor's row or a list's element.
+    """
+    if isinstance(index, ast.Tuple):
+        return not any(isinstance(constant_key(element), str) for element in index.elts)
+    if isinstance(index, ast.Slice):
+        return True
+    return isinstance(index, ast.Constant) and (index.value is Ellipsis or index.value is None)
+
+
+def _is_readable(node: ast.expr) -> bool:
+    """Whether a person would call the tensor by this expression: names, attributes and simple indices only."""
+    if isinstance(node, ast.Attribute):
+        return _is_readable(node.value)
+    if isinstance(node, ast.Subscript):
+        is_simple = constant_key(node.slice) is not None or isinstance(node.slice, ast.BinOp)
+        return (is_simple or _is_readable(node.slice)) and _is_readable(node.value)
+    return isinstance(node, ast.Name)
+
+
+def _operands(source: SourceFile, expression: Expression) -> list[ast.expr]:
+    node = expression.node
+    if isinstance(node, ast.BinOp):
+        return [node.left, node.right]
+    if isinstance(node, ast.UnaryOp):
+        return [node.operand]
+    if isinstance(node, ast.Compare):
+        return [node.left, *node.comparators]
+    if isinstance(node, ast.AugAssign):
+        return [node.target, node.value]
+    if isinstance(node, ast.Attribute):
+        return [node.value] if isinstance(node.ctx, ast.Load) else _stored_value(source, node)
+    if isinstance(node, ast.Subscript):
+        return [node.value, *([] if isinstance(node.ctx, ast.Load) else _stored_value(source, node))]
+    if isinstance(node, ast.Call):
+        receiver = node.func.value if isinstance(node.func, ast.Attribute) else None
+        is_operand = receiver is not None and standing_of(source, receiver) == "value" and not _is_self(receiver)
+        first = [receiver] if receiver is not None and is_operand else []
+        return [*first, *node.args, *(keyword.value for keyword in node.keywords)]
+    return []
+
+
+def _stored_value(source: SourceFile, target: ast.expr) -> list[ast.expr]:
+    """What an assignment stores in ``target``, where it is written as one expression."""
+    parent, name = source.parents[target]
+    if isinstance(parent, ast.Assign) or (isinstance(parent, ast.AugAssign | ast.AnnAssign) and name == "target"):
+        return [parent.value] if parent.value is not None else []
+    if isinstance(parent, ast.Tuple | ast.List):
+        outer, _ = source.parents[parent]
+        value = outer.value if isinstance(outer, ast.Assign) else None
+        if isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(parent.elts):
+            return [value.elts[parent.elts.index(target)]]
+    return []
+
+
+def _is_self(node: ast.expr) -> bool:
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id == "super"
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")
+
+
+def _roots(source: SourceFile, node: ast.expr) -> list[ast.expr]:
+    """The named values that ``node`` hands to the operation; several for a list or tuple of them."""
+    if isinstance(node, ast.Starred):
+        return _roots(source, node.value)
+    if isinstance(node, ast.List | ast.Tuple):
+        return [root for element in node.elts for root in _roots(source, element)]
+    if isinstance(node, ast.IfExp):
+        return [*_roots(source, node.body), *_roots(source, node.orelse)]
+    target = _root(source, node)
+    return [] if target is None else [target.node]

@@ -1,0 +1,217 @@
+"""A parsed source file: its syntax tree, its parents, and positions in characters.
+
+``ast`` counts columns in UTF-8 bytes from 0; everything here counts characters from 1, ends exclusive, as
+``model.Frame`` does.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from gradsan.source.lines import source_lines
+
+__all__ = ["FunctionNode", "SourceFile", "Span", "header_nodes", "parses", "read_source"]
+
+FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+_COMPREHENSIONS = {
+    ast.ListComp: "<listcomp>",
+    ast.SetComp: "<setcomp>",
+    ast.DictComp: "<dictcomp>",
+    ast.GeneratorExp: "<genexpr>",
+}
+_COMPREHENSIONS_ARE_INLINED = sys.version_info >= (3, 12)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Span:
+    """A stretch of source: lines and columns from 1, columns in characters, the end exclusive."""
+
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+
+    def contains(self, other: Span) -> bool:
+        """Whether ``other`` lies within this span."""
+        return (self.line, self.column) <= (other.line, other.column) and (other.end_line, other.end_column) <= (
+            self.end_line,
+            self.end_column,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SourceFile:
+    """A file's lines and its syntax tree. ``parents`` leads from a node to (parent, name of the field it stands in)."""
+
+    file: str
+    lines: tuple[str, ...]
+    module: ast.Module
+    parents: dict[ast.AST, tuple[ast.AST, str]] = field(repr=False)
+    by_span: dict[Span, list[ast.AST]] = field(repr=False)
+
+    def span(self, node: ast.AST) -> Span:
+        """Where ``node`` stands. The node must have a position."""
+        return _span(self.lines, node)
+
+    def text(self, node: ast.AST) -> str:
+        """The source of an expression on one line; written anew by ``ast.unparse`` where it spans several."""
+        span = self.span(node)
+        # Before Python 3.12 positions inside an f-string may be wrong.
+        if span.line != span.end_line or self.inside(node, ast.JoinedStr):
+            return ast.unparse(node)
+        return self.lines[span.line - 1][span.column - 1 : span.end_column - 1]
+
+    def slice(self, span: Span) -> str:
+        """The characters of ``span``, line ends as ``\\n``."""
+        if span.line == span.end_line:
+            return self.lines[span.line - 1][span.column - 1 : span.end_column - 1]
+        first, *middle = self.lines[span.line - 1 : span.end_line - 1]
+        return "\n".join([first[span.column - 1 :], *middle, self.lines[span.end_line - 1][: span.end_column - 1]])
+
+    def ancestors(self, node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
+        """(parent, field) pairs from ``node`` outwards; the field is the one through which one came."""
+        step = self.parents.get(node)
+        while step is not None:
+            yield step
+            step = self.parents.get(step[0])
+
+    def inside(self, node: ast.AST, kind: type[ast.AST]) -> bool:
+        """Whether any ancestor of ``node`` is a ``kind``."""
+        return any(isinstance(parent, kind) for parent, _ in self.ancestors(node))
+
+    def statement(self, node: ast.AST) -> ast.stmt | None:
+        """The innermost statement that ``node`` is part of (itself where it is one)."""
+        if isinstance(node, ast.stmt):
+            return node
+        return next((parent for parent, _ in self.ancestors(node) if isinstance(parent, ast.stmt)), None)
+
+    def function(self, node: ast.AST) -> FunctionNode | None:
+        """The innermost function whose body ``node`` is in (a class body in between hides it), else None."""
+        for parent, name in self.ancestors(node):
+            if name == "body" and isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                return parent
+            if name == "body" and isinstance(parent, ast.ClassDef):
+                return None
+        return None
+
+    def owner_class(self, node: ast.AST) -> ast.ClassDef | None:
+        """The innermost class around ``node``, functions in between or not."""
+        return next((parent for parent, _ in self.ancestors(node) if isinstance(parent, ast.ClassDef)), None)
+
+    def scope_name(self, node: ast.AST) -> str:
+        """The ``co_name`` of the code object in which ``node`` is executed."""
+        came_from: ast.AST = node
+        for parent, name in self.ancestors(node):
+            if name == "body" and isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                return parent.name
+            if name == "body" and isinstance(parent, ast.Lambda):
+                return "<lambda>"
+            comprehension = _COMPREHENSIONS.get(type(parent))
+            if comprehension is not None and not self._is_first_iterable(parent, came_from, node):
+                inlined = _COMPREHENSIONS_ARE_INLINED and comprehension != "<genexpr>"
+                if not inlined:
+                    return comprehension
+            came_from = parent
+        return "<module>"
+
+    def _is_first_iterable(self, comprehension: ast.AST, generator: ast.AST, node: ast.AST) -> bool:
+        """Whether ``node`` is in the first iterable, which the surrounding scope evaluates."""
+        generators: list[ast.comprehension] = getattr(comprehension, "generators", [])
+        if not generators or generators[0] is not generator:
+            return False
+        first = generators[0].iter
+        return node is first or any(parent is first for parent, _ in self.ancestors(node))
+
+
+def read_source(file: str) -> SourceFile | None:
+    """The parsed source of ``file``, or None where it is missing or is not Python of this version."""
+    lines = source_lines(file)
+    return _parse(file, lines) if lines else None
+
+
+def header_nodes(statement: ast.stmt) -> Iterator[ast.AST]:
+    """All nodes of ``statement`` but those of the statements in its blocks and of function bodies."""
+    pending: list[ast.AST] = [statement]
+    while pending:
+        node = pending.pop()
+        yield node
+        pending.extend(child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.stmt))
+
+
+def parses(text: str) -> bool:
+    """Whether ``text`` is a Python module."""
+    return _module(text) is not None
+
+
+def _module(text: str) -> ast.Module | None:
+    try:
+        # -W error must not turn a warning about the source into a source that cannot be read.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+@functools.lru_cache(maxsize=64)
+def _parse(file: str, lines: tuple[str, ...]) -> SourceFile | None:
+    module = _module("\n".join(lines) + "\n")
+    if module is None:
+        return None
+    parents: dict[ast.AST, tuple[ast.AST, str]] = {}
+    by_span: dict[Span, list[ast.AST]] = {}
+    pending: list[ast.AST] = [module]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.stmt | ast.expr | ast.pattern | ast.excepthandler):
+            for span in _spans_in_code(lines, node):
+                by_span.setdefault(span, []).append(node)
+        for name, value in ast.iter_fields(node):
+            for child in value if isinstance(value, list) else [value]:
+                # Contexts and operators are shared objects without a place of their own.
+                if isinstance(child, ast.AST) and not isinstance(
+                    child, ast.expr_context | ast.operator | ast.boolop | ast.unaryop | ast.cmpop
+                ):
+                    parents[child] = (node, name)
+                    pending.append(child)
+    return SourceFile(file, lines, module, parents, by_span)
+
+
+def _spans_in_code(lines: tuple[str, ...], node: ast.AST) -> Iterator[Span]:
+    """The spans by which compiled code may refer to ``node``.
+
+    In an expression over several lines CPython 3.11+ lets an attribute access or a method call start at the
+    attribute's name (``update_start_location_to_match_attr`` in CPython's compile.c).
+    """
+    yield _span(lines, node)
+    attribute = node.func if isinstance(node, ast.Call) else node
+    if not isinstance(attribute, ast.Attribute) or node.lineno == attribute.end_lineno:  # type: ignore[attr-defined]
+        return
+    end_line, end_offset = attribute.end_lineno, attribute.end_col_offset
+    if end_line is None or end_offset is None:
+        return
+    start = _characters(lines, end_line, end_offset - len(attribute.attr))
+    whole = _span(lines, node)
+    yield Span(end_line, start, whole.end_line, whole.end_column)
+
+
+def _span(lines: tuple[str, ...], node: ast.AST) -> Span:
+    line: int = node.lineno  # type: ignore[attr-defined]
+    offset: int = node.col_offset  # type: ignore[attr-defined]
+    end_line: int = node.end_lineno  # type: ignore[attr-defined]
+    end_offset: int = node.end_col_offset  # type: ignore[attr-defined]
+    return Span(line, _characters(lines, line, offset), end_line, _characters(lines, end_line, end_offset))
+
+
+def _characters(lines: tuple[str, ...], line: int, offset: int) -> int:
+    """The column (characters from 1) at byte ``offset`` of ``line``."""
+    text = lines[line - 1] if line <= len(lines) else ""
+    if text.isascii():
+        return offset + 1
+    return len(text.encode("utf-8", "surrogatepass")[:offset].decode("utf-8", "replace")) + 1
