@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -207,44 +206,3 @@ def introduce_to_jit(original: Any, wrapper: Any) -> Callable[[], None] | None:
 
     return undo
 
-
-def pause_while_compiling(patches: Any, pause: Callable[[], None], resume: Callable[[], None]) -> None:
-    """Have torch.compile trace the program with torch's own functions in place of the wrappers.
-
-    The compiler knows torch's functions by identity. Its callbacks are registered when it is first loaded, because
-    loading it costs a second. Missing callbacks: functions that gradsan wraps break the compiled graph.
-    """
-    registered: list[Any] = []
-
-    def register() -> None:
-        callback = sys.modules.get("torch._dynamo.callback")
-        handler = getattr(callback, "callback_handler", None)
-        if handler is None or registered:
-            return
-        registered.append(handler)
-
-        def start(_: Any) -> None:
-            pause()
-
-        def end(_: Any) -> None:
-            resume()
-
-        handler.register_start_callback(start)
-        handler.register_end_callback(end)
-
-        def remove() -> None:
-            handler.remove_start_callback(start)
-            handler.remove_end_callback(end)
-            registered.clear()
-
-        patches.on_undo(remove)
-
-    register()
-    compile_function = torch.compile
-
-    def compile_watched(*args: Any, **kwargs: Any) -> Any:
-        result = compile_function(*args, **kwargs)
-        register()
-        return result
-
-    patches.set(torch, "compile", dress(compile_watched, compile_function))

@@ -47,8 +47,8 @@ def collect(core: Any, steps: Any, save: Any, tensor: Any, packed: Any, *, raise
     clock = core.clock
     was_leaf = getattr(save, "was_leaf", False)
     info = tensor_info(tensor, was_leaf)
-    writes = ledger.writes_between(core, steps, info.storage, save.clock)
     saved_version = save.version if hasattr(save, "version") else dict(_versions(save))[id(tensor)]
+    writes = ledger.writes_since(core, steps, info.storage, save.clock, saved_version)
     return Conflict(
         save=Save(
             clock=save.clock,

@@ -15,7 +15,6 @@ class Patches:
         """Start with nothing replaced."""
         self._replaced: list[tuple[Any, str, Any, Any]] = []
         self._actions: list[Callable[[], None]] = []
-        self._suspended = False
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         """Replace ``owner.name``; undoing restores it, or removes it where it was only inherited."""
@@ -26,32 +25,15 @@ class Patches:
         """Run ``action`` when everything is undone."""
         self._actions.append(action)
 
-    def suspend(self) -> None:
-        """Put the originals back for a while (nothing where they already are)."""
-        if self._suspended:
-            return
-        self._suspended = True
-        for owner, name, own, value in reversed(self._replaced):
+    def undo(self) -> None:
+        """Put everything back, the last replaced first. What someone else replaced since is left alone."""
+        while self._replaced:
+            owner, name, own, value = self._replaced.pop()
             if vars(owner).get(name, _ABSENT) is not value:
                 continue
             if own is _ABSENT:
                 delattr(owner, name)
             else:
                 setattr(owner, name, own)
-
-    def resume(self) -> None:
-        """Put the replacements in again after :meth:`suspend`."""
-        if not self._suspended:
-            return
-        self._suspended = False
-        for owner, name, own, value in self._replaced:
-            if vars(owner).get(name, _ABSENT) is own:
-                setattr(owner, name, value)
-
-    def undo(self) -> None:
-        """Put everything back for good, the last replaced first. What someone else replaced since is left alone."""
-        self.suspend()
-        self._suspended = False
-        self._replaced.clear()
         while self._actions:
             self._actions.pop()()

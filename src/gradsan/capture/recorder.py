@@ -44,7 +44,6 @@ class Recorder:
                 saves.install(self.core, self._patches, self._on_hooked_stale)
                 writes.install(self.core, self._patches)
                 self.steps.install(self._patches)
-                _torch.pause_while_compiling(self._patches, self._pause, self._resume)
             except BaseException:
                 self.core.active = False
                 self._depth = 0
@@ -109,12 +108,6 @@ class Recorder:
             if os.environ.get("GRADSAN_DEBUG"):
                 raise
             self.note_blind_spot(Message("blind.collect_failed", {"error": f"{type(failure).__name__}: {failure}"}))
-
-    def _pause(self) -> None:
-        self._patches.suspend()
-
-    def _resume(self) -> None:
-        self._patches.resume()
 
 
 _recorder: Recorder | None = None
