@@ -156,11 +156,12 @@ def _compose(
     def unpack_watched(save: Any) -> Any:
         if not isinstance(save, HookedSave):
             return unpack(save)
-        for alias, version in save.aliases:
-            if core.active and alias._version != version:
-                on_hooked_stale(save, alias)
-                break
-        return unpack(save.packed)
+        stale = next((alias for alias, version in save.aliases if alias._version != version), None)
+        result = unpack(save.packed)
+        # A hook that checks for itself and raises has hidden nothing.
+        if stale is not None:
+            on_hooked_stale(save, stale)
+        return result
 
     return _Composed(pack_watched), unpack_watched
 
