@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from gradsan import source
@@ -92,9 +93,11 @@ def _may_touch(conflict: Conflict, write: Write) -> bool:
 def _name(conflict: Conflict, writes: tuple[Write, ...]) -> tuple[str | Message, str]:
     """What the tensor is called: a lasting name first, then what the writing line calls it, then any live variable."""
     lasting = next((name for name in conflict.names if name.kind != "value"), None)
-    if lasting is not None:
-        return lasting.text, lasting.kind
     written = _written_name(writes)
+    if lasting is not None:
+        # batch[0] says less than the variable that the writing line calls it by; p of "for p in params" says nothing.
+        is_position = lasting.kind == "data" and re.search(r"\[\d+\]$", lasting.text)
+        return (written if is_position and written is not None else lasting.text), lasting.kind
     if written is not None:
         return written, "value"
     if conflict.names:

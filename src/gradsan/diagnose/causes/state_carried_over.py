@@ -42,30 +42,28 @@ def carrier(bridge: Bridge) -> tuple[str | None, Frame | None]:
     """The name that carries the state, and the line that binds it to the older graph.
 
     A live variable that holds the bridge's tensor is certain; otherwise the name is read from the source around the
-    operation that took it: a name read there and bound again later in the same loop, or for the next call.
+    operation that took it, innermost function first: a name read there and bound again later in the same loop, or for
+    the next call.
     """
-    frames = [frame for site in bridge.taken_near if (frame := place(site)) is not None and frame.is_user]
-    carried = [found for frame in frames for found in source.carried_names(frame)]
-    if bridge.name is not None:
-        known = next((found for found in carried if found.name == bridge.name.partition("[")[0]), None)
-        frame = _line_of(frames, known.bound_line) if known is not None else None
-        return bridge.name, frame
-    names = list(dict.fromkeys(found.name for found in carried))
-    for found in carried:
-        if found.name == names[0]:
-            return found.name, _line_of(frames, found.bound_line)
-    return None, None
+    frames = list(
+        dict.fromkeys(frame for site in bridge.taken_near for frame in reversed(site.frames) if frame.is_user)
+    )
+    carried = [(frame, found) for frame in frames for found in source.carried_names(frame)]
+    name = bridge.name
+    if name is None:
+        return next(((found.name, _moved(frame, found.bound_line)) for frame, found in carried), (None, None))
+    variable = name.partition("[")[0]
+    known = next((_moved(frame, found.bound_line) for frame, found in carried if found.name in (name, variable)), None)
+    return name, known
 
 
-def _line_of(frames: list[Frame], line: int) -> Frame | None:
+def _moved(frame: Frame, line: int) -> Frame | None:
     """The frame moved to another line of its function; columns are those of the statement there."""
-    if not frames:
-        return None
-    text = source.source_line(frames[0].file, line)
+    text = source.source_line(frame.file, line)
     if text is None:
         return None
     start = len(text) - len(text.lstrip()) + 1
-    return replace(frames[0], line=line, column=start, end_line=line, end_column=len(text.rstrip()) + 1)
+    return replace(frame, line=line, column=start, end_line=line, end_column=len(text.rstrip()) + 1)
 
 
 def _bridge_label(bridge: Bridge, bound_at: Frame | None, message: Message) -> tuple[Label, ...]:
