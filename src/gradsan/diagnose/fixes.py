@@ -44,11 +44,13 @@ def recompute_forward(facts: Facts) -> tuple[Fix, ...]:
     return (_fix("recompute_forward", "changed", facts, ()),)
 
 
-def detach_carried_state(facts: Facts, bound_at: Frame | None, name: str | None) -> tuple[Fix, ...]:
+def detach_carried_state(
+    facts: Facts, bound_at: Frame | None, name: str | None, shape: source.Shape
+) -> tuple[Fix, ...]:
     """Cut the graph where the state is carried over; a ``retain_graph=True`` is then not needed."""
     lines: tuple[tuple[str, int, str], ...] = ()
     if bound_at is not None and name is not None:
-        lines = _as_lines(bound_at, source.detach_at(bound_at, name))
+        lines = _as_lines(bound_at, source.detach_at(bound_at, name, shape))
     fixes = [_fix("detach_carried_state", "changed", facts, lines, values={"bridge": name or Message("label.unnamed")})]
     return tuple(fixes)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from gradsan import source
@@ -20,7 +21,8 @@ def match(facts: Facts) -> Diagnosis | None:
     if not facts.updates or bridge is None or not bridge.forward_ran_again:
         return None
     name, bound_at = carrier(bridge)
-    shown: str | Message = name or Message("label.unnamed_state")
+    variable, in_tuple = _variable(name)
+    shown: str | Message = variable or Message("label.unnamed_state")
     use, save = facts.conflict.use, facts.conflict.save
     used = Message("label.used_across_step", {"bridge": shown, "step": use.step, "earlier": save.step})
     labels = (
@@ -34,7 +36,10 @@ def match(facts: Facts) -> Diagnosis | None:
         SLUG,
         values={"bridge": shown, "update": update.op, "step": use.step, "earlier": save.step},
         labels=labels,
-        fixes=(*fixes.detach_carried_state(facts, bound_at, name), *fixes.drop_retain_graph(facts)),
+        fixes=(
+            *fixes.detach_carried_state(facts, bound_at, variable, "tuple" if in_tuple else "tensor"),
+            *fixes.drop_retain_graph(facts),
+        ),
     )
 
 
@@ -57,6 +62,14 @@ def carrier(bridge: Bridge) -> tuple[str | None, Frame | None]:
     return name, known
 
 
+def _variable(name: str | None) -> tuple[str | None, bool]:
+    """``state`` for the first part of a pair of states, ``state[0]``; other elements keep their own name."""
+    if name is None:
+        return None, False
+    in_tuple = re.fullmatch(r"(.+)\[[01]\]", name)
+    return (in_tuple[1], True) if in_tuple else (name, False)
+
+
 def _moved(frame: Frame, line: int) -> Frame | None:
     """The frame moved to another line of its function; columns are those of the statement there."""
     text = source.source_line(frame.file, line)
@@ -69,5 +82,5 @@ def _moved(frame: Frame, line: int) -> Frame | None:
 def _bridge_label(bridge: Bridge, bound_at: Frame | None, message: Message) -> tuple[Label, ...]:
     site = bridge.taken_near[-1] if bridge.taken_near else None
     if bound_at is not None:
-        return (Label("bridge", bound_at, message, bridge.older, site or Site()),)
+        return (Label("bridge", bound_at, message, bridge.older, Site((bound_at,))),)
     return label_room.at("bridge", site, message, op=bridge.older)
