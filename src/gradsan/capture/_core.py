@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from gradsan.capture import _core_pure
+from gradsan.capture._core_pure import Core
+
+_SWITCH = "GRADSAN_NATIVE"
 
 
 def native_available() -> bool:
@@ -17,13 +19,14 @@ def native_available() -> bool:
     return True
 
 
-def make_core(native: bool | None = None) -> Any:
+def make_core(native: bool | None = None) -> Core:
     """A fresh core. ``native``: True asks for the C extension, False for pure Python, None takes the best there is.
 
-    Raises ImportError where the C extension is asked for and was not built.
+    ``GRADSAN_NATIVE=0`` in the environment makes pure Python the best there is. Raises ImportError where the C
+    extension is asked for and was not built. The C core is typed as the pure one, which has the same interface.
     """
     if native is None:
-        native = os.environ.get("GRADSAN_NATIVE", "1") != "0" and native_available()
+        native = os.environ.get(_SWITCH, "1") != "0" and native_available()
     if native:
         from gradsan.capture import _native
 

@@ -6,10 +6,11 @@ records a few integers and references and defers all thinking to the moment a re
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections import deque
 from collections.abc import Callable
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 from gradsan.capture import _torch
@@ -21,7 +22,7 @@ DEPTH_KEPT = 128
 
 
 class Stack:
-    """A raw stack, innermost frame first: code objects and instruction offsets, no frame (frames keep tensors alive)."""
+    """A raw stack, innermost frame first: code objects and instruction offsets; frames would keep tensors alive."""
 
     __slots__ = ("codes", "lastis")
 
@@ -57,6 +58,7 @@ class Core:
         self.steps = 0
         self.open_steps = 0
         self.silent_clock = -1
+        self.log_errors = 0
         self.on_stale: Callable[[Save], Any] | None = None
         self.optimizer_folder = _torch.optimizer_folder()
         self._stacks: dict[tuple[int, ...], Stack] = {}
@@ -75,12 +77,21 @@ class Core:
         self._stacks.clear()
         self._recent_saves.clear()
         self._writes.clear()
-        self.saves = self.write_count = self.steps = 0
+        self.saves = self.write_count = self.steps = self.log_errors = 0
         self.silent_clock = -1
 
     def stack(self, skip: int = 0) -> Stack:
-        """The stack of the caller (``skip`` frames further out), equal stacks being one object."""
-        frame: Any = sys._getframe(skip + 1)
+        """The stack of the caller (``skip`` frames further out), equal stacks being one object.
+
+        It is empty where no Python frame is left: a hook called in a thread of the engine.
+        """
+        frame: Any = sys._getframe().f_back
+        while skip > 0 and frame is not None:
+            frame = frame.f_back
+            skip -= 1
+        return self._stack_from(frame)
+
+    def _stack_from(self, frame: Any) -> Stack:
         codes: list[CodeType] = []
         key: list[int] = []
         depth = 0
@@ -120,44 +131,49 @@ class Core:
             geometry = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.element_size())
         except (RuntimeError, NotImplementedError, AttributeError):
             storage, version, geometry = _torch.weak_identity(tensor)
+        sequence, grad_enabled = _torch.sequence_number(), _torch.is_grad_enabled()
+        try:
+            is_parameter = tensor.is_leaf and tensor.requires_grad
+        except RuntimeError:
+            # A view made under no_grad whose base was then written refuses to tell its grad_fn; it is no leaf.
+            is_parameter = False
         self.clock += 1
         self.write_count += 1
+        moment, steps = self.clock, self.steps
         self._writes.append(
-            (
-                self.clock,
-                storage,
-                version,
-                op,
-                kind,
-                *geometry,
-                index,
-                stack,
-                _torch.sequence_number(),
-                _torch.is_grad_enabled(),
-                tensor.is_leaf and tensor.requires_grad,
-                self.steps,
-            )
+            (moment, storage, version, op, kind, *geometry, index, stack, sequence, grad_enabled, is_parameter, steps)
         )
 
     def writer(self, original: Any, op: str, kind: str, position: int, keyword: str | None) -> Callable[..., Any]:
         """Wrap ``original`` so that what it writes is logged after it returned.
 
-        ``position`` is the written positional argument (-1: none), ``keyword`` the keyword that names written tensors (``out``).
+        ``position`` is the written positional argument (-1: none), ``keyword`` the keyword that names written tensors
+        (``out``). What goes wrong while logging never reaches the caller; ``log_errors`` counts it. Like ``original``,
+        the wrapper becomes a method in a class or it does not (a builtin function does not).
         """
         core = self
+        becomes_method = hasattr(type(original), "__get__")
+        here = globals()
         optimizer_folder = self.optimizer_folder
         is_tensor = _torch.is_tensor
 
         def log(target: Any, index: Any) -> None:
-            if core.open_steps and sys._getframe(2).f_code.co_filename.startswith(optimizer_folder):
-                return
-            stack = core.stack(2)
-            if is_tensor(target):
-                core.log_write(target, op, kind, index, stack)
-            elif isinstance(target, (tuple, list)):
-                for item in target:
-                    if is_tensor(item):
-                        core.log_write(item, op, kind, index, stack)
+            try:
+                caller: Any = sys._getframe()
+                # One call may pass several wrappers; what called the outermost one is what wrote.
+                while caller is not None and caller.f_globals is here:
+                    caller = caller.f_back
+                if core.open_steps and caller and caller.f_code.co_filename.startswith(optimizer_folder):
+                    return
+                stack = core._stack_from(caller)
+                if is_tensor(target):
+                    core.log_write(target, op, kind, index, stack)
+                elif isinstance(target, (tuple, list)):
+                    for item in target:
+                        if is_tensor(item):
+                            core.log_write(item, op, kind, index, stack)
+            except Exception:
+                core.log_errors += 1
 
         if kind == "setitem":
 
@@ -180,13 +196,13 @@ class Core:
             def write(*args: Any, **kwargs: Any) -> Any:
                 result = original(*args, **kwargs)
                 if core.active:
-                    if len(args) > position:
+                    if len(args) > position >= 0:
                         log(args[position], None)
                     elif kwargs:
                         log(next(iter(kwargs.values())), None)
                 return result
 
-        return _torch.dress(write, original)
+        return _torch.dress(write if becomes_method else _Function(write, original), original)
 
     def _make_pack(self) -> Callable[[Any], Save]:
         core = self
@@ -201,7 +217,7 @@ class Core:
             core.clock += 1
             core.saves += 1
             save.clock = core.clock
-            save.stack = stack = core.stack(1)
+            save.stack = stack = core._stack_from(sys._getframe().f_back)
             core._recent_saves.append((sequence_number() - 1, stack))
             return save
 
@@ -218,6 +234,41 @@ class Core:
             return tensor if on_stale is None else on_stale(save)
 
         return unpack
+
+
+class _Function:
+    """A wrapper around a callable that does not become a method in a class."""
+
+    __slots__ = ("__dict__", "_original", "_write")
+
+    def __init__(self, write: Callable[..., Any], original: Any) -> None:
+        self._write = write
+        self._original = original
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._write(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return repr(self._original)
+
+    def __reduce__(self) -> Any:
+        return reduction(self, self._original)
+
+    def __copy__(self) -> _Function:
+        return self
+
+    def __deepcopy__(self, _: Any) -> _Function:
+        return self
+
+
+def reduction(wrapper: Any, original: Any) -> Any:
+    """What ``wrapper.__reduce__`` returns: pickled by the name of ``original``, so that loading needs no gradsan."""
+    if isinstance(original, FunctionType):
+        return str(wrapper.__qualname__)
+    reduced = original.__reduce_ex__(4)
+    if isinstance(reduced, str) and getattr(sys.modules.get(original.__module__), reduced, None) is original:
+        return copy.copy, (original,)
+    return reduced
 
 
 def basic_index(index: Any) -> tuple[Any, ...] | None:

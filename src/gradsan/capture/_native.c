@@ -211,7 +211,7 @@ static Stack *new_stack(PyObject *const *codes, const int *lastis, Py_ssize_t de
     return stack;
 }
 
-static PyObject *Stack_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *Stack_new(PyTypeObject *Py_UNUSED(type), PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"codes", "lastis", NULL};
     PyObject *codes, *lastis;
@@ -368,12 +368,14 @@ typedef struct {
     PyObject *stack;
 } LoggedSave;
 
-/* References in the order in which writes() shows them. */
-enum { W_STORAGE, W_VERSION, W_OP, W_KIND, W_OFFSET, W_SHAPE, W_STRIDE, W_ITEMSIZE, W_INDEX, W_STACK, W_REFERENCES };
+enum { W_OP, W_KIND, W_SHAPE, W_STRIDE, W_INDEX, W_STACK, W_REFERENCES };
 
+/* Numbers as numbers and tuples shared between writes: once the log is full every new write lets an old one go, and
+ * that must not touch memory that has long left the processor's caches. */
 typedef struct {
-    long long clock, sequence, steps;
+    long long clock, storage, version, offset, sequence, steps; /* version is -1 where it is not known */
     PyObject *references[W_REFERENCES];
+    int itemsize;
     char grad_enabled, is_parameter;
 } LoggedWrite;
 
@@ -381,6 +383,56 @@ static void drop_references(LoggedWrite *write)
 {
     for (int i = 0; i < W_REFERENCES; i++)
         Py_CLEAR(write->references[i]);
+}
+
+/* Tuples of ints seen lately, by a hash of what they hold; a new one simply takes the place of another. */
+#define TUPLES_KEPT 1024
+static PyObject *shared_tuples[TUPLES_KEPT];
+
+/* A new reference to a plain tuple equal to `given`, the same one each time while it is remembered. `given` is let go and
+ * may be NULL. What is no tuple of ints comes back as it is. */
+static PyObject *shared(PyObject *given)
+{
+    long long numbers[16];
+    if (given == NULL || !PyTuple_Check(given))
+        return given;
+    Py_ssize_t count = PyTuple_GET_SIZE(given);
+    int is_common = count <= 16;
+    uint64_t hash = (uint64_t)count;
+    for (Py_ssize_t i = 0; is_common && i < count; i++) {
+        PyObject *item = PyTuple_GET_ITEM(given, i);
+        int overflow = 1;
+        if (PyLong_CheckExact(item))
+            numbers[i] = PyLong_AsLongLongAndOverflow(item, &overflow);
+        is_common = !overflow;
+        if (is_common)
+            hash = mixed(hash, NULL, 0) + (uint64_t)numbers[i];
+    }
+    PyObject **place = NULL;
+    if (is_common) {
+        place = shared_tuples + mixed(hash, NULL, 0) % TUPLES_KEPT;
+        PyObject *known = *place;
+        int is_equal = known != NULL && PyTuple_GET_SIZE(known) == count;
+        for (Py_ssize_t i = 0; is_equal && i < count; i++) {
+            PyObject *item = PyTuple_GET_ITEM(known, i);
+            is_equal = item == PyTuple_GET_ITEM(given, i) || PyLong_AsLongLong(item) == numbers[i];
+        }
+        if (is_equal) {
+            Py_DECREF(given);
+            return Py_NewRef(known);
+        }
+    }
+    if (!PyTuple_CheckExact(given)) {
+        PyObject *plain = PyTuple_GetSlice(given, 0, count);
+        Py_DECREF(given);
+        given = plain;
+    }
+    if (place != NULL && given != NULL) {
+        PyObject *forgotten = *place;
+        *place = Py_NewRef(given);
+        Py_XDECREF(forgotten);
+    }
+    return given;
 }
 
 /* ---- Core ------------------------------------------------------------------------------------------------------- */
@@ -450,8 +502,19 @@ static inline int lasti_of(PyFrameObject *frame)
 #if PY_VERSION_HEX >= 0x030B0000
     return PyFrame_GetLasti(frame);
 #else
-    return frame->f_lasti < 0 ? -1 : frame->f_lasti * (int)sizeof(_Py_CODEUNIT);
+    return frame->f_lasti < 0 ? -1 : frame->f_lasti * 2; /* counted in instructions of two bytes */
 #endif
+}
+
+/* The place in the table of the stack with these frames, or the free place where it belongs. The table is never full. */
+static inline Stack **place_of(Core *core, PyObject *const *codes, const int *lastis, Py_ssize_t depth, uint64_t hash)
+{
+    size_t mask = core->stack_capacity - 1, place = hash & mask;
+    for (Stack *known; (known = core->stacks[place]) != NULL; place = (place + 1) & mask)
+        if (known->hash == hash && Py_SIZE(known) == depth && !memcmp(known->codes, codes, depth * sizeof *codes) &&
+            !memcmp(lastis_of(known), lastis, depth * sizeof *lastis))
+            break;
+    return core->stacks + place;
 }
 
 /* The stack of the Python frame that runs, `skip` frames further out: a new reference, equal stacks being one object.
@@ -467,8 +530,8 @@ static PyObject *stack_here(Core *core, long long skip)
         if (skip > 0)
             skip--;
         else {
-            /* Borrowed: every frame seen here is suspended below us and keeps its code alive. */
             PyObject *code = (PyObject *)PyFrame_GetCode(frame);
+            /* Borrowed from here on: the frames seen are suspended below this call and keep their code alive. */
             Py_DECREF(code);
             codes[depth] = code;
             lastis[depth] = lasti_of(frame);
@@ -479,32 +542,710 @@ static PyObject *stack_here(Core *core, long long skip)
         Py_DECREF(frame);
         frame = outer;
     }
-    Py_XDECREF(frame);
-    if (PyErr_Occurred())
+    if (frame != NULL)
+        Py_DECREF(frame);
+    else if (PyErr_Occurred())
         return NULL;
 
+    if (core->stack_count) {
+        Stack *known = *place_of(core, codes, lastis, depth, hash);
+        if (known != NULL)
+            return Py_NewRef((PyObject *)known);
+    }
     if (core->stack_count >= STACKS_KEPT)
-        for (size_t place = hash & (core->stack_capacity - 1);; place = (place + 1) & (core->stack_capacity - 1)) {
-            Stack *known = core->stacks[place];
-            if (known == NULL) {
-                forget_stacks(core);
-                break;
-            }
-            if (known->hash == hash && Py_SIZE(known) == depth && !memcmp(known->codes, codes, depth * sizeof *codes) &&
-                !memcmp(lastis_of(known), lastis, depth * sizeof *lastis))
-                return Py_NewRef(known);
-        }
+        forget_stacks(core);
     if (core->stack_count * 2 >= core->stack_capacity && widen_stacks(core) < 0)
         return NULL;
-    size_t place = hash & (core->stack_capacity - 1);
-    for (Stack *known; (known = core->stacks[place]) != NULL; place = (place + 1) & (core->stack_capacity - 1))
-        if (known->hash == hash && Py_SIZE(known) == depth && !memcmp(known->codes, codes, depth * sizeof *codes) &&
-            !memcmp(lastis_of(known), lastis, depth * sizeof *lastis))
-            return Py_NewRef(known);
-    Stack *stack = new_stack(codes, lastis, depth, hash);
-    if (stack == NULL)
+    Stack **place = place_of(core, codes, lastis, depth, hash);
+    if (*place == NULL) {
+        if ((*place = new_stack(codes, lastis, depth, hash)) == NULL)
+            return NULL;
+        core->stack_count++;
+    }
+    return Py_NewRef((PyObject *)*place);
+}
+
+/* Puts `names` in order of `given`: what was passed by position and by keyword, NULL where nothing was. */
+static int take_arguments(const char *function, const char *const *names, Py_ssize_t needed, Py_ssize_t most,
+                          PyObject *const *args, Py_ssize_t count, PyObject *keywords, PyObject **given)
+{
+    memset(given, 0, most * sizeof *given);
+    if (count > most) {
+        PyErr_Format(PyExc_TypeError, "%s() takes at most %zd arguments (%zd given)", function, most, count);
+        return -1;
+    }
+    memcpy(given, args, count * sizeof *given);
+    for (Py_ssize_t k = 0; keywords != NULL && k < PyTuple_GET_SIZE(keywords); k++) {
+        PyObject *keyword = PyTuple_GET_ITEM(keywords, k);
+        Py_ssize_t i = 0;
+        while (i < most && PyUnicode_CompareWithASCIIString(keyword, names[i]))
+            i++;
+        if (i == most || given[i] != NULL) {
+            PyErr_Format(PyExc_TypeError, "%s() got an unexpected or repeated argument '%U'", function, keyword);
+            return -1;
+        }
+        given[i] = args[count + k];
+    }
+    for (Py_ssize_t i = 0; i < needed; i++)
+        if (given[i] == NULL) {
+            PyErr_Format(PyExc_TypeError, "%s() needs the argument '%s'", function, names[i]);
+            return -1;
+        }
+    return 0;
+}
+
+static PyObject *Core_tick(Core *self, PyObject *Py_UNUSED(ignored))
+{
+    return PyLong_FromLongLong(++self->clock);
+}
+
+static PyObject *Core_clear_logs(Core *self, PyObject *Py_UNUSED(ignored))
+{
+    forget_stacks(self);
+    forget_logs(self);
+    self->saves = self->write_count = self->steps = self->log_errors = 0;
+    self->silent_clock = -1;
+    Py_RETURN_NONE;
+}
+
+static PyObject *Core_stack(Core *self, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    static const char *const names[] = {"skip"};
+    PyObject *given[1];
+    long long skip = 0;
+    if (take_arguments("stack", names, 0, 1, args, count, keywords, given) < 0)
         return NULL;
-    core->stacks[place] = stack;
-    core->stack_count++;
-    return Py_NewRef(stack);
+    if (given[0] != NULL && (skip = PyLong_AsLongLong(given[0])) == -1 && PyErr_Occurred())
+        return NULL;
+    return stack_here(self, skip);
+}
+
+static PyObject *Core_recent_saves(Core *self, PyObject *Py_UNUSED(ignored))
+{
+    /* Copied first: making the list can run the garbage collector, and that can run code that logs. */
+    Py_ssize_t count = (Py_ssize_t)self->recent_saves.count, i;
+    LoggedSave *copy = ring_copy(&self->recent_saves, sizeof(LoggedSave));
+    if (copy == NULL)
+        return NULL;
+    for (i = 0; i < count; i++)
+        Py_INCREF(copy[i].stack);
+    PyObject *list = PyList_New(count);
+    for (i = 0; list != NULL && i < count; i++) {
+        PyObject *pair = Py_BuildValue("LO", copy[i].sequence, copy[i].stack);
+        if (pair == NULL)
+            Py_CLEAR(list);
+        else
+            PyList_SET_ITEM(list, i, pair);
+    }
+    for (i = 0; i < count; i++)
+        Py_DECREF(copy[i].stack);
+    PyMem_Free(copy);
+    return list;
+}
+
+static PyObject *Core_writes(Core *self, PyObject *Py_UNUSED(ignored))
+{
+    Py_ssize_t count = (Py_ssize_t)self->writes.count, i;
+    LoggedWrite *copy = ring_copy(&self->writes, sizeof(LoggedWrite));
+    if (copy == NULL)
+        return NULL;
+    for (i = 0; i < count; i++)
+        for (int k = 0; k < W_REFERENCES; k++)
+            Py_INCREF(copy[i].references[k]);
+    PyObject *list = PyList_New(count);
+    for (i = 0; list != NULL && i < count; i++) {
+        LoggedWrite *w = copy + i;
+        PyObject **r = w->references;
+        PyObject *version = w->version < 0 ? Py_NewRef(Py_None) : PyLong_FromLongLong(w->version);
+        PyObject *fields = Py_BuildValue("LLNOOLOOiOOLOOL", w->clock, w->storage, version, r[W_OP], r[W_KIND], w->offset,
+                                         r[W_SHAPE], r[W_STRIDE], w->itemsize, r[W_INDEX], r[W_STACK], w->sequence,
+                                         w->grad_enabled ? Py_True : Py_False, w->is_parameter ? Py_True : Py_False,
+                                         w->steps);
+        if (fields == NULL)
+            Py_CLEAR(list);
+        else
+            PyList_SET_ITEM(list, i, fields);
+    }
+    for (i = 0; i < count; i++)
+        drop_references(copy + i);
+    PyMem_Free(copy);
+    return list;
+}
+
+static PyObject *Core_writes_were_cut(Core *self, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(self->write_count > (long long)self->writes.count);
+}
+
+/* The integer of an exact int that is given away; -1 with an exception otherwise. A symbolic integer is refused rather
+ * than asked for its value, which would change what is traced. */
+static long long plain_integer(PyObject *given)
+{
+    if (given != NULL && !PyLong_CheckExact(given)) {
+        PyErr_Format(PyExc_TypeError, "expected an int, not %.80s", Py_TYPE(given)->tp_name);
+        Py_CLEAR(given);
+    }
+    return integer(given);
+}
+
+/* Storage, version and geometry of an ordinary tensor; -1 with an exception where there is none of them. */
+static int read_geometry(PyObject *tensor, LoggedWrite *write)
+{
+    PyObject **r = write->references;
+    if (((write->storage = plain_integer(storage_identity(tensor))) == -1 && PyErr_Occurred()) ||
+        ((write->version = plain_integer(attribute(tensor, VERSION))) == -1 && PyErr_Occurred()) ||
+        ((write->offset = plain_integer(method(tensor, STORAGE_OFFSET))) == -1 && PyErr_Occurred()) ||
+        (r[W_SHAPE] = shared(attribute(tensor, SHAPE))) == NULL ||
+        (r[W_STRIDE] = shared(method(tensor, STRIDE))) == NULL ||
+        ((write->itemsize = (int)plain_integer(method(tensor, ELEMENT_SIZE))) == -1 && PyErr_Occurred()))
+        return -1;
+    return 0;
+}
+
+/* The same where an ordinary tensor's way failed with a RuntimeError or AttributeError. */
+static int read_weak_identity(PyObject *tensor, LoggedWrite *write)
+{
+    PyObject **r = write->references, *version, *shape, *stride;
+    PyObject *found = PyObject_CallOneArg(torch.weak_identity, tensor);
+    if (found == NULL)
+        return -1;
+    int ok = PyArg_ParseTuple(found, "LO(LOOi):weak_identity", &write->storage, &version, &write->offset, &shape, &stride,
+                              &write->itemsize);
+    if (ok) {
+        write->version = version == Py_None ? -1 : PyLong_AsLongLong(version);
+        r[W_SHAPE] = shared(Py_NewRef(shape));
+        r[W_STRIDE] = shared(Py_NewRef(stride));
+        ok = !PyErr_Occurred();
+    }
+    Py_DECREF(found);
+    return ok ? 0 : -1;
+}
+
+static int log_write(Core *core, PyObject *tensor, PyObject *op, PyObject *kind, PyObject *index, PyObject *stack)
+{
+    LoggedWrite write = {0}, dropped;
+    PyObject **r = write.references;
+    if (read_geometry(tensor, &write) < 0) {
+        if (!PyErr_ExceptionMatches(PyExc_RuntimeError) && !PyErr_ExceptionMatches(PyExc_AttributeError))
+            goto failed;
+        PyErr_Clear();
+        drop_references(&write);
+        if (read_weak_identity(tensor, &write) < 0)
+            goto failed;
+    }
+    r[W_OP] = Py_NewRef(op);
+    r[W_KIND] = Py_NewRef(kind);
+    r[W_INDEX] = Py_NewRef(index);
+    r[W_STACK] = Py_NewRef(stack);
+
+    write.sequence = integer(PyObject_Vectorcall(torch.sequence_number, NULL, 0, NULL));
+    if (write.sequence == -1 && PyErr_Occurred())
+        goto failed;
+    int flag = truth(PyObject_Vectorcall(torch.is_grad_enabled, NULL, 0, NULL));
+    if (flag < 0)
+        goto failed;
+    write.grad_enabled = (char)flag;
+    if ((flag = truth(attribute(tensor, IS_LEAF))) < 0 || (flag && (flag = truth(attribute(tensor, REQUIRES_GRAD))) < 0))
+        goto failed;
+    write.is_parameter = (char)flag;
+
+    LoggedWrite *place = ring_push(&core->writes, sizeof(LoggedWrite), WRITES_KEPT, &dropped);
+    if (place == NULL)
+        goto failed;
+    core->write_count++;
+    write.clock = ++core->clock;
+    write.steps = core->steps;
+    *place = write;
+    drop_references(&dropped);
+    return 0;
+
+failed:
+    /* Letting go of references must not run with an exception set. */
+    {
+        PyObject *type, *value, *traceback;
+        PyErr_Fetch(&type, &value, &traceback);
+        drop_references(&write);
+        PyErr_Restore(type, value, traceback);
+    }
+    return -1;
+}
+
+static PyObject *Core_log_write(Core *self, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    static const char *const names[] = {"tensor", "op", "kind", "index", "stack"};
+    PyObject *given[5];
+    if (take_arguments("log_write", names, 5, 5, args, count, keywords, given) < 0 ||
+        log_write(self, given[0], given[1], given[2], given[3], given[4]) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *pack(Core *core, PyObject *tensor)
+{
+    /* A leaf cannot be the output of the node that saves it, so keeping it makes no cycle and needs no alias. */
+    int was_leaf = truth(attribute(tensor, IS_LEAF));
+    if (was_leaf < 0)
+        return NULL;
+    PyObject *kept = was_leaf ? Py_NewRef(tensor) : method(tensor, DETACH);
+    if (kept == NULL)
+        return NULL;
+    PyObject *stack = NULL;
+    long long version = integer(attribute(tensor, VERSION)), sequence;
+    Save *save = NULL;
+    if ((version == -1 && PyErr_Occurred()) || (stack = stack_here(core, 0)) == NULL)
+        goto failed;
+    sequence = integer(PyObject_Vectorcall(torch.sequence_number, NULL, 0, NULL));
+    if ((sequence == -1 && PyErr_Occurred()) || (save = PyObject_New(Save, &Save_Type)) == NULL)
+        goto failed;
+    save->tensor = kept;
+    save->stack = stack;
+    save->version = (unsigned int)version;
+    save->was_leaf = (char)was_leaf;
+    save->clock = ++core->clock;
+    core->saves++;
+
+    LoggedSave dropped, *place = ring_push(&core->recent_saves, sizeof(LoggedSave), SAVES_KEPT, &dropped);
+    if (place == NULL) {
+        Py_DECREF(save);
+        return NULL;
+    }
+    place->sequence = sequence - 1;
+    place->stack = Py_NewRef(stack);
+    Py_XDECREF(dropped.stack);
+    return (PyObject *)save;
+
+failed:
+    Py_DECREF(kept);
+    Py_XDECREF(stack);
+    return NULL;
+}
+
+static PyObject *unpack(Core *core, PyObject *argument)
+{
+    if (!Py_IS_TYPE(argument, &Save_Type) || ((Save *)argument)->tensor == NULL)
+        return PyErr_Format(PyExc_TypeError, "unpack() needs what pack() returned, not %.80s", Py_TYPE(argument)->tp_name);
+    Save *save = (Save *)argument;
+    long long version = integer(attribute(save->tensor, VERSION));
+    if (version == -1 && PyErr_Occurred())
+        return NULL;
+    if (((unsigned int)version == save->version && save->clock > core->silent_clock) || core->on_stale == NULL ||
+        core->on_stale == Py_None)
+        return Py_NewRef(save->tensor);
+    PyObject *on_stale = Py_NewRef(core->on_stale);
+    PyObject *result = PyObject_CallOneArg(on_stale, argument);
+    Py_DECREF(on_stale);
+    return result;
+}
+
+static PyMethodDef pack_definition = {
+    "pack", (PyCFunction)pack, METH_O, "pack(tensor, /)\n--\n\nWhat autograd keeps in place of a tensor it saves."};
+static PyMethodDef unpack_definition = {
+    "unpack", (PyCFunction)unpack, METH_O, "unpack(save, /)\n--\n\nThe saved tensor, checked for being as it was."};
+
+/* ---- writers ---------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    PyObject *original, *op, *kind;
+    PyObject *keyword; /* NULL: none */
+    PyObject *dictionary, *weak_references;
+    Core *core;
+    objobjargproc assign;  /* the C function behind a __setitem__ that a C type defines, NULL where there is none */
+    PyTypeObject *assigns; /* whose instances `assign` takes */
+    Py_ssize_t position;   /* -1: none */
+    char is_setitem;
+} Writer;
+
+static PyTypeObject MethodWriter_Type, FunctionWriter_Type;
+
+static inline int is_writer(PyObject *object)
+{
+    return Py_IS_TYPE(object, &MethodWriter_Type) || Py_IS_TYPE(object, &FunctionWriter_Type);
+}
+
+/* New reference: `index` as a tuple if it is made of ints, slices of ints, None and ... only; else None. */
+static PyObject *basic_index(PyObject *index)
+{
+    PyObject *const *parts = PyTuple_CheckExact(index) ? PySequence_Fast_ITEMS(index) : &index;
+    Py_ssize_t count = PyTuple_CheckExact(index) ? PyTuple_GET_SIZE(index) : 1;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (PySlice_Check(parts[i])) {
+            PySliceObject *slice = (PySliceObject *)parts[i];
+            if ((slice->start != Py_None && !PyLong_CheckExact(slice->start)) ||
+                (slice->stop != Py_None && !PyLong_CheckExact(slice->stop)) ||
+                (slice->step != Py_None && !PyLong_CheckExact(slice->step)))
+                Py_RETURN_NONE;
+        } else if (!PyLong_CheckExact(parts[i]) && parts[i] != Py_None && parts[i] != Py_Ellipsis)
+            Py_RETURN_NONE;
+    }
+    return shared(PyTuple_CheckExact(index) ? Py_NewRef(index) : PyTuple_Pack(1, index));
+}
+
+/* Whether the code that called lies in torch's optimizers, whose inner writes are accounted for per step. */
+static int called_by_optimizer(Core *core)
+{
+    PyFrameObject *frame = PyThreadState_GetFrame(PyThreadState_Get());
+    if (frame == NULL)
+        return 0;
+    PyCodeObject *code = PyFrame_GetCode(frame);
+    Py_DECREF(frame);
+    int found = 0;
+    if (core->optimizer_folder != NULL && PyUnicode_Check(core->optimizer_folder))
+        found = (int)PyUnicode_Tailmatch(code->co_filename, core->optimizer_folder, 0, PY_SSIZE_T_MAX, -1);
+    Py_DECREF(code);
+    return found;
+}
+
+static int log_target(Writer *writer, PyObject *target, PyObject *key)
+{
+    Core *core = writer->core;
+    int found = core->open_steps ? called_by_optimizer(core) : 0;
+    if (found)
+        return found < 0 ? -1 : 0;
+    PyObject *index = key == NULL ? Py_NewRef(Py_None) : basic_index(key);
+    PyObject *stack = index == NULL ? NULL : stack_here(core, 0);
+    if (stack == NULL || (found = is_tensor(target)) < 0)
+        found = -1;
+    else if (found)
+        found = log_write(core, target, writer->op, writer->kind, index, stack);
+    else if (PyTuple_Check(target) || PyList_Check(target))
+        /* The size is read anew each time: a subclass of tensor may run Python code that changes the list. */
+        for (Py_ssize_t i = 0; found == 0 && i < PySequence_Fast_GET_SIZE(target); i++) {
+            PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(target, i));
+            if ((found = is_tensor(item)) > 0)
+                found = log_write(core, item, writer->op, writer->kind, index, stack);
+            Py_DECREF(item);
+        }
+    Py_XDECREF(index);
+    Py_XDECREF(stack);
+    return found;
+}
+
+/* Borrowed: the value passed by keyword `name`, NULL where there is none. */
+static PyObject *passed_by_keyword(PyObject *name, PyObject *const *values, PyObject *keywords)
+{
+    Py_ssize_t count = PyTuple_GET_SIZE(keywords);
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (PyTuple_GET_ITEM(keywords, i) == name)
+            return values[i];
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (PyUnicode_GET_LENGTH(PyTuple_GET_ITEM(keywords, i)) == PyUnicode_GET_LENGTH(name) &&
+            PyUnicode_Compare(PyTuple_GET_ITEM(keywords, i), name) == 0)
+            return values[i];
+    return NULL;
+}
+
+static PyObject *Writer_vectorcall(PyObject *self, PyObject *const *args, size_t flagged_count, PyObject *keywords)
+{
+    Writer *writer = (Writer *)self;
+    Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
+    PyObject *result;
+    if (writer->assign != NULL && count == 3 && keywords == NULL && PyObject_TypeCheck(args[0], writer->assigns))
+        result = writer->assign(args[0], args[1], args[2]) < 0 ? NULL : Py_NewRef(Py_None);
+    else
+        result = PyObject_Vectorcall(writer->original, args, flagged_count, keywords);
+    if (result == NULL || !writer->core->active)
+        return result;
+
+    PyObject *target = NULL, *key = NULL;
+    int has_keywords = keywords != NULL && PyTuple_GET_SIZE(keywords) > 0;
+    if (writer->is_setitem) {
+        if (count > 1) {
+            target = args[0];
+            key = args[1];
+        }
+    } else if (writer->keyword != NULL) {
+        if (has_keywords)
+            target = passed_by_keyword(writer->keyword, args + count, keywords);
+        if (target == Py_None)
+            target = NULL;
+    } else if (writer->position >= 0 && count > writer->position)
+        target = args[writer->position];
+    else if (has_keywords)
+        target = args[count];
+
+    if (target != NULL && log_target(writer, target, key) < 0) {
+        if (!PyErr_ExceptionMatches(PyExc_Exception)) {
+            Py_DECREF(result);
+            return NULL;
+        }
+        PyErr_Clear();
+        writer->core->log_errors++;
+    }
+    return result;
+}
+
+static int Writer_traverse(Writer *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->original);
+    Py_VISIT(self->core);
+    Py_VISIT(self->dictionary);
+    return 0;
+}
+
+/* Only the dictionary: a writer stays callable, and whatever cycle it is in has other members that can be cleared. */
+static int Writer_clear(Writer *self)
+{
+    Py_CLEAR(self->dictionary);
+    return 0;
+}
+
+static void Writer_dealloc(Writer *self)
+{
+    PyObject_GC_UnTrack(self);
+    if (self->weak_references != NULL)
+        PyObject_ClearWeakRefs((PyObject *)self);
+    Py_XDECREF(self->original);
+    Py_XDECREF(self->op);
+    Py_XDECREF(self->kind);
+    Py_XDECREF(self->keyword);
+    Py_XDECREF(self->dictionary);
+    Py_XDECREF(self->core);
+    PyObject_GC_Del(self);
+}
+
+static PyObject *Writer_get(PyObject *self, PyObject *instance, PyObject *Py_UNUSED(owner))
+{
+    return instance == NULL || instance == Py_None ? Py_NewRef(self) : PyMethod_New(self, instance);
+}
+
+static PyObject *Writer_repr(Writer *self)
+{
+    return PyObject_Repr(self->original);
+}
+
+/* A writer equals what it wraps: torch hands the writer to __torch_function__, where programs look functions up in tables
+ * that they filled before. */
+static Py_hash_t Writer_hash(Writer *self)
+{
+    return PyObject_Hash(self->original);
+}
+
+static PyObject *Writer_compare(PyObject *self, PyObject *other, int operation)
+{
+    if (operation != Py_EQ && operation != Py_NE)
+        Py_RETURN_NOTIMPLEMENTED;
+    return PyObject_RichCompare(((Writer *)self)->original, is_writer(other) ? ((Writer *)other)->original : other,
+                                operation);
+}
+
+static PyObject *Writer_reduce(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    return PyObject_CallFunctionObjArgs(torch.reduction, self, ((Writer *)self)->original, NULL);
+}
+
+static PyObject *Writer_itself(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    return Py_NewRef(self);
+}
+
+static PyMethodDef Writer_methods[] = {
+    {"__reduce__", Writer_reduce, METH_NOARGS, NULL},
+    {"__copy__", Writer_itself, METH_NOARGS, NULL},
+    {"__deepcopy__", Writer_itself, METH_O, NULL},
+    {NULL},
+};
+
+static PyGetSetDef Writer_getset[] = {
+    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
+    {NULL},
+};
+
+#define WRITER_SLOTS                                                                                                   \
+    .tp_basicsize = sizeof(Writer), .tp_vectorcall_offset = offsetof(Writer, vectorcall),                              \
+    .tp_dictoffset = offsetof(Writer, dictionary), .tp_weaklistoffset = offsetof(Writer, weak_references),             \
+    .tp_call = PyVectorcall_Call, .tp_repr = (reprfunc)Writer_repr, .tp_hash = (hashfunc)Writer_hash,                  \
+    .tp_richcompare = Writer_compare, .tp_traverse = (traverseproc)Writer_traverse, .tp_clear = (inquiry)Writer_clear, \
+    .tp_dealloc = (destructor)Writer_dealloc, .tp_methods = Writer_methods, .tp_getset = Writer_getset
+
+static PyTypeObject MethodWriter_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "gradsan.capture._native.MethodWriter",
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR,
+    .tp_descr_get = Writer_get,
+    WRITER_SLOTS,
+};
+
+/* For originals that do not become methods in a class (builtin functions), so that the writer does not either. */
+static PyTypeObject FunctionWriter_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "gradsan.capture._native.FunctionWriter",
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    WRITER_SLOTS,
+};
+
+/* Lets `x[key] = value` go straight to the C function where the original does nothing but call it. */
+static void find_assignment(Writer *writer)
+{
+    if (!Py_IS_TYPE(writer->original, &PyWrapperDescr_Type))
+        return;
+    PyWrapperDescrObject *wrapper = (PyWrapperDescrObject *)writer->original;
+    PyTypeObject *owner = PyDescr_TYPE(wrapper);
+    if (strcmp(wrapper->d_base->name, "__setitem__") == 0 && owner->tp_as_mapping != NULL &&
+        (void *)owner->tp_as_mapping->mp_ass_subscript == wrapper->d_wrapped) {
+        writer->assign = owner->tp_as_mapping->mp_ass_subscript;
+        writer->assigns = owner;
+    }
+}
+
+static PyObject *Core_writer(Core *self, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    static const char *const names[] = {"original", "op", "kind", "position", "keyword"};
+    PyObject *given[5];
+    if (take_arguments("writer", names, 5, 5, args, count, keywords, given) < 0)
+        return NULL;
+    if (!PyCallable_Check(given[0]) || !PyUnicode_Check(given[1]) || !PyUnicode_Check(given[2]) ||
+        !(given[4] == Py_None || PyUnicode_Check(given[4]))) {
+        PyErr_SetString(PyExc_TypeError, "writer() needs a callable, two strings, an int and a string or None");
+        return NULL;
+    }
+    Py_ssize_t position = PyLong_AsSsize_t(given[3]);
+    if (position == -1 && PyErr_Occurred())
+        return NULL;
+    int binds = Py_TYPE(given[0])->tp_descr_get != NULL;
+    Writer *writer = PyObject_GC_New(Writer, binds ? &MethodWriter_Type : &FunctionWriter_Type);
+    if (writer == NULL)
+        return NULL;
+    memset((char *)writer + sizeof(PyObject), 0, sizeof(Writer) - sizeof(PyObject));
+    writer->vectorcall = Writer_vectorcall;
+    writer->original = Py_NewRef(given[0]);
+    writer->op = Py_NewRef(given[1]);
+    writer->kind = Py_NewRef(given[2]);
+    writer->position = position;
+    writer->core = (Core *)Py_NewRef((PyObject *)self);
+    writer->is_setitem = PyUnicode_CompareWithASCIIString(given[2], "setitem") == 0;
+    if (given[4] != Py_None) {
+        writer->keyword = Py_NewRef(given[4]);
+        PyUnicode_InternInPlace(&writer->keyword);
+    }
+    if (writer->is_setitem)
+        find_assignment(writer);
+    PyObject_GC_Track(writer);
+    PyObject *dressed = PyObject_CallFunctionObjArgs(torch.dress, writer, given[0], NULL);
+    Py_DECREF(writer);
+    return dressed;
+}
+
+/* ---- the type Core and the module ------------------------------------------------------------------------------- */
+
+static PyObject *Core_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, ":Core", names) || find_torch() < 0)
+        return NULL;
+    Core *self = (Core *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->silent_clock = -1;
+    self->on_stale = Py_NewRef(Py_None);
+    self->optimizer_folder = PyObject_CallNoArgs(torch.optimizer_folder);
+    self->pack = PyCFunction_New(&pack_definition, (PyObject *)self);
+    self->unpack = PyCFunction_New(&unpack_definition, (PyObject *)self);
+    if (self->optimizer_folder == NULL || self->pack == NULL || self->unpack == NULL)
+        Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+static int Core_traverse(Core *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->on_stale);
+    Py_VISIT(self->pack);
+    Py_VISIT(self->unpack);
+    return 0;
+}
+
+static int Core_clear(Core *self)
+{
+    Py_CLEAR(self->on_stale);
+    Py_CLEAR(self->pack);
+    Py_CLEAR(self->unpack);
+    return 0;
+}
+
+static void Core_dealloc(Core *self)
+{
+    PyObject_GC_UnTrack(self);
+    Core_clear(self);
+    Py_CLEAR(self->optimizer_folder);
+    forget_stacks(self);
+    forget_logs(self);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyMethodDef Core_methods[] = {
+    {"tick", (PyCFunction)Core_tick, METH_NOARGS,
+     "tick($self, /)\n--\n\nAdvance the clock that orders all events and return its new value."},
+    {"clear", (PyCFunction)Core_clear_logs, METH_NOARGS,
+     "clear($self, /)\n--\n\nForget everything logged; the clock goes on."},
+    {"stack", (PyCFunction)(void (*)(void))Core_stack, METH_FASTCALL | METH_KEYWORDS,
+     "stack($self, skip=0)\n--\n\nThe stack of the caller (skip frames further out), equal stacks being one object."},
+    {"recent_saves", (PyCFunction)Core_recent_saves, METH_NOARGS,
+     "recent_saves($self, /)\n--\n\n(sequence number, stack) of the most recent saves, oldest first."},
+    {"writes", (PyCFunction)Core_writes, METH_NOARGS, "writes($self, /)\n--\n\nThe logged writes, oldest first."},
+    {"log_write", (PyCFunction)(void (*)(void))Core_log_write, METH_FASTCALL | METH_KEYWORDS,
+     "log_write($self, tensor, op, kind, index, stack)\n--\n\nPut one in-place change of tensor into the log."},
+    {"writer", (PyCFunction)(void (*)(void))Core_writer, METH_FASTCALL | METH_KEYWORDS,
+     "writer($self, original, op, kind, position, keyword)\n--\n\n"
+     "Wrap original so that what it writes is logged after it returned."},
+    {NULL},
+};
+
+static PyMemberDef Core_members[] = {
+    {"active", T_BOOL, offsetof(Core, active), 0, NULL},
+    {"clock", T_LONGLONG, offsetof(Core, clock), 0, NULL},
+    {"saves", T_LONGLONG, offsetof(Core, saves), 0, NULL},
+    {"write_count", T_LONGLONG, offsetof(Core, write_count), 0, NULL},
+    {"steps", T_LONGLONG, offsetof(Core, steps), 0, NULL},
+    {"open_steps", T_LONGLONG, offsetof(Core, open_steps), 0, NULL},
+    {"silent_clock", T_LONGLONG, offsetof(Core, silent_clock), 0, NULL},
+    {"log_errors", T_LONGLONG, offsetof(Core, log_errors), 0, NULL},
+    {"on_stale", T_OBJECT, offsetof(Core, on_stale), 0, NULL},
+    {"optimizer_folder", T_OBJECT, offsetof(Core, optimizer_folder), 0, NULL},
+    {"pack", T_OBJECT_EX, offsetof(Core, pack), 0, NULL},
+    {"unpack", T_OBJECT_EX, offsetof(Core, unpack), 0, NULL},
+    {NULL},
+};
+
+static PyGetSetDef Core_getset[] = {
+    {"writes_were_cut", (getter)Core_writes_were_cut, NULL, "Whether the bounded write log dropped its oldest entries.",
+     NULL},
+    {NULL},
+};
+
+static PyTypeObject Core_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "gradsan.capture._native.Core",
+    .tp_doc = "Counters, logs and the functions that fill them. One per process.",
+    .tp_basicsize = sizeof(Core),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = Core_new,
+    .tp_traverse = (traverseproc)Core_traverse,
+    .tp_clear = (inquiry)Core_clear,
+    .tp_dealloc = (destructor)Core_dealloc,
+    .tp_methods = Core_methods,
+    .tp_members = Core_members,
+    .tp_getset = Core_getset,
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, .m_name = "gradsan.capture._native", .m_doc = "The hot path of capture in C.", .m_size = -1};
+
+PyMODINIT_FUNC PyInit__native(void)
+{
+    if (PyType_Ready(&Stack_Type) < 0 || PyType_Ready(&Save_Type) < 0 || PyType_Ready(&MethodWriter_Type) < 0 ||
+        PyType_Ready(&FunctionWriter_Type) < 0 || PyType_Ready(&Core_Type) < 0 ||
+        PyDict_SetItemString(Core_Type.tp_dict, "is_native", Py_True) < 0)
+        return NULL;
+    PyType_Modified(&Core_Type);
+    PyObject *module = PyModule_Create(&definition);
+    if (module == NULL || PyModule_AddObjectRef(module, "Core", (PyObject *)&Core_Type) < 0 ||
+        PyModule_AddObjectRef(module, "Save", (PyObject *)&Save_Type) < 0 ||
+        PyModule_AddObjectRef(module, "Stack", (PyObject *)&Stack_Type) < 0 ||
+        PyModule_AddIntMacro(module, WRITES_KEPT) < 0 || PyModule_AddIntMacro(module, SAVES_KEPT) < 0 ||
+        PyModule_AddIntMacro(module, STACKS_KEPT) < 0 || PyModule_AddIntMacro(module, DEPTH_KEPT) < 0) {
+        Py_XDECREF(module);
+        return NULL;
+    }
+    return module;
 }
