@@ -159,7 +159,15 @@ def _gradsan_table(file: Path) -> Mapping[str, Any] | None:
         # A TOMLDecodeError is a ValueError, and so is text that is not UTF-8.
         raise OptionsError(Message("cli.broken_file", {"path": file, "reason": _reason(failure)})) from None
     table = tool.get("gradsan") if isinstance(tool, Mapping) else None
-    return table if isinstance(table, Mapping) else None
+    if table is None or isinstance(table, Mapping):
+        return table
+    said = {
+        "where": Message("cli.where_file", {"path": file}),
+        "name": "gradsan",
+        "value": table,
+        "expected": Message("cli.takes_table"),
+    }
+    raise OptionsError(Message("cli.bad_value", said))
 
 
 def _reason(failure: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
@@ -22,8 +23,10 @@ class JsonFile:
         """
         self._shown = path
         try:
-            # A link stays a link: its target is replaced.
-            self._path = ((directory or Path()) / path).resolve()
+            self._path = (directory or Path()) / path
+            if not self._is_special():
+                # A link stays a link: its target is replaced.
+                self._path = self._path.resolve()
             self._check()
         except (OSError, RuntimeError, ValueError) as failure:
             raise OptionsError(self._cannot(failure)) from None
@@ -46,9 +49,9 @@ class JsonFile:
 
     def _check(self) -> None:
         if self._path.is_dir():
-            raise IsADirectoryError(21, os.strerror(21))
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if self._path.exists() and not os.access(self._path, os.W_OK):
-            raise PermissionError(13, os.strerror(13))
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         if not self._is_special():
             # Only making a file tells for sure that one can be made (read-only file systems, quotas, no such folder).
             self._create().unlink()

@@ -24,7 +24,7 @@ _HELP_COLUMN = 24
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that speaks the language of the locale and raises OptionsError where argparse would end the process."""
+    """An ArgumentParser that speaks the language of the locale and raises OptionsError for wrong usage."""
 
     def __init__(self, **settings: Any) -> None:
         """As ArgumentParser; options cannot be shortened."""

@@ -85,6 +85,12 @@ def prepare(target: Target) -> Launch:
 
 def take_stage(launch: Launch) -> ModuleType:
     """Give this process the ``__main__`` (which is returned), ``sys.argv`` and ``sys.path`` of the program."""
+    if _has_path_entry():
+        del sys.path[0]
+    if launch.path_entry is not None and (launch.is_container or not _is_path_safe()):
+        sys.path.insert(0, launch.path_entry)
+    sys.argv[:] = launch.argv
+
     main = ModuleType("__main__")
     if "__annotations__" in vars(sys.modules["__main__"]):
         # Interpreters that give every __main__ an empty dictionary gave one to the __main__ that started gradsan, too.
@@ -92,8 +98,6 @@ def take_stage(launch: Launch) -> ModuleType:
     main.__builtins__ = sys.modules["builtins"]  # type: ignore[attr-defined]
     vars(main).update({"__loader__": BuiltinImporter, **launch.variables})
     sys.modules["__main__"] = main
-    sys.argv[:] = launch.argv
-    _set_path_entry(launch)
     return main
 
 
@@ -193,18 +197,15 @@ def _remember_source(code: CodeType, source: str) -> None:
         register(code if hasattr(linecache, "_interactive_cache") else CODE_NAME, source, CODE_NAME)
 
 
-def _set_path_entry(launch: Launch) -> None:
-    if _has_path_entry():
-        del sys.path[0]
-    elif not launch.is_container:
-        return
-    if launch.path_entry is not None:
-        sys.path.insert(0, launch.path_entry)
-
-
 def _has_path_entry() -> bool:
-    # Under -P and -I python puts no script directory in front.
-    return not getattr(sys.flags, "safe_path", bool(sys.flags.isolated))
+    # `python -m gradsan` in a directory that has been deleted is the one start that puts nothing in front.
+    is_module = getattr(sys.modules["__main__"], "__spec__", None) is not None
+    return not _is_path_safe() and not (is_module and _working_directory() is None)
+
+
+def _is_path_safe() -> bool:
+    # -P and -I: python puts no directory of a script in front.
+    return bool(getattr(sys.flags, "safe_path", sys.flags.isolated))
 
 
 def _absolute(path: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,6 +57,13 @@ def _error_streams() -> Iterator[TextIO]:
 
 
 def _write(stream: TextIO, text: str) -> None:
+    if stream is sys.__stderr__:
+        # Straight to the file: what its buffer could not get rid of would make the interpreter end with status 120.
+        stream.flush()
+        data = text.encode(stream.encoding, "backslashreplace")
+        while data:
+            data = data[os.write(stream.fileno(), data) :]
+        return
     try:
         stream.write(text)
     except UnicodeEncodeError:

@@ -20,7 +20,8 @@ _TORCH = "torch"
 def torch_is_installed() -> bool:
     """Whether ``import torch`` would find something; nothing is imported."""
     if _TORCH in sys.modules:
-        return True
+        # None stands for a module that must not be imported.
+        return sys.modules[_TORCH] is not None
     try:
         return find_spec(_TORCH) is not None
     except (ImportError, ValueError):
@@ -29,7 +30,7 @@ def torch_is_installed() -> bool:
 
 def call_after_torch_import(action: Callable[[], None]) -> None:
     """Call ``action`` once, as soon as torch has been imported: now, if it is; ``action`` must not raise."""
-    if _TORCH in sys.modules:
+    if sys.modules.get(_TORCH) is not None:
         action()
     else:
         sys.meta_path.insert(0, _TorchFinder(action))

@@ -64,8 +64,9 @@ def wait_for_threads() -> None:
         threading._shutdown()  # type: ignore[attr-defined]
     except BaseException as failure:
         remove_own_frames(failure)
-        lines = traceback.format_exception(type(failure), failure, failure.__traceback__)
-        write_to_stderr(f"Exception ignored in: {threading!r}\n{''.join(lines)}")
+        lines = "".join(traceback.format_tb(failure.__traceback__))
+        words = f"{type(failure).__name__}: {failure}"
+        write_to_stderr(f"Exception ignored in: {threading!r}\nTraceback (most recent call last):\n{lines}{words}\n")
 
 
 def remove_own_frames(failure: BaseException) -> None:

@@ -1,0 +1,61 @@
+"""Running ``gradsan run`` and plain python side by side, each in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from side_by_side import Outcome, Runner, run_process
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def run_python(tmp_path: Path) -> Runner:
+    """Run ``python`` with these words, in ``tmp_path`` unless told otherwise."""
+
+    def run(*words: str, cwd: Path = tmp_path, env: Mapping[str, str] | None = None, stdin: str = "") -> Outcome:
+        return run_process(words, cwd, env, stdin)
+
+    return run
+
+
+@pytest.fixture
+def run_gradsan(tmp_path: Path) -> Runner:
+    """Run ``python -m gradsan`` with these words, in ``tmp_path`` unless told otherwise."""
+
+    def run(*words: str, cwd: Path = tmp_path, env: Mapping[str, str] | None = None, stdin: str = "") -> Outcome:
+        return run_process(("-m", "gradsan", *words), cwd, env, stdin)
+
+    return run
+
+
+@pytest.fixture
+def run_with_session(tmp_path: Path) -> Runner:
+    """Run ``gradsan`` with these words and a session that behaves as ``session`` says (see fake_session.py).
+
+    A package named torch, empty but for its name, stands in ``tmp_path`` for programs to import.
+    """
+    (tmp_path / "torch").mkdir(exist_ok=True)
+    (tmp_path / "torch" / "__init__.py").touch()
+
+    def run(
+        session: str, *words: str, cwd: Path = tmp_path, env: Mapping[str, str] | None = None, stdin: str = ""
+    ) -> Outcome:
+        return run_process((str(HERE / "fake_session.py"), session, *words), cwd, env, stdin)
+
+    return run
+
+
+@pytest.fixture
+def beside_python(run_python: Runner, run_gradsan: Runner) -> Runner:
+    """Run the same words under python and under ``gradsan run``; they must leave the same behind. Returns python's."""
+
+    def run(*words: str, **settings: object) -> Outcome:
+        plain = run_python(*words, **settings)
+        watched = run_gradsan("run", *words, **settings)
+        assert watched == plain
+        return plain
+
+    return run

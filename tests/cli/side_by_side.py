@@ -1,0 +1,44 @@
+"""What a process leaves behind, so that two of them can be compared."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a process left behind, but for addresses; ``status`` is negative where a signal ended it."""
+
+    stdout: str
+    stderr: str
+    status: int
+
+
+_PERSONAL = ("GRADSAN", "LC_", "LANG", "PYTHON", "FORCE_COLOR", "COLUMNS")
+
+Runner = Callable[..., Outcome]
+
+
+def run_process(command: Sequence[str], cwd: Path, env: Mapping[str, str] | None, stdin: str) -> Outcome:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_PERSONAL)}
+    process = subprocess.run(
+        [sys.executable, *command],
+        cwd=cwd,
+        env={**inherited, "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", "NO_COLOR": "1", **(env or {})},
+        input=stdin,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=120,
+        check=False,
+    )
+    return Outcome(_comparable(process.stdout), _comparable(process.stderr), process.returncode)
+
+
+def _comparable(text: str) -> str:
+    return re.sub(r"0x[0-9a-f]+|(?<=refcount : )\d+", "…", text)
