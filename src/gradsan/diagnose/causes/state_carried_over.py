@@ -79,8 +79,17 @@ def _moved(frame: Frame, line: int) -> Frame | None:
     return replace(frame, line=line, column=start, end_line=line, end_column=len(text.rstrip()) + 1)
 
 
+def _callers(bridge: Bridge, bound_at: Frame) -> Site:
+    """The stack above the function in which the state is bound, ending at the binding line."""
+    for site in bridge.taken_near:
+        for depth, frame in enumerate(site.frames):
+            if (frame.file, frame.function) == (bound_at.file, bound_at.function):
+                return Site((*site.frames[:depth], bound_at))
+    return Site((bound_at,))
+
+
 def _bridge_label(bridge: Bridge, bound_at: Frame | None, message: Message) -> tuple[Label, ...]:
     site = bridge.taken_near[-1] if bridge.taken_near else None
     if bound_at is not None:
-        return (Label("bridge", bound_at, message, bridge.older, Site((bound_at,))),)
+        return (Label("bridge", bound_at, message, bridge.older, _callers(bridge, bound_at)),)
     return label_room.at("bridge", site, message, op=bridge.older)
