@@ -5,7 +5,7 @@ None, or an empty collection, rather than a guess where the source is missing, i
 """
 
 from gradsan.source.bindings import Carried, carried_names
-from gradsan.source.change import Change, apply_change
+from gradsan.source.change import Change, apply_change, changed_lines
 from gradsan.source.lines import source_line, source_lines
 from gradsan.source.locate import Expression, Statement, expression_at, expressions_at, statement_at, statements_at
 from gradsan.source.names import assigned_names, consumed_names
@@ -23,6 +23,7 @@ __all__ = [
     "assigned_names",
     "called_expression",
     "carried_names",
+    "changed_lines",
     "clone_at_save",
     "clone_before",
     "consumed_names",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gradsan.model import Frame
 from gradsan.source.chains import binds, leaf_name, local_nodes, parameters
@@ -28,15 +28,15 @@ _BEFORE_ANY_CALL = frozenset({"__init__", "__new__", "__post_init__"})
 class Carried:
     """``name`` is read at ``consumed_line`` and was bound, a round earlier, at ``bound_line`` by ``source_text``.
 
-    ``function`` is the name of the function which binds it, ``<module>`` outside of functions; with it and
-    ``bound_line`` a Frame for the binding can be made.
+    ``bound_at`` is the binding statement as a frame, to be handed to ``detach_at``; its function need not be that of
+    the frame asked about.
     """
 
     name: str
     consumed_line: int
     bound_line: int
     source_text: str
-    function: str
+    bound_at: Frame
 
 
 def carried_names(frame: Frame) -> list[Carried]:
@@ -52,10 +52,24 @@ def carried_names(frame: Frame) -> list[Carried]:
     found: dict[tuple[str, ast.stmt], Carried] = {}
     for name, bound in [*_within_comprehensions(statement), *_across_rounds(statement), *_across_methods(statement)]:
         text = " ".join(line.strip() for line in statement_text(source, bound).splitlines())
-        carried = Carried(name, node.lineno, bound.lineno, text, source.scope_name(bound))
+        carried = Carried(name, node.lineno, bound.lineno, text, _frame_of(source, bound, frame))
         found.setdefault((name, bound), carried)
     reading_order = consumed_names(node)
     return sorted(found.values(), key=lambda carried: reading_order.index(carried.name))
+
+
+def _frame_of(source: SourceFile, node: ast.stmt, like: Frame) -> Frame:
+    place = source.span(node)
+    # A compound statement's place is its header's line; its last line is that of its block.
+    has_block = hasattr(node, "body")
+    return replace(
+        like,
+        line=place.line,
+        function=source.scope_name(node),
+        column=None if has_block else place.column,
+        end_line=None if has_block else place.end_line,
+        end_column=None if has_block else place.end_column,
+    )
 
 
 def _across_rounds(statement: Statement) -> Iterator[tuple[str, ast.stmt]]:

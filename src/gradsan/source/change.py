@@ -6,9 +6,10 @@ import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gradsan.source.lines import source_lines
 from gradsan.source.tree import SourceFile, Span, parses
 
-__all__ = ["Change", "Edit", "apply_change", "change_lines", "insert_after", "insert_before"]
+__all__ = ["Change", "Edit", "apply_change", "changed_lines", "edited", "insert_after", "insert_before"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,24 @@ def apply_change(text: str, change: Change) -> str:
     return "\n".join([*lines[:index], *new, *lines[index + len(old) :]])
 
 
-def change_lines(source: SourceFile, edits: Sequence[Edit], kind: str, notes: tuple[str, ...] = ()) -> Change | None:
+def changed_lines(file: str, change: Change) -> tuple[tuple[str, int, str], ...]:
+    """``change`` as ``model.Fix.lines``: (file, line, what that one line becomes), "" for a line that goes.
+
+    An added line comes together with the line it stands before. Empty where ``file`` does not read as it should.
+    """
+    lines = source_lines(file)
+    if not change.old:
+        if change.line <= len(lines):
+            return ((file, change.line, f"{change.new}\n{lines[change.line - 1]}"),)
+        return ((file, len(lines), f"{lines[-1]}\n{change.new}"),) if lines else ()
+    old = tuple(change.old.split("\n"))
+    if lines[change.line - 1 : change.line - 1 + len(old)] != old:
+        return ()
+    gone = ((file, change.line + index, "") for index in range(1, len(old)))
+    return ((file, change.line, change.new), *gone)
+
+
+def edited(source: SourceFile, edits: Sequence[Edit], kind: str, notes: tuple[str, ...] = ()) -> Change | None:
     """The change that makes ``edits`` (which must not overlap); None where the result would not be Python."""
     if not edits:
         return None
@@ -84,7 +102,7 @@ def insert_before(
     head = source.lines[line - 1][: span.column - 1]
     if not head.strip():
         return _checked(source, Change(line, "", head + text, kind, notes))
-    return change_lines(source, [Edit.insert(span.line, span.column, f"{text}; ")], kind, notes)
+    return edited(source, [Edit.insert(span.line, span.column, f"{text}; ")], kind, notes)
 
 
 def insert_after(
@@ -98,7 +116,7 @@ def insert_after(
     tail = source.lines[span.end_line - 1][span.end_column - 1 :].strip()
     if not head.strip() and (not tail or tail.startswith("#")):
         return _checked(source, Change(span.end_line + 1, "", head + text, kind, notes))
-    return change_lines(source, [Edit.insert(span.end_line, span.end_column, f"; {text}")], kind, notes)
+    return edited(source, [Edit.insert(span.end_line, span.end_column, f"; {text}")], kind, notes)
 
 
 def _checked(source: SourceFile, change: Change) -> Change | None:

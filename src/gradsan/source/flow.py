@@ -54,13 +54,13 @@ def reaching(body: list[ast.stmt], at: ast.stmt, persists: Callable[[str], bool]
         if following == start:
             break
         start = following
-    return interpreter.seen
+    return _join(interpreter.states)
 
 
 class _Interpreter:
     def __init__(self, at: ast.stmt) -> None:
         self.at = at
-        self.seen: State = {}
+        self.states: list[State] = []
 
     def block(self, statements: list[ast.stmt], state: State) -> Flow:
         flow = Flow(state)
@@ -78,7 +78,7 @@ class _Interpreter:
         if isinstance(node, ast.For | ast.AsyncFor | ast.While):
             return self.loop(node, state)
         if node is self.at:
-            self.seen = _join([self.seen, state])
+            self.states.append(state)
         after = _bind(state, bindings_of(node))
         if isinstance(node, ast.If):
             return _side_by_side([self.block(node.body, after), self.block(node.orelse, after)])
@@ -118,13 +118,13 @@ class _Interpreter:
     def loop(self, node: ast.For | ast.AsyncFor | ast.While, state: State) -> Flow:
         is_for = isinstance(node, ast.For | ast.AsyncFor)
         if is_for and node is self.at:
-            self.seen = _join([self.seen, state])
+            self.states.append(state)
         top = state
         leaves: list[State] = []
         breaks: list[State] = []
         for _ in range(_MAX_ROUNDS):
             if not is_for and node is self.at:
-                self.seen = _join([self.seen, top])
+                self.states.append(top)
             flow = self.block(node.body, _bind(top, bindings_of(node)))
             leaves += flow.leaves
             breaks += flow.breaks

@@ -191,7 +191,12 @@ def statement_text(source: SourceFile, node: ast.stmt) -> str:
         return source.slice(span)
     first = min([block[0], *getattr(block[0], "decorator_list", ())], key=source.span)
     start = source.span(first)
-    header = source.slice(Span(span.line, span.column, start.line, start.column)).split("\n")
-    while len(header) > 1 and (not header[-1].strip() or header[-1].lstrip().startswith(("#", "case ", "@"))):
-        header.pop()
-    return "\n".join(header).rstrip()
+    ends = [(span.line, span.column)]
+    for part in header_nodes(node):
+        if isinstance(part, ast.expr | ast.arg) and source.span(part) < start:
+            ends.append((source.span(part).end_line, source.span(part).end_column))
+    last = max(ends)
+    # After the last expression only closing signs, the colon and a comment can follow.
+    rest = source.slice(Span(*last, start.line, start.column))
+    closing = "".join(line.partition("#")[0] for line in rest.partition(":")[0].split("\n")) + ":"
+    return source.slice(Span(span.line, span.column, *last)) + closing

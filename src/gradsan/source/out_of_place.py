@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gradsan.model import Frame
 from gradsan.source.arguments import without_keyword
 from gradsan.source.chains import chain_key, dotted_path, imported_as, leaf_name, standing_of
-from gradsan.source.change import Change, Edit, change_lines
+from gradsan.source.change import Change, Edit, edited
 from gradsan.source.inplace import NOT_VALUES, OVERWRITING, WITHOUT_COUNTERPART, is_inplace_name
 from gradsan.source.rebinding import can_rebind, is_read_afterwards, notes_on_rebinding
 from gradsan.source.targets import target_at
@@ -77,7 +77,7 @@ def _augmented(source: SourceFile, node: ast.AugAssign) -> Change | None:
     value = value.strip()
     text = source.text(node.target)
     new = f"{text} = {text} {operator} {value if _stands_alone(source, node) else f'({value})'}"
-    return change_lines(source, [Edit(whole, new)], _KIND, notes_on_rebinding(source, node.target))
+    return edited(source, [Edit(whole, new)], _KIND, notes_on_rebinding(source, node.target))
 
 
 def _stands_alone(source: SourceFile, node: ast.AugAssign) -> bool:
@@ -109,7 +109,7 @@ def _call(source: SourceFile, call: ast.Call, target: ast.expr) -> Change | None
     top, name = rewritten.outermost, source.text(target)
     notes = notes_on_rebinding(source, target)
     binding = _bind(source, top, target, name)
-    return None if binding is None else change_lines(source, [*rewritten.edits, *binding], _KIND, notes)
+    return None if binding is None else edited(source, [*rewritten.edits, *binding], _KIND, notes)
 
 
 def _bind(source: SourceFile, top: ast.Call, target: ast.expr, name: str) -> list[Edit] | None:

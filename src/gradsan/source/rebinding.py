@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
 from gradsan.source.chains import binds, chain_key, constant_key, leaf_name, local_nodes, parameters
 from gradsan.source.targets import aliased_expression
 from gradsan.source.tree import FunctionNode, SourceFile
 
 __all__ = ["can_rebind", "is_read_afterwards", "notes_on_rebinding"]
+
+_Loop: TypeAlias = ast.For | ast.AsyncFor | ast.While | ast.comprehension
 
 
 def can_rebind(source: SourceFile, target: ast.expr) -> bool:
@@ -55,7 +58,6 @@ def is_read_afterwards(source: SourceFile, target: ast.expr, operation: ast.expr
         return True
     statement = source.statement(operation)
     function = source.function(operation)
-    scope: ast.AST = source.module if function is None else function
     inside = set(ast.walk(operation))
     loops = [
         parent
@@ -64,21 +66,38 @@ def is_read_afterwards(source: SourceFile, target: ast.expr, operation: ast.expr
     ]
     around = {node for loop in loops for node in ast.walk(loop)}
     end = source.span(operation)
-    is_assigned_here = isinstance(statement, ast.Assign) and any(
-        isinstance(one, ast.Name) and one.id == target.id for one in statement.targets
-    )
-    for node in ast.walk(scope):
-        if not isinstance(node, ast.Name) or node.id != target.id or not isinstance(node.ctx, ast.Load):
-            continue
-        if node in inside:
+    is_bound_here = isinstance(statement, ast.Assign) and any(chain_key(one) == target.id for one in statement.targets)
+    is_repeated = bool(loops) and not _is_renewed(source, target, operation, loops)
+    if not is_bound_here and (is_repeated or _is_declared(source, target)):
+        return True
+    for node in ast.walk(source.module if function is None else function):
+        if (
+            not isinstance(node, ast.Name)
+            or node.id != target.id
+            or not isinstance(node.ctx, ast.Load)
+            or node in inside
+        ):
             continue
         is_here = source.statement(node) is statement
-        is_closure = source.function(node) is not function
-        if is_closure or (is_here and source.span(node) > end):
+        if source.function(node) is not function or (is_here and source.span(node) > end):
             return True
-        if not is_assigned_here and not is_here and (source.span(node) > end or node in around):
+        if not is_bound_here and not is_here and (source.span(node) > end or node in around):
             return True
-    return _is_declared(source, target) and not is_assigned_here
+    return False
+
+
+def _is_renewed(source: SourceFile, target: ast.Name, operation: ast.expr, loops: Sequence[_Loop]) -> bool:
+    """Whether every round of the loops around ``operation`` surely binds the name anew before it."""
+    if any(not isinstance(loop, ast.While) and target.id in _names_in(loop.target) for loop in loops):
+        return True
+    return any(
+        isinstance(node, ast.Assign)
+        and source.parents[node][0] in loops
+        and source.span(node) < source.span(operation)
+        and any(chain_key(one) == target.id for one in node.targets)
+        for loop in loops
+        for node in ast.walk(loop)
+    )
 
 
 def _is_declared(source: SourceFile, target: ast.Name) -> bool:

@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 from gradsan.model import Frame
 from gradsan.source.arguments import without_keyword
 from gradsan.source.chains import chain_key, leaf_name
-from gradsan.source.change import Change, Edit, change_lines, insert_after, insert_before
+from gradsan.source.change import Change, Edit, edited, insert_after, insert_before
 from gradsan.source.locate import Statement, expressions_at, statements_at
 from gradsan.source.modules import constructors
 from gradsan.source.names import ADDING_METHODS, Binding, assigned_names, bindings_of
@@ -76,13 +76,13 @@ def clone_at_save(frame: Frame, name: str) -> Change | None:
         if binding is None:
             return None
         if binding.value is not None and _has_own_value(binding) and not isinstance(node, ast.AugAssign):
-            return change_lines(source, _wrapped(source, binding.value, node, "{}.clone()"), "clone_at_save")
+            return edited(source, _wrapped(source, binding.value, node, "{}.clone()"), "clone_at_save")
         return insert_after(source, node, f"{name} = {name}.clone()", "clone_at_save")
     operations = [place.node for place in expressions_at(frame) if source.statement(place.node) is node]
     within = operations[0] if len(operations) == 1 else node
     reads = [place for place in _own(within) if _reads_whole(source, place, name)]
     edits = [Edit.insert(span.end_line, span.end_column, ".clone()") for span in map(source.span, reads)]
-    return change_lines(source, edits, "clone_at_save")
+    return edited(source, edits, "clone_at_save")
 
 
 def detach_at(frame: Frame, name: str, shape: Shape = "tensor") -> Change | None:
@@ -97,7 +97,7 @@ def detach_at(frame: Frame, name: str, shape: Shape = "tensor") -> Change | None
         return None
     source, node = statement.source, statement.node
     if binding.value is not None and _takes_detached(binding, shape):
-        return change_lines(source, _wrapped(source, binding.value, node, _DETACHED[shape]), "detach")
+        return edited(source, _wrapped(source, binding.value, node, _DETACHED[shape]), "detach")
     if isinstance(node, ast.Expr) and binding.method in ADDING_METHODS:
         return None
     return insert_after(source, node, f"{name} = {_DETACHED[shape].format(name)}", "detach")
@@ -110,7 +110,7 @@ def drop_keyword(frame: Frame, keyword: str) -> Change | None:
         return None
     source, call = found
     edit = without_keyword(source, call, keyword)
-    return None if edit is None else change_lines(source, [edit], "drop_keyword")
+    return None if edit is None else edited(source, [edit], "drop_keyword")
 
 
 def inplace_false(frame: Frame) -> Change | None:
@@ -121,15 +121,13 @@ def inplace_false(frame: Frame) -> Change | None:
     found = _only((source, call) for source, call in _calls_with(frame, "inplace") if _inplace_values(call))
     if found is not None:
         source, call = found
-        return change_lines(
-            source, [Edit(source.span(value), "False") for value in _inplace_values(call)], "inplace_false"
-        )
+        return edited(source, [Edit(source.span(value), "False") for value in _inplace_values(call)], "inplace_false")
     for place in expressions_at(frame):
         if isinstance(place.node, ast.Call):
             made = [value for value in constructors(place.source, place.node.func) if isinstance(value, ast.Call)]
             values = [value for call in made for value in _inplace_values(call)]
             if len(values) == 1:
-                return change_lines(place.source, [Edit(place.source.span(values[0]), "False")], "inplace_false")
+                return edited(place.source, [Edit(place.source.span(values[0]), "False")], "inplace_false")
     return None
 
 
@@ -181,7 +179,8 @@ def _reads_whole(source: SourceFile, node: ast.AST, name: str) -> bool:
         return False
     parent, field = source.parents[node]
     is_called = isinstance(parent, ast.Call) and field == "func"
-    is_looked_into = isinstance(parent, ast.Attribute) and not isinstance(source.parents[parent][0], ast.Call)
+    above, above_field = source.parents[parent] if isinstance(parent, ast.Attribute) else (parent, "")
+    is_looked_into = isinstance(parent, ast.Attribute) and not (isinstance(above, ast.Call) and above_field == "func")
     return not is_called and not is_looked_into
 
 
@@ -204,7 +203,7 @@ def _takes_detached(binding: Binding, shape: Shape) -> bool:
 
 def _wrapped(source: SourceFile, value: ast.expr, statement: ast.stmt, template: str) -> list[Edit]:
     """The edits that put ``value`` into ``template``; none where it ends with that very method already."""
-    head, _, tail = template.partition("{}")
+    head, _, tail = template.format("\0").partition("\0")
     span, whole = source.span(value), source.span(statement)
     if not head and isinstance(value, ast.Call) and leaf_name(value.func) == tail.strip(".()"):
         return []
