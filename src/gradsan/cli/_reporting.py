@@ -27,31 +27,45 @@ _WIDTH = 100
 class Presentation:
     """How and where a report is given out.
 
-    ``directory`` is where the program started, None where that no longer existed; ``code`` the text of ``-c``;
-    ``own_path`` the ``sys.path`` that gradsan's own imports go by, without the program's directory.
+    ``directory`` is where the program started, None where that no longer existed; ``json_file`` what receives the
+    JSON, None for nothing.
     """
 
     options: Options
     language: Language
     directory: Path | None
     json_file: JsonFile | None
-    code: str | None
-    own_path: Sequence[str]
 
 
 def present(report: Report, presentation: Presentation) -> list[Message]:
     """Write the JSON file, and the report on stderr where there is something to say; what went wrong in doing so."""
     problems: list[Message] = []
-    with _own_surroundings(presentation.own_path), _source_at_hand(presentation.code):
-        for part in (_write_json, _write_terminal):
-            try:
-                problem = part(report, presentation)
-            except Exception as failure:
-                text = (str(failure).splitlines() or [""])[0]
-                problem = Message("cli.failed_report", {"kind": type(failure).__name__, "text": text})
-            if problem is not None:
-                problems.append(problem)
+    for part in (_write_json, _write_terminal):
+        try:
+            problem = part(report, presentation)
+        except Exception as failure:
+            text = (str(failure).splitlines() or [""])[0]
+            problem = Message("cli.failed_report", {"kind": type(failure).__name__, "text": text})
+        if problem is not None:
+            problems.append(problem)
     return problems
+
+
+@contextmanager
+def own_surroundings(path: Sequence[str], code: str | None) -> Iterator[None]:
+    """Let gradsan work undisturbed in a process that the program has left in a state of its own.
+
+    Meanwhile imports go by ``path`` (the program may have a ``rich.py``), no warning is shown or raised, and the lines
+    of ``code``, the text of ``-c``, can be found.
+    """
+    programs = sys.path
+    sys.path = list(path)
+    try:
+        with warnings.catch_warnings(), _source_at_hand(code):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        sys.path = programs
 
 
 def wants_color(option: str, stream: object, environ: Mapping[str, str]) -> bool:
@@ -109,19 +123,6 @@ def _width(stream: object) -> int:
     except (AttributeError, ValueError, OSError):
         columns = 0
     return columns or shutil.get_terminal_size((_WIDTH, 24)).columns
-
-
-@contextmanager
-def _own_surroundings(path: Sequence[str]) -> Iterator[None]:
-    """Let gradsan import what it needs, though the program may have a ``rich.py`` or turn warnings into errors."""
-    programs = sys.path
-    sys.path = list(path)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        sys.path = programs
 
 
 @contextmanager

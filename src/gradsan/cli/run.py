@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from gradsan.cli._json_file import JsonFile
 from gradsan.cli._parser import NO_VALUE
 from gradsan.cli._program import Ending, Target, gradsan_path, perform, prepare, take_stage
-from gradsan.cli._reporting import Presentation, present
+from gradsan.cli._reporting import Presentation, own_surroundings, present
 from gradsan.cli._sentences import complain
 from gradsan.cli._torch_import import call_after_torch_import, torch_is_installed
 from gradsan.cli._uncaught import wait_for_threads
@@ -101,15 +101,14 @@ def execute(target: Target, options: Options, directory: Path | None, open_sessi
         directory=directory,
         # The report of a forked child is its own; the file belongs to the process that was started.
         json_file=json_file if is_original else None,
-        code=target.name if target.kind == "code" else None,
-        own_path=own_path,
     )
     try:
-        watcher.stop()
-        program = Program(argv, "finished" if ending.exception is None else "failed", ending.exception)
-        report = watcher.report(program)
-        for problem in [*watcher.problems, *present(report, presentation)]:
-            complain(problem, language)
+        with own_surroundings(own_path, target.name if target.kind == "code" else None):
+            watcher.stop()
+            program = Program(argv, "finished" if ending.exception is None else "failed", ending.exception)
+            report = watcher.report(program)
+            for problem in [*watcher.problems, *present(report, presentation)]:
+                complain(problem, language)
     except KeyboardInterrupt as interrupt:
         _die_of(interrupt)
     if ending.interrupt is not None:

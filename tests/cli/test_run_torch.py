@@ -1,0 +1,60 @@
+"""``gradsan run`` with the real torch, the real session and the real presenters: few tests, for each imports torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from side_by_side import Runner
+
+OVERWRITTEN = """\
+import torch
+x = torch.ones(3, requires_grad=True)
+y = x.sigmoid()
+y += 1
+y.sum().backward()
+"""
+
+LEAF = """\
+import torch
+x = torch.ones(3, requires_grad=True)
+y = torch.ones(2)
+try:
+    y.add_(x)
+except RuntimeError as first:
+    try:
+        x += 1
+    except RuntimeError:
+        torch.relu_(x)
+"""
+
+
+def test_a_failing_program(tmp_path: Path, run_python: Runner, run_gradsan: Runner) -> None:
+    (tmp_path / "main.py").write_text(OVERWRITTEN)
+    plain = run_python("main.py")
+    watched = run_gradsan("run", "--json", "out.json", "main.py")
+    assert (watched.stdout, watched.status) == (plain.stdout, 1)
+    assert watched.stderr.startswith(plain.stderr)
+    report = watched.stderr[len(plain.stderr) :]
+    assert report.startswith("error[GS101]: ")
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["program"]["outcome"] == "failed"
+    assert found["program"]["exception"]["type"] == "RuntimeError"
+    assert [(label["role"], label["line"]) for label in found["diagnoses"][0]["labels"]] == [
+        ("saved", 3),
+        ("written", 4),
+        ("used", 5),
+    ]
+
+
+def test_code_that_catches_the_error(run_gradsan: Runner) -> None:
+    code = OVERWRITTEN.replace("y.sum()", "try: y.sum()") + "except RuntimeError: print('caught')\n"
+    watched = run_gradsan("run", "-c", code, env={"GRADSAN_OPTIONS": "exit-code=9:lang=zh"})
+    assert (watched.stdout, watched.status) == ("caught\n", 9)
+    assert "错误[GS101]" in watched.stderr
+    assert "y = y + 1" in watched.stderr
+
+
+def test_writes_that_fail_look_as_under_python(tmp_path: Path, beside_python: Runner) -> None:
+    (tmp_path / "main.py").write_text(LEAF)
+    assert beside_python("main.py").stderr.count("RuntimeError: ") == 3
