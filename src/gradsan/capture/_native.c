@@ -745,8 +745,15 @@ static int log_write(Core *core, PyObject *tensor, PyObject *op, PyObject *kind,
     if (flag < 0)
         goto failed;
     write.grad_enabled = (char)flag;
-    if ((flag = truth(attribute(tensor, IS_LEAF))) < 0 || (flag && (flag = truth(attribute(tensor, REQUIRES_GRAD))) < 0))
-        goto failed;
+    if ((flag = truth(attribute(tensor, IS_LEAF))) > 0)
+        flag = truth(attribute(tensor, REQUIRES_GRAD));
+    if (flag < 0) {
+        /* A view made under no_grad whose base was then written refuses to tell its grad_fn; it is no leaf. */
+        if (!PyErr_ExceptionMatches(PyExc_RuntimeError))
+            goto failed;
+        PyErr_Clear();
+        flag = 0;
+    }
     write.is_parameter = (char)flag;
 
     LoggedWrite *place = ring_push(&core->writes, sizeof(LoggedWrite), WRITES_KEPT, &dropped);
