@@ -23,10 +23,10 @@ def run_python(tmp_path: Path) -> Runner:
 
 @pytest.fixture
 def run_gradsan(tmp_path: Path) -> Runner:
-    """Run ``python -m gradsan`` with these words, in ``tmp_path`` unless told otherwise."""
+    """Run ``python -m gradsan`` with these words, in ``tmp_path`` unless told otherwise; a missing sentence fails."""
 
     def run(*words: str, cwd: Path = tmp_path, env: Mapping[str, str] | None = None, stdin: str = "") -> Outcome:
-        return run_process(("-m", "gradsan", *words), cwd, env, stdin)
+        return run_process(("-m", "gradsan", *words), cwd, {"GRADSAN_TEXT": "strict", **(env or {})}, stdin)
 
     return run
 

@@ -113,6 +113,12 @@ class TestTorchImport:
         assert watched == plain
         assert plain.status == 1
 
+    def test_gradsan_under_gradsan(self, program: Path, run_with_session: Runner) -> None:
+        outcome = run_with_session("error", "run", "-m", "gradsan", "run", "--json", "inner.json", "main.py")
+        assert (outcome.stdout, outcome.status) == ("ran\n", 66)
+        assert "RecursionError" not in outcome.stderr
+        assert (program.parent / "inner.json").exists()
+
     def test_a_second_try_is_watched(self, program: Path, run_with_session: Runner) -> None:
         (program.parent / "torch" / "__init__.py").write_text(
             "import sys\nif len(sys.argv) == 2: sys.argv.pop(); 1 / 0\n"

@@ -29,6 +29,13 @@ except RuntimeError as first:
 """
 
 
+THREAD = """\
+worker = threading.Thread(target=lambda: exec(source, {}), name="worker")
+worker.start()
+worker.join()
+"""
+
+
 def test_a_failing_program(tmp_path: Path, run_python: Runner, run_gradsan: Runner) -> None:
     (tmp_path / "main.py").write_text(OVERWRITTEN)
     plain = run_python("main.py")
@@ -53,6 +60,15 @@ def test_code_that_catches_the_error(run_gradsan: Runner) -> None:
     assert (watched.stdout, watched.status) == ("caught\n", 9)
     assert "错误[GS101]" in watched.stderr
     assert "y = y + 1" in watched.stderr
+
+
+def test_a_thread_that_fails(tmp_path: Path, run_python: Runner, run_gradsan: Runner) -> None:
+    (tmp_path / "main.py").write_text(f"import threading\nsource = {OVERWRITTEN!r}\n{THREAD}")
+    plain, watched = run_python("main.py"), run_gradsan("run", "main.py")
+    assert (plain.status, watched.status) == (0, 66)
+    assert "in thread worker" in plain.stderr
+    assert "modified by an inplace operation" in plain.stderr
+    assert watched.stderr.startswith(plain.stderr)
 
 
 def test_writes_that_fail_look_as_under_python(tmp_path: Path, beside_python: Runner) -> None:

@@ -47,8 +47,10 @@ class _TorchFinder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname != _TORCH:
             return None
-        for finder in sys.meta_path:
-            find = None if finder is self else getattr(finder, "find_spec", None)
+        # Only those behind it: one that does the same (another gradsan, a tracer) would ask this one in turn.
+        position = sys.meta_path.index(self) + 1 if self in sys.meta_path else 0
+        for finder in sys.meta_path[position:]:
+            find = getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = None if find is None else find(fullname, path, target)
             if spec is not None:
                 if hasattr(spec.loader, "exec_module"):

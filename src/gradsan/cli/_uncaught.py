@@ -55,6 +55,20 @@ def exit_status(leaving: SystemExit) -> int:
     return 1
 
 
+def clean_tracebacks_of_threads() -> None:
+    """Let exceptions that end a thread be shown without gradsan's frames, too, unless the program has its own way."""
+    show = threading.excepthook
+
+    def show_cleaned(args: threading.ExceptHookArgs) -> None:
+        failure = args.exc_value
+        if failure is not None:
+            remove_own_frames(failure)
+            args = threading.ExceptHookArgs((args.exc_type, failure, failure.__traceback__, args.thread))
+        show(args)
+
+    threading.excepthook = show_cleaned
+
+
 def wait_for_threads() -> None:
     """Wait, as python does when the main program has ended, for the threads that are no daemons.
 

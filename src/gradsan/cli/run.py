@@ -15,7 +15,7 @@ from gradsan.cli._program import Ending, Target, gradsan_path, perform, prepare,
 from gradsan.cli._reporting import Presentation, own_surroundings, present
 from gradsan.cli._sentences import complain
 from gradsan.cli._torch_import import call_after_torch_import, torch_is_installed
-from gradsan.cli._uncaught import wait_for_threads
+from gradsan.cli._uncaught import clean_tracebacks_of_threads, wait_for_threads
 from gradsan.cli._watcher import Session, Watcher
 from gradsan.model import Message, Program, Report
 from gradsan.options import Options, OptionsError, read_options
@@ -89,6 +89,7 @@ def execute(target: Target, options: Options, directory: Path | None, open_sessi
     process = os.getpid()
     argv = tuple(sys.argv)
     call_after_torch_import(watcher.start)
+    clean_tracebacks_of_threads()
     ending = perform(launch, main)
     if ending.exception is None:
         # Threads may still be training. After a failure nobody should have to wait for the report.
