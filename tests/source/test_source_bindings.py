@@ -266,6 +266,17 @@ CARRIED = {
             y = f(x, step)  # read
             step += 1
         """,
+    "after the loop nothing is carried any more": """
+        for x in xs:
+            loss = f(x)
+        print(loss)  # read
+        """,
+    "an inner loop left behind is carried by the outer one": """
+        for epoch in range(3):
+            y = f(h)  # read
+            for x in xs:
+                h = g(x, y)  # bound h
+        """,
     "the outer loop carries": """
         for epoch in range(3):
             for x in xs:

@@ -97,9 +97,11 @@ NOT_OUT_OF_PLACE = [
     ("w = nn.Linear(3, 3)\nnn.init.zeros_(w.weight)", "zero_"),
     ("def f():\n    x.mul_(2)  #!\nf()", "mul_"),
     ("z = (lambda q: q.mul_(2) + q)(x)", "mul_"),
-    ("[q.mul_(2) for q in (x, y)]", "mul_x"),
-    ("class M(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.w = nn.Parameter(v)\n"
-     "    def go(self):\n        with torch.no_grad(): self.w.mul_(2)  #!\nM().go()", "mul_"),
+    ("[q.mul_(2) for q in (x, y)]", "mul_"),
+    ("class M(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+     "        self.u, self.w = 1, nn.Parameter(v)\n    def go(self):\n        with torch.no_grad(): self.w.mul_(2)  #!\nM().go()", "mul_"),
+    ("class E(nn.Embedding):\n    def go(self):\n"
+     "        with torch.no_grad(): self.weight.mul_(2)  #!\nE(3, 3).go()", "mul_"),
     ("w = Box(); w.lin = nn.Linear(3, 3)\nwith torch.no_grad(): w.lin.weight.mul_(2)", "mul_"),
     ("z = x + x.mul_(2)\nw = x + z", "mul_"),
     ("torch._foreach_mul_([x, y], 2.0)", "_foreach_mul_"),
@@ -129,8 +131,23 @@ def _place_of(text: str, op: str, body: str) -> int:
     """The line of the program on which the operation is asked about: the marked one, else the first that has it."""
     if marked := _marked(text):
         return marked
-    names = "iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift".split()
-    operators = dict(zip(names, "+= -= *= /= //= %= **= &= |= ^= <<= >>=".split(), strict=True))
+    names = [
+        "iadd",
+        "isub",
+        "imul",
+        "itruediv",
+        "ifloordiv",
+        "imod",
+        "ipow",
+        "iand",
+        "ior",
+        "ixor",
+        "ilshift",
+        "irshift",
+    ]
+    operators = dict(
+        zip(names, ["+=", "-=", "*=", "/=", "//=", "%=", "**=", "&=", "|=", "^=", "<<=", ">>="], strict=True)
+    )
     sign = operators.get(op.strip("_"), "out=" if op == "add" else op.rstrip("_") if op == "relu_" else op)
     start = text.count("\n") - body.count("\n")
     return next(number for number, line in enumerate(text.splitlines(), 1) if number >= start and sign in line)
@@ -249,9 +266,12 @@ def test_no_clone_before_where_there_is_no_place_or_name(tmp_path, text, op):
         ("h = (\n    a\n    + b\n)", "h", "tensor", ").detach()"),
         ("h: T = a", "h", "tensor", "h: T = a.detach()"),
         ("state = new", "state", "tuple", "state = tuple(s.detach() for s in new)"),
-        ("state = (h, c)", "state", "tuple", "state = tuple(s.detach() for s in (h, c))"),
-        ("state = [h, c]", "state", "list", "state = [s.detach() for s in [h, c]]"),
+        ("state = (h, c)", "state", "tuple", "state = (h.detach(), c.detach())"),
+        ("state = [h, c]", "state", "list", "state = [h.detach(), c.detach()]"),
         ("state = new", "state", "dict", "state = {key: s.detach() for key, s in new.items()}"),
+        ("state = h, (a + b, [c])", "state", None, "state = h.detach(), ((a + b).detach(), [c.detach()])"),
+        ("state = {'h': h, 'c': c}", "state", None, "state = {'h': h.detach(), 'c': c.detach()}"),
+        ("state = (*hs, c)", "state", "tuple", "state = tuple(s.detach() for s in (*hs, c))"),
         ("prev, cur = cur, nxt", "prev", "tensor", "prev, cur = cur.detach(), nxt"),
         ("total += loss", "total", "tensor", "total += loss.detach()"),
         ("total += a * b", "total", "tensor", "total += (a * b).detach()"),
@@ -289,6 +309,37 @@ def test_detach(tmp_path, text, name, shape, new):
         return
     assert ("+" if change.old == "" else "") + change.new == new
     ast.parse(apply_change(text, change))
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "new"),
+    [
+        ("state = (a, b)\nseq, state = f(x, state)", "state", "state = tuple(s.detach() for s in state)"),
+        ("state = []\nseq, state = f(x, state)", "state", "state = [s.detach() for s in state]"),
+        ("state = {}\nstate = f(x, state)", "state", "state = {key: s.detach() for key, s in f(x, state).items()}"),
+        ("hx, cx = state\nstate = f(x)", "state", "state = tuple(s.detach() for s in f(x))"),
+        ("rnn = nn.LSTM(3, 4)\nseq, state = rnn(x, state)", "state", "state = tuple(s.detach() for s in state)"),
+        ("rnn = nn.GRU(3, 4)\nseq, state = rnn(x, state)", "state", "state = state.detach()"),
+        (
+            "cell = nn.LSTMCell(3, 4)\nstate = cell(x, state)",
+            "state",
+            "state = tuple(s.detach() for s in cell(x, state))",
+        ),
+        ("state = None\nseq, state = f(x, state)", "state", "state = state.detach()"),
+        ("state = (a, b)\nstate = [a]\nseq, state = f(x, state)", "state", "state = state.detach()"),
+        (
+            "class A:\n    def __init__(self): self.rnn, self.h = nn.LSTM(3, 4), None\n"
+            "    def forward(self, x): y, self.h = self.rnn(x, self.h)",
+            "self.h",
+            "    def forward(self, x): y, self.h = self.rnn(x, self.h); self.h = tuple(s.detach() for s in self.h)",
+        ),
+    ],
+)
+def test_detach_finds_out_the_shape(tmp_path, text, name, new):
+    path = tmp_path / "shape.py"
+    path.write_text(text + "\n")
+    scope = "forward" if "forward" in text else "<module>"
+    assert detach_at(Frame(str(path), text.count("\n") + 1, scope), name).new == new
 
 
 @pytest.mark.parametrize(

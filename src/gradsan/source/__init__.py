@@ -10,7 +10,8 @@ from gradsan.source.lines import source_line, source_lines
 from gradsan.source.locate import Expression, Statement, expression_at, expressions_at, statement_at, statements_at
 from gradsan.source.names import assigned_names, consumed_names
 from gradsan.source.out_of_place import out_of_place
-from gradsan.source.suggest import Shape, clone_at_save, clone_before, detach_at, drop_keyword, inplace_false
+from gradsan.source.shapes import Shape
+from gradsan.source.suggest import clone_at_save, clone_before, detach_at, drop_keyword, inplace_false
 from gradsan.source.targets import called_expression, operand_expressions, written_expression
 
 __all__ = [

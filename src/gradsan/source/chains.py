@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from typing import Literal
 
 from gradsan.source.tree import FunctionNode, SourceFile
@@ -141,6 +142,7 @@ def _dotted(node: ast.expr) -> list[str] | None:
     return None
 
 
+@functools.lru_cache(maxsize=16)
 def _imports(source: SourceFile) -> dict[str, tuple[str, str]]:
     """Local name -> (dotted path, ``module`` or ``from``)."""
     found: dict[str, tuple[str, str]] = {}
@@ -155,6 +157,7 @@ def _imports(source: SourceFile) -> dict[str, tuple[str, str]]:
     return found
 
 
+@functools.lru_cache(maxsize=16)
 def _import_names(source: SourceFile) -> set[str]:
     """Every dotted path named by an ``import`` statement, with all its parents."""
     statements = [node for node in ast.walk(source.module) if isinstance(node, ast.Import)]

@@ -22,11 +22,20 @@ _MAX_ROUNDS = 20
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A binding that reaches a statement. ``statement`` is None for the value the name had when the function began."""
+    """A binding that reaches a statement.
+
+    ``statement`` is None for the value the name had when the function began. ``rounds`` are the loops around the
+    place it reaches that carried it from one round to the next; the body as a whole counts as one.
+    """
 
     name: str
     statement: ast.stmt | None
-    carried: bool = False
+    rounds: frozenset[ast.AST | None] = frozenset()
+
+    @property
+    def carried(self) -> bool:
+        """Whether an earlier round made the binding."""
+        return bool(self.rounds)
 
 
 @dataclass(slots=True)
@@ -49,7 +58,7 @@ def reaching(body: list[ast.stmt], at: ast.stmt, persists: Callable[[str], bool]
     for _ in range(_MAX_ROUNDS):
         flow = interpreter.block(body, start)
         end = _join([state for state in [flow.falls, *flow.leaves] if state is not None])
-        kept = {name: found for name, found in _mark_carried(end).items() if persists(name)}
+        kept = {name: found for name, found in _mark_carried(end, None).items() if persists(name)}
         following = _join([start, kept])
         if following == start:
             break
@@ -129,15 +138,17 @@ class _Interpreter:
             leaves += flow.leaves
             breaks += flow.breaks
             rounds = _join([end for end in [flow.falls, *flow.continues] if end is not None])
-            following = _join([top, _mark_carried(rounds, within=node)])
+            following = _join([top, _mark_carried(rounds, node)])
             if following == top:
                 break
             top = following
-        always = isinstance(node, ast.While) and isinstance(node.test, ast.Constant) and bool(node.test.value)
-        after = Flow(None) if always else self.block(node.orelse, _bind(top, bindings_of(node)) if not is_for else top)
-        if breaks:
-            after.falls = _join([*([after.falls] if after.falls is not None else []), *breaks])
-        after.leaves += leaves
+        is_endless = isinstance(node, ast.While) and isinstance(node.test, ast.Constant) and bool(node.test.value)
+        end = _leave(top if is_for else _bind(top, bindings_of(node)), node)
+        after = Flow(None) if is_endless else self.block(node.orelse, end)
+        broken = [_leave(state, node) for state in breaks]
+        if broken:
+            after.falls = _join([*([after.falls] if after.falls is not None else []), *broken])
+        after.leaves += [_leave(state, node) for state in leaves]
         return after
 
 
@@ -167,15 +178,24 @@ def _everything_bound(body: list[ast.stmt]) -> State:
     return state
 
 
-def _mark_carried(state: State, within: ast.AST | None = None) -> State:
-    inside = None if within is None else set(ast.walk(within))
+def _mark_carried(state: State, loop: ast.AST | None) -> State:
+    """The state after the way back to the top of ``loop`` (None for the body as a whole)."""
+    inside = None if loop is None else set(ast.walk(loop))
     return {
         name: frozenset(
-            replace(found, carried=True)
+            replace(found, rounds=found.rounds | {loop})
             if found.statement is not None and (inside is None or found.statement in inside)
             else found
             for found in definitions
         )
+        for name, definitions in state.items()
+    }
+
+
+def _leave(state: State, loop: ast.AST) -> State:
+    """The state after ``loop``: what its rounds carried is now just what it left."""
+    return {
+        name: frozenset(replace(found, rounds=found.rounds - {loop}) for found in definitions)
         for name, definitions in state.items()
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from gradsan.source.chains import chain_key, constant_key, leaf_name
+from gradsan.source.names import bindings_of
 from gradsan.source.tree import SourceFile
 
 __all__ = ["constructors", "is_elementwise_module"]
@@ -69,10 +70,9 @@ def constructors(source: SourceFile, callee: ast.expr, depth: int = 0) -> list[a
     within = source.owner_class(callee) if key.startswith("self.") else None
     found: list[ast.expr] = []
     for node in ast.walk(within or source.module):
-        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if any(chain_key(target) == key for target in targets):
-                found.extend(_branches(node.value))
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            values = [one.value for one in bindings_of(node) if one.name == key and one.value is not None]
+            found.extend(branch for value in values for branch in _branches(value))
         elif isinstance(node, ast.For | ast.AsyncFor | ast.comprehension) and chain_key(node.target) == key:
             found.extend(branch for item in _elements(source, node.iter, depth) for branch in _branches(item))
     return found

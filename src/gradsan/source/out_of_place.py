@@ -130,11 +130,13 @@ def _bind(source: SourceFile, top: ast.Call, target: ast.expr, name: str) -> lis
         if not can_rebind(source, target) or between.strip() != "=":
             return None
         return [Edit.insert(span.line, span.column, f"{name} = ")]
+    comprehensions = [around for around, _ in source.ancestors(top) if hasattr(around, "generators")]
+    if any(isinstance(source.parents[around][0], ast.Expr) for around in comprehensions):
+        return None  # a comprehension run for its effect alone would have none left
     if not is_read_afterwards(source, target, top):
         return []
     is_once = not any(isinstance(around, ast.Lambda | ast.ClassDef) for around, _ in source.ancestors(top))
-    in_comprehension = any(hasattr(around, "generators") for around, _ in source.ancestors(top))
-    if not isinstance(target, ast.Name) or not is_once or in_comprehension or not can_rebind(source, target):
+    if not isinstance(target, ast.Name) or not is_once or comprehensions or not can_rebind(source, target):
         return None
     if _is_read_before(source, top, target):
         return None

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from gradsan.source.chains import binds, chain_key, constant_key, leaf_name, local_nodes, parameters
+from gradsan.source.names import bindings_of
 from gradsan.source.targets import aliased_expression
 from gradsan.source.tree import FunctionNode, SourceFile
 
@@ -115,22 +116,20 @@ def _is_comprehension_variable(source: SourceFile, target: ast.Name) -> bool:
 
 
 def _is_parameter(source: SourceFile, target: ast.Attribute) -> bool:
-    """Whether the attribute is an nn.Parameter as far as the file tells: made here, or ``weight`` of a submodule."""
+    """Whether the attribute is an nn.Parameter as far as the file tells: made here, inherited, or of a submodule."""
     if target.attr in ("weight", "bias") and isinstance(target.value, ast.Attribute | ast.Subscript):
         return True
     key = chain_key(target)
     nodes = list(ast.walk(source.owner_class(target) or source.module))
-    assigned = [
-        node.value
-        for node in nodes
-        if isinstance(node, ast.Assign | ast.AnnAssign)
-        and any(chain_key(one) == key for one in (node.targets if isinstance(node, ast.Assign) else [node.target]))
-    ]
+    statements = [node for node in nodes if isinstance(node, ast.stmt)]
+    assigned = [one.value for node in statements for one in bindings_of(node) if one.name == key and one.replaces]
     registered = [
         constant_key(node.args[0])
         for node in nodes
         if isinstance(node, ast.Call) and leaf_name(node.func) == "register_parameter" and node.args
     ]
+    if target.attr in ("weight", "bias") and not assigned and isinstance(target.value, ast.Name):
+        return target.value.id == "self"
     is_made = any(isinstance(value, ast.Call) and leaf_name(value.func) == "Parameter" for value in assigned)
     return is_made or target.attr in registered
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from gradsan.model import Frame
 from gradsan.source.arguments import without_keyword
@@ -14,12 +14,11 @@ from gradsan.source.locate import Statement, expressions_at, statements_at
 from gradsan.source.modules import constructors
 from gradsan.source.names import ADDING_METHODS, Binding, assigned_names, bindings_of
 from gradsan.source.rebinding import can_rebind, notes_on_rebinding
+from gradsan.source.shapes import Shape, shape_in_source
 from gradsan.source.targets import target_at
 from gradsan.source.tree import SourceFile, Span, header_nodes
 
-__all__ = ["Shape", "clone_at_save", "clone_before", "detach_at", "drop_keyword", "inplace_false"]
-
-Shape = Literal["tensor", "tuple", "list", "dict"]
+__all__ = ["clone_at_save", "clone_before", "detach_at", "drop_keyword", "inplace_false"]
 
 _DETACHED: dict[Shape, str] = {
     "tensor": "{}.detach()",
@@ -85,17 +84,24 @@ def clone_at_save(frame: Frame, name: str) -> Change | None:
     return edited(source, edits, "clone_at_save")
 
 
-def detach_at(frame: Frame, name: str, shape: Shape = "tensor") -> Change | None:
+def detach_at(frame: Frame, name: str, shape: Shape | None = None) -> Change | None:
     """The statement at ``frame``, which binds ``name``, with the new value cut off its graph.
 
     ``h = h_next`` becomes ``h = h_next.detach()``; where the value stands not alone (``seq, state = lstm(x, state)``)
-    a line is added. ``shape`` says what the value is: a tensor, or a tuple, list or dict of tensors.
+    a line is added. ``shape`` says what the value is: a tensor, or a tuple, list or dict of tensors; where it is not
+    given, it is what the file tells (see ``shape_in_source``), else a tensor.
     """
     statement = _only(place for place in statements_at(frame) if _binding(place.node, name) is not None)
     binding = None if statement is None else _binding(statement.node, name)
     if statement is None or binding is None or not binding.computed:
         return None
     source, node = statement.source, statement.node
+    shape = shape or shape_in_source(source, binding) or "tensor"
+    if binding.value is not None and _has_own_value(binding) and binding.method is None:
+        parts = _parts(binding.value)
+        if parts:
+            edits = [edit for part in parts for edit in _wrapped(source, part, node, _DETACHED["tensor"])]
+            return edited(source, edits, "detach")
     if binding.value is not None and _takes_detached(binding, shape):
         return edited(source, _wrapped(source, binding.value, node, _DETACHED[shape]), "detach")
     if isinstance(node, ast.Expr) and binding.method in ADDING_METHODS:
@@ -182,6 +188,21 @@ def _reads_whole(source: SourceFile, node: ast.AST, name: str) -> bool:
     above, above_field = source.parents[parent] if isinstance(parent, ast.Attribute) else (parent, "")
     is_looked_into = isinstance(parent, ast.Attribute) and not (isinstance(above, ast.Call) and above_field == "func")
     return not is_called and not is_looked_into
+
+
+def _parts(value: ast.expr) -> list[ast.expr]:
+    """The elements of a tuple, list or dict written out, which are detached one by one; empty for anything else."""
+    if isinstance(value, ast.Tuple | ast.List):
+        elements = value.elts
+    elif isinstance(value, ast.Dict):
+        elements = value.values
+    else:
+        return []
+    if any(isinstance(element, ast.Starred) for element in elements) or (
+        isinstance(value, ast.Dict) and None in value.keys
+    ):
+        return []
+    return [part for element in elements for part in (_parts(element) or [element])]
 
 
 def _has_own_value(binding: Binding) -> bool:

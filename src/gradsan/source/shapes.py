@@ -1,0 +1,64 @@
+"""Whether a name holds one tensor or several, as far as the file tells."""
+
+from __future__ import annotations
+
+import ast
+from typing import Literal
+
+from gradsan.source.chains import chain_key, leaf_name
+from gradsan.source.modules import constructors
+from gradsan.source.names import Binding, bindings_of
+from gradsan.source.tree import SourceFile
+
+__all__ = ["Shape", "shape_in_source"]
+
+Shape = Literal["tensor", "tuple", "list", "dict"]
+
+
+def shape_in_source(source: SourceFile, binding: Binding) -> Shape | None:
+    """What the name of ``binding`` holds: told by what else it is bound to, by being unpacked, or by an LSTM.
+
+    None where the file does not tell, or tells different things.
+    """
+    scope: ast.AST = source.function(binding.statement) or source.module
+    if "." in binding.name:
+        scope = source.owner_class(binding.statement) or source.module
+    found: set[Shape] = set()
+    for node in ast.walk(scope):
+        if not isinstance(node, ast.stmt):
+            continue
+        for other in bindings_of(node):
+            if other.name == binding.name and other.replaces and other.value is not None:
+                shape = _shape_of_display(other.value)
+                found |= set() if shape is None else {shape}
+        if isinstance(node, ast.Assign) and chain_key(node.value) == binding.name:
+            found |= {"tuple" for target in node.targets if isinstance(target, ast.Tuple)}
+    if _is_state_of_lstm(source, binding):
+        found.add("tuple")
+    return found.pop() if len(found) == 1 else None
+
+
+def _shape_of_display(value: ast.expr) -> Shape | None:
+    if isinstance(value, ast.Tuple):
+        return "tuple"
+    if isinstance(value, ast.List | ast.ListComp):
+        return "list"
+    if isinstance(value, ast.Dict | ast.DictComp):
+        return "dict"
+    is_call = isinstance(value, ast.Call) and isinstance(value.func, ast.Name)
+    if is_call and isinstance(value, ast.Call) and leaf_name(value.func) == "tuple":
+        return "tuple"
+    return None
+
+
+def _is_state_of_lstm(source: SourceFile, binding: Binding) -> bool:
+    """Whether the statement is ``_, name = lstm(…)`` or ``name = lstm_cell(…)``."""
+    statement = binding.statement
+    if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Call):
+        return False
+    target = statement.targets[0]
+    is_second = isinstance(target, ast.Tuple) and len(target.elts) == 2 and chain_key(target.elts[1]) == binding.name
+    is_whole = chain_key(target) == binding.name
+    made = constructors(source, statement.value.func)
+    names = {leaf_name(value.func) for value in made if isinstance(value, ast.Call)}
+    return (is_second and names == {"LSTM"}) or (is_whole and names == {"LSTMCell"})
