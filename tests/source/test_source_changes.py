@@ -99,7 +99,8 @@ NOT_OUT_OF_PLACE = [
     ("z = (lambda q: q.mul_(2) + q)(x)", "mul_"),
     ("[q.mul_(2) for q in (x, y)]", "mul_"),
     ("class M(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-     "        self.u, self.w = 1, nn.Parameter(v)\n    def go(self):\n        with torch.no_grad(): self.w.mul_(2)  #!\nM().go()", "mul_"),
+     "        self.u, self.w = 1, nn.Parameter(v)\n    def go(self):\n"
+     "        with torch.no_grad(): self.w.mul_(2)  #!\nM().go()", "mul_"),
     ("class E(nn.Embedding):\n    def go(self):\n"
      "        with torch.no_grad(): self.weight.mul_(2)  #!\nE(3, 3).go()", "mul_"),
     ("w = Box(); w.lin = nn.Linear(3, 3)\nwith torch.no_grad(): w.lin.weight.mul_(2)", "mul_"),
