@@ -193,16 +193,19 @@ class TestEnds:
                 print("at exit", threading.main_thread().is_alive())
                 raise ValueError("raised at exit")
 
+            ready = threading.Event()
+
             def work():
-                time.sleep(0.2)
+                ready.wait()
                 print("thread done", threading.main_thread().is_alive())
                 raise KeyError("raised in a thread")
 
             threading.Thread(target=work, name="worker").start()
-            pool = concurrent.futures.ThreadPoolExecutor(2)
+            pool = concurrent.futures.ThreadPoolExecutor(1)
             for number in range(4):
-                pool.submit(lambda n: (time.sleep(0.1 * n), print("future", n)), number)
-            print("main done", end="")
+                pool.submit(lambda n: (time.sleep(0.1), print("future", n)), number)
+            pool.submit(ready.set)
+            print("main done", end="", flush=True)
             """,
         )
         plain = beside_python(script)
