@@ -197,7 +197,7 @@ class TestEnds:
 
             def work():
                 ready.wait()
-                print("thread done", threading.main_thread().is_alive())
+                print("thread done")
                 raise KeyError("raised in a thread")
 
             threading.Thread(target=work, name="worker").start()
