@@ -45,7 +45,7 @@ def recompute_forward(facts: Facts) -> tuple[Fix, ...]:
 
 
 def detach_carried_state(
-    facts: Facts, bound_at: Frame | None, name: str | None, shape: source.Shape
+    facts: Facts, bound_at: Frame | None, name: str | None, shape: source.Shape | None
 ) -> tuple[Fix, ...]:
     """Cut the graph where the state is carried over; a ``retain_graph=True`` is then not needed."""
     lines: tuple[tuple[str, int, str], ...] = ()
@@ -99,12 +99,14 @@ def _fix(
 
 def _changes(writes: Iterable[Write], suggest: Any) -> tuple[tuple[str, int, str], ...]:
     lines: dict[tuple[str, int], tuple[str, int, str]] = {}
+    seen: set[tuple[str, int]] = set()
     for write in writes:
         frame = _own_frame(write.site)
-        if frame is None or (frame.file, frame.line) in lines:
+        if frame is None or (frame.file, frame.line) in seen:
             continue
+        seen.add((frame.file, frame.line))
         for line in _as_lines(frame, suggest(frame, write.op)):
-            lines[frame.file, frame.line] = line
+            lines[line[0], line[1]] = line
     return tuple(lines.values())
 
 
@@ -112,5 +114,5 @@ def _own_frame(site: Site) -> Frame | None:
     return site.user_frame
 
 
-def _as_lines(frame: Frame, change: Any) -> tuple[tuple[str, int, str], ...]:
-    return () if change is None else ((frame.file, change.line, change.new),)
+def _as_lines(frame: Frame, change: source.Change | None) -> tuple[tuple[str, int, str], ...]:
+    return () if change is None else source.changed_lines(frame.file, change)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from gradsan import source
 from gradsan.diagnose import build, fixes
 from gradsan.diagnose import labels as label_room
-from gradsan.diagnose.facts import Facts, place
+from gradsan.diagnose.facts import Facts
 from gradsan.model import Bridge, Diagnosis, Frame, Label, Message, Site
 
 CODE = "GS111"
@@ -37,7 +36,7 @@ def match(facts: Facts) -> Diagnosis | None:
         values={"bridge": shown, "update": update.op, "step": use.step, "earlier": save.step},
         labels=labels,
         fixes=(
-            *fixes.detach_carried_state(facts, bound_at, variable, "tuple" if in_tuple else "tensor"),
+            *fixes.detach_carried_state(facts, bound_at, variable, "tuple" if in_tuple else None),
             *fixes.drop_retain_graph(facts),
         ),
     )
@@ -53,13 +52,12 @@ def carrier(bridge: Bridge) -> tuple[str | None, Frame | None]:
     frames = list(
         dict.fromkeys(frame for site in bridge.taken_near for frame in reversed(site.frames) if frame.is_user)
     )
-    carried = [(frame, found) for frame in frames for found in source.carried_names(frame)]
+    carried = [found for frame in frames for found in source.carried_names(frame)]
     name = bridge.name
     if name is None:
-        return next(((found.name, _moved(frame, found.bound_line)) for frame, found in carried), (None, None))
+        return next(((found.name, found.bound_at) for found in carried), (None, None))
     variable = name.partition("[")[0]
-    known = next((_moved(frame, found.bound_line) for frame, found in carried if found.name in (name, variable)), None)
-    return name, known
+    return name, next((found.bound_at for found in carried if found.name in (name, variable)), None)
 
 
 def _variable(name: str | None) -> tuple[str | None, bool]:
@@ -68,15 +66,6 @@ def _variable(name: str | None) -> tuple[str | None, bool]:
         return None, False
     in_tuple = re.fullmatch(r"(.+)\[[01]\]", name)
     return (in_tuple[1], True) if in_tuple else (name, False)
-
-
-def _moved(frame: Frame, line: int) -> Frame | None:
-    """The frame moved to another line of its function; columns are those of the statement there."""
-    text = source.source_line(frame.file, line)
-    if text is None:
-        return None
-    start = len(text) - len(text.lstrip()) + 1
-    return replace(frame, line=line, column=start, end_line=line, end_column=len(text.rstrip()) + 1)
 
 
 def _callers(bridge: Bridge, bound_at: Frame) -> Site:
