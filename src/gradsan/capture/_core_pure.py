@@ -6,14 +6,15 @@ records a few integers and references and defers all thinking to the moment a re
 
 from __future__ import annotations
 
-import copy
 import sys
+import threading
+from array import array
 from collections import deque
 from collections.abc import Callable
-from types import CodeType, FunctionType
+from types import CodeType
 from typing import Any
 
-from gradsan.capture import _torch
+from gradsan.capture import _torch, _writer_pure
 
 WRITES_KEPT = 32_768
 SAVES_KEPT = 65_536
@@ -59,7 +60,10 @@ class Core:
         self.open_steps = 0
         self.silent_clock = -1
         self.log_errors = 0
+        self.backwards = 0
         self.on_stale: Callable[[Save], Any] | None = None
+        self.running: list[tuple[Any, ...]] = []
+        self.step_log: Any = []
         self.optimizer_folder = _torch.optimizer_folder()
         self._stacks: dict[tuple[int, ...], Stack] = {}
         self._recent_saves: deque[tuple[int, Stack]] = deque(maxlen=SAVES_KEPT)
@@ -77,7 +81,7 @@ class Core:
         self._stacks.clear()
         self._recent_saves.clear()
         self._writes.clear()
-        self.saves = self.write_count = self.steps = self.log_errors = 0
+        self.saves = self.write_count = self.steps = self.log_errors = self.backwards = 0
         self.silent_clock = -1
 
     def stack(self, skip: int = 0) -> Stack:
@@ -151,58 +155,64 @@ class Core:
         (``out``). What goes wrong while logging never reaches the caller; ``log_errors`` counts it. Like ``original``,
         the wrapper becomes a method in a class or it does not (a builtin function does not).
         """
+        return _writer_pure.wrap(self, original, op, kind, position, keyword)
+
+    def step_begin(self, optimizer: Any, *_: Any) -> None:
+        """Log that a step begins: an optimizer's pre-hook.
+
+        The entry is ("begin", clock, steps before, id of the optimizer, its class, stack, sequence number, storages of
+        its parameters and their versions, both as bytes of 8-byte integers).
+        """
+        self.clock += 1
+        self.open_steps += 1
+        try:
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            storages = array("q", map(_torch.storage_identity, parameters)).tobytes()
+            versions = array("q", [p._version for p in parameters]).tobytes()
+            stack = self._stack_from(sys._getframe().f_back)
+            name, sequence = type(optimizer).__name__, _torch.sequence_number()
+            entry = ("begin", self.clock, self.steps, id(optimizer), name, stack, sequence, storages, versions)
+            self.step_log.append(entry)
+        except Exception:
+            self.log_errors += 1
+
+    def step_end(self, optimizer: Any, *_: Any) -> None:
+        """Log that a step has ended: an optimizer's post-hook.
+
+        The entry is ("end", clock, id of the optimizer, versions of its parameters as bytes).
+        """
+        self.open_steps = max(0, self.open_steps - 1)
+        self.steps += 1
+        self.clock += 1
+        try:
+            versions = array("q", [p._version for group in optimizer.param_groups for p in group["params"]])
+            self.step_log.append(("end", self.clock, id(optimizer), versions.tobytes()))
+        except Exception:
+            self.log_errors += 1
+
+    def engine(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap the engine's entry point so that every backward call is known while it runs.
+
+        ``running`` then holds (clock, stack, thread, outputs, retain_graph, accumulate_grad) for it.
+        """
         core = self
-        becomes_method = hasattr(type(original), "__get__")
-        here = globals()
-        optimizer_folder = self.optimizer_folder
-        is_tensor = _torch.is_tensor
 
-        def log(target: Any, index: Any) -> None:
+        def run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if not core.active:
+                return original(t_outputs, *args, **kwargs)
+            core.clock += 1
+            core.backwards += 1
+            retain = args[1] if len(args) > 1 else None
+            accumulate = kwargs.get("accumulate_grad", True)
+            stack = core._stack_from(sys._getframe().f_back)
+            record = (core.clock, stack, threading.get_ident(), t_outputs, retain, accumulate)
+            core.running.append(record)
             try:
-                caller: Any = sys._getframe()
-                # One call may pass several wrappers; what called the outermost one is what wrote.
-                while caller is not None and caller.f_globals is here:
-                    caller = caller.f_back
-                if core.open_steps and caller and caller.f_code.co_filename.startswith(optimizer_folder):
-                    return
-                stack = core._stack_from(caller)
-                if is_tensor(target):
-                    core.log_write(target, op, kind, index, stack)
-                elif isinstance(target, (tuple, list)):
-                    for item in target:
-                        if is_tensor(item):
-                            core.log_write(item, op, kind, index, stack)
-            except Exception:
-                core.log_errors += 1
+                return original(t_outputs, *args, **kwargs)
+            finally:
+                core.running[:] = [other for other in core.running if other is not record]
 
-        if kind == "setitem":
-
-            def write(*args: Any, **kwargs: Any) -> Any:
-                result = original(*args, **kwargs)
-                if core.active and len(args) > 1:
-                    log(args[0], basic_index(args[1]))
-                return result
-
-        elif keyword is not None:
-
-            def write(*args: Any, **kwargs: Any) -> Any:
-                result = original(*args, **kwargs)
-                if kwargs and core.active and kwargs.get(keyword) is not None:
-                    log(kwargs[keyword], None)
-                return result
-
-        else:
-
-            def write(*args: Any, **kwargs: Any) -> Any:
-                result = original(*args, **kwargs)
-                if core.active:
-                    if len(args) > position >= 0:
-                        log(args[position], None)
-                    elif kwargs:
-                        log(next(iter(kwargs.values())), None)
-                return result
-
-        return _torch.dress(write if becomes_method else _Function(write, original), original)
+        return _torch.dress(run_backward, original)
 
     def _make_pack(self) -> Callable[[Any], Save]:
         core = self
@@ -231,55 +241,9 @@ class Core:
             if tensor._version == save.version and save.clock > core.silent_clock:
                 return tensor
             on_stale = core.on_stale
-            return tensor if on_stale is None else on_stale(save)
+            result = tensor if on_stale is None else on_stale(save)
+            if isinstance(result, BaseException):
+                raise result
+            return result
 
         return unpack
-
-
-class _Function:
-    """A wrapper around a callable that does not become a method in a class."""
-
-    __slots__ = ("__dict__", "_original", "_write")
-
-    def __init__(self, write: Callable[..., Any], original: Any) -> None:
-        self._write = write
-        self._original = original
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._write(*args, **kwargs)
-
-    def __repr__(self) -> str:
-        return repr(self._original)
-
-    def __reduce__(self) -> Any:
-        return reduction(self, self._original)
-
-    def __copy__(self) -> _Function:
-        return self
-
-    def __deepcopy__(self, _: Any) -> _Function:
-        return self
-
-
-def reduction(wrapper: Any, original: Any) -> Any:
-    """What ``wrapper.__reduce__`` returns: pickled by the name of ``original``, so that loading needs no gradsan."""
-    if isinstance(original, FunctionType):
-        return str(wrapper.__qualname__)
-    reduced = original.__reduce_ex__(4)
-    if isinstance(reduced, str) and getattr(sys.modules.get(original.__module__), reduced, None) is original:
-        return copy.copy, (original,)
-    return reduced
-
-
-def basic_index(index: Any) -> tuple[Any, ...] | None:
-    """``index`` as a tuple if it is made of ints, slices of ints, None and ``...`` only; else None (a tensor index)."""
-    parts = index if type(index) is tuple else (index,)
-    for part in parts:
-        kind = type(part)
-        if kind is slice:
-            for bound in (part.start, part.stop, part.step):
-                if bound is not None and type(bound) is not int:
-                    return None
-        elif not (kind is int or part is None or part is Ellipsis):
-            return None
-    return parts

@@ -1,4 +1,4 @@
-/* The hot path of capture in C: Stack, Save and Core of _core_pure.py, which is the specification.
+/* The hot path of capture in C: _core_pure.py and _writer_pure.py, which are the specification.
  *
  * Only CPython's own public C API is used (3.10 and newer), never a header or the ABI of torch: a tensor is read through
  * the descriptors that torch.Tensor shows to Python. Everything runs under the GIL; on a free-threaded build importing
@@ -93,7 +93,7 @@ static int find_torch(void)
         (torch.weak_identity = attribute_of_module(here, "weak_identity")) == NULL ||
         (torch.dress = attribute_of_module(here, "dress")) == NULL ||
         (torch.optimizer_folder = attribute_of_module(here, "optimizer_folder")) == NULL ||
-        (torch.reduction = attribute_of_module("gradsan.capture._core_pure", "reduction")) == NULL ||
+        (torch.reduction = attribute_of_module("gradsan.capture._writer_pure", "reduction")) == NULL ||
         (torch.cdata_name = PyUnicode_InternFromString("_cdata")) == NULL)
         return -1;
     for (int i = 0; i < ATTRIBUTES; i++) {
@@ -440,8 +440,13 @@ static PyObject *shared(PyObject *given)
 typedef struct {
     PyObject_HEAD
     char active;
-    long long clock, saves, write_count, steps, open_steps, silent_clock, log_errors;
+    long long clock, saves, write_count, steps, open_steps, silent_clock, log_errors, backwards;
     PyObject *on_stale, *optimizer_folder, *pack, *unpack;
+    PyObject *running, *step_log; /* a list of the backward calls that run; what step_begin and step_end append to */
+    /* The stack of the last save and what tells that the next one belongs to the same Node. */
+    PyObject *last_stack;
+    long long last_sequence;
+    uint64_t last_thread;
     Stack **stacks; /* open addressing; capacity is 0 or a power of two, at most half full */
     size_t stack_capacity, stack_count;
     Ring recent_saves, writes;
@@ -601,9 +606,10 @@ static PyObject *Core_tick(Core *self, PyObject *Py_UNUSED(ignored))
 
 static PyObject *Core_clear_logs(Core *self, PyObject *Py_UNUSED(ignored))
 {
+    Py_CLEAR(self->last_stack);
     forget_stacks(self);
     forget_logs(self);
-    self->saves = self->write_count = self->steps = self->log_errors = 0;
+    self->saves = self->write_count = self->steps = self->log_errors = self->backwards = 0;
     self->silent_clock = -1;
     Py_RETURN_NONE;
 }
@@ -787,6 +793,23 @@ static PyObject *Core_log_write(Core *self, PyObject *const *args, Py_ssize_t co
     Py_RETURN_NONE;
 }
 
+/* A Node's saves follow one another with no other Node made between them in the thread, so they share one stack.
+ * Where sequence numbers are not to be had they are all 0, and every save walks. */
+static PyObject *stack_of_save(Core *core, long long sequence)
+{
+    uint64_t thread = PyThreadState_GetID(PyThreadState_Get());
+    if (core->last_stack != NULL && core->last_sequence == sequence && core->last_thread == thread && sequence > 0)
+        return Py_NewRef(core->last_stack);
+    PyObject *stack = stack_here(core, 0), *before = core->last_stack;
+    if (stack == NULL)
+        return NULL;
+    core->last_stack = Py_NewRef(stack);
+    core->last_sequence = sequence;
+    core->last_thread = thread;
+    Py_XDECREF(before);
+    return stack;
+}
+
 static PyObject *pack(Core *core, PyObject *tensor)
 {
     /* A leaf cannot be the output of the node that saves it, so keeping it makes no cycle and needs no alias. */
@@ -799,10 +822,11 @@ static PyObject *pack(Core *core, PyObject *tensor)
     PyObject *stack = NULL;
     long long version = integer(attribute(tensor, VERSION)), sequence;
     Save *save = NULL;
-    if ((version == -1 && PyErr_Occurred()) || (stack = stack_here(core, 0)) == NULL)
+    if (version == -1 && PyErr_Occurred())
         goto failed;
     sequence = integer(PyObject_Vectorcall(torch.sequence_number, NULL, 0, NULL));
-    if ((sequence == -1 && PyErr_Occurred()) || (save = PyObject_New(Save, &Save_Type)) == NULL)
+    if ((sequence == -1 && PyErr_Occurred()) || (stack = stack_of_save(core, sequence)) == NULL ||
+        (save = PyObject_New(Save, &Save_Type)) == NULL)
         goto failed;
     save->tensor = kept;
     save->stack = stack;
@@ -841,6 +865,10 @@ static PyObject *unpack(Core *core, PyObject *argument)
     PyObject *on_stale = Py_NewRef(core->on_stale);
     PyObject *result = PyObject_CallOneArg(on_stale, argument);
     Py_DECREF(on_stale);
+    if (result != NULL && PyExceptionInstance_Check(result)) {
+        PyErr_SetObject((PyObject *)Py_TYPE(result), result);
+        Py_CLEAR(result);
+    }
     return result;
 }
 
@@ -1134,6 +1162,228 @@ static PyObject *Core_writer(Core *self, PyObject *const *args, Py_ssize_t count
     return dressed;
 }
 
+/* ---- steps and backward calls ----------------------------------------------------------------------------------- */
+
+/* Runs through the parameters of an optimizer: the numbers that `number_of` gives for each, as bytes. */
+static PyObject *sweep(PyObject *optimizer, PyObject *(*number_of)(PyObject *))
+{
+    static PyObject *groups_name, *params_name;
+    if ((groups_name == NULL && (groups_name = PyUnicode_InternFromString("param_groups")) == NULL) ||
+        (params_name == NULL && (params_name = PyUnicode_InternFromString("params")) == NULL))
+        return NULL;
+    PyObject *groups = PyObject_GetAttr(optimizer, groups_name), *numbers = NULL, *found = NULL;
+    long long *buffer = NULL;
+    Py_ssize_t count = 0, capacity = 0;
+    if (groups == NULL)
+        return NULL;
+    if (!PyList_Check(groups)) {
+        PyErr_SetString(PyExc_TypeError, "param_groups is not a list");
+        goto done;
+    }
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(groups); i++) {
+        PyObject *parameters = PyObject_GetItem(PyList_GET_ITEM(groups, i), params_name);
+        if (parameters == NULL)
+            goto done;
+        if (!PyList_Check(parameters)) {
+            PyErr_SetString(PyExc_TypeError, "params is not a list");
+            Py_DECREF(parameters);
+            goto done;
+        }
+        for (Py_ssize_t j = 0; j < PyList_GET_SIZE(parameters); j++) {
+            if (count == capacity) {
+                capacity = capacity ? capacity * 2 : 64;
+                long long *wider = PyMem_Realloc(buffer, capacity * sizeof *buffer);
+                if (wider == NULL) {
+                    PyErr_NoMemory();
+                    Py_DECREF(parameters);
+                    goto done;
+                }
+                buffer = wider;
+            }
+            PyObject *parameter = Py_NewRef(PyList_GET_ITEM(parameters, j));
+            long long number = integer(number_of(parameter));
+            Py_DECREF(parameter);
+            if (number == -1 && PyErr_Occurred()) {
+                Py_DECREF(parameters);
+                goto done;
+            }
+            buffer[count++] = number;
+        }
+        Py_DECREF(parameters);
+    }
+    numbers = PyBytes_FromStringAndSize((const char *)buffer, count * sizeof *buffer);
+    found = numbers;
+done:
+    PyMem_Free(buffer);
+    Py_DECREF(groups);
+    return found;
+}
+
+static PyObject *version_of(PyObject *tensor)
+{
+    return attribute(tensor, VERSION);
+}
+
+/* What goes wrong while logging is counted and does not reach the program. */
+static PyObject *logged(Core *core, PyObject *entry)
+{
+    PyObject *done = entry == NULL ? NULL : PyObject_CallMethod(core->step_log, "append", "O", entry);
+    Py_XDECREF(entry);
+    if (done == NULL) {
+        if (!PyErr_ExceptionMatches(PyExc_Exception))
+            return NULL;
+        PyErr_Clear();
+        core->log_errors++;
+    }
+    Py_XDECREF(done);
+    Py_RETURN_NONE;
+}
+
+static PyObject *Core_step_begin(Core *self, PyObject *const *args, Py_ssize_t count)
+{
+    if (count < 1)
+        return PyErr_Format(PyExc_TypeError, "step_begin() needs the optimizer");
+    long long clock = ++self->clock;
+    self->open_steps++;
+    PyObject *stack = stack_here(self, 0);
+    PyObject *sequence = stack == NULL ? NULL : PyObject_Vectorcall(torch.sequence_number, NULL, 0, NULL);
+    PyObject *storages = sequence == NULL ? NULL : sweep(args[0], storage_identity);
+    PyObject *versions = storages == NULL ? NULL : sweep(args[0], version_of);
+    PyObject *entry = versions == NULL ? NULL
+                                       : Py_BuildValue("sLLNsNNNN", "begin", clock, self->steps,
+                                                       PyLong_FromVoidPtr(args[0]), Py_TYPE(args[0])->tp_name, stack,
+                                                       sequence, storages, versions);
+    if (versions == NULL) {
+        Py_XDECREF(stack);
+        Py_XDECREF(sequence);
+        Py_XDECREF(storages);
+    }
+    return logged(self, entry);
+}
+
+static PyObject *Core_step_end(Core *self, PyObject *const *args, Py_ssize_t count)
+{
+    if (count < 1)
+        return PyErr_Format(PyExc_TypeError, "step_end() needs the optimizer");
+    if (self->open_steps > 0)
+        self->open_steps--;
+    self->steps++;
+    long long clock = ++self->clock;
+    PyObject *versions = sweep(args[0], version_of);
+    return logged(self, versions == NULL ? NULL
+                                         : Py_BuildValue("sLNN", "end", clock, PyLong_FromVoidPtr(args[0]), versions));
+}
+
+/* Stands in for the function by which backward and grad enter the engine; without a Python frame of its own, so that the
+ * program's tracebacks stay as they are. */
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    PyObject *original, *dictionary;
+    Core *core;
+} Engine;
+
+static PyTypeObject Engine_Type;
+
+static PyObject *Engine_vectorcall(PyObject *self, PyObject *const *args, size_t flagged_count, PyObject *keywords)
+{
+    Engine *engine = (Engine *)self;
+    Core *core = engine->core;
+    Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
+    if (!core->active || count < 1 || core->running == NULL)
+        return PyObject_Vectorcall(engine->original, args, flagged_count, keywords);
+
+    static PyObject *accumulate_name;
+    if (accumulate_name == NULL && (accumulate_name = PyUnicode_InternFromString("accumulate_grad")) == NULL)
+        return NULL;
+    PyObject *accumulate =
+        keywords == NULL || PyTuple_GET_SIZE(keywords) == 0 ? NULL : passed_by_keyword(accumulate_name, args + count, keywords);
+    PyObject *stack = stack_here(core, 0), *record = NULL;
+    if (stack != NULL)
+        record = Py_BuildValue("LNkOOO", ++core->clock, stack, PyThread_get_thread_ident(), args[0],
+                               count > 2 ? args[2] : Py_None, accumulate == NULL ? Py_True : accumulate);
+    core->backwards++;
+    if (record == NULL || PyList_Append(core->running, record) < 0) {
+        if (!PyErr_ExceptionMatches(PyExc_Exception)) {
+            Py_XDECREF(record);
+            return NULL;
+        }
+        PyErr_Clear();
+        core->log_errors++;
+    }
+    PyObject *result = PyObject_Vectorcall(engine->original, args, flagged_count, keywords);
+    if (record != NULL) {
+        for (Py_ssize_t i = PyList_GET_SIZE(core->running) - 1; i >= 0; i--)
+            if (PyList_GET_ITEM(core->running, i) == record) {
+                PyObject *type, *value, *traceback;
+                PyErr_Fetch(&type, &value, &traceback);
+                if (PyList_SetSlice(core->running, i, i + 1, NULL) < 0)
+                    PyErr_Clear();
+                PyErr_Restore(type, value, traceback);
+                break;
+            }
+        Py_DECREF(record);
+    }
+    return result;
+}
+
+static int Engine_traverse(Engine *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->original);
+    Py_VISIT(self->core);
+    Py_VISIT(self->dictionary);
+    return 0;
+}
+
+static int Engine_clear(Engine *self)
+{
+    Py_CLEAR(self->dictionary);
+    return 0;
+}
+
+static void Engine_dealloc(Engine *self)
+{
+    PyObject_GC_UnTrack(self);
+    Py_XDECREF(self->original);
+    Py_XDECREF(self->dictionary);
+    Py_XDECREF(self->core);
+    PyObject_GC_Del(self);
+}
+
+static PyGetSetDef Engine_getset[] = {
+    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
+    {NULL},
+};
+
+static PyTypeObject Engine_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "gradsan.capture._native.Engine",
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_basicsize = sizeof(Engine),
+    .tp_vectorcall_offset = offsetof(Engine, vectorcall),
+    .tp_dictoffset = offsetof(Engine, dictionary),
+    .tp_call = PyVectorcall_Call,
+    .tp_traverse = (traverseproc)Engine_traverse,
+    .tp_clear = (inquiry)Engine_clear,
+    .tp_dealloc = (destructor)Engine_dealloc,
+    .tp_getset = Engine_getset,
+};
+
+static PyObject *Core_engine(Core *self, PyObject *original)
+{
+    Engine *engine = PyObject_GC_New(Engine, &Engine_Type);
+    if (engine == NULL)
+        return NULL;
+    engine->vectorcall = Engine_vectorcall;
+    engine->original = Py_NewRef(original);
+    engine->dictionary = NULL;
+    engine->core = (Core *)Py_NewRef((PyObject *)self);
+    PyObject_GC_Track(engine);
+    PyObject *dressed = PyObject_CallFunctionObjArgs(torch.dress, engine, original, NULL);
+    Py_DECREF(engine);
+    return dressed;
+}
+
 /* ---- the type Core and the module ------------------------------------------------------------------------------- */
 
 static PyObject *Core_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -1147,9 +1397,12 @@ static PyObject *Core_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->silent_clock = -1;
     self->on_stale = Py_NewRef(Py_None);
     self->optimizer_folder = PyObject_CallNoArgs(torch.optimizer_folder);
+    self->running = PyList_New(0);
+    self->step_log = PyList_New(0);
     self->pack = PyCFunction_New(&pack_definition, (PyObject *)self);
     self->unpack = PyCFunction_New(&unpack_definition, (PyObject *)self);
-    if (self->optimizer_folder == NULL || self->pack == NULL || self->unpack == NULL)
+    if (self->optimizer_folder == NULL || self->pack == NULL || self->unpack == NULL || self->running == NULL ||
+        self->step_log == NULL)
         Py_CLEAR(self);
     return (PyObject *)self;
 }
@@ -1159,6 +1412,8 @@ static int Core_traverse(Core *self, visitproc visit, void *arg)
     Py_VISIT(self->on_stale);
     Py_VISIT(self->pack);
     Py_VISIT(self->unpack);
+    Py_VISIT(self->running);
+    Py_VISIT(self->step_log);
     return 0;
 }
 
@@ -1167,6 +1422,8 @@ static int Core_clear(Core *self)
     Py_CLEAR(self->on_stale);
     Py_CLEAR(self->pack);
     Py_CLEAR(self->unpack);
+    Py_CLEAR(self->running);
+    Py_CLEAR(self->step_log);
     return 0;
 }
 
@@ -1175,6 +1432,7 @@ static void Core_dealloc(Core *self)
     PyObject_GC_UnTrack(self);
     Core_clear(self);
     Py_CLEAR(self->optimizer_folder);
+    Py_CLEAR(self->last_stack);
     forget_stacks(self);
     forget_logs(self);
     Py_TYPE(self)->tp_free((PyObject *)self);
@@ -1195,6 +1453,12 @@ static PyMethodDef Core_methods[] = {
     {"writer", (PyCFunction)(void (*)(void))Core_writer, METH_FASTCALL | METH_KEYWORDS,
      "writer($self, original, op, kind, position, keyword)\n--\n\n"
      "Wrap original so that what it writes is logged after it returned."},
+    {"step_begin", (PyCFunction)(void (*)(void))Core_step_begin, METH_FASTCALL,
+     "step_begin($self, optimizer, args, kwargs, /)\n--\n\nLog that a step begins: an optimizer's pre-hook."},
+    {"step_end", (PyCFunction)(void (*)(void))Core_step_end, METH_FASTCALL,
+     "step_end($self, optimizer, args, kwargs, /)\n--\n\nLog that a step has ended: an optimizer's post-hook."},
+    {"engine", (PyCFunction)Core_engine, METH_O,
+     "engine($self, original, /)\n--\n\nWrap the engine's entry point so that every backward call is known while it runs."},
     {NULL},
 };
 
@@ -1207,7 +1471,10 @@ static PyMemberDef Core_members[] = {
     {"open_steps", T_LONGLONG, offsetof(Core, open_steps), 0, NULL},
     {"silent_clock", T_LONGLONG, offsetof(Core, silent_clock), 0, NULL},
     {"log_errors", T_LONGLONG, offsetof(Core, log_errors), 0, NULL},
+    {"backwards", T_LONGLONG, offsetof(Core, backwards), 0, NULL},
     {"on_stale", T_OBJECT, offsetof(Core, on_stale), 0, NULL},
+    {"running", T_OBJECT_EX, offsetof(Core, running), 0, NULL},
+    {"step_log", T_OBJECT_EX, offsetof(Core, step_log), 0, NULL},
     {"optimizer_folder", T_OBJECT, offsetof(Core, optimizer_folder), 0, NULL},
     {"pack", T_OBJECT_EX, offsetof(Core, pack), 0, NULL},
     {"unpack", T_OBJECT_EX, offsetof(Core, unpack), 0, NULL},
@@ -1241,7 +1508,7 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__native(void)
 {
     if (PyType_Ready(&Stack_Type) < 0 || PyType_Ready(&Save_Type) < 0 || PyType_Ready(&MethodWriter_Type) < 0 ||
-        PyType_Ready(&FunctionWriter_Type) < 0 || PyType_Ready(&Core_Type) < 0 ||
+        PyType_Ready(&FunctionWriter_Type) < 0 || PyType_Ready(&Engine_Type) < 0 || PyType_Ready(&Core_Type) < 0 ||
         PyDict_SetItemString(Core_Type.tp_dict, "is_native", Py_True) < 0)
         return NULL;
     PyType_Modified(&Core_Type);
