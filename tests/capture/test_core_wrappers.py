@@ -1,0 +1,123 @@
+"""Wrappers look, bind and pickle as what they wrap."""
+
+import copy
+import inspect
+import pickle
+import sys
+import types
+import weakref
+
+import pytest
+import torch
+from core_kit import constants, needs_native
+
+from gradsan.capture import _core
+
+
+def test_a_wrapper_looks_like_what_it_wraps(core):
+    for original in (torch.Tensor.add_, torch.Tensor.__setitem__, torch.add, torch.nn.functional.dropout):
+        wrapper = core.writer(original, "op", "inplace", 0, None)
+        for name in ("__name__", "__qualname__", "__doc__"):
+            assert getattr(wrapper, name) == getattr(original, name)
+        assert wrapper.__wrapped__ is original
+        assert callable(wrapper)
+    assert inspect.signature(wrapper) == inspect.signature(torch.nn.functional.dropout)
+    assert wrapper.__module__ == "torch.nn.functional"
+    wrapper.note = 1
+    assert wrapper.note == 1
+    assert weakref.ref(wrapper)() is wrapper
+    assert copy.deepcopy(wrapper) is copy.copy(wrapper) is wrapper
+
+
+def test_a_wrapper_of_a_method_binds(core):
+    class Holder(torch.Tensor):
+        __torch_function__ = torch._C._disabled_torch_function_impl
+        add_ = core.writer(torch.Tensor.add_, "add_", "inplace", 0, None)
+        __setitem__ = core.writer(torch.Tensor.__setitem__, "__setitem__", "setitem", 0, None)
+
+    core.active = True
+    tensor = torch.zeros(3).as_subclass(Holder)
+    assert tensor.add_(1) is tensor
+    bound = tensor.add_
+    assert isinstance(bound, types.MethodType)
+    assert bound.__self__ is tensor
+    bound(1)
+    Holder.add_(tensor, other=1)
+    tensor[1] = 9
+    assert Holder.__dict__["add_"].__get__(None, Holder) is Holder.add_
+    assert tensor.tolist() == [3, 9, 3]
+    assert len(core.writes()) == 4
+
+
+def test_a_wrapper_of_a_builtin_function_does_not_bind(core):
+    class Holder:
+        activation = core.writer(torch.sigmoid, "sigmoid", "out", -1, "out")
+        dropout = core.writer(torch.nn.functional.dropout, "dropout", "out", -1, "out")
+
+    core.active = True
+    tensor = torch.zeros(1)
+    assert Holder().activation(tensor).item() == 0.5
+    Holder().activation(tensor, out=tensor)
+    assert [entry[10].codes[0] for entry in core.writes()] == [sys._getframe().f_code]
+    assert isinstance(Holder().dropout, types.MethodType)
+
+
+def test_a_wrapper_of_a_builtin_pickles_as_the_builtin(core):
+    for original in (torch.add, torch.relu_, torch._C._nn.gelu):
+        wrapper = core.writer(original, "op", "inplace", 0, None)
+        for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+            data = pickle.dumps(wrapper, protocol)
+            assert b"gradsan" not in data
+            assert pickle.loads(data) is original
+
+
+def test_an_installed_wrapper_of_a_python_function_pickles_by_name(core, monkeypatch):
+    wrapper = core.writer(torch.nn.functional.dropout, "dropout", "inplace", 0, None)
+    monkeypatch.setattr(torch.nn.functional, "dropout", wrapper)
+    assert pickle.loads(pickle.dumps(wrapper)) is wrapper
+
+
+def test_a_wrapper_of_a_method_pickles_as_the_method(core):
+    wrapper = core.writer(torch.Tensor.add_, "add_", "inplace", 0, None)
+    assert pickle.loads(pickle.dumps(wrapper)) == torch.Tensor.add_
+
+
+def test_a_wrapper_equals_what_it_wraps(core):
+    """torch hands the wrapper to __torch_function__, where programs look functions up in tables they filled before."""
+    wrapper = core.writer(torch.Tensor.add_, "add_", "inplace", 0, None)
+    other = core.writer(torch.Tensor.add_, "add_", "inplace", 0, None)
+    assert {torch.Tensor.add_: "found"}[wrapper] == "found"
+    assert wrapper == other == torch.Tensor.add_ == wrapper
+    assert wrapper != torch.Tensor.mul_
+    assert wrapper != 3
+    with pytest.raises(TypeError):
+        sorted([wrapper, other])
+
+
+@needs_native
+def test_native_calls_say_what_is_wrong_with_their_arguments():
+    core = _core.make_core(True)
+    wrong = [
+        lambda: core.stack(1, 2),
+        lambda: core.stack(depth=1),
+        lambda: core.stack("one"),
+        lambda: core.stack(0, skip=1),
+        lambda: core.log_write(torch.ones(1), "add_"),
+        lambda: core.writer(1, "op", "kind", 0, None),
+        lambda: core.writer(len, "op", "kind", "0", None),
+        lambda: core.writer(len, "op", "kind", 0, 1),
+        lambda: core.unpack(3),
+        lambda: core.unpack(constants(core).Save()),
+        lambda: core.pack(3),
+        lambda: type(core)(1),
+        lambda: constants(core).Stack((), ("a",)),
+    ]
+    for call in wrong:
+        with pytest.raises((TypeError, AttributeError, ValueError)):
+            call()
+
+
+def test_stacks_can_be_made_by_hand(core):
+    code = sys._getframe().f_code
+    stack = constants(core).Stack((code, code), (2, -1))
+    assert (stack.codes, stack.lastis) == ((code, code), (2, -1))
