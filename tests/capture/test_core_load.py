@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from core_kit import hooked, needs_native, value
+from core_kit import constants, hooked, needs_native, value
 
 from gradsan.capture import _core
 
@@ -126,6 +126,20 @@ def test_a_million_calls_leave_nothing_behind():
     gc.collect()
     after = [sys.getrefcount(item) for item in watched]
     assert all(abs(one - other) <= 20 for one, other in zip(counts, after, strict=True)), (counts, after)
+
+
+def test_a_log_that_wrapped_lets_its_stacks_go(core):
+    tensor = torch.ones(1)
+    core.active = True
+    add = core.writer(torch.Tensor.add_, "add_", "inplace", 0, None)
+    for _ in range(constants(core).SAVES_KEPT + 1000):
+        saved = core.pack(tensor).stack
+        add(tensor, 1)
+    written = core.writes()[-1][10]
+    core.clear()
+    gc.collect()
+    for stack in (saved, written):
+        assert sys.getrefcount(stack) <= 4
 
 
 def test_a_core_in_a_cycle_is_collected(core):
