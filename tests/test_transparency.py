@@ -1,4 +1,4 @@
-"""With gradsan on, a correct program computes the same bits, draws the same random numbers and frees memory as before."""
+"""With gradsan on, a correct program computes the same bits, draws the same random numbers, frees memory as before."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ Program = Callable[[], list[torch.Tensor]]
 CORES = [False, pytest.param(True, marks=pytest.mark.skipif(not _core.native_available(), reason="C core not built"))]
 
 
-def train(model: nn.Module, loss_of: Callable[[], torch.Tensor], steps: int = 3, optimizer: Any = None) -> list[torch.Tensor]:
+def train(
+    model: nn.Module, loss_of: Callable[[], torch.Tensor], steps: int = 3, optimizer: Any = None
+) -> list[torch.Tensor]:
     optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=1e-2)
     seen = []
     for _ in range(steps):
@@ -40,14 +42,21 @@ def mlp() -> list[torch.Tensor]:
 
 def cnn() -> list[torch.Tensor]:
     net = nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.Dropout2d(0.3), nn.MaxPool2d(2), nn.Flatten(), nn.LazyLinear(4)
+        nn.Conv2d(3, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.ReLU(inplace=True),
+        nn.Dropout2d(0.3),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.LazyLinear(4),
     )
     net(torch.randn(2, 3, 12, 12))
     return train(net, lambda: nn.functional.cross_entropy(net(torch.randn(4, 3, 12, 12)), torch.randint(0, 4, (4,))))
 
 
 def recurrent() -> list[torch.Tensor]:
-    net = nn.ModuleDict({"lstm": nn.LSTM(3, 6, batch_first=True), "rnn": nn.RNN(6, 5, batch_first=True), "cell": nn.GRUCell(5, 5)})
+    layers = {"lstm": nn.LSTM(3, 6, batch_first=True), "rnn": nn.RNN(6, 5, batch_first=True), "cell": nn.GRUCell(5, 5)}
+    net = nn.ModuleDict(layers)
 
     def loss() -> torch.Tensor:
         middle, _ = net["rnn"](net["lstm"](torch.randn(2, 7, 3))[0])
@@ -61,13 +70,15 @@ def recurrent() -> list[torch.Tensor]:
 
 def transformer() -> list[torch.Tensor]:
     layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.1, batch_first=True)
-    net = nn.Sequential(nn.Embedding(11, 16), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(16, 11))
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    net = nn.Sequential(nn.Embedding(11, 16), encoder, nn.Linear(16, 11))
     ids = torch.randint(0, 11, (3, 6))
     return train(net, lambda: nn.functional.cross_entropy(net(ids).flatten(0, 1), ids.flatten()))
 
 
 def gan() -> list[torch.Tensor]:
-    generator, critic = nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 8), nn.LeakyReLU(0.2, inplace=True), nn.Linear(8, 1))
+    generator = nn.Linear(3, 4)
+    critic = nn.Sequential(nn.Linear(4, 8), nn.LeakyReLU(0.2, inplace=True), nn.Linear(8, 1))
     g_step = torch.optim.Adam(generator.parameters(), lr=1e-2)
     d_step = torch.optim.RMSprop(critic.parameters(), lr=1e-2)
     seen = []

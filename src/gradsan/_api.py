@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from gradsan._session import Mode, Session
 from gradsan.model import Diagnosis, Program, Report
@@ -13,6 +13,7 @@ from gradsan.model import Diagnosis, Program, Report
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+LanguageOption = Literal["en", "zh", "auto"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -21,13 +22,13 @@ class watch:  # noqa: N801 - used as a function: ``with gradsan.watch():``
     """Watch a ``with`` block, or every call of a decorated function.
 
     A failing backward inside raises what PyTorch raises (a ``RuntimeError`` whose message begins the same), with a
-    short diagnosis added as an exception note. ``report`` and ``diagnoses`` tell everything, inside and after the block.
+    short diagnosis added as an exception note. ``report`` and ``diagnoses`` tell everything, in the block and after.
     Nested and repeated use is harmless; one instance may be entered again, and then reports the last stretch.
 
     ``language``: ``"en"``, ``"zh"`` or ``"auto"`` (from the environment), for the note and the shown report.
     """
 
-    def __init__(self, mode: Mode = "watch", *, language: str = "auto", native: bool | None = None) -> None:
+    def __init__(self, mode: Mode = "watch", *, language: LanguageOption = "auto", native: bool | None = None) -> None:
         """Choose how to watch; nothing happens before the block is entered."""
         self._mode: Mode = mode
         self._native = native

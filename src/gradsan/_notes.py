@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Literal
 
 from gradsan.model import Diagnosis
 
@@ -11,7 +12,7 @@ from gradsan.model import Diagnosis
 _EXPLAINED = "one of the variables needed for gradient computation"
 
 
-def annotate(error: BaseException, diagnoses: Sequence[Diagnosis], language: str) -> None:
+def annotate(error: BaseException, diagnoses: Sequence[Diagnosis], language: Literal["en", "zh", "auto"]) -> None:
     """Add the last diagnosis as a note to ``error``, once, if it is the error that the diagnosis explains.
 
     Python 3.10 has no exception notes; there the text goes behind the message.

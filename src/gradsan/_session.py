@@ -6,7 +6,6 @@ import platform
 from typing import TYPE_CHECKING, Literal
 
 from gradsan import __version__
-from gradsan.diagnose import diagnose
 from gradsan.model import Evidence, Program, Report
 
 if TYPE_CHECKING:
@@ -16,7 +15,7 @@ Mode = Literal["watch"]
 
 
 class Session:
-    """Watches from :meth:`start` to :meth:`stop` and reports what happened in between. Importing it imports no torch."""
+    """Watches from :meth:`start` to :meth:`stop` and reports what happened between. Importing it imports no torch."""
 
     def __init__(self, mode: Mode = "watch", *, native: bool | None = None) -> None:
         """``native`` chooses the hot path: True the C extension, False pure Python, None the best there is."""
@@ -58,6 +57,8 @@ class Session:
     def report(self, program: Program | None = None) -> Report:
         """The diagnoses of what was captured so far."""
         import torch
+
+        from gradsan.diagnose import diagnose
 
         evidence = self.evidence()
         return Report(

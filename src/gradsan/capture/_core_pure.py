@@ -167,7 +167,7 @@ class Core:
         self.open_steps += 1
         try:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            storages = array("q", map(_torch.storage_identity, parameters)).tobytes()
+            storages = array("q", map(_torch.storage_or_none, parameters)).tobytes()
             versions = array("q", [p._version for p in parameters]).tobytes()
             stack = self._stack_from(sys._getframe().f_back)
             name, sequence = type(optimizer).__name__, _torch.sequence_number()

@@ -1224,10 +1224,24 @@ static PyObject *version_of(PyObject *tensor)
     return attribute(tensor, VERSION);
 }
 
+/* 0 for a parameter without an ordinary storage (sparse): its steps are then told by the logged writes alone. */
+static PyObject *storage_or_none(PyObject *tensor)
+{
+    PyObject *found = storage_identity(tensor);
+    if (found == NULL && PyErr_ExceptionMatches(PyExc_Exception)) {
+        PyErr_Clear();
+        found = PyLong_FromLong(0);
+    }
+    return found;
+}
+
 /* What goes wrong while logging is counted and does not reach the program. */
 static PyObject *logged(Core *core, PyObject *entry)
 {
-    PyObject *done = entry == NULL ? NULL : PyObject_CallMethod(core->step_log, "append", "O", entry);
+    static PyObject *append_name;
+    PyObject *done = NULL;
+    if (entry != NULL && (append_name != NULL || (append_name = PyUnicode_InternFromString("append")) != NULL))
+        done = PyObject_CallMethodOneArg(core->step_log, append_name, entry);
     Py_XDECREF(entry);
     if (done == NULL) {
         if (!PyErr_ExceptionMatches(PyExc_Exception))
@@ -1247,7 +1261,7 @@ static PyObject *Core_step_begin(Core *self, PyObject *const *args, Py_ssize_t c
     self->open_steps++;
     PyObject *stack = stack_here(self, 0);
     PyObject *sequence = stack == NULL ? NULL : PyObject_Vectorcall(torch.sequence_number, NULL, 0, NULL);
-    PyObject *storages = sequence == NULL ? NULL : sweep(args[0], storage_identity);
+    PyObject *storages = sequence == NULL ? NULL : sweep(args[0], storage_or_none);
     PyObject *versions = storages == NULL ? NULL : sweep(args[0], version_of);
     PyObject *entry = versions == NULL ? NULL
                                        : Py_BuildValue("sLLNsNNNN", "begin", clock, self->steps,
@@ -1473,7 +1487,7 @@ static PyMemberDef Core_members[] = {
     {"log_errors", T_LONGLONG, offsetof(Core, log_errors), 0, NULL},
     {"backwards", T_LONGLONG, offsetof(Core, backwards), 0, NULL},
     {"on_stale", T_OBJECT, offsetof(Core, on_stale), 0, NULL},
-    {"running", T_OBJECT_EX, offsetof(Core, running), 0, NULL},
+    {"running", T_OBJECT_EX, offsetof(Core, running), READONLY, NULL},
     {"step_log", T_OBJECT_EX, offsetof(Core, step_log), 0, NULL},
     {"optimizer_folder", T_OBJECT, offsetof(Core, optimizer_folder), 0, NULL},
     {"pack", T_OBJECT_EX, offsetof(Core, pack), 0, NULL},

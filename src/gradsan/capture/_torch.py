@@ -35,7 +35,7 @@ def _none() -> None:
     return None
 
 
-# The number the next autograd Node of this thread will carry. Missing: 0, and the order of nodes and writes stays unknown.
+# The number the next autograd Node of this thread will carry. Missing: 0, and the order of nodes and writes is unknown.
 sequence_number: Callable[[], int] = getattr(torch._C._autograd, "_get_sequence_nr", _zero)
 
 # The Node whose backward runs in this thread. Missing: None, and the operation that saved a tensor stays unnamed.
@@ -130,6 +130,14 @@ def storage_identity(tensor: Any) -> int:
         return int(tensor._cdata)
 
 
+def storage_or_none(tensor: Any) -> int:
+    """The identity of an ordinary storage, 0 where the tensor has none (sparse, nested)."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
 def optimizer_folder() -> str:
     """The folder of torch's own optimizers, whose inner writes are accounted for per step."""
     return str(Path(torch.optim.__file__).parent) + os.sep
@@ -205,4 +213,3 @@ def introduce_to_jit(original: Any, wrapper: Any) -> Callable[[], None] | None:
         table.pop(id(wrapper), None)
 
     return undo
-

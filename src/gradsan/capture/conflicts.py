@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import sys
 from typing import Any
 
@@ -96,7 +97,7 @@ def _bridge(core: Any, backward: Any, node: Any, save: Any, writes: tuple[Write,
     moment = writes[0].sequence
     if backward.root_sequence is None or backward.root_sequence < moment:
         return None
-    cut = graphs.crossing(graphs.path(backward.roots, node), moment)
+    cut = graphs.crossing(graphs.path(list(backward.roots), node), moment)
     if cut is None:
         return None
     recent = core.recent_saves()
@@ -118,7 +119,7 @@ def _sites_near(recent: list[tuple[int, Any]], number: int | None) -> tuple[Site
     if number is None or not recent:
         return ()
     numbers = [entry[0] for entry in recent]
-    if any(later < earlier for earlier, later in zip(numbers, numbers[1:], strict=False)):
+    if any(later < earlier for earlier, later in itertools.pairwise(numbers)):
         recent = sorted(recent, key=lambda entry: entry[0])
         numbers = [entry[0] for entry in recent]
     at = bisect.bisect_left(numbers, number)

@@ -1,7 +1,8 @@
-"""Walks over autograd's graph: from the roots of a backward to the Node that failed, and where the way crosses a write."""
+"""Walks over autograd's graph: from the roots of a backward to the Node that failed, and where it crosses a write."""
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ from gradsan.capture import _torch
 
 
 class Crossing(NamedTuple):
-    """An edge from a Node younger than a moment to a Node older than it; ``output`` is which output of the older one."""
+    """An edge from a Node younger than a moment to a Node older than it; ``output`` is which output of the older."""
 
     younger: Any
     older: Any
@@ -17,12 +18,12 @@ class Crossing(NamedTuple):
 
 
 def path(roots: list[Any], target: Any) -> list[tuple[Any, int]]:
-    """A shortest way from a root to ``target`` as (Node, output number by which it was entered); empty if there is none.
+    """A shortest way from a root to ``target`` as (Node, output number by which it was entered); empty if none.
 
     Nodes older than the target cannot lead to it, so the walk never looks behind it.
     """
     oldest = _torch.node_sequence(target) or 0
-    came_from: dict[Any, tuple[Any, int] | None] = {root: None for root in roots}
+    came_from: dict[Any, tuple[Any, int] | None] = dict.fromkeys(roots)
     queue = deque(roots)
     while queue:
         node = queue.popleft()
@@ -49,8 +50,8 @@ def path(roots: list[Any], target: Any) -> list[tuple[Any, int]]:
 
 
 def crossing(way: list[tuple[Any, int]], moment: int) -> Crossing | None:
-    """The last edge of ``way`` that leads from a Node made after ``moment`` (a sequence number) to one made before it."""
-    for (younger, _), (older, output) in reversed(list(zip(way, way[1:], strict=False))):
+    """The last edge of ``way`` that leads from a Node made after ``moment`` (a sequence number) to one made before."""
+    for (younger, _), (older, output) in reversed(list(itertools.pairwise(way))):
         newer, past = _torch.node_sequence(younger), _torch.node_sequence(older)
         if newer is not None and past is not None and newer >= moment > past:
             return Crossing(younger, older, output)

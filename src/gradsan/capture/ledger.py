@@ -21,7 +21,7 @@ class RawWrite(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None
     itemsize: int
-    index: tuple[Any, ...] | None
+    item: tuple[Any, ...] | None
     stack: Any
     sequence: int
     grad_enabled: bool
@@ -81,7 +81,7 @@ def _version_after(record: StepRecord, storage: int) -> int | None:
 def _write(raw: RawWrite) -> Write:
     region = None
     if raw.strides is not None:
-        region = Region(raw.offset, raw.shape, raw.strides, raw.itemsize, raw.index)
+        region = Region(raw.offset, raw.shape, raw.strides, raw.itemsize, raw.item)
     return Write(
         clock=raw.clock,
         site=symbolise(raw.stack),

@@ -64,7 +64,7 @@ def names_of(tensor: Any, frame: Any) -> tuple[Name, ...]:
         same_part = _extent(found.tensor) == extent
         ranked.append(((not same_part, found.origin != "module", found.depth, order), found))
     if not ranked:
-        ranked = [((0, 0, 0, 0), found) for found in _modules_alive(storage)]
+        ranked = [((False, False, 0, 0), found) for found in _modules_alive(storage)]
     names: dict[str, Name] = {}
     for _, found in sorted(ranked, key=lambda item: item[0]):
         names.setdefault(found.path, Name(found.path, found.origin, _kind(found)))  # type: ignore[arg-type]

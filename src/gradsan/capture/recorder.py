@@ -1,4 +1,4 @@
-"""Switches capture on and off, and keeps what it found. There is one recorder per process, because torch's hooks are."""
+"""Switches capture on and off, and keeps what it found. One recorder a process, because torch's hooks are."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Recorder:
     def mark(self) -> tuple[int, int, int, int, int]:
         """A point in the run; :meth:`evidence` tells what came after it."""
         core = self.core
-        return len(self.conflicts), core.saves, core.write_count, self.steps.backwards, core.steps
+        return len(self.conflicts), core.saves, core.write_count, core.backwards, core.steps
 
     def evidence(self, since: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)) -> Evidence:
         """What was found since a mark, as plain data."""
@@ -75,7 +75,7 @@ class Recorder:
             seen=Seen(
                 saves=core.saves - saved,
                 writes=core.write_count - written,
-                backwards=self.steps.backwards - backwards,
+                backwards=core.backwards - backwards,
                 steps=core.steps - steps,
                 blind_spots=tuple(self.blind_spots.values()),
             ),
@@ -94,7 +94,8 @@ class Recorder:
             tensor, save.version, messages.producer_clause(node, conflicts.slot_of(node, save))
         )
         self._keep(save, tensor, save, raised=True)
-        raise RuntimeError(message)
+        # Given back, not raised: raising here would put a frame of gradsan's into the program's traceback.
+        return RuntimeError(message)
 
     def _on_hooked_stale(self, save: Any, alias: Any) -> None:
         self._keep(save, alias, save, raised=False)

@@ -1,4 +1,4 @@
-"""Saved-tensor hooks: ours in every thread, the user's own on top of them, and stepping aside where torch forbids hooks."""
+"""Saved-tensor hooks: ours in every thread, the user's own on top, and stepping aside where torch forbids hooks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradsan.capture.patches import Patches
 
 
 class HookedSave:
-    """A save that the user's own hooks packed: what they returned, and the tensors in it that still alias the original."""
+    """A save that the user's own hooks packed: what they returned, and the tensors in it that alias the original."""
 
     __slots__ = ("aliases", "clock", "packed", "stack", "unpack")
 

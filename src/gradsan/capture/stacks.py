@@ -15,6 +15,7 @@ from typing import Any
 from gradsan.model import Frame, Site
 
 _GRADSAN = str(Path(__file__).resolve().parent.parent) + os.sep
+_COMMAND_LINE = _GRADSAN + "cli" + os.sep
 _program_folders: list[str] = []
 
 
@@ -63,18 +64,17 @@ def symbolise(stack: Any) -> Site:
     """A raw stack (innermost first) as a Site (outermost first), without gradsan's own frames and those that run it."""
     frames = []
     for code, lasti in zip(stack.codes, stack.lastis, strict=True):
-        if is_own_file(code.co_filename):
-            continue
-        if code.co_filename == "<frozen runpy>":
-            continue
-        frames.append(_frame(code, lasti))
+        if code.co_filename.startswith(_COMMAND_LINE):
+            break
+        if not is_own_file(code.co_filename) and code.co_filename != "<frozen runpy>":
+            frames.append(_frame(code, lasti))
     return Site(tuple(reversed(frames)))
 
 
 @functools.lru_cache(maxsize=4096)
 def _frame(code: CodeType, lasti: int) -> Frame:
     name = getattr(code, "co_qualname", code.co_name)
-    file = code.co_filename if code.co_filename.startswith("<") else os.path.abspath(code.co_filename)
+    file = code.co_filename if code.co_filename.startswith("<") else str(Path(code.co_filename).absolute())
     is_user = is_user_file(code.co_filename)
     if hasattr(code, "co_positions") and lasti >= 0:
         positions = list(code.co_positions())

@@ -1,4 +1,4 @@
-"""Which functions of torch write to a tensor: read off the dispatcher's schemas, plus the list of those whose schemas lie."""
+"""Which functions of torch write to a tensor: read off the dispatcher's schemas."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def tensor_methods() -> Iterator[Writer]:
 
 
 def functions() -> Iterator[tuple[Any, str, Any, Writer]]:
-    """(namespace, attribute, function, Writer) of every function of torch that writes, wherever it can be reached from."""
+    """(namespace, attribute, function, Writer) of every function that writes, wherever it can be reached from."""
     writers = aten_writers()
     originals: dict[int, Writer] = {}
     namespaces = _torch.function_namespaces()

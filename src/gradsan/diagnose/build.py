@@ -70,7 +70,9 @@ def why(facts: Facts) -> Why | None:
         return None
     key = "why.result" if need.is_output else "why.operand"
     targets = ", ".join(need.gradient_of)
-    return Why(need.formula, Message(key, {"op": need.op, "formula": need.formula, "target": targets, "name": facts.name}))
+    return Why(
+        need.formula, Message(key, {"op": need.op, "formula": need.formula, "target": targets, "name": facts.name})
+    )
 
 
 def _limits(facts: Facts) -> tuple[Message, ...]:

@@ -1,4 +1,4 @@
-"""A conflict looked at closely: which writes count, what the tensor is called, what needs it. Pure, but for source text."""
+"""A conflict looked at closely: which writes count, what the tensor is called, what needs it. Reads source text."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def is_update(write: Write) -> bool:
 
 def examine(conflict: Conflict) -> Facts:
     """Work out the facts of one conflict."""
-    counting, missed = [], []
+    counting: list[Write] = []
+    missed: list[Write] = []
     for write in conflict.writes:
         (counting if _may_touch(conflict, write) else missed).append(write)
     name, kind = _name(conflict, (*counting, *missed))

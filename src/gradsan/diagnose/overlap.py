@@ -48,7 +48,7 @@ def narrowed(region: Region) -> Region | None:
 
 
 def overlap(first: Region, second: Region) -> bool:
-    """Whether two regions of one storage share a byte. Exact up to a size, beyond it True unless the ranges are apart."""
+    """Whether two regions of one storage share a byte: exact up to a size, beyond it True unless they lie apart."""
     a, b = narrowed(first), narrowed(second)
     if a is None or b is None or _is_empty(a) or _is_empty(b):
         return False
@@ -87,7 +87,11 @@ def _rows(region: Region) -> Iterator[tuple[int, int]] | None:
     if len(region.strides) != len(region.shape):
         return None
     dims = sorted(
-        ((abs(stride), size, stride) for size, stride in zip(region.shape, region.strides, strict=True) if size > 1 and stride),
+        (
+            (abs(stride), size, stride)
+            for size, stride in zip(region.shape, region.strides, strict=True)
+            if size > 1 and stride
+        ),
         reverse=True,
     )
     run = 1
@@ -98,7 +102,9 @@ def _rows(region: Region) -> Iterator[tuple[int, int]] | None:
         count *= size
     if count > _MOST_ROWS:
         return None
-    low = region.offset + sum((size - 1) * stride for size, stride in zip(region.shape, region.strides, strict=True) if stride < 0)
+    low = region.offset + sum(
+        (size - 1) * stride for size, stride in zip(region.shape, region.strides, strict=True) if stride < 0
+    )
     axes = [range(0, size * step, step) for step, size, _ in dims]
     return (
         ((low + sum(steps)) * region.itemsize, (low + sum(steps) + run) * region.itemsize)

@@ -24,7 +24,7 @@ class Suspect:
 
 
 def rank(facts: Facts) -> list[Suspect]:
-    """The lines that may have written the tensor, likeliest first: in-place operations on its name, then calls given it.
+    """The lines that may have written the tensor, likeliest first: in-place operations on its name, then calls with it.
 
     Looked through are the functions on the save's stack, from the save (or the call that led to it) onwards.
     """
@@ -49,7 +49,7 @@ def rank(facts: Facts) -> list[Suspect]:
 
 
 def _later_nodes(frame: Frame, use: Frame | None) -> Iterator[ast.AST]:
-    """The operations of the frame's function (or module) after its line, up to the use where that is in the same one."""
+    """The operations of the frame's function (or module) after its line, up to the use if that is in the same one."""
     lines = source.source_lines(frame.file)
     try:
         tree = ast.parse("\n".join(lines))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from gradsan.diagnose import build, fixes
+from gradsan.diagnose import build, fixes, suspects
 from gradsan.diagnose import labels as label_room
-from gradsan.diagnose import suspects
 from gradsan.diagnose.facts import Facts
 from gradsan.model import Diagnosis, Message
 
