@@ -1,7 +1,7 @@
 """Train an image classifier on CIFAR-10, on each batch as it is and once more augmented, with the right gradient.
 
-First the gradient of each way (and of ``.data``, which is none) is measured against the true gradient, then the model
-is trained with ``--way``.
+The model is trained with ``--way``. ``--compare`` measures instead the gradient of each way, and of two that are none
+(``.data``, and ``no_grad`` around the augmentation), against the true gradient.
 """
 
 import argparse
@@ -135,6 +135,7 @@ def parse_args():
     )
     parser.add_argument("--model", choices=sorted(MODELS), default="linear")
     parser.add_argument("--way", choices=list(WAYS), default="out_of_place", help="the way to train with")
+    parser.add_argument("--compare", action="store_true", help="measure the gradient of each way instead of training")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--lr", type=float, default=1e-3)
@@ -154,7 +155,9 @@ def main():
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
 
-    compare(model, *next(iter(train_loader)), criterion, args.seed)
+    if args.compare:
+        compare(model, *next(iter(train_loader)), criterion, args.seed)
+        return
 
     for epoch in range(1, args.epochs + 1):
         loss = train_one_epoch(model, train_loader, WAYS[args.way], criterion, optimizer, epoch, args.seed)
