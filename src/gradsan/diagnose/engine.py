@@ -30,6 +30,6 @@ def _explain(conflict: Conflict) -> Diagnosis:
 
 
 def _identity(diagnosis: Diagnosis) -> object:
-    """What makes two findings the same: the cause, and the same lines in the same roles; counts and steps may differ."""
+    """What makes two findings the same: the cause, and the same lines in the same roles, whatever counts and steps."""
     places = tuple((label.role, label.frame.file, label.frame.line) for label in diagnosis.labels)
     return diagnosis.code, diagnosis.silent, places

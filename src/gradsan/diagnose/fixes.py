@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gradsan import source
+from gradsan.diagnose.carriers import Carrier, cut
 from gradsan.diagnose.facts import Facts, place
 from gradsan.model import Fix, Frame, Message, Site, Write
 
@@ -44,15 +45,11 @@ def recompute_forward(facts: Facts) -> tuple[Fix, ...]:
     return (_fix("recompute_forward", "changed", facts, ()),)
 
 
-def detach_carried_state(
-    facts: Facts, bound_at: Frame | None, name: str | None, shape: source.Shape | None
-) -> tuple[Fix, ...]:
+def detach_carried_state(facts: Facts, carrier: Carrier | None, shown: str | Message) -> tuple[Fix, ...]:
     """Cut the graph where the state is carried over; a ``retain_graph=True`` is then not needed."""
-    lines: tuple[tuple[str, int, str], ...] = ()
-    if bound_at is not None and name is not None:
-        lines = _as_lines(bound_at, source.detach_at(bound_at, name, shape))
-    fixes = [_fix("detach_carried_state", "changed", facts, lines, values={"bridge": name or Message("label.unnamed")})]
-    return tuple(fixes)
+    found = None if carrier is None else cut(facts, carrier)
+    lines = () if found is None else _as_lines(found[1], found[0])
+    return (_fix("detach_carried_state", "changed", facts, lines, values={"bridge": shown}),)
 
 
 def drop_retain_graph(facts: Facts) -> tuple[Fix, ...]:

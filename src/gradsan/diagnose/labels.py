@@ -57,6 +57,11 @@ def written(facts: Facts, writes: Iterable[Write]) -> tuple[Label, ...]:
     return tuple(labels)
 
 
+def update_name(update: Write) -> str | Message:
+    """What updated a parameter: ``Adam.step``, or words for an update by hand."""
+    return update.op if update.kind == "step" else Message("label.update_by_hand", {"op": update.op})
+
+
 def _used(facts: Facts) -> Message:
     use = facts.conflict.use
     return _in_step(facts, Message("label.used", {"op": facts.op}), use.step)

@@ -5,13 +5,23 @@ None, or an empty collection, rather than a guess where the source is missing, i
 """
 
 from gradsan.source.bindings import Carried, carried_names
+from gradsan.source.calls import callers_expression, dies_with_call
 from gradsan.source.change import Change, apply_change, changed_lines
 from gradsan.source.lines import source_line, source_lines
 from gradsan.source.locate import Expression, Statement, expression_at, expressions_at, statement_at, statements_at
 from gradsan.source.names import assigned_names, consumed_names
 from gradsan.source.out_of_place import out_of_place
+from gradsan.source.rounds import (
+    detach_after,
+    detach_after_round,
+    frames_between,
+    in_same_function,
+    is_item_of_loop,
+    is_read_between,
+    shape_bound_at,
+)
 from gradsan.source.shapes import Shape
-from gradsan.source.suggest import clone_at_save, clone_before, detach_at, drop_keyword, inplace_false
+from gradsan.source.suggest import clone_at_save, clone_before, detach_at, drop_keyword, has_keyword, inplace_false
 from gradsan.source.targets import called_expression, operand_expressions, written_expression
 
 __all__ = [
@@ -23,18 +33,28 @@ __all__ = [
     "apply_change",
     "assigned_names",
     "called_expression",
+    "callers_expression",
     "carried_names",
     "changed_lines",
     "clone_at_save",
     "clone_before",
     "consumed_names",
+    "detach_after",
+    "detach_after_round",
     "detach_at",
+    "dies_with_call",
     "drop_keyword",
     "expression_at",
     "expressions_at",
+    "frames_between",
+    "has_keyword",
+    "in_same_function",
     "inplace_false",
+    "is_item_of_loop",
+    "is_read_between",
     "operand_expressions",
     "out_of_place",
+    "shape_bound_at",
     "source_line",
     "source_lines",
     "statement_at",

@@ -10,9 +10,16 @@ from gradsan.source.modules import constructors
 from gradsan.source.names import Binding, bindings_of
 from gradsan.source.tree import SourceFile
 
-__all__ = ["Shape", "shape_in_source"]
+__all__ = ["DETACHED", "Shape", "shape_in_source"]
 
 Shape = Literal["tensor", "tuple", "list", "dict"]
+
+DETACHED: dict[Shape, str] = {
+    "tensor": "{}.detach()",
+    "tuple": "tuple(s.detach() for s in {})",
+    "list": "[s.detach() for s in {}]",
+    "dict": "{{key: s.detach() for key, s in {}.items()}}",
+}
 
 
 def shape_in_source(source: SourceFile, binding: Binding) -> Shape | None:

@@ -14,18 +14,12 @@ from gradsan.source.locate import Statement, expressions_at, statements_at
 from gradsan.source.modules import constructors
 from gradsan.source.names import ADDING_METHODS, Binding, assigned_names, bindings_of
 from gradsan.source.rebinding import can_rebind, notes_on_rebinding
-from gradsan.source.shapes import Shape, shape_in_source
+from gradsan.source.shapes import DETACHED, Shape, shape_in_source
 from gradsan.source.targets import target_at
 from gradsan.source.tree import SourceFile, Span, header_nodes
 
-__all__ = ["clone_at_save", "clone_before", "detach_at", "drop_keyword", "inplace_false"]
+__all__ = ["clone_at_save", "clone_before", "detach_at", "drop_keyword", "has_keyword", "inplace_false"]
 
-_DETACHED: dict[Shape, str] = {
-    "tensor": "{}.detach()",
-    "tuple": "tuple(s.detach() for s in {})",
-    "list": "[s.detach() for s in {}]",
-    "dict": "{{key: s.detach() for key, s in {}.items()}}",
-}
 _Found = TypeVar("_Found")
 _ADDING_SEVERAL = frozenset({"extend", "update"})
 _STORING_METHODS = frozenset({"copy_", "index_copy_", "masked_scatter_", "put_"})
@@ -100,13 +94,13 @@ def detach_at(frame: Frame, name: str, shape: Shape | None = None) -> Change | N
     if binding.value is not None and _has_own_value(binding) and binding.method is None:
         parts = _parts(binding.value)
         if parts:
-            edits = [edit for part in parts for edit in _wrapped(source, part, node, _DETACHED["tensor"])]
+            edits = [edit for part in parts for edit in _wrapped(source, part, node, DETACHED["tensor"])]
             return edited(source, edits, "detach")
     if binding.value is not None and _takes_detached(binding, shape):
-        return edited(source, _wrapped(source, binding.value, node, _DETACHED[shape]), "detach")
+        return edited(source, _wrapped(source, binding.value, node, DETACHED[shape]), "detach")
     if isinstance(node, ast.Expr) and binding.method in ADDING_METHODS:
         return None
-    return insert_after(source, node, f"{name} = {_DETACHED[shape].format(name)}", "detach")
+    return insert_after(source, node, f"{name} = {DETACHED[shape].format(name)}", "detach")
 
 
 def drop_keyword(frame: Frame, keyword: str) -> Change | None:
@@ -117,6 +111,11 @@ def drop_keyword(frame: Frame, keyword: str) -> Change | None:
     source, call = found
     edit = without_keyword(source, call, keyword)
     return None if edit is None else edited(source, [edit], "drop_keyword")
+
+
+def has_keyword(frame: Frame, keyword: str) -> bool:
+    """Whether a call of the statement at ``frame`` names ``keyword``."""
+    return bool(_calls_with(frame, keyword))
 
 
 def inplace_false(frame: Frame) -> Change | None:

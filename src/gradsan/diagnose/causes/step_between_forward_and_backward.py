@@ -27,14 +27,8 @@ def match(facts: Facts) -> Diagnosis | None:
         facts,
         CODE,
         SLUG,
-        values={"update": update_name(facts)},
+        values={"update": label_room.update_name(update)},
         labels=label_room.standard(facts, used=Message("label.used_after_step", {"op": facts.op})),
         fixes=(*fixes.reorder_step(facts), *fixes.recompute_forward(facts)) if update else (),
         notes=tuple(notes),
     )
-
-
-def update_name(facts: Facts) -> str | Message:
-    """What updated the parameter: ``Adam.step``, or words for an update by hand."""
-    update = facts.updates[0]
-    return update.op if update.kind == "step" else Message("label.update_by_hand", {"op": update.op})

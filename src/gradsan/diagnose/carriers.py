@@ -1,0 +1,176 @@
+"""By what name a state reaches the next round, where it is bound, and how to cut it off once its round is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from gradsan import source
+from gradsan.diagnose.facts import Facts
+from gradsan.diagnose.levels import lifted, shared_level, user_frames
+from gradsan.model import Bridge, Frame, Site
+
+
+@dataclass(frozen=True, slots=True)
+class Carrier:
+    """``name`` carries the state; ``bound_at`` is the statement that gives it to the next round, where it is known.
+
+    ``callers`` are the frames above the one that takes it. ``in_round`` says, for each name carried together with it,
+    what it is called in the function at ``level`` of the backward's stack, which runs the round, and where it is bound.
+    ``is_local`` says that it is bound in that very function.
+    """
+
+    name: str
+    bound_at: Frame | None = None
+    callers: tuple[Frame, ...] = ()
+    in_round: tuple[tuple[str, source.Carried], ...] = ()
+    level: int = -1
+    is_local: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A statement that may have taken the carried tensor, the stack above it, and its depth."""
+
+    frame: Frame
+    stack: tuple[Frame, ...]
+
+    @property
+    def depth(self) -> int:
+        return len(self.stack)
+
+
+def find(facts: Facts, bridge: Bridge) -> Carrier | None:
+    """The carrier of the state, None where neither a live variable nor the source tells one.
+
+    Looked at are the statements around the operation that took the tensor: first in the function that also runs the
+    backward, then below it (where only what outlives a call can be carried), then above it. A live variable that holds
+    the tensor itself decides between several names.
+    """
+    use = user_frames(facts.conflict.use.site)
+    level, groups = _groups(bridge.taken_near, use)
+    if not groups and len(bridge.taken_near) == 1:
+        # What saves nothing has no site of its own; the last save before it may be all that is known.
+        level, groups = _groups((*bridge.taken_near, facts.conflict.use.site), use)
+    chosen = next((group for group in groups if _holds(group, level, bridge.name)), groups[0] if groups else None)
+    if chosen is None:
+        return None if bridge.name is None else Carrier(bridge.name)
+    place, carried = chosen
+    known = (one for one in carried if _same(_in_round(one.name, place, level), bridge.name))
+    first = next(known, None) or min(carried, key=lambda one: not _was_made_at(one.bound_at, bridge.made_near))
+    together = {one.name: (other, one) for other, found in groups if other.stack == place.stack for one in found}
+    names = ((_in_round(one.name, other, level), one) for other, one in together.values())
+    return Carrier(
+        _as_people_quote(first.name),
+        first.bound_at,
+        place.stack,
+        tuple((_as_people_quote(name), one) for name, one in names if name is not None),
+        min(place.depth, level),
+        place.depth <= level,
+    )
+
+
+def cut(facts: Facts, carrier: Carrier) -> tuple[source.Change, Frame] | None:
+    """The changed line that cuts the carried state off its graph, with a frame of its file.
+
+    Cut is what the round is done with: the line that binds the state where nothing of the round reads it afterwards,
+    else a line of its own after the round's backward and update. A cut before the loss would stop the training of
+    all that computed the state.
+    """
+    use = user_frames(facts.conflict.use.site)
+    if not carrier.in_round or not 0 <= carrier.level < len(use):
+        return None
+    used_at = use[carrier.level]
+    updated_at = _update_at(facts, use, carrier.level)
+    if carrier.is_local and len(carrier.in_round) == 1:
+        change = _at_binding(carrier.in_round[0][1], used_at)
+        if change is not None:
+            return change, carrier.in_round[0][1].bound_at
+    shapes = {name: source.shape_bound_at(one.bound_at, one.name) or "tensor" for name, one in carrier.in_round}
+    done = [used_at] if updated_at is None else [used_at, updated_at]
+    taken = carrier.in_round[0][1].consumed_line
+    if updated_at is not None and carrier.is_local and updated_at.line < taken <= used_at.line:
+        behind = source.detach_after(updated_at, shapes)
+    else:
+        behind = source.detach_after_round(done, shapes)
+    return None if behind is None else (behind, used_at)
+
+
+def _at_binding(one: source.Carried, used_at: Frame) -> source.Change | None:
+    bound = one.bound_at
+    if not source.in_same_function(bound, used_at):
+        return None
+    if bound.line < used_at.line and source.is_read_between(one.name, bound, used_at):
+        return None
+    return source.detach_at(bound, one.name)
+
+
+def _update_at(facts: Facts, use: tuple[Frame, ...], level: int) -> Frame | None:
+    """Where the function at ``level`` of the backward's stack made the update, or called what made it."""
+    update = user_frames(facts.updates[0].site) if facts.updates else ()
+    return update[level] if update and shared_level(update, use) >= level else None
+
+
+def _groups(sites: Sequence[Site], use: tuple[Frame, ...]) -> tuple[int, list[tuple[_Place, list[source.Carried]]]]:
+    """The level of the function that runs the backward, and the places that take something carried, best first."""
+    places = list(_places(sites))
+    level = max((shared_level((*place.stack, place.frame), use) for place in places), default=-1)
+    in_order = sorted(places, key=lambda place: (_distance(place.depth, level), place.depth))
+    return level, [(place, found) for place in in_order if (found := _carried_at(place, level))]
+
+
+def _places(sites: Iterable[Site]) -> Iterator[_Place]:
+    """Every statement that one site, or the way from the first site to the second, leads through."""
+    stacks = [user_frames(site) for site in sites]
+    if not stacks:
+        return
+    first, last = stacks[0], stacks[-1]
+    shared = shared_level(first, last)
+    for depth, frame in enumerate(first):
+        if len(stacks) > 1 and depth == shared:
+            between = source.frames_between(frame, last[depth]) or [frame]
+            yield from (_Place(one, first[:depth]) for one in between)
+        else:
+            yield _Place(frame, first[:depth])
+    for depth, frame in enumerate(last):
+        if len(stacks) > 1 and depth > shared:
+            yield _Place(frame, last[:depth])
+
+
+def _distance(depth: int, level: int) -> int:
+    return depth - level if depth >= level else 1_000 + level - depth
+
+
+def _carried_at(place: _Place, level: int) -> list[source.Carried]:
+    found = source.carried_names(place.frame)
+    if place.depth > level:
+        found = [one for one in found if not source.dies_with_call(place.frame, one.name)]
+    return list({one.name: one for one in found if not source.is_item_of_loop(one.bound_at, one.name)}.values())
+
+
+def _was_made_at(bound_at: Frame, made_near: tuple[Site, ...]) -> bool:
+    """Whether the statement that binds a name also made the tensor on the bridge."""
+    frames = [frame for site in made_near for frame in user_frames(site)] if len(made_near) == 1 else []
+    last = bound_at.end_line or bound_at.line
+    return any(source.in_same_function(frame, bound_at) and bound_at.line <= frame.line <= last for frame in frames)
+
+
+def _in_round(name: str, place: _Place, level: int) -> str | None:
+    return name if place.depth <= level else lifted(name, (*place.stack, place.frame), max(level, 0))
+
+
+def _holds(group: tuple[_Place, list[source.Carried]], level: int, live: str | None) -> bool:
+    place, carried = group
+    return any(_same(_in_round(one.name, place, level), live) for one in carried)
+
+
+def _as_people_quote(name: str) -> str:
+    return name if '"' in name else name.replace("'", '"')
+
+
+def _same(name: str | None, live: str | None) -> bool:
+    """Whether ``live``, the path of a live variable, is ``name`` or a part of it."""
+    if name is None or live is None:
+        return False
+    plain, path = name.replace("'", '"'), live.replace("'", '"')
+    return path == plain or path.startswith((f"{plain}[", f"{plain}."))

@@ -1,0 +1,35 @@
+"""Two stacks side by side: the function they share, and what a value deeper down is called there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gradsan import source
+from gradsan.model import Frame, Site
+
+
+def user_frames(site: Site) -> tuple[Frame, ...]:
+    """The frames of the user's own code, outermost first."""
+    return tuple(frame for frame in site.frames if frame.is_user)
+
+
+def shared_level(first: Sequence[Frame], second: Sequence[Frame]) -> int:
+    """The index of the deepest function that both stacks are in, -1 where they share none (other threads)."""
+    level = -1
+    for a, b in zip(first, second, strict=False):
+        if (a.file, a.function) != (b.file, b.function):
+            break
+        level += 1
+        if a.line != b.line:
+            break
+    return level
+
+
+def lifted(name: str, frames: Sequence[Frame], level: int) -> str | None:
+    """What ``name``, as the innermost of ``frames`` says, is called in the function at ``level``; None if not told."""
+    found: str | None = name
+    for depth in range(len(frames) - 1, level, -1):
+        if found is None:
+            return None
+        found = source.callers_expression(found, frames[depth], frames[depth - 1])
+    return found

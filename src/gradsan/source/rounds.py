@@ -1,0 +1,198 @@
+"""Where one round of a program ends: the place at which a carried state can be cut off without loss to that round."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from gradsan.model import Frame
+from gradsan.source.chains import leaf_name
+from gradsan.source.change import Change, apply_change, insert_after, insert_before
+from gradsan.source.locate import scope_of, statement_at
+from gradsan.source.names import ADDING_METHODS, bindings_of, consumed_names
+from gradsan.source.shapes import DETACHED, Shape, shape_in_source
+from gradsan.source.targets import aliased_expression
+from gradsan.source.tree import SourceFile, parses, read_source
+
+__all__ = [
+    "detach_after",
+    "detach_after_round",
+    "frames_between",
+    "in_same_function",
+    "is_item_of_loop",
+    "is_read_between",
+    "shape_bound_at",
+]
+
+_LEAVING = (ast.Return, ast.Continue, ast.Break, ast.Raise)
+
+
+def frames_between(first: Frame, last: Frame) -> list[Frame]:
+    """The statements of one function from ``first`` to ``last``, both included, as frames in source order.
+
+    Where ``last`` stands before ``first`` the way between them led round a loop: the statements after ``first`` and
+    those before ``last``. Empty where the two are not in the same function, or the source is missing.
+    """
+    source = read_source(first.file)
+    if source is None or not in_same_function(first, last):
+        return []
+    begin, end = statement_at(first), statement_at(last)
+    if begin is None or end is None or begin.function is not end.function:
+        return []
+    low, high = begin.span.line, end.span.line
+    found = [
+        node
+        for node in ast.walk(begin.function or source.module)
+        if isinstance(node, ast.stmt)
+        and source.function(node) is begin.function
+        and scope_of(first) in ("", source.scope_name(node))
+        and (low <= node.lineno <= high if low <= high else not high < node.lineno < low)
+    ]
+    return [_frame_of(source, node, first) for node in sorted(found, key=source.span)]
+
+
+def in_same_function(first: Frame, second: Frame) -> bool:
+    """Whether two frames are of the same function, as far as file and name tell (qualified or not)."""
+    return first.file == second.file and scope_of(first) == scope_of(second)
+
+
+def is_read_between(name: str, bound_at: Frame, used_at: Frame) -> bool:
+    """Whether ``name`` may be read after ``bound_at`` up to and at ``used_at``; True where in doubt."""
+    frames = frames_between(bound_at, used_at)
+    if not frames or bound_at.line > used_at.line or not name.isidentifier():
+        return True
+    statements = [statement_at(frame) for frame in frames if frame.line > bound_at.line]
+    return any(
+        statement is None or any(read.replace("[", ".").split(".")[0] == name for read in consumed_names(statement))
+        for statement in statements
+    )
+
+
+def detach_after_round(frames: Sequence[Frame], carried: Mapping[str, Shape]) -> Change | None:
+    """A line that cuts the names off their graphs, at the end of the innermost block that holds all of ``frames``.
+
+    The frames, of one function, are those whose work must be done before: the backward and the update of a round.
+    ``carried`` says what each name holds. None where the source does not tell the block.
+    """
+    statements = [statement_at(frame) for frame in frames]
+    known = [statement for statement in statements if statement is not None]
+    if not carried or not known or len(known) < len(statements):
+        return None
+    source = known[0].source
+    if any(one.source is not source or one.function is not known[0].function for one in known):
+        return None
+    block = _common_block(source, [one.node for one in known])
+    if not block:
+        return None
+    text = _cuts(source, carried)
+    last = block[-1]
+    if isinstance(last, _LEAVING):
+        return insert_before(source, last, text, "detach")
+    return _insert_behind(source, last, text)
+
+
+def detach_after(frame: Frame, carried: Mapping[str, Shape]) -> Change | None:
+    """A line right after the statement at ``frame`` that cuts the names off their graphs."""
+    statement = statement_at(frame)
+    if statement is None or not carried:
+        return None
+    return _insert_behind(statement.source, statement.node, _cuts(statement.source, carried))
+
+
+def shape_bound_at(frame: Frame, name: str) -> Shape | None:
+    """What ``name``, bound by the statement at ``frame``, holds, as far as the file tells."""
+    statement = statement_at(frame)
+    if statement is None:
+        return None
+    for binding in bindings_of(statement.node):
+        if binding.name == name:
+            known = shape_in_source(statement.source, binding)
+            return "list" if known is None and binding.method in ADDING_METHODS else known
+    return None
+
+
+def is_item_of_loop(frame: Frame, name: str) -> bool:
+    """Whether the statement at ``frame`` gives ``name`` an item of what a loop around it goes through, or a view of it.
+
+    That is data of the round, as ``token = word.view(1)`` in ``for word in sentence``: no result of the round before.
+    """
+    statement = statement_at(frame)
+    if statement is None:
+        return False
+    for binding in bindings_of(statement.node):
+        root = None if binding.value is None else aliased_expression(statement.source, binding.value)
+        if binding.name == name and isinstance(root, ast.Name):
+            targets = [loop.target for loop in statement.loops if not isinstance(loop, ast.While)]
+            return any(isinstance(node, ast.Name) and node.id == root.id for one in targets for node in ast.walk(one))
+    return False
+
+
+def _frame_of(source: SourceFile, node: ast.stmt, like: Frame) -> Frame:
+    span = source.span(node)
+    has_block = hasattr(node, "body")
+    return replace(
+        like,
+        line=span.line,
+        column=None if has_block else span.column,
+        end_line=None if has_block else span.end_line,
+        end_column=None if has_block else span.end_column,
+    )
+
+
+def _common_block(source: SourceFile, nodes: Sequence[ast.stmt]) -> list[ast.stmt]:
+    blocks = [_blocks_around(source, node) for node in nodes]
+    shared = [block for block in blocks[0] if all(any(block is other for other in one) for one in blocks[1:])]
+    return shared[0] if shared else []
+
+
+def _blocks_around(source: SourceFile, node: ast.stmt) -> list[list[ast.stmt]]:
+    """The blocks that ``node`` stands in, innermost first, up to its function or module."""
+    found: list[list[ast.stmt]] = []
+    inner: ast.AST = node
+    for parent, name in source.ancestors(node):
+        block = getattr(parent, name)
+        if isinstance(block, list) and inner in block and isinstance(inner, ast.stmt):
+            found.append(block)
+        if isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
+            break
+        inner = parent
+    return found
+
+
+def _cuts(source: SourceFile, carried: Mapping[str, Shape]) -> str:
+    values = [_cut(source, name, shape) for name, shape in carried.items()]
+    return f"{', '.join(carried)} = {', '.join(values)}"
+
+
+def _cut(source: SourceFile, name: str, shape: Shape) -> str:
+    made_by = _deque_made_by(source, name)
+    if made_by is not None:
+        return f"{made_by}((s.detach() for s in {name}), {name}.maxlen)"
+    return DETACHED[shape].format(name)
+
+
+def _deque_made_by(source: SourceFile, name: str) -> str | None:
+    """How the file calls ``deque`` where ``name``, or an attribute of that name, is made one; None where it is not."""
+    last = name.rpartition(".")[2]
+    for node in ast.walk(source.module):
+        for binding in bindings_of(node) if isinstance(node, ast.stmt) else ():
+            made = binding.value
+            if (
+                isinstance(made, ast.Call)
+                and leaf_name(made.func) == "deque"
+                and binding.name.rpartition(".")[2] == last
+            ):
+                return source.text(made.func)
+    return None
+
+
+def _insert_behind(source: SourceFile, statement: ast.stmt, text: str) -> Change | None:
+    """``text`` after a statement, also after a compound one: behind its block, indented as it is itself."""
+    if not hasattr(statement, "body"):
+        return insert_after(source, statement, text, "detach")
+    span = source.span(statement)
+    head = source.lines[span.line - 1][: span.column - 1]
+    change = Change(span.end_line + 1, "", head + text, "detach")
+    fits = not head.strip() and parses(apply_change("\n".join(source.lines), change))
+    return change if fits else None
