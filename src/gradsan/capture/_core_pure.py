@@ -17,7 +17,7 @@ from typing import Any
 from gradsan.capture import _torch, _writer_pure
 
 WRITES_KEPT = 32_768
-SAVES_KEPT = 65_536
+NODES_KEPT = 1_048_576
 STACKS_KEPT = 65_536
 DEPTH_KEPT = 128
 
@@ -66,7 +66,8 @@ class Core:
         self.step_log: Any = []
         self.optimizer_folder = _torch.optimizer_folder()
         self._stacks: dict[tuple[int, ...], Stack] = {}
-        self._recent_saves: deque[tuple[int, Stack]] = deque(maxlen=SAVES_KEPT)
+        self.on_failure: Callable[[Any, BaseException], None] | None = None
+        self._nodes: deque[list[Any]] = deque(maxlen=NODES_KEPT)
         self._writes: deque[tuple[Any, ...]] = deque(maxlen=WRITES_KEPT)
         self.pack = self._make_pack()
         self.unpack = self._make_unpack()
@@ -79,7 +80,7 @@ class Core:
     def clear(self) -> None:
         """Forget everything logged; the clock goes on."""
         self._stacks.clear()
-        self._recent_saves.clear()
+        self._nodes.clear()
         self._writes.clear()
         self.saves = self.write_count = self.steps = self.log_errors = self.backwards = 0
         self.silent_clock = -1
@@ -93,9 +94,9 @@ class Core:
         while skip > 0 and frame is not None:
             frame = frame.f_back
             skip -= 1
-        return self._stack_from(frame)
+        return self.stack_from(frame)
 
-    def _stack_from(self, frame: Any) -> Stack:
+    def stack_from(self, frame: Any) -> Stack:
         codes: list[CodeType] = []
         key: list[int] = []
         depth = 0
@@ -114,9 +115,45 @@ class Core:
             found = self._stacks[known] = Stack(tuple(codes), known[1::2])
         return found
 
-    def recent_saves(self) -> list[tuple[int, Stack]]:
-        """(sequence number of the node that saved, stack) of the most recent saves, oldest first."""
-        return list(self._recent_saves)
+    def log_nodes(self, first: int, end: int, caller: Any) -> None:
+        """Log that the call at the frame ``caller`` has made the Nodes with sequence numbers ``first <= n < end``."""
+        thread = threading.get_ident()
+        last = self._nodes[-1] if self._nodes else None
+        if last is not None and last[3] == thread and last[0] == first and last[1] == end:
+            return  # a call within this one has logged them
+        stack = self.stack_from(caller)
+        self.saves += 1
+        # The same line again and nothing logged in between: one entry serves a loop.
+        if last is not None and last[3] == thread and last[4] is stack and last[1] == first and last[2] == self.clock:
+            last[1] = end
+            return
+        self.clock += 1
+        self._nodes.append([first, end, self.clock, thread, stack])
+
+    def nodes_near(self, sequence: int, thread: int) -> list[tuple[int, int, int, Stack]]:
+        """The call that made the Node with this sequence number, else the calls just before and just after it.
+
+        Each is (first number, end of its numbers, clock, stack); of calls within calls the innermost one made the Node.
+        """
+        exact = before = after = None
+        for entry in self._nodes:
+            first, end, _, owner, _ = entry
+            if owner != thread:
+                continue
+            if first <= sequence < end:
+                if exact is None or end - first < exact[1] - exact[0]:
+                    exact = entry
+            elif end <= sequence:
+                if before is None or end >= before[1]:
+                    before = entry
+            elif after is None or first < after[0]:
+                after = entry
+        found = [exact] if exact is not None else [before, after]
+        return [(entry[0], entry[1], entry[2], entry[4]) for entry in found if entry is not None]
+
+    def ran_since(self, stack: Stack, sequence: int, thread: int) -> bool:
+        """Whether the call at ``stack`` made Nodes again, numbered ``sequence`` or later."""
+        return any(entry[4] is stack and entry[1] > sequence and entry[3] == thread for entry in self._nodes)
 
     def writes(self) -> list[tuple[Any, ...]]:
         """The logged writes, oldest first, as the fields of :class:`gradsan.capture.ledger.RawWrite`."""
@@ -169,7 +206,7 @@ class Core:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             storages = array("q", map(_torch.storage_or_none, parameters)).tobytes()
             versions = array("q", [p._version for p in parameters]).tobytes()
-            stack = self._stack_from(sys._getframe().f_back)
+            stack = self.stack_from(sys._getframe().f_back)
             name, sequence = type(optimizer).__name__, _torch.sequence_number()
             entry = ("begin", self.clock, self.steps, id(optimizer), name, stack, sequence, storages, versions)
             self.step_log.append(entry)
@@ -204,11 +241,23 @@ class Core:
             core.backwards += 1
             retain = args[1] if len(args) > 1 else None
             accumulate = kwargs.get("accumulate_grad", True)
-            stack = core._stack_from(sys._getframe().f_back)
+            stack = core.stack_from(sys._getframe().f_back)
             record = (core.clock, stack, threading.get_ident(), t_outputs, retain, accumulate)
             core.running.append(record)
+            first = _torch.sequence_number()
             try:
-                return original(t_outputs, *args, **kwargs)
+                result = original(t_outputs, *args, **kwargs)
+                # Nodes of a backward that is itself differentiable.
+                if (end := _torch.sequence_number()) != first:
+                    core.log_nodes(first, end, sys._getframe().f_back)
+                return result
+            except BaseException as failure:
+                if core.on_failure is not None:
+                    try:
+                        core.on_failure(record, failure)
+                    except Exception:
+                        core.log_errors += 1
+                raise
             finally:
                 core.running[:] = [other for other in core.running if other is not record]
 
@@ -216,7 +265,6 @@ class Core:
 
     def _make_pack(self) -> Callable[[Any], Save]:
         core = self
-        sequence_number = _torch.sequence_number
 
         def pack(tensor: Any) -> Save:
             save = Save()
@@ -227,8 +275,7 @@ class Core:
             core.clock += 1
             core.saves += 1
             save.clock = core.clock
-            save.stack = stack = core._stack_from(sys._getframe().f_back)
-            core._recent_saves.append((sequence_number() - 1, stack))
+            save.stack = core.stack_from(sys._getframe().f_back)
             return save
 
         return pack

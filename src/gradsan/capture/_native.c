@@ -15,7 +15,7 @@
 #include <string.h>
 
 #define WRITES_KEPT 32768
-#define SAVES_KEPT 65536
+#define NODES_KEPT 1048576
 #define STACKS_KEPT 65536
 #define DEPTH_KEPT 128
 
@@ -363,10 +363,12 @@ static void *ring_copy(const Ring *ring, size_t size)
     return items;
 }
 
+/* Nodes with the sequence numbers first <= n < end, made in one thread by one call. */
 typedef struct {
-    long long sequence;
+    long long first, end, clock;
+    unsigned long thread;
     PyObject *stack;
-} LoggedSave;
+} LoggedNodes;
 
 enum { W_OP, W_KIND, W_SHAPE, W_STRIDE, W_INDEX, W_STACK, W_REFERENCES };
 
@@ -443,13 +445,11 @@ typedef struct {
     long long clock, saves, write_count, steps, open_steps, silent_clock, log_errors, backwards;
     PyObject *on_stale, *optimizer_folder, *pack, *unpack;
     PyObject *running, *step_log; /* a list of the backward calls that run; what step_begin and step_end append to */
-    /* The stack of the last save and what tells that the next one belongs to the same Node. */
-    PyObject *last_stack;
-    long long last_sequence;
-    uint64_t last_thread;
+    PyObject *optimizer_code; /* the function of torch's optimizers that called last */
+    PyObject *on_failure; /* called with a record of `running` and the exception that ends it */
     Stack **stacks; /* open addressing; capacity is 0 or a power of two, at most half full */
     size_t stack_capacity, stack_count;
-    Ring recent_saves, writes;
+    Ring nodes, writes;
 } Core;
 
 static PyTypeObject Core_Type;
@@ -468,14 +468,14 @@ static void forget_stacks(Core *core)
 
 static void forget_logs(Core *core)
 {
-    Ring saves = core->recent_saves, writes = core->writes;
-    memset(&core->recent_saves, 0, sizeof(Ring));
+    Ring nodes = core->nodes, writes = core->writes;
+    memset(&core->nodes, 0, sizeof(Ring));
     memset(&core->writes, 0, sizeof(Ring));
-    for (size_t i = 0; i < saves.count; i++)
-        Py_DECREF(((LoggedSave *)saves.items)[i].stack);
+    for (size_t i = 0; i < nodes.count; i++)
+        Py_DECREF(((LoggedNodes *)nodes.items)[i].stack);
     for (size_t i = 0; i < writes.count; i++)
         drop_references((LoggedWrite *)writes.items + i);
-    PyMem_Free(saves.items);
+    PyMem_Free(nodes.items);
     PyMem_Free(writes.items);
 }
 
@@ -606,7 +606,6 @@ static PyObject *Core_tick(Core *self, PyObject *Py_UNUSED(ignored))
 
 static PyObject *Core_clear_logs(Core *self, PyObject *Py_UNUSED(ignored))
 {
-    Py_CLEAR(self->last_stack);
     forget_stacks(self);
     forget_logs(self);
     self->saves = self->write_count = self->steps = self->log_errors = self->backwards = 0;
@@ -626,27 +625,66 @@ static PyObject *Core_stack(Core *self, PyObject *const *args, Py_ssize_t count,
     return stack_here(self, skip);
 }
 
-static PyObject *Core_recent_saves(Core *self, PyObject *Py_UNUSED(ignored))
+static inline LoggedNodes *nodes_at(const Ring *ring, size_t i)
 {
-    /* Copied first: making the list can run the garbage collector, and that can run code that logs. */
-    Py_ssize_t count = (Py_ssize_t)self->recent_saves.count, i;
-    LoggedSave *copy = ring_copy(&self->recent_saves, sizeof(LoggedSave));
-    if (copy == NULL)
+    return (LoggedNodes *)ring->items + ((ring->first + i) & (ring->capacity - 1));
+}
+
+static PyObject *as_tuple(const LoggedNodes *nodes)
+{
+    return Py_BuildValue("LLLO", nodes->first, nodes->end, nodes->clock, nodes->stack);
+}
+
+static PyObject *Core_nodes_near(Core *self, PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 2)
+        return PyErr_Format(PyExc_TypeError, "nodes_near() needs a sequence number and a thread");
+    long long sequence = PyLong_AsLongLong(args[0]);
+    unsigned long thread = PyLong_AsUnsignedLongMask(args[1]);
+    if (PyErr_Occurred())
         return NULL;
-    for (i = 0; i < count; i++)
-        Py_INCREF(copy[i].stack);
-    PyObject *list = PyList_New(count);
-    for (i = 0; list != NULL && i < count; i++) {
-        PyObject *pair = Py_BuildValue("LO", copy[i].sequence, copy[i].stack);
-        if (pair == NULL)
-            Py_CLEAR(list);
-        else
-            PyList_SET_ITEM(list, i, pair);
+    LoggedNodes *exact = NULL, *before = NULL, *after = NULL;
+    for (size_t i = 0; i < self->nodes.count; i++) {
+        LoggedNodes *nodes = nodes_at(&self->nodes, i);
+        if (nodes->thread != thread)
+            continue;
+        if (nodes->first <= sequence && sequence < nodes->end) {
+            /* Of calls within calls the innermost one made the Node. */
+            if (exact == NULL || nodes->end - nodes->first < exact->end - exact->first)
+                exact = nodes;
+        } else if (nodes->end <= sequence) {
+            if (before == NULL || nodes->end >= before->end)
+                before = nodes;
+        } else if (after == NULL || nodes->first < after->first)
+            after = nodes;
     }
-    for (i = 0; i < count; i++)
-        Py_DECREF(copy[i].stack);
-    PyMem_Free(copy);
+    PyObject *list = PyList_New(0);
+    LoggedNodes *found[2] = {exact != NULL ? exact : before, exact != NULL ? NULL : after};
+    for (int i = 0; list != NULL && i < 2; i++) {
+        if (found[i] == NULL)
+            continue;
+        PyObject *item = as_tuple(found[i]);
+        if (item == NULL || PyList_Append(list, item) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(item);
+    }
     return list;
+}
+
+static PyObject *Core_ran_since(Core *self, PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 3)
+        return PyErr_Format(PyExc_TypeError, "ran_since() needs a stack, a sequence number and a thread");
+    long long sequence = PyLong_AsLongLong(args[1]);
+    unsigned long thread = PyLong_AsUnsignedLongMask(args[2]);
+    if (PyErr_Occurred())
+        return NULL;
+    for (size_t i = 0; i < self->nodes.count; i++) {
+        LoggedNodes *nodes = nodes_at(&self->nodes, i);
+        if (nodes->stack == args[0] && nodes->end > sequence && nodes->thread == thread)
+            Py_RETURN_TRUE;
+    }
+    Py_RETURN_FALSE;
 }
 
 static PyObject *Core_writes(Core *self, PyObject *Py_UNUSED(ignored))
@@ -793,23 +831,6 @@ static PyObject *Core_log_write(Core *self, PyObject *const *args, Py_ssize_t co
     Py_RETURN_NONE;
 }
 
-/* A Node's saves follow one another with no other Node made between them in the thread, so they share one stack.
- * Where sequence numbers are not to be had they are all 0, and every save walks. */
-static PyObject *stack_of_save(Core *core, long long sequence)
-{
-    uint64_t thread = PyThreadState_GetID(PyThreadState_Get());
-    if (core->last_stack != NULL && core->last_sequence == sequence && core->last_thread == thread && sequence > 0)
-        return Py_NewRef(core->last_stack);
-    PyObject *stack = stack_here(core, 0), *before = core->last_stack;
-    if (stack == NULL)
-        return NULL;
-    core->last_stack = Py_NewRef(stack);
-    core->last_sequence = sequence;
-    core->last_thread = thread;
-    Py_XDECREF(before);
-    return stack;
-}
-
 static PyObject *pack(Core *core, PyObject *tensor)
 {
     /* A leaf cannot be the output of the node that saves it, so keeping it makes no cycle and needs no alias. */
@@ -820,12 +841,9 @@ static PyObject *pack(Core *core, PyObject *tensor)
     if (kept == NULL)
         return NULL;
     PyObject *stack = NULL;
-    long long version = integer(attribute(tensor, VERSION)), sequence;
+    long long version = integer(attribute(tensor, VERSION));
     Save *save = NULL;
-    if (version == -1 && PyErr_Occurred())
-        goto failed;
-    sequence = integer(PyObject_Vectorcall(torch.sequence_number, NULL, 0, NULL));
-    if ((sequence == -1 && PyErr_Occurred()) || (stack = stack_of_save(core, sequence)) == NULL ||
+    if ((version == -1 && PyErr_Occurred()) || (stack = stack_here(core, 0)) == NULL ||
         (save = PyObject_New(Save, &Save_Type)) == NULL)
         goto failed;
     save->tensor = kept;
@@ -835,14 +853,6 @@ static PyObject *pack(Core *core, PyObject *tensor)
     save->clock = ++core->clock;
     core->saves++;
 
-    LoggedSave dropped, *place = ring_push(&core->recent_saves, sizeof(LoggedSave), SAVES_KEPT, &dropped);
-    if (place == NULL) {
-        Py_DECREF(save);
-        return NULL;
-    }
-    place->sequence = sequence - 1;
-    place->stack = Py_NewRef(stack);
-    Py_XDECREF(dropped.stack);
     return (PyObject *)save;
 
 failed:
@@ -889,7 +899,7 @@ typedef struct {
     objobjargproc assign;  /* the C function behind a __setitem__ that a C type defines, NULL where there is none */
     PyTypeObject *assigns; /* whose instances `assign` takes */
     Py_ssize_t position;   /* -1: none */
-    char is_setitem;
+    char is_setitem, is_plain; /* is_plain: writes nothing, wrapped for the Nodes it makes */
 } Writer;
 
 static PyTypeObject MethodWriter_Type, FunctionWriter_Type;
@@ -925,19 +935,27 @@ static int called_by_optimizer(Core *core)
         return 0;
     PyCodeObject *code = PyFrame_GetCode(frame);
     Py_DECREF(frame);
+    /* An optimizer's update is one function that calls dozens of operations. */
+    if ((PyObject *)code == core->optimizer_code) {
+        Py_DECREF(code);
+        return 1;
+    }
     int found = 0;
     if (core->optimizer_folder != NULL && PyUnicode_Check(core->optimizer_folder))
         found = (int)PyUnicode_Tailmatch(code->co_filename, core->optimizer_folder, 0, PY_SSIZE_T_MAX, -1);
-    Py_DECREF(code);
+    if (found > 0) {
+        PyObject *before = core->optimizer_code;
+        core->optimizer_code = (PyObject *)code;
+        Py_XDECREF(before);
+    } else
+        Py_DECREF(code);
     return found;
 }
 
 static int log_target(Writer *writer, PyObject *target, PyObject *key)
 {
     Core *core = writer->core;
-    int found = core->open_steps ? called_by_optimizer(core) : 0;
-    if (found)
-        return found < 0 ? -1 : 0;
+    int found;
     PyObject *index = key == NULL ? Py_NewRef(Py_None) : basic_index(key);
     PyObject *stack = index == NULL ? NULL : stack_here(core, 0);
     if (stack == NULL || (found = is_tensor(target)) < 0)
@@ -971,16 +989,81 @@ static PyObject *passed_by_keyword(PyObject *name, PyObject *const *values, PyOb
     return NULL;
 }
 
+/* The number the next Node of this thread will carry; 0 where torch does not tell. */
+static inline long long sequence_here(void)
+{
+    long long number = integer(PyObject_Vectorcall(torch.sequence_number, NULL, 0, NULL));
+    if (number == -1 && PyErr_Occurred()) {
+        PyErr_Clear();
+        return 0;
+    }
+    return number;
+}
+
+/* Logs that the call which runs has made the Nodes from `first` up to `end`. */
+static int log_nodes(Core *core, long long first, long long end)
+{
+    unsigned long thread = PyThread_get_thread_ident();
+    LoggedNodes *last = core->nodes.count ? nodes_at(&core->nodes, core->nodes.count - 1) : NULL;
+    if (last != NULL && last->thread == thread && last->first == first && last->end == end)
+        return 0; /* a call within this one has logged them */
+    PyObject *stack = stack_here(core, 0);
+    if (stack == NULL)
+        return -1;
+    last = core->nodes.count ? nodes_at(&core->nodes, core->nodes.count - 1) : NULL;
+    core->saves++;
+    /* The same line again and nothing logged in between: one entry serves a loop. */
+    if (last != NULL && last->thread == thread && last->stack == stack && last->end == first && last->clock == core->clock) {
+        last->end = end;
+        Py_DECREF(stack);
+        return 0;
+    }
+    LoggedNodes dropped, *place = ring_push(&core->nodes, sizeof(LoggedNodes), NODES_KEPT, &dropped);
+    if (place == NULL) {
+        Py_DECREF(stack);
+        return -1;
+    }
+    *place = (LoggedNodes){first, end, ++core->clock, thread, stack};
+    Py_XDECREF(dropped.stack);
+    return 0;
+}
+
+/* What goes wrong while logging is counted; only what is no Exception reaches the program. -1: it does. */
+static int forgive(Core *core)
+{
+    if (!PyErr_ExceptionMatches(PyExc_Exception))
+        return -1;
+    PyErr_Clear();
+    core->log_errors++;
+    return 0;
+}
+
 static PyObject *Writer_vectorcall(PyObject *self, PyObject *const *args, size_t flagged_count, PyObject *keywords)
 {
     Writer *writer = (Writer *)self;
     Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
+    Core *core = writer->core;
+    int is_active = core->active;
+    if (is_active && core->open_steps) {
+        int inside = called_by_optimizer(core);
+        if (inside < 0 && forgive(core) < 0)
+            return NULL;
+        is_active = !inside;
+    }
+    long long first = is_active ? sequence_here() : 0;
     PyObject *result;
     if (writer->assign != NULL && count == 3 && keywords == NULL && PyObject_TypeCheck(args[0], writer->assigns))
         result = writer->assign(args[0], args[1], args[2]) < 0 ? NULL : Py_NewRef(Py_None);
     else
         result = PyObject_Vectorcall(writer->original, args, flagged_count, keywords);
-    if (result == NULL || !writer->core->active)
+    if (result == NULL || !is_active || !core->active)
+        return result;
+    long long end = sequence_here();
+    if (end != first && log_nodes(core, first, end) < 0 && forgive(core) < 0) {
+        Py_DECREF(result);
+        return NULL;
+    }
+    if (writer->is_plain)
         return result;
 
     PyObject *target = NULL, *key = NULL;
@@ -1000,14 +1083,8 @@ static PyObject *Writer_vectorcall(PyObject *self, PyObject *const *args, size_t
     else if (has_keywords)
         target = args[count];
 
-    if (target != NULL && log_target(writer, target, key) < 0) {
-        if (!PyErr_ExceptionMatches(PyExc_Exception)) {
-            Py_DECREF(result);
-            return NULL;
-        }
-        PyErr_Clear();
-        writer->core->log_errors++;
-    }
+    if (target != NULL && log_target(writer, target, key) < 0 && forgive(core) < 0)
+        Py_CLEAR(result);
     return result;
 }
 
@@ -1150,6 +1227,7 @@ static PyObject *Core_writer(Core *self, PyObject *const *args, Py_ssize_t count
     writer->position = position;
     writer->core = (Core *)Py_NewRef((PyObject *)self);
     writer->is_setitem = PyUnicode_CompareWithASCIIString(given[2], "setitem") == 0;
+    writer->is_plain = PyUnicode_CompareWithASCIIString(given[2], "plain") == 0;
     if (given[4] != Py_None) {
         writer->keyword = Py_NewRef(given[4]);
         PyUnicode_InternInPlace(&writer->keyword);
@@ -1325,7 +1403,26 @@ static PyObject *Engine_vectorcall(PyObject *self, PyObject *const *args, size_t
         PyErr_Clear();
         core->log_errors++;
     }
+    long long first = sequence_here();
     PyObject *result = PyObject_Vectorcall(engine->original, args, flagged_count, keywords);
+    if (result == NULL && record != NULL && core->on_failure != NULL && core->on_failure != Py_None) {
+        PyObject *type, *value, *traceback;
+        PyErr_Fetch(&type, &value, &traceback);
+        PyErr_NormalizeException(&type, &value, &traceback);
+        PyObject *told = PyObject_CallFunctionObjArgs(core->on_failure, record, value, NULL);
+        if (told == NULL) {
+            PyErr_Clear();
+            core->log_errors++;
+        }
+        Py_XDECREF(told);
+        PyErr_Restore(type, value, traceback);
+    }
+    if (result != NULL) {
+        /* Nodes of a backward that is itself differentiable. */
+        long long end = sequence_here();
+        if (end != first && log_nodes(core, first, end) < 0 && forgive(core) < 0)
+            Py_CLEAR(result);
+    }
     if (record != NULL) {
         for (Py_ssize_t i = PyList_GET_SIZE(core->running) - 1; i >= 0; i--)
             if (PyList_GET_ITEM(core->running, i) == record) {
@@ -1424,6 +1521,7 @@ static PyObject *Core_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 static int Core_traverse(Core *self, visitproc visit, void *arg)
 {
     Py_VISIT(self->on_stale);
+    Py_VISIT(self->on_failure);
     Py_VISIT(self->pack);
     Py_VISIT(self->unpack);
     Py_VISIT(self->running);
@@ -1434,6 +1532,7 @@ static int Core_traverse(Core *self, visitproc visit, void *arg)
 static int Core_clear(Core *self)
 {
     Py_CLEAR(self->on_stale);
+    Py_CLEAR(self->on_failure);
     Py_CLEAR(self->pack);
     Py_CLEAR(self->unpack);
     Py_CLEAR(self->running);
@@ -1446,7 +1545,7 @@ static void Core_dealloc(Core *self)
     PyObject_GC_UnTrack(self);
     Core_clear(self);
     Py_CLEAR(self->optimizer_folder);
-    Py_CLEAR(self->last_stack);
+    Py_CLEAR(self->optimizer_code);
     forget_stacks(self);
     forget_logs(self);
     Py_TYPE(self)->tp_free((PyObject *)self);
@@ -1459,8 +1558,10 @@ static PyMethodDef Core_methods[] = {
      "clear($self, /)\n--\n\nForget everything logged; the clock goes on."},
     {"stack", (PyCFunction)(void (*)(void))Core_stack, METH_FASTCALL | METH_KEYWORDS,
      "stack($self, skip=0)\n--\n\nThe stack of the caller (skip frames further out), equal stacks being one object."},
-    {"recent_saves", (PyCFunction)Core_recent_saves, METH_NOARGS,
-     "recent_saves($self, /)\n--\n\n(sequence number, stack) of the most recent saves, oldest first."},
+    {"nodes_near", (PyCFunction)(void (*)(void))Core_nodes_near, METH_FASTCALL,
+     "nodes_near($self, sequence, thread, /)\n--\n\nThe call that made a Node, else the calls before and after it."},
+    {"ran_since", (PyCFunction)(void (*)(void))Core_ran_since, METH_FASTCALL,
+     "ran_since($self, stack, sequence, thread, /)\n--\n\nWhether the call at a stack made Nodes again since."},
     {"writes", (PyCFunction)Core_writes, METH_NOARGS, "writes($self, /)\n--\n\nThe logged writes, oldest first."},
     {"log_write", (PyCFunction)(void (*)(void))Core_log_write, METH_FASTCALL | METH_KEYWORDS,
      "log_write($self, tensor, op, kind, index, stack)\n--\n\nPut one in-place change of tensor into the log."},
@@ -1487,6 +1588,7 @@ static PyMemberDef Core_members[] = {
     {"log_errors", T_LONGLONG, offsetof(Core, log_errors), 0, NULL},
     {"backwards", T_LONGLONG, offsetof(Core, backwards), 0, NULL},
     {"on_stale", T_OBJECT, offsetof(Core, on_stale), 0, NULL},
+    {"on_failure", T_OBJECT, offsetof(Core, on_failure), 0, NULL},
     {"running", T_OBJECT_EX, offsetof(Core, running), READONLY, NULL},
     {"step_log", T_OBJECT_EX, offsetof(Core, step_log), 0, NULL},
     {"optimizer_folder", T_OBJECT, offsetof(Core, optimizer_folder), 0, NULL},
@@ -1530,7 +1632,7 @@ PyMODINIT_FUNC PyInit__native(void)
     if (module == NULL || PyModule_AddObjectRef(module, "Core", (PyObject *)&Core_Type) < 0 ||
         PyModule_AddObjectRef(module, "Save", (PyObject *)&Save_Type) < 0 ||
         PyModule_AddObjectRef(module, "Stack", (PyObject *)&Stack_Type) < 0 ||
-        PyModule_AddIntMacro(module, WRITES_KEPT) < 0 || PyModule_AddIntMacro(module, SAVES_KEPT) < 0 ||
+        PyModule_AddIntMacro(module, WRITES_KEPT) < 0 || PyModule_AddIntMacro(module, NODES_KEPT) < 0 ||
         PyModule_AddIntMacro(module, STACKS_KEPT) < 0 || PyModule_AddIntMacro(module, DEPTH_KEPT) < 0) {
         Py_XDECREF(module);
         return NULL;

@@ -25,6 +25,7 @@ from torch.autograd import graph as _graph
 
 is_tensor = torch.is_tensor
 is_grad_enabled = torch.is_grad_enabled
+is_compiling = torch.compiler.is_compiling
 
 
 def _zero() -> int:
@@ -62,19 +63,26 @@ def top_hooks() -> tuple[Any, Any] | None:
     return None if pair is None else (pair[0], pair[1])
 
 
+@functools.lru_cache(maxsize=4096)
+def _slot_names(kind: Any) -> tuple[str, ...]:
+    """The names of the ``_raw_saved_*`` attributes of a class of Nodes; of a custom Function's there is one list."""
+    return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+
+
 def saved_slots(node: Any) -> Iterator[tuple[str, Any]]:
     """(slot name, SavedTensor) of every saved tensor that a Node shows; list slots come as ``name[i]``.
 
-    Nodes such as CopySlices and the foreach nodes show none. A slot already freed is left out.
+    A custom Function has one list, ``saved_tensors``. Nodes such as CopySlices and the foreach nodes show none. A slot
+    already freed is left out.
     """
-    for attribute in dir(node):
-        if not attribute.startswith("_raw_saved_"):
-            continue
+    kind: Any = type(node)
+    for attribute in _slot_names(kind):
         try:
             value = getattr(node, attribute)
         except RuntimeError:
             continue
         slot = attribute[len("_raw_saved_") :]
+        slot = "saved_tensors" if slot == "tensors" and hasattr(node, "saved_tensors") else slot
         if isinstance(value, (tuple, list)):
             for position, item in enumerate(value):
                 if item is not None:
@@ -187,6 +195,12 @@ def operator_class() -> Any:
 def operator_packet_class() -> Any:
     """The class of ``torch.ops.<library>.<op>``; as for :func:`operator_class`."""
     return getattr(getattr(torch, "_ops", None), "OpOverloadPacket", None)
+
+
+def function_apply() -> tuple[Any, str, Any]:
+    """(owner, name, function) of the classmethod by which every custom Function makes its Node."""
+    function = torch.autograd.Function
+    return function, "apply", vars(function)["apply"].__func__
 
 
 def vf_module() -> Any:

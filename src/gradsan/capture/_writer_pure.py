@@ -30,8 +30,18 @@ class FunctionWriter:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the original, then log; an exception of the original passes, and nothing is logged."""
+        core = self._core
+        # Inside a compiler the wrapper steps aside: what it would log there are not the program's operations.
+        if not core.active or _torch.is_compiling() or (core.open_steps and _called_by_optimizer(core)):
+            return self._original(*args, **kwargs)
+        first = _torch.sequence_number()
         result = self._original(*args, **kwargs)
-        if self._core.active:
+        if core.active:
+            end = _torch.sequence_number()
+            if end != first:
+                self._log_nodes(first, end)
+            if self._kind == "plain":
+                return result
             if self._kind == "setitem":
                 if len(args) > 1:
                     self._log(args[0], basic_index(args[1]))
@@ -44,16 +54,17 @@ class FunctionWriter:
                 self._log(next(iter(kwargs.values())), None)
         return result
 
+    def _log_nodes(self, first: int, end: int) -> None:
+        try:
+            self._core.log_nodes(first, end, _caller())
+        except Exception:
+            self._core.log_errors += 1
+
     def _log(self, target: Any, index: Any) -> None:
         core = self._core
         try:
-            caller: Any = sys._getframe()
-            # One call may pass several wrappers; what called the outermost one is what wrote.
-            while caller is not None and caller.f_globals is _HERE:
-                caller = caller.f_back
-            if core.open_steps and caller and caller.f_code.co_filename.startswith(core.optimizer_folder):
-                return
-            stack = core._stack_from(caller)
+            caller = _caller()
+            stack = core.stack_from(caller)
             if _torch.is_tensor(target):
                 core.log_write(target, self._op, self._kind, index, stack)
             elif isinstance(target, (tuple, list)):
@@ -99,6 +110,20 @@ class MethodWriter(FunctionWriter):
 
 
 _HERE = globals()
+
+
+def _called_by_optimizer(core: Any) -> bool:
+    """Whether the code that called lies in torch's optimizers, whose inner writes are accounted for per step."""
+    caller = _caller()
+    return caller is not None and caller.f_code.co_filename.startswith(core.optimizer_folder)
+
+
+def _caller() -> Any:
+    """The frame that called: one call may pass several wrappers, and what called the outermost one counts."""
+    caller: Any = sys._getframe()
+    while caller is not None and caller.f_globals is _HERE:
+        caller = caller.f_back
+    return caller
 
 
 def wrap(core: Any, original: Any, op: str, kind: str, position: int, keyword: str | None) -> FunctionWriter:

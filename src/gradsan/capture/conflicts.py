@@ -2,14 +2,83 @@
 
 from __future__ import annotations
 
-import bisect
-import itertools
 import sys
 from typing import Any
 
 from gradsan.capture import _torch, graphs, ledger, naming
+from gradsan.capture.autopsy import Stale
 from gradsan.capture.stacks import symbolise
+from gradsan.capture.steps import BackwardRecord
 from gradsan.model import Bridge, Conflict, Region, Save, Site, TensorInfo, Use, Write
+
+
+def of_failure(core: Any, steps: Any, stale: Stale, backward: BackwardRecord) -> Conflict:
+    """The conflict behind a version error: PyTorch raised, and the graph has been read."""
+    frame = sys._getframe(1)
+    node, slot, tensor = stale.node, stale.slot, stale.tensor
+    is_output = bool(slot and slot.startswith("result"))
+    sequence = None if node is None else _torch.node_sequence(node)
+    near = [] if sequence is None else core.nodes_near(sequence, backward.thread)
+    made = near[0] if len(near) == 1 and near[0][0] <= (sequence or 0) < near[0][1] else None
+    since = made[2] if made else (near[0][2] if near else 0)
+    if tensor is not None:
+        info = tensor_info(tensor, was_leaf=tensor.is_leaf and not is_output)
+    else:
+        info = _guessed(core, stale)
+    writes = ledger.writes_since(core, steps, info.storage, since, stale.saved_version)
+    return Conflict(
+        save=Save(
+            clock=since,
+            site=symbolise(made[3]) if made else Site(),
+            tensor=info,
+            version=stale.saved_version,
+            node=None if node is None else node.name(),
+            slot=slot,
+            is_output=is_output,
+            sequence=sequence or 0,
+            step=_steps_before(steps, since, core.steps),
+        ),
+        writes=writes,
+        use=_use(core, backward, stale.version),
+        names=() if tensor is None else naming.names_of(tensor, frame),
+        unexplained=ledger.unexplained_moves(writes, stale.saved_version, stale.version),
+        root_sequence=backward.root_sequence,
+        bridge=_bridge(core, backward, node, made, writes, frame),
+        raised=True,
+        log_was_cut=core.writes_were_cut,
+    )
+
+
+def under_hooks(core: Any, steps: Any, save: Any, alias: Any) -> Conflict:
+    """The conflict that the program's own hooks hide: what they kept has changed, and PyTorch does not look."""
+    frame = sys._getframe(1)
+    node = _torch.current_node()
+    slot = _slot_of(node, save)
+    backward = steps.current_backward()
+    saved_version = next(version for kept, version in save.aliases if kept is alias)
+    info = tensor_info(alias, was_leaf=alias.is_leaf and alias.requires_grad)
+    writes = ledger.writes_since(core, steps, info.storage, save.clock, saved_version)
+    return Conflict(
+        save=Save(
+            clock=save.clock,
+            site=symbolise(save.stack),
+            tensor=info,
+            version=saved_version,
+            node=None if node is None else node.name(),
+            slot=slot,
+            is_output=bool(slot and slot.startswith("result")),
+            sequence=(_torch.node_sequence(node) or 0) if node is not None else 0,
+            step=_steps_before(steps, save.clock, core.steps),
+        ),
+        writes=writes,
+        use=_use(core, backward, alias._version),
+        names=naming.names_of(alias, frame),
+        unexplained=ledger.unexplained_moves(writes, saved_version, alias._version),
+        root_sequence=backward.root_sequence if backward else None,
+        raised=False,
+        under_user_hooks=True,
+        log_was_cut=core.writes_were_cut,
+    )
 
 
 def tensor_info(tensor: Any, was_leaf: bool) -> TensorInfo:
@@ -26,8 +95,17 @@ def tensor_info(tensor: Any, was_leaf: bool) -> TensorInfo:
     )
 
 
-def slot_of(node: Any, packed: Any) -> str | None:
-    """The name of the slot of ``node`` that keeps ``packed``; None where the Node shows no slots."""
+def _guessed(core: Any, stale: Stale) -> TensorInfo:
+    """The tensor of a Node that shows none of its slots: the one last written to which the message's facts fit."""
+    for entry in reversed(core.writes()):
+        raw = ledger.RawWrite(*entry)
+        if raw.version == stale.version and tuple(raw.shape) == stale.sizes and raw.strides is not None:
+            region = Region(raw.offset, raw.shape, raw.strides, raw.itemsize)
+            return TensorInfo(stale.sizes, "", "", raw.storage, region, True, False)
+    return TensorInfo(stale.sizes, "", "", 0, Region(0, stale.sizes, (), 1), True, False)
+
+
+def _slot_of(node: Any, packed: Any) -> str | None:
     if node is None:
         return None
     for slot, saved in _torch.saved_slots(node):
@@ -36,53 +114,15 @@ def slot_of(node: Any, packed: Any) -> str | None:
     return None
 
 
-def collect(core: Any, steps: Any, save: Any, tensor: Any, packed: Any, *, raised: bool) -> Conflict:
-    """All that is known at the moment when backward unpacks ``save`` and finds its tensor changed.
-
-    ``tensor`` is the alias whose counter moved, ``packed`` the object that autograd keeps.
-    """
-    node = _torch.current_node()
-    slot = slot_of(node, packed)
-    frame = sys._getframe(1)
-    backward = steps.current_backward()
-    clock = core.clock
-    was_leaf = getattr(save, "was_leaf", False)
-    info = tensor_info(tensor, was_leaf)
-    saved_version = save.version if hasattr(save, "version") else dict(_versions(save))[id(tensor)]
-    writes = ledger.writes_since(core, steps, info.storage, save.clock, saved_version)
-    return Conflict(
-        save=Save(
-            clock=save.clock,
-            site=symbolise(save.stack),
-            tensor=info,
-            version=saved_version,
-            node=None if node is None else node.name(),
-            slot=slot,
-            is_output=bool(slot and slot.startswith("result")),
-            sequence=(_torch.node_sequence(node) or 0) if node is not None else 0,
-            step=_steps_before(steps, save.clock, core.steps),
-        ),
-        writes=writes,
-        use=Use(
-            clock=clock,
-            site=symbolise(backward.stack) if backward else symbolise(core.stack()),
-            version=tensor._version,
-            step=core.steps,
-            retain_graph=backward.retain_graph if backward else None,
-            via=backward.via if backward else "backward",
-        ),
-        names=naming.names_of(tensor, frame),
-        unexplained=ledger.unexplained_moves(writes, saved_version, tensor._version),
-        root_sequence=backward.root_sequence if backward else None,
-        bridge=_bridge(core, backward, node, save, writes, frame),
-        raised=raised,
-        under_user_hooks=not raised,
-        log_was_cut=core.writes_were_cut,
+def _use(core: Any, backward: BackwardRecord | None, version: int) -> Use:
+    return Use(
+        clock=core.clock,
+        site=symbolise(backward.stack if backward else core.stack()),
+        version=version,
+        step=core.steps,
+        retain_graph=backward.retain_graph if backward else None,
+        via=backward.via if backward else "backward",
     )
-
-
-def _versions(save: Any) -> list[tuple[int, int]]:
-    return [(id(alias), version) for alias, version in save.aliases]
 
 
 def _steps_before(steps: Any, clock: int, total: int) -> int:
@@ -91,8 +131,10 @@ def _steps_before(steps: Any, clock: int, total: int) -> int:
     return max(0, total - later)
 
 
-def _bridge(core: Any, backward: Any, node: Any, save: Any, writes: tuple[Write, ...], frame: Any) -> Bridge | None:
-    if backward is None or node is None or not writes or not backward.roots:
+def _bridge(
+    core: Any, backward: BackwardRecord, node: Any, made: Any, writes: tuple[Write, ...], frame: Any
+) -> Bridge | None:
+    if node is None or not writes or not backward.roots:
         return None
     moment = writes[0].sequence
     if backward.root_sequence is None or backward.root_sequence < moment:
@@ -100,29 +142,17 @@ def _bridge(core: Any, backward: Any, node: Any, save: Any, writes: tuple[Write,
     cut = graphs.crossing(graphs.path(list(backward.roots), node), moment)
     if cut is None:
         return None
-    recent = core.recent_saves()
     return Bridge(
         older=cut.older.name(),
         younger=cut.younger.name(),
         name=naming.name_of_output(cut.older, frame),
-        taken_near=_sites_near(recent, _torch.node_sequence(cut.younger)),
-        made_near=_sites_near(recent, _torch.node_sequence(cut.older)),
-        forward_ran_again=any(number >= moment and stack is save.stack for number, stack in recent),
+        taken_near=_sites_near(core, cut.younger, backward.thread),
+        made_near=_sites_near(core, cut.older, backward.thread),
+        forward_ran_again=made is not None and core.ran_since(made[3], moment, backward.thread),
     )
 
 
-def _sites_near(recent: list[tuple[int, Any]], number: int | None) -> tuple[Site, ...]:
-    """Where the Node with this sequence number was made: exact if it saved something, else the saves around it.
-
-    Nodes that save nothing (an addition, a view) leave no stack of their own.
-    """
-    if number is None or not recent:
-        return ()
-    numbers = [entry[0] for entry in recent]
-    if any(later < earlier for earlier, later in itertools.pairwise(numbers)):
-        recent = sorted(recent, key=lambda entry: entry[0])
-        numbers = [entry[0] for entry in recent]
-    at = bisect.bisect_left(numbers, number)
-    if at < len(numbers) and numbers[at] == number:
-        return (symbolise(recent[at][1]),)
-    return tuple(symbolise(stack) for _, stack in recent[max(0, at - 1) : at + 1])
+def _sites_near(core: Any, node: Any, thread: int) -> tuple[Site, ...]:
+    """Where a Node was made; where the call that made it was not watched, the calls before and after it."""
+    number = _torch.node_sequence(node)
+    return () if number is None else tuple(symbolise(entry[3]) for entry in core.nodes_near(number, thread))

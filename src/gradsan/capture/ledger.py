@@ -32,8 +32,8 @@ class RawWrite(NamedTuple):
 def writes_since(core: Any, steps: Any, storage: int, start: int, saved_version: int) -> tuple[Write, ...]:
     """Every logged write to ``storage`` after the clock ``start``, in order.
 
-    A write that left the counter where the save found it is the saving operation's own (``relu_`` saves its result
-    before it returns) and is left out.
+    A write that left the counter where the save found it, or before, came before the save: among them the saving
+    operation's own (``relu_`` saves its result before it returns).
 
     What a step's own code wrote in the user's files counts as that step: its line is the ``step()`` call.
     """
@@ -41,7 +41,7 @@ def writes_since(core: Any, steps: Any, storage: int, start: int, saved_version:
     running = [record for record in steps.steps if storage in record.storages]
     for entry in core.writes():
         raw = RawWrite(*entry)
-        if raw.storage != storage or raw.clock <= start or raw.version == saved_version:
+        if raw.storage != storage or raw.clock <= start or (raw.version is not None and raw.version <= saved_version):
             continue
         if any(record.clock < raw.clock and (record.end is None or raw.clock < record.end) for record in running):
             continue

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dis
+import functools
 import gc
 import types
 from collections import deque
@@ -43,28 +45,33 @@ _MODULE_INTERNALS = frozenset(vars(nn.Module()))
 
 
 class Found(NamedTuple):
-    """A tensor reached from a variable: the expression that leads to it, how, and how far the search had to go."""
+    """A tensor reached from a variable: the expression that leads to it, how, and how far the search had to go.
+
+    ``passing`` says that the variable is one of a ``for`` loop: it names another tensor in the next round.
+    """
 
     path: str
     tensor: Any
     origin: str
     depth: int
+    passing: bool = False
 
 
 def names_of(tensor: Any, frame: Any) -> tuple[Name, ...]:
     """Names by which the user's frames from ``frame`` outwards reach the memory of ``tensor``, best first.
 
     An expression that covers just the same part of the storage beats one that covers another part; a parameter's
-    name within its module beats a loop variable; a nearer frame beats a farther one, a short expression a long one.
+    name within its module beats others, a loop's variable is beaten by all; a nearer frame beats a farther one, a short
+    expression a long one.
     """
     storage = _torch.storage_identity(tensor)
     extent = _extent(tensor)
     ranked = []
     for order, found in enumerate(_search(frame, lambda t: _torch.storage_identity(t) == storage)):
         same_part = _extent(found.tensor) == extent
-        ranked.append(((not same_part, found.origin != "module", found.depth, order), found))
+        ranked.append(((not same_part, found.origin != "module", found.passing, found.depth, order), found))
     if not ranked:
-        ranked = [((False, False, 0, 0), found) for found in _modules_alive(storage)]
+        ranked = [((False, False, False, 0, 0), found) for found in _modules_alive(storage)]
     names: dict[str, Name] = {}
     for _, found in sorted(ranked, key=lambda item: item[0]):
         names.setdefault(found.path, Name(found.path, found.origin, _kind(found)))  # type: ignore[arg-type]
@@ -101,19 +108,12 @@ def _search(frame: Any, wanted: Callable[[Any], bool]) -> Iterator[Found]:
     """Breadth-first through the variables of the user's frames; every object once, at most ``_MOST_OBJECTS``."""
     queue: deque[tuple[str, Any, int]] = deque()
     seen: set[int] = set()
-    globals_seen: set[int] = set()
-    spaces = []
-    while frame is not None:
-        if is_user_file(frame.f_code.co_filename):
-            spaces.append(dict(frame.f_locals))
-            if id(frame.f_globals) not in globals_seen:
-                globals_seen.add(id(frame.f_globals))
-                spaces.append(dict(frame.f_globals))
-        frame = frame.f_back
-    for space in spaces:
+    passing: set[str] = set()
+    for space, loop_variables in _spaces(frame):
         for name, value in space.items():
             if not name.startswith("__"):
                 queue.append((name, value, 0))
+        passing.update(loop_variables)
     visited = 0
     while queue and visited < _MOST_OBJECTS:
         path, value, depth = queue.popleft()
@@ -123,7 +123,7 @@ def _search(frame: Any, wanted: Callable[[Any], bool]) -> Iterator[Found]:
         if torch.is_tensor(value):
             # One tensor may have several names; all of them are wanted.
             if _matches(value, wanted):
-                yield Found(path, value, "variable", depth)
+                yield Found(path, value, "variable", depth, path in passing)
             continue
         if id(value) in seen:
             continue
@@ -132,6 +132,42 @@ def _search(frame: Any, wanted: Callable[[Any], bool]) -> Iterator[Found]:
             yield from _in_module(path, value, depth, wanted, queue)
         elif depth < _DEEPEST:
             queue.extend((inner, item, depth + 1) for inner, item in _parts(path, value))
+
+
+def _spaces(frame: Any) -> list[tuple[dict[str, Any], frozenset[str]]]:
+    """The locals and globals of the user's frames from ``frame`` outwards, each with its loop variables."""
+    frames = []
+    while frame is not None:
+        if is_user_file(frame.f_code.co_filename):
+            frames.append(frame)
+        frame = frame.f_back
+    of_modules = {id(one.f_globals): _loop_variables(one.f_code) for one in frames if one.f_code.co_name == "<module>"}
+    spaces: list[tuple[dict[str, Any], frozenset[str]]] = []
+    for one in frames:
+        if one.f_locals is not one.f_globals:
+            spaces.append((dict(one.f_locals), _loop_variables(one.f_code)))
+        if not any(one.f_globals is known.f_globals for known in frames[: frames.index(one)]):
+            spaces.append((dict(one.f_globals), of_modules.get(id(one.f_globals), frozenset())))
+    return spaces
+
+
+@functools.lru_cache(maxsize=1024)
+def _loop_variables(code: types.CodeType) -> frozenset[str]:
+    """The variables that the ``for`` loops of a function or module give values to."""
+    names: set[str] = set()
+    awaited = 0
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "FOR_ITER":
+            awaited = 1
+        elif awaited and instruction.opname.startswith("UNPACK"):
+            awaited += int(instruction.arg or 0) - 1
+        elif awaited and instruction.opname.startswith("STORE_"):
+            stored = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+            names.update(str(name) for name in stored)
+            awaited = max(0, awaited - len(stored))
+        elif instruction.opname not in ("CACHE", "EXTENDED_ARG"):
+            awaited = 0
+    return frozenset(names)
 
 
 def _matches(tensor: Any, wanted: Callable[[Any], bool]) -> bool:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+import traceback
+from collections.abc import Callable
 from typing import Any
 
-from gradsan.capture import _core, _torch, conflicts, messages, saves, writes
+from gradsan.capture import _core, autopsy, conflicts, saves, writes
 from gradsan.capture.patches import Patches
-from gradsan.capture.steps import Steps
+from gradsan.capture.steps import Steps, read_backward
 from gradsan.model import Conflict, Evidence, Message, Seen
 
 _CONFLICTS_KEPT = 1_000
+_SEEN = "_gradsan_seen"
 
 
 class Recorder:
@@ -20,7 +24,7 @@ class Recorder:
     def __init__(self, native: bool | None = None) -> None:
         """Prepare, without touching torch yet. ``native`` as in :func:`gradsan.capture._core.make_core`."""
         self.core = _core.make_core(native)
-        self.core.on_stale = self._on_stale
+        self.core.on_failure = self._on_failure
         self.steps = Steps(self.core)
         self.conflicts: list[Conflict] = []
         self.blind_spots: dict[str, Message] = {}
@@ -41,7 +45,7 @@ class Recorder:
                 return
             self.core.active = True
             try:
-                saves.install(self.core, self._patches, self._on_hooked_stale)
+                saves.watch_user_hooks(self.core, self._patches, self._on_hooked_stale)
                 writes.install(self.core, self._patches)
                 self.steps.install(self._patches)
             except BaseException:
@@ -85,29 +89,29 @@ class Recorder:
         """Remember, once, something this run did that gradsan could not see."""
         self.blind_spots.setdefault(message.key, message)
 
-    def _on_stale(self, save: Any) -> Any:
-        tensor = save.tensor
-        if tensor._version == save.version:
-            return tensor
-        node = _torch.current_node()
-        message = messages.stale_message(
-            tensor, save.version, messages.producer_clause(node, conflicts.slot_of(node, save))
-        )
-        self._keep(save, tensor, save, raised=True)
-        # Given back, not raised: raising here would put a frame of gradsan's into the program's traceback.
-        return RuntimeError(message)
+    def _on_failure(self, entry: Any, error: BaseException) -> None:
+        """A backward has ended with an exception; if it is the version check's, find out what lies behind it."""
+        if not autopsy.is_version_error(error) or getattr(error, _SEEN, False):
+            return
+        # One failure passes several engine calls where a backward runs inside another (checkpointing).
+        with contextlib.suppress(AttributeError):
+            setattr(error, _SEEN, True)
+        backward = read_backward(entry)
+        stale = autopsy.find_stale(backward.roots, error)
+        if stale is not None:
+            self._keep(lambda: conflicts.of_failure(self.core, self.steps, stale, backward))
 
     def _on_hooked_stale(self, save: Any, alias: Any) -> None:
-        self._keep(save, alias, save, raised=False)
+        self._keep(lambda: conflicts.under_hooks(self.core, self.steps, save, alias))
 
-    def _keep(self, save: Any, tensor: Any, packed: Any, *, raised: bool) -> None:
+    def _keep(self, collect: Callable[[], Conflict]) -> None:
         if len(self.conflicts) >= _CONFLICTS_KEPT:
             return
         try:
-            self.conflicts.append(conflicts.collect(self.core, self.steps, save, tensor, packed, raised=raised))
+            self.conflicts.append(collect())
         except Exception as failure:
             if os.environ.get("GRADSAN_DEBUG"):
-                raise
+                traceback.print_exc()
             self.note_blind_spot(Message("blind.collect_failed", {"error": f"{type(failure).__name__}: {failure}"}))
 
 

@@ -40,6 +40,7 @@ class BackwardRecord:
 
     clock: int
     stack: Any
+    thread: int
     via: str
     retain_graph: bool
     roots: tuple[Any, ...]
@@ -96,9 +97,14 @@ class Steps:
         chosen = next((entry for entry in reversed(running) if entry[2] == here), running[-1] if running else None)
         if chosen is None:
             return None
-        clock, stack, _, outputs, retain, accumulate = chosen
-        roots = tuple(root for root in map(_root_node, outputs) if root is not None)
-        return BackwardRecord(clock, stack, "backward" if accumulate else "grad", bool(retain), roots)
+        return read_backward(chosen)
+
+
+def read_backward(entry: Any) -> BackwardRecord:
+    """An entry of ``core.running`` as a record."""
+    clock, stack, thread, outputs, retain, accumulate = entry
+    roots = tuple(root for root in map(_root_node, outputs) if root is not None)
+    return BackwardRecord(clock, stack, thread, "backward" if accumulate else "grad", bool(retain), roots)
 
 
 def _numbers(data: bytes) -> array[int]:

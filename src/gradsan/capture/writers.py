@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
@@ -134,3 +135,51 @@ def functions() -> Iterator[tuple[Any, str, Any, Writer]]:
         function = _torch.variable_function(name)
         if function is not None and name not in vars(_torch.vf_module()):
             yield _torch.vf_module(), name, function, writer
+
+
+def operations() -> Iterator[tuple[Any, str, Any]]:
+    """(namespace, attribute, function) of what may make autograd Nodes and does not write: watched for its place only.
+
+    These are the methods and operators of ``torch.Tensor`` and the builtin functions of torch's namespaces whose aten
+    operator returns a tensor. Those that write are in :func:`tensor_methods` and :func:`functions`.
+    """
+    writing = {writer.op for writer in tensor_methods()}
+    names = _returning_tensors()
+    for name in dir(torch.Tensor):
+        is_operator = name.startswith("__") and name.strip("_").removeprefix("r") in _OPERATORS
+        if name in writing or not (is_operator or name in names):
+            continue
+        function = getattr(torch.Tensor, name)
+        if callable(function) and name not in MAKES_NO_NODES:
+            yield torch.Tensor, name, function
+    seen = {(id(namespace), attribute) for namespace, attribute, _, _ in functions()}
+    for namespace in _torch.function_namespaces():
+        for attribute, value in list(vars(namespace).items()):
+            if isinstance(value, BuiltinFunctionType) and value.__name__ in names and (id(namespace), attribute) not in seen:
+                yield namespace, attribute, value
+    vf = _torch.vf_module()
+    for name in names:
+        function = _torch.variable_function(name)
+        if function is not None and (id(vf), name) not in seen:
+            yield vf, name, function
+
+
+# Methods that return a tensor and never a Node that saves one; some are called at every turn.
+MAKES_NO_NODES = frozenset({"detach", "data", "cpu", "cuda", "to", "requires_grad_", "grad", "new_empty", "new_zeros"})
+
+_OPERATORS = frozenset(
+    {
+        *("abs", "add", "and", "div", "eq", "floordiv", "ge", "getitem", "gt", "invert", "le", "lt", "matmul", "mod"),
+        *("mul", "ne", "neg", "or", "pos", "pow", "sub", "truediv", "xor"),
+    }
+)
+
+
+def _returning_tensors() -> frozenset[str]:
+    return frozenset(
+        schema.name.partition("::")[2]
+        for schema in _torch.all_schemas()
+        if schema.name.startswith("aten::")
+        and any(str(result.type) in _TENSOR_TYPES for result in schema.returns)
+        and not schema.name.startswith("aten::_foreach_")
+    )

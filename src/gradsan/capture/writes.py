@@ -1,4 +1,4 @@
-"""Logging of writes: replaces, while gradsan is on, every Python name of torch that changes a tensor in place."""
+"""Logging of operations: replaces, while gradsan is on, every Python name of torch that writes or makes Nodes."""
 
 from __future__ import annotations
 
@@ -14,23 +14,38 @@ from gradsan.capture.patches import Patches
 def install(core: Any, patches: Patches) -> None:
     """Put a logging wrapper around every writing method, function and directly called operator."""
     wrapped: dict[int, Any] = {}
-    for writer in writers.tensor_methods():
+    # All lists are made before the first replacement: they are read off the very names that are replaced.
+    functions, operations = list(writers.functions()), list(writers.operations())
+    for writer in list(writers.tensor_methods()):
         _replace(core, patches, wrapped, torch.Tensor, writer.op, getattr(torch.Tensor, writer.op), writer)
-    for namespace, name, function, writer in writers.functions():
+    for namespace, name, function, writer in functions:
         _replace(core, patches, wrapped, namespace, name, function, writer)
+    for namespace, name, function in operations:
+        _replace(core, patches, wrapped, namespace, name, function, None)
+    owner, name, function = _torch.function_apply()
+    patches.set(owner, name, classmethod(core.writer(function, name, "plain", -1, None)))
     _watch_operators(core, patches)
 
 
 def _replace(
-    core: Any, patches: Patches, wrapped: dict[int, Any], owner: Any, name: str, function: Any, writer: writers.Writer
+    core: Any,
+    patches: Patches,
+    wrapped: dict[int, Any],
+    owner: Any,
+    name: str,
+    function: Any,
+    writer: writers.Writer | None,
 ) -> None:
     wrapper = wrapped.get(id(function))
     if wrapper is None:
         wrapper = function
-        for position in writer.positions:
-            wrapper = core.writer(wrapper, writer.op, writer.kind, position, None)
-        if writer.keyword:
-            wrapper = core.writer(wrapper, writer.op, "out", -1, writer.keyword)
+        if writer is None:
+            wrapper = core.writer(function, name, "plain", -1, None)
+        else:
+            for position in writer.positions:
+                wrapper = core.writer(wrapper, writer.op, writer.kind, position, None)
+            if writer.keyword:
+                wrapper = core.writer(wrapper, writer.op, "out", -1, writer.keyword)
         wrapped[id(function)] = wrapper
         undo = _torch.introduce_to_jit(function, wrapper)
         if undo is not None:
