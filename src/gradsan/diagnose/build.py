@@ -7,6 +7,7 @@ from typing import Any
 
 from gradsan.diagnose import labels as label_room
 from gradsan.diagnose.facts import Facts
+from gradsan.diagnose.names import producer
 from gradsan.model import (
     Diagnosis,
     Fix,
@@ -54,7 +55,7 @@ def named_tensor(facts: Facts) -> NamedTensor:
     """The tensor as the report shows it."""
     save = facts.conflict.save
     return NamedTensor(
-        name=facts.name if isinstance(facts.name, str) else None,
+        name=facts.name if isinstance(facts.name, str) else producer(facts.conflict),
         shape=save.tensor.shape,
         dtype=save.tensor.dtype,
         device=save.tensor.device,

@@ -2,37 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gradsan import source
 from gradsan.diagnose.carriers import Carrier, cut
-from gradsan.diagnose.facts import Facts, place
-from gradsan.model import Fix, Frame, Message, Site, Write
+from gradsan.diagnose.facts import Facts
+from gradsan.diagnose.levels import inner_frames, place, user_frames
+from gradsan.model import Fix, Frame, Message, Write
 
 
-def out_of_place(facts: Facts) -> tuple[Fix, ...]:
-    """Give the result a new tensor instead of overwriting: one changed line per writing line."""
-    lines = _changes(facts.writes or facts.missed, source.out_of_place)
-    return (_fix("out_of_place", "preserved", facts, lines),)
+def instead_of_overwriting(facts: Facts, *, copy_first: bool = False) -> tuple[Fix, ...]:
+    """Give the result a new tensor, write into a copy, or let autograd keep one.
 
-
-def clone_before_mutation(facts: Facts) -> tuple[Fix, ...]:
-    """Write into a copy, leaving autograd the original."""
+    Binding the name anew hides the write from other names of the same tensor and from the caller; where the source
+    shows that there are such, the copy is made where the value is saved, and the others are called a change of meaning.
+    Suggestions with a concrete line come first.
+    """
     writes = facts.writes or facts.missed
-    lines = _changes(writes[:1], source.clone_before)
-    return (_fix("clone_before_mutation", "preserved", facts, lines),)
+    new = _each_line(writes, source.out_of_place)
+    copy = _each_line(writes[:1], source.clone_before) if _write_one_name(writes) else _Suggested()
+    new_fix, copy_fix = _rebinding("out_of_place", facts, new), _rebinding("clone_before_mutation", facts, copy)
+    if not new.hidden_from_others and not copy.hidden_from_others:
+        pair = (copy_fix, new_fix) if copy_first else (new_fix, copy_fix)
+        found = pair if pair[0].lines or pair[1].lines else (*_copy_for_autograd(facts), *pair)
+    else:
+        found = (*_copy_for_autograd(facts), new_fix)
+    return tuple(sorted(found, key=lambda fix: not fix.lines))
 
 
-def disable_inplace_module(facts: Facts) -> tuple[Fix, ...]:
-    """Turn ``inplace=True`` off where it was asked for."""
-    lines = _changes(facts.writes, lambda frame, _: source.inplace_false(frame))
+def disable_inplace_module(facts: Facts, writer: str) -> tuple[Fix, ...]:
+    """Turn ``inplace=True`` off where it was asked for; ``writer`` is the class of the layer that wrote."""
+    first = facts.writes[0]
+    frame = first.site.user_frame
+    change = None if frame is None else source.inplace_false(frame)
+    if change is not None and frame is not None:
+        lines = source.changed_lines(frame.file, change)
+    else:
+        files = dict.fromkeys(one.file for one in reversed(user_frames(first.site)))
+        lines = next((found for file in files if (found := _made_in_place(file, writer))), ())
     return (_fix("disable_inplace_module", "preserved", facts, lines),)
 
 
-def list_and_stack(facts: Facts) -> tuple[Fix, ...]:
-    """Collect the parts in a list and stack them, instead of filling a tensor."""
-    return (_fix("list_and_stack", "preserved", facts, ()),)
+def instead_of_filling(facts: Facts) -> tuple[Fix, ...]:
+    """Collect the parts in a list and stack them, or take the out-of-place twin of a method that fills."""
+    parts = _fix("list_and_stack", "preserved", facts, ())
+    others = instead_of_overwriting(facts)
+    whole = tuple(fix for fix in others if fix.kind == "out_of_place" and fix.lines)
+    return (*whole, parts, *(fix for fix in others if fix.kind != "out_of_place"))
 
 
 def reorder_step(facts: Facts) -> tuple[Fix, ...]:
@@ -82,33 +100,92 @@ def _fix(
     facts: Facts,
     lines: tuple[tuple[str, int, str], ...],
     values: dict[str, Any] | None = None,
+    summary: str | None = None,
 ) -> Fix:
     filled = {"name": facts.name, "op": facts.op, **(values or {})}
     return Fix(
         kind=kind,
         meaning=meaning,
-        summary=Message(f"help.{kind}", filled),
+        summary=Message(summary or f"help.{kind}", filled),
         how_changed=Message(f"help.{kind}_how", filled) if meaning == "changed" else None,
         applicability="review" if lines else "manual",
         lines=lines,
     )
 
 
-def _changes(writes: Iterable[Write], suggest: Any) -> tuple[tuple[str, int, str], ...]:
-    lines: dict[tuple[str, int], tuple[str, int, str]] = {}
-    seen: set[tuple[str, int]] = set()
+@dataclass(frozen=True, slots=True)
+class _Suggested:
+    """Changed lines, and whether the source shows others who would no longer see what is written."""
+
+    lines: tuple[tuple[str, int, str], ...] = ()
+    hidden_from_others: bool = False
+
+
+def _each_line(writes: Iterable[Write], suggest: Callable[[Frame, str], source.Change | None]) -> _Suggested:
+    """One change for each writing line; none at all where one line has none, because half a change mends nothing."""
+    changes: dict[tuple[str, int], source.Change | None] = {}
     for write in writes:
-        frame = _own_frame(write.site)
-        if frame is None or (frame.file, frame.line) in seen:
-            continue
-        seen.add((frame.file, frame.line))
-        for line in _as_lines(frame, suggest(frame, write.op)):
-            lines[line[0], line[1]] = line
-    return tuple(lines.values())
+        frame = write.site.user_frame
+        if frame is None:
+            return _Suggested()
+        if changes.get((frame.file, frame.line)) is None:
+            changes[frame.file, frame.line] = suggest(frame, write.op)
+    lines: list[tuple[str, int, str]] = []
+    for (file, _), change in changes.items():
+        if change is None:
+            return _Suggested()
+        lines += source.changed_lines(file, change)
+    return _Suggested(tuple(dict.fromkeys(lines)), any(change.notes for change in changes.values() if change))
 
 
-def _own_frame(site: Site) -> Frame | None:
-    return site.user_frame
+def _write_one_name(writes: Sequence[Write]) -> bool:
+    """Whether all writes are by the same name of the same function, so that one copy takes them all."""
+    targets = set()
+    for write in writes:
+        frame = write.site.user_frame
+        if frame is None:
+            return False
+        name = source.written_expression(frame, write.op, inner_frames(write.site))
+        targets.add((frame.file, frame.function, name))
+    return len(targets) == 1
+
+
+def _rebinding(kind: str, facts: Facts, suggested: _Suggested) -> Fix:
+    meaning = "changed" if suggested.hidden_from_others else "preserved"
+    return _fix(kind, meaning, facts, suggested.lines)
+
+
+def _copy_for_autograd(facts: Facts) -> tuple[Fix, ...]:
+    """Clone the value where it is saved: whatever is written later, autograd's copy stays."""
+    save = facts.conflict.save
+    frame = save.site.user_frame
+    if frame is None:
+        return ()
+    if save.is_output:
+        statement = source.statement_at(frame)
+        names = source.assigned_names(statement) if statement is not None else []
+    else:
+        names = source.operand_expressions(frame)
+    if len(names) > 1:
+        names = [name for name in names if name == facts.name]
+    change = source.clone_at_save(frame, names[0]) if len(names) == 1 else None
+    if change is None:
+        return ()
+    return (
+        _fix(
+            "clone_before_mutation",
+            "preserved",
+            facts,
+            source.changed_lines(frame.file, change),
+            values={"name": names[0]},
+            summary="help.clone_at_save",
+        ),
+    )
+
+
+def _made_in_place(file: str, layer: str) -> tuple[tuple[str, int, str], ...]:
+    change = source.inplace_layer_false(file, layer)
+    return () if change is None else source.changed_lines(file, change)
 
 
 def _as_lines(frame: Frame, change: source.Change | None) -> tuple[tuple[str, int, str], ...]:

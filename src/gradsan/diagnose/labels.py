@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
-from gradsan.diagnose.facts import Facts, place
+from gradsan.diagnose.facts import Facts
+from gradsan.diagnose.levels import place
 from gradsan.model import Label, Message, Role, Site, Write
+
+_ASSIGNMENT = "[...] ="
+_AUGMENTED = {
+    "__iadd__": "+=",
+    "__iand__": "&=",
+    "__ifloordiv__": "//=",
+    "__ilshift__": "<<=",
+    "__imod__": "%=",
+    "__imul__": "*=",
+    "__ior__": "|=",
+    "__ipow__": "**=",
+    "__irshift__": ">>=",
+    "__isub__": "-=",
+    "__itruediv__": "/=",
+    "__ixor__": "^=",
+}
+_OPERATORS = {**_AUGMENTED, "__setitem__": _ASSIGNMENT}
 
 
 def standard(facts: Facts, *, writes: Iterable[Write] | None = None, used: Message | None = None) -> tuple[Label, ...]:
@@ -46,15 +65,22 @@ def written(facts: Facts, writes: Iterable[Write]) -> tuple[Label, ...]:
     labels: list[Label] = []
     for group in by_line.values():
         first = group[0]
-        ops = list(dict.fromkeys(write.op for write in group))
+        ops = Counter(write.op for write in group)
         if first.kind == "step":
             message = Message("label.written.step", {"optimizer": first.optimizer, "name": facts.name})
         else:
-            message = Message("label.written.op", {"name": facts.name, "op": ", ".join(ops)})
-        if len(group) > len(ops):
-            message = Message("label.counted", {"what": message, "count": len(group)})
+            message = Message("label.written.op", {"name": facts.name, "op": ", ".join(_as_written(ops))})
+        times = max(ops.values())
+        if times > 1:
+            message = Message("label.counted", {"what": message, "count": times})
         labels += at("written", first.site, _in_step(facts, message, first.step), op=first.op)
     return tuple(labels)
+
+
+def _as_written(ops: Iterable[str]) -> list[str]:
+    """Python's special methods as one writes them. ``x[i] += y`` ends with an assignment, which goes without saying."""
+    shown = [_OPERATORS.get(op, op) for op in ops]
+    return [op for op in shown if op != _ASSIGNMENT or not any(other in _AUGMENTED.values() for other in shown)]
 
 
 def update_name(update: Write) -> str | Message:

@@ -1,4 +1,4 @@
-"""Two stacks side by side: the function they share, and what a value deeper down is called there."""
+"""Stacks: the frame to show, the function that two of them share, and what a value deeper down is called there."""
 
 from __future__ import annotations
 
@@ -6,6 +6,20 @@ from collections.abc import Sequence
 
 from gradsan import source
 from gradsan.model import Frame, Site
+
+
+def place(site: Site) -> Frame | None:
+    """The frame to show for a site: the user's own, else the outermost that is known."""
+    return site.user_frame or (site.frames[-1] if site.frames else None)
+
+
+def inner_frames(site: Site) -> tuple[Frame, ...]:
+    """The frames below the user frame, outermost first."""
+    own = site.user_frame
+    if own is None:
+        return ()
+    position = max(index for index, frame in enumerate(site.frames) if frame is own)
+    return site.frames[position + 1 :]
 
 
 def user_frames(site: Site) -> tuple[Frame, ...]:

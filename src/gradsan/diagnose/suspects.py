@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gradsan import source
-from gradsan.diagnose.facts import Facts, place
+from gradsan.diagnose.facts import Facts
+from gradsan.diagnose.levels import place
 from gradsan.model import Frame, Site
 
 _MOST = 5

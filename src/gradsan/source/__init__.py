@@ -5,8 +5,9 @@ None, or an empty collection, rather than a guess where the source is missing, i
 """
 
 from gradsan.source.bindings import Carried, carried_names
-from gradsan.source.calls import callers_expression, dies_with_call
+from gradsan.source.calls import alias_of, callers_expression, dies_with_call
 from gradsan.source.change import Change, apply_change, changed_lines
+from gradsan.source.layers import inplace_layer_false
 from gradsan.source.lines import source_line, source_lines
 from gradsan.source.locate import Expression, Statement, expression_at, expressions_at, statement_at, statements_at
 from gradsan.source.names import assigned_names, consumed_names
@@ -30,6 +31,7 @@ __all__ = [
     "Expression",
     "Shape",
     "Statement",
+    "alias_of",
     "apply_change",
     "assigned_names",
     "called_expression",
@@ -50,6 +52,7 @@ __all__ = [
     "has_keyword",
     "in_same_function",
     "inplace_false",
+    "inplace_layer_false",
     "is_item_of_loop",
     "is_read_between",
     "operand_expressions",

@@ -7,13 +7,13 @@ import re
 
 from gradsan.model import Frame
 from gradsan.source.chains import binds, leaf_name, local_nodes
-from gradsan.source.flow import reaching
+from gradsan.source.flow import is_still_argument, reaching
 from gradsan.source.locate import expression_at, statement_at
 from gradsan.source.names import bindings_of
 from gradsan.source.targets import aliased_expression
-from gradsan.source.tree import FunctionNode, SourceFile
+from gradsan.source.tree import SourceFile
 
-__all__ = ["callers_expression", "dies_with_call"]
+__all__ = ["alias_of", "callers_expression", "dies_with_call"]
 
 # A module's forward is reached by calling the module itself.
 _CALLED_AS_OBJECT = frozenset({"forward", "__call__"})
@@ -32,13 +32,36 @@ def callers_expression(name: str, inner: Frame, outer: Frame) -> str | None:
     function = statement.function
     if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
         return None
-    if not _still_argument(function, statement.node, root):
+    if not is_still_argument(function.body, statement.node, root):
         return None
     if _is_super(call.node.func):
         return name if root == "self" else None
     argument = _argument(statement.source, function, root, call.node)
     aliased = None if argument is None else aliased_expression(call.source, argument)
     return None if aliased is None else call.source.text(aliased) + rest
+
+
+def alias_of(frame: Frame, name: str) -> str | None:
+    """What ``name`` is another handle on at ``frame``: ``hidden`` of ``left`` after ``left = hidden[:, :3]``.
+
+    None where the name was not bound just so, or not in this function.
+    """
+    statement = statement_at(frame)
+    if statement is None or isinstance(statement.function, ast.Lambda):
+        return None
+    body = statement.source.module.body if statement.function is None else statement.function.body
+    found = reaching(body, statement.node, lambda name: False).get(name, frozenset())
+    values = [
+        binding.value
+        for definition in found
+        for binding in (bindings_of(definition.statement) if definition.statement is not None else ())
+        if binding.name == name and binding.replaces and not isinstance(binding.statement, ast.AugAssign)
+    ]
+    if len(values) != 1 or values[0] is None:
+        return None
+    aliased = aliased_expression(statement.source, values[0])
+    text = None if aliased is None else statement.source.text(aliased)
+    return None if text == name else text
 
 
 def dies_with_call(frame: Frame, name: str) -> bool:
@@ -54,20 +77,6 @@ def dies_with_call(frame: Frame, name: str) -> bool:
 def _split(name: str) -> tuple[str, str]:
     end = re.search(r"[.\[]", name)
     return (name[: end.start()], name[end.start() :]) if end else (name, "")
-
-
-def _still_argument(function: FunctionNode, at: ast.stmt, root: str) -> bool:
-    """Whether ``root`` may still be the caller's tensor: never bound, or only changed in place."""
-    if not isinstance(function.body, list):
-        return False
-    found = reaching(function.body, at, lambda name: False).get(root, frozenset())
-    statements = [definition.statement for definition in found if definition.statement is not None]
-    return not any(
-        binding.replaces and not isinstance(statement, ast.AugAssign)
-        for statement in statements
-        for binding in bindings_of(statement)
-        if binding.name == root
-    )
 
 
 def _is_super(callee: ast.expr) -> bool:

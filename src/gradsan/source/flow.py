@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from gradsan.source.names import Binding, bindings_of
 
-__all__ = ["Definition", "Flow", "reaching"]
+__all__ = ["Definition", "Flow", "is_still_argument", "reaching"]
 
 Blocks = list[list[ast.stmt]]
 State = dict[str, frozenset["Definition"]]
@@ -64,6 +64,18 @@ def reaching(body: list[ast.stmt], at: ast.stmt, persists: Callable[[str], bool]
             break
         start = following
     return _join(interpreter.states)
+
+
+def is_still_argument(body: list[ast.stmt], at: ast.stmt, name: str) -> bool:
+    """Whether the parameter ``name`` is at ``at`` what the caller gave: never bound anew, at most changed in place."""
+    found = reaching(body, at, lambda name: False).get(name, frozenset())
+    return not any(
+        binding.replaces and not isinstance(binding.statement, ast.AugAssign)
+        for definition in found
+        if definition.statement is not None
+        for binding in bindings_of(definition.statement)
+        if binding.name == name
+    )
 
 
 class _Interpreter:

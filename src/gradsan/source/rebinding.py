@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from gradsan.source.chains import binds, chain_key, constant_key, leaf_name, local_nodes, parameters
+from gradsan.source.flow import is_still_argument
 from gradsan.source.names import bindings_of
 from gradsan.source.targets import aliased_expression
 from gradsan.source.tree import FunctionNode, SourceFile
@@ -42,13 +43,13 @@ def notes_on_rebinding(source: SourceFile, target: ast.expr) -> tuple[str, ...]:
     function = source.function(target)
     scope = source.module if function is None else function
     notes: list[str] = []
-    if function is not None and name in parameters(function) and not _is_returned(source, scope, name):
+    if _is_argument(source, target) and not _is_returned(source, scope, name):
         notes.append("parameter_not_returned")
     if _is_comprehension_variable(source, target) or any(
         isinstance(loop, ast.For | ast.AsyncFor) and name in _names_in(loop.target) for loop in local_nodes(scope)
     ):
         notes.append("loop_variable")
-    if _has_alias(source, scope, name):
+    if _has_alias(source, scope, target):
         notes.append("aliased")
     return tuple(notes)
 
@@ -145,16 +146,43 @@ def _is_returned(source: SourceFile, scope: ast.AST, name: str) -> bool:
     return False
 
 
-def _has_alias(source: SourceFile, scope: FunctionNode | ast.Module, name: str) -> bool:
+def _is_argument(source: SourceFile, target: ast.Name) -> bool:
+    """Whether ``target`` is a parameter that still holds what the caller gave."""
+    function, statement = source.function(target), source.statement(target)
+    if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) or statement is None:
+        return function is not None and target.id in parameters(function)
+    return target.id in parameters(function) and is_still_argument(function.body, statement, target.id)
+
+
+def _has_alias(source: SourceFile, scope: FunctionNode | ast.Module, written: ast.Name) -> bool:
+    """Whether another name stands for the same tensor and is, or may be, read after the write."""
     for node in local_nodes(scope):
         for target, value in _pairs(node):
             root = aliased_expression(source, value)
-            if root is None:
+            names = chain_key(target), None if root is None else chain_key(root)
+            if root is None or names[0] == names[1] or written.id not in names:
                 continue
-            names = chain_key(target), chain_key(root)
-            if names[0] != names[1] and name in names:
+            other = root if names[0] == written.id else target
+            if not isinstance(other, ast.Name) or _may_be_read_after(source, scope, other.id, written):
                 return True
     return False
+
+
+def _may_be_read_after(source: SourceFile, scope: FunctionNode | ast.Module, name: str, written: ast.Name) -> bool:
+    statement = source.statement(written)
+    loops = [
+        parent for parent, _ in source.ancestors(written) if isinstance(parent, ast.For | ast.AsyncFor | ast.While)
+    ]
+    around = {inner for loop in loops for inner in ast.walk(loop)}
+    end = source.span(statement) if statement is not None else source.span(written)
+    return any(
+        isinstance(node, ast.Name)
+        and node.id == name
+        and isinstance(node.ctx, ast.Load)
+        and (source.span(node) > end or node in around or source.function(node) is not source.function(written))
+        and source.statement(node) is not statement
+        for node in ast.walk(scope)
+    )
 
 
 def _pairs(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:

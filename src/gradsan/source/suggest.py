@@ -10,6 +10,7 @@ from gradsan.model import Frame
 from gradsan.source.arguments import without_keyword
 from gradsan.source.chains import chain_key, leaf_name
 from gradsan.source.change import Change, Edit, edited, insert_after, insert_before
+from gradsan.source.layers import in_place_argument
 from gradsan.source.locate import Statement, expressions_at, statements_at
 from gradsan.source.modules import constructors
 from gradsan.source.names import ADDING_METHODS, Binding, assigned_names, bindings_of
@@ -156,11 +157,8 @@ def _calls_with(frame: Frame, keyword: str) -> list[tuple[SourceFile, ast.Call]]
 
 
 def _inplace_values(call: ast.Call) -> list[ast.expr]:
-    return [
-        keyword.value
-        for keyword in call.keywords
-        if keyword.arg == "inplace" and isinstance(keyword.value, ast.Constant) and keyword.value.value is True
-    ]
+    value = in_place_argument(call)
+    return [] if value is None else [value]
 
 
 def _binding(node: ast.stmt, name: str) -> Binding | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from gradsan import source
 from gradsan.diagnose import build, fixes
 from gradsan.diagnose import labels as label_room
-from gradsan.diagnose.facts import Facts, place
+from gradsan.diagnose.facts import Facts
+from gradsan.diagnose.levels import place
 from gradsan.model import Diagnosis, Message, Write
 
 CODE = "GS104"
@@ -28,7 +29,7 @@ def match(facts: Facts) -> Diagnosis | None:
         CODE,
         SLUG,
         labels=label_room.standard(facts, writes=writes),
-        fixes=(*fixes.list_and_stack(facts), *fixes.clone_before_mutation(facts)),
+        fixes=fixes.instead_of_filling(facts),
         notes=notes,
     )
 

@@ -24,6 +24,6 @@ def match(facts: Facts) -> Diagnosis | None:
         # The program was stopped all the same, so to its user this is an error until the alarm is out of the way.
         severity="error" if facts.conflict.raised else "note",
         labels=label_room.standard(facts, writes=facts.missed),
-        fixes=(*fixes.clone_before_mutation(facts), *fixes.out_of_place(facts)),
+        fixes=fixes.instead_of_overwriting(facts, copy_first=True),
         notes=(Message(key, {"name": facts.name}),),
     )

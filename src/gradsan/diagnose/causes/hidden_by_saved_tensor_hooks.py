@@ -21,5 +21,5 @@ def match(facts: Facts) -> Diagnosis | None:
         SLUG,
         severity="note" if facts.is_false_alarm else "error",
         labels=label_room.standard(facts, writes=facts.writes or facts.missed),
-        fixes=(*fixes.save_copy_in_hooks(facts), *fixes.out_of_place(facts)),
+        fixes=(*fixes.save_copy_in_hooks(facts), *fixes.instead_of_overwriting(facts)),
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gradsan.diagnose import build, fixes
-from gradsan.diagnose.facts import Facts, inner_frames
+from gradsan.diagnose.facts import Facts
+from gradsan.diagnose.levels import inner_frames
 from gradsan.model import Diagnosis, Write
 
 CODE = "GS103"
@@ -15,8 +16,9 @@ def match(facts: Facts) -> Diagnosis | None:
     first = facts.first
     if first is None or not is_inplace_flag(first):
         return None
+    writer = module_name(first)
     return build.diagnosis(
-        facts, CODE, SLUG, values={"writer": module_name(first)}, fixes=fixes.disable_inplace_module(facts)
+        facts, CODE, SLUG, values={"writer": writer}, fixes=fixes.disable_inplace_module(facts, writer)
     )
 
 

@@ -15,4 +15,4 @@ def match(facts: Facts) -> Diagnosis | None:
     tensor = facts.conflict.save.tensor
     if not facts.writes or tensor.requires_grad or not tensor.is_leaf:
         return None
-    return build.diagnosis(facts, CODE, SLUG, fixes=(*fixes.clone_before_mutation(facts), *fixes.out_of_place(facts)))
+    return build.diagnosis(facts, CODE, SLUG, fixes=fixes.instead_of_overwriting(facts, copy_first=True))

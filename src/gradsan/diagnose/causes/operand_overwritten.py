@@ -14,4 +14,4 @@ def match(facts: Facts) -> Diagnosis | None:
     """Recognise a saved operand that was written."""
     if not facts.writes:
         return None
-    return build.diagnosis(facts, CODE, SLUG, fixes=(*fixes.out_of_place(facts), *fixes.clone_before_mutation(facts)))
+    return build.diagnosis(facts, CODE, SLUG, fixes=fixes.instead_of_overwriting(facts))

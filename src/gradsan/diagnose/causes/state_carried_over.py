@@ -5,7 +5,8 @@ from __future__ import annotations
 from gradsan import source
 from gradsan.diagnose import build, carriers, fixes
 from gradsan.diagnose import labels as label_room
-from gradsan.diagnose.facts import Facts, place
+from gradsan.diagnose.facts import Facts
+from gradsan.diagnose.levels import place
 from gradsan.model import Bridge, Diagnosis, Label, Message, Site
 
 CODE = "GS111"

@@ -20,5 +20,8 @@ def match(facts: Facts) -> Diagnosis | None:
     if not is_statistics and not is_float_buffer:
         return None
     return build.diagnosis(
-        facts, CODE, SLUG, fixes=(*fixes.update_outside_graph(facts), *fixes.clone_before_mutation(facts))
+        facts,
+        CODE,
+        SLUG,
+        fixes=(*fixes.update_outside_graph(facts), *fixes.instead_of_overwriting(facts, copy_first=True)),
     )

@@ -1,0 +1,69 @@
+"""What a person would call the tensor of a conflict."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from gradsan import source
+from gradsan.diagnose.levels import inner_frames, lifted, place, shared_level, user_frames
+from gradsan.model import Conflict, Frame, Message, Write
+
+
+def name_of(conflict: Conflict, writes: Iterable[Write]) -> tuple[str | Message, str]:
+    """The name and its kind: a lasting name first, then what the writing line calls it, then any live variable."""
+    lasting = next((name for name in conflict.names if name.kind != "value"), None)
+    written = _written(conflict, writes)
+    if lasting is not None:
+        # batch[0] says less than the variable that the writing line calls it by; p of "for p in params" says nothing.
+        is_position = lasting.kind == "data" and re.search(r"\[\d+\]$", lasting.text)
+        return (written if is_position and written is not None else lasting.text), lasting.kind
+    if written is not None:
+        return written, "value"
+    if conflict.names:
+        return conflict.names[0].text, conflict.names[0].kind
+    return _at_save(conflict) or _nameless(conflict), "value"
+
+
+def producer(conflict: Conflict) -> str | None:
+    """What was called where a value without a name of its own was saved: ``self.net`` of ``return self.net(x)``."""
+    frame = place(conflict.save.site)
+    return source.called_expression(frame) if frame is not None else None
+
+
+def _written(conflict: Conflict, writes: Iterable[Write]) -> str | None:
+    """The written expression of the first write that shows one, in the words of the function that also saved it."""
+    for write in writes:
+        frame = place(write.site)
+        found = None if frame is None else source.written_expression(frame, write.op, inner_frames(write.site))
+        if found is not None:
+            return _where_saved(found, user_frames(write.site), user_frames(conflict.save.site))
+    return None
+
+
+def _where_saved(name: str, written: tuple[Frame, ...], saved: tuple[Frame, ...]) -> str:
+    level = shared_level(written, saved)
+    if level < 0:
+        return name
+    found = lifted(name, written, level) or name
+    operands = {lifted(operand, saved, level) for operand in source.operand_expressions(saved[-1])}
+    alias = source.alias_of(written[level], found) if found not in operands else None
+    return alias if alias is not None and alias in operands else found
+
+
+def _at_save(conflict: Conflict) -> str | None:
+    frame = place(conflict.save.site)
+    if frame is None:
+        return None
+    if conflict.save.is_output:
+        statement = source.statement_at(frame)
+        names = source.assigned_names(statement) if statement is not None else []
+        inner = inner_frames(conflict.save.site)
+        return names[0] if len(names) == 1 and not any("container.py" in below.file for below in inner) else None
+    operands = source.operand_expressions(frame)
+    return operands[0] if len(operands) == 1 else None
+
+
+def _nameless(conflict: Conflict) -> Message:
+    callee = producer(conflict)
+    return Message("label.unnamed") if callee is None else Message("label.value_inside", {"callee": callee})
