@@ -1,0 +1,193 @@
+"""The Python interface: ``watch`` as block and decorator, ``enable`` and ``disable``, nesting, notes, notebooks."""
+
+from __future__ import annotations
+
+import linecache
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+import gradsan
+
+VERSION_ERROR = "one of the variables needed for gradient computation has been modified by an inplace operation"
+
+
+def broken() -> None:
+    x = torch.ones(3, requires_grad=True)
+    y = x.exp()
+    y += 1
+    y.sum().backward()
+
+
+def right() -> torch.Tensor:
+    x = torch.ones(3, requires_grad=True)
+    (x.exp() + 1).sum().backward()
+    assert x.grad is not None
+    return x.grad
+
+
+def test_a_failing_backward_raises_what_pytorch_raises_with_a_note() -> None:
+    with pytest.raises(RuntimeError) as plain:
+        broken()
+    with pytest.raises(RuntimeError) as caught, gradsan.watch(language="en") as w:
+        broken()
+    assert type(caught.value) is type(plain.value)
+    assert str(caught.value) == str(plain.value)
+    (diagnosis,) = w.diagnoses
+    assert diagnosis.code == "GS101"
+    (note,) = caught.value.__notes__
+    assert "GS101" in note
+    assert "test_api.py:23" in note, "the line that wrote"
+    assert w.report.program.outcome == "failed"
+    assert w.report.program.exception == ("RuntimeError", str(plain.value))
+
+
+def test_the_note_speaks_chinese_when_asked() -> None:
+    with pytest.raises(RuntimeError) as caught, gradsan.watch(language="zh"):
+        broken()
+    assert "覆盖" in caught.value.__notes__[0]
+
+
+def test_a_right_program_leaves_no_diagnosis() -> None:
+    with gradsan.watch() as w:
+        gradient = right()
+    assert torch.equal(gradient, torch.ones(3).exp())
+    assert w.diagnoses == ()
+    assert w.report.seen.backwards == 1
+    assert w.report.program.outcome == "finished"
+
+
+def test_the_report_is_there_inside_the_block() -> None:
+    with gradsan.watch() as w:
+        with pytest.raises(RuntimeError):
+            broken()
+        assert [d.code for d in w.diagnoses] == ["GS101"]
+        right()
+    assert [d.code for d in w.diagnoses] == ["GS101"]
+    assert "GS101" in str(w)
+
+
+def test_other_errors_pass_untouched() -> None:
+    with pytest.raises(ZeroDivisionError) as caught, gradsan.watch():
+        _ = 1 / 0
+    assert not hasattr(caught.value, "__notes__")
+
+
+def test_as_a_decorator() -> None:
+    watched = gradsan.watch()(broken)
+    assert watched.__name__ == "broken"
+    for _ in range(2):
+        with pytest.raises(RuntimeError) as caught:
+            watched()
+        assert len(caught.value.__notes__) == 1
+
+
+def test_nested_and_repeated_use_is_harmless() -> None:
+    outer = gradsan.watch()
+    for _ in range(2):
+        with outer:
+            with gradsan.watch() as inner:
+                right()
+                with pytest.raises(RuntimeError):
+                    broken()
+            assert len(inner.diagnoses) == 1
+            right()
+        assert len(outer.diagnoses) == 1, "each stretch reports its own"
+
+
+def test_enable_and_disable() -> None:
+    methods = dict(vars(torch.Tensor))
+    assert gradsan.disable() is None, "nothing was enabled"
+    gradsan.enable()
+    gradsan.enable()
+    with pytest.raises(RuntimeError):
+        broken()
+    assert [d.code for d in gradsan.disable().diagnoses] == ["GS101"]  # type: ignore[union-attr]
+    assert vars(torch.Tensor)["add_"] is not methods.get("add_"), "still on"
+    gradsan.disable()
+    assert dict(vars(torch.Tensor)) == methods
+
+
+def test_report_before_the_block_says_so() -> None:
+    with pytest.raises(RuntimeError, match="not been entered"):
+        _ = gradsan.watch().report
+
+
+def test_a_graph_made_before_watching_is_explained_as_far_as_known() -> None:
+    x = torch.ones(3, requires_grad=True)
+    y = x.exp()
+    with pytest.raises(RuntimeError), gradsan.watch() as w:  # noqa: PT012
+        y += 1
+        y.sum().backward()
+    (diagnosis,) = w.diagnoses
+    assert [label.role for label in diagnosis.labels] == ["written", "used"]
+    assert diagnosis.tensor is not None
+    assert diagnosis.tensor.op == "ExpBackward0"
+
+
+def test_a_write_before_watching_is_not_invented() -> None:
+    x = torch.ones(3, requires_grad=True)
+    y = x.exp()
+    y += 1
+    with pytest.raises(RuntimeError), gradsan.watch() as w:  # noqa: PT012
+        y.sum().backward()
+    (diagnosis,) = w.diagnoses
+    assert diagnosis.code == "GS121"
+    assert not [label for label in diagnosis.labels if label.role == "written"]
+
+
+def test_threads() -> None:
+    caught: list[str] = []
+
+    def work() -> None:
+        try:
+            broken()
+        except RuntimeError as error:
+            caught.append(str(error))
+
+    with gradsan.watch() as w:
+        workers = [threading.Thread(target=work) for _ in range(4)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    assert len(caught) == 4
+    assert all(message.startswith(VERSION_ERROR) for message in caught)
+    (diagnosis,) = w.diagnoses
+    assert diagnosis.count == 4, "the same finding is told once"
+
+
+def test_in_a_notebook_cell() -> None:
+    source = (
+        "import torch, gradsan\n"
+        "with gradsan.watch() as w:\n"
+        "    h = torch.ones(3, requires_grad=True).sigmoid()\n"
+        "    h.mul_(2)\n"
+        "    try:\n"
+        "        h.sum().backward()\n"
+        "    except RuntimeError:\n"
+        "        pass\n"
+    )
+    file = "<ipython-input-1-0123456789ab>"
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    space: dict[str, Any] = {}
+    exec(compile(source, file, "exec"), space)
+    (diagnosis,) = space["w"].diagnoses
+    assert diagnosis.tensor.name == "h"
+    assert [(label.role, label.frame.line) for label in diagnosis.labels] == [("saved", 3), ("written", 4), ("used", 6)]
+    assert "h.mul_(2)" in str(space["w"])
+    assert space["w"]._repr_mimebundle_()["text/plain"] == str(space["w"])
+
+
+def test_importing_gradsan_imports_no_torch() -> None:
+    code = "import sys, gradsan; gradsan.watch(); print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_the_public_names() -> None:
+    assert sorted(gradsan.__all__) == gradsan.__all__
+    assert all(hasattr(gradsan, name) for name in gradsan.__all__)
