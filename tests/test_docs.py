@@ -1,0 +1,68 @@
+"""The pages for people: what they link to and what they name is there; the dependencies are those of the project."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = ROOT / "src" / "gradsan"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_the_picture_of_the_house_names_what_is_there() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w/]+/|[\w/]*\w\.(?:py|c|toml|json|md))`", text))
+    assert len(named) > 30
+    places = [ROOT, SOURCES, *(folder for folder in SOURCES.rglob("*") if folder.is_dir())]
+    places += [ROOT / "tests", ROOT / "tests" / "cli", ROOT / "docs"]
+    assert sorted(name for name in named if not any((place / name).exists() for place in places)) == []
+
+
+def test_every_room_is_in_the_picture() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rooms = {f"{path.name}/" for path in SOURCES.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    rooms |= {path.name for path in SOURCES.glob("*.py") if not path.name.startswith("__")}
+    assert sorted(room for room in rooms if f"`{room}`" not in text) == []
+
+
+def packages(table: str) -> set[str]:
+    """The names in a list of requirements in pyproject.toml, as written there."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    [found] = re.findall(rf"^{table} = (\[.*?\]$)", text, re.MULTILINE | re.DOTALL)
+    return {re.split(r"[<>=; ]", item)[0].lower() for item in ast.literal_eval(found) if isinstance(item, str)}
+
+
+def listed(heading: str) -> set[str]:
+    """The packages in the table below a heading of docs/dependencies.md."""
+    text = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
+    section = text.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    return {name.lower() for name in re.findall(r"^\| (\S+) ≥", section, re.MULTILINE)}
+
+
+@pytest.mark.parametrize(("heading", "table"), [("To run", "dependencies"), ("To test", "test")])
+def test_every_dependency_has_its_reason(heading: str, table: str) -> None:
+    assert listed(heading) == packages(table)
+
+
+def test_what_is_imported_is_what_is_declared() -> None:
+    imported = set()
+    for file in SOURCES.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                imported |= {name.name.partition(".")[0] for name in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                imported.add((node.module or "").partition(".")[0])
+    foreign = imported - set(sys.stdlib_module_names) - {"gradsan"}
+    # For the type checker only; which TOML reader is imported is decided by the version of Python.
+    assert foreign - {"typing_extensions"} == packages("dependencies") - {"tomli"}
