@@ -153,7 +153,8 @@ def test_broken_program_ends_as_without_gradsan(
 @pytest.mark.parametrize(("example", "arguments"), [case[:2] for case in BROKEN], ids=case_id)
 def test_broken_program_gets_its_diagnosis(example: str, arguments: tuple[str, ...]) -> None:
     watched = watch_example(example, "train.py", *arguments)
-    expected = DIAGNOSES[(example, *arguments)]
+    case = (example, *arguments)
+    expected = DIAGNOSES[case]
     if expected is None:
         assert [found for found in watched.report["diagnoses"] if found["severity"] == "error"] == []
     else:
