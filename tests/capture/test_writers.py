@@ -24,7 +24,7 @@ def core(request: pytest.FixtureRequest) -> Iterator[Any]:
     core = _core.make_core(request.param)
     core.active = True
     patches = Patches()
-    writes.install(core, patches)
+    writes.install(core, patches, writes.plan(core))
     yield core
     patches.undo()
 
@@ -58,7 +58,7 @@ def test_no_wrapper_is_left_behind() -> None:
     spaces = [torch.Tensor, *_torch.function_namespaces()]
     before = [dict(vars(space)) for space in spaces]
     core, patches = _core.make_core(False), Patches()
-    writes.install(core, patches)
+    writes.install(core, patches, writes.plan(core))
     patches.undo()
     for space, old in zip(spaces, before, strict=True):
         now = dict(vars(space))
@@ -120,7 +120,7 @@ HARD_TO_CALL = {
 def test_a_method_that_moves_the_counter_is_logged(method: str) -> None:
     core, patches = _core.make_core(None), Patches()
     core.active = True
-    writes.install(core, patches)
+    writes.install(core, patches, writes.plan(core))
     called = False
     try:
         for make in SUBJECTS:

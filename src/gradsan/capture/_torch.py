@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,8 @@ def saved_slots(node: Any) -> Iterator[tuple[str, Any]]:
         except RuntimeError:
             continue
         slot = attribute[len("_raw_saved_") :]
-        slot = "saved_tensors" if slot == "tensors" and hasattr(node, "saved_tensors") else slot
+        # Asked of the class: a Node reads its saved tensors to answer, and raises where one is stale.
+        slot = "saved_tensors" if slot == "tensors" and hasattr(kind, "saved_tensors") else slot
         if isinstance(value, (tuple, list)):
             for position, item in enumerate(value):
                 if item is not None:
@@ -97,6 +98,65 @@ def packed_object(saved: Any) -> Any:
         return saved.data
     except (RuntimeError, AttributeError):
         return None
+
+
+def read_slot(node: Any, slot: str) -> Any:
+    """What backward would get from a slot (``name`` of :func:`saved_slots`, a list as a whole), checked as there."""
+    return getattr(node, slot if slot == "saved_tensors" else f"_saved_{slot}")
+
+
+def is_hooked(saved: Any) -> bool:
+    """Whether saved-tensor hooks stand behind a SavedTensor: reading it would run the program's code.
+
+    Missing ``unpack_hook``: True, and nothing is read.
+    """
+    return getattr(saved, "unpack_hook", True) is not None
+
+
+def hides_saves(node: Any) -> bool:
+    """Whether a Node may have saved tensors that Python cannot see.
+
+    CopySlices, and C++ Nodes without a class of their own: those of ``_foreach_`` operations and of extensions.
+    """
+    return is_copy_slices(node) or type(node).__name__ == "CppFunction"
+
+
+def is_copy_slices(node: Any) -> bool:
+    """Whether a Node stands for an in-place operation on a view."""
+    return type(node).__name__ == "CopySlices"
+
+
+def was_freed(node: Any) -> bool:
+    """Whether a Node that shows its slots has run and let go of what it had saved."""
+    if any(packed_object(saved) is not None for _, saved in saved_slots(node)):
+        return False
+    kind: Any = type(node)
+    for attribute in _slot_names(kind):
+        slot = "saved_tensors" if hasattr(kind, "saved_tensors") else attribute[len("_raw_saved_") :]
+        try:
+            read_slot(node, slot)
+        except RuntimeError as error:
+            if "a second time" in str(error):
+                return True
+    return False
+
+
+def engine_inputs(error: BaseException, outputs: Any) -> tuple[Any, ...]:
+    """The ``inputs`` of the engine call on ``outputs`` that ended with ``error``; empty where none were named.
+
+    Read off the frame of the Python function through which torch enters the engine. Missing: empty, and all Nodes are
+    thought to run.
+    """
+    trace = error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        if frame.f_code.co_name == "_engine_run_backward":
+            names = frame.f_locals
+            args = names.get("args", ())
+            if names.get("t_outputs") is outputs and len(args) > 3:
+                return tuple(args[3])
+        trace = trace.tb_next
+    return ()
 
 
 def node_sequence(node: Any) -> int | None:
@@ -208,22 +268,20 @@ def vf_module() -> Any:
     return torch._VF
 
 
-def introduce_to_jit(original: Any, wrapper: Any) -> Callable[[], None] | None:
-    """Make ``torch.jit.script`` take ``wrapper`` for the builtin ``original``; returns how to undo that.
+def introduce_to_jit(pairs: Iterable[tuple[Any, Any]]) -> Callable[[], None]:
+    """Make ``torch.jit.script`` take wrappers for the builtins they wrap; returns how to undo that.
 
-    Missing table: None, and scripting a function that calls the wrapper says that the builtin is unknown.
+    Missing table: nothing is done, and scripting a function that calls a wrapper says that the builtin is unknown.
     """
-    find = getattr(_jit_builtins, "_find_builtin", None)
     table_of = getattr(_jit_builtins, "_get_builtin_table", None)
-    if find is None or table_of is None:
-        return None
-    name = find(original)
-    if name is None:
-        return None
+    if table_of is None:
+        return lambda: None
     table = table_of()
-    table[id(wrapper)] = name
+    added = {id(wrapper): table[id(original)] for original, wrapper in pairs if id(original) in table}
+    table.update(added)
 
     def undo() -> None:
-        table.pop(id(wrapper), None)
+        for key in added:
+            table.pop(key, None)
 
     return undo

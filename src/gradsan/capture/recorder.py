@@ -29,6 +29,7 @@ class Recorder:
         self.conflicts: list[Conflict] = []
         self.blind_spots: dict[str, Message] = {}
         self._patches = Patches()
+        self._replacements: list[writes.Replacement] | None = None
         self._depth = 0
         self._lock = threading.Lock()
 
@@ -46,7 +47,9 @@ class Recorder:
             self.core.active = True
             try:
                 saves.watch_user_hooks(self.core, self._patches, self._on_hooked_stale)
-                writes.install(self.core, self._patches)
+                if self._replacements is None:
+                    self._replacements = writes.plan(self.core)
+                writes.install(self.core, self._patches, self._replacements)
                 self.steps.install(self._patches)
             except BaseException:
                 self.core.active = False
@@ -97,22 +100,23 @@ class Recorder:
         with contextlib.suppress(AttributeError):
             setattr(error, _SEEN, True)
         backward = read_backward(entry)
-        stale = autopsy.find_stale(backward.roots, error)
-        if stale is not None:
-            self._keep(lambda: conflicts.of_failure(self.core, self.steps, stale, backward))
+        self._keep(lambda: conflicts.of_failure(self.core, self.steps, backward, error))
 
     def _on_hooked_stale(self, save: Any, alias: Any) -> None:
         self._keep(lambda: conflicts.under_hooks(self.core, self.steps, save, alias))
 
-    def _keep(self, collect: Callable[[], Conflict]) -> None:
+    def _keep(self, collect: Callable[[], Conflict | None]) -> None:
         if len(self.conflicts) >= _CONFLICTS_KEPT:
             return
         try:
-            self.conflicts.append(collect())
+            found = collect()
         except Exception as failure:
             if os.environ.get("GRADSAN_DEBUG"):
                 traceback.print_exc()
             self.note_blind_spot(Message("blind.collect_failed", {"error": f"{type(failure).__name__}: {failure}"}))
+            return
+        if found is not None:
+            self.conflicts.append(found)
 
 
 _recorder: Recorder | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,46 +12,68 @@ from gradsan.capture import _torch, writers
 from gradsan.capture.patches import Patches
 
 
-def install(core: Any, patches: Patches) -> None:
-    """Put a logging wrapper around every writing method, function and directly called operator."""
-    wrapped: dict[int, Any] = {}
-    # All lists are made before the first replacement: they are read off the very names that are replaced.
-    functions, operations = list(writers.functions()), list(writers.operations())
-    for writer in list(writers.tensor_methods()):
-        _replace(core, patches, wrapped, torch.Tensor, writer.op, getattr(torch.Tensor, writer.op), writer)
-    for namespace, name, function, writer in functions:
-        _replace(core, patches, wrapped, namespace, name, function, writer)
-    for namespace, name, function in operations:
-        _replace(core, patches, wrapped, namespace, name, function, None)
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """A name of torch, what stands behind it, and the wrapper that stands there while gradsan is on."""
+
+    owner: Any
+    name: str
+    original: Any
+    wrapper: Any
+
+
+def plan(core: Any) -> list[Replacement]:
+    """A wrapper for every writing method and function, and for every one that may make Nodes.
+
+    Making it takes a quarter of a second, so a recorder makes it once. It is read off torch's own names, so it must be
+    made while gradsan is off.
+    """
+    wrappers: dict[int, Any] = {}
+
+    def wrapped(function: Any, name: str, writer: writers.Writer | None) -> Any:
+        known = wrappers.get(id(function))
+        if known is None:
+            known = wrappers[id(function)] = _wrapped(core, function, name, writer)
+        return known
+
+    replacements = [
+        Replacement(torch.Tensor, writer.op, function, wrapped(function, writer.op, writer))
+        for writer in writers.tensor_methods()
+        if (function := getattr(torch.Tensor, writer.op)) is not None
+    ]
+    replacements += [
+        Replacement(namespace, name, function, wrapped(function, name, writer))
+        for namespace, name, function, writer in writers.functions()
+    ]
+    replacements += [
+        Replacement(namespace, name, function, wrapped(function, name, None))
+        for namespace, name, function in writers.operations()
+    ]
+    return replacements
+
+
+def install(core: Any, patches: Patches, replacements: list[Replacement]) -> None:
+    """Put the wrappers in place. A name behind which something else stands by now is left alone."""
+    for replacement in replacements:
+        owner, name = replacement.owner, replacement.name
+        if getattr(owner, name, None) is not replacement.original:
+            continue
+        patches.set(owner, name, replacement.wrapper)
+    patches.on_undo(_torch.introduce_to_jit((each.original, each.wrapper) for each in replacements))
     owner, name, function = _torch.function_apply()
-    patches.set(owner, name, classmethod(core.writer(function, name, "plain", -1, None)))
+    patches.set(owner, name, classmethod(_wrapped(core, function, name, None)))
     _watch_operators(core, patches)
 
 
-def _replace(
-    core: Any,
-    patches: Patches,
-    wrapped: dict[int, Any],
-    owner: Any,
-    name: str,
-    function: Any,
-    writer: writers.Writer | None,
-) -> None:
-    wrapper = wrapped.get(id(function))
-    if wrapper is None:
-        wrapper = function
-        if writer is None:
-            wrapper = core.writer(function, name, "plain", -1, None)
-        else:
-            for position in writer.positions:
-                wrapper = core.writer(wrapper, writer.op, writer.kind, position, None)
-            if writer.keyword:
-                wrapper = core.writer(wrapper, writer.op, "out", -1, writer.keyword)
-        wrapped[id(function)] = wrapper
-        undo = _torch.introduce_to_jit(function, wrapper)
-        if undo is not None:
-            patches.on_undo(undo)
-    patches.set(owner, name, wrapper)
+def _wrapped(core: Any, function: Any, name: str, writer: writers.Writer | None) -> Any:
+    if writer is None:
+        return core.writer(function, name, "plain", -1, None)
+    wrapper = function
+    for position in writer.positions:
+        wrapper = core.writer(wrapper, writer.op, writer.kind, position, None)
+    if writer.keyword:
+        wrapper = core.writer(wrapper, writer.op, "out", -1, writer.keyword)
+    return wrapper
 
 
 def _watch_operators(core: Any, patches: Patches) -> None:
@@ -60,7 +83,7 @@ def _watch_operators(core: Any, patches: Patches) -> None:
     ):
         if owner is None:
             continue
-        call = owner.__call__
+        call = _wrapped(core, owner.__call__, "__call__", None)
 
         def watched(self: Any, /, *args: Any, __call: Any = call, __schema: Any = schema_of, **kwargs: Any) -> Any:
             result = __call(self, *args, **kwargs)
