@@ -258,9 +258,13 @@ def operator_packet_class() -> Any:
 
 
 def function_apply() -> tuple[Any, str, Any]:
-    """(owner, name, function) of the classmethod by which every custom Function makes its Node."""
-    function = torch.autograd.Function
-    return function, "apply", vars(function)["apply"].__func__
+    """(owner, name, function taking the class first) of what makes the Node of every custom Function.
+
+    A classmethod in Python up to 2.14; since 2.15 the C class's own, which takes the class as its first argument.
+    """
+    owner = torch.autograd.Function
+    method = next(vars(kind)["apply"] for kind in owner.__mro__ if "apply" in vars(kind))
+    return owner, "apply", getattr(method, "__func__", method)
 
 
 def vf_module() -> Any:

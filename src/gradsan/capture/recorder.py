@@ -45,17 +45,29 @@ class Recorder:
             if self._depth > 1:
                 return
             self.core.active = True
-            try:
-                saves.watch_user_hooks(self.core, self._patches, self._on_hooked_stale)
-                if self._replacements is None:
-                    self._replacements = writes.plan(self.core)
-                writes.install(self.core, self._patches, self._replacements)
-                self.steps.install(self._patches)
-            except BaseException:
-                self.core.active = False
-                self._depth = 0
-                self._patches.undo()
+            for part in (self._watch_user_hooks, self._watch_operations, self._watch_steps):
+                self._attempt(part)
+
+    def _watch_user_hooks(self) -> None:
+        saves.watch_user_hooks(self.core, self._patches, self._on_hooked_stale)
+
+    def _watch_operations(self) -> None:
+        if self._replacements is None:
+            self._replacements = writes.plan(self.core)
+        writes.install(self.core, self._patches, self._replacements)
+
+    def _watch_steps(self) -> None:
+        self.steps.install(self._patches)
+
+    def _attempt(self, part: Callable[[], None]) -> None:
+        """Run one part of the installation; where this torch does not take it, the program runs on without it."""
+        try:
+            part()
+        except Exception as failure:
+            if os.environ.get("GRADSAN_DEBUG"):
                 raise
+            what = part.__name__.removeprefix("_watch_").replace("_", " ")
+            self.note_blind_spot(Message("blind.part_not_watched", {"part": what, "error": _told(failure)}))
 
     def stop(self) -> None:
         """End one start; the last one takes every hook and patch out again."""
@@ -90,7 +102,7 @@ class Recorder:
 
     def note_blind_spot(self, message: Message) -> None:
         """Remember, once, something this run did that gradsan could not see."""
-        self.blind_spots.setdefault(message.key, message)
+        self.blind_spots.setdefault(f"{message.key} {message.values}", message)
 
     def _on_failure(self, entry: Any, error: BaseException) -> None:
         """A backward has ended with an exception; if it is the version check's, find out what lies behind it."""
@@ -113,10 +125,14 @@ class Recorder:
         except Exception as failure:
             if os.environ.get("GRADSAN_DEBUG"):
                 traceback.print_exc()
-            self.note_blind_spot(Message("blind.collect_failed", {"error": f"{type(failure).__name__}: {failure}"}))
+            self.note_blind_spot(Message("blind.collect_failed", {"error": _told(failure)}))
             return
         if found is not None:
             self.conflicts.append(found)
+
+
+def _told(failure: Exception) -> str:
+    return f"{type(failure).__name__}: {failure}"
 
 
 _recorder: Recorder | None = None
