@@ -1,35 +1,43 @@
 """Reading a failed graph: which Node stopped backward, and which of its saved tensors is stale.
 
-PyTorch's error does not say. The engine runs Nodes from the youngest to the oldest, so the one that failed is the
-youngest whose slot raises the very same message when it is read. Slots are only read where no hooks stand behind them:
-reading through hooks runs the program's code.
+PyTorch's error does not say. Where Python code read the saved tensor (a custom Function's ``backward``), the frames of
+the error hold the Node. Else the Node is the first, in the engine's order, whose slot raises the very same message when
+it is read. Slots are only read where no hooks stand behind them: reading through hooks runs the program's code.
 """
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 
-from gradsan.capture import _torch
+from gradsan.capture import _torch, graphs
 
 _STALE = re.compile(
     r"one of the variables needed for gradient computation has been modified by an inplace operation: "
-    r"\[(?P<type>\S+) (?P<sizes>\[[^\]]*\])\].*? is at version (?P<now>\d+); expected version (?P<saved>\d+) instead"
+    r"\[(?P<type>\S+) (?P<sizes>\[[^\]]*\])\](?P<output>, which is output \d+ of [^,]+,)?"
+    r".*? is at version (?P<now>\d+); expected version (?P<saved>\d+) instead"
 )
 
 
 class Stale(NamedTuple):
-    """A saved tensor whose version moved. ``node``, ``slot`` and ``tensor`` are None where no Node shows it."""
+    """A saved tensor whose version moved, as far as the graph tells.
+
+    ``node`` is None where it is not decided which Node failed, ``slot`` where that Node shows none of its slots,
+    ``tensor`` where no Node shows it. ``hidden`` are the Nodes that show no slots and may be the one.
+    """
 
     node: Any
     slot: str | None
     tensor: Any
+    is_output: bool
     sizes: tuple[int, ...]
     saved_version: int
     version: int
+    hidden: tuple[Any, ...] = ()
 
 
 def is_version_error(error: BaseException) -> bool:
@@ -37,60 +45,99 @@ def is_version_error(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _STALE.match(str(error)) is not None
 
 
-def find_stale(roots: tuple[Any, ...], error: BaseException) -> Stale | None:
-    """The saved tensor at which a backward from ``roots`` stopped with ``error``; None if that is no version error."""
+def find_stale(
+    roots: Iterable[Any],
+    error: BaseException,
+    inputs: tuple[Any, ...] = (),
+    accumulates: bool = True,
+    retain_graph: bool = True,
+) -> Stale | None:
+    """The saved tensor at which a backward from ``roots`` stopped with ``error``; None if that is no version error.
+
+    ``inputs`` and ``accumulates`` as for :func:`gradsan.capture.graphs.engine_order`.
+    """
     told = _STALE.match(str(error))
     if told is None:
         return None
-    wanted = str(error).partition("Hint")[0]
-    first: Stale | None = None
-    for node in youngest_first(roots):
-        for stale, message in stale_slots(node):
-            if message.partition("Hint")[0] == wanted:
-                return stale
-            first = first or stale
-    if first is not None:
-        return first
-    sizes = tuple(int(size) for size in re.findall(r"\d+", told["sizes"]))
-    return Stale(None, None, None, sizes, int(told["saved"]), int(told["now"]))
+    for node in _nodes_in_frames(error):
+        found = _matching(node, told)
+        if found is not None:
+            return found
+    hidden: list[Any] = []
+    for node in graphs.engine_order(roots, inputs, accumulates):
+        if _torch.hides_saves(node):
+            hidden.append(node)
+            continue
+        found = _matching(node, told)
+        if found is not None:
+            rivals = tuple(one for one in hidden if _may_have_saved(one, found.tensor))
+            return found._replace(node=None, slot=None, hidden=rivals) if rivals else found
+        if not hidden:
+            continue
+        if _torch.was_freed(node):
+            hidden.clear()  # the engine came past them
+        elif not retain_graph and _holds_something(node):
+            break  # the engine did not come so far
+    only = hidden[0] if len(hidden) == 1 else None
+    return Stale(only, None, None, False, _sizes(told), int(told["saved"]), int(told["now"]), tuple(hidden))
 
 
-def youngest_first(roots: tuple[Any, ...]) -> list[Any]:
-    """All Nodes that backward from ``roots`` can reach, in the order in which the engine runs them."""
-    seen = set(roots)
-    stack = list(roots)
-    while stack:
-        for child, _ in stack.pop().next_functions:
-            if child is not None and child not in seen:
-                seen.add(child)
-                stack.append(child)
-    return sorted((node for node in seen if _torch.node_sequence(node) is not None), key=_by_age)
+def _nodes_in_frames(error: BaseException) -> Iterator[Any]:
+    """The Nodes of custom Functions in the frames that the error came through, innermost first."""
+    frames = []
+    trace = error.__traceback__
+    while trace is not None:
+        frames.append(trace.tb_frame)
+        trace = trace.tb_next
+    for frame in reversed(frames):
+        for value in frame.f_locals.values():
+            if hasattr(type(value), "_raw_saved_tensors"):
+                yield value
 
 
-def _by_age(node: Any) -> int:
-    return -(_torch.node_sequence(node) or 0)
-
-
-def stale_slots(node: Any) -> Iterator[tuple[Stale, str]]:
-    """The stale slots of a Node, each with PyTorch's message for it."""
+def _matching(node: Any, told: re.Match[str]) -> Stale | None:
+    """The slot of a Node that raises what was told."""
+    version = int(told["now"])
     for slot, saved in _torch.saved_slots(node):
         tensor = _torch.packed_object(saved)
-        if not torch.is_tensor(tensor):
-            continue  # freed, or behind hooks
-        message = _read(node, slot.partition("[")[0])
-        told = _STALE.match(message or "")
-        if told is None:
+        # Comparing versions first spares almost every slot the reading.
+        if not torch.is_tensor(tensor) or tensor._version != version or _torch.is_hooked(saved):
             continue
-        saved_version, version = int(told["saved"]), int(told["now"])
-        # A list slot raises for its first stale member; the others are told from it by their version.
-        if tensor._version == version:
-            yield Stale(node, slot, tensor, tuple(tensor.shape), saved_version, version), message or ""
-
-
-def _read(node: Any, slot: str) -> str | None:
-    """What PyTorch says on reading a slot; None where it hands the tensor out."""
-    try:
-        getattr(node, slot if slot == "saved_tensors" else f"_saved_{slot}")
-    except RuntimeError as error:
-        return str(error)
+        name, _, position = slot.partition("[")
+        if not _says(functools.partial(_torch.read_slot, node, name), told):
+            continue
+        is_output = told["output"] is not None and not tensor.requires_grad
+        # A list raises for its first stale member. Members tell for themselves, saved results excepted.
+        if position and not is_output and not _says(saved.unpack, told):
+            continue
+        sizes = tuple(tensor.shape)
+        if sizes == _sizes(told):
+            return Stale(node, slot, tensor, is_output, sizes, int(told["saved"]), version)
     return None
+
+
+def _says(read: Callable[[], Any], told: re.Match[str]) -> bool:
+    try:
+        read()
+    except RuntimeError as error:
+        return str(error).startswith(told[0])
+    return False
+
+
+def _sizes(told: re.Match[str]) -> tuple[int, ...]:
+    return tuple(int(size) for size in re.findall(r"\d+", told["sizes"]))
+
+
+def _holds_something(node: Any) -> bool:
+    return any(_torch.packed_object(saved) is not None for _, saved in _torch.saved_slots(node))
+
+
+def _may_have_saved(hidden: Any, tensor: Any) -> bool:
+    """Whether a Node that shows no slots has the tensor among its operands, and may have saved it.
+
+    An in-place operation on a view is mostly an assignment, which saves nothing.
+    """
+    if not tensor.requires_grad or _torch.is_copy_slices(hidden):
+        return False
+    makers = [child for child, _ in hidden.next_functions if child is not None]
+    return any(maker is tensor.grad_fn or getattr(maker, "variable", None) is tensor for maker in makers)

@@ -5,37 +5,42 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from gradsan.capture import _torch, graphs, ledger, naming
-from gradsan.capture.autopsy import Stale
+from gradsan.capture import _torch, autopsy, graphs, hidden, ledger, naming, origins
 from gradsan.capture.stacks import symbolise
 from gradsan.capture.steps import BackwardRecord
 from gradsan.model import Bridge, Conflict, Region, Save, Site, TensorInfo, Use, Write
 
 
-def of_failure(core: Any, steps: Any, stale: Stale, backward: BackwardRecord) -> Conflict:
-    """The conflict behind a version error: PyTorch raised, and the graph has been read."""
+def of_failure(core: Any, steps: Any, backward: BackwardRecord, error: BaseException) -> Conflict | None:
+    """The conflict behind PyTorch's version error; None where neither graph nor log knows of what it says."""
     frame = sys._getframe(1)
-    node, slot, tensor = stale.node, stale.slot, stale.tensor
-    is_output = bool(slot and slot.startswith("result"))
-    sequence = None if node is None else _torch.node_sequence(node)
-    near = [] if sequence is None else core.nodes_near(sequence, backward.thread)
-    made = near[0] if len(near) == 1 and near[0][0] <= (sequence or 0) < near[0][1] else None
-    since = made[2] if made else (near[0][2] if near else 0)
+    inputs = _torch.engine_inputs(error, backward.outputs)
+    accumulates = backward.via == "backward"
+    stale = autopsy.find_stale(backward.roots, error, inputs, accumulates, backward.retain_graph)
+    if stale is None:
+        return None
+    node, tensor = stale.node, stale.tensor
+    if tensor is None:
+        tensor = hidden.tensor_of(core, stale, frame)
+        if tensor is None and not stale.hidden and hidden.last_write(core, stale) is None:
+            return None
     if tensor is not None:
-        info = tensor_info(tensor, was_leaf=tensor.is_leaf and not is_output)
+        info = tensor_info(tensor, was_leaf=tensor.is_leaf and not stale.is_output)
     else:
-        info = _guessed(core, stale)
+        info = hidden.described(core, stale)
+    made = None if node is None else origins.of_node(core, node, backward.thread, stale, info.storage)
+    since = made.clock if made else hidden.before_first_move(core, info.storage, stale)
     writes = ledger.writes_since(core, steps, info.storage, since, stale.saved_version)
     return Conflict(
         save=Save(
             clock=since,
-            site=symbolise(made[3]) if made else Site(),
+            site=symbolise(made.stack) if made and made.is_exact else Site(),
             tensor=info,
             version=stale.saved_version,
             node=None if node is None else node.name(),
-            slot=slot,
-            is_output=is_output,
-            sequence=sequence or 0,
+            slot=stale.slot,
+            is_output=stale.is_output,
+            sequence=0 if node is None else _torch.node_sequence(node) or 0,
             step=_steps_before(steps, since, core.steps),
         ),
         writes=writes,
@@ -95,16 +100,6 @@ def tensor_info(tensor: Any, was_leaf: bool) -> TensorInfo:
     )
 
 
-def _guessed(core: Any, stale: Stale) -> TensorInfo:
-    """The tensor of a Node that shows none of its slots: the one last written to which the message's facts fit."""
-    for entry in reversed(core.writes()):
-        raw = ledger.RawWrite(*entry)
-        if raw.version == stale.version and tuple(raw.shape) == stale.sizes and raw.strides is not None:
-            region = Region(raw.offset, raw.shape, raw.strides, raw.itemsize)
-            return TensorInfo(stale.sizes, "", "", raw.storage, region, True, False)
-    return TensorInfo(stale.sizes, "", "", 0, Region(0, stale.sizes, (), 1), True, False)
-
-
 def _slot_of(node: Any, packed: Any) -> str | None:
     if node is None:
         return None
@@ -148,7 +143,7 @@ def _bridge(
         name=naming.name_of_output(cut.older, frame),
         taken_near=_sites_near(core, cut.younger, backward.thread),
         made_near=_sites_near(core, cut.older, backward.thread),
-        forward_ran_again=made is not None and core.ran_since(made[3], moment, backward.thread),
+        forward_ran_again=made is not None and made.is_exact and core.ran_since(made.stack, moment, made.thread),
     )
 
 

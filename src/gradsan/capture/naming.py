@@ -78,6 +78,11 @@ def names_of(tensor: Any, frame: Any) -> tuple[Name, ...]:
     return tuple(names.values())[:8]
 
 
+def find(frame: Any, wanted: Callable[[Any], bool]) -> Iterator[Found]:
+    """The tensors for which ``wanted`` holds that the user's frames from ``frame`` outwards reach."""
+    return _search(frame, wanted)
+
+
 def name_of_output(node: Any, frame: Any) -> str | None:
     """The expression by which the user's frames hold a tensor that ``node`` (an autograd Node) produced."""
     best = min(

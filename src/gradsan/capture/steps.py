@@ -36,7 +36,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class BackwardRecord:
-    """One call into the autograd engine, while it runs. ``roots`` are the Nodes it starts from."""
+    """One call into the autograd engine, while it runs. ``roots`` are the Nodes of ``outputs``, where it starts."""
 
     clock: int
     stack: Any
@@ -44,6 +44,7 @@ class BackwardRecord:
     via: str
     retain_graph: bool
     roots: tuple[Any, ...]
+    outputs: Any = ()
 
     @property
     def root_sequence(self) -> int | None:
@@ -104,7 +105,7 @@ def read_backward(entry: Any) -> BackwardRecord:
     """An entry of ``core.running`` as a record."""
     clock, stack, thread, outputs, retain, accumulate = entry
     roots = tuple(root for root in map(_root_node, outputs) if root is not None)
-    return BackwardRecord(clock, stack, thread, "backward" if accumulate else "grad", bool(retain), roots)
+    return BackwardRecord(clock, stack, thread, "backward" if accumulate else "grad", bool(retain), roots, outputs)
 
 
 def _numbers(data: bytes) -> array[int]:

@@ -1,0 +1,60 @@
+"""Where a Node was made: its sequence number looked up in the log of operations.
+
+Sequence numbers are counted per thread, so a Node made in another thread than backward runs in is looked for in the
+other threads' entries, and only taken where one entry alone fits.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple
+
+from gradsan.capture import _torch, ledger
+from gradsan.capture.autopsy import Stale
+
+
+class Origin(NamedTuple):
+    """The call that made a Node, or the one watched just before it where ``is_exact`` is False."""
+
+    clock: int
+    stack: Any
+    thread: int
+    is_exact: bool
+
+
+def of_node(core: Any, node: Any, thread: int, stale: Stale, storage: int) -> Origin | None:
+    """The call that made ``node``, which saved ``stale`` of ``storage``; ``thread`` is where backward ran."""
+    number = _torch.node_sequence(node)
+    if number is None:
+        return None
+    latest = _first_move(core, storage, stale)
+    found: list[Origin] = []
+    before: Origin | None = None
+    for one in (thread, *(other for other in _threads(core) if other != thread)):
+        for first, end, clock, stack in core.nodes_near(number, one):
+            if first <= number < end and clock <= latest:
+                found.append(Origin(clock, stack, one, True))
+            elif one == thread and end <= number:
+                before = Origin(clock, stack, one, False)
+    if len(found) == 1:
+        return found[0]
+    return before if not found else None
+
+
+def _threads(core: Any) -> tuple[int, ...]:
+    """The threads that made Nodes, where the core tells; else those that live."""
+    told = getattr(core, "node_threads", None)
+    return tuple(told()) if told else tuple(one.ident for one in threading.enumerate() if one.ident is not None)
+
+
+def _first_move(core: Any, storage: int, stale: Stale) -> float:
+    """The clock of the first logged write that moved ``storage`` on from the version that was saved."""
+    latest = float("inf")
+    for entry in reversed(core.writes()):
+        raw = ledger.RawWrite(*entry)
+        if raw.storage != storage or raw.version is None:
+            continue
+        if raw.version <= stale.saved_version:
+            break
+        latest = raw.clock
+    return latest
