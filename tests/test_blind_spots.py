@@ -73,8 +73,8 @@ def run(code: Any, variables: dict[str, Any]) -> Exception | None:
     return None
 
 
-def line_of_the_write(entry: Entry) -> int:
-    [line] = [number for number, text in enumerate(entry.program.splitlines(), 1) if "# the write" in text]
+def marked_line(entry: Entry, mark: str) -> int:
+    [line] = [number for number, text in enumerate(entry.program.splitlines(), 1) if f"# {mark}" in text]
     return line
 
 
@@ -94,15 +94,21 @@ def check_gradsan(entry: Entry, diagnoses: tuple[Diagnosis, ...]) -> None:
         assert rest == ""
         return
     lines = {role: [label.frame.line for label in diagnoses[0].labels if label.role == role] for role in ROLES}
-    if rest == "the writing line among the suspects":
-        assert line_of_the_write(entry) in lines["suspect"]
-        assert lines["written"] == []
-    elif rest == "no suspect":
+    if rest == "no suspect":
         assert lines["suspect"] == lines["written"] == []
-    else:
-        assert rest == "without the line of the save"
+    elif rest == "the writing line among the suspects":
+        assert marked_line(entry, "the write") in lines["suspect"]
+        assert lines["written"] == []
+    elif rest == "without the line of the save":
         assert lines["saved"] == []
-        assert lines["written"] == [line_of_the_write(entry)]
+        assert lines["written"] == [marked_line(entry, "the write")]
+    elif rest == "the compiled function as one operation":
+        assert diagnoses[0].tensor is not None
+        assert diagnoses[0].tensor.op == "CompiledFunctionBackward"
+        assert lines["written"] == [marked_line(entry, "the write")]
+    else:
+        assert rest == "every place the call"
+        assert {line for found in lines.values() for line in found} == {marked_line(entry, "the call")}
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.title)
