@@ -28,8 +28,8 @@ def of_failure(core: Any, steps: Any, backward: BackwardRecord, error: BaseExcep
         info = tensor_info(tensor, was_leaf=tensor.is_leaf and not stale.is_output)
     else:
         info = hidden.described(core, stale)
-    made = None if node is None else origins.of_node(core, node, backward.thread, stale, info.storage)
-    since = made.clock if made else hidden.before_first_move(core, info.storage, stale)
+    made = None if node is None else origins.of_node(core, steps, node, backward.thread, stale, info.storage)
+    since = made.clock if made else ledger.first_move(core, steps, info.storage, stale.saved_version, stale.version) - 1
     writes = ledger.writes_since(core, steps, info.storage, since, stale.saved_version)
     return Conflict(
         save=Save(

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from gradsan.capture import _torch
 
-
 # From torch 2.13 on, a Node that Python has looked at is destroyed within its consumer, on the C stack: a chain of
 # 45,000 such Nodes overflows 8 MB of it and ends the process. Real programs fail far nearer to their roots.
 NODES_WALKED = 10_000

@@ -56,23 +56,6 @@ def described(core: Any, stale: Stale) -> TensorInfo:
     return TensorInfo(stale.sizes, "", "", raw.storage, region, True, False)
 
 
-def before_first_move(core: Any, storage: int, stale: Stale) -> int:
-    """A clock before the first write that moved ``storage`` on from the version that was saved.
-
-    Going back in the log, versions of one storage fall; where they rise again, its address belonged to another.
-    """
-    clock: int = core.clock
-    at = stale.version + 1
-    for entry in reversed(core.writes()):
-        raw = ledger.RawWrite(*entry)
-        if raw.storage != storage or raw.version is None:
-            continue
-        if not stale.saved_version < raw.version < at:
-            break
-        clock, at = raw.clock, raw.version
-    return clock - 1
-
-
 def _last_writes(core: Any) -> list[ledger.RawWrite]:
     """The last write to each storage, the latest first."""
     last: dict[int, ledger.RawWrite] = {}

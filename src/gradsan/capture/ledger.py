@@ -53,6 +53,27 @@ def writes_since(core: Any, steps: Any, storage: int, start: int, saved_version:
     return tuple(sorted(found, key=lambda write: write.clock))
 
 
+def first_move(core: Any, steps: Any, storage: int, saved_version: int, version: int) -> int:
+    """The clock of the first logged write or step that moved ``storage`` on from the version saved; now, where none did.
+
+    Going back in the log the versions of one storage fall. Where they do not, its address had belonged to another.
+    """
+    clock: int = core.clock
+    at = version + 1
+    for entry in reversed(core.writes()):
+        raw = RawWrite(*entry)
+        if raw.storage != storage or raw.version is None:
+            continue
+        if not saved_version < raw.version < at:
+            break
+        clock, at = raw.clock, raw.version
+    for record in steps.steps:
+        for position, candidate in enumerate(record.storages):
+            if candidate == storage and saved_version <= record.before[position] < at:
+                clock = min(clock, record.clock)
+    return clock
+
+
 def unexplained_moves(writes: tuple[Write, ...], saved: int, now: int) -> int:
     """How many moves of the version counter from ``saved`` to ``now`` no logged write accounts for."""
     if any(write.kind == "step" and write.version is None for write in writes):

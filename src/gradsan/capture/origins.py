@@ -22,12 +22,12 @@ class Origin(NamedTuple):
     is_exact: bool
 
 
-def of_node(core: Any, node: Any, thread: int, stale: Stale, storage: int) -> Origin | None:
+def of_node(core: Any, steps: Any, node: Any, thread: int, stale: Stale, storage: int) -> Origin | None:
     """The call that made ``node``, which saved ``stale`` of ``storage``; ``thread`` is where backward ran."""
     number = _torch.node_sequence(node)
     if number is None:
         return None
-    latest = _first_move(core, storage, stale)
+    latest = ledger.first_move(core, steps, storage, stale.saved_version, stale.version)
     found: list[Origin] = []
     before: Origin | None = None
     for one in (thread, *(other for other in _threads(core) if other != thread)):
@@ -45,16 +45,3 @@ def _threads(core: Any) -> tuple[int, ...]:
     """The threads that made Nodes, where the core tells; else those that live."""
     told = getattr(core, "node_threads", None)
     return tuple(told()) if told else tuple(one.ident for one in threading.enumerate() if one.ident is not None)
-
-
-def _first_move(core: Any, storage: int, stale: Stale) -> float:
-    """The clock of the first logged write that moved ``storage`` on from the version that was saved."""
-    latest = float("inf")
-    for entry in reversed(core.writes()):
-        raw = ledger.RawWrite(*entry)
-        if raw.storage != storage or raw.version is None:
-            continue
-        if raw.version <= stale.saved_version:
-            break
-        latest = raw.clock
-    return latest
