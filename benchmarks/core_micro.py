@@ -1,7 +1,7 @@
 """What one call of capture's hot path costs, for each core: ``python benchmarks/core_micro.py [stack depth]``.
 
 Nanoseconds, with so many Python frames on the stack (10 unless given otherwise). What the same thing costs without
-gradsan is taken off: ``detach`` from ``pack``, the original from its wrapper, an empty call from the rest.
+gradsan is taken off: the original from its wrapper, an empty call from the rest.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import functools
 import math
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -67,9 +68,12 @@ def assignment_cost(setitem: Any, depth: int) -> float:
 def measure(core: Any, depth: int) -> dict[str, float]:
     """Nanoseconds by name."""
     small, partial = torch.zeros(4), functools.partial
-    with torch.enable_grad():
-        saved = torch.ones(4, requires_grad=True) * 2
-    save = core.pack(saved)
+    leaf = torch.ones(4, requires_grad=True)
+    optimizer = torch.optim.SGD([torch.ones(4, requires_grad=True) for _ in range(10)], lr=0.1)
+    core.step_log = deque(maxlen=1024)
+    exp = core.writer(torch.exp, "exp", "plain", -1, None)
+    item = core.writer(torch.Tensor.__getitem__, "__getitem__", "plain", -1, None)
+    run_backward = core.engine(no_engine)
     zero = core.writer(torch.Tensor.zero_, "zero_", "inplace", 0, None)
     add = core.writer(torch.add, "add", "out", -1, "out")
     setitem = core.writer(torch.Tensor.__setitem__, "__setitem__", "setitem", 0, None)
@@ -79,20 +83,30 @@ def measure(core: Any, depth: int) -> dict[str, float]:
     adding_out = partial(add, small, 1.0, out=small), partial(torch.add, small, 1.0, out=small)
 
     found = {
-        "pack, beyond detach": nanoseconds(partial(core.pack, saved), partial(torch.Tensor.detach, saved), depth),
-        "unpack": nanoseconds(partial(core.unpack, save), nothing, depth),
         "stack": nanoseconds(core.stack, nothing, depth),
         "wrapper, switched off": nanoseconds(*zeroing, depth),
     }
     core.active = True
+    with torch.enable_grad():
+        found["a Node"] = nanoseconds(partial(exp, leaf), partial(torch.exp, leaf), depth)
+        getting = partial(item, leaf, 0), partial(torch.Tensor.__getitem__, leaf, 0)
+        found["a Node of x[0]"] = nanoseconds(*getting, depth)
     found |= {
-        "wrapper, no out=": nanoseconds(*adding, depth),
+        "wrapper, no Node, no out=": nanoseconds(*adding, depth),
         "logged zero_": nanoseconds(*zeroing, depth),
         "logged out=": nanoseconds(*adding_out, depth),
         "logged x[0] = 1.0": assignment_cost(setitem, depth),
     }
+    entering = partial(run_backward, (leaf,), None, False), partial(no_engine, (leaf,), None, False)
+    found["a backward"] = nanoseconds(*entering, depth)
+    found["a step begins, 10 parameters"] = nanoseconds(partial(core.step_begin, optimizer, (), {}), nothing, depth)
+    found["a step ends, 10 parameters"] = nanoseconds(partial(core.step_end, optimizer, (), {}), nothing, depth)
     core.active = False
     return found
+
+
+def no_engine(outputs: Any, *rest: Any) -> None:
+    """Stands where the engine stands."""
 
 
 def main() -> None:
@@ -104,9 +118,9 @@ def main() -> None:
         cores["native"] = _core.make_core(True)
     with torch.no_grad():
         columns = {name: measure(core, depth) for name, core in cores.items()}
-    print(f"ns per call, {depth} frames" + "".join(f"{name:>10}" for name in columns))
+    print(f"{f'ns per call, {depth} frames':<30}" + "".join(f"{name:>10}" for name in columns))
     for row in columns["pure"]:
-        print(f"{row:<28}" + "".join(f"{column[row]:>10.0f}" for column in columns.values()))
+        print(f"{row:<30}" + "".join(f"{column[row]:>10.0f}" for column in columns.values()))
     if "native" not in cores:
         print("the C core was not built for this Python")
 

@@ -1,4 +1,4 @@
-"""How gradsan's cost grows: memory and time for each save, use and write with many saves alive, time of a report.
+"""How gradsan's cost grows: memory and time for each operation and write with many saves alive, time of a report.
 
     python benchmarks/scale.py                              Markdown on stdout
     python benchmarks/scale.py --write docs/performance.md  put the tables between the page's markers
@@ -49,7 +49,7 @@ def memory_table(modes: Sequence[str], held: int) -> tuple[str, dict[str, Any]]:
 
 
 def live_table(modes: Sequence[str], counts: Sequence[int]) -> tuple[str, dict[str, Any]]:
-    """Microseconds that gradsan adds to one save, use and write while many saves are alive."""
+    """Microseconds that gradsan adds to one operation, its backward and a write while many saves are alive."""
     measured = {mode: probe("live", mode, saves=list(counts)) for mode in ("plain", *modes)}
     whats = ("growing", "save", "use", "write")
     rows = []
@@ -59,7 +59,7 @@ def live_table(modes: Sequence[str], counts: Sequence[int]) -> tuple[str, dict[s
             row = measured[mode][number]
             added = ["–" if plain[what] is None else f"{(row[what] - plain[what]) * 1e6:+.2f}" for what in whats]
             rows.append([f"{count:,}", mode, *added])
-    head = ["live saves", "mode", "each save on the way there", "one more save", "its use", "a write"]
+    head = ["live saves", "mode", "each operation on the way there", "one more operation", "its backward", "a write"]
     return table(head, rows), measured
 
 

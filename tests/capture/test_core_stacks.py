@@ -5,11 +5,12 @@ import functools
 import gc
 import itertools
 import sys
+import threading
 import weakref
 
 import pytest
 import torch
-from core_kit import constants, hooked, places, value
+from core_kit import constants, places, plain
 
 
 def test_one_place_is_one_stack(core):
@@ -104,15 +105,19 @@ def program(cores, how):
     return found
 
 
-def pack_stack(core):
-    return core.pack(value()).stack  # a new Node each time: the saves of one Node may share a stack
+OPTIMIZER = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)
 
 
-def hook_stack(core):
-    root = torch.ones(2, requires_grad=True)
-    with hooked(core):
-        root * root
-    return core.recent_saves()[-1][1]
+def node_stack(core):
+    core.active = True
+    made = plain(core, torch.exp)(torch.ones(2, requires_grad=True)).grad_fn._sequence_nr()
+    ((_, _, _, stack),) = core.nodes_near(made, threading.get_ident())
+    return stack
+
+
+def step_stack(core):
+    core.step_begin(OPTIMIZER, (), {})
+    return core.step_log[-1][5]
 
 
 def write_stack(core):
@@ -138,7 +143,7 @@ class OtherScratch(Scratch):
     """A second such place."""
 
 
-@pytest.mark.parametrize("how", [lambda core: core.stack(), pack_stack, hook_stack, write_stack, operator_stack])
+@pytest.mark.parametrize("how", [lambda core: core.stack(), node_stack, step_stack, write_stack, operator_stack])
 def test_both_cores_take_the_same_stacks(both, how, monkeypatch):
     if how is operator_stack:
         for core, holder in zip(both, (Scratch, OtherScratch), strict=True):
@@ -150,7 +155,7 @@ def test_both_cores_take_the_same_stacks(both, how, monkeypatch):
         assert pure.codes == native.codes
         assert places(pure) == places(native)
         assert pure.lastis[1:] == native.lastis[1:]
-        if how in (hook_stack, operator_stack):
+        if how is operator_stack:
             assert pure.lastis == native.lastis
 
 
@@ -209,13 +214,16 @@ def test_a_thread_without_python_frames_has_an_empty_stack(core):
     tensor = torch.ones(2)
     kept = []
     writer = core.writer(torch.add, "add", "out", -1, "out")
-    pack = functools.partial(kept.extend, map(core.pack, [tensor]))
+    step = functools.partial(core.step_begin, OPTIMIZER, (), {})
+    node = functools.partial(kept.extend, map(plain(core, torch.exp), [torch.ones(2, requires_grad=True)]))
     library = ctypes.CDLL(None)
-    for call in (pack, functools.partial(writer, tensor, 1, out=tensor)):
+    for call in (step, node, functools.partial(writer, tensor, 1, out=tensor)):
         entry = ctypes.CFUNCTYPE(None)(call)
         thread = ctypes.c_void_p()
         assert library.pthread_create(ctypes.byref(thread), None, entry, None) == 0
         assert library.pthread_join(thread, None) == 0
-    assert [save.stack.codes for save in kept] == [()]
+    assert core.step_log[0][5].codes == ()
+    assert kept[0].grad_fn is not None
+    assert core.saves == 1
     assert [entry[10].codes for entry in core.writes()] == [()]
     assert core.log_errors == 0

@@ -4,12 +4,13 @@ import copy
 import inspect
 import pickle
 import sys
+import threading
 import types
 import weakref
 
 import pytest
 import torch
-from core_kit import constants, needs_native
+from core_kit import constants, needs_native, plain
 
 from gradsan.capture import _core
 
@@ -94,6 +95,84 @@ def test_a_wrapper_equals_what_it_wraps(core):
         sorted([wrapper, other])
 
 
+def test_dunder_operators_are_watched_by_python_s_own_dispatch(core, monkeypatch):
+    class Scratch(torch.Tensor):
+        __torch_function__ = torch._C._disabled_torch_function_impl
+
+    for name in ("__add__", "__radd__", "__getitem__", "__neg__", "__matmul__"):
+        monkeypatch.setattr(Scratch, name, plain(core, getattr(torch.Tensor, name)), raising=False)
+    core.active = True
+    tensor = torch.ones(2, 2).as_subclass(Scratch).requires_grad_()
+    operations = (
+        lambda: tensor + 1,
+        lambda: 1 + tensor,
+        lambda: tensor[0, 1:],
+        lambda: -tensor,
+        lambda: tensor @ tensor,
+    )
+    plainly = (lambda t: t + 1, lambda t: 1 + t, lambda t: t[0, 1:], lambda t: -t, lambda t: t @ t)
+    for count, (operation, without) in enumerate(zip(operations, plainly, strict=True), start=1):
+        result = operation()
+        assert torch.equal(result, without(torch.ones(2, 2)))
+        ((first, end, _, stack),) = core.nodes_near(result.grad_fn._sequence_nr(), threading.get_ident())
+        assert first <= result.grad_fn._sequence_nr() == end - 1
+        assert stack.codes[:2] == (operation.__code__, sys._getframe().f_code)
+        assert core.saves == count
+    with pytest.raises(TypeError):
+        tensor + object()
+    with pytest.raises(IndexError):
+        tensor[9]
+    with pytest.raises(TypeError):
+        Scratch.__getitem__(3, 0)
+    assert core.saves == len(operations)
+
+
+def test_a_reflected_operator_is_left_to_the_other_side(core, monkeypatch):
+    """What the original answers with NotImplemented goes on to the other operand."""
+
+    class Other:
+        def __radd__(self, left):
+            return "theirs"
+
+    class Scratch(torch.Tensor):
+        __torch_function__ = torch._C._disabled_torch_function_impl
+        __add__ = plain(core, torch.Tensor.__add__)
+
+    core.active = True
+    assert torch.ones(1).as_subclass(Scratch) + Other() == "theirs"
+
+
+class Cube(torch.autograd.Function):
+    """A custom Function whose apply is watched through the class it inherits from."""
+
+    @staticmethod
+    def forward(ctx, value):
+        ctx.save_for_backward(value)
+        return value**3
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (value,) = ctx.saved_tensors
+        return 3 * value**2 * gradient
+
+
+def test_a_custom_function_s_apply_is_watched(core, monkeypatch):
+    owner = torch.autograd.Function
+    original = owner.apply
+    watched = classmethod(plain(core, vars(owner)["apply"].__func__))
+    monkeypatch.setattr(owner, "apply", watched)
+    assert Cube.apply.__self__ is Cube
+    assert Cube.apply.__doc__ == original.__doc__
+    assert pickle.loads(pickle.dumps(Cube.apply)) == Cube.apply
+    core.active = True
+    leaf = torch.tensor([2.0], requires_grad=True)
+    result = Cube.apply(leaf)
+    ((_, _, _, stack),) = core.nodes_near(result.grad_fn._sequence_nr(), threading.get_ident())
+    assert stack.codes[0] is sys._getframe().f_code
+    result.backward()
+    assert leaf.grad.tolist() == [12.0]
+
+
 @needs_native
 def test_native_calls_say_what_is_wrong_with_their_arguments():
     core = _core.make_core(True)
@@ -106,9 +185,13 @@ def test_native_calls_say_what_is_wrong_with_their_arguments():
         lambda: core.writer(1, "op", "kind", 0, None),
         lambda: core.writer(len, "op", "kind", "0", None),
         lambda: core.writer(len, "op", "kind", 0, 1),
-        lambda: core.unpack(3),
-        lambda: core.unpack(constants(core).Save()),
-        lambda: core.pack(3),
+        lambda: core.nodes_near(1),
+        lambda: core.nodes_near("1", 0),
+        lambda: core.ran_since(core.stack(), 1),
+        lambda: core.ran_since(core.stack(), 1, None),
+        lambda: core.step_begin(),
+        lambda: core.step_end(),
+        lambda: core.engine(),
         lambda: type(core)(1),
         lambda: constants(core).Stack((), ("a",)),
     ]

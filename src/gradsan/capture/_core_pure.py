@@ -1,6 +1,6 @@
 """The hot path of capture in pure Python; ``_native.c`` is the same in C and is tested against this file.
 
-Hot means: runs once per saved tensor, per use and per in-place operation of the user's program. Everything here
+Hot means: runs once per operation, per optimizer step and per backward of the user's program. Everything here
 records a few integers and references and defers all thinking to the moment a report is made.
 """
 
@@ -33,18 +33,6 @@ class Stack:
         self.lastis = lastis
 
 
-class Save:
-    """What the pack hook leaves with autograd in place of the tensor."""
-
-    __slots__ = ("clock", "stack", "tensor", "version", "was_leaf")
-
-    clock: int
-    stack: Stack
-    tensor: Any
-    version: int
-    was_leaf: bool
-
-
 class Core:
     """Counters, logs and the functions that fill them. One per process; see :mod:`gradsan.capture.recorder`."""
 
@@ -58,19 +46,20 @@ class Core:
         self.write_count = 0
         self.steps = 0
         self.open_steps = 0
-        self.silent_clock = -1
         self.log_errors = 0
         self.backwards = 0
-        self.on_stale: Callable[[Save], Any] | None = None
-        self.running: list[tuple[Any, ...]] = []
+        self._running: list[tuple[Any, ...]] = []
         self.step_log: Any = []
         self.optimizer_folder = _torch.optimizer_folder()
         self._stacks: dict[tuple[int, ...], Stack] = {}
         self.on_failure: Callable[[Any, BaseException], None] | None = None
         self._nodes: deque[list[Any]] = deque(maxlen=NODES_KEPT)
         self._writes: deque[tuple[Any, ...]] = deque(maxlen=WRITES_KEPT)
-        self.pack = self._make_pack()
-        self.unpack = self._make_unpack()
+
+    @property
+    def running(self) -> list[tuple[Any, ...]]:
+        """The backward calls that run, outermost first; see :meth:`engine`."""
+        return self._running
 
     def tick(self) -> int:
         """Advance the clock that orders all events and return its new value."""
@@ -83,7 +72,6 @@ class Core:
         self._nodes.clear()
         self._writes.clear()
         self.saves = self.write_count = self.steps = self.log_errors = self.backwards = 0
-        self.silent_clock = -1
 
     def stack(self, skip: int = 0) -> Stack:
         """The stack of the caller (``skip`` frames further out), equal stacks being one object.
@@ -119,7 +107,7 @@ class Core:
         """Log that the call at the frame ``caller`` has made the Nodes with sequence numbers ``first <= n < end``."""
         thread = threading.get_ident()
         last = self._nodes[-1] if self._nodes else None
-        if last is not None and last[3] == thread and last[0] == first and last[1] == end:
+        if last is not None and last[3] == thread and last[0] == first and last[1] == end and last[2] == self.clock:
             return  # a call within this one has logged them
         stack = self.stack_from(caller)
         self.saves += 1
@@ -141,7 +129,7 @@ class Core:
             if owner != thread:
                 continue
             if first <= sequence < end:
-                if exact is None or end - first < exact[1] - exact[0]:
+                if exact is None or end - first <= exact[1] - exact[0]:
                     exact = entry
             elif end <= sequence:
                 if before is None or end >= before[1]:
@@ -262,35 +250,3 @@ class Core:
                 core.running[:] = [other for other in core.running if other is not record]
 
         return _torch.dress(run_backward, original)
-
-    def _make_pack(self) -> Callable[[Any], Save]:
-        core = self
-
-        def pack(tensor: Any) -> Save:
-            save = Save()
-            # A leaf cannot be the output of the node that saves it, so keeping it makes no cycle and needs no alias.
-            save.was_leaf = leaf = tensor.is_leaf
-            save.tensor = tensor if leaf else tensor.detach()
-            save.version = tensor._version
-            core.clock += 1
-            core.saves += 1
-            save.clock = core.clock
-            save.stack = core.stack_from(sys._getframe().f_back)
-            return save
-
-        return pack
-
-    def _make_unpack(self) -> Callable[[Save], Any]:
-        core = self
-
-        def unpack(save: Save) -> Any:
-            tensor = save.tensor
-            if tensor._version == save.version and save.clock > core.silent_clock:
-                return tensor
-            on_stale = core.on_stale
-            result = tensor if on_stale is None else on_stale(save)
-            if isinstance(result, BaseException):
-                raise result
-            return result
-
-        return unpack

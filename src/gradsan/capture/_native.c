@@ -22,11 +22,10 @@
 /* ---- torch, as Python shows it ---------------------------------------------------------------------------------- */
 
 enum { VERSION, IS_LEAF, REQUIRES_GRAD, SHAPE, ATTRIBUTES };
-enum { DETACH, UNTYPED_STORAGE, STORAGE_OFFSET, STRIDE, ELEMENT_SIZE, METHODS };
+enum { UNTYPED_STORAGE, STORAGE_OFFSET, STRIDE, ELEMENT_SIZE, METHODS };
 
 static const char *const attribute_texts[ATTRIBUTES] = {"_version", "is_leaf", "requires_grad", "shape"};
-static const char *const method_texts[METHODS] = {"detach", "untyped_storage", "storage_offset", "stride",
-                                                  "element_size"};
+static const char *const method_texts[METHODS] = {"untyped_storage", "storage_offset", "stride", "element_size"};
 
 /* Filled by the first Core and kept for the life of the process. */
 static struct {
@@ -278,47 +277,6 @@ static PyTypeObject Stack_Type = {
     .tp_getset = Stack_getset,
 };
 
-/* ---- Save ------------------------------------------------------------------------------------------------------- */
-
-/* Not tracked by the garbage collector: from the alias it keeps there is no way back to the graph that keeps it, and
- * the graph's own references to it are C++ references, which the collector could not follow anyway. */
-typedef struct {
-    PyObject_HEAD
-    PyObject *tensor, *stack;
-    long long clock;
-    unsigned int version; /* torch counts in 32 bits as well */
-    char was_leaf;
-} Save;
-
-static PyTypeObject Save_Type;
-
-static void Save_dealloc(Save *self)
-{
-    Py_XDECREF(self->tensor);
-    Py_XDECREF(self->stack);
-    PyObject_Free(self);
-}
-
-static PyMemberDef Save_members[] = {
-    {"clock", T_LONGLONG, offsetof(Save, clock), 0, NULL},
-    {"stack", T_OBJECT_EX, offsetof(Save, stack), 0, NULL},
-    {"tensor", T_OBJECT_EX, offsetof(Save, tensor), 0, NULL},
-    {"version", T_UINT, offsetof(Save, version), 0, NULL},
-    {"was_leaf", T_BOOL, offsetof(Save, was_leaf), 0, NULL},
-    {NULL},
-};
-
-static PyTypeObject Save_Type = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "gradsan.capture._native.Save",
-    .tp_doc = "What the pack hook leaves with autograd in place of the tensor.",
-    .tp_basicsize = sizeof(Save),
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_new = PyType_GenericNew,
-    .tp_dealloc = (destructor)Save_dealloc,
-    .tp_members = Save_members,
-};
-
 /* ---- bounded logs ----------------------------------------------------------------------------------------------- */
 
 typedef struct {
@@ -442,14 +400,15 @@ static PyObject *shared(PyObject *given)
 typedef struct {
     PyObject_HEAD
     char active;
-    long long clock, saves, write_count, steps, open_steps, silent_clock, log_errors, backwards;
-    PyObject *on_stale, *optimizer_folder, *pack, *unpack;
-    PyObject *running, *step_log; /* a list of the backward calls that run; what step_begin and step_end append to */
+    long long open_steps, clock, saves;
     PyObject *optimizer_code; /* the function of torch's optimizers that called last */
+    Ring nodes, writes;
+    long long write_count, steps, log_errors, backwards;
+    PyObject *optimizer_folder;
+    PyObject *running, *step_log; /* a list of the backward calls that run; what step_begin and step_end append to */
     PyObject *on_failure; /* called with a record of `running` and the exception that ends it */
     Stack **stacks; /* open addressing; capacity is 0 or a power of two, at most half full */
     size_t stack_capacity, stack_count;
-    Ring nodes, writes;
 } Core;
 
 static PyTypeObject Core_Type;
@@ -609,7 +568,6 @@ static PyObject *Core_clear_logs(Core *self, PyObject *Py_UNUSED(ignored))
     forget_stacks(self);
     forget_logs(self);
     self->saves = self->write_count = self->steps = self->log_errors = self->backwards = 0;
-    self->silent_clock = -1;
     Py_RETURN_NONE;
 }
 
@@ -650,7 +608,7 @@ static PyObject *Core_nodes_near(Core *self, PyObject *const *args, Py_ssize_t c
             continue;
         if (nodes->first <= sequence && sequence < nodes->end) {
             /* Of calls within calls the innermost one made the Node. */
-            if (exact == NULL || nodes->end - nodes->first < exact->end - exact->first)
+            if (exact == NULL || nodes->end - nodes->first <= exact->end - exact->first)
                 exact = nodes;
         } else if (nodes->end <= sequence) {
             if (before == NULL || nodes->end >= before->end)
@@ -831,75 +789,22 @@ static PyObject *Core_log_write(Core *self, PyObject *const *args, Py_ssize_t co
     Py_RETURN_NONE;
 }
 
-static PyObject *pack(Core *core, PyObject *tensor)
-{
-    /* A leaf cannot be the output of the node that saves it, so keeping it makes no cycle and needs no alias. */
-    int was_leaf = truth(attribute(tensor, IS_LEAF));
-    if (was_leaf < 0)
-        return NULL;
-    PyObject *kept = was_leaf ? Py_NewRef(tensor) : method(tensor, DETACH);
-    if (kept == NULL)
-        return NULL;
-    PyObject *stack = NULL;
-    long long version = integer(attribute(tensor, VERSION));
-    Save *save = NULL;
-    if ((version == -1 && PyErr_Occurred()) || (stack = stack_here(core, 0)) == NULL ||
-        (save = PyObject_New(Save, &Save_Type)) == NULL)
-        goto failed;
-    save->tensor = kept;
-    save->stack = stack;
-    save->version = (unsigned int)version;
-    save->was_leaf = (char)was_leaf;
-    save->clock = ++core->clock;
-    core->saves++;
-
-    return (PyObject *)save;
-
-failed:
-    Py_DECREF(kept);
-    Py_XDECREF(stack);
-    return NULL;
-}
-
-static PyObject *unpack(Core *core, PyObject *argument)
-{
-    if (!Py_IS_TYPE(argument, &Save_Type) || ((Save *)argument)->tensor == NULL)
-        return PyErr_Format(PyExc_TypeError, "unpack() needs what pack() returned, not %.80s", Py_TYPE(argument)->tp_name);
-    Save *save = (Save *)argument;
-    long long version = integer(attribute(save->tensor, VERSION));
-    if (version == -1 && PyErr_Occurred())
-        return NULL;
-    if (((unsigned int)version == save->version && save->clock > core->silent_clock) || core->on_stale == NULL ||
-        core->on_stale == Py_None)
-        return Py_NewRef(save->tensor);
-    PyObject *on_stale = Py_NewRef(core->on_stale);
-    PyObject *result = PyObject_CallOneArg(on_stale, argument);
-    Py_DECREF(on_stale);
-    if (result != NULL && PyExceptionInstance_Check(result)) {
-        PyErr_SetObject((PyObject *)Py_TYPE(result), result);
-        Py_CLEAR(result);
-    }
-    return result;
-}
-
-static PyMethodDef pack_definition = {
-    "pack", (PyCFunction)pack, METH_O, "pack(tensor, /)\n--\n\nWhat autograd keeps in place of a tensor it saves."};
-static PyMethodDef unpack_definition = {
-    "unpack", (PyCFunction)unpack, METH_O, "unpack(save, /)\n--\n\nThe saved tensor, checked for being as it was."};
-
 /* ---- writers ---------------------------------------------------------------------------------------------------- */
 
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
-    PyObject *original, *op, *kind;
+    PyObject *original;
+    Core *core;
+    /* The C function behind a __setitem__ or __getitem__ that a C type defines, and the type whose instances it takes. */
+    objobjargproc assign;
+    binaryfunc subscript;
+    PyTypeObject *indexed;
+    Py_ssize_t position;       /* -1: none */
+    char is_setitem, is_plain; /* is_plain: writes nothing, wrapped for the Nodes it makes */
+    PyObject *op, *kind;
     PyObject *keyword; /* NULL: none */
     PyObject *dictionary, *weak_references;
-    Core *core;
-    objobjargproc assign;  /* the C function behind a __setitem__ that a C type defines, NULL where there is none */
-    PyTypeObject *assigns; /* whose instances `assign` takes */
-    Py_ssize_t position;   /* -1: none */
-    char is_setitem, is_plain; /* is_plain: writes nothing, wrapped for the Nodes it makes */
 } Writer;
 
 static PyTypeObject MethodWriter_Type, FunctionWriter_Type;
@@ -1005,7 +910,8 @@ static int log_nodes(Core *core, long long first, long long end)
 {
     unsigned long thread = PyThread_get_thread_ident();
     LoggedNodes *last = core->nodes.count ? nodes_at(&core->nodes, core->nodes.count - 1) : NULL;
-    if (last != NULL && last->thread == thread && last->first == first && last->end == end)
+    if (last != NULL && last->thread == thread && last->first == first && last->end == end &&
+        last->clock == core->clock)
         return 0; /* a call within this one has logged them */
     PyObject *stack = stack_here(core, 0);
     if (stack == NULL)
@@ -1052,8 +958,10 @@ static PyObject *Writer_vectorcall(PyObject *self, PyObject *const *args, size_t
     }
     long long first = is_active ? sequence_here() : 0;
     PyObject *result;
-    if (writer->assign != NULL && count == 3 && keywords == NULL && PyObject_TypeCheck(args[0], writer->assigns))
+    if (writer->assign != NULL && count == 3 && keywords == NULL && PyObject_TypeCheck(args[0], writer->indexed))
         result = writer->assign(args[0], args[1], args[2]) < 0 ? NULL : Py_NewRef(Py_None);
+    else if (writer->subscript != NULL && count == 2 && keywords == NULL && PyObject_TypeCheck(args[0], writer->indexed))
+        result = writer->subscript(args[0], args[1]);
     else
         result = PyObject_Vectorcall(writer->original, args, flagged_count, keywords);
     if (result == NULL || !is_active || !core->active)
@@ -1187,18 +1095,21 @@ static PyTypeObject FunctionWriter_Type = {
     WRITER_SLOTS,
 };
 
-/* Lets `x[key] = value` go straight to the C function where the original does nothing but call it. */
-static void find_assignment(Writer *writer)
+/* Lets `x[key] = value` and `x[key]` go straight to the C function where the original does nothing but call it. */
+static void find_indexing(Writer *writer)
 {
     if (!Py_IS_TYPE(writer->original, &PyWrapperDescr_Type))
         return;
     PyWrapperDescrObject *wrapper = (PyWrapperDescrObject *)writer->original;
     PyTypeObject *owner = PyDescr_TYPE(wrapper);
-    if (strcmp(wrapper->d_base->name, "__setitem__") == 0 && owner->tp_as_mapping != NULL &&
-        (void *)owner->tp_as_mapping->mp_ass_subscript == wrapper->d_wrapped) {
-        writer->assign = owner->tp_as_mapping->mp_ass_subscript;
-        writer->assigns = owner;
-    }
+    PyMappingMethods *mapping = owner->tp_as_mapping;
+    if (mapping == NULL)
+        return;
+    if (strcmp(wrapper->d_base->name, "__setitem__") == 0 && (void *)mapping->mp_ass_subscript == wrapper->d_wrapped)
+        writer->assign = mapping->mp_ass_subscript;
+    else if (strcmp(wrapper->d_base->name, "__getitem__") == 0 && (void *)mapping->mp_subscript == wrapper->d_wrapped)
+        writer->subscript = mapping->mp_subscript;
+    writer->indexed = owner;
 }
 
 static PyObject *Core_writer(Core *self, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
@@ -1232,8 +1143,7 @@ static PyObject *Core_writer(Core *self, PyObject *const *args, Py_ssize_t count
         writer->keyword = Py_NewRef(given[4]);
         PyUnicode_InternInPlace(&writer->keyword);
     }
-    if (writer->is_setitem)
-        find_assignment(writer);
+    find_indexing(writer);
     PyObject_GC_Track(writer);
     PyObject *dressed = PyObject_CallFunctionObjArgs(torch.dress, writer, given[0], NULL);
     Py_DECREF(writer);
@@ -1242,75 +1152,134 @@ static PyObject *Core_writer(Core *self, PyObject *const *args, Py_ssize_t count
 
 /* ---- steps and backward calls ----------------------------------------------------------------------------------- */
 
-/* Runs through the parameters of an optimizer: the numbers that `number_of` gives for each, as bytes. */
-static PyObject *sweep(PyObject *optimizer, PyObject *(*number_of)(PyObject *))
+/* A list of numbers that lies on the C stack while it is short. */
+typedef struct {
+    Py_ssize_t count, capacity;
+    long long *items, few[64];
+} Numbers;
+
+static void start_numbers(Numbers *numbers)
+{
+    numbers->count = 0;
+    numbers->capacity = sizeof numbers->few / sizeof *numbers->few;
+    numbers->items = numbers->few;
+}
+
+static int add_number(Numbers *numbers, long long number)
+{
+    if (numbers->count == numbers->capacity) {
+        long long *before = numbers->items == numbers->few ? NULL : numbers->items;
+        long long *wider = PyMem_Realloc(before, numbers->capacity * 2 * sizeof *wider);
+        if (wider == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        if (before == NULL)
+            memcpy(wider, numbers->few, sizeof numbers->few);
+        numbers->items = wider;
+        numbers->capacity *= 2;
+    }
+    numbers->items[numbers->count++] = number;
+    return 0;
+}
+
+/* The numbers as bytes; NULL with an exception. The list is let go. */
+static PyObject *as_bytes(Numbers *numbers, int is_good)
+{
+    PyObject *found =
+        is_good ? PyBytes_FromStringAndSize((const char *)numbers->items, numbers->count * sizeof *numbers->items) : NULL;
+    if (numbers->items != numbers->few)
+        PyMem_Free(numbers->items);
+    return found;
+}
+
+/* The version of a parameter and, where asked for, the identity of its storage; -1 with an exception. */
+static int add_parameter(PyObject *parameter, Numbers *versions, Numbers *storages)
+{
+    long long number = integer(attribute(parameter, VERSION));
+    if ((number == -1 && PyErr_Occurred()) || add_number(versions, number) < 0)
+        return -1;
+    if (storages == NULL)
+        return 0;
+    number = integer(storage_identity(parameter));
+    if (number == -1 && PyErr_Occurred()) {
+        /* No ordinary storage (sparse): its steps are then told by the logged writes alone. */
+        if (!PyErr_ExceptionMatches(PyExc_RuntimeError))
+            return -1;
+        PyErr_Clear();
+        number = 0;
+    }
+    return add_number(storages, number);
+}
+
+/* Runs through the parameters of an optimizer; -1 with an exception. */
+static int add_parameters(PyObject *optimizer, Numbers *versions, Numbers *storages)
 {
     static PyObject *groups_name, *params_name;
     if ((groups_name == NULL && (groups_name = PyUnicode_InternFromString("param_groups")) == NULL) ||
         (params_name == NULL && (params_name = PyUnicode_InternFromString("params")) == NULL))
-        return NULL;
-    PyObject *groups = PyObject_GetAttr(optimizer, groups_name), *numbers = NULL, *found = NULL;
-    long long *buffer = NULL;
-    Py_ssize_t count = 0, capacity = 0;
+        return -1;
+    PyObject *given = PyObject_GetAttr(optimizer, groups_name);
+    PyObject *groups = given == NULL ? NULL : PySequence_Fast(given, "param_groups cannot be iterated");
+    Py_XDECREF(given);
     if (groups == NULL)
-        return NULL;
-    if (!PyList_Check(groups)) {
-        PyErr_SetString(PyExc_TypeError, "param_groups is not a list");
-        goto done;
-    }
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(groups); i++) {
-        PyObject *parameters = PyObject_GetItem(PyList_GET_ITEM(groups, i), params_name);
+        return -1;
+    int done = 0;
+    /* Sizes are read anew each time: a subclass of tensor may run Python code that changes the lists. */
+    for (Py_ssize_t i = 0; done == 0 && i < PySequence_Fast_GET_SIZE(groups); i++) {
+        given = PyObject_GetItem(PySequence_Fast_GET_ITEM(groups, i), params_name);
+        PyObject *parameters = given == NULL ? NULL : PySequence_Fast(given, "params cannot be iterated");
+        Py_XDECREF(given);
         if (parameters == NULL)
-            goto done;
-        if (!PyList_Check(parameters)) {
-            PyErr_SetString(PyExc_TypeError, "params is not a list");
-            Py_DECREF(parameters);
-            goto done;
-        }
-        for (Py_ssize_t j = 0; j < PyList_GET_SIZE(parameters); j++) {
-            if (count == capacity) {
-                capacity = capacity ? capacity * 2 : 64;
-                long long *wider = PyMem_Realloc(buffer, capacity * sizeof *buffer);
-                if (wider == NULL) {
-                    PyErr_NoMemory();
-                    Py_DECREF(parameters);
-                    goto done;
-                }
-                buffer = wider;
-            }
-            PyObject *parameter = Py_NewRef(PyList_GET_ITEM(parameters, j));
-            long long number = integer(number_of(parameter));
+            done = -1;
+        for (Py_ssize_t j = 0; done == 0 && j < PySequence_Fast_GET_SIZE(parameters); j++) {
+            PyObject *parameter = Py_NewRef(PySequence_Fast_GET_ITEM(parameters, j));
+            done = add_parameter(parameter, versions, storages);
             Py_DECREF(parameter);
-            if (number == -1 && PyErr_Occurred()) {
-                Py_DECREF(parameters);
-                goto done;
-            }
-            buffer[count++] = number;
         }
-        Py_DECREF(parameters);
+        Py_XDECREF(parameters);
     }
-    numbers = PyBytes_FromStringAndSize((const char *)buffer, count * sizeof *buffer);
-    found = numbers;
-done:
-    PyMem_Free(buffer);
     Py_DECREF(groups);
+    return done;
+}
+
+/* Puts the versions of an optimizer's parameters and, where asked for, the identities of their storages, both as bytes,
+ * where the arguments point; NULL there with an exception. */
+static void sweep(PyObject *optimizer, PyObject **versions, PyObject **storages)
+{
+    Numbers version_list, storage_list;
+    start_numbers(&version_list);
+    start_numbers(&storage_list);
+    int is_good = add_parameters(optimizer, &version_list, storages == NULL ? NULL : &storage_list) == 0;
+    *versions = as_bytes(&version_list, is_good);
+    if (storages != NULL)
+        *storages = as_bytes(&storage_list, *versions != NULL);
+}
+
+/* A tuple of the given objects, which are given away; NULL with an exception where one of them is NULL. */
+static PyObject *tuple_of(PyObject **items, Py_ssize_t count)
+{
+    PyObject *found = NULL;
+    Py_ssize_t i = 0;
+    while (i < count && items[i] != NULL)
+        i++;
+    if (i == count)
+        found = PyTuple_New(count);
+    for (i = 0; i < count; i++)
+        if (found != NULL)
+            PyTuple_SET_ITEM(found, i, items[i]);
+        else
+            Py_XDECREF(items[i]);
     return found;
 }
 
-static PyObject *version_of(PyObject *tensor)
+/* The name of an object's class as its ``__name__`` has it. */
+static PyObject *class_name(PyObject *object)
 {
-    return attribute(tensor, VERSION);
-}
-
-/* 0 for a parameter without an ordinary storage (sparse): its steps are then told by the logged writes alone. */
-static PyObject *storage_or_none(PyObject *tensor)
-{
-    PyObject *found = storage_identity(tensor);
-    if (found == NULL && PyErr_ExceptionMatches(PyExc_Exception)) {
-        PyErr_Clear();
-        found = PyLong_FromLong(0);
-    }
-    return found;
+    PyTypeObject *type = Py_TYPE(object);
+    if (PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE))
+        return Py_NewRef(((PyHeapTypeObject *)type)->ht_name);
+    return PyObject_GetAttrString((PyObject *)type, "__name__");
 }
 
 /* What goes wrong while logging is counted and does not reach the program. */
@@ -1318,52 +1287,67 @@ static PyObject *logged(Core *core, PyObject *entry)
 {
     static PyObject *append_name;
     PyObject *done = NULL;
-    if (entry != NULL && (append_name != NULL || (append_name = PyUnicode_InternFromString("append")) != NULL))
-        done = PyObject_CallMethodOneArg(core->step_log, append_name, entry);
-    Py_XDECREF(entry);
-    if (done == NULL) {
-        if (!PyErr_ExceptionMatches(PyExc_Exception))
-            return NULL;
-        PyErr_Clear();
-        core->log_errors++;
+    if (core->step_log == NULL && entry != NULL)
+        PyErr_SetString(PyExc_AttributeError, "step_log");
+    else if (entry != NULL && (append_name != NULL || (append_name = PyUnicode_InternFromString("append")) != NULL)) {
+        PyObject *log = Py_NewRef(core->step_log);
+        done = PyObject_CallMethodOneArg(log, append_name, entry);
+        Py_DECREF(log);
     }
+    Py_XDECREF(entry);
+    if (done == NULL && forgive(core) < 0)
+        return NULL;
     Py_XDECREF(done);
     Py_RETURN_NONE;
 }
 
 static PyObject *Core_step_begin(Core *self, PyObject *const *args, Py_ssize_t count)
 {
+    static PyObject *begin_name;
     if (count < 1)
         return PyErr_Format(PyExc_TypeError, "step_begin() needs the optimizer");
+    if (begin_name == NULL && (begin_name = PyUnicode_InternFromString("begin")) == NULL)
+        return NULL;
     long long clock = ++self->clock;
     self->open_steps++;
+    PyObject *versions, *storages;
+    sweep(args[0], &versions, &storages);
+    if (versions == NULL || storages == NULL) {
+        Py_XDECREF(versions);
+        return logged(self, NULL);
+    }
     PyObject *stack = stack_here(self, 0);
     PyObject *sequence = stack == NULL ? NULL : PyObject_Vectorcall(torch.sequence_number, NULL, 0, NULL);
-    PyObject *storages = sequence == NULL ? NULL : sweep(args[0], storage_or_none);
-    PyObject *versions = storages == NULL ? NULL : sweep(args[0], version_of);
-    PyObject *entry = versions == NULL ? NULL
-                                       : Py_BuildValue("sLLNsNNNN", "begin", clock, self->steps,
-                                                       PyLong_FromVoidPtr(args[0]), Py_TYPE(args[0])->tp_name, stack,
-                                                       sequence, storages, versions);
-    if (versions == NULL) {
-        Py_XDECREF(stack);
-        Py_XDECREF(sequence);
-        Py_XDECREF(storages);
-    }
-    return logged(self, entry);
+    PyObject *name = sequence == NULL ? NULL : class_name(args[0]);
+    PyObject *fields[] = {Py_NewRef(begin_name),
+                          name == NULL ? NULL : PyLong_FromLongLong(clock),
+                          name == NULL ? NULL : PyLong_FromLongLong(self->steps),
+                          name == NULL ? NULL : PyLong_FromVoidPtr(args[0]),
+                          name,
+                          stack,
+                          sequence,
+                          storages,
+                          versions};
+    return logged(self, tuple_of(fields, sizeof fields / sizeof *fields));
 }
 
 static PyObject *Core_step_end(Core *self, PyObject *const *args, Py_ssize_t count)
 {
+    static PyObject *end_name;
     if (count < 1)
         return PyErr_Format(PyExc_TypeError, "step_end() needs the optimizer");
+    if (end_name == NULL && (end_name = PyUnicode_InternFromString("end")) == NULL)
+        return NULL;
     if (self->open_steps > 0)
         self->open_steps--;
     self->steps++;
     long long clock = ++self->clock;
-    PyObject *versions = sweep(args[0], version_of);
-    return logged(self, versions == NULL ? NULL
-                                         : Py_BuildValue("sLNN", "end", clock, PyLong_FromVoidPtr(args[0]), versions));
+    PyObject *versions;
+    sweep(args[0], &versions, NULL);
+    if (versions == NULL)
+        return logged(self, NULL);
+    PyObject *fields[] = {Py_NewRef(end_name), PyLong_FromLongLong(clock), PyLong_FromVoidPtr(args[0]), versions};
+    return logged(self, tuple_of(fields, sizeof fields / sizeof *fields));
 }
 
 /* Stands in for the function by which backward and grad enter the engine; without a Python frame of its own, so that the
@@ -1377,6 +1361,65 @@ typedef struct {
 
 static PyTypeObject Engine_Type;
 
+/* What `running` holds of a backward call. */
+static PyObject *backward_record(Core *core, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    static PyObject *accumulate_name;
+    if (accumulate_name == NULL && (accumulate_name = PyUnicode_InternFromString("accumulate_grad")) == NULL)
+        return NULL;
+    PyObject *accumulate =
+        keywords == NULL || PyTuple_GET_SIZE(keywords) == 0 ? NULL : passed_by_keyword(accumulate_name, args + count, keywords);
+    PyObject *stack = stack_here(core, 0);
+    if (stack == NULL)
+        return NULL;
+    PyObject *fields[] = {PyLong_FromLongLong(core->clock),
+                          stack,
+                          PyLong_FromUnsignedLong(PyThread_get_thread_ident()),
+                          Py_NewRef(args[0]),
+                          Py_NewRef(count > 2 ? args[2] : Py_None),
+                          Py_NewRef(accumulate == NULL ? Py_True : accumulate)};
+    return tuple_of(fields, sizeof fields / sizeof *fields);
+}
+
+/* Tells `on_failure` of the exception that is set, which stays set unless what is no Exception comes out of the call. */
+static void tell_failure(Core *core, PyObject *record)
+{
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (traceback != NULL)
+        PyException_SetTraceback(value, traceback);
+    PyObject *on_failure = Py_NewRef(core->on_failure);
+    PyObject *told = PyObject_CallFunctionObjArgs(on_failure, record, value, NULL);
+    Py_DECREF(on_failure);
+    if (told == NULL && forgive(core) < 0) {
+        PyObject *new_type, *new_value, *new_traceback;
+        PyErr_Fetch(&new_type, &new_value, &new_traceback);
+        PyErr_NormalizeException(&new_type, &new_value, &new_traceback);
+        PyException_SetContext(new_value, value); /* takes the reference */
+        Py_XDECREF(type);
+        Py_XDECREF(traceback);
+        PyErr_Restore(new_type, new_value, new_traceback);
+        return;
+    }
+    Py_XDECREF(told);
+    PyErr_Restore(type, value, traceback);
+}
+
+static void forget_record(Core *core, PyObject *record)
+{
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    for (Py_ssize_t i = PyList_GET_SIZE(core->running) - 1; i >= 0; i--)
+        if (PyList_GET_ITEM(core->running, i) == record) {
+            if (PyList_SetSlice(core->running, i, i + 1, NULL) < 0)
+                PyErr_Clear();
+            break;
+        }
+    Py_DECREF(record);
+    PyErr_Restore(type, value, traceback);
+}
+
 static PyObject *Engine_vectorcall(PyObject *self, PyObject *const *args, size_t flagged_count, PyObject *keywords)
 {
     Engine *engine = (Engine *)self;
@@ -1385,56 +1428,27 @@ static PyObject *Engine_vectorcall(PyObject *self, PyObject *const *args, size_t
     if (!core->active || count < 1 || core->running == NULL)
         return PyObject_Vectorcall(engine->original, args, flagged_count, keywords);
 
-    static PyObject *accumulate_name;
-    if (accumulate_name == NULL && (accumulate_name = PyUnicode_InternFromString("accumulate_grad")) == NULL)
-        return NULL;
-    PyObject *accumulate =
-        keywords == NULL || PyTuple_GET_SIZE(keywords) == 0 ? NULL : passed_by_keyword(accumulate_name, args + count, keywords);
-    PyObject *stack = stack_here(core, 0), *record = NULL;
-    if (stack != NULL)
-        record = Py_BuildValue("LNkOOO", ++core->clock, stack, PyThread_get_thread_ident(), args[0],
-                               count > 2 ? args[2] : Py_None, accumulate == NULL ? Py_True : accumulate);
+    core->clock++;
     core->backwards++;
+    PyObject *record = backward_record(core, args, count, keywords);
     if (record == NULL || PyList_Append(core->running, record) < 0) {
-        if (!PyErr_ExceptionMatches(PyExc_Exception)) {
-            Py_XDECREF(record);
+        Py_CLEAR(record);
+        if (forgive(core) < 0)
             return NULL;
-        }
-        PyErr_Clear();
-        core->log_errors++;
     }
     long long first = sequence_here();
     PyObject *result = PyObject_Vectorcall(engine->original, args, flagged_count, keywords);
-    if (result == NULL && record != NULL && core->on_failure != NULL && core->on_failure != Py_None) {
-        PyObject *type, *value, *traceback;
-        PyErr_Fetch(&type, &value, &traceback);
-        PyErr_NormalizeException(&type, &value, &traceback);
-        PyObject *told = PyObject_CallFunctionObjArgs(core->on_failure, record, value, NULL);
-        if (told == NULL) {
-            PyErr_Clear();
-            core->log_errors++;
-        }
-        Py_XDECREF(told);
-        PyErr_Restore(type, value, traceback);
-    }
-    if (result != NULL) {
+    if (result == NULL) {
+        if (record != NULL && core->on_failure != NULL && core->on_failure != Py_None)
+            tell_failure(core, record);
+    } else {
         /* Nodes of a backward that is itself differentiable. */
         long long end = sequence_here();
         if (end != first && log_nodes(core, first, end) < 0 && forgive(core) < 0)
             Py_CLEAR(result);
     }
-    if (record != NULL) {
-        for (Py_ssize_t i = PyList_GET_SIZE(core->running) - 1; i >= 0; i--)
-            if (PyList_GET_ITEM(core->running, i) == record) {
-                PyObject *type, *value, *traceback;
-                PyErr_Fetch(&type, &value, &traceback);
-                if (PyList_SetSlice(core->running, i, i + 1, NULL) < 0)
-                    PyErr_Clear();
-                PyErr_Restore(type, value, traceback);
-                break;
-            }
-        Py_DECREF(record);
-    }
+    if (record != NULL)
+        forget_record(core, record);
     return result;
 }
 
@@ -1505,25 +1519,17 @@ static PyObject *Core_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     Core *self = (Core *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
-    self->silent_clock = -1;
-    self->on_stale = Py_NewRef(Py_None);
     self->optimizer_folder = PyObject_CallNoArgs(torch.optimizer_folder);
     self->running = PyList_New(0);
     self->step_log = PyList_New(0);
-    self->pack = PyCFunction_New(&pack_definition, (PyObject *)self);
-    self->unpack = PyCFunction_New(&unpack_definition, (PyObject *)self);
-    if (self->optimizer_folder == NULL || self->pack == NULL || self->unpack == NULL || self->running == NULL ||
-        self->step_log == NULL)
+    if (self->optimizer_folder == NULL || self->running == NULL || self->step_log == NULL)
         Py_CLEAR(self);
     return (PyObject *)self;
 }
 
 static int Core_traverse(Core *self, visitproc visit, void *arg)
 {
-    Py_VISIT(self->on_stale);
     Py_VISIT(self->on_failure);
-    Py_VISIT(self->pack);
-    Py_VISIT(self->unpack);
     Py_VISIT(self->running);
     Py_VISIT(self->step_log);
     return 0;
@@ -1531,10 +1537,7 @@ static int Core_traverse(Core *self, visitproc visit, void *arg)
 
 static int Core_clear(Core *self)
 {
-    Py_CLEAR(self->on_stale);
     Py_CLEAR(self->on_failure);
-    Py_CLEAR(self->pack);
-    Py_CLEAR(self->unpack);
     Py_CLEAR(self->running);
     Py_CLEAR(self->step_log);
     return 0;
@@ -1584,16 +1587,12 @@ static PyMemberDef Core_members[] = {
     {"write_count", T_LONGLONG, offsetof(Core, write_count), 0, NULL},
     {"steps", T_LONGLONG, offsetof(Core, steps), 0, NULL},
     {"open_steps", T_LONGLONG, offsetof(Core, open_steps), 0, NULL},
-    {"silent_clock", T_LONGLONG, offsetof(Core, silent_clock), 0, NULL},
     {"log_errors", T_LONGLONG, offsetof(Core, log_errors), 0, NULL},
     {"backwards", T_LONGLONG, offsetof(Core, backwards), 0, NULL},
-    {"on_stale", T_OBJECT, offsetof(Core, on_stale), 0, NULL},
     {"on_failure", T_OBJECT, offsetof(Core, on_failure), 0, NULL},
     {"running", T_OBJECT_EX, offsetof(Core, running), READONLY, NULL},
     {"step_log", T_OBJECT_EX, offsetof(Core, step_log), 0, NULL},
     {"optimizer_folder", T_OBJECT, offsetof(Core, optimizer_folder), 0, NULL},
-    {"pack", T_OBJECT_EX, offsetof(Core, pack), 0, NULL},
-    {"unpack", T_OBJECT_EX, offsetof(Core, unpack), 0, NULL},
     {NULL},
 };
 
@@ -1623,14 +1622,12 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit__native(void)
 {
-    if (PyType_Ready(&Stack_Type) < 0 || PyType_Ready(&Save_Type) < 0 || PyType_Ready(&MethodWriter_Type) < 0 ||
-        PyType_Ready(&FunctionWriter_Type) < 0 || PyType_Ready(&Engine_Type) < 0 || PyType_Ready(&Core_Type) < 0 ||
+    if (PyType_Ready(&Stack_Type) < 0 || PyType_Ready(&MethodWriter_Type) < 0 || PyType_Ready(&FunctionWriter_Type) < 0 || PyType_Ready(&Engine_Type) < 0 || PyType_Ready(&Core_Type) < 0 ||
         PyDict_SetItemString(Core_Type.tp_dict, "is_native", Py_True) < 0)
         return NULL;
     PyType_Modified(&Core_Type);
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL || PyModule_AddObjectRef(module, "Core", (PyObject *)&Core_Type) < 0 ||
-        PyModule_AddObjectRef(module, "Save", (PyObject *)&Save_Type) < 0 ||
         PyModule_AddObjectRef(module, "Stack", (PyObject *)&Stack_Type) < 0 ||
         PyModule_AddIntMacro(module, WRITES_KEPT) < 0 || PyModule_AddIntMacro(module, NODES_KEPT) < 0 ||
         PyModule_AddIntMacro(module, STACKS_KEPT) < 0 || PyModule_AddIntMacro(module, DEPTH_KEPT) < 0) {

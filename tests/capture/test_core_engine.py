@@ -1,0 +1,270 @@
+"""Backward calls while they run, in both cores."""
+
+import inspect
+import sys
+import threading
+import traceback
+
+import pytest
+import torch
+
+from gradsan.capture import _torch
+
+
+@pytest.fixture
+def engine(core, monkeypatch):
+    """A core that sees every backward."""
+    for namespace, name in _torch.engine_entry_points():
+        monkeypatch.setattr(namespace, name, core.engine(getattr(namespace, name)))
+    core.active = True
+    yield core
+    core.active = False
+
+
+@pytest.fixture
+def leaf():
+    return torch.ones(2, requires_grad=True)
+
+
+def fail(leaf):
+    """A backward that PyTorch's version check stops."""
+    value = leaf.exp()
+    with torch.no_grad():
+        value.add_(1)
+    value.sum().backward()
+
+
+def test_a_backward_is_known_while_it_runs(engine, leaf):
+    seen = []
+    leaf.register_hook(lambda gradient: seen.append(list(engine.running)))
+    loss = leaf.sum()
+    loss.backward(retain_graph=True)
+    torch.autograd.grad(loss, [leaf])
+    assert engine.running == []
+    assert engine.backwards == 2
+    ((backward,), (grad,)) = seen
+    clock, stack, thread, outputs, retain, accumulate = backward
+    assert (clock, thread, retain, accumulate) == (1, threading.get_ident(), True, True)
+    assert outputs == (loss,)
+    assert sys._getframe().f_code in stack.codes
+    assert (grad[0], grad[4], grad[5]) == (2, False, False)
+    assert engine.log_errors == 0
+
+
+def test_both_cores_keep_the_same_record(both):
+    seen = []
+
+    def entered(core):
+        def original(outputs, *rest, **named):
+            seen.append(core.running[0])
+            return rest, named
+
+        core.active = True
+        return core.engine(original)
+
+    for core in both:
+        run = entered(core)
+        assert run((1,), 2) == ((2,), {})
+        named = {"accumulate_grad": "no", "other": 5}
+        assert run((1,), 2, "retain", 4, **named) == ((2, "retain", 4), named)
+    half = len(seen) // 2
+    without_stack = [(*entry[:1], *entry[2:]) for entry in seen]
+    assert without_stack[:half] == without_stack[half:]
+    assert [entry[4:] for entry in seen[:half]] == [(None, True), ("retain", "no")]
+    assert [[type(field) for field in entry if not hasattr(field, "codes")] for entry in seen[:half]] == [
+        [type(field) for field in entry if not hasattr(field, "codes")] for entry in seen[half:]
+    ]
+
+
+def test_nothing_is_kept_while_inactive(engine, leaf):
+    engine.active = False
+    seen = []
+    leaf.register_hook(lambda gradient: seen.append(list(engine.running)))
+    leaf.sum().backward()
+    assert seen == [[]]
+    assert (engine.backwards, engine.clock) == (0, 0)
+
+
+def test_a_failure_is_told_with_its_record(engine, leaf):
+    told = []
+
+    def on_failure(record, error):
+        told.append((record, error, list(engine.running), error.__traceback__, sys.exc_info()[1]))
+
+    engine.on_failure = on_failure
+    with pytest.raises(RuntimeError, match="modified by an inplace operation") as caught:
+        fail(leaf)
+    ((record, error, running, seen_traceback, _),) = told
+    assert error is caught.value
+    assert running == [record]
+    assert record[3][0].grad_fn is not None
+    assert engine.running == []
+    assert seen_traceback is not None
+    assert any(frame.f_code.co_name == "_engine_run_backward" for frame, _ in traceback.walk_tb(seen_traceback))
+
+
+def test_the_program_s_exception_stays_as_it_is(engine, leaf):
+    def failure():
+        with pytest.raises(RuntimeError) as caught:
+            fail(leaf)
+        return caught.value
+
+    engine.active = False
+    plain = failure()
+    engine.active = True
+    for on_failure in (None, lambda record, error: None, lambda record, error: 1 / 0):
+        engine.on_failure = on_failure
+        error = failure()
+        assert (type(error), str(error)) == (type(plain), str(plain))
+        assert error.__cause__ is error.__context__ is None
+        if engine.is_native:
+            assert files(error) == files(plain)
+            assert not any("capture/_" in file for file in files(error))
+    assert engine.log_errors == 1
+
+
+def files(error):
+    return [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+
+
+def test_a_program_s_own_exception_passes(engine, leaf):
+    class Mine(Exception):
+        pass
+
+    def refuse(gradient):
+        raise Mine("from a hook")
+
+    told = []
+    engine.on_failure = lambda record, error: told.append(error)
+    leaf.register_hook(refuse)
+    with pytest.raises(Mine) as caught:
+        leaf.sum().backward()
+    assert told == [caught.value]
+    assert engine.running == []
+
+
+def test_what_goes_wrong_in_on_failure_is_counted(engine, leaf):
+    engine.on_failure = lambda record, error: 1 / 0
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        fail(leaf)
+    assert engine.log_errors == 1
+
+
+def test_an_interrupt_in_on_failure_is_not_swallowed(engine, leaf):
+    def interrupt(record, error):
+        raise KeyboardInterrupt
+
+    engine.on_failure = interrupt
+    with pytest.raises(KeyboardInterrupt) as caught:
+        fail(leaf)
+    assert "modified by an inplace operation" in str(caught.value.__context__)
+    assert engine.log_errors == 0
+    assert engine.running == []
+
+
+def test_on_failure_may_change_itself(engine, leaf):
+    def once(record, error):
+        engine.on_failure = None
+
+    engine.on_failure = once
+    del once
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            fail(leaf)
+    assert engine.log_errors == 0
+
+
+def test_a_backward_within_a_backward(engine, leaf):
+    depths = []
+    other = torch.ones(1, requires_grad=True)
+    other.register_hook(lambda gradient: depths.append(len(engine.running)))
+
+    def nested(gradient):
+        depths.append(len(engine.running))
+        with torch.enable_grad():
+            (other * 2).sum().backward()
+        depths.append(len(engine.running))
+
+    leaf.register_hook(nested)
+    leaf.sum().backward()
+    assert depths == [1, 2, 1]
+    assert engine.running == []
+
+
+def test_a_failure_within_a_backward_leaves_the_outer_one_running(engine, leaf):
+    seen, told = [], []
+    engine.on_failure = lambda record, error: told.append(record)
+
+    def nested(gradient):
+        with torch.enable_grad(), pytest.raises(RuntimeError, match="inplace"):
+            fail(torch.ones(1, requires_grad=True))
+        seen.append(list(engine.running))
+
+    leaf.register_hook(nested)
+    leaf.sum().backward()
+    assert [len(running) for running in seen] == [1]
+    assert len(told) == 1
+    assert told[0] not in seen[0]
+
+
+def test_backwards_of_many_threads(engine):
+    barrier = threading.Barrier(4)
+    seen, failures = {}, []
+
+    def work():
+        try:
+            leaf = torch.ones(2, requires_grad=True)
+
+            def hook(gradient):
+                barrier.wait(30)
+                seen[threading.get_ident()] = {entry[2] for entry in engine.running}
+                barrier.wait(30)
+
+            leaf.register_hook(hook)
+            leaf.sum().backward()
+            for _ in range(100):
+                torch.ones(2, requires_grad=True).sum().backward()
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert len(seen) == 4
+    assert all(found == set(seen) for found in seen.values())
+    assert engine.running == []
+
+
+def test_nodes_of_a_differentiable_backward_are_logged(engine, leaf):
+    (gradient,) = torch.autograd.grad((leaf**3).sum(), [leaf], create_graph=True)
+    ((first, end, _, stack),) = engine.nodes_near(gradient.grad_fn._sequence_nr(), threading.get_ident())
+    assert end - first > 1
+    assert sys._getframe().f_code in stack.codes
+    assert engine.saves == 1
+    leaf.sum().backward()
+    assert engine.saves == 1
+
+
+def test_a_wrong_call_is_the_original_s_to_refuse(core):
+    core.active = True
+
+    def original(outputs, more):
+        return outputs
+
+    wrapped = core.engine(original)
+    for wrong in (lambda: wrapped(), lambda: wrapped(1), lambda: wrapped(1, 2, 3)):
+        with pytest.raises(TypeError):
+            wrong()
+    assert core.running == []
+
+
+def test_the_wrapper_looks_like_what_it_wraps(core):
+    def original(t_outputs, *args, **kwargs):
+        """What it does."""
+
+    wrapped = core.engine(original)
+    assert (wrapped.__name__, wrapped.__doc__, wrapped.__wrapped__) == ("original", "What it does.", original)
+    assert inspect.signature(wrapped) == inspect.signature(original)

@@ -1,0 +1,246 @@
+"""What optimizer steps log, in both cores."""
+
+import sys
+from array import array
+
+import pytest
+import torch
+from core_kit import places
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+
+@pytest.fixture
+def stepping(core, monkeypatch):
+    """A core that sees every step, and writes by ``add_`` and ``mul_``."""
+    handles = register_optimizer_step_pre_hook(core.step_begin), register_optimizer_step_post_hook(core.step_end)
+    for name in ("add_", "mul_", "addcmul_", "addcdiv_", "copy_", "lerp_"):
+        wrapper = core.writer(getattr(torch.Tensor, name), name, "inplace", 0, None)
+        monkeypatch.setattr(torch.Tensor, name, wrapper)
+    core.active = True
+    yield core
+    core.active = False
+    for handle in handles:
+        handle.remove()
+
+
+def parameters(*shapes):
+    made = [torch.nn.Parameter(torch.ones(shape)) for shape in shapes]
+    for parameter in made:
+        parameter.grad = torch.ones_like(parameter)
+    return made
+
+
+def numbers(data):
+    return list(array("q", data))
+
+
+def storages(tensors):
+    return [tensor.untyped_storage()._cdata for tensor in tensors]
+
+
+def test_a_step_is_two_entries(stepping):
+    one, two, three = parameters(2, 3, 4)
+    three.grad = None
+    optimizer = torch.optim.SGD([{"params": [one, two]}, {"params": [three], "lr": 0.2}], lr=0.1)
+    before = torch._C._autograd._get_sequence_nr()
+    stepping.steps = 7
+    optimizer.step()
+    begin, end = stepping.step_log
+    assert begin[:5] == ("begin", 1, 7, id(optimizer), "SGD")
+    assert sys._getframe().f_code in begin[5].codes
+    assert begin[6] == before
+    assert numbers(begin[7]) == storages([one, two, three])
+    assert numbers(begin[8]) == [0, 0, 0]
+    assert end[:3] == ("end", 2, id(optimizer))
+    assert numbers(end[3]) == [1, 1, 0]
+    assert len(end) == 4
+    assert (stepping.open_steps, stepping.steps, stepping.clock, stepping.log_errors) == (0, 8, 2, 0)
+
+
+def test_both_cores_log_the_same_entries(both):
+    made = [*parameters(2, 3), *(torch.nn.Parameter(torch.ones(1)) for _ in range(200))]
+    view = torch.ones(4).requires_grad_()
+    sparse = torch.nn.Parameter(torch.ones(2, 2).to_sparse())
+    double = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
+    optimizer = torch.optim.SGD([{"params": [*made, view]}, {"params": [sparse, double]}, {"params": []}], lr=0.1)
+    for core in both:
+        core.step_begin(optimizer, (), {})
+    with torch.no_grad():
+        made[1].add_(1)
+        double.zero_().add_(1)
+    for core in both:
+        core.step_end(optimizer, (), {})
+    logs = [list(core.step_log) for core in both]
+    for pure, native in zip(*logs, strict=True):
+        assert [type(field) for field in pure if not hasattr(field, "codes")] == [
+            type(field) for field in native if not hasattr(field, "codes")
+        ]
+    begins = [log[0] for log in logs]
+    assert begins[0][:5] == begins[1][:5]
+    assert begins[0][6:] == begins[1][6:]
+    assert places(begins[0][5]) == places(begins[1][5])
+    assert logs[0][1] == logs[1][1]
+    assert numbers(begins[0][7])[-2:] == [0, double.untyped_storage()._cdata]
+    assert numbers(logs[0][1][3])[:3] == [0, 1, 0]
+    assert numbers(logs[0][1][3])[-1] == 2
+
+
+def test_a_parameter_that_got_another_storage_is_seen(stepping):
+    one, two, three = parameters(2, 2, 2)
+    optimizer = torch.optim.SGD([one, two, three], lr=0.1)
+    optimizer.step()
+    two.data = torch.zeros(2)
+    optimizer.step()
+    assert numbers(stepping.step_log[2][7]) == storages([one, two, three])
+    assert numbers(stepping.step_log[2][7]) != numbers(stepping.step_log[0][7])
+
+
+def test_a_step_that_raises_has_no_end(stepping):
+    class Failing(torch.optim.SGD):
+        fails = True
+
+        def step(self, closure=None):
+            super().step(closure)
+            if self.fails:
+                raise ValueError("no step today")
+
+    optimizer = Failing(parameters(2), lr=0.1)
+    with pytest.raises(ValueError, match="no step today"):
+        optimizer.step()
+    # torch puts its hooks around the step of each class, so the inherited step within is one of its own.
+    assert [entry[0] for entry in stepping.step_log] == ["begin", "begin", "end"]
+    optimizer.fails = False
+    optimizer.step()
+    assert stepping.step_log[-1][:1] == ("end",)
+    assert stepping.log_errors == 0
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.Adadelta, torch.optim.RMSprop])
+@pytest.mark.parametrize("foreach", [False, True])
+def test_what_torch_s_optimizers_write_is_told_by_the_entries_alone(stepping, kind, foreach):
+    made = parameters(2, 3)
+    optimizer = kind(made, lr=0.1, foreach=foreach)
+    for _ in range(2):
+        optimizer.step()
+    assert stepping.writes() == []
+    assert [entry[0] for entry in stepping.step_log] == ["begin", "end"] * 2
+    before, after = numbers(stepping.step_log[0][8]), numbers(stepping.step_log[1][3])
+    assert all(later > earlier for earlier, later in zip(before, after, strict=True))
+
+
+def test_a_closure_runs_within_the_step(stepping):
+    (parameter,) = parameters(2)
+    buffer, calls = torch.zeros(1), []
+    optimizer = torch.optim.LBFGS([parameter], lr=0.1, max_iter=3)
+
+    def closure():
+        calls.append(stepping.open_steps)
+        buffer.add_(1)
+        optimizer.zero_grad()
+        loss = ((parameter - 3) ** 2).sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert [entry[0] for entry in stepping.step_log] == ["begin", "end"]
+    assert len(calls) > 1
+    assert set(calls) == {1}
+    # The program's own write is in the log, the optimizer's are not.
+    assert [entry[10].codes[0] for entry in stepping.writes()] == [closure.__code__] * len(calls)
+
+
+class Descent(torch.optim.Optimizer):
+    """An optimizer of the program's own."""
+
+    def __init__(self, params):
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.add_(parameter.grad, alpha=-0.1)
+
+
+def test_what_the_program_s_own_optimizer_writes_is_logged(stepping):
+    made = parameters(2, 3)
+    Descent(made).step()
+    assert [entry[0] for entry in stepping.step_log] == ["begin", "end"]
+    assert stepping.step_log[0][4] == "Descent"
+    assert [entry[1] for entry in stepping.writes()] == storages(made)
+    assert all(entry[13] and not entry[12] for entry in stepping.writes())
+
+
+def test_a_step_within_a_step(stepping):
+    inner = torch.optim.SGD(parameters(2), lr=0.1)
+    outer = torch.optim.SGD(parameters(3), lr=0.1)
+
+    def closure():
+        with torch.enable_grad():
+            inner.step()
+        assert stepping.open_steps == 1
+        return 0.0
+
+    outer.step(closure)
+    assert [(entry[0], entry[3] if entry[0] == "begin" else entry[2]) for entry in stepping.step_log] == [
+        ("begin", id(outer)),
+        ("begin", id(inner)),
+        ("end", id(inner)),
+        ("end", id(outer)),
+    ]
+    assert stepping.open_steps == 0
+
+
+class Odd:
+    """Something with ``param_groups`` that are no lists."""
+
+    def __init__(self, groups):
+        self.param_groups = groups
+
+
+def test_groups_need_not_be_lists(core):
+    made = parameters(1, 2, 3)
+    core.step_begin(Odd(({"params": iter(made[:2])}, {"params": tuple(made[2:])})), (), {})
+    assert numbers(core.step_log[0][7]) == storages(made)
+    assert core.log_errors == 0
+
+
+class Refusing(torch.Tensor):
+    """A tensor that has no version, or stops the program when it is asked for it."""
+
+    refusal = ValueError
+
+    @property
+    def _version(self):
+        raise self.refusal("not today")
+
+
+@pytest.mark.parametrize("groups", [None, 3, [3], [{}], [{"params": 3}], [{"params": [3]}], [{"params": [Refusing()]}]])
+def test_what_cannot_be_read_is_counted(core, groups):
+    assert core.step_begin(Odd(groups), (), {}) is None
+    assert core.step_end(Odd(groups), (), {}) is None
+    assert (core.log_errors, core.open_steps, core.steps, core.clock) == (2, 0, 1, 2)
+    assert list(core.step_log) == []
+
+
+def test_a_log_that_takes_nothing_is_counted(core):
+    core.step_log = ()
+    core.step_begin(Odd([]), (), {})
+    del core.step_log
+    core.step_end(Odd([]), (), {})
+    assert core.log_errors == 2
+
+
+def test_an_interrupt_is_not_swallowed(core):
+    class Interrupting(Refusing):
+        refusal = KeyboardInterrupt
+
+    for hook in (core.step_begin, core.step_end):
+        with pytest.raises(KeyboardInterrupt):
+            hook(Odd([{"params": [Interrupting()]}]), (), {})
+
+
+def test_an_end_without_a_beginning(core):
+    core.step_end(Odd([]), (), {})
+    assert (core.open_steps, core.steps) == (0, 1)
+    assert core.step_log[0][0] == "end"
