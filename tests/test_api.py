@@ -133,7 +133,7 @@ def test_a_write_before_watching_is_not_invented() -> None:
     x = torch.ones(3, requires_grad=True)
     y = x.exp()
     y += 1
-    with pytest.raises(RuntimeError), gradsan.watch() as w:  # noqa: PT012
+    with pytest.raises(RuntimeError), gradsan.watch() as w:
         y.sum().backward()
     (diagnosis,) = w.diagnoses
     assert diagnosis.code == "GS121"

@@ -111,6 +111,7 @@ HARD_TO_CALL = {
     "resize_as_sparse_": "as sparse_resize_",
     "copy_sparse_to_sparse_": "needs two sparse tensors",
     "_philox_normal_": "needs a key tensor that only compiled programs make",
+    "_philox_randint_": "as _philox_normal_ (since torch 2.15)",
     "_philox_uniform_": "as _philox_normal_",
     "detach_": "cuts the graph; the counter does not move",
 }
