@@ -158,6 +158,22 @@ class Name:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """A live variable whose graph leads back to the overwritten value.
+
+    ``path`` is the expression, as the function ``function`` of ``file`` says it (``<module>`` for a global). ``within``
+    is what the tensor is an element or attribute of, ``container`` what that is: ``tuple``, ``namedtuple``, ``list``,
+    ``deque``, ``dict`` or ``object``; both None for a variable that is the tensor itself.
+    """
+
+    path: str
+    file: str
+    function: str
+    within: str | None = None
+    container: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Bridge:
     """The tensor by which a new graph hangs on an older one.
 
@@ -165,7 +181,8 @@ class Bridge:
     a live frame still holds the tensor on it. ``taken_near`` are the sites around the young operation that took it,
     ``made_near`` those around the operation that made it: one where that operation saved something itself, else the
     save before it and the save after it. ``forward_ran_again`` says that the code which saved the overwritten value ran
-    again after the write: a loop that carries its state, rather than one forward used after a step.
+    again after the write: a loop that carries its state, rather than one forward used after a step. ``held`` are the
+    live variables from which the graph leads back to the overwritten value, among them what is carried.
     """
 
     older: str
@@ -174,6 +191,7 @@ class Bridge:
     taken_near: tuple[Site, ...] = ()
     made_near: tuple[Site, ...] = ()
     forward_ran_again: bool = False
+    held: tuple[Held, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

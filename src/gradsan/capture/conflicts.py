@@ -144,6 +144,7 @@ def _bridge(
         taken_near=_sites_near(core, cut.younger, backward.thread),
         made_near=_sites_near(core, cut.older, backward.thread),
         forward_ran_again=made is not None and made.is_exact and core.ran_since(made.stack, moment, made.thread),
+        held=naming.held_graphs(node, frame),
     )
 
 

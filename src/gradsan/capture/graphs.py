@@ -141,3 +141,30 @@ def crossing(way: list[tuple[Any, int]], moment: int) -> Crossing | None:
         if newer is not None and past is not None and newer >= moment > past:
             return Crossing(younger, older, output)
     return None
+
+
+def lead_to(starts: list[Any], target: Any, most: int = 200_000) -> set[Any]:
+    """Which of the Nodes ``starts`` lead to ``target``; beyond ``most`` visited Nodes none is taken to lead there."""
+    oldest = _torch.node_sequence(target) or 0
+    known: dict[Any, bool] = {target: True}
+    for start in starts:
+        # A Node is decided when all its children are, so it stays on the stack below them.
+        stack = [start]
+        while stack and len(known) < most:
+            node = stack[-1]
+            if node in known:
+                stack.pop()
+                continue
+            children = [child for child, _ in node.next_functions if child is not None and _not_older(child, oldest)]
+            open_ones = [child for child in children if child not in known]
+            if open_ones and not any(known.get(child) for child in children):
+                stack.extend(open_ones)
+            else:
+                known[node] = any(known.get(child) for child in children)
+                stack.pop()
+    return {start for start in starts if known.get(start)}
+
+
+def _not_older(node: Any, oldest: int) -> bool:
+    number = _torch.node_sequence(node)
+    return number is not None and number >= oldest

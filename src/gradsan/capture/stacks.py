@@ -71,10 +71,15 @@ def symbolise(stack: Any) -> Site:
     return Site(tuple(reversed(frames)))
 
 
+def file_of(code: CodeType) -> str:
+    """The absolute path of a code object's file; as it is where it names none (``<string>``)."""
+    return code.co_filename if code.co_filename.startswith("<") else str(Path(code.co_filename).absolute())
+
+
 @functools.lru_cache(maxsize=4096)
 def _frame(code: CodeType, lasti: int) -> Frame:
     name = getattr(code, "co_qualname", code.co_name)
-    file = code.co_filename if code.co_filename.startswith("<") else str(Path(code.co_filename).absolute())
+    file = file_of(code)
     is_user = is_user_file(code.co_filename)
     if hasattr(code, "co_positions") and lasti >= 0:
         positions = list(code.co_positions())
