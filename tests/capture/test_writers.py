@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import BuiltinFunctionType
 from typing import Any
 
 import pytest
@@ -43,9 +44,9 @@ def test_every_mutable_schema_with_a_binding_is_watched(core: Any) -> None:
         original = _torch.variable_function(name)
         for space in _torch.function_namespaces():
             value = vars(space).get(name)
-            if callable(value) and (value is original or type(value).__name__ == "builtin_function_or_method"):
-                if not is_watched(value):
-                    missing.append(f"{space.__name__}.{name}")
+            is_binding = callable(value) and (value is original or isinstance(value, BuiltinFunctionType))
+            if is_binding and not is_watched(value):
+                missing.append(f"{space.__name__}.{name}")
     assert missing == []
 
 

@@ -54,7 +54,7 @@ def writes_since(core: Any, steps: Any, storage: int, start: int, saved_version:
 
 
 def first_move(core: Any, steps: Any, storage: int, saved_version: int, version: int) -> int:
-    """The clock of the first logged write or step that moved ``storage`` on from the version saved; now, where none did.
+    """The clock of the first logged write or step that moved ``storage`` on from the version saved; now, where none.
 
     Going back in the log the versions of one storage fall. Where they do not, its address had belonged to another.
     """

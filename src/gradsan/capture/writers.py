@@ -155,7 +155,11 @@ def operations() -> Iterator[tuple[Any, str, Any]]:
     seen = {(id(namespace), attribute) for namespace, attribute, _, _ in functions()}
     for namespace in _torch.function_namespaces():
         for attribute, value in list(vars(namespace).items()):
-            if isinstance(value, BuiltinFunctionType) and value.__name__ in names and (id(namespace), attribute) not in seen:
+            if (
+                isinstance(value, BuiltinFunctionType)
+                and value.__name__ in names
+                and (id(namespace), attribute) not in seen
+            ):
                 yield namespace, attribute, value
     vf = _torch.vf_module()
     for name in names:
