@@ -1,4 +1,4 @@
-"""What the tests of the autopsy share: a recorder, and an instrument that knows which Node fails without asking gradsan."""
+"""What the tests of the autopsy share: a recorder, and an instrument that knows which Node fails without gradsan."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Where a Node was made: its sequence number looked up in the log of operations.
 
-Sequence numbers are counted per thread, so a Node made in another thread than backward runs in is looked for in the
-other threads' entries, and only taken where one entry alone fits.
+Sequence numbers are counted per thread. The thread in which backward runs is asked first; what it did not make is looked
+for in the other threads' entries, and only taken where one entry alone fits.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def of_node(core: Any, steps: Any, node: Any, thread: int, stale: Stale, storage
                 found.append(Origin(clock, stack, one, True))
             elif one == thread and end <= number:
                 before = Origin(clock, stack, one, False)
-    if len(found) == 1:
+    # Nearly every backward runs in the thread of its forward; only a Node unknown there may be another thread's.
+    if found and (len(found) == 1 or found[0].thread == thread):
         return found[0]
     return before if not found else None
 
