@@ -1,7 +1,7 @@
 """Where a Node was made: its sequence number looked up in the log of operations.
 
-Sequence numbers are counted per thread. The thread in which backward runs is asked first; what it did not make is looked
-for in the other threads' entries, and only taken where one entry alone fits.
+Sequence numbers are counted per thread. The thread in which backward runs is asked first; what it did not make is
+looked for in the other threads' entries, and only taken where one entry alone fits.
 """
 
 from __future__ import annotations
