@@ -1,0 +1,121 @@
+"""Pure diagnosis: evidence written by hand, a small source file, and the cause that follows. No torch is imported."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gradsan.diagnose import diagnose
+from gradsan.model import Bridge, Conflict, Evidence, Frame, Name, Region, Save, Site, TensorInfo, Use, Write
+
+SOURCE = """\
+y = x.exp()
+y += 1
+opt.step()
+loss.backward()
+h = h_next
+z = f(h)
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.write_text(SOURCE)
+    return str(path)
+
+
+def at(file: str, line: int) -> Site:
+    return Site((Frame(file, line, "<module>", is_user=True),))
+
+
+WHOLE = Region(0, (4,), (1,), 4)
+
+
+def conflict(file: str, **changes: object) -> Conflict:
+    tensor = TensorInfo((4,), "float32", "cpu", 1, WHOLE, True, False)
+    base = Conflict(
+        save=Save(1, at(file, 1), tensor, 0, "ExpBackward0", "result", True, 5),
+        writes=(Write(2, at(file, 2), "__iadd__", "inplace", 1, WHOLE, 6),),
+        use=Use(3, at(file, 4), 1),
+    )
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def code(found: Conflict) -> str:
+    (diagnosis,) = diagnose(Evidence((found,)))
+    return diagnosis.code
+
+
+def test_a_written_result_is_gs101(file: str) -> None:
+    (found,) = diagnose(Evidence((conflict(file),)))
+    assert found.code == "GS101"
+    assert found.severity == "error"
+    assert [(label.role, label.frame.line) for label in found.labels] == [("saved", 1), ("written", 2), ("used", 4)]
+    assert found.tensor is not None
+    assert found.tensor.name == "y"
+
+
+def test_a_written_operand_is_gs102(file: str) -> None:
+    base = conflict(file)
+    assert code(replace(base, save=replace(base.save, node="SinBackward0", slot="self", is_output=False))) == "GS102"
+
+
+def test_a_write_from_a_layer_is_gs103(file: str) -> None:
+    layer = Frame("/lib/site-packages/torch/nn/modules/activation.py", 9, "ReLU.forward")
+    site = Site((*at(file, 2).frames, layer))
+    write = replace(conflict(file).writes[0], site=site, op="relu_")
+    assert code(conflict(file, writes=(write,))) == "GS103"
+
+
+def test_a_leaf_without_gradient_is_gs105(file: str) -> None:
+    base = conflict(file)
+    data = replace(base.save.tensor, requires_grad=False, is_leaf=True)
+    save = replace(base.save, tensor=data, node="MulBackward0", slot="other", is_output=False)
+    assert code(replace(base, save=save)) == "GS105"
+
+
+def step(file: str) -> Write:
+    return Write(2, at(file, 3), "SGD.step", "step", 1, None, 6, is_parameter=True, optimizer="SGD", grad_enabled=False)
+
+
+def test_a_step_is_gs110(file: str) -> None:
+    assert code(conflict(file, writes=(step(file),), names=(Name("net.weight", "module", "parameter"),))) == "GS110"
+
+
+def test_a_step_under_a_carried_state_is_gs111(file: str) -> None:
+    bridge = Bridge("TanhBackward0", "MmBackward0", "h", (at(file, 6),), (at(file, 1),), forward_ran_again=True)
+    base = conflict(file, writes=(step(file),), bridge=bridge)
+    carried = replace(base, use=replace(base.use, retain_graph=True))
+    assert code(carried) == "GS111"
+    ran_once = replace(carried, bridge=replace(bridge, forward_ran_again=False))
+    assert code(ran_once) == "GS110", "one forward used after a step is no carried state"
+
+
+def test_statistics_are_gs112(file: str) -> None:
+    base = conflict(file)
+    save = replace(base.save, node="NativeBatchNormBackward0", slot="running_mean", is_output=False)
+    assert code(replace(base, save=save)) == "GS112"
+
+
+def test_a_write_to_other_bytes_is_a_false_alarm(file: str) -> None:
+    beside = replace(conflict(file).writes[0], region=Region(4, (4,), (1,), 4))
+    assert code(conflict(file, writes=(beside,))) == "GS120"
+    assert code(conflict(file, writes=(beside,), unexplained=1)) != "GS120", "an unseen write may have hit it"
+
+
+def test_no_logged_write_is_gs121(file: str) -> None:
+    assert code(conflict(file, writes=(), unexplained=1)) == "GS121"
+
+
+def test_a_conflict_under_the_programs_hooks_is_silent(file: str) -> None:
+    (found,) = diagnose(Evidence((conflict(file, raised=False, under_user_hooks=True),)))
+    assert found.code == "GS201"
+    assert found.silent
+
+
+def test_equal_findings_are_counted(file: str) -> None:
+    (found,) = diagnose(Evidence((conflict(file), conflict(file))))
+    assert found.count == 2
