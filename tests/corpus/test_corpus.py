@@ -1,6 +1,6 @@
 """Programs through the real command line: the right lines, the right name, and silence where nothing is wrong.
 
-One folder a case: ``main.py`` (and helper modules) and ``expected.json`` with the right answers. A new folder is a new test.
+One folder a case: ``main.py`` (and helper modules) and ``expected.json`` with the answers. A new folder is a new test.
 """
 
 from __future__ import annotations
