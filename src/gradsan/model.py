@@ -21,7 +21,7 @@ Applicability = Literal["automatic", "review", "manual"]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A sentence by its key in ``gradsan/text/<language>/messages.toml`` and the values that fill it.
+    """A sentence by its key in ``gradsan/text/<language>/*.toml`` and the values that fill it.
 
     Words live in the text room only; a Message becomes a ``str`` when a presenter asks for it in a language.
     A value may itself be a Message.

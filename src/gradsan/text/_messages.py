@@ -39,15 +39,24 @@ def say(message: Message, language: str) -> str:
 
 @cache
 def sentences(language: str) -> Mapping[str, str]:
-    """All sentences of ``language`` by dotted key, as written in its ``messages.toml``; empty if there is no such file.
+    """All sentences of ``language`` by dotted key, as written in the ``.toml`` files of its folder; empty if it has none.
 
     Raises:
         TypeError: where a value is neither a string nor a table.
+        ValueError: where two files say the same key.
     """
-    source = files(__package__) / language / "messages.toml"
-    if not source.is_file():
+    folder = files(__package__) / language
+    if not folder.is_dir():
         return {}
-    return dict(_flatten(import_module(_TOML).loads(source.read_text(encoding="utf-8")), ""))
+    said: dict[str, str] = {}
+    for source in sorted(folder.iterdir(), key=lambda one: one.name):
+        if not source.name.endswith(".toml"):
+            continue
+        for key, sentence in _flatten(import_module(_TOML).loads(source.read_text(encoding="utf-8")), ""):
+            if key in said:
+                raise ValueError(f"{source.name} says {key} again")
+            said[key] = sentence
+    return said
 
 
 def _flatten(table: Mapping[str, Any], prefix: str) -> list[tuple[str, str]]:
@@ -73,7 +82,7 @@ def _template(message: Message, language: str) -> str | None:
             if counted is not None:
                 return counted
         if _is_strict():
-            raise KeyError(f"no message {key!r} in text/{language}/messages.toml")
+            raise KeyError(f"no message {key!r} in text/{language}/*.toml")
     return None
 
 
