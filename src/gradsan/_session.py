@@ -9,7 +9,7 @@ from gradsan import __version__
 from gradsan.model import Evidence, Program, Report
 
 if TYPE_CHECKING:
-    from gradsan.capture.recorder import Recorder
+    from gradsan.capture.recorder import Mark, Recorder
 
 Mode = Literal["watch"]
 
@@ -22,7 +22,7 @@ class Session:
         self.mode = mode
         self._native = native
         self._recorder: Recorder | None = None
-        self._since = (0, 0, 0, 0, 0)
+        self._since: Mark | None = None
         self._evidence: Evidence | None = None
 
     @property

@@ -268,3 +268,49 @@ def test_the_wrapper_looks_like_what_it_wraps(core):
     wrapped = core.engine(original)
     assert (wrapped.__name__, wrapped.__doc__, wrapped.__wrapped__) == ("original", "What it does.", original)
     assert inspect.signature(wrapped) == inspect.signature(original)
+
+
+def test_is_told_before_and_after(core):
+    core.active = True
+    told = []
+    core.on_enter = lambda record, args, kwargs: told.append(("enter", record, args, kwargs))
+    core.on_leave = lambda record: told.append(("leave", record))
+    outputs = (object(),)
+    run = core.engine(lambda t_outputs, *args, **kwargs: told.append("engine") or 7)
+    assert run(outputs, "grads", True, accumulate_grad=False) == 7
+    (_, entered, args, kwargs), middle, (_, left) = told
+    assert middle == "engine"
+    assert entered is left
+    assert entered[3] is outputs
+    assert args == ("grads", True)
+    assert kwargs == {"accumulate_grad": False}
+
+
+@pytest.mark.parametrize("moment", ["on_enter", "on_leave"])
+def test_may_be_stopped_before_and_after(core, moment):
+    core.active = True
+
+    def stop(*_):
+        raise KeyError("stop")
+
+    setattr(core, moment, stop)
+    ran = []
+    run = core.engine(lambda t_outputs: ran.append(t_outputs))
+    with pytest.raises(KeyError, match="stop"):
+        run(())
+    assert bool(ran) == (moment == "on_leave")
+    assert core.running == []
+
+
+def test_is_told_of_nodes(core):
+    core.active = True
+    told = []
+    core.on_nodes = lambda holder, first, end: told.append((holder, first, end))
+    x = torch.ones(3, requires_grad=True)
+    multiply = core.writer(torch.mul, "mul", "plain", -1, None)
+    y = multiply(x, 2)
+    [(holder, first, end)] = told
+    assert holder is y
+    assert first <= y.grad_fn._sequence_nr() < end
+    core.writer(torch.add, "add", "plain", -1, None)(torch.ones(1), 1)
+    assert len(told) == 1

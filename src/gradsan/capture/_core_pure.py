@@ -53,6 +53,9 @@ class Core:
         self.optimizer_folder = _torch.optimizer_folder()
         self._stacks: dict[tuple[int, ...], Stack] = {}
         self.on_failure: Callable[[Any, BaseException], None] | None = None
+        self.on_enter: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None
+        self.on_leave: Callable[[Any], None] | None = None
+        self.on_nodes: Callable[[Any, int, int], None] | None = None
         self._nodes: deque[list[Any]] = deque(maxlen=NODES_KEPT)
         self._writes: deque[tuple[Any, ...]] = deque(maxlen=WRITES_KEPT)
 
@@ -218,7 +221,9 @@ class Core:
     def engine(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap the engine's entry point so that every backward call is known while it runs.
 
-        ``running`` then holds (clock, stack, thread, outputs, retain_graph, accumulate_grad) for it.
+        ``running`` then holds (clock, stack, thread, outputs, retain_graph, accumulate_grad) for it. ``on_enter`` is
+        called before the engine runs, with that entry and the engine's arguments after the outputs, ``on_leave`` after
+        it ended well; what they raise takes the place of the backward. ``on_failure`` is told how it failed.
         """
         core = self
 
@@ -232,20 +237,25 @@ class Core:
             stack = core.stack_from(sys._getframe().f_back)
             record = (core.clock, stack, threading.get_ident(), t_outputs, retain, accumulate)
             core.running.append(record)
-            first = _torch.sequence_number()
             try:
-                result = original(t_outputs, *args, **kwargs)
+                if core.on_enter is not None:
+                    core.on_enter(record, args, kwargs)
+                first = _torch.sequence_number()
+                try:
+                    result = original(t_outputs, *args, **kwargs)
+                except BaseException as failure:
+                    if core.on_failure is not None:
+                        try:
+                            core.on_failure(record, failure)
+                        except Exception:
+                            core.log_errors += 1
+                    raise
                 # Nodes of a backward that is itself differentiable.
                 if (end := _torch.sequence_number()) != first:
                     core.log_nodes(first, end, sys._getframe().f_back)
+                if core.on_leave is not None:
+                    core.on_leave(record)
                 return result
-            except BaseException as failure:
-                if core.on_failure is not None:
-                    try:
-                        core.on_failure(record, failure)
-                    except Exception:
-                        core.log_errors += 1
-                raise
             finally:
                 core.running[:] = [other for other in core.running if other is not record]
 

@@ -407,6 +407,9 @@ typedef struct {
     PyObject *optimizer_folder;
     PyObject *running, *step_log; /* a list of the backward calls that run; what step_begin and step_end append to */
     PyObject *on_failure; /* called with a record of `running` and the exception that ends it */
+    PyObject *on_enter;   /* called with a record of `running` and what else the engine was given, before it runs */
+    PyObject *on_leave;   /* called with a record of `running` whose backward has ended well */
+    PyObject *on_nodes;   /* called with what holds the Nodes that a call has made, the first number and their end */
     Stack **stacks; /* open addressing; capacity is 0 or a power of two, at most half full */
     size_t stack_capacity, stack_count;
 } Core;
@@ -944,6 +947,11 @@ static int forgive(Core *core)
     return 0;
 }
 
+static int is_set(PyObject *callback)
+{
+    return callback != NULL && callback != Py_None;
+}
+
 static PyObject *Writer_vectorcall(PyObject *self, PyObject *const *args, size_t flagged_count, PyObject *keywords)
 {
     Writer *writer = (Writer *)self;
@@ -970,6 +978,15 @@ static PyObject *Writer_vectorcall(PyObject *self, PyObject *const *args, size_t
     if (end != first && log_nodes(core, first, end) < 0 && forgive(core) < 0) {
         Py_DECREF(result);
         return NULL;
+    }
+    if (end != first && is_set(core->on_nodes)) {
+        PyObject *holder = result == Py_None && count > 0 ? args[0] : result;
+        PyObject *told = PyObject_CallFunction(core->on_nodes, "OLL", holder, first, end);
+        if (told == NULL && forgive(core) < 0) {
+            Py_DECREF(result);
+            return NULL;
+        }
+        Py_XDECREF(told);
     }
     if (writer->is_plain)
         return result;
@@ -1420,6 +1437,28 @@ static void forget_record(Core *core, PyObject *record)
     PyErr_Restore(type, value, traceback);
 }
 
+/* Calls `on_enter` with the record, and with the arguments of the engine after the outputs. */
+static int tell_entry(Core *core, PyObject *record, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    PyObject *rest = PyTuple_New(count - 1), *named = PyDict_New();
+    int failed = rest == NULL || named == NULL;
+    for (Py_ssize_t i = 1; !failed && i < count; i++)
+        PyTuple_SET_ITEM(rest, i - 1, Py_NewRef(args[i]));
+    Py_ssize_t names = keywords == NULL ? 0 : PyTuple_GET_SIZE(keywords);
+    for (Py_ssize_t i = 0; !failed && i < names; i++)
+        failed = PyDict_SetItem(named, PyTuple_GET_ITEM(keywords, i), args[count + i]) < 0;
+    if (!failed) {
+        PyObject *on_enter = Py_NewRef(core->on_enter);
+        PyObject *told = PyObject_CallFunctionObjArgs(on_enter, record, rest, named, NULL);
+        Py_DECREF(on_enter);
+        failed = told == NULL;
+        Py_XDECREF(told);
+    }
+    Py_XDECREF(rest);
+    Py_XDECREF(named);
+    return failed ? -1 : 0;
+}
+
 static PyObject *Engine_vectorcall(PyObject *self, PyObject *const *args, size_t flagged_count, PyObject *keywords)
 {
     Engine *engine = (Engine *)self;
@@ -1436,16 +1475,28 @@ static PyObject *Engine_vectorcall(PyObject *self, PyObject *const *args, size_t
         if (forgive(core) < 0)
             return NULL;
     }
+    if (record != NULL && is_set(core->on_enter) && tell_entry(core, record, args, count, keywords) < 0) {
+        forget_record(core, record);
+        return NULL;
+    }
     long long first = sequence_here();
     PyObject *result = PyObject_Vectorcall(engine->original, args, flagged_count, keywords);
     if (result == NULL) {
-        if (record != NULL && core->on_failure != NULL && core->on_failure != Py_None)
+        if (record != NULL && is_set(core->on_failure))
             tell_failure(core, record);
     } else {
         /* Nodes of a backward that is itself differentiable. */
         long long end = sequence_here();
         if (end != first && log_nodes(core, first, end) < 0 && forgive(core) < 0)
             Py_CLEAR(result);
+        if (result != NULL && record != NULL && is_set(core->on_leave)) {
+            PyObject *on_leave = Py_NewRef(core->on_leave);
+            PyObject *told = PyObject_CallFunctionObjArgs(on_leave, record, NULL);
+            Py_DECREF(on_leave);
+            if (told == NULL)
+                Py_CLEAR(result);
+            Py_XDECREF(told);
+        }
     }
     if (record != NULL)
         forget_record(core, record);
@@ -1530,6 +1581,9 @@ static PyObject *Core_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 static int Core_traverse(Core *self, visitproc visit, void *arg)
 {
     Py_VISIT(self->on_failure);
+    Py_VISIT(self->on_enter);
+    Py_VISIT(self->on_leave);
+    Py_VISIT(self->on_nodes);
     Py_VISIT(self->running);
     Py_VISIT(self->step_log);
     return 0;
@@ -1538,6 +1592,9 @@ static int Core_traverse(Core *self, visitproc visit, void *arg)
 static int Core_clear(Core *self)
 {
     Py_CLEAR(self->on_failure);
+    Py_CLEAR(self->on_enter);
+    Py_CLEAR(self->on_leave);
+    Py_CLEAR(self->on_nodes);
     Py_CLEAR(self->running);
     Py_CLEAR(self->step_log);
     return 0;
@@ -1590,6 +1647,9 @@ static PyMemberDef Core_members[] = {
     {"log_errors", T_LONGLONG, offsetof(Core, log_errors), 0, NULL},
     {"backwards", T_LONGLONG, offsetof(Core, backwards), 0, NULL},
     {"on_failure", T_OBJECT, offsetof(Core, on_failure), 0, NULL},
+    {"on_enter", T_OBJECT, offsetof(Core, on_enter), 0, NULL},
+    {"on_leave", T_OBJECT, offsetof(Core, on_leave), 0, NULL},
+    {"on_nodes", T_OBJECT, offsetof(Core, on_nodes), 0, NULL},
     {"running", T_OBJECT_EX, offsetof(Core, running), READONLY, NULL},
     {"step_log", T_OBJECT_EX, offsetof(Core, step_log), 0, NULL},
     {"optimizer_folder", T_OBJECT, offsetof(Core, optimizer_folder), 0, NULL},

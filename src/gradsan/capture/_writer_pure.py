@@ -40,6 +40,8 @@ class FunctionWriter:
             end = _torch.sequence_number()
             if end != first:
                 self._log_nodes(first, end)
+                if core.on_nodes is not None:
+                    self._tell_nodes(args[0] if result is None and args else result, first, end)
             if self._kind == "plain":
                 return result
             if self._kind == "setitem":
@@ -57,6 +59,12 @@ class FunctionWriter:
     def _log_nodes(self, first: int, end: int) -> None:
         try:
             self._core.log_nodes(first, end, _caller())
+        except Exception:
+            self._core.log_errors += 1
+
+    def _tell_nodes(self, holder: Any, first: int, end: int) -> None:
+        try:
+            self._core.on_nodes(holder, first, end)
         except Exception:
             self._core.log_errors += 1
 

@@ -7,15 +7,33 @@ import os
 import threading
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from gradsan.capture import _core, autopsy, conflicts, saves, writes
 from gradsan.capture.patches import Patches
 from gradsan.capture.steps import Steps, read_backward
-from gradsan.model import Conflict, Evidence, Message, Seen
+from gradsan.model import Conflict, Evidence, Failure, Message, Seen
 
 _CONFLICTS_KEPT = 1_000
 _SEEN = "_gradsan_seen"
+
+
+BeforeBackward = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
+
+
+class Mark(NamedTuple):
+    """How much there was of everything at some point of the run."""
+
+    conflicts: int = 0
+    failures: int = 0
+    saves: int = 0
+    writes: int = 0
+    backwards: int = 0
+    steps: int = 0
+
+
+class Halt(RuntimeError):
+    """Raised in the program where it asked gradsan to stop at the first conflict."""
 
 
 class Recorder:
@@ -27,6 +45,10 @@ class Recorder:
         self.core.on_failure = self._on_failure
         self.steps = Steps(self.core)
         self.conflicts: list[Conflict] = []
+        self.failures: list[Failure] = []
+        self.before_backward: list[BeforeBackward] = []
+        self.after_backward: list[Callable[[Any], None]] = []
+        self.after_nodes: list[Callable[[Any, int, int], None]] = []
         self.blind_spots: dict[str, Message] = {}
         self._patches = Patches()
         self._replacements: list[writes.Replacement] | None = None
@@ -47,6 +69,39 @@ class Recorder:
             self.core.active = True
             for part in (self._watch_user_hooks, self._watch_operations, self._watch_steps):
                 self._attempt(part)
+
+    def listen(self) -> None:
+        """Have the core call what stands in ``before_backward``, ``after_backward`` and ``after_nodes`` by now.
+
+        What they raise is noted as a blind spot and goes no further, except a :class:`Halt`.
+        """
+        core = self.core
+        core.on_enter = self._on_enter if self.before_backward else None
+        core.on_leave = self._on_leave if self.after_backward else None
+        core.on_nodes = self._on_nodes if self.after_nodes else None
+
+    def _on_enter(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for listener in tuple(self.before_backward):
+            self.guard(lambda: listener(entry, args, kwargs))
+
+    def _on_leave(self, entry: Any) -> None:
+        for listener in tuple(self.after_backward):
+            self.guard(lambda: listener(entry))
+
+    def _on_nodes(self, holder: Any, first: int, end: int) -> None:
+        for listener in tuple(self.after_nodes):
+            self.guard(lambda: listener(holder, first, end))
+
+    def guard(self, work: Callable[[], object]) -> None:
+        """Do some work of gradsan's own in the middle of the program, which must not suffer if it fails."""
+        try:
+            work()
+        except Halt:
+            raise
+        except Exception as failure:
+            if os.environ.get("GRADSAN_DEBUG"):
+                traceback.print_exc()
+            self.note_blind_spot(Message("blind.collect_failed", {"error": _told(failure)}))
 
     def _watch_user_hooks(self) -> None:
         saves.watch_user_hooks(self.core, self._patches, self._on_hooked_stale)
@@ -80,17 +135,18 @@ class Recorder:
             self.core.active = False
             self._patches.undo()
 
-    def mark(self) -> tuple[int, int, int, int, int]:
+    def mark(self) -> Mark:
         """A point in the run; :meth:`evidence` tells what came after it."""
         core = self.core
-        return len(self.conflicts), core.saves, core.write_count, core.backwards, core.steps
+        return Mark(len(self.conflicts), len(self.failures), core.saves, core.write_count, core.backwards, core.steps)
 
-    def evidence(self, since: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)) -> Evidence:
+    def evidence(self, since: Mark | None = None) -> Evidence:
         """What was found since a mark, as plain data."""
         core = self.core
-        first, saved, written, backwards, steps = since
+        first, failed, saved, written, backwards, steps = since or Mark()
         return Evidence(
             conflicts=tuple(self.conflicts[first:]),
+            failures=tuple(self.failures[failed:]),
             seen=Seen(
                 saves=core.saves - saved,
                 writes=core.write_count - written,

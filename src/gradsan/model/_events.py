@@ -1,9 +1,4 @@
-"""The vocabulary of gradsan as plain, frozen data.
-
-Everything that leaves the capture room and everything that reaches a presenter is made of these classes. They
-hold no tensor, no frame and no torch object, so they can be written by hand in a test, sent to another process
-and kept for ever. Terms are those of ``docs/architecture.md``.
-"""
+"""What happened in a run: all that capture hands to diagnose."""
 
 from __future__ import annotations
 
@@ -11,24 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Severity = Literal["error", "warning", "note"]
-Role = Literal["saved", "written", "used", "bridge", "created", "freed", "suspect", "note"]
-WriteKind = Literal["inplace", "setitem", "out", "foreach", "step", "metadata", "op"]
-Outcome = Literal["failed", "finished"]
-GradientStatus = Literal["raised", "wrong", "right", "unknown"]
-Applicability = Literal["automatic", "review", "manual"]
+from gradsan.model._message import Message
 
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A sentence by its key in ``gradsan/text/<language>/*.toml`` and the values that fill it.
-
-    Words live in the text room only; a Message becomes a ``str`` when a presenter asks for it in a language.
-    A value may itself be a Message.
-    """
-
-    key: str
-    values: Mapping[str, Any] = field(default_factory=dict)
+WriteKind = Literal[
+    "inplace", "setitem", "out", "foreach", "step", "metadata", "op", "collective", "statistics", "outside"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +98,9 @@ class Write:
 
     ``op`` is what was called (``add_``, ``__setitem__``, ``SGD.step``). ``version`` is the version counter of the
     written tensor right after the write, None where it was not read. ``region`` is None where it is not known which
-    part was written. ``is_parameter`` marks a leaf that requires grad written under ``no_grad``: an update.
+    part was written. ``is_parameter`` marks a leaf that requires grad written under ``no_grad``: an update. The kind
+    ``outside`` is memory written without PyTorch (NumPy, a pointer, another process); the site is then where the memory
+    was handed out.
     """
 
     clock: int
@@ -195,6 +179,34 @@ class Bridge:
 
 
 @dataclass(frozen=True, slots=True)
+class ByteChange:
+    """Which elements of a saved view were overwritten: counted, and the first few as text.
+
+    ``changed`` of ``total`` elements differ; ``samples`` are (index, value as saved, value at the use).
+    """
+
+    changed: int
+    total: int
+    samples: tuple[tuple[tuple[int, ...], str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """How far the gradient that PyTorch computes is from that of the program as written.
+
+    ``errors`` are (name of a parameter or leaf, relative error ``|wrong - right| / |right|`` in the Euclidean norm),
+    the largest first. Empty: nothing with a gradient hangs on the conflict.
+    """
+
+    errors: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def largest(self) -> float:
+        """The largest relative error, 0.0 where there is none."""
+        return max((error for _, error in self.errors), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
 class Conflict:
     """A use whose save was followed by a write before the use, with all that is known about it.
 
@@ -202,6 +214,10 @@ class Conflict:
     ``unexplained`` counts moves of the version counter that no logged write accounts for.
     ``root_sequence`` is the sequence number of the youngest root of the backward that needed the value.
     ``raised`` says that PyTorch raises here; otherwise the conflict is silent.
+    ``way`` is how a silent write passed the counter (``data_attribute``, ``numpy_alias``, ``fused_optimizer`` …: the
+    slug of the GS2xx cause), ``alias_site`` where the door to the memory was opened (the ``.data``, the ``.numpy()``).
+    ``change`` and ``deviation`` are known in deep mode; ``healed_bytes`` says how much was copied to give backward the
+    original, None where it was not given.
     """
 
     save: Save
@@ -215,6 +231,11 @@ class Conflict:
     under_user_hooks: bool = False
     log_was_cut: bool = False
     count: int = 1
+    way: str | None = None
+    alias_site: Site | None = None
+    change: ByteChange | None = None
+    deviation: Deviation | None = None
+    healed_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,112 +250,44 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
-    """All that capture hands to diagnose."""
+class Clue:
+    """Something capture found out about a failure, by its ``role``.
 
-    conflicts: tuple[Conflict, ...] = ()
-    seen: Seen = field(default_factory=Seen)
+    Roles are named where they are gathered (``capture/clues``): ``leaf``, ``view_made``, ``base_written``,
+    ``freed_by``, ``graph_cut`` … ``name`` is what the tensor is called, ``op`` the operation or Node, ``site`` where it happened,
+    ``values`` further plain facts (numbers, strings, booleans).
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class Label:
-    """A place in the source that takes part in a diagnosis. ``frame`` is the user frame of ``site``."""
-
-    role: Role
-    frame: Frame
-    message: Message
+    role: str
+    site: Site | None = None
+    name: str | None = None
     op: str | None = None
-    site: Site = Site()
+    values: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Verification:
-    """What was measured when a fix was tried. Ratios and differences are relative; None where not measured."""
+class Failure:
+    """An error or a warning of autograd's other than the version check's, or a fault of this family without a message.
 
-    status: Literal["passed", "failed", "not_run"] = "not_run"
-    detail: str = ""
-    gradient_difference: float | None = None
-    time_ratio: float | None = None
-    memory_ratio: float | None = None
+    ``row`` is the row of ``gradsan/catalogue`` it was recognised as (``leaf_inplace``), ``kind`` the exception's class,
+    ``message`` PyTorch's words, both empty where PyTorch said nothing; ``values`` the groups that the row's pattern
+    found in them. ``site`` is where it was raised; ``raised`` is False for warnings and for what PyTorch does not report.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class Fix:
-    """Something to change. ``lines`` are (file, line, new text) for the concrete changed lines, where known."""
-
+    row: str
     kind: str
-    meaning: Literal["preserved", "changed"]
-    summary: Message
-    how_changed: Message | None = None
-    applicability: Applicability = "manual"
-    lines: tuple[tuple[str, int, str], ...] = ()
-    diff: str = ""
-    verification: Verification = Verification()
-
-
-@dataclass(frozen=True, slots=True)
-class NamedTensor:
-    """The tensor of a diagnosis as the report shows it."""
-
-    name: str | None
-    shape: tuple[int, ...]
-    dtype: str
-    device: str
-    op: str | None
-    operand: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Why:
-    """Why backward needs the value: the derivative formula, and a sentence."""
-
-    formula: str | None
-    text: Message
-
-
-@dataclass(frozen=True, slots=True)
-class Gradient:
-    """What became of the gradient."""
-
-    status: GradientStatus
-    relative_error: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """One finding: what happened, where, why, and what to change. Labels come in the order of events."""
-
-    code: str
-    cause: str
-    severity: Severity
-    silent: bool
-    title: Message
-    explanation: Message
-    labels: tuple[Label, ...]
-    tensor: NamedTensor | None = None
-    why: Why | None = None
-    gradient: Gradient = Gradient("unknown")
-    fixes: tuple[Fix, ...] = ()
-    notes: tuple[Message, ...] = ()
+    message: str
+    site: Site
+    clues: tuple[Clue, ...] = ()
+    values: Mapping[str, str] = field(default_factory=dict)
+    raised: bool = True
     count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
-    """The program that was watched and how it ended. ``exception`` is (type name, message)."""
+class Evidence:
+    """All that capture hands to diagnose."""
 
-    argv: tuple[str, ...] = ()
-    outcome: Outcome = "finished"
-    exception: tuple[str, str] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """Everything a presenter needs."""
-
-    program: Program
-    seen: Seen
-    diagnoses: tuple[Diagnosis, ...]
-    gradsan: str
-    torch: str | None
-    python: str
+    conflicts: tuple[Conflict, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    seen: Seen = field(default_factory=Seen)

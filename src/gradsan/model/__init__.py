@@ -1,0 +1,80 @@
+"""The vocabulary of gradsan as plain, frozen data.
+
+Everything that leaves the capture room and everything that reaches a presenter is made of these classes. They
+hold no tensor, no frame and no torch object, so they can be written by hand in a test, sent to another process
+and kept for ever. Terms are those of ``docs/architecture.md``.
+"""
+
+from gradsan.model._events import (
+    Bridge,
+    ByteChange,
+    Clue,
+    Conflict,
+    Deviation,
+    Evidence,
+    Failure,
+    Frame,
+    Held,
+    Name,
+    Region,
+    Save,
+    Seen,
+    Site,
+    TensorInfo,
+    Use,
+    Write,
+    WriteKind,
+)
+from gradsan.model._findings import (
+    Applicability,
+    Diagnosis,
+    Fix,
+    Gradient,
+    GradientStatus,
+    Label,
+    NamedTensor,
+    Outcome,
+    Program,
+    Report,
+    Role,
+    Severity,
+    Verification,
+    Why,
+)
+from gradsan.model._message import Message
+
+__all__ = [
+    "Applicability",
+    "Bridge",
+    "ByteChange",
+    "Clue",
+    "Conflict",
+    "Deviation",
+    "Diagnosis",
+    "Evidence",
+    "Failure",
+    "Fix",
+    "Frame",
+    "Gradient",
+    "GradientStatus",
+    "Held",
+    "Label",
+    "Message",
+    "Name",
+    "NamedTensor",
+    "Outcome",
+    "Program",
+    "Region",
+    "Report",
+    "Role",
+    "Save",
+    "Seen",
+    "Severity",
+    "Site",
+    "TensorInfo",
+    "Use",
+    "Verification",
+    "Why",
+    "Write",
+    "WriteKind",
+]

@@ -1,0 +1,119 @@
+"""What gradsan says of a run: all that diagnose hands to presenters and to repair."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gradsan.model._events import Frame, Seen, Site
+from gradsan.model._message import Message
+
+Severity = Literal["error", "warning", "note"]
+Role = Literal["saved", "written", "used", "bridge", "created", "freed", "suspect", "note"]
+Outcome = Literal["failed", "finished"]
+GradientStatus = Literal["raised", "wrong", "right", "unknown"]
+Applicability = Literal["automatic", "review", "manual"]
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A place in the source that takes part in a diagnosis. ``frame`` is the user frame of ``site``."""
+
+    role: Role
+    frame: Frame
+    message: Message
+    op: str | None = None
+    site: Site = field(default_factory=Site)
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What was measured when a fix was tried. Ratios and differences are relative; None where not measured."""
+
+    status: Literal["passed", "failed", "not_run"] = "not_run"
+    detail: str = ""
+    gradient_difference: float | None = None
+    time_ratio: float | None = None
+    memory_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """Something to change. ``lines`` are (file, line, new text) for the concrete changed lines, where known."""
+
+    kind: str
+    meaning: Literal["preserved", "changed"]
+    summary: Message
+    how_changed: Message | None = None
+    applicability: Applicability = "manual"
+    lines: tuple[tuple[str, int, str], ...] = ()
+    diff: str = ""
+    verification: Verification = Verification()
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTensor:
+    """The tensor of a diagnosis as the report shows it."""
+
+    name: str | None
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    op: str | None
+    operand: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """Why backward needs the value: the derivative formula, and a sentence."""
+
+    formula: str | None
+    text: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """What became of the gradient."""
+
+    status: GradientStatus
+    relative_error: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """One finding: what happened, where, why, and what to change. Labels come in the order of events."""
+
+    code: str
+    cause: str
+    severity: Severity
+    silent: bool
+    title: Message
+    explanation: Message
+    labels: tuple[Label, ...]
+    tensor: NamedTensor | None = None
+    why: Why | None = None
+    gradient: Gradient = Gradient("unknown")
+    fixes: tuple[Fix, ...] = ()
+    notes: tuple[Message, ...] = ()
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The program that was watched and how it ended. ``exception`` is (type name, message)."""
+
+    argv: tuple[str, ...] = ()
+    outcome: Outcome = "finished"
+    exception: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything a presenter needs."""
+
+    program: Program
+    seen: Seen
+    diagnoses: tuple[Diagnosis, ...]
+    gradsan: str
+    torch: str | None
+    python: str
