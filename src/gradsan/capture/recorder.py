@@ -7,6 +7,7 @@ import os
 import threading
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from gradsan.capture import _core, autopsy, conflicts, saves, writes
@@ -32,7 +33,7 @@ class Mark(NamedTuple):
     steps: int = 0
 
 
-class Halt(RuntimeError):
+class HaltError(RuntimeError):
     """Raised in the program where it asked gradsan to stop at the first conflict."""
 
 
@@ -73,7 +74,7 @@ class Recorder:
     def listen(self) -> None:
         """Have the core call what stands in ``before_backward``, ``after_backward`` and ``after_nodes`` by now.
 
-        What they raise is noted as a blind spot and goes no further, except a :class:`Halt`.
+        What they raise is noted as a blind spot and goes no further, except a :class:`HaltError`.
         """
         core = self.core
         core.on_enter = self._on_enter if self.before_backward else None
@@ -82,21 +83,21 @@ class Recorder:
 
     def _on_enter(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for listener in tuple(self.before_backward):
-            self.guard(lambda: listener(entry, args, kwargs))
+            self.guard(partial(listener, entry, args, kwargs))
 
     def _on_leave(self, entry: Any) -> None:
         for listener in tuple(self.after_backward):
-            self.guard(lambda: listener(entry))
+            self.guard(partial(listener, entry))
 
     def _on_nodes(self, holder: Any, first: int, end: int) -> None:
         for listener in tuple(self.after_nodes):
-            self.guard(lambda: listener(holder, first, end))
+            self.guard(partial(listener, holder, first, end))
 
     def guard(self, work: Callable[[], object]) -> None:
         """Do some work of gradsan's own in the middle of the program, which must not suffer if it fails."""
         try:
             work()
-        except Halt:
+        except HaltError:
             raise
         except Exception as failure:
             if os.environ.get("GRADSAN_DEBUG"):

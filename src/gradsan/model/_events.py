@@ -254,8 +254,8 @@ class Clue:
     """Something capture found out about a failure, by its ``role``.
 
     Roles are named where they are gathered (``capture/clues``): ``leaf``, ``view_made``, ``base_written``,
-    ``freed_by``, ``graph_cut`` … ``name`` is what the tensor is called, ``op`` the operation or Node, ``site`` where it happened,
-    ``values`` further plain facts (numbers, strings, booleans).
+    ``freed_by``, ``graph_cut`` … ``name`` is what the tensor is called, ``op`` the operation or Node, ``site`` where it
+    happened, ``values`` further plain facts (numbers, strings, booleans).
     """
 
     role: str
@@ -271,7 +271,8 @@ class Failure:
 
     ``row`` is the row of ``gradsan/catalogue`` it was recognised as (``leaf_inplace``), ``kind`` the exception's class,
     ``message`` PyTorch's words, both empty where PyTorch said nothing; ``values`` the groups that the row's pattern
-    found in them. ``site`` is where it was raised; ``raised`` is False for warnings and for what PyTorch does not report.
+    found in them. ``site`` is where it was raised; ``raised`` is False for warnings and for what PyTorch does not
+    report.
     """
 
     row: str

@@ -1,7 +1,8 @@
 """Every word a user reads, in English and Chinese, and the means to fetch it.
 
 Code carries :class:`gradsan.model.Message` (a key and values); :func:`say` turns it into a sentence. The sentences are
-in the ``.toml`` files of ``<language>/``, the pages of ``gradsan explain`` in ``<language>/<CODE>.md``. No torch is imported.
+in the ``.toml`` files of ``<language>/``, the pages of ``gradsan explain`` in ``<language>/<CODE>.md``. No torch is
+imported.
 """
 
 from gradsan.text._language import LANGUAGES, Language, choose_language

@@ -39,7 +39,7 @@ def say(message: Message, language: str) -> str:
 
 @cache
 def sentences(language: str) -> Mapping[str, str]:
-    """All sentences of ``language`` by dotted key, as written in the ``.toml`` files of its folder; empty if it has none.
+    """All sentences of ``language`` by dotted key, as written in the ``.toml`` files of its folder; empty if none.
 
     Raises:
         TypeError: where a value is neither a string nor a table.
