@@ -37,6 +37,7 @@ def memory_table(modes: Sequence[str], held: int) -> tuple[str, dict[str, Any]]:
         mode: {
             "save of an input": probe("memory", mode, saves=held, operation="sin")["bytes"],
             "save of a result": probe("memory", mode, saves=held, operation="sigmoid")["bytes"],
+            "save by two lines in turn": probe("memory", mode, saves=held, operation="turns")["bytes"],
             "step that is over": probe("growth", mode, steps=10_000)["bytes"],
         }
         for mode in ("plain", *modes)
