@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from gradsan.diagnose.causes import CAUSES
 from gradsan.diagnose.facts import examine
+from gradsan.diagnose.history import events_of, joined, way_of
 from gradsan.model import Conflict, Diagnosis, Evidence
 
 
@@ -16,7 +17,9 @@ def diagnose(evidence: Evidence) -> tuple[Diagnosis, ...]:
         diagnosis = _explain(conflict)
         key = _identity(diagnosis)
         known = found.get(key)
-        found[key] = diagnosis if known is None else replace(known, count=known.count + diagnosis.count)
+        if known is not None:
+            diagnosis = replace(known, count=known.count + diagnosis.count, events=joined(known, diagnosis))
+        found[key] = diagnosis
     return tuple(found.values())
 
 
@@ -25,7 +28,7 @@ def _explain(conflict: Conflict) -> Diagnosis:
     for cause in CAUSES:
         diagnosis = cause(facts)
         if diagnosis is not None:
-            return diagnosis
+            return replace(diagnosis, events=events_of(facts), way=way_of(facts))
     raise AssertionError("the last cause, unknown_writer, takes every conflict")
 
 

@@ -13,6 +13,8 @@ Role = Literal["saved", "written", "used", "bridge", "created", "freed", "suspec
 Outcome = Literal["failed", "finished"]
 GradientStatus = Literal["raised", "wrong", "right", "unknown"]
 Applicability = Literal["automatic", "review", "manual"]
+EventKind = Literal["saved", "written", "used", "step", "backward"]
+KnotKind = Literal["loss", "gap", "node", "bridge", "saved"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +82,43 @@ class Gradient:
 
 
 @dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to the memory of a diagnosis, or the step or backward around it, on the run's clock.
+
+    ``step`` is the number of optimizer steps finished before it; ``op`` what was called, or the Node that saved;
+    ``version`` the version counter afterwards (of a use: what backward found), None where it was not read.
+    ``touches`` is False for a write to other elements of the same memory.
+    """
+
+    kind: EventKind
+    clock: int
+    step: int = 0
+    op: str | None = None
+    version: int | None = None
+    frame: Frame | None = None
+    touches: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Knot:
+    """A part of the way from the loss to the Node that kept a value: ``gap`` stands for Nodes that are not told.
+
+    ``name`` is the Node's, or what a live variable calls the tensor of a ``bridge``; ``step`` as in :class:`Event`.
+    """
+
+    kind: KnotKind
+    name: str | None = None
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One finding: what happened, where, why, and what to change. Labels come in the order of events."""
+    """One finding: what happened, where, why, and what to change. Labels come in the order of events.
+
+    ``events`` are those of its memory, by the clock; ``way`` leads from the loss to the Node that kept the value. Both
+    are empty where they are not known. ``sources`` are the report files that had it, the first first, where several
+    were merged.
+    """
 
     code: str
     cause: str
@@ -96,6 +133,9 @@ class Diagnosis:
     fixes: tuple[Fix, ...] = ()
     notes: tuple[Message, ...] = ()
     count: int = 1
+    events: tuple[Event, ...] = ()
+    way: tuple[Knot, ...] = ()
+    sources: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

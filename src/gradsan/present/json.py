@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from gradsan import text
-from gradsan.model import Diagnosis, Fix, Frame, Label, NamedTensor, Program, Report, Seen, Verification
+from gradsan.model import Diagnosis, Event, Fix, Frame, Label, NamedTensor, Program, Report, Seen, Verification
 from gradsan.present._diff import diff_of
 from gradsan.present._places import shown_path, shown_stack, working_directory
 from gradsan.source.lines import source_line
 
 SCHEMA = "gradsan.report/1"
+
+_LINES_AROUND = 2
+_MARKED_LINES_KEPT = 30
 
 
 def render_json(report: Report, *, language: str, cwd: Path | None = None) -> str:
@@ -78,6 +81,23 @@ def _diagnosis(diagnosis: Diagnosis, language: str, cwd: Path | None) -> dict[st
         },
         "fixes": [_fix(fix, language, cwd) for fix in diagnosis.fixes],
         "notes": [_text(text.say(note, language)) for note in diagnosis.notes],
+        "events": [_event(event, cwd) for event in diagnosis.events],
+        "way": [{"kind": knot.kind, "name": knot.name, "step": knot.step} for knot in diagnosis.way],
+        "sources": [_text(source) for source in diagnosis.sources],
+    }
+
+
+def _event(event: Event, cwd: Path | None) -> dict[str, Any]:
+    frame = event.frame
+    return {
+        "kind": event.kind,
+        "clock": event.clock,
+        "step": event.step,
+        "op": event.op,
+        "version": event.version,
+        "file": None if frame is None else _text(shown_path(frame.file, cwd)),
+        "line": None if frame is None else frame.line,
+        "touches": event.touches,
     }
 
 
@@ -104,14 +124,23 @@ def _label(label: Label, language: str, cwd: Path | None) -> dict[str, Any]:
         "end_column": frame.end_column,
         "function": frame.function,
         "source": None if source is None else _text(source.strip()),
+        "lines": [{"line": line, "text": _text(words)} for line, words in _lines_around(frame)],
         "message": _text(text.say(label.message, language)),
         "op": label.op,
         "stack": [_frame(frame, cwd) for frame in shown_stack(label.site)],
     }
 
 
+def _lines_around(frame: Frame) -> list[tuple[int, str]]:
+    """The marked lines and those next to them, as (number, line): a report is read where the files are not, too."""
+    last = min(max(frame.end_line or frame.line, frame.line), frame.line + _MARKED_LINES_KEPT)
+    numbers = range(max(frame.line - _LINES_AROUND, 1), last + _LINES_AROUND + 1)
+    return [(number, line) for number in numbers if (line := source_line(frame.file, number)) is not None]
+
+
 def _frame(frame: Frame, cwd: Path | None) -> dict[str, Any]:
-    return {"file": _text(shown_path(frame.file, cwd)), "line": frame.line, "function": frame.function}
+    place = _text(shown_path(frame.file, cwd))
+    return {"file": place, "line": frame.line, "function": frame.function, "user": frame.is_user}
 
 
 def _fix(fix: Fix, language: str, cwd: Path | None) -> dict[str, Any]:
@@ -121,6 +150,9 @@ def _fix(fix: Fix, language: str, cwd: Path | None) -> dict[str, Any]:
         "how_changed": None if fix.how_changed is None else _text(text.say(fix.how_changed, language)),
         "applicability": fix.applicability,
         "summary": _text(text.say(fix.summary, language)),
+        "lines": [
+            {"file": _text(shown_path(file, cwd)), "line": line, "text": _text(new)} for file, line, new in fix.lines
+        ],
         "diff": _text(diff_of(fix, cwd)),
         "verification": _verification(fix.verification),
     }

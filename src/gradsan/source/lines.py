@@ -12,14 +12,33 @@ import os
 import sys
 import tokenize
 import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 
-__all__ = ["source_line", "source_lines"]
+__all__ = ["recorded_lines", "source_line", "source_lines"]
+
+_NOTHING: Mapping[tuple[str, int], str] = MappingProxyType({})
+_recorded: ContextVar[Mapping[tuple[str, int], str]] = ContextVar("recorded", default=_NOTHING)
+
+
+@contextmanager
+def recorded_lines(lines: Mapping[tuple[str, int], str]) -> Iterator[None]:
+    """Meanwhile ``source_line`` answers from ``lines``, by (file, line), where they have it, whatever the file is now."""
+    token = _recorded.set(lines)
+    try:
+        yield
+    finally:
+        _recorded.reset(token)
 
 
 def source_line(file: str, line: int) -> str | None:
     """Line ``line`` (from 1) of ``file`` without its line end, or None where there is no such line."""
+    known = _recorded.get().get((file, line))
+    if known is not None:
+        return known
     lines = source_lines(file)
     return lines[line - 1] if 1 <= line <= len(lines) else None
 
