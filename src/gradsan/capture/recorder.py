@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from gradsan.capture import _core, autopsy, conflicts, saves, writes
+from gradsan.capture.backwards import Backwards
 from gradsan.capture.patches import Patches
 from gradsan.capture.steps import Steps, read_backward
 from gradsan.model import Conflict, Evidence, Failure, Message, Seen
@@ -47,8 +48,9 @@ class Recorder:
         self.steps = Steps(self.core)
         self.conflicts: list[Conflict] = []
         self.failures: list[Failure] = []
-        self.before_backward: list[BeforeBackward] = []
-        self.after_backward: list[Callable[[Any], None]] = []
+        self.backwards = Backwards(self.core)
+        self.before_backward: list[BeforeBackward] = [self.backwards.begun]
+        self.after_backward: list[Callable[[Any], None]] = [self.backwards.ended]
         self.after_nodes: list[Callable[[Any, int, int], None]] = []
         self.blind_spots: dict[str, Message] = {}
         self._patches = Patches()
@@ -68,6 +70,7 @@ class Recorder:
             if self._depth > 1:
                 return
             self.core.active = True
+            self.listen()
             for part in (self._watch_user_hooks, self._watch_operations, self._watch_steps):
                 self._attempt(part)
 

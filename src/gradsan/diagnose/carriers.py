@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gradsan import source
-from gradsan.diagnose.facts import Facts
 from gradsan.diagnose.levels import lifted, shared_level, user_frames
 from gradsan.model import Bridge, Frame, Site
 
@@ -40,18 +39,18 @@ class _Place:
         return len(self.stack)
 
 
-def find(facts: Facts, bridge: Bridge) -> Carrier | None:
-    """The carrier of the state, None where neither a live variable nor the source tells one.
+def find(used: Site, bridge: Bridge) -> Carrier | None:
+    """The carrier of the state, None where neither a live variable nor the source tells one; ``used`` is the backward.
 
     Looked at are the statements around the operation that took the tensor: first in the function that also runs the
     backward, then below it (where only what outlives a call can be carried), then above it. A live variable that holds
     the tensor itself decides between several names.
     """
-    use = user_frames(facts.conflict.use.site)
+    use = user_frames(used)
     level, groups = _groups(bridge.taken_near, use)
     if not groups and len(bridge.taken_near) == 1:
         # What saves nothing has no site of its own; the last save before it may be all that is known.
-        level, groups = _groups((*bridge.taken_near, facts.conflict.use.site), use)
+        level, groups = _groups((*bridge.taken_near, used), use)
     chosen = next((group for group in groups if _holds(group, level, bridge.name)), groups[0] if groups else None)
     if chosen is None:
         return None if bridge.name is None else Carrier(bridge.name)
@@ -70,18 +69,18 @@ def find(facts: Facts, bridge: Bridge) -> Carrier | None:
     )
 
 
-def cut(facts: Facts, carrier: Carrier) -> tuple[source.Change, Frame] | None:
+def cut(used: Site, updated: Site | None, carrier: Carrier) -> tuple[source.Change, Frame] | None:
     """The changed line that cuts the carried state off its graph, with a frame of its file.
 
     Cut is what the round is done with: the line that binds the state where nothing of the round reads it afterwards,
     else a line of its own after the round's backward and update. A cut before the loss would stop the training of
-    all that computed the state.
+    all that computed the state. ``used`` is the round's backward, ``updated`` its update of the parameters.
     """
-    use = user_frames(facts.conflict.use.site)
+    use = user_frames(used)
     if not carrier.in_round or not 0 <= carrier.level < len(use):
         return None
     used_at = use[carrier.level]
-    updated_at = _update_at(facts, use, carrier.level)
+    updated_at = _update_at(updated, use, carrier.level)
     if carrier.is_local and len(carrier.in_round) == 1:
         change = _at_binding(carrier.in_round[0][1], used_at)
         if change is not None:
@@ -105,9 +104,9 @@ def _at_binding(one: source.Carried, used_at: Frame) -> source.Change | None:
     return source.detach_at(bound, one.name)
 
 
-def _update_at(facts: Facts, use: tuple[Frame, ...], level: int) -> Frame | None:
+def _update_at(updated: Site | None, use: tuple[Frame, ...], level: int) -> Frame | None:
     """Where the function at ``level`` of the backward's stack made the update, or called what made it."""
-    update = user_frames(facts.updates[0].site) if facts.updates else ()
+    update = user_frames(updated) if updated is not None else ()
     return update[level] if update and shared_level(update, use) >= level else None
 
 

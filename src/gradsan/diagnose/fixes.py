@@ -65,7 +65,8 @@ def recompute_forward(facts: Facts) -> tuple[Fix, ...]:
 
 def detach_carried_state(facts: Facts, carrier: Carrier | None, shown: str | Message) -> tuple[Fix, ...]:
     """Cut the graph where the state is carried over; a ``retain_graph=True`` is then not needed."""
-    found = None if carrier is None else cut(facts, carrier)
+    updated = facts.updates[0].site if facts.updates else None
+    found = None if carrier is None else cut(facts.conflict.use.site, updated, carrier)
     lines = () if found is None else _as_lines(found[1], found[0])
     return (_fix("detach_carried_state", "changed", facts, lines, values={"bridge": shown}),)
 

@@ -18,7 +18,7 @@ def match(facts: Facts) -> Diagnosis | None:
     bridge = facts.conflict.bridge
     if not facts.updates or bridge is None or not bridge.forward_ran_again or not _went_back_before(facts):
         return None
-    carrier = carriers.find(facts, bridge)
+    carrier = carriers.find(facts.conflict.use.site, bridge)
     shown: str | Message = carrier.name if carrier is not None else Message("label.unnamed_state")
     use, save = facts.conflict.use, facts.conflict.save
     used = Message("label.used_across_step", {"bridge": shown, "step": use.step, "earlier": save.step})

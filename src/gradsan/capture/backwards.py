@@ -1,0 +1,97 @@
+"""The backward calls of the recent past: which one may have freed a Node that a later one asks for.
+
+A call is known by where it was made and by numbers; of its loss there is only a weak reference, so that nothing lives
+longer than it would. Where the loss is still alive, its graph tells exactly which Nodes the call reached.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from gradsan.capture import _torch
+
+BACKWARDS_KEPT = 256
+
+
+@dataclass(slots=True)
+class PastBackward:
+    """One call into the engine that has begun.
+
+    ``sequence`` is the number that the next Node of ``thread`` would have got when it ended (when it began, while it
+    runs or where it raised); ``root_sequence`` the number of its youngest root. ``step`` counts the optimizer steps
+    before it.
+    """
+
+    clock: int
+    stack: Any
+    thread: int
+    retain_graph: bool
+    via: str
+    sequence: int
+    root_sequence: int | None
+    step: int
+    outputs: tuple[Any, ...]
+
+    def live_roots(self) -> list[Any] | None:
+        """The Nodes it started from; None where one of its losses is gone."""
+        alive = [output() for output in self.outputs]
+        if not alive or any(one is None for one in alive):
+            return None
+        return [one.grad_fn for one in alive if one.grad_fn is not None]
+
+
+class Backwards:
+    """A bounded log of the backward calls of this process, filled by the recorder's listeners."""
+
+    def __init__(self, core: Any) -> None:
+        """Start empty; ``core`` tells how many steps there were."""
+        self._core = core
+        self._log: deque[PastBackward] = deque(maxlen=BACKWARDS_KEPT)
+
+    def begun(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Log a call that begins; the arguments are those of ``Recorder.before_backward``."""
+        clock, stack, thread, outputs, retain, accumulate = entry
+        numbers = [_root_number(output) for output in outputs]
+        self._log.append(
+            PastBackward(
+                clock=clock,
+                stack=stack,
+                thread=thread,
+                retain_graph=bool(retain),
+                via="backward" if accumulate else "grad",
+                sequence=_torch.sequence_number(),
+                root_sequence=max((number for number in numbers if number is not None), default=None),
+                step=self._core.steps,
+                outputs=tuple(map(_weakly, outputs)),
+            )
+        )
+
+    def ended(self, entry: Any) -> None:
+        """Note how far the numbers of Nodes had come when a call ended."""
+        for one in reversed(self._log):
+            if one.clock == entry[0]:
+                one.sequence = _torch.sequence_number()
+                return
+
+    def before(self, clock: int) -> list[PastBackward]:
+        """The calls in the log that began before ``clock``, oldest first."""
+        return [one for one in self._log if one.clock < clock]
+
+
+def _weakly(output: Any) -> Any:
+    try:
+        return weakref.ref(output)
+    except TypeError:  # a GradientEdge
+        return _gone
+
+
+def _gone() -> None:
+    return None
+
+
+def _root_number(output: Any) -> int | None:
+    root = output.node if hasattr(output, "node") else output.grad_fn
+    return None if root is None else _torch.node_sequence(root)
