@@ -289,3 +289,12 @@ def introduce_to_jit(pairs: Iterable[tuple[Any, Any]]) -> Callable[[], None]:
             table.pop(key, None)
 
     return undo
+
+
+def output_info(node: Any, output: int) -> tuple[tuple[int, ...], str, str] | None:
+    """(shape, dtype, device) of one of the tensors that a Node made. Missing: None, and only its name is shown."""
+    try:
+        found = node._input_metadata[output]
+        return tuple(int(size) for size in found.shape), str(found.dtype).removeprefix("torch."), str(found.device)
+    except (AttributeError, IndexError, RuntimeError, TypeError):
+        return None
