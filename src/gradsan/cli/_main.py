@@ -15,7 +15,12 @@ from gradsan.model import Message
 from gradsan.options import OptionsError
 from gradsan.text import choose_language, say
 
-_COMMANDS: Mapping[str, str] = {"run": "gradsan.cli.run", "explain": "gradsan.cli.explain"}
+_COMMANDS: Mapping[str, str] = {
+    "run": "gradsan.cli.run",
+    "fix": "gradsan.cli.fix",
+    "report": "gradsan.cli.report",
+    "explain": "gradsan.cli.explain",
+}
 """Each module has ``add_parser(subparsers)``, which sets ``handler(namespace) -> int``. One whose command is followed
 by another program's words has ``program_start(words) -> int`` too: these words reach the handler as ``program``."""
 

@@ -9,20 +9,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from gradsan.cli._json_file import JsonFile
 from gradsan.cli._parser import NO_VALUE
 from gradsan.cli._program import Ending, Target, gradsan_path, perform, prepare, take_stage
+from gradsan.cli._report_file import ReportFile
 from gradsan.cli._reporting import Presentation, own_surroundings, present
 from gradsan.cli._sentences import complain
 from gradsan.cli._torch_import import call_after_torch_import, torch_is_installed
 from gradsan.cli._uncaught import clean_tracebacks_of_threads, wait_for_threads
 from gradsan.cli._watcher import Session, Watcher
 from gradsan.model import Message, Program, Report
-from gradsan.options import Options, OptionsError, read_options
+from gradsan.options import REPORT_FILES, Options, OptionsError, read_options
 from gradsan.text import choose_language, say
 
-_OPTIONS_WITH_VALUE = ("json", "lang", "color", "exit-code")
-_SWITCHES = ("stacks", "quiet")
+_OPTIONS_WITH_VALUE = ("json", "html", "sarif", "lang", "color", "exit-code")
+_SWITCHES = ("stacks", "quiet", "github")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
@@ -67,7 +67,7 @@ def run(namespace: argparse.Namespace) -> int:
     """
     directory = _working_directory()
     options = read_options(_said(namespace), os.environ, directory)
-    target = _target(namespace.program)
+    target = target_of(namespace.program)
     return execute(target, options, directory, _open_session)
 
 
@@ -80,7 +80,8 @@ def execute(target: Target, options: Options, directory: Path | None, open_sessi
     language = choose_language(options.lang, os.environ)
     own_path = gradsan_path()
     launch = prepare(target)
-    json_file = None if options.json is None else JsonFile(options.json, directory)
+    named = {form: getattr(options, form) for form in REPORT_FILES}
+    files = {form: ReportFile(path, directory) for form, path in named.items() if path is not None}
     main = take_stage(launch)
     if not torch_is_installed():
         raise OptionsError(Message("cli.no_torch"))
@@ -100,8 +101,8 @@ def execute(target: Target, options: Options, directory: Path | None, open_sessi
         options=options,
         language=language,
         directory=directory,
-        # The report of a forked child is its own; the file belongs to the process that was started.
-        json_file=json_file if is_original else None,
+        # The report of a forked child is its own; the files belong to the process that was started.
+        files=files if is_original else {},
     )
     try:
         with own_surroundings(own_path, target.name if target.kind == "code" else None):
@@ -146,7 +147,8 @@ def _said(namespace: argparse.Namespace) -> dict[str, Any]:
     return said
 
 
-def _target(words: Sequence[str]) -> Target:
+def target_of(words: Sequence[str]) -> Target:
+    """The program that the words after the options name. Raises OptionsError where they name none."""
     rest = list(words[1:] if words[:1] == ["--"] else words)
     if not rest:
         raise OptionsError(Message("cli.no_program"))

@@ -1,0 +1,11 @@
+"""Fixes that have been tried: candidates are laid over the program, run in processes of their own, and compared.
+
+The parent (:func:`find_fixes`) imports no torch; each run of the program is a child process (``_child.py``), which
+watches or heals it, records its gradients, and hands back plain data.
+"""
+
+from gradsan.repair.apply import apply_patch, dirty_files
+from gradsan.repair.patch import Patch
+from gradsan.repair.search import Found, Limits, find_fixes
+
+__all__ = ["Found", "Limits", "Patch", "apply_patch", "dirty_files", "find_fixes"]

@@ -1,0 +1,86 @@
+"""The process in which a program is tried: ``python -m gradsan.repair._child REQUEST``."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from gradsan.cli._program import Target, gradsan_path, perform, prepare, take_stage
+from gradsan.cli._torch_import import call_after_torch_import
+from gradsan.cli._uncaught import wait_for_threads
+from gradsan.repair.overlay import lay_over, text_of
+from gradsan.repair.trial import Request
+
+
+class _Watch:
+    """The session and the recorder, started when the program imports torch."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.session: Any = None
+        self.recorder: Any = None
+
+    def start(self) -> None:
+        from gradsan._session import Session
+        from gradsan.capture.recorder import recorder
+        from gradsan.repair.recording import Recorder
+
+        self.session = Session(mode=self.request.mode)
+        self.session.start()
+        self.recorder = Recorder(self.request.steps)
+        listen = self.recorder.start()
+        capture = recorder()
+        capture.after_backward.append(listen)
+        capture.listen()
+
+
+def main() -> None:
+    """Run the program that the request names, and leave the answer where it says."""
+    request: Request = pickle.loads(Path(sys.argv[1]).read_bytes())
+    lay_over(request.files)
+    kind, name, arguments = request.target
+    launch = prepare(Target(kind, name, arguments))  # type: ignore[arg-type]
+    path = launch.variables.get("__file__")
+    text = None if path is None else text_of(request.files, path)
+    if path is not None and text is not None:
+        code = compile(text, path, "exec", dont_inherit=True)
+        launch = dataclasses.replace(launch, start=lambda main: exec(code, vars(main)))
+    own_path = gradsan_path()
+    stage = take_stage(launch)
+    watch = _Watch(request)
+    call_after_torch_import(watch.start)
+    began = time.perf_counter()
+    ending = perform(launch, stage)
+    if ending.exception is None:
+        wait_for_threads()
+    seconds = time.perf_counter() - began
+    if watch.session is None:
+        sys.exit(ending.status)
+
+    watch.session.stop()
+    sys.path[:] = own_path
+    report = watch.session.report()
+    from gradsan.repair.fixes import with_candidates
+
+    answer = {
+        "recording": watch.recorder.recording(ending.status == 0, ending.exception),
+        "diagnoses": tuple(with_candidates(diagnosis) for diagnosis in report.diagnoses),
+        "seen": report.seen,
+        "seconds": seconds,
+        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+    }
+    Path(request.result).write_bytes(pickle.dumps(answer))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not through the interpreter's end: what the program has registered there is not part of what is compared.
+    os._exit(ending.status)
+
+
+if __name__ == "__main__":
+    main()

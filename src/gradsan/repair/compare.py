@@ -1,0 +1,86 @@
+"""Two runs held against each other: are the gradients the same, and does everything still get one."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from gradsan.repair.trial import Gradients, Recording
+
+FIRST = 3
+FIRST_TOLERANCE = 1e-5
+"""Relative difference up to which the first records count as equal: rounding in float32 of another order of sums."""
+
+TOLERANCE = 1e-3
+"""The same for all records: rounding grows with the steps of a training."""
+
+_NUMBERS_COMPARED = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How the gradients of a candidate stand to those of the healed original.
+
+    ``difference`` is the largest relative difference (Euclidean norm) of any gradient; None where nothing could be
+    compared. ``lost`` counts gradients that the original has and the candidate has not (None, or all zero).
+    """
+
+    difference: float | None
+    is_equal: bool
+    lost: int
+    compared: int
+
+
+def compare(reference: Recording, candidate: Recording) -> Comparison:
+    """Compare at the optimizer steps; where neither program has an optimizer, after each backward."""
+    by_steps = reference.steps and candidate.steps
+    pairs = list(_pairs(reference.steps, candidate.steps) if by_steps else [])
+    if not pairs:
+        pairs = list(_pairs(reference.backwards, candidate.backwards))
+    largest, equal, lost = 0.0, True, 0
+    for position, (right, tried) in enumerate(pairs):
+        tolerance = FIRST_TOLERANCE if position < FIRST else TOLERANCE
+        for before, after in zip(right.values, tried.values, strict=False):
+            if before is not None and before[2] > 0 and (after is None or after[2] == 0):
+                lost += 1
+            difference = _difference(before, after)
+            largest = max(largest, difference)
+            equal = equal and difference <= tolerance
+        equal = equal and len(right.values) == len(tried.values)
+    return Comparison(largest if pairs else None, bool(pairs) and equal, lost, len(pairs))
+
+
+def _pairs(reference: Sequence[Gradients], candidate: Sequence[Gradients]) -> Iterator[tuple[Gradients, Gradients]]:
+    """The records that belong together: the n-th of the same parameters."""
+    known = dict(_numbered(reference))
+    for key, tried in _numbered(candidate):
+        if key in known:
+            yield known[key], tried
+
+
+def _numbered(records: Sequence[Gradients]) -> Iterator[tuple[tuple[str, int], Gradients]]:
+    counters: dict[str, count[int]] = {}
+    for record in records:
+        yield (record.key, next(counters.setdefault(record.key, count()))), record
+
+
+def _difference(before: tuple[tuple[int, ...], bytes, float] | None, after: object) -> float:
+    if before is None and after is None:
+        return 0.0
+    if before is None or not isinstance(after, tuple):
+        other = before if before is not None else after
+        return 0.0 if isinstance(other, tuple) and other[2] == 0 else math.inf
+    if before[0] != after[0]:
+        return math.inf
+    if before[1] == after[1]:
+        return 0.0
+    right, tried = array("d", before[1]), array("d", after[1])
+    stride = max(1, len(right) // _NUMBERS_COMPARED)
+    gap = math.fsum((a - b) ** 2 for a, b in zip(right[::stride], tried[::stride], strict=True))
+    size = math.fsum(a * a for a in right[::stride])
+    if math.isnan(gap):
+        return math.inf
+    return math.sqrt(gap / size) if size else (math.inf if gap else 0.0)

@@ -1,0 +1,141 @@
+"""Statements of a diagnosis within one block of source: what stands before what, and what reads what."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from gradsan.model import Diagnosis, Fix, Label, Message
+from gradsan.source.locate import statement_at
+from gradsan.source.tree import SourceFile
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A statement of ``block`` (a list of statements) that a label's stack passes through."""
+
+    source: SourceFile
+    block: list[ast.stmt]
+    statement: ast.stmt
+    index: int
+
+
+def labels(diagnosis: Diagnosis, *roles: str) -> tuple[Label, ...]:
+    """The labels with one of these roles."""
+    return tuple(label for label in diagnosis.labels if label.role in roles)
+
+
+def placements(label: Label) -> Iterator[Placed]:
+    """Every block that the label's stack passes through, the innermost first."""
+    frames = [frame for frame in reversed(label.site.frames) if frame.is_user] or [label.frame]
+    for frame in frames:
+        found = statement_at(frame)
+        if found is None:
+            continue
+        node: ast.stmt = found.node
+        while True:
+            parent, field = found.source.parents.get(node, (None, ""))
+            block = getattr(parent, field, None) if parent is not None else None
+            if isinstance(block, list) and node in block:
+                yield Placed(found.source, block, node, block.index(node))
+            outer = next(
+                (one for one, _ in found.source.ancestors(node) if isinstance(one, ast.stmt)),
+                None,
+            )
+            if outer is None or isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                break
+            node = outer
+
+
+def in_one_block(first: Label, second: Label) -> tuple[Placed, Placed] | None:
+    """The places of both labels in the innermost block that has them as two statements; None where there is none."""
+    others = list(placements(second))
+    for one in placements(first):
+        for other in others:
+            if one.block is other.block and one.statement is not other.statement:
+                return one, other
+    return None
+
+
+def at_block(label: Label, block: list[ast.stmt]) -> int | None:
+    """The index of the label's statement in ``block``; None where the label's stack does not pass through it."""
+    return next((one.index for one in placements(label) if one.block is block), None)
+
+
+def is_whole_lines(source: SourceFile, node: ast.stmt) -> bool:
+    """Whether nothing but the statement stands on its lines."""
+    span = source.span(node)
+    before = source.lines[span.line - 1][: span.column - 1]
+    after = source.lines[span.end_line - 1][span.end_column - 1 :].strip()
+    return not before.strip() and (not after or after.startswith("#"))
+
+
+def method_call(node: ast.stmt, name: str) -> ast.Call | None:
+    """The call of a statement that is nothing but ``<expression>.<name>(…)``."""
+    call = node.value if isinstance(node, ast.Expr) else None
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == name:
+        return call
+    return None
+
+
+def text_of(source: SourceFile, node: ast.stmt) -> str:
+    """The whole lines of a statement."""
+    span = source.span(node)
+    return "\n".join(source.lines[span.line - 1 : span.end_line])
+
+
+def names_read(nodes: Iterable[ast.AST]) -> set[str]:
+    """The names that are read anywhere in ``nodes``."""
+    return {
+        one.id
+        for node in nodes
+        for one in ast.walk(node)
+        if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)
+    }
+
+
+def names_bound(node: ast.AST) -> set[str]:
+    """The names that ``node`` binds."""
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+
+
+def lines_changed(source: SourceFile, changes: dict[int, str]) -> tuple[tuple[str, int, str], ...]:
+    """``Fix.lines`` from new texts by line number, "" taking a line away."""
+    return tuple((source.file, line, text) for line, text in sorted(changes.items()))
+
+
+def removed(source: SourceFile, node: ast.stmt) -> dict[int, str]:
+    """The changes that take the statement's lines away."""
+    span = source.span(node)
+    return dict.fromkeys(range(span.line, span.end_line + 1), "")
+
+
+def fix(kind: str, lines: tuple[tuple[str, int, str], ...], **values: Any) -> Fix:
+    """A fix of ``kind`` that nobody has run yet."""
+    return Fix(
+        kind=kind,
+        meaning="changed",
+        summary=Message(f"fix.{kind}", values),
+        how_changed=Message(f"fix.{kind}_how", values),
+        applicability="review",
+        lines=lines,
+    )
+
+
+__all__ = [
+    "Placed",
+    "at_block",
+    "fix",
+    "in_one_block",
+    "is_whole_lines",
+    "labels",
+    "lines_changed",
+    "method_call",
+    "names_bound",
+    "names_read",
+    "placements",
+    "removed",
+    "text_of",
+]

@@ -1,0 +1,64 @@
+"""All backwards before any step: ``optimizer.step()`` moves behind the backward that needs the old values.
+
+The later backward would add its own gradients to those of the optimizer that now steps after it; where the next
+optimizer's parameters are all that it should reach, ``inputs=`` keeps them apart.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from gradsan.model import Diagnosis, Fix
+from gradsan.repair.fixes import _blocks as blocks
+
+
+def suggest(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """Move the steps that wrote, and do the same with ``inputs=`` where another optimizer steps afterwards."""
+    used = next(iter(blocks.labels(diagnosis, "used")), None)
+    if used is None or diagnosis.cause != "step_between_forward_and_backward":
+        return ()
+    steps: dict[ast.stmt, blocks.Placed] = {}
+    place = None
+    for written in blocks.labels(diagnosis, "written"):
+        pair = blocks.in_one_block(written, used)
+        if pair is None or pair[0].index >= pair[1].index or blocks.method_call(pair[0].statement, "step") is None:
+            return ()
+        if place is not None and place.statement is not pair[1].statement:
+            return ()
+        steps[pair[0].statement], place = pair
+    if place is None:
+        return ()
+    source, backward = place.source, place.statement
+    if not all(blocks.is_whole_lines(source, node) for node in (*steps, backward)):
+        return ()
+    moved = "\n".join(blocks.text_of(source, node) for node in steps)
+    away = {line: text for node in steps for line, text in blocks.removed(source, node).items()}
+    span = source.span(backward)
+    last = source.lines[span.end_line - 1]
+    found = [blocks.fix("reorder_step", blocks.lines_changed(source, {**away, span.end_line: f"{last}\n{moved}"}))]
+    apart = _with_inputs(place, set(steps))
+    if apart is not None:
+        texts = {**away, span.line: f"{apart}\n{moved}"}
+        texts.update(dict.fromkeys(range(span.line + 1, span.end_line + 1), ""))
+        found.append(blocks.fix("reorder_step", blocks.lines_changed(source, texts)))
+    return tuple(found)
+
+
+def _with_inputs(place: blocks.Placed, moved: set[ast.stmt]) -> str | None:
+    """The backward's lines with ``inputs=`` naming the parameters of the optimizer that steps next."""
+    call = blocks.method_call(place.statement, "backward")
+    following = place.block[place.index + 1 :]
+    step = next((one for node in following if node not in moved and (one := blocks.method_call(node, "step"))), None)
+    if call is None or step is None or any(keyword.arg == "inputs" for keyword in call.keywords):
+        return None
+    assert isinstance(step.func, ast.Attribute)
+    source = place.source
+    optimizer = source.text(step.func.value)
+    inputs = f'inputs=[p for group in {optimizer}.param_groups for p in group["params"]]'
+    span = source.span(call)
+    text = blocks.text_of(source, place.statement)
+    if span.line != span.end_line:
+        return None
+    at = span.end_column - 2
+    comma = ", " if call.args or call.keywords else ""
+    return f"{text[:at]}{comma}{inputs}{text[at:]}"

@@ -1,0 +1,107 @@
+"""What a run computes, written down in the child: gradients at every step and backward, and the losses."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from gradsan.repair.trial import Gradients, Recording
+
+_NUMBERS_KEPT = 200_000
+"""Per gradient; of larger ones evenly spaced elements are kept beside the norm."""
+
+_BYTES_KEPT = 512 * 1024 * 1024
+_MEASURED: tuple[type[BaseException], ...] = (RuntimeError, NotImplementedError)
+
+
+class EnoughSteps(SystemExit):
+    """Ends the program when it has made the steps that were asked for."""
+
+
+class Recorder:
+    """Listens to optimizers and to backward calls."""
+
+    def __init__(self, steps: int) -> None:
+        """End the program after ``steps`` optimizer steps; 0: never."""
+        self._limit = steps
+        self._made = 0
+        self._bytes = 0
+        self._steps: list[Gradients] = []
+        self._backwards: list[Gradients] = []
+        self._losses: list[float] = []
+
+    def start(self) -> Callable[[Any], None]:
+        """Begin; returns the listener that wants to be told of every backward that ended (its entry)."""
+        register_optimizer_step_pre_hook(self._before_step)
+        register_optimizer_step_post_hook(self._after_step)
+        return self._after_backward
+
+    def recording(self, finished: bool, exception: tuple[str, str] | None) -> Recording:
+        """What was recorded."""
+        return Recording(
+            tuple(self._steps),
+            tuple(self._backwards),
+            tuple(self._losses),
+            finished or bool(self._limit and self._made >= self._limit),
+            exception,
+            self._bytes >= _BYTES_KEPT,
+        )
+
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        key = "step " + ";".join("x".join(map(str, p.shape)) for p in parameters)
+        self._keep(self._steps, key, [p.grad for p in parameters])
+
+    def _after_step(self, *_: Any) -> None:
+        self._made += 1
+        if self._limit and self._made >= self._limit:
+            raise EnoughSteps(0)
+
+    def _after_backward(self, entry: Any) -> None:
+        outputs, accumulates = entry[3], entry[5]
+        for output in outputs:
+            if torch.is_tensor(output) and output.numel() == 1:
+                with contextlib.suppress(*_MEASURED):
+                    self._losses.append(float(output.detach()))
+        if accumulates:
+            self._keep(self._backwards, "backward", [leaf.grad for leaf in _leaves(outputs)])
+
+    def _keep(self, records: list[Gradients], key: str, gradients: list[Any]) -> None:
+        if self._bytes < _BYTES_KEPT:
+            values = tuple(_numbers(gradient) for gradient in gradients)
+            self._bytes += sum(len(value[1]) for value in values if value is not None)
+            records.append(Gradients(key, values))
+
+
+def _numbers(gradient: Any) -> tuple[tuple[int, ...], bytes, float] | None:
+    if gradient is None:
+        return None
+    with torch.no_grad():
+        dense = gradient.detach().to_dense() if gradient.layout is not torch.strided else gradient.detach()
+        flat = torch.view_as_real(dense.resolve_conj()).reshape(-1) if dense.is_complex() else dense.reshape(-1)
+        flat = flat.to("cpu", torch.float64)
+        norm = float(torch.linalg.vector_norm(flat)) if flat.numel() else 0.0
+        kept = flat[:: math.ceil(flat.numel() / _NUMBERS_KEPT)] if flat.numel() > _NUMBERS_KEPT else flat
+        return tuple(gradient.shape), bytes(kept.contiguous().numpy().tobytes()), norm
+
+
+def _leaves(outputs: Any) -> list[Any]:
+    """The leaves that a backward reaches, in an order that the shape of the graph decides."""
+    seen: set[Any] = set()
+    found: list[Any] = []
+    stack = [node for output in reversed(outputs) if (node := getattr(output, "grad_fn", None)) is not None]
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if torch.is_tensor(leaf):
+            found.append(leaf)
+        stack.extend(child for child, _ in reversed(node.next_functions) if child is not None)
+    return found

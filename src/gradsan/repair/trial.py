@@ -1,0 +1,116 @@
+"""Running the program in a process of its own, with a patch laid over its files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from gradsan.model import Diagnosis, Seen
+from gradsan.repair.patch import Patch
+
+TrialMode = Literal["watch", "heal"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a child is asked to do. ``target`` is (kind, name, arguments) of ``gradsan.cli._program.Target``.
+
+    ``files`` are the texts laid over the program's files, ``steps`` the optimizer steps after which it may end, 0 for
+    no limit.
+    """
+
+    target: tuple[str, str, tuple[str, ...]]
+    mode: TrialMode
+    files: dict[str, bytes]
+    steps: int
+    result: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """The gradients at one point of a run: ``key`` says whose (an optimizer's parameter shapes, or ``backward``).
+
+    Each is (shape, bytes of float64 numbers), None where a parameter had no gradient.
+    """
+
+    key: str
+    values: tuple[tuple[tuple[int, ...], bytes, float] | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What the program computed: gradients at each optimizer step and after each backward, and the losses.
+
+    ``finished`` says that it ran to its end or to the limit of steps.
+    """
+
+    steps: tuple[Gradients, ...] = ()
+    backwards: tuple[Gradients, ...] = ()
+    losses: tuple[float, ...] = ()
+    finished: bool = False
+    exception: tuple[str, str] | None = None
+    was_cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """How a run went. ``status`` is None where it ran out of time; ``diagnoses`` with every fix that has lines."""
+
+    status: int | None
+    recording: Recording = field(default_factory=Recording)
+    diagnoses: tuple[Diagnosis, ...] = ()
+    seen: Seen = field(default_factory=Seen)
+    seconds: float = 0.0
+    peak_bytes: int = 0
+    output: str = ""
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether it had to be stopped."""
+        return self.status is None
+
+
+def run_trial(
+    target: tuple[str, str, Sequence[str]], mode: TrialMode, patch: Patch, steps: int, timeout: float
+) -> Trial:
+    """Run the program once, in the working directory and environment of this process, its output kept aside."""
+    kind, name, arguments = target
+    with tempfile.TemporaryDirectory(prefix="gradsan-fix-") as folder:
+        request = Request((kind, name, tuple(arguments)), mode, dict(patch.files), steps, str(Path(folder, "result")))
+        asked = Path(folder, "request")
+        asked.write_bytes(pickle.dumps(request))
+        status, output = _run(asked, timeout)
+        answer: dict[str, Any] = {}
+        with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
+            answer = pickle.loads(Path(request.result).read_bytes())
+    return Trial(status=status, output=output, **answer)
+
+
+def _run(asked: Path, timeout: float) -> tuple[int | None, str]:
+    command = [sys.executable, "-m", "gradsan.repair._child", str(asked)]
+    # Bytecode compiled from a patched text must never be kept for the file on disk.
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment
+        )
+        try:
+            status: int | None = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            status = None
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        output.seek(0)
+        return status, output.read().decode("utf-8", "replace")
