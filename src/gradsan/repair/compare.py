@@ -26,20 +26,21 @@ class Comparison:
 
     ``difference`` is the largest relative difference (Euclidean norm) of any gradient; None where nothing could be
     compared. ``lost`` counts gradients that the original has and the candidate has not (None, or all zero).
+    ``is_equal`` only holds where all that the healed original computed up to its end was compared; ``has_reference``
+    says that it came to its end.
     """
 
     difference: float | None
     is_equal: bool
     lost: int
     compared: int
+    has_reference: bool
 
 
 def compare(reference: Recording, candidate: Recording) -> Comparison:
     """Compare at the optimizer steps; where neither program has an optimizer, after each backward."""
-    by_steps = reference.steps and candidate.steps
-    pairs = list(_pairs(reference.steps, candidate.steps) if by_steps else [])
-    if not pairs:
-        pairs = list(_pairs(reference.backwards, candidate.backwards))
+    records = reference.steps if reference.steps and candidate.steps else reference.backwards
+    pairs = list(_pairs(records, candidate.steps if records is reference.steps else candidate.backwards))
     largest, equal, lost = 0.0, True, 0
     for position, (right, tried) in enumerate(pairs):
         tolerance = FIRST_TOLERANCE if position < FIRST else TOLERANCE
@@ -50,7 +51,9 @@ def compare(reference: Recording, candidate: Recording) -> Comparison:
             largest = max(largest, difference)
             equal = equal and difference <= tolerance
         equal = equal and len(right.values) == len(tried.values)
-    return Comparison(largest if pairs else None, bool(pairs) and equal, lost, len(pairs))
+    # A reference that did not come to its end does not tell what would have come.
+    whole = reference.finished and len(pairs) == len(records) and not (reference.was_cut or candidate.was_cut)
+    return Comparison(largest if pairs else None, bool(pairs) and equal and whole, lost, len(pairs), reference.finished)
 
 
 def _pairs(reference: Sequence[Gradients], candidate: Sequence[Gradients]) -> Iterator[tuple[Gradients, Gradients]]:

@@ -147,7 +147,7 @@ def _judged(search: _Search, fix: Fix, patch: Patch, trial: Trial, before: Trial
     verification = Verification(
         status="passed" if passed else "failed",
         detail=search.say(_detail(trial, comparison, runs, went_further)),
-        gradient_difference=comparison.difference,
+        gradient_difference=comparison.difference if comparison.has_reference else None,
         time_ratio=None,
         memory_ratio=_ratio(trial.peak_bytes, before.peak_bytes),
     )
@@ -158,7 +158,8 @@ def _judged(search: _Search, fix: Fix, patch: Patch, trial: Trial, before: Trial
         if meaning == "preserved":
             how = None
         elif how is None:
-            key = "fix.gradients_differ" if comparison.difference is not None else "fix.not_compared"
+            is_known = comparison.difference is not None and comparison.has_reference
+            key = "fix.gradients_differ" if is_known else "fix.not_compared"
             how = Message(key, {"difference": comparison.difference})
     tested = replace(
         fix,

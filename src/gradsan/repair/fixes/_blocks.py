@@ -112,13 +112,13 @@ def removed(source: SourceFile, node: ast.stmt) -> dict[int, str]:
     return dict.fromkeys(range(span.line, span.end_line + 1), "")
 
 
-def fix(kind: str, lines: tuple[tuple[str, int, str], ...], **values: Any) -> Fix:
-    """A fix of ``kind`` that nobody has run yet."""
+def fix(kind: str, lines: tuple[tuple[str, int, str], ...], words: str = "", **values: Any) -> Fix:
+    """A fix of ``kind`` that nobody has run yet; ``words`` is the key of its sentences where it is not the kind."""
     return Fix(
         kind=kind,
         meaning="changed",
-        summary=Message(f"fix.{kind}", values),
-        how_changed=Message(f"fix.{kind}_how", values),
+        summary=Message(f"fix.{words or kind}", values),
+        how_changed=Message(f"fix.{words or kind}_how", values),
         applicability="review",
         lines=lines,
     )

@@ -40,7 +40,7 @@ def suggest(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     if apart is not None:
         texts = {**away, span.line: f"{apart}\n{moved}"}
         texts.update(dict.fromkeys(range(span.line + 1, span.end_line + 1), ""))
-        found.append(blocks.fix("reorder_step", blocks.lines_changed(source, texts)))
+        found.append(blocks.fix("reorder_step", blocks.lines_changed(source, texts), "reorder_step_apart"))
     return tuple(found)
 
 

@@ -37,4 +37,4 @@ def suggest(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         changes[end] = moved
     else:
         changes[end] = f"{source.lines[end - 1]}\n{moved}"
-    return (blocks.fix("reorder_step", blocks.lines_changed(source, changes)),)
+    return (blocks.fix("reorder_step", blocks.lines_changed(source, changes), "step_after_loop"),)

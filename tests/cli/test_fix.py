@@ -1,0 +1,94 @@
+"""``gradsan fix`` as people call it."""
+
+import json
+
+import pytest
+
+BROKEN = """\
+import torch
+w = torch.ones(3, requires_grad=True)
+a = w.exp()
+a += 1\t# more
+a.sum().backward()
+print("gradient", w.grad.sum().item())
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    file = tmp_path / "main.py"
+    file.write_text(BROKEN)
+    return file
+
+
+def test_it_shows_the_fix_and_leaves_the_file_alone(program, run_gradsan):
+    done = run_gradsan("fix", "--json", "out.json", "main.py")
+    assert done.status == 0
+    assert "+a = a + 1" in done.stderr
+    assert "tried:" in done.stderr
+    assert program.read_text() == BROKEN
+    report = json.loads((program.parent / "out.json").read_text())
+    best = report["diagnoses"][0]["fixes"][0]
+    assert best["kind"] == "out_of_place"
+    assert best["verification"]["status"] == "passed"
+    assert best["meaning"] == "preserved"
+    assert best["verification"]["gradient_difference"] == 0
+
+
+def test_applied_it_runs_and_a_second_fix_finds_nothing(program, run_gradsan, run_python):
+    assert run_gradsan("fix", "--apply", "main.py").status == 0
+    assert program.read_text() == BROKEN.replace("a += 1", "a = a + 1")
+    assert run_python("main.py").status == 0
+    again = run_gradsan("fix", "main.py")
+    assert again.status == 0
+    assert "nothing to mend" in again.stderr
+
+
+def test_the_second_best_can_be_chosen(program, run_gradsan):
+    assert run_gradsan("fix", "--apply", "2", "main.py").status == 0
+    assert "a = a.clone()\na += 1" in program.read_text()
+
+
+def test_a_patch_for_git(program, run_gradsan):
+    assert run_gradsan("fix", "--patch", "fix.diff", "main.py").status == 0
+    assert "+a = a + 1\t# more" in (program.parent / "fix.diff").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("fix",), "program"),
+        (("fix", "missing.py"), "missing.py"),
+        (("fix", "--steps", "x", "main.py"), "steps"),
+        (("fix", "--steps", "-1", "main.py"), "--steps"),
+        (("fix", "--apply", "9", "main.py"), "9"),
+        (("fix", "--patch", "no/such/folder/x", "main.py"), "no/such/folder"),
+        (("fix", "-"), "standard input"),
+    ],
+)
+def test_wrong_use_is_one_sentence(program, run_gradsan, words, said):
+    done = run_gradsan(*words)
+    assert done.status == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_program_with_another_error(program, run_gradsan):
+    program.write_text("import torch\nraise ValueError('mine')\n")
+    done = run_gradsan("fix", "main.py")
+    assert done.status == 1
+    assert "mine" in done.stderr
+    assert "ValueError" in done.stderr
+
+
+def test_uncommitted_changes_are_not_overwritten_unasked(program, run_gradsan):
+    import subprocess
+
+    for words in (["init", "-q"], ["add", "main.py"], ["commit", "-qm", "a"]):
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *words], cwd=program.parent, check=True)
+    program.write_text(BROKEN + "\n")
+    done = run_gradsan("fix", "--apply", "main.py")
+    assert done.status == 1
+    assert program.read_text() == BROKEN + "\n"
+    assert run_gradsan("fix", "--apply", "--yes", "main.py").status == 0
+    assert "a = a + 1" in program.read_text()

@@ -1,0 +1,66 @@
+"""Runs held against each other."""
+
+import math
+from array import array
+
+import pytest
+
+from gradsan.repair.compare import compare
+from gradsan.repair.trial import Gradients, Recording
+
+
+def gradients(*values, key="step 2"):
+    return Gradients(key, tuple(None if one is None else _one(one) for one in values))
+
+
+def _one(numbers):
+    return (len(numbers),), array("d", numbers).tobytes(), math.sqrt(sum(number**2 for number in numbers))
+
+
+def run(*steps, finished=True, backwards=()):
+    return Recording(steps=steps, backwards=backwards, finished=finished)
+
+
+def test_the_same_gradients_are_equal():
+    found = compare(run(gradients([1.0, 2.0])), run(gradients([1.0, 2.0])))
+    assert found.is_equal
+    assert (found.difference, found.lost, found.compared) == (0.0, 0, 1)
+
+
+def test_rounding_is_no_difference_and_more_is():
+    assert compare(run(gradients([3.0, 4.0])), run(gradients([3.0, 4.00001]))).is_equal
+    found = compare(run(gradients([3.0, 4.0])), run(gradients([3.0, 4.5])))
+    assert not found.is_equal
+    assert found.difference == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("candidate", [None, [0.0, 0.0]])
+def test_a_gradient_that_is_gone_is_lost(candidate):
+    found = compare(run(gradients([1.0, 1.0])), run(gradients(candidate)))
+    assert found.lost == 1
+    assert not found.is_equal
+
+
+def test_nothing_is_equal_to_a_reference_that_broke_off():
+    found = compare(run(gradients([1.0]), finished=False), run(gradients([1.0])))
+    assert not found.is_equal
+    assert not found.has_reference
+
+
+def test_all_steps_of_the_reference_must_have_been_compared():
+    assert not compare(run(gradients([1.0]), gradients([1.0])), run(gradients([1.0]))).is_equal
+
+
+def test_optimizers_are_told_apart_by_their_parameters():
+    first, second = gradients([1.0], key="step 1"), gradients([2.0], key="step 3")
+    assert compare(run(first, second), run(second, first)).is_equal
+
+
+def test_programs_without_optimizers_are_compared_after_each_backward():
+    one, other = gradients([1.0], key="backward"), gradients([2.0], key="backward")
+    assert compare(run(backwards=(one,)), run(backwards=(one,))).is_equal
+    assert not compare(run(backwards=(one,)), run(backwards=(other,))).is_equal
+
+
+def test_nan_is_a_difference():
+    assert compare(run(gradients([1.0])), run(gradients([math.nan]))).difference == math.inf

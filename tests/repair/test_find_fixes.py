@@ -1,0 +1,128 @@
+"""Whole searches: a broken program, the kinds that must pass, and what must not be offered as passed."""
+
+import textwrap
+
+import pytest
+
+from gradsan.repair import Limits, find_fixes
+from gradsan.text import say
+
+HEAD = """
+import torch
+torch.manual_seed(0)
+"""
+REORDER = """
+net, other = torch.nn.Linear(3, 4), torch.nn.Linear(4, 1)
+first, second = torch.optim.SGD(other.parameters(), lr=0.1), torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(2):
+    hidden = net(torch.randn(5, 3))
+    score = other(hidden).mean()
+    first.zero_grad()
+    one = (score - 1) ** 2
+    one.backward(retain_graph=True)
+    first.step()
+    second.zero_grad()
+    two = score.exp()
+    two.backward()
+    second.step()
+"""
+CARRIED = """
+cell = torch.nn.RNNCell(2, 3)
+optimizer = torch.optim.Adam(cell.parameters(), lr=0.1)
+state = torch.zeros(4, 3)
+for _ in range(3):
+    optimizer.zero_grad()
+    state = cell(torch.randn(4, 2), state)
+    loss = state.pow(2).mean()
+    loss.backward(retain_graph=True)
+    optimizer.step()
+"""
+LOOP = """
+net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(2):
+    outputs = net(torch.randn(5, 3)).unbind(1)
+    optimizer.zero_grad()
+    for output in outputs:
+        loss = output.pow(2).mean()
+        loss.backward(retain_graph=True)
+        optimizer.step()
+"""
+TWO_FAULTS = """
+w = torch.ones(3, requires_grad=True)
+a = w.exp()
+a += 1
+a.sum().backward()
+b = w.sigmoid()
+b *= 2
+b.sum().backward()
+"""
+CLEAN = """
+w = torch.ones(3, requires_grad=True)
+w.exp().sum().backward()
+"""
+
+
+def search(tmp_path, monkeypatch, text, **limits):
+    (tmp_path / "main.py").write_text(HEAD + textwrap.dedent(text))
+    monkeypatch.chdir(tmp_path)
+    told = []
+    found = find_fixes(
+        ("script", "main.py", ()), Limits(**limits), told.append, lambda message: say(message, "en"), tmp_path
+    )
+    assert told
+    return found
+
+
+def passed(found):
+    return [(fix.kind, fix.meaning) for fix in found.diagnoses[-1].fixes if fix.verification.status == "passed"]
+
+
+def test_a_step_between_two_losses(tmp_path, monkeypatch):
+    found = search(tmp_path, monkeypatch, REORDER)
+    kinds = passed(found)
+    # Only with inputs= does the first optimizer get the gradients of its own loss alone.
+    assert kinds[0] == ("reorder_step", "preserved")
+    assert "inputs=" in found.diagnoses[0].fixes[0].diff
+    assert ("recompute_forward", "changed") in kinds
+    assert ("reorder_step", "changed") in kinds
+    assert len(found.patches) == len(kinds)
+
+
+def test_a_carried_state_is_cut(tmp_path, monkeypatch):
+    found = search(tmp_path, monkeypatch, CARRIED)
+    assert ("detach_carried_state", "changed") in passed(found)
+
+
+def test_a_step_in_a_loop_of_losses(tmp_path, monkeypatch):
+    assert ("reorder_step", "changed") in passed(search(tmp_path, monkeypatch, LOOP))
+
+
+def test_two_faults_are_mended_one_after_the_other(tmp_path, monkeypatch):
+    found = search(tmp_path, monkeypatch, TWO_FAULTS)
+    assert [diagnosis.code for diagnosis in found.diagnoses] == ["GS101", "GS101"]
+    assert passed(found)[0] == ("out_of_place", "preserved")
+    text = found.patches[0].files[str(tmp_path / "main.py")].decode()
+    assert "a = a + 1" in text
+    assert "b = b * 2" in text
+    assert found.left is None
+
+
+def test_the_limit_of_faults_holds(tmp_path, monkeypatch):
+    found = search(tmp_path, monkeypatch, TWO_FAULTS, faults=1)
+    assert len(found.diagnoses) == 1
+    assert found.patches == ()
+    assert found.left is not None
+
+
+def test_a_right_program_has_nothing_to_mend(tmp_path, monkeypatch):
+    found = search(tmp_path, monkeypatch, CLEAN)
+    assert found.diagnoses == ()
+    assert found.exception is None
+
+
+@pytest.mark.parametrize("kind", ["ValueError", "KeyboardInterrupt"])
+def test_what_gradsan_cannot_explain_is_said_to_be_so(tmp_path, monkeypatch, kind):
+    found = search(tmp_path, monkeypatch, f"raise {kind}")
+    assert found.diagnoses == ()
+    assert found.exception[0] == kind

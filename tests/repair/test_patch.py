@@ -1,0 +1,55 @@
+"""Patches keep what they do not change: encoding, line ends, tabs, a missing last line end."""
+
+import subprocess
+
+import pytest
+
+from gradsan.repair.patch import Patch, PatchError
+
+
+def patched(tmp_path, content, lines):
+    file = tmp_path / "program.py"
+    file.write_bytes(content)
+    return Patch().with_lines(tuple((str(file), line, text) for line, text in lines)), str(file)
+
+
+@pytest.mark.parametrize(
+    ("before", "lines", "after"),
+    [
+        (b"a = 1\nb = 2\n", [(2, "b = 3")], b"a = 1\nb = 3\n"),
+        (b"a = 1\r\nb = 2\r\n", [(1, "a = 1\na = 2")], b"a = 1\r\na = 2\r\nb = 2\r\n"),
+        (b"if 1:\n\ta = 1", [(2, "\ta = 2")], b"if 1:\n\ta = 2"),
+        (b"a = 1\nb = 2\nc = 3\n", [(2, "")], b"a = 1\nc = 3\n"),
+        ("# coding: gbk\na = '梯度'\n".encode("gbk"), [(2, "a = '值'")], "# coding: gbk\na = '值'\n".encode("gbk")),
+        (b"\xef\xbb\xbfa = 1\n", [(1, "a = 2")], b"\xef\xbb\xbfa = 2\n"),
+    ],
+)
+def test_only_the_line_changes(tmp_path, before, lines, after):
+    patch, file = patched(tmp_path, before, lines)
+    assert patch.files[file] == after
+    assert (tmp_path / "program.py").read_bytes() == before
+
+
+def test_a_second_change_counts_lines_of_the_first(tmp_path):
+    patch, file = patched(tmp_path, b"a = 1\nb = 2\n", [(1, "x = 0\na = 1")])
+    assert patch.with_lines(((file, 3, "b = 9"),)).files[file] == b"x = 0\na = 1\nb = 9\n"
+
+
+@pytest.mark.parametrize("lines", [[(1, "a = (")], [(7, "a = 1")]])
+def test_what_would_not_be_python_is_refused(tmp_path, lines):
+    with pytest.raises(PatchError):
+        patched(tmp_path, b"a = 1\n", lines)
+
+
+@pytest.mark.parametrize("content", [b"a = 1\nb = 2\n", b"a = 1\nb = 2", b"a = 1\r\nb = 2\r\n"])
+def test_git_takes_the_diff(tmp_path, content):
+    patch, file = patched(tmp_path, content, [(2, "b = 3\nc = 4")])
+    diff = tmp_path / "fix.diff"
+    diff.write_bytes(patch.diff(tmp_path).encode())
+    subprocess.run(["git", "apply", "fix.diff"], cwd=tmp_path, check=True)
+    assert (tmp_path / "program.py").read_bytes() == patch.files[file]
+
+
+def test_size_counts_changed_lines(tmp_path):
+    assert patched(tmp_path, b"a = 1\nb = 2\n", [(1, "a = 2")])[0].size == 1
+    assert patched(tmp_path, b"a = 1\nb = 2\n", [(1, "a = 2\na = 3")])[0].size == 2
