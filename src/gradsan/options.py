@@ -21,6 +21,9 @@ _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 _SETTING = re.compile(r"""([^=:]+)=("[^"]*"|'[^']*'|[^:]*)(?::|$)""")
 
+REPORT_FILES = ("json", "html", "sarif")
+"""The fields of Options that name a file for the report, each the name of its form."""
+
 Layer = Mapping[str, Any]
 
 
@@ -28,12 +31,16 @@ Layer = Mapping[str, Any]
 class Options:
     """How ``gradsan run`` reports.
 
-    ``json`` is the file that receives the report as JSON, or None; ``exit_code`` (0 to 255) the status that takes the
+    ``json``, ``html`` and ``sarif`` are the files that receive the report in that form, or None; ``github`` asks for
+    annotations of GitHub Actions on the standard output; ``exit_code`` (0 to 255) the status that takes the
     place of 0 where the program finished but a conflict was found, 0 leaving the program's status alone; ``stacks``
     asks for whole stacks, ``quiet`` for no report on the terminal.
     """
 
     json: str | None = None
+    html: str | None = None
+    sarif: str | None = None
+    github: bool = False
     lang: Literal["en", "zh", "auto"] = "auto"
     color: Literal["auto", "always", "never"] = "auto"
     stacks: bool = False
@@ -107,7 +114,7 @@ def environment_layer(environ: Mapping[str, str]) -> dict[str, Any]:
 def file_layer(directory: Path) -> dict[str, Any]:
     """What ``[tool.gradsan]`` says in the nearest pyproject.toml, from ``directory`` upwards, that has this table.
 
-    A relative ``json`` path counts from the folder of that file.
+    A relative path of a file to write counts from the folder of that file.
 
     Raises:
         OptionsError: where a pyproject.toml on the way cannot be read, and as :func:`checked_layer`.
@@ -117,8 +124,9 @@ def file_layer(directory: Path) -> dict[str, Any]:
         table = _gradsan_table(file)
         if table is not None:
             layer = checked_layer(table, Message("cli.where_file", {"path": file}))
-            if layer.get("json") is not None:
-                layer["json"] = str(folder / layer["json"])
+            for name in REPORT_FILES:
+                if layer.get(name) is not None:
+                    layer[name] = str(folder / layer[name])
             return layer
     return {}
 
@@ -209,6 +217,9 @@ def _one_of(*words: str) -> Callable[[Any], str]:
 
 _CHECKS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "json": (_path, "path"),
+    "html": (_path, "path"),
+    "sarif": (_path, "path"),
+    "github": (_switch, "switch"),
     "lang": (_one_of("en", "zh", "auto"), "lang"),
     "color": (_one_of("auto", "always", "never"), "color"),
     "stacks": (_switch, "switch"),

@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        ([], "run, explain"),
+        ([], "gradsan has: run, "),
         (["walk"], "'walk'"),
         (["--nothing"], "'--nothing'"),
         (["run"], "SCRIPT"),

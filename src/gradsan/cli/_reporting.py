@@ -7,13 +7,14 @@ import os
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from gradsan.cli._json_file import JsonFile
 from gradsan.cli._program import CODE_NAME
+from gradsan.cli._report_file import ReportFile
 from gradsan.cli._sentences import flush_output, write_to_stderr
 from gradsan.model import Message, Report
 from gradsan.options import Options
@@ -27,20 +28,22 @@ _WIDTH = 100
 class Presentation:
     """How and where a report is given out.
 
-    ``directory`` is where the program started, None where that no longer existed; ``json_file`` what receives the
-    JSON, None for nothing.
+    ``directory`` is where the program started, None where that no longer existed; ``files`` what receives the report,
+    by the name of its form.
     """
 
     options: Options
     language: Language
     directory: Path | None
-    json_file: JsonFile | None
+    files: Mapping[str, ReportFile]
 
 
 def present(report: Report, presentation: Presentation) -> list[Message]:
-    """Write the JSON file, and the report on stderr where there is something to say; what went wrong in doing so."""
+    """Write the files, and the report on stderr where there is something to say; what went wrong in doing so."""
     problems: list[Message] = []
-    for part in (_write_json, _write_terminal):
+    parts: list[Callable[[Report, Presentation], Message | None]] = []
+    parts += [partial(_write_file, form) for form in presentation.files]
+    for part in (*parts, _write_annotations, _write_terminal):
         try:
             problem = part(report, presentation)
         except Exception as failure:
@@ -81,12 +84,26 @@ def wants_color(option: str, stream: object, environ: Mapping[str, str]) -> bool
     return bool(environ.get("FORCE_COLOR")) or (_is_terminal(stream) and environ.get("TERM") != "dumb")
 
 
-def _write_json(report: Report, presentation: Presentation) -> Message | None:
-    if presentation.json_file is None:
-        return None
-    from gradsan.present import render_json
+def _write_file(form: str, report: Report, presentation: Presentation) -> Message | None:
+    from gradsan.present import RENDERERS
 
-    return presentation.json_file.write(render_json(report, language=presentation.language, cwd=presentation.directory))
+    text = RENDERERS[form](report, language=presentation.language, cwd=presentation.directory)
+    return presentation.files[form].write(text)
+
+
+def _write_annotations(report: Report, presentation: Presentation) -> Message | None:
+    if not presentation.options.github or not report.diagnoses:
+        return None
+    from gradsan.present import render_github
+
+    # GitHub reads a step's standard output; a program may have closed it, or left it in a state of its own.
+    stream = sys.stdout if sys.stdout is not None and not sys.stdout.closed else sys.__stdout__
+    if stream is not None:
+        text = render_github(report, language=presentation.language, cwd=presentation.directory)
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+    return None
 
 
 def _write_terminal(report: Report, presentation: Presentation) -> Message | None:
@@ -100,7 +117,7 @@ def _write_terminal(report: Report, presentation: Presentation) -> Message | Non
         report,
         language=presentation.language,
         color=wants_color(options.color, stream, os.environ),
-        width=_width(stream),
+        width=width_of(stream),
         stacks=options.stacks,
         cwd=presentation.directory,
         ascii=needs_ascii(getattr(stream, "encoding", None)),
@@ -117,7 +134,8 @@ def _is_terminal(stream: object) -> bool:
         return False
 
 
-def _width(stream: object) -> int:
+def width_of(stream: object) -> int:
+    """How many columns a report takes on ``stream``: those of the terminal, else of ``COLUMNS``, else 100."""
     try:
         columns = os.get_terminal_size(stream.fileno()).columns  # type: ignore[attr-defined]
     except (AttributeError, ValueError, OSError):

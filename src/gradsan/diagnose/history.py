@@ -27,7 +27,10 @@ def events_of(facts: Facts) -> tuple[Event, ...]:
 
 
 def way_of(facts: Facts) -> tuple[Knot, ...]:
-    """From the loss to the Node that kept the value, over the bridge where there is one; empty where no Node is known."""
+    """From the loss to the Node that kept the value, as far as it is known; empty where no Node is.
+
+    A tensor on the way is a bridge where it leads over an update of parameters, into the graph of an earlier step.
+    """
     conflict = facts.conflict
     save, bridge = conflict.save, conflict.bridge
     if save.node is None:
@@ -35,7 +38,8 @@ def way_of(facts: Facts) -> tuple[Knot, ...]:
     loss, kept = Knot("loss", None, conflict.use.step), Knot("saved", save.node, save.step)
     if bridge is None:
         return (loss, Knot("gap"), kept)
-    middle = (Knot("node", bridge.younger), Knot("bridge", bridge.name))
+    over = (Knot("bridge", bridge.name),) if facts.updates else ()
+    middle = (Knot("node", bridge.younger), *over)
     older = () if bridge.older == save.node else (Knot("node", bridge.older), Knot("gap"))
     return (loss, Knot("gap"), *middle, *older, kept)
 

@@ -24,7 +24,7 @@ def draw_fix(fix: Fix, home: str | None, canvas: Canvas) -> Iterator[Text]:
     elif fix.diff:
         for row in fix.diff.rstrip("\n").split("\n"):
             yield from _code(row, _DIFF_STYLE.get(row[:1], ""), "", canvas)
-    standing = _standing(fix, canvas)
+    standing = standing_of(fix, canvas)
     if standing:
         yield from canvas.paragraph(("", ""), standing, QUIET_STYLE, indent=canvas.digits + 3)
 
@@ -55,7 +55,7 @@ def _code(row: str, style: str, number: str, canvas: Canvas) -> Iterator[Text]:
         yield Text.assemble(" " * margin, (bar, FRAME_STYLE), (line.cut(start, start + room), style))
 
 
-def _standing(fix: Fix, canvas: Canvas) -> str:
+def standing_of(fix: Fix, canvas: Canvas) -> str:
     """Say whether the change was run and what it does to the gradients; "" where nothing needs to be said."""
     if fix.meaning == "preserved":
         meaning = canvas.word("meaning.preserved")

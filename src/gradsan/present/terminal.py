@@ -9,8 +9,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from gradsan.model import Diagnosis, Gradient, NamedTensor, Report, Seen
+from gradsan.model import Diagnosis, Report
 from gradsan.present._canvas import QUIET_STYLE, SEVERITY_STYLE, Canvas
+from gradsan.present._describe import describe_gradient, describe_tensor, describe_watched
 from gradsan.present._fixes import draw_fix
 from gradsan.present._glyphs import ASCII, UNICODE
 from gradsan.present._marks import Mark, marks_of
@@ -89,9 +90,9 @@ def _draw_diagnosis(diagnosis: Diagnosis, stacks: bool, canvas: Canvas) -> Itera
         yield from _draw_stacks(marks, canvas)
 
     if diagnosis.tensor is not None:
-        yield from canvas.remark("tensor", _tensor(diagnosis.tensor, canvas))
+        yield from canvas.remark("tensor", describe_tensor(diagnosis.tensor, canvas))
     yield from _draw_why(diagnosis, canvas)
-    gradient = _gradient(diagnosis.gradient, diagnosis.silent, canvas)
+    gradient = describe_gradient(diagnosis.gradient, diagnosis.silent, canvas)
     if gradient:
         yield from canvas.remark("gradient", gradient)
     primary = primary_label(diagnosis)
@@ -119,28 +120,6 @@ def _draw_why(diagnosis: Diagnosis, canvas: Canvas) -> Iterator[Text]:
         yield from canvas.paragraph(("", ""), formula, indent=canvas.digits + 5)
 
 
-def _tensor(tensor: NamedTensor, canvas: Canvas) -> str:
-    kind = f"{tensor.dtype} {list(tensor.shape)}"
-    said = canvas.word("tensor_named", name=tensor.name, kind=kind) if tensor.name else kind
-    if tensor.device != "cpu":
-        said = canvas.word("tensor_on", tensor=said, device=tensor.device)
-    if tensor.op and tensor.operand:
-        return canvas.word("tensor_kept_as", tensor=said, op=tensor.op, operand=tensor.operand)
-    if tensor.op:
-        return canvas.word("tensor_kept", tensor=said, op=tensor.op)
-    return said
-
-
-def _gradient(gradient: Gradient, silent: bool, canvas: Canvas) -> str | None:
-    if gradient.status == "wrong":
-        if gradient.relative_error is not None:
-            return canvas.word("gradient_wrong_by", error=gradient.relative_error)
-        return canvas.word("gradient_wrong")
-    if gradient.status == "right":
-        return canvas.word("gradient_right")
-    return canvas.word("gradient_silent") if silent else None
-
-
 def _draw_summary(report: Report, canvas: Canvas) -> Iterator[Text]:
     if report.seen.blind_spots:
         yield from canvas.paragraph(("", ""), canvas.word("blind_spots"), "bold")
@@ -155,10 +134,5 @@ def _draw_summary(report: Report, canvas: Canvas) -> Iterator[Text]:
         found.append(canvas.word("notes", count=notes))
     style = SEVERITY_STYLE["error"] if errors else SEVERITY_STYLE["warning"] if warnings else "bold"
     comma = canvas.word("comma")
-    body = canvas.word("summary", found=comma.join(found), watched=_watched(report.seen, canvas))
+    body = canvas.word("summary", found=comma.join(found), watched=describe_watched(report.seen, canvas))
     yield from canvas.paragraph((canvas.head("gradsan"), style), body)
-
-
-def _watched(seen: Seen, canvas: Canvas) -> str:
-    counts = {"saves": seen.saves, "writes": seen.writes, "backwards": seen.backwards, "steps": seen.steps}
-    return canvas.word("comma").join(canvas.word(name, count=count) for name, count in counts.items())

@@ -26,7 +26,7 @@ _recorded: ContextVar[Mapping[tuple[str, int], str]] = ContextVar("recorded", de
 
 @contextmanager
 def recorded_lines(lines: Mapping[tuple[str, int], str]) -> Iterator[None]:
-    """Meanwhile ``source_line`` answers from ``lines``, by (file, line), where they have it, whatever the file is now."""
+    """Meanwhile ``source_line`` answers from ``lines``, by (file, line), whatever the file holds by now."""
     token = _recorded.set(lines)
     try:
         yield

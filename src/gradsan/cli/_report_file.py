@@ -1,4 +1,4 @@
-"""The file that receives the report as JSON: checked before the program runs, written in one move when it has ended."""
+"""A file that receives the report: checked before the program runs, written in one move when it has ended."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gradsan.model import Message
 from gradsan.options import OptionsError
 
 
-class JsonFile:
+class ReportFile:
     """A file to be written later, wherever the program may have gone by then."""
 
     def __init__(self, path: str, directory: Path | None) -> None:

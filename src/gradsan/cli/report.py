@@ -1,0 +1,100 @@
+"""``gradsan report``: reports read from JSON files, merged, and shown in another form."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from gradsan.cli._report_file import ReportFile
+from gradsan.cli._reporting import wants_color, width_of
+from gradsan.cli._sentences import complain
+from gradsan.model import Message
+from gradsan.present import RENDERERS, needs_ascii, render_terminal
+from gradsan.present.merge import merged
+from gradsan.present.read_json import ReadError, Recorded, read_report
+from gradsan.source.lines import recorded_lines
+from gradsan.text import Language, choose_language, say
+
+_WRONG_USAGE = 2
+_FORMATS = ("text", *sorted(RENDERERS))
+
+
+def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+    """Add ``report`` to the commands of ``gradsan``; its ``handler`` is :func:`run`."""
+    language = choose_language("auto", os.environ)
+
+    def words(key: str) -> str:
+        return say(Message(f"report.{key}"), language).replace("%", "%%")
+
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "report", help=words("summary"), description=words("summary")
+    )
+    parser.add_argument("files", nargs="+", metavar=words("value_files"), help=words("files"))
+    forms = parser.add_mutually_exclusive_group()
+    for name in _FORMATS:
+        forms.add_argument(f"--{name}", dest="form", action="store_const", const=name, help=words(f"format_{name}"))
+    parser.add_argument("-o", "--output", metavar=words("value_files"), help=words("output"))
+    parser.add_argument("--lang", choices=("en", "zh", "auto"), default="auto", help=words("lang"))
+    parser.add_argument("--color", choices=("auto", "always", "never"), default="auto", help=words("color"))
+    parser.add_argument("--stacks", action="store_true", help=words("stacks"))
+    parser.set_defaults(handler=run, form="text")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show what ``args`` names; 0, or 2 where a file cannot be read or written.
+
+    Raises:
+        OptionsError: where the output file cannot be written.
+    """
+    language = choose_language(args.lang, os.environ)
+    target = None if args.output is None else ReportFile(args.output, Path.cwd())
+    try:
+        recorded = {name: read_report(Path(name)) for name in dict.fromkeys(args.files)}
+    except ReadError as problem:
+        complain(problem.message, language)
+        return _WRONG_USAGE
+    text = _rendered(recorded, args, language)
+    if target is None:
+        _print(text)
+        return 0
+    problem_of_file = target.write(text)
+    if problem_of_file is not None:
+        complain(problem_of_file, language)
+        return _WRONG_USAGE
+    return 0
+
+
+def _rendered(recorded: dict[str, Recorded], args: argparse.Namespace, language: Language) -> str:
+    report = merged([(name, one.report) for name, one in recorded.items()])
+    # Files are named in the reports as they were seen where the programs ran: nothing is made relative once more.
+    lines = {place: line for one in reversed(recorded.values()) for place, line in one.lines.items()}
+    with recorded_lines(lines):
+        if args.form != "text":
+            return RENDERERS[args.form](report, language=language)
+        stream = sys.stdout if args.output is None else None
+        return render_terminal(
+            report,
+            language=language,
+            color=wants_color(args.color, stream, os.environ),
+            width=width_of(stream),
+            stacks=args.stacks,
+            ascii=stream is not None and needs_ascii(stream.encoding),
+        )
+
+
+def _print(text: str) -> None:
+    """Write ``text`` on the standard output, with escapes for what that cannot encode; its reader may be gone."""
+    stream = sys.stdout
+    if stream is None:
+        return
+    encoding = stream.encoding or "utf-8"
+    try:
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+    except BrokenPipeError:
+        # The interpreter flushes once more when it ends; give it a place that takes the rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -1,0 +1,136 @@
+"""One diagnosis as a section of the page."""
+
+from __future__ import annotations
+
+from gradsan.model import Diagnosis, Fix
+from gradsan.present._canvas import Canvas
+from gradsan.present._describe import describe_gradient, describe_tensor
+from gradsan.present._diff import diff_of
+from gradsan.present._fixes import standing_of
+from gradsan.present._marks import Mark, marks_of
+from gradsan.present._places import location, shown_stack
+from gradsan.present.html._history import timeline, versions, way
+from gradsan.present.html._markup import Html, join, tag
+from gradsan.present.html._snippet import badge, snippets
+from gradsan.present.html._words import html_word
+from gradsan.source.lines import source_line
+
+_DIFF_CLASS = {"+": "added", "-": "removed", "@": "hunk"}
+
+
+def finding(diagnosis: Diagnosis, key: str, canvas: Canvas) -> Html:
+    """Return the whole of a diagnosis; ``key`` is its id on the page."""
+    marks = marks_of(diagnosis, canvas)
+    parts = (
+        ("where", snippets(marks, key, canvas) if marks else None),
+        ("why", _why(diagnosis, canvas)),
+        ("what_to_change", _fixes(diagnosis, canvas)),
+        ("graph", way(diagnosis, canvas)),
+        ("versions", versions(diagnosis, canvas)),
+        ("timeline", timeline(diagnosis, key, canvas)),
+        ("notes", _notes(diagnosis, canvas)),
+        ("stacks", _stacks(marks, canvas)),
+    )
+    sections = [
+        tag("section", tag("h3", html_word(canvas.language, name)), body, class_=f"part-{name.replace('_', '-')}")
+        for name, body in parts
+        if body is not None
+    ]
+    return tag(
+        "article",
+        _head(diagnosis, key, canvas),
+        _chain(marks, key),
+        *sections,
+        id=key,
+        class_=f"finding {diagnosis.severity}",
+        aria_labelledby=f"{key}-title",
+    )
+
+
+def _head(diagnosis: Diagnosis, key: str, canvas: Canvas) -> Html:
+    severity = tag("span", canvas.word(f"severity.{diagnosis.severity}"), class_=f"severity {diagnosis.severity}")
+    silent = tag("span", html_word(canvas.language, "silent"), class_="flag") if diagnosis.silent else None
+    count = None
+    if diagnosis.count > 1:
+        count = tag("span", html_word(canvas.language, "times", count=diagnosis.count), class_="flag")
+    code = tag("code", diagnosis.code, class_="code-name", title=f"gradsan explain {diagnosis.code}")
+    title = tag("h2", tag("bdi", canvas.say(diagnosis.title)), id=f"{key}-title")
+    line = tag("p", severity, code, silent, count, class_="head")
+    tensor = diagnosis.tensor
+    shown = tag("p", tag("bdi", describe_tensor(tensor, canvas)), class_="tensor") if tensor else None
+    return tag("header", line, title, shown)
+
+
+def _chain(marks: list[Mark], key: str) -> Html | None:
+    """The events in their order, each a link to its line."""
+    if not marks:
+        return None
+    items = [
+        tag("li", badge(mark, index, key), tag("span", mark.body, class_="words")) for index, mark in enumerate(marks)
+    ]
+    return tag("ol", *items, class_="chain")
+
+
+def _why(diagnosis: Diagnosis, canvas: Canvas) -> Html:
+    said = [canvas.say(diagnosis.explanation)]
+    if diagnosis.why is not None:
+        said.append(canvas.say(diagnosis.why.text))
+    formula = diagnosis.why.formula if diagnosis.why else None
+    gradient = describe_gradient(diagnosis.gradient, diagnosis.silent, canvas)
+    return join(
+        *(tag("p", words) for words in dict.fromkeys(said)),
+        tag("p", tag("code", formula)) if formula and not any(formula in words for words in said) else None,
+        tag("p", tag("b", canvas.head(canvas.word("gradient"))), gradient) if gradient else None,
+    )
+
+
+def _fixes(diagnosis: Diagnosis, canvas: Canvas) -> Html | None:
+    if not diagnosis.fixes:
+        return None
+    return tag("ol", *(_fix(fix, canvas) for fix in diagnosis.fixes), class_="fixes")
+
+
+def _fix(fix: Fix, canvas: Canvas) -> Html:
+    standing = standing_of(fix, canvas)
+    tried = fix.verification.status
+    status = tag("span", html_word(canvas.language, f"tried_{tried}"), class_=f"flag {tried}")
+    diff = diff_of(fix, canvas.cwd).rstrip("\n")
+    rows = [tag("span", row + "\n", class_=_class_of(row)) for row in diff.split("\n")] if diff else []
+    return tag(
+        "li",
+        tag("p", tag("b", canvas.say(fix.summary)), " ", status if rows else None),
+        tag("pre", tag("code", *rows), class_="diff", tabindex=0) if rows else None,
+        tag("p", standing, class_="quiet") if standing else None,
+    )
+
+
+def _class_of(row: str) -> str | None:
+    return "hunk" if row.startswith(("--- ", "+++ ")) else _DIFF_CLASS.get(row[:1])
+
+
+def _notes(diagnosis: Diagnosis, canvas: Canvas) -> Html | None:
+    said = [tag("li", canvas.say(note)) for note in diagnosis.notes]
+    if diagnosis.sources:
+        files = [tag("li", tag("bdi", source)) for source in diagnosis.sources]
+        summary = tag("summary", html_word(canvas.language, "sources", count=len(files)))
+        said.append(tag("li", tag("details", summary, tag("ul", *files))))
+    return tag("ul", *said) if said else None
+
+
+def _stacks(marks: list[Mark], canvas: Canvas) -> Html | None:
+    folded = [stack for stack in (_stack(mark, canvas) for mark in marks) if stack is not None]
+    return join(*folded) if folded else None
+
+
+def _stack(mark: Mark, canvas: Canvas) -> Html | None:
+    frames = shown_stack(mark.label.site)
+    if not frames:
+        return None
+    items = []
+    for frame in frames:
+        source = (source_line(frame.file, frame.line) or "").strip()
+        place = canvas.word("frame", place=location(frame, canvas.cwd), function=frame.function)
+        code = tag("code", source) if source else None
+        items.append(tag("li", tag("bdi", place), code, class_="user" if frame.is_user else "library quiet"))
+    summary = tag("summary", canvas.word("stack_of", label=mark.name))
+    return tag("details", summary, tag("ol", *items), class_="stack")

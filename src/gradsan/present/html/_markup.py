@@ -1,0 +1,63 @@
+"""HTML that cannot be broken by what stands in it: text is escaped unless it was made here."""
+
+from __future__ import annotations
+
+import html
+import json
+import unicodedata
+from typing import Any
+
+_DIRECTION = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+class Html(str):
+    """Markup. Only :func:`tag`, :func:`join` and :func:`escaped` make it."""
+
+    __slots__ = ()
+
+
+def tag(name: str, *children: object, **attributes: object) -> Html:
+    """Return an element. Children that are no Html are escaped, None is left out.
+
+    Attributes are escaped; ``class_`` and ``for_`` lose their underscore, others become dashes; True stands alone, and
+    False and None leave the attribute out.
+    """
+    said = "".join(_attribute(key, value) for key, value in attributes.items())
+    if name in ("meta", "br", "hr"):
+        return Html(f"<{name}{said}>")
+    return Html(f"<{name}{said}>{join(*children)}</{name}>")
+
+
+def join(*parts: object) -> Html:
+    """Return parts one after the other, escaped where they are no Html; None is left out."""
+    return Html("".join(part if isinstance(part, Html) else escaped(part) for part in parts if part is not None))
+
+
+def escaped(text: object) -> Html:
+    """Return text as markup, with control and direction characters made visible: no code looks like other code."""
+    return Html(html.escape("".join(map(_visible, str(text))), quote=True))
+
+
+def data_block(name: str, data: Any) -> Html:
+    """Return data for the script as JSON in a block that no content can end."""
+    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    safe = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return Html(f'<script type="application/json" id="{html.escape(name, quote=True)}">{safe}</script>')
+
+
+def _attribute(key: str, value: object) -> str:
+    if value is None or value is False:
+        return ""
+    name = key.rstrip("_").replace("_", "-")
+    return f" {name}" if value is True else f' {name}="{escaped(value)}"'
+
+
+def _visible(character: str) -> str:
+    code = ord(character)
+    if character in "\n\t" or 0x20 <= code < 0x7F:
+        return character
+    if code < 0x20:
+        return chr(0x2400 + code)
+    if character in _DIRECTION or unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp"):
+        return f"⟨U+{code:04X}⟩"
+    return character

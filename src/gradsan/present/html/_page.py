@@ -1,0 +1,122 @@
+"""The page: its frame, its policy (nothing is loaded from anywhere), and what stands in it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import shlex
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from gradsan.model import Report
+from gradsan.present._canvas import Canvas
+from gradsan.present._describe import describe_watched
+from gradsan.present._glyphs import UNICODE
+from gradsan.present._places import working_directory
+from gradsan.present.html._finding import finding
+from gradsan.present.html._history import KINDS, events_data
+from gradsan.present.html._markup import Html, data_block, escaped, join, tag
+from gradsan.present.html._words import html_word, script_words
+
+_WIDTH = 100
+_DIGITS = 2
+
+
+def render_html(report: Report, *, language: str, cwd: Path | None = None) -> str:
+    """Return a report as one HTML file without any outside resource; equal reports give equal text.
+
+    Source files are read where :mod:`linecache` finds them, and shown relative to ``cwd`` (default: the process's own).
+    """
+    # The parts shared with the terminal report ask for a width; what they say here is not wrapped by it.
+    canvas = Canvas(language, _WIDTH, _DIGITS, UNICODE, working_directory(cwd))
+    style, script = _asset("page.css"), _asset("page.js")
+    keys = [f"finding-{number}" for number in range(1, len(report.diagnoses) + 1)]
+    return Template(_asset("page.html")).substitute(
+        language=escaped({"zh": "zh-Hans"}.get(language, language)),
+        style_hash=_hash(style),
+        script_hash=_hash(script),
+        style=style,
+        script=script,
+        title=escaped(_title(report, canvas)),
+        skip=escaped(html_word(language, "skip")),
+        theme=escaped(html_word(language, "theme")),
+        header=_header(report, canvas),
+        contents=_contents(report, keys, canvas),
+        main=_main(report, keys, canvas),
+        footer=escaped(html_word(language, "made_by", gradsan=report.gradsan)),
+        data=_data(report, keys, canvas),
+    )
+
+
+def _title(report: Report, canvas: Canvas) -> str:
+    program = Path(report.program.argv[0]).name if report.program.argv else "gradsan"
+    return html_word(canvas.language, "title", program=program)
+
+
+def _header(report: Report, canvas: Canvas) -> Html:
+    program, language = report.program, canvas.language
+    counts = dict.fromkeys(("error", "warning", "note"), 0)
+    for diagnosis in report.diagnoses:
+        counts[diagnosis.severity] += 1
+    found = [
+        tag("span", canvas.word(f"{severity}s", count=count), class_=f"severity {severity}")
+        for severity, count in counts.items()
+        if count
+    ]
+    command = tag("p", tag("code", tag("bdi", shlex.join(program.argv))), class_="command") if program.argv else None
+    ended = None
+    if program.exception is not None:
+        kind, words = program.exception
+        summary = tag("summary", html_word(language, "ended_by", kind=kind))
+        ended = tag("details", summary, tag("pre", words), class_="exception")
+    versions = html_word(language, "versions_of", torch=report.torch or "–", python=report.python)
+    return join(
+        tag("h1", _title(report, canvas)),
+        command,
+        tag("p", *found, class_="counts") if found else tag("p", html_word(language, "nothing_found"), class_="counts"),
+        tag("p", describe_watched(report.seen, canvas), class_="quiet"),
+        tag("p", versions, class_="quiet"),
+        ended,
+    )
+
+
+def _contents(report: Report, keys: list[str], canvas: Canvas) -> Html | None:
+    if len(keys) < 2:
+        return Html("")
+    links = [
+        tag("li", tag("a", tag("code", diagnosis.code), " ", canvas.say(diagnosis.title), href=f"#{key}"))
+        for key, diagnosis in zip(keys, report.diagnoses, strict=True)
+    ]
+    name = html_word(canvas.language, "contents")
+    return tag("nav", tag("h2", name), tag("ol", *links), aria_label=name)
+
+
+def _main(report: Report, keys: list[str], canvas: Canvas) -> Html:
+    findings = [finding(diagnosis, key, canvas) for key, diagnosis in zip(keys, report.diagnoses, strict=True)]
+    spots = [tag("li", canvas.say(spot)) for spot in report.seen.blind_spots]
+    blind = None
+    if spots:
+        heading = tag("h2", html_word(canvas.language, "not_seen"), id="not-seen")
+        blind = tag("section", heading, tag("ul", *spots), class_="blind", aria_labelledby="not-seen")
+    return join(*findings, blind)
+
+
+def _data(report: Report, keys: list[str], canvas: Canvas) -> Html:
+    events = {
+        key: events_data(diagnosis, canvas)
+        for key, diagnosis in zip(keys, report.diagnoses, strict=True)
+        if diagnosis.events
+    }
+    data = {"kinds": KINDS, "words": script_words(canvas.language), "events": events}
+    return data_block("gradsan-data", data)
+
+
+@cache
+def _asset(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")

@@ -1,0 +1,105 @@
+"""Source lines with numbered marks, and below each line what happened at it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from gradsan.present._canvas import Canvas
+from gradsan.present._marks import Mark
+from gradsan.present._places import shown_path
+from gradsan.present.html._markup import Html, escaped, join, tag
+from gradsan.source.lines import source_line
+
+_AROUND = 2
+_MARKED_LINES_SHOWN = 12
+
+
+def snippets(marks: Sequence[Mark], key: str, canvas: Canvas) -> Html:
+    """One listing per file, in the order in which the files come up; ``key`` makes the ids of a diagnosis its own."""
+    files = dict.fromkeys(mark.label.frame.file for mark in marks)
+    return join(*(_listing(file, marks, key, canvas) for file in files))
+
+
+def mark_id(key: str, index: int) -> str:
+    """The id of what is said of the mark with this index."""
+    return f"{key}-mark-{index}"
+
+
+def badge(mark: Mark, index: int, key: str) -> Html:
+    """The number of a mark, which leads to its words."""
+    shown = mark.heading.strip().rstrip(".") or "•"
+    where = f"#{mark_id(key, index)}"
+    return tag("a", shown, class_=f"badge {mark.label.role}", href=where, aria_label=mark.name)
+
+
+def _listing(file: str, marks: Sequence[Mark], key: str, canvas: Canvas) -> Html:
+    here = [(index, mark) for index, mark in enumerate(marks) if mark.label.frame.file == file]
+    numbers = sorted({number for _, mark in here for number in _numbers(mark)})
+    rows: list[Html] = []
+    before: int | None = None
+    for number in numbers:
+        line = source_line(file, number)
+        said = [(index, mark) for index, mark in here if mark.label.frame.line == number]
+        if line is None and not said:
+            continue
+        if before is not None and number > before + 1:
+            rows.append(tag("div", "⋯", class_="skipped", aria_hidden="true"))
+        before = number
+        code = tag("span", canvas.word("no_source"), class_="quiet") if line is None else _code(line, number, here, key)
+        is_marked = "line marked" if said else "line"
+        rows.append(tag("div", tag("span", number, class_="number"), tag("code", code), class_=is_marked))
+        rows += [_words(mark, index, key, canvas) for index, mark in said]
+    path = shown_path(file, canvas.cwd)
+    return tag("figure", tag("figcaption", tag("bdi", path)), tag("div", *rows, class_="code"), class_="listing")
+
+
+def _numbers(mark: Mark) -> Iterable[int]:
+    frame = mark.label.frame
+    end = max(mark.span.end_line if mark.span else frame.line, frame.line)
+    return range(max(frame.line - _AROUND, 1), min(end, frame.line + _MARKED_LINES_SHOWN) + _AROUND + 1)
+
+
+def _code(line: str, number: int, marks: Sequence[tuple[int, Mark]], key: str) -> Html:
+    """A line, cut where a mark begins or ends; a piece carries the roles of all marks over it."""
+    spans = [(index, mark, *_cells(mark, number, line)) for index, mark in marks if _covers(mark, number)]
+    cuts = sorted({0, len(line), *(cut for _, _, start, end in spans for cut in (start, end))})
+    pieces: list[Html] = []
+    for start, end in pairwise(cuts):
+        begun = [badge(mark, index, key) for index, mark, first, _ in spans if first == start and _begins(mark, number)]
+        over = [mark for _, mark, first, last in spans if first <= start and end <= last]
+        text = escaped(line[start:end])
+        if over:
+            roles = dict.fromkeys(mark.label.role for mark in over)
+            primary = " primary" if any(mark.is_primary for mark in over) else ""
+            text = tag("mark", text, class_=f"{' '.join(roles)}{primary}")
+        pieces += [*begun, text]
+    return join(*pieces)
+
+
+def _covers(mark: Mark, number: int) -> bool:
+    return mark.span is not None and mark.span.line <= number <= mark.span.end_line
+
+
+def _begins(mark: Mark, number: int) -> bool:
+    return mark.span is not None and mark.span.line == number
+
+
+def _cells(mark: Mark, number: int, line: str) -> tuple[int, int]:
+    span = mark.span
+    assert span is not None
+    start = span.start if span.line == number else len(line) - len(line.lstrip())
+    end = span.end if span.end_line == number else len(line.rstrip())
+    start = min(max(start, 0), len(line))
+    return start, min(max(end, start), len(line))
+
+
+def _words(mark: Mark, index: int, key: str, canvas: Canvas) -> Html:
+    number = mark.heading.strip().rstrip(".") or "•"
+    callers = tag("span", mark.callers, class_="quiet callers") if mark.callers else None
+    function = tag("span", mark.label.frame.function, class_="quiet function")
+    head = tag("span", number, class_=f"badge {mark.label.role}", aria_hidden="true")
+    said = tag("span", mark.body, class_="words")
+    return tag(
+        "div", head, said, function, callers, id=mark_id(key, index), class_=f"said {mark.label.role}", tabindex=-1
+    )
