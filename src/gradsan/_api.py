@@ -51,6 +51,8 @@ class watch:  # noqa: N801 - used as a function: ``with gradsan.watch():``
     ) -> None:
         """End watching; an error that a conflict explains gets the short diagnosis as a note."""
         session = self._sessions.pop()
+        if error is not None:
+            session.meet(error)
         session.stop()
         self._error = error
         if error is not None:

@@ -41,6 +41,11 @@ class Session:
         self._since = self._recorder.mark()
         self._recorder.start()
 
+    def meet(self, error: BaseException) -> None:
+        """Look at an exception that has ended the program or is leaving the watched block; nothing where not on."""
+        if self._recorder is not None and self.is_on:
+            self._recorder.meet(error)
+
     def stop(self) -> None:
         """End watching; torch is as it was before."""
         if self._recorder is None or self._evidence is not None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from gradsan.capture import _core, autopsy, conflicts, saves, writes
+from gradsan.capture import _core, _torch, autopsy, conflicts, failures, saves, writes
 from gradsan.capture.backwards import Backwards
 from gradsan.capture.patches import Patches
 from gradsan.capture.steps import Steps, read_backward
@@ -18,6 +18,7 @@ from gradsan.model import Conflict, Evidence, Failure, Message, Seen
 
 _CONFLICTS_KEPT = 1_000
 _SEEN = "_gradsan_seen"
+_MET = "_gradsan_met"
 
 
 BeforeBackward = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
@@ -165,14 +166,43 @@ class Recorder:
         self.blind_spots.setdefault(f"{message.key} {message.values}", message)
 
     def _on_failure(self, entry: Any, error: BaseException) -> None:
-        """A backward has ended with an exception; if it is the version check's, find out what lies behind it."""
-        if not autopsy.is_version_error(error) or getattr(error, _SEEN, False):
+        """A backward has ended with an exception; find out what lies behind it while graph and variables are there."""
+        if getattr(error, _SEEN, False):
+            return
+        if not autopsy.is_version_error(error):
+            self.guard(partial(self._look_at, error, entry))
             return
         # One failure passes several engine calls where a backward runs inside another (checkpointing).
         with contextlib.suppress(AttributeError):
             setattr(error, _SEEN, True)
         backward = read_backward(entry)
         self._keep(lambda: conflicts.of_failure(self.core, self.steps, backward, error))
+
+    def _look_at(self, error: BaseException, entry: Any) -> None:
+        backward = read_backward(entry)
+        inputs = _torch.engine_inputs(error, backward.outputs)
+        failure = failures.of_exception(
+            self.core, self.steps, error, backwards=self.backwards, backward=backward, inputs=inputs
+        )
+        if failure is not None:
+            failures.keep_on(error, failure)
+
+    def meet(self, error: BaseException) -> None:
+        """An exception has ended the program, or has left a watched block; remember the Failure that it is, if any.
+
+        The version check's own errors are Conflicts, and were met when their backward failed.
+        """
+        if len(self.failures) < _CONFLICTS_KEPT:
+            self.guard(partial(self._meet, error))
+
+    def _meet(self, error: BaseException) -> None:
+        if autopsy.is_version_error(error) or getattr(error, _MET, None) is self:
+            return
+        failure = failures.of_exception(self.core, self.steps, error, backwards=self.backwards)
+        if failure is not None:
+            self.failures.append(failure)
+            with contextlib.suppress(AttributeError, TypeError):
+                setattr(error, _MET, self)
 
     def _on_hooked_stale(self, save: Any, alias: Any) -> None:
         self._keep(lambda: conflicts.under_hooks(self.core, self.steps, save, alias))

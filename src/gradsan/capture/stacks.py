@@ -9,7 +9,7 @@ import site as _site
 import sys
 import sysconfig
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 from gradsan.model import Frame, Site
@@ -69,6 +69,31 @@ def symbolise(stack: Any) -> Site:
         if not is_own_file(code.co_filename) and code.co_filename != "<frozen runpy>":
             frames.append(_frame(code, lasti))
     return Site(tuple(reversed(frames)))
+
+
+def of_traceback(trace: TracebackType | None) -> tuple[Site, tuple[FrameType, ...], FrameType | None]:
+    """The stack at which an exception was raised: its Site, its frames (outermost first), and the user frame of both.
+
+    What called the function that the exception has reached is part of it. Without gradsan's own frames, as above.
+    """
+    places: list[tuple[FrameType, int]] = []
+    outer = None if trace is None else trace.tb_frame.f_back
+    while outer is not None and not outer.f_code.co_filename.startswith(_COMMAND_LINE):
+        places.insert(0, (outer, outer.f_lasti))
+        outer = outer.f_back
+    while trace is not None:
+        places.append((trace.tb_frame, trace.tb_lasti))
+        trace = trace.tb_next
+    kept = [
+        (frame, lasti)
+        for frame, lasti in places
+        if not is_own_file(frame.f_code.co_filename) and frame.f_code.co_filename != "<frozen runpy>"
+    ]
+    site = Site(tuple(_frame(frame.f_code, lasti) for frame, lasti in kept))
+    own = next(
+        (frame for (frame, _), shown in reversed(list(zip(kept, site.frames, strict=True))) if shown.is_user), None
+    )
+    return site, tuple(frame for frame, _ in kept), own
 
 
 def file_of(code: CodeType) -> str:

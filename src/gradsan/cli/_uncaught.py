@@ -9,6 +9,7 @@ import contextlib
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -16,10 +17,20 @@ from gradsan.cli._sentences import write_to_stderr
 
 _OWN_FILES = str(Path(__file__).resolve().parent.parent)
 _IMPORT_MACHINERY = "<frozen importlib"
+_listeners: list[Callable[[BaseException], None]] = []
+
+
+def call_when_uncaught(listener: Callable[[BaseException], None]) -> None:
+    """Have ``listener`` told of every exception that ends the program or a thread, before it is shown.
+
+    It must not raise.
+    """
+    _listeners.append(listener)
 
 
 def show_uncaught(failure: BaseException) -> int:
     """Hand ``failure``, without gradsan's frames, to ``sys.excepthook``; the exit status that python would end with."""
+    _tell(failure)
     remove_own_frames(failure)
     trace = failure.__traceback__
     sys.last_type, sys.last_value, sys.last_traceback = type(failure), failure, trace
@@ -62,6 +73,7 @@ def clean_tracebacks_of_threads() -> None:
     def show_cleaned(args: threading.ExceptHookArgs) -> None:
         failure = args.exc_value
         if failure is not None:
+            _tell(failure)
             remove_own_frames(failure)
             args = threading.ExceptHookArgs((args.exc_type, failure, failure.__traceback__, args.thread))
         show(args)
@@ -81,6 +93,11 @@ def wait_for_threads() -> None:
         lines = "".join(traceback.format_tb(failure.__traceback__))
         words = f"{type(failure).__name__}: {failure}"
         write_to_stderr(f"Exception ignored in: {threading!r}\nTraceback (most recent call last):\n{lines}{words}\n")
+
+
+def _tell(failure: BaseException) -> None:
+    for listener in _listeners:
+        listener(failure)
 
 
 def remove_own_frames(failure: BaseException) -> None:

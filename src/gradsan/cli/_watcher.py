@@ -43,6 +43,16 @@ class Watcher:
             self.stop()
             self._session = None
 
+    def meet(self, error: BaseException) -> None:
+        """Have the session look at an exception that nobody caught."""
+        meet = getattr(self._session, "meet", None)
+        if meet is None:
+            return
+        try:
+            meet(error)
+        except Exception as failure:
+            self._keep("report", failure)
+
     def stop(self) -> None:
         """Stop the session, if there is one."""
         if self._session is None:

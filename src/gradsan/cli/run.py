@@ -15,7 +15,7 @@ from gradsan.cli._report_file import ReportFile
 from gradsan.cli._reporting import Presentation, own_surroundings, present
 from gradsan.cli._sentences import complain
 from gradsan.cli._torch_import import call_after_torch_import, torch_is_installed
-from gradsan.cli._uncaught import clean_tracebacks_of_threads, wait_for_threads
+from gradsan.cli._uncaught import call_when_uncaught, clean_tracebacks_of_threads, wait_for_threads
 from gradsan.cli._watcher import Session, Watcher
 from gradsan.model import Message, Program, Report
 from gradsan.options import REPORT_FILES, Options, OptionsError, read_options
@@ -90,6 +90,7 @@ def execute(target: Target, options: Options, directory: Path | None, open_sessi
     process = os.getpid()
     argv = tuple(sys.argv)
     call_after_torch_import(watcher.start)
+    call_when_uncaught(watcher.meet)
     clean_tracebacks_of_threads()
     ending = perform(launch, main)
     if ending.exception is None:

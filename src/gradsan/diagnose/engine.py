@@ -1,9 +1,13 @@
-"""Evidence → Diagnosis: every conflict goes to the first cause that recognises it; equal findings are counted."""
+"""Evidence → Diagnosis: every conflict goes to the first cause that recognises it, every failure to its row's causes.
+
+Equal findings are counted.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from gradsan.diagnose import failures
 from gradsan.diagnose.causes import CAUSES
 from gradsan.diagnose.facts import examine
 from gradsan.diagnose.history import events_of, joined, way_of
@@ -11,10 +15,11 @@ from gradsan.model import Conflict, Diagnosis, Evidence
 
 
 def diagnose(evidence: Evidence) -> tuple[Diagnosis, ...]:
-    """The diagnoses of everything captured, in the order in which it happened."""
+    """The diagnoses of everything captured: conflicts in the order in which they happened, then failures."""
     found: dict[object, Diagnosis] = {}
-    for conflict in evidence.conflicts:
-        diagnosis = _explain(conflict)
+    explained = [_explain(conflict) for conflict in evidence.conflicts]
+    explained += [known for failure in evidence.failures if (known := failures.explain(failure)) is not None]
+    for diagnosis in explained:
         key = _identity(diagnosis)
         known = found.get(key)
         if known is not None:

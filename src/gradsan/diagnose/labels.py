@@ -69,7 +69,7 @@ def written(facts: Facts, writes: Iterable[Write]) -> tuple[Label, ...]:
         if first.kind == "step":
             message = Message("label.written.step", {"optimizer": first.optimizer, "name": facts.name})
         else:
-            message = Message("label.written.op", {"name": facts.name, "op": ", ".join(_as_written(ops))})
+            message = Message("label.written.op", {"name": facts.name, "op": ", ".join(as_written(ops))})
         times = max(ops.values())
         if times > 1:
             message = Message("label.counted", {"what": message, "count": times})
@@ -77,7 +77,7 @@ def written(facts: Facts, writes: Iterable[Write]) -> tuple[Label, ...]:
     return tuple(labels)
 
 
-def _as_written(ops: Iterable[str]) -> list[str]:
+def as_written(ops: Iterable[str]) -> list[str]:
     """Python's special methods as one writes them. ``x[i] += y`` ends with an assignment, which goes without saying."""
     shown = [_OPERATORS.get(op, op) for op in ops]
     return [op for op in shown if op != _ASSIGNMENT or not any(other in _AUGMENTED.values() for other in shown)]

@@ -24,13 +24,16 @@ from gradsan.source.rounds import (
 from gradsan.source.shapes import Shape
 from gradsan.source.suggest import clone_at_save, clone_before, detach_at, drop_keyword, has_keyword, inplace_false
 from gradsan.source.targets import called_expression, operand_expressions, written_expression
+from gradsan.source.writing import Made, Written, definition_of, reads_gradient, under_no_grad, writing_at
 
 __all__ = [
     "Carried",
     "Change",
     "Expression",
+    "Made",
     "Shape",
     "Statement",
+    "Written",
     "alias_of",
     "apply_change",
     "assigned_names",
@@ -41,6 +44,7 @@ __all__ = [
     "clone_at_save",
     "clone_before",
     "consumed_names",
+    "definition_of",
     "detach_after",
     "detach_after_round",
     "detach_at",
@@ -57,10 +61,13 @@ __all__ = [
     "is_read_between",
     "operand_expressions",
     "out_of_place",
+    "reads_gradient",
     "shape_bound_at",
     "source_line",
     "source_lines",
     "statement_at",
     "statements_at",
+    "under_no_grad",
+    "writing_at",
     "written_expression",
 ]

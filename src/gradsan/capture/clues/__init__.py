@@ -1,0 +1,23 @@
+"""What is found out about a failure, one file a topic.
+
+A topic is a module with ``ROWS``, the slugs of the catalogue's rows it serves, and ``gather(context)``, which gives the
+clues of a :class:`gradsan.capture.failures.Context` and names their roles in its docstring. It is registered in
+``_TOPICS``. A clue holds no tensor and no frame; what it says is decided here, what it means in ``diagnose/failures``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gradsan.capture.clues import written
+from gradsan.model import Clue
+
+if TYPE_CHECKING:
+    from gradsan.capture.failures import Context
+
+_TOPICS = (written,)
+
+
+def gather(context: Context) -> tuple[Clue, ...]:
+    """The clues of every topic that serves the row; empty where none does."""
+    return tuple(clue for topic in _TOPICS if context.row in topic.ROWS for clue in topic.gather(context))

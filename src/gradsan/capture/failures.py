@@ -1,0 +1,80 @@
+"""An exception of autograd's other than the version check's, turned into plain data while its frames are still there.
+
+The way: :func:`of_exception` recognises the message in the catalogue, reads the stack off the traceback, and asks the
+topic in ``capture/clues`` that serves the row. What comes out holds no tensor and no frame. An error of a backward is
+looked at where it leaves the engine, when graph and variables are as they were; the Failure then waits on the
+exception until it is known whether the program ends by it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from gradsan.capture import clues
+from gradsan.capture.stacks import of_traceback
+from gradsan.capture.steps import BackwardRecord
+from gradsan.catalogue import recognise
+from gradsan.model import Failure, Site
+
+_WAITING = "_gradsan_failure"
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a topic of clues may look at; it lives only while they are gathered.
+
+    ``site`` is where the error was raised, ``frames`` the frames of that stack, innermost last, with their variables;
+    ``frame`` is the one of the user frame (None where the stack has none). ``values`` are the groups of the row's
+    pattern. ``backward`` is the call that failed, ``inputs`` the leaves it was asked for; None and empty for an error
+    raised at the statement. ``backwards`` is the recorder's log of earlier backward calls.
+    """
+
+    core: Any
+    steps: Any
+    backwards: Any
+    error: BaseException
+    row: str
+    values: dict[str, str]
+    site: Site
+    frames: tuple[FrameType, ...]
+    frame: FrameType | None
+    backward: BackwardRecord | None = None
+    inputs: tuple[Any, ...] = ()
+
+
+def of_exception(
+    core: Any,
+    steps: Any,
+    error: BaseException,
+    *,
+    backwards: Any = None,
+    backward: BackwardRecord | None = None,
+    inputs: tuple[Any, ...] = (),
+) -> Failure | None:
+    """The Failure that ``error`` is; None for exceptions that the catalogue does not know."""
+    waiting = getattr(error, _WAITING, None)
+    if isinstance(waiting, Failure):
+        return waiting
+    found = recognise([kind.__name__ for kind in type(error).__mro__], str(error))
+    if found is None:
+        return None
+    row, values = found
+    site, frames, frame = of_traceback(error.__traceback__)
+    context = Context(core, steps, backwards, error, row.slug, dict(values), site, frames, frame, backward, inputs)
+    return Failure(
+        row=row.slug,
+        kind=type(error).__name__,
+        message=str(error),
+        site=site,
+        clues=clues.gather(context),
+        values=values,
+    )
+
+
+def keep_on(error: BaseException, failure: Failure) -> None:
+    """Let ``failure`` wait on its exception; exceptions that take no attributes are looked at anew later."""
+    with contextlib.suppress(AttributeError, TypeError):
+        setattr(error, _WAITING, failure)

@@ -1,0 +1,63 @@
+"""The value of an expression in a frame, found without running any of the program's code."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+_MISSING = object()
+
+
+def tensor_of(frame: FrameType, text: str) -> Any:
+    """The tensor that ``text`` (``w``, ``self.lin.weight``, ``xs[0]``) is in ``frame``; None where it is none.
+
+    Only names, attributes that objects keep themselves, and elements of Python's own containers are looked up.
+    """
+    try:
+        node = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError):
+        return None
+    value = _value(node, frame)
+    return value if torch.is_tensor(value) else None
+
+
+def _value(node: ast.expr, frame: FrameType) -> Any:
+    if isinstance(node, ast.Name):
+        local = frame.f_locals
+        return local[node.id] if node.id in local else frame.f_globals.get(node.id, _MISSING)
+    if isinstance(node, ast.Attribute):
+        return _attribute(_value(node.value, frame), node.attr)
+    if isinstance(node, ast.Subscript):
+        key = _key(node.slice, frame)
+        return _MISSING if key is _MISSING else _element(_value(node.value, frame), key)
+    return _MISSING
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    if isinstance(owner, nn.Module):
+        for kept in (owner._parameters, owner._buffers, owner._modules):
+            if name in kept:
+                return kept[name]
+    variables = getattr(owner, "__dict__", None) if owner is not _MISSING else None
+    return variables.get(name, _MISSING) if isinstance(variables, Mapping) else _MISSING
+
+
+def _key(node: ast.expr, frame: FrameType) -> Any:
+    if isinstance(node, ast.Constant):
+        return node.value
+    found = _value(node, frame) if isinstance(node, ast.Name) else _MISSING
+    return found if isinstance(found, int | str) else _MISSING
+
+
+def _element(owner: Any, key: Any) -> Any:
+    if type(owner) not in (list, tuple, dict):
+        return _MISSING
+    try:
+        return owner[key]
+    except (KeyError, IndexError, TypeError):
+        return _MISSING

@@ -1,0 +1,16 @@
+"""The catalogue: what PyTorch says when autograd cannot go on, by structure and not by version.
+
+Rows lie in the ``*.toml`` files of this folder, one table a row; the file's name is its topic. A row has
+
+* ``raised_as``: the exception's or warning's class (``RuntimeError``, ``UserWarning``); subclasses count too;
+* ``phase``: ``statement`` (raised by the line that is at fault) or ``backward`` (raised later);
+* ``patterns``: regular expressions for the wordings of all PyTorch versions from 2.6 on, searched for in the message;
+  the groups of the one that fits become ``Failure.values``.
+
+It reads no program and imports no torch. ``tests/catalogue`` holds the patterns against messages that the installed
+torch raises and against recorded ones of older versions.
+"""
+
+from gradsan.catalogue._rows import Phase, Row, recognise, rows
+
+__all__ = ["Phase", "Row", "recognise", "rows"]

@@ -1,0 +1,64 @@
+"""GS301: a leaf that requires grad was written in place where autograd records.
+
+What to do depends on what the write is: an update or an initialisation belongs under ``no_grad``; a part of the
+computation makes a new tensor.
+"""
+
+from __future__ import annotations
+
+from gradsan import source
+from gradsan.diagnose import labels as label_room
+from gradsan.diagnose.failures import parts, statements
+from gradsan.model import Diagnosis, Failure, Fix, Message
+
+ROWS = ("leaf_inplace", "leaf_view_inplace", "leaf_marked_dirty")
+CODE = "GS301"
+SLUG = "leaf_written"
+
+_FILLING = frozenset({"fill_", "zero_", "copy_", "normal_", "uniform_", "random_", "__setitem__", "fill_diagonal_"})
+
+
+def match(failure: Failure) -> Diagnosis | None:
+    """Every such failure."""
+    target = parts.clue(failure, "target")
+    name = statements.name_of(target)
+    purpose = _purpose(failure)
+    values = {"name": name, "op": statements.op_shown(target)}
+    known_as = statements.known_as(target)
+    return parts.diagnosis(
+        failure,
+        CODE,
+        SLUG,
+        values=values,
+        explanation=f"explanation.leaf_written_as_{purpose}",
+        labels=(
+            *statements.created(failure, target),
+            *label_room.at("written", failure.site, Message("label.leaf_written", values), op=values["op"]),
+        ),
+        tensor=statements.named_tensor(target),
+        fixes=_fixes(failure, purpose, values),
+        notes=(*known_as, Message("note.data_hides_writes", {"name": name})),
+    )
+
+
+def _purpose(failure: Failure) -> str:
+    """``update``, ``initialisation`` or ``computation``: what the source and the tensor say of the write."""
+    frame, target = failure.site.user_frame, parts.clue(failure, "target")
+    facts = {} if target is None else target.values
+    if facts.get("has_grad") or (frame is not None and source.reads_gradient(frame)):
+        return "update"
+    op = "" if target is None else target.op or ""
+    in_setup = frame is not None and any(word in frame.function.lower() for word in ("init", "reset", "build", "load"))
+    if in_setup or (facts.get("is_parameter") and not facts.get("backwards")) or op in _FILLING:
+        return "initialisation"
+    return "computation"
+
+
+def _fixes(failure: Failure, purpose: str, values: dict[str, object]) -> tuple[Fix, ...]:
+    outside = parts.fix("no_grad", "preserved", values, lines=statements.changed(failure, source.under_no_grad))
+    new = statements.new_tensor(failure, values)
+    if purpose == "update":
+        return (outside, parts.fix("optimizer_step", "preserved", values))
+    if purpose == "initialisation":
+        return (outside, *new)
+    return (*new, outside)

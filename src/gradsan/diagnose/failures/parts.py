@@ -1,0 +1,93 @@
+"""The parts that the diagnosis of a failure is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from gradsan.diagnose import labels as label_room
+from gradsan.diagnose.needs import op_name
+from gradsan.model import (
+    Clue,
+    Diagnosis,
+    Failure,
+    Fix,
+    Gradient,
+    Label,
+    Message,
+    NamedTensor,
+    Role,
+    Severity,
+)
+
+
+def clue(failure: Failure, role: str) -> Clue | None:
+    """The first clue of a role."""
+    return next(iter(clues(failure, role)), None)
+
+
+def clues(failure: Failure, role: str) -> tuple[Clue, ...]:
+    """All clues of a role, in the order in which they were gathered."""
+    return tuple(one for one in failure.clues if one.role == role)
+
+
+def op_of(found: Clue | None) -> str:
+    """The operation of a clue in plain words: ``silu`` of ``SiluBackward0``."""
+    return op_name(found.op) if found is not None and found.op else "?"
+
+
+def label_of(found: Clue | None, role: Role, key: str, values: Mapping[str, Any]) -> tuple[Label, ...]:
+    """A label at a clue's place; none where the clue is missing or has no place."""
+    return () if found is None else label_room.at(role, found.site, Message(key, dict(values)), op=found.op)
+
+
+def fix(
+    kind: str,
+    meaning: Literal["preserved", "changed"],
+    values: Mapping[str, Any],
+    *,
+    lines: tuple[tuple[str, int, str], ...] = (),
+    summary: str | None = None,
+) -> Fix:
+    """A suggestion with the words ``help.<kind>`` (or ``summary``), and with ``…_how`` where the gradients change."""
+    key = summary or f"help.{kind}"
+    return Fix(
+        kind=kind,
+        meaning=meaning,
+        summary=Message(key, dict(values)),
+        how_changed=Message(f"{key}_how", dict(values)) if meaning == "changed" else None,
+        applicability="review" if lines else "manual",
+        lines=lines,
+    )
+
+
+def diagnosis(
+    failure: Failure,
+    code: str,
+    cause: str,
+    *,
+    values: Mapping[str, Any] | None = None,
+    severity: Severity = "error",
+    labels: tuple[Label, ...] = (),
+    tensor: NamedTensor | None = None,
+    fixes: tuple[Fix, ...] = (),
+    notes: tuple[Message, ...] = (),
+    title: str | None = None,
+    explanation: str | None = None,
+) -> Diagnosis:
+    """A diagnosis with the words of ``cause``; ``values`` fill them, beside the groups of the row's pattern."""
+    filled = {**failure.values, **(values or {})}
+    return Diagnosis(
+        code=code,
+        cause=cause,
+        severity=severity,
+        silent=not failure.raised and not failure.message,
+        title=Message(title or f"title.{cause}", filled),
+        explanation=Message(explanation or f"explanation.{cause}", filled),
+        labels=labels,
+        tensor=tensor,
+        gradient=Gradient("raised" if failure.raised else "unknown"),
+        fixes=fixes,
+        notes=notes,
+        count=failure.count,
+    )

@@ -1,0 +1,156 @@
+"""What the statement at a frame writes in place, for errors that stopped it: nobody recorded which operation it was."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gradsan.model import Frame
+from gradsan.source.chains import imported_as, leaf_name
+from gradsan.source.change import Change, Edit, edited
+from gradsan.source.flow import reaching
+from gradsan.source.inplace import augmented_names, is_inplace_name
+from gradsan.source.locate import Expression, expressions_at, statement_at
+from gradsan.source.names import bindings_of
+from gradsan.source.targets import written_target
+from gradsan.source.tree import SourceFile, Span, header_nodes
+
+__all__ = ["Made", "Written", "definition_of", "reads_gradient", "under_no_grad", "writing_at"]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A write that the source shows: ``op`` as PyTorch names it, ``target`` the name that holds the tensor.
+
+    ``expression`` is the written part as it stands there (``p[h : 2 * h]``), equal to ``target`` where it is all of it.
+    """
+
+    op: str
+    target: str
+    expression: str
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """The statement that gave a name its value: where, and the text of the value. ``is_loop`` for a loop's variable."""
+
+    frame: Frame
+    value: str
+    is_loop: bool = False
+
+
+def writing_at(frame: Frame, inner: Sequence[Frame] = ()) -> Written | None:
+    """The in-place operation that ``frame`` was executing; None where there is none, or not one alone.
+
+    ``inner`` are the frames below ``frame``, outermost first.
+    """
+    found: dict[str, Written] = {}
+    for place in expressions_at(frame):
+        for op in _possible_operations(place):
+            target = written_target(place.source, place.node, op, inner)
+            if target is not None:
+                name = place.source.text(target.node)
+                found.setdefault(name, Written(op, name, _written_part(place) or name))
+                break
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
+def reads_gradient(frame: Frame) -> bool:
+    """Whether the statement at ``frame`` reads some ``.grad``, or a name that says it is one: it is an update."""
+    statement = statement_at(frame)
+    if statement is None:
+        return False
+    return any(
+        (isinstance(node, ast.Attribute) and node.attr == "grad")
+        or (isinstance(node, ast.Name) and (node.id in {"g", "lr"} or "grad" in node.id.lower()))
+        for node in header_nodes(statement.node)
+    )
+
+
+def definition_of(frame: Frame, name: str) -> Made | None:
+    """The one statement that gave ``name`` (``x``, ``self.w``) the value it had at ``frame``, in the same function.
+
+    A name that only the module binds is looked for there. None where there are several such statements, or none.
+    """
+    statement = statement_at(frame)
+    if statement is None or isinstance(statement.function, ast.Lambda):
+        return None
+    source = statement.source
+    module = source.module.body
+    body = module if statement.function is None else statement.function.body
+    found = reaching(body, statement.node, lambda _: False).get(name, frozenset())
+    nodes = {definition.statement for definition in found}
+    if not nodes and body is not module:
+        nodes = {node for node in module if any(binding.name == name for binding in bindings_of(node))}
+    if len(nodes) != 1:
+        return None
+    node = next(iter(nodes))
+    return None if node is None else _made(source, node, name, frame)
+
+
+def under_no_grad(frame: Frame) -> Change | None:
+    """The statement at ``frame`` put under ``with torch.no_grad():``; None where it shares its lines with others."""
+    statement = statement_at(frame)
+    if statement is None or hasattr(statement.node, "body"):
+        return None
+    source, span = statement.source, statement.span
+    torch = imported_as(source, "torch")
+    head = source.lines[span.line - 1][: span.column - 1]
+    tail = source.lines[span.end_line - 1][span.end_column - 1 :].strip()
+    if torch is None or head.strip() or (tail and not tail.startswith("#")) or span.line != span.end_line:
+        return None
+    text = source.slice(span)
+    return edited(source, [Edit(span, f"with {torch}.no_grad():\n{head}    {text}")], "no_grad")
+
+
+def _possible_operations(place: Expression) -> list[str]:
+    node = place.node
+    if isinstance(node, ast.AugAssign):
+        return sorted(augmented_names(node.op), key=lambda name: not name.startswith("__"))
+    if isinstance(node, ast.Subscript):
+        return ["__setitem__"]
+    if isinstance(node, ast.Attribute):
+        return ["data"]
+    if isinstance(node, ast.Call):
+        name = leaf_name(node.func) or ""
+        return [name, f"{name}_"] if name and not is_inplace_name(name) else [name]
+    return []
+
+
+def _written_part(place: Expression) -> str | None:
+    node = place.node
+    if isinstance(node, ast.AugAssign):
+        return place.source.text(node.target)
+    if isinstance(node, ast.Subscript):
+        return place.source.text(node)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and is_inplace_name(node.func.attr):
+        return place.source.text(node.func.value)
+    return None
+
+
+def _made(source: SourceFile, node: ast.stmt, name: str, like: Frame) -> Made | None:
+    binding = next((one for one in bindings_of(node) if one.name == name), None)
+    if binding is None:
+        return None
+    is_loop = isinstance(node, ast.For | ast.AsyncFor)
+    value: ast.AST | None = binding.value
+    if isinstance(node, ast.For | ast.AsyncFor):
+        value = node.iter
+    elif value is None:
+        value = getattr(node, "value", None)
+    if value is None:
+        return None
+    # A compound statement's own place would reach over its whole block.
+    place: Span = source.span(value) if is_loop else source.span(node)
+    frame = replace(
+        like,
+        line=place.line,
+        function=like.function
+        if like.function.rsplit(".", 1)[-1] == source.scope_name(node)
+        else source.scope_name(node),
+        column=place.column,
+        end_line=place.end_line,
+        end_column=place.end_column,
+    )
+    return Made(frame, source.text(value), is_loop)
