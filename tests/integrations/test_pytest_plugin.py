@@ -71,7 +71,7 @@ def test_a_silent_conflict_fails_the_test(run):
 def test_a_raised_conflict_is_explained_and_judged_by_the_test(run):
     done = run(RAISED, "--gradsan=watch")
     done.assert_outcomes(passed=1, failed=1)
-    done.stdout.fnmatch_lines(["*RuntimeError*", "*error*GS101*", "*test_raising: GS101 result_overwritten (*:6)"])
+    done.stdout.fnmatch_lines(["*RuntimeError*", "*error*GS101*", "*test_raising: GS101 result_overwritten (*:7)"])
 
 
 def test_a_clean_test_stays_clean(run):
@@ -109,4 +109,4 @@ def test_with_xdist(run):
 
 def test_chinese(run, pytester):
     pytester.makeini("[pytest]\ngradsan_language = zh\n")
-    run(SILENT, "--gradsan").stdout.fnmatch_lines(["*saved tensor*被*"])
+    run(SILENT, "--gradsan").stdout.fnmatch_lines(["*在保存之后被覆盖*"])

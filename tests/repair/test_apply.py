@@ -1,6 +1,5 @@
 """Patches on disk: all or nothing."""
 
-import os
 import stat
 import subprocess
 
@@ -27,7 +26,7 @@ def test_every_file_is_written_and_keeps_its_mode(files):
         assert (files / "a.py").read_text() == "x = 2\n"
     assert (files / "b.py").read_text() == "x = 2\n"
     assert stat.S_IMODE((files / "a.py").stat().st_mode) == 0o750
-    assert sorted(os.listdir(files)) == ["a.py", "b.py"]
+    assert sorted(one.name for one in files.iterdir()) == ["a.py", "b.py"]
 
 
 def test_a_failure_puts_everything_back(files):
