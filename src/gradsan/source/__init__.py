@@ -4,14 +4,17 @@ It reads source text only: it runs nothing, imports nothing of the program, and 
 None, or an empty collection, rather than a guess where the source is missing, is not what ran, or does not decide.
 """
 
+from gradsan.source.backward_calls import backward_of_sum, keep_graph
 from gradsan.source.bindings import Carried, carried_names
 from gradsan.source.calls import alias_of, callers_expression, dies_with_call
 from gradsan.source.change import Change, apply_change, changed_lines
+from gradsan.source.cuts import Cut, Live, find_cut
 from gradsan.source.layers import inplace_layer_false
 from gradsan.source.lines import source_line, source_lines
 from gradsan.source.locate import Expression, Statement, expression_at, expressions_at, statement_at, statements_at
 from gradsan.source.names import assigned_names, consumed_names
 from gradsan.source.out_of_place import out_of_place
+from gradsan.source.results import bound_name, method_receiver
 from gradsan.source.rounds import (
     detach_after,
     detach_after_round,
@@ -29,7 +32,9 @@ from gradsan.source.writing import Made, Written, definition_of, reads_gradient,
 __all__ = [
     "Carried",
     "Change",
+    "Cut",
     "Expression",
+    "Live",
     "Made",
     "Shape",
     "Statement",
@@ -37,6 +42,8 @@ __all__ = [
     "alias_of",
     "apply_change",
     "assigned_names",
+    "backward_of_sum",
+    "bound_name",
     "called_expression",
     "callers_expression",
     "carried_names",
@@ -52,6 +59,7 @@ __all__ = [
     "drop_keyword",
     "expression_at",
     "expressions_at",
+    "find_cut",
     "frames_between",
     "has_keyword",
     "in_same_function",
@@ -59,6 +67,8 @@ __all__ = [
     "inplace_layer_false",
     "is_item_of_loop",
     "is_read_between",
+    "keep_graph",
+    "method_receiver",
     "operand_expressions",
     "out_of_place",
     "reads_gradient",

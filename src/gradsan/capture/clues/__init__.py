@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gradsan.capture.clues import written
+from gradsan.capture.clues import second_backward, written
 from gradsan.model import Clue
 
 if TYPE_CHECKING:
     from gradsan.capture.failures import Context
 
-_TOPICS = (written,)
+_TOPICS = (written, second_backward)
 
 
 def gather(context: Context) -> tuple[Clue, ...]:

@@ -8,10 +8,10 @@ diagnosis are built in ``parts.py``; its words are ``title.<slug>`` and ``explan
 
 from __future__ import annotations
 
-from gradsan.diagnose.failures import leaf_written
+from gradsan.diagnose.failures import leaf_written, second_backward
 from gradsan.model import Diagnosis, Failure
 
-_CAUSES = (leaf_written,)
+_CAUSES = (leaf_written, second_backward)
 
 
 def explain(failure: Failure) -> Diagnosis | None:

@@ -1,0 +1,73 @@
+"""What the user's live variables tell about gradients: which require one, and which function a name would call.
+
+Role: ``live``, one clue for each of the user's frames, outermost first. ``values``: ``requires_grad`` (expression -> whether
+it does; of a module, whether any parameter does) and ``callees`` (expression -> file, first line and name of what runs).
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+from torch import nn
+
+from gradsan.capture.stacks import file_of, is_user_file
+from gradsan.model import Clue
+
+_MOST_NAMES = 300
+
+
+def gather(frame: Any) -> tuple[Clue, ...]:
+    """The clues of the frames from ``frame`` outwards."""
+    found = []
+    while frame is not None:
+        if is_user_file(frame.f_code.co_filename):
+            found.append(_of_frame(frame))
+        frame = frame.f_back
+    return tuple(reversed(found))
+
+
+def _of_frame(frame: Any) -> Clue:
+    requires: dict[str, bool] = {}
+    callees: dict[str, tuple[str, int, str]] = {}
+    variables = {**frame.f_globals, **frame.f_locals}
+    named = [(name, value) for name, value in variables.items() if not name.startswith("__")]
+    own = variables.get("self")
+    if own is not None and hasattr(own, "__dict__"):
+        named += [(f"self.{name}", value) for name, value in list(vars(own).items())]
+        if isinstance(own, nn.Module):
+            named += [(f"self.{name}", value) for name, value in own.named_children()]
+            named += [(f"self.{name}", value) for name, value in own.named_parameters(recurse=False)]
+        named += [
+            (f"self.{name}", getattr(own, name))
+            for name, value in vars(type(own)).items()
+            if isinstance(value, types.FunctionType)
+        ]
+    for name, value in named[:_MOST_NAMES]:
+        told = _requires_grad(value)
+        if told is not None:
+            requires[name] = told
+        code = _code_of(value)
+        if code is not None and is_user_file(code.co_filename):
+            callees[name] = (file_of(code), code.co_firstlineno, code.co_name)
+    code = frame.f_code
+    return Clue("live", name=code.co_name, values={"requires_grad": requires, "callees": callees})
+
+
+def _requires_grad(value: Any) -> bool | None:
+    if torch.is_tensor(value):
+        return bool(value.requires_grad)
+    if isinstance(value, nn.Module):
+        return any(parameter.requires_grad for parameter in value.parameters())
+    return None
+
+
+def _code_of(value: Any) -> Any:
+    if isinstance(value, nn.Module):
+        value = type(value).forward
+    value = getattr(value, "__func__", value)
+    # A decorator that keeps what it wraps (no_grad does) hides no line of the user's.
+    while isinstance(value, types.FunctionType) and hasattr(value, "__wrapped__"):
+        value = value.__wrapped__
+    return value.__code__ if isinstance(value, types.FunctionType) else None

@@ -1,0 +1,205 @@
+"""GS401 to GS404: backward came a second time to a graph that had been freed.
+
+What decides is how the new graph hangs on the freed one. The tensor between them was made by code that ran again since: a
+state is carried from round to round (GS401). It was made once, and every round reads it: GS403. It is the loss itself: GS404.
+Else two losses share a forward pass: GS402.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gradsan import source
+from gradsan.diagnose import carriers
+from gradsan.diagnose import labels as label_room
+from gradsan.diagnose.failures import parts
+from gradsan.diagnose.levels import place, user_frames
+from gradsan.model import Bridge, Clue, Diagnosis, Failure, Fix, Frame, Label, Message, NamedTensor, Site
+
+ROWS = ("freed_graph",)
+CARRIED = ("GS401", "freed_state_carried_over")
+SHARED = ("GS402", "forward_shared_by_two_backwards")
+ONCE = ("GS403", "graph_built_once")
+SAME = ("GS404", "same_loss_twice")
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """The clues by role, and what the tensor between both graphs is called."""
+
+    failure: Failure
+    needed: Clue
+    freed_by: Clue
+    bridge: Clue
+    carrier: carriers.Carrier | None
+    name: str | Message
+    bound_at: Frame | None
+
+    @property
+    def updated(self) -> Site | None:
+        """Where parameters were updated between the two backwards."""
+        clue = parts.clue(self.failure, "updated")
+        return None if clue is None else clue.site
+
+
+def match(failure: Failure) -> Diagnosis | None:
+    """Every such failure."""
+    needed, freed_by, bridge = (parts.clue(failure, role) for role in ("needed", "freed_by", "bridge"))
+    if needed is None or freed_by is None or bridge is None:
+        return parts.diagnosis(
+            failure,
+            *SHARED,
+            title="title.freed_graph_needed_again",
+            explanation="explanation.freed_graph_needed_again",
+            labels=label_room.at("used", failure.site, Message("label.needs_freed_graph")),
+            fixes=(parts.fix("recompute_forward", "changed", {}, summary="help.recompute_shared"),),
+            notes=(Message("note.retain_graph_costs"),),
+        )
+    if freed_by.values.get("same_loss"):
+        return _same(_case(failure, needed, freed_by, bridge))
+    if bridge.values.get("made_after") and bridge.values.get("ran_again"):
+        return _carried(_case(failure, needed, freed_by, bridge, is_carried=True))
+    case = _case(failure, needed, freed_by, bridge)
+    if bridge.values.get("made_after") and _same_line(needed.site, freed_by.site):
+        return _once(case)
+    return _shared(case)
+
+
+def _case(failure: Failure, needed: Clue, freed_by: Clue, bridge: Clue, is_carried: bool = False) -> _Case:
+    carrier = None
+    if is_carried and needed.site is not None:
+        taken = tuple(one.site for one in parts.clues(failure, "bridge_taken") if one.site is not None)
+        made = tuple(one.site for one in parts.clues(failure, "bridge_made") if one.site is not None)
+        between = Bridge(bridge.op or "?", str(bridge.values.get("younger", "")), bridge.name, taken, made, True)
+        carrier = carriers.find(needed.site, between)
+    if carrier is not None:
+        return _Case(failure, needed, freed_by, bridge, carrier, carrier.name, carrier.bound_at)
+    bound = None if bridge.site is None else source.bound_name(user_frames(bridge.site))
+    name: str | Message | None = bridge.name or (bound[0] if bound else None)
+    if name is None and freed_by.values.get("same_loss"):
+        frame = None if needed.site is None else place(needed.site)
+        name = None if frame is None else source.method_receiver(frame)
+    return _Case(
+        failure, needed, freed_by, bridge, None, name or Message("label.shared_value"), bound[1] if bound else None
+    )
+
+
+def _carried(case: _Case) -> Diagnosis:
+    changed = None
+    if case.carrier is not None and case.needed.site is not None:
+        changed = carriers.cut(case.needed.site, case.updated, case.carrier)
+    lines = () if changed is None else source.changed_lines(changed[1].file, changed[0])
+    values = {"bridge": case.name}
+    note = "note.retain_graph_becomes_gs111" if case.updated else "note.retain_graph_grows"
+    return _diagnosis(
+        case,
+        CARRIED,
+        bridge="label.bridge",
+        fixes=(
+            parts.fix("detach_carried_state", "changed", values, lines=lines),
+            parts.fix("reset_state", "changed", values),
+        ),
+        notes=(Message(note, values),),
+    )
+
+
+def _shared(case: _Case) -> Diagnosis:
+    values = {"name": case.name}
+    if case.updated is not None:
+        return _diagnosis(
+            case,
+            SHARED,
+            bridge="label.shared_by_both",
+            fixes=(
+                parts.fix("reorder_step", "preserved", values),
+                parts.fix("recompute_forward", "changed", values, summary="help.recompute_shared"),
+            ),
+            notes=(Message("note.retain_graph_becomes_gs110", values),),
+        )
+    freed, needed = _frame(case.freed_by), _frame(case.needed)
+    joined = source.backward_of_sum(freed, needed) if freed is not None and needed is not None else ()
+    return _diagnosis(
+        case,
+        SHARED,
+        bridge="label.shared_by_both",
+        fixes=(parts.fix("sum_losses", "preserved", values, lines=joined), _keep_graph(case)),
+        notes=(Message("note.retain_graph_costs", values),),
+    )
+
+
+def _once(case: _Case) -> Diagnosis:
+    values = {"name": case.name}
+    note = "note.retain_graph_becomes_gs110" if case.updated else "note.retain_graph_costs"
+    return _diagnosis(
+        case,
+        ONCE,
+        bridge="label.built_once",
+        fixes=(
+            parts.fix("recompute_forward", "changed", values, summary="help.build_each_round"),
+            parts.fix("no_grad", "changed", values, summary="help.build_without_graph"),
+        ),
+        notes=(Message(note, values),),
+    )
+
+
+def _same(case: _Case) -> Diagnosis:
+    values = {"name": case.name}
+    stepped = case.updated is not None
+    again = parts.fix("recompute_forward", "changed", values, summary="help.recompute_shared")
+    return _diagnosis(
+        case,
+        SAME,
+        bridge=None,
+        fixes=(parts.fix("one_backward", "changed", values), again if stepped else _keep_graph(case)),
+        notes=(Message("note.retain_graph_becomes_gs110" if stepped else "note.second_pass_adds_up", values),),
+    )
+
+
+def _keep_graph(case: _Case) -> Fix:
+    frame = _frame(case.freed_by)
+    change = None if frame is None else source.keep_graph(frame)
+    lines = () if change is None or frame is None else source.changed_lines(frame.file, change)
+    return parts.fix("retain_graph", "preserved", {"name": case.name}, lines=lines)
+
+
+def _diagnosis(
+    case: _Case,
+    cause: tuple[str, str],
+    *,
+    bridge: str | None,
+    fixes: tuple[Fix, ...],
+    notes: tuple[Message, ...],
+) -> Diagnosis:
+    values = {"bridge": case.name, "name": case.name, "op": parts.op_of(case.bridge)}
+    shape, dtype, device = (case.bridge.values.get(key) for key in ("shape", "dtype", "device"))
+    tensor = None
+    if isinstance(case.name, str):
+        tensor = NamedTensor(case.name, tuple(shape or ()), str(dtype or "?"), str(device or "?"), case.bridge.op, None)
+    saved = parts.clue(case.failure, "saved")
+    certain = bool(case.freed_by.values.get("certain"))
+    labels = (
+        *(parts.label_of(saved, "saved", "label.kept_for_backward", {"op": parts.op_of(saved)}) if saved else ()),
+        *_bridge_label(case, bridge, values),
+        *parts.label_of(case.freed_by, "freed", "label.freed_here" if certain else "label.freed_here_probably", values),
+        *parts.label_of(parts.clue(case.failure, "updated"), "note", "label.updated_between", {}),
+        *parts.label_of(case.needed, "used", "label.walks_into_freed", values),
+    )
+    return parts.diagnosis(case.failure, *cause, values=values, labels=labels, tensor=tensor, fixes=fixes, notes=notes)
+
+
+def _bridge_label(case: _Case, key: str | None, values: dict[str, object]) -> tuple[Label, ...]:
+    if key is None:
+        return ()
+    message = Message(key, values)
+    if case.bound_at is None:
+        return label_room.at("bridge", case.bridge.site, message, op=case.bridge.op)
+    return (Label("bridge", case.bound_at, message, case.bridge.op, Site((case.bound_at,))),)
+
+
+def _frame(clue: Clue) -> Frame | None:
+    return None if clue.site is None else place(clue.site)
+
+
+def _same_line(one: Site | None, other: Site | None) -> bool:
+    a, b = (None if site is None else place(site) for site in (one, other))
+    return a is not None and b is not None and (a.file, a.line) == (b.file, b.line)
