@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gradsan.model import Message
+from gradsan.suppress import parse_rule
 
 _TOML = "tomllib" if sys.version_info >= (3, 11) else "tomli"
 _ENVIRONMENT_NAME = "GRADSAN_OPTIONS"
@@ -23,6 +24,9 @@ _SETTING = re.compile(r"""([^=:]+)=("[^"]*"|'[^']*'|[^:]*)(?::|$)""")
 
 REPORT_FILES = ("json", "html", "sarif")
 """The fields of Options that name a file for the report, each the name of its form."""
+
+INPUT_FILES = ("suppressions", "baseline", "write_baseline")
+"""The fields of Options that name a file about findings that are not wanted."""
 
 Layer = Mapping[str, Any]
 
@@ -35,6 +39,9 @@ class Options:
     annotations of GitHub Actions on the standard output; ``exit_code`` (0 to 255) the status that takes the
     place of 0 where the program finished but a conflict was found, 0 leaving the program's status alone; ``stacks``
     asks for whole stacks, ``quiet`` for no report on the terminal.
+
+    ``ignore`` are rules for findings that are not wanted, ``suppressions`` a file of such rules, ``baseline`` a file of
+    findings that are known already, ``write_baseline`` the file that those of this run are written to.
     """
 
     json: str | None = None
@@ -46,6 +53,10 @@ class Options:
     stacks: bool = False
     quiet: bool = False
     exit_code: int = 66
+    ignore: tuple[str, ...] = ()
+    suppressions: str | None = None
+    baseline: str | None = None
+    write_baseline: str | None = None
 
 
 class OptionsError(Exception):
@@ -124,7 +135,7 @@ def file_layer(directory: Path) -> dict[str, Any]:
         table = _gradsan_table(file)
         if table is not None:
             layer = checked_layer(table, Message("cli.where_file", {"path": file}))
-            for name in REPORT_FILES:
+            for name in (*REPORT_FILES, *INPUT_FILES):
                 if layer.get(name) is not None:
                     layer[name] = str(folder / layer[name])
             return layer
@@ -188,6 +199,16 @@ def _path(value: Any) -> str:
     return value
 
 
+def _rules(value: Any) -> tuple[str, ...]:
+    words = value.split(",") if isinstance(value, str) else value
+    if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
+        raise ValueError(value)
+    rules = tuple(word.strip() for word in words if word.strip())
+    for rule in rules:
+        parse_rule(rule)
+    return rules
+
+
 def _switch(value: Any) -> bool:
     if isinstance(value, bool):
         return value
@@ -225,6 +246,10 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "stacks": (_switch, "switch"),
     "quiet": (_switch, "switch"),
     "exit_code": (_status, "status"),
+    "ignore": (_rules, "rules"),
+    "suppressions": (_path, "path"),
+    "baseline": (_path, "path"),
+    "write_baseline": (_path, "path"),
 }
 """How each field of Options is checked, and the key of the words that say what it takes."""
 

@@ -14,6 +14,7 @@ from gradsan.cli._program import Ending, Target, gradsan_path, perform, prepare,
 from gradsan.cli._report_file import ReportFile
 from gradsan.cli._reporting import Presentation, own_surroundings, present
 from gradsan.cli._sentences import complain
+from gradsan.cli._suppressing import Suppressions
 from gradsan.cli._torch_import import call_after_torch_import, torch_is_installed
 from gradsan.cli._uncaught import call_when_uncaught, clean_tracebacks_of_threads, wait_for_threads
 from gradsan.cli._watcher import Session, Watcher
@@ -21,7 +22,18 @@ from gradsan.model import Message, Program, Report
 from gradsan.options import REPORT_FILES, Options, OptionsError, read_options
 from gradsan.text import choose_language, say
 
-_OPTIONS_WITH_VALUE = ("json", "html", "sarif", "lang", "color", "exit-code")
+_OPTIONS_WITH_VALUE = (
+    "json",
+    "html",
+    "sarif",
+    "lang",
+    "color",
+    "exit-code",
+    "ignore",
+    "suppressions",
+    "baseline",
+    "write-baseline",
+)
 _SWITCHES = ("stacks", "quiet", "github")
 
 
@@ -82,6 +94,7 @@ def execute(target: Target, options: Options, directory: Path | None, open_sessi
     launch = prepare(target)
     named = {form: getattr(options, form) for form in REPORT_FILES}
     files = {form: ReportFile(path, directory) for form, path in named.items() if path is not None}
+    suppressions = Suppressions(options, directory)
     main = take_stage(launch)
     if not torch_is_installed():
         raise OptionsError(Message("cli.no_torch"))
@@ -109,9 +122,10 @@ def execute(target: Target, options: Options, directory: Path | None, open_sessi
         with own_surroundings(own_path, target.name if target.kind == "code" else None):
             watcher.stop()
             program = Program(argv, "finished" if ending.exception is None else "failed", ending.exception)
-            report = watcher.report(program)
-            for problem in [*watcher.problems, *present(report, presentation)]:
-                complain(problem, language)
+            report, said = suppressions.applied(watcher.report(program))
+            problems = [*watcher.problems, *present(report, presentation)]
+            for sentence in problems if options.quiet else [*problems, *said]:
+                complain(sentence, language)
     except KeyboardInterrupt as interrupt:
         _die_of(interrupt)
     if ending.interrupt is not None:

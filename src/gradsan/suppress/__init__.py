@@ -1,0 +1,16 @@
+"""What a user does not want to be told: comments in the source, options, suppression files, baselines."""
+
+from gradsan.suppress._apply import Outcome, suppress
+from gradsan.suppress._baseline import read_baseline, write_baseline
+from gradsan.suppress._rules import Rule, RuleError, parse_rule, read_rules
+
+__all__ = [
+    "Outcome",
+    "Rule",
+    "RuleError",
+    "parse_rule",
+    "read_baseline",
+    "read_rules",
+    "suppress",
+    "write_baseline",
+]

@@ -1,0 +1,80 @@
+"""Findings that are not wanted, on the command line."""
+
+import json
+
+import pytest
+
+SILENT = """\
+import torch
+w = torch.ones(3, requires_grad=True)
+with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+    z = (w * 1).exp()
+with torch.no_grad():
+    z.add_(1){comment}
+z.sum().backward()
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    def write(comment=""):
+        (tmp_path / "main.py").write_text(SILENT.format(comment=comment))
+        return tmp_path
+
+    write()
+    return write
+
+
+def test_a_comment(program, run_gradsan):
+    assert run_gradsan("run", "main.py").status == 66
+    program("  # gradsan: ignore[GS201]")
+    done = run_gradsan("run", "main.py")
+    assert done.status == 0
+    assert "one finding is left out by GS201" in done.stderr
+    assert "error[GS201]" not in done.stderr
+
+
+def test_an_option_and_what_it_does_not_meet(program, run_gradsan):
+    done = run_gradsan("run", "--ignore", "GS2xx,GS120:main.py", "main.py")
+    assert done.status == 0
+    assert "left out by GS2xx" in done.stderr
+    assert "GS120:main.py (ignore) left nothing out" in done.stderr
+
+
+def test_pyproject(program, run_gradsan):
+    folder = program()
+    (folder / "pyproject.toml").write_text('[tool.gradsan]\nignore = ["GS201"]\nquiet = true\n')
+    done = run_gradsan("run", "main.py")
+    assert (done.status, done.stderr) == (0, "")
+
+
+def test_a_suppression_file(program, run_gradsan):
+    folder = program()
+    (folder / "known.txt").write_text("GS201:main.py:6\n")
+    assert run_gradsan("run", "--suppressions", "known.txt", "main.py").status == 0
+
+
+def test_a_baseline(program, run_gradsan):
+    folder = program()
+    assert run_gradsan("run", "--write-baseline", "known.json", "main.py").status == 66
+    assert json.loads((folder / "known.json").read_text())["known"][0]["code"] == "GS201"
+    done = run_gradsan("run", "--baseline", "known.json", "main.py")
+    assert done.status == 0
+    assert "one finding is in the baseline" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--ignore", "101"), "GS101:train.py:30"),
+        (("--suppressions", "missing.txt"), "missing.txt"),
+        (("--suppressions", "wrong.txt"), "wrong.txt:1"),
+        (("--baseline", "wrong.txt"), "wrong.txt"),
+    ],
+)
+def test_wrong_use_is_one_sentence(program, run_gradsan, words, said):
+    (program() / "wrong.txt").write_text("all of it\n")
+    done = run_gradsan("run", *words, "main.py")
+    assert done.status == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
