@@ -3,6 +3,7 @@
 import os
 import shutil
 import time
+from itertools import pairwise
 
 import pytest
 from hostile import EVENTS, hostile, many_events
@@ -129,7 +130,8 @@ def test_text_has_enough_contrast(show, scheme):
     page = show(with_history(bridge()), color_scheme=scheme)
     pairs = page.evaluate(
         """() => [...document.querySelectorAll("p, li, h1, h2, h3, span, code, a, td, th, summary, mark, button")]
-        .filter((one) => one.checkVisibility() && [...one.childNodes].some((child) => child.nodeType === 3 && child.data.trim()))
+        .filter((one) => one.checkVisibility())
+        .filter((one) => [...one.childNodes].some((child) => child.nodeType === 3 && child.data.trim()))
         .map((one) => { let ground = one, color;
           do { color = getComputedStyle(ground).backgroundColor; ground = ground.parentElement; }
           while (ground && color === "rgba(0, 0, 0, 0)");
@@ -250,9 +252,10 @@ def test_landmarks_and_names_are_there_for_a_screen_reader(show):
     assert page.get_by_role("article").get_attribute("aria-labelledby") == "finding-1-title"
     levels = page.evaluate("[...document.querySelectorAll('h1, h2, h3')].map((one) => Number(one.tagName[1]))")
     assert levels[0] == 1
-    assert all(later - earlier <= 1 for earlier, later in zip(levels, levels[1:], strict=False))
+    assert all(later - earlier <= 1 for earlier, later in pairwise(levels))
     unnamed = page.evaluate(
-        "[...document.querySelectorAll('button, a, canvas')].filter((one) => !(one.ariaLabel || one.innerText.trim())).length"
+        """[...document.querySelectorAll('button, a, canvas')]
+        .filter((one) => !(one.ariaLabel || one.innerText.trim())).length"""
     )
     assert unnamed == 0
 

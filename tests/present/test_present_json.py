@@ -108,7 +108,16 @@ def test_stacks_hold_no_frame_of_gradsan():
     shown = Label("written", where, words("result of {op}", op="x"), site=Site((ours, where, ours)))
     diagnosis = dataclasses.replace(two_files().diagnoses[0], labels=(shown,))
     stack = render(report(diagnosis))["diagnoses"][0]["labels"][0]["stack"]
-    assert stack == [{"file": "gan.py", "line": 16, "function": "train_step", "user": True}]
+    assert stack == [
+        {
+            "file": "gan.py",
+            "line": 16,
+            "function": "train_step",
+            "column": 5,
+            "text": "    d_optimizer.step()",
+            "user": True,
+        }
+    ]
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from gradsan.model import Fix
 from gradsan.present._places import shown_path
 
-_HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,\d+)? @@")
+_HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,(\d+))? @@")
+
+_Row = tuple[str, int, str, str]
+"""File, line in the old file, sign (`` ``, ``-`` or ``+``), text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,40 +37,49 @@ def replacements_of(fix: Fix, cwd: Path | None) -> tuple[Replacement, ...]:
     return tuple(_of_diff(fix.diff))
 
 
-def _of_diff(diff: str) -> list[Replacement]:
-    found: list[Replacement] = []
+def old_lines(diff: str) -> dict[tuple[str, int], str]:
+    """The lines of the old files that a unified diff shows, by (file, line)."""
+    return {(file, line): text for file, line, sign, text in _rows(diff) if sign in " -"}
+
+
+def _of_diff(diff: str) -> Iterator[Replacement]:
+    # What is replaced at one place: rows that follow each other without a kept one between them.
+    for is_kept, rows in groupby(_rows(diff), key=lambda row: row[2] == " "):
+        if is_kept:
+            continue
+        places: dict[tuple[str, int], list[_Row]] = {}
+        expected = None
+        for row in rows:
+            file, line, sign, _ = row
+            if (file, line) != expected:
+                start = (file, line)
+            places.setdefault(start, []).append(row)
+            expected = (file, line + (sign == "-"))
+        for (file, line), group in places.items():
+            new = tuple(text for _, _, sign, text in group if sign == "+")
+            yield Replacement(file, line, sum(sign == "-" for _, _, sign, _ in group), new)
+
+
+def _rows(diff: str) -> Iterator[_Row]:
+    """The rows of all hunks; an added one has the number of the old line that it comes before."""
     file: str | None = None
-    line = left = start = gone = 0
-    new: list[str] = []
-
-    def close() -> None:
-        nonlocal start, gone, new
-        if file is not None and (gone or new):
-            found.append(Replacement(file, start, gone, tuple(new)))
-        start, gone, new = 0, 0, []
-
+    line = old = new = 0
     for row in diff.split("\n"):
         hunk = _HUNK.match(row)
-        if hunk is None and left <= 0 and row.startswith("--- "):
-            close()
-            line = 0
-            name = row[4:].partition("\t")[0]
-            file = None if name == "/dev/null" else re.sub(r"^a/", "", name)
-        elif hunk is not None:
-            close()
-            left = int(hunk[2] or 1)
-            # A hunk that takes no line stands after the one it names.
-            line = int(hunk[1]) + (left == 0)
-        elif row.startswith("-"):
-            start = start or line
-            gone, line, left = gone + 1, line + 1, left - 1
+        if old <= 0 and new <= 0:
+            if row.startswith("--- "):
+                name = row[4:].partition("\t")[0]
+                file = None if name == "/dev/null" else re.sub(r"^a/", "", name)
+            elif hunk is not None:
+                old, new = int(hunk[2] or 1), int(hunk[3] or 1)
+                # A hunk that takes no line stands after the one it names.
+                line = int(hunk[1]) + (old == 0)
             continue
-        elif row.startswith("+") and not (row.startswith("+++ ") and line == 0):
-            start = start or line
-            new.append(row[1:])
+        sign = row[:1] or " "
+        if sign not in " +-":
             continue
-        elif row.startswith(" "):
-            close()
-            line, left = line + 1, left - 1
-    close()
-    return found
+        if file is not None:
+            yield file, line, sign, row[1:]
+        old -= sign in " -"
+        new -= sign in " +"
+        line += sign in " -"

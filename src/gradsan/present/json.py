@@ -139,8 +139,15 @@ def _lines_around(frame: Frame) -> list[tuple[int, str]]:
 
 
 def _frame(frame: Frame, cwd: Path | None) -> dict[str, Any]:
-    place = _text(shown_path(frame.file, cwd))
-    return {"file": place, "line": frame.line, "function": frame.function, "user": frame.is_user}
+    source = source_line(frame.file, frame.line)
+    return {
+        "file": _text(shown_path(frame.file, cwd)),
+        "line": frame.line,
+        "function": frame.function,
+        "column": frame.column,
+        "text": None if source is None else _text(source),
+        "user": frame.is_user,
+    }
 
 
 def _fix(fix: Fix, language: str, cwd: Path | None) -> dict[str, Any]:

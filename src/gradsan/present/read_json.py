@@ -32,6 +32,7 @@ from gradsan.model import (
     Verification,
     Why,
 )
+from gradsan.present._replace import old_lines
 from gradsan.present.json import SCHEMA
 
 _T = TypeVar("_T")
@@ -105,13 +106,25 @@ def from_dict(data: Mapping[str, Any]) -> Recorded:
         torch=_maybe(_text, data["torch"]),
         python=_text(data["python"]),
     )
+    return Recorded(report, _lines_of(data))
+
+
+def _lines_of(data: Mapping[str, Any]) -> dict[tuple[str, int], str]:
+    """All source lines that a report holds: at its labels, in its diffs, in its stacks."""
     lines: dict[tuple[str, int], str] = {}
-    for label in (label for one in data["diagnoses"] for label in one["labels"]):
+    labels = [label for one in data["diagnoses"] for label in one["labels"]]
+    for label in labels:
         for line in label.get("lines", ()):
             lines[_text(label["file"]), _int(line["line"])] = _text(line["text"])
+    for fix in (fix for one in data["diagnoses"] for fix in one["fixes"]):
+        lines = old_lines(_text(fix["diff"])) | lines
+    for label in labels:
+        for frame in label["stack"]:
+            if frame.get("text") is not None:
+                lines.setdefault((_text(frame["file"]), _int(frame["line"])), _text(frame["text"]))
         if label["source"] is not None:
             lines.setdefault((_text(label["file"]), _int(label["line"])), _indented(label))
-    return Recorded(report, lines)
+    return lines
 
 
 def _indented(label: Mapping[str, Any]) -> str:
@@ -191,7 +204,7 @@ def _frame(data: Mapping[str, Any]) -> Frame:
     file = _text(data["file"])
     # Early reports do not say whose code it is: what lay below the working directory was the user's.
     is_user = bool(data.get("user", not Path(file).is_absolute()))
-    return Frame(file, _int(data["line"]), _text(data["function"]), is_user=is_user)
+    return Frame(file, _int(data["line"]), _text(data["function"]), _maybe(_int, data.get("column")), is_user=is_user)
 
 
 def _event(data: Mapping[str, Any]) -> Event:

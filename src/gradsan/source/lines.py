@@ -20,14 +20,20 @@ from types import MappingProxyType, ModuleType
 
 __all__ = ["recorded_lines", "source_line", "source_lines"]
 
-_NOTHING: Mapping[tuple[str, int], str] = MappingProxyType({})
-_recorded: ContextVar[Mapping[tuple[str, int], str]] = ContextVar("recorded", default=_NOTHING)
+_NOTHING: Mapping[str, Mapping[int, str]] = MappingProxyType({})
+_recorded: ContextVar[Mapping[str, Mapping[int, str]]] = ContextVar("recorded", default=_NOTHING)
 
 
 @contextmanager
 def recorded_lines(lines: Mapping[tuple[str, int], str]) -> Iterator[None]:
-    """Meanwhile ``source_line`` answers from ``lines``, by (file, line), whatever the file holds by now."""
-    token = _recorded.set(lines)
+    """Meanwhile ``source_line`` answers from ``lines``, by (file, line), whatever the file holds by now.
+
+    Of a file with a line in ``lines`` no other line is told.
+    """
+    files: dict[str, dict[int, str]] = {}
+    for (file, line), text in lines.items():
+        files.setdefault(file, {})[line] = text
+    token = _recorded.set(files)
     try:
         yield
     finally:
@@ -36,9 +42,9 @@ def recorded_lines(lines: Mapping[tuple[str, int], str]) -> Iterator[None]:
 
 def source_line(file: str, line: int) -> str | None:
     """Line ``line`` (from 1) of ``file`` without its line end, or None where there is no such line."""
-    known = _recorded.get().get((file, line))
+    known = _recorded.get().get(file)
     if known is not None:
-        return known
+        return known.get(line)
     lines = source_lines(file)
     return lines[line - 1] if 1 <= line <= len(lines) else None
 
