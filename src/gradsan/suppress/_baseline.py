@@ -14,7 +14,7 @@ _SCHEMA = "gradsan.baseline/1"
 
 
 def fingerprint(diagnosis: Diagnosis) -> str:
-    """What stays the same of a finding while its file is edited elsewhere: code, roles, file names, text of the lines."""
+    """What stays the same of a finding while its file is edited: code, roles, file names, text of the lines."""
     parts = [diagnosis.code]
     for label in diagnosis.labels:
         frame = label.frame
