@@ -298,3 +298,17 @@ def output_info(node: Any, output: int) -> tuple[tuple[int, ...], str, str] | No
         return tuple(int(size) for size in found.shape), str(found.dtype).removeprefix("torch."), str(found.device)
     except (AttributeError, IndexError, RuntimeError, TypeError):
         return None
+
+
+def has_backward_hooks(module: Any) -> bool:
+    """Whether a module has full backward hooks, which pass its inputs and outputs through a custom Function.
+
+    Missing: False, and a view made by a hook is told like one of any custom Function.
+    """
+    return bool(getattr(module, "_backward_hooks", None) or getattr(module, "_backward_pre_hooks", None))
+
+
+def saved_number(node: Any, name: str) -> float | None:
+    """A number that a Node keeps, such as ``negative_slope``. Missing: None, and the Node is not recognised by it."""
+    found = getattr(node, f"_saved_{name}", None)
+    return float(found) if isinstance(found, int | float) else None

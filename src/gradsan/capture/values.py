@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -14,7 +14,13 @@ _MISSING = object()
 
 
 def tensor_of(frame: FrameType, text: str) -> Any:
-    """The tensor that ``text`` (``w``, ``self.lin.weight``, ``xs[0]``) is in ``frame``; None where it is none.
+    """The tensor that ``text`` (``w``, ``self.lin.weight``, ``xs[0]``) is in ``frame``; None where it is none."""
+    value = value_of(frame, text)
+    return value if torch.is_tensor(value) else None
+
+
+def value_of(frame: FrameType, text: str) -> Any:
+    """What ``text`` is in ``frame``, None where that cannot be told.
 
     Only names, attributes that objects keep themselves, and elements of Python's own containers are looked up.
     """
@@ -23,7 +29,16 @@ def tensor_of(frame: FrameType, text: str) -> Any:
     except (SyntaxError, ValueError):
         return None
     value = _value(node, frame)
-    return value if torch.is_tensor(value) else None
+    return None if value is _MISSING else value
+
+
+def first_named(frame: FrameType, names: list[str], wanted: Callable[[Any], bool]) -> tuple[str, Any] | None:
+    """The first of the expressions ``names`` that is a tensor for which ``wanted`` holds, and the tensor."""
+    for name in names:
+        tensor = tensor_of(frame, name)
+        if tensor is not None and wanted(tensor):
+            return name, tensor
+    return None
 
 
 def _value(node: ast.expr, frame: FrameType) -> Any:
@@ -40,9 +55,14 @@ def _value(node: ast.expr, frame: FrameType) -> Any:
 
 def _attribute(owner: Any, name: str) -> Any:
     if isinstance(owner, nn.Module):
-        for kept in (owner._parameters, owner._buffers, owner._modules):
-            if name in kept:
-                return kept[name]
+        for kept in (
+            owner.named_parameters(recurse=False, remove_duplicate=False),
+            owner.named_buffers(recurse=False, remove_duplicate=False),
+            owner.named_children(),
+        ):
+            for known, value in kept:
+                if known == name:
+                    return value
     variables = getattr(owner, "__dict__", None) if owner is not _MISSING else None
     return variables.get(name, _MISSING) if isinstance(variables, Mapping) else _MISSING
 

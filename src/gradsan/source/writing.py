@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gradsan.model import Frame
-from gradsan.source.chains import imported_as, leaf_name
+from gradsan.source.chains import imported_as, leaf_name, local_nodes
 from gradsan.source.change import Change, Edit, edited
 from gradsan.source.flow import reaching
 from gradsan.source.inplace import augmented_names, is_inplace_name
@@ -81,11 +81,15 @@ def definition_of(frame: Frame, name: str) -> Made | None:
     body = module if statement.function is None else statement.function.body
     found = reaching(body, statement.node, lambda _: False).get(name, frozenset())
     nodes = {definition.statement for definition in found}
-    if not nodes and body is not module:
-        nodes = {node for node in module if any(binding.name == name for binding in bindings_of(node))}
-    if len(nodes) != 1:
+    if None in nodes:
         return None
-    node = next(iter(nodes))
+    if any(node is not None and not _gives_value(node, name) for node in nodes):
+        # An update in place reached the statement; what it updated was bound elsewhere in this body.
+        scope = source.module if statement.function is None else statement.function
+        nodes = {node for node in local_nodes(scope) if isinstance(node, ast.stmt) and _gives_value(node, name)}
+    if not nodes and body is not module:
+        nodes = {node for node in module if _gives_value(node, name)}
+    node = next(iter(nodes)) if len(nodes) == 1 else None
     return None if node is None else _made(source, node, name, frame)
 
 
@@ -127,6 +131,12 @@ def _written_part(place: Expression) -> str | None:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and is_inplace_name(node.func.attr):
         return place.source.text(node.func.value)
     return None
+
+
+def _gives_value(node: ast.stmt, name: str) -> bool:
+    """Whether ``node`` binds ``name`` to a new value, rather than changing what it has."""
+    found = any(binding.name == name and binding.replaces for binding in bindings_of(node))
+    return found and not isinstance(node, ast.AugAssign)
 
 
 def _made(source: SourceFile, node: ast.stmt, name: str, like: Frame) -> Made | None:

@@ -9,13 +9,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gradsan.capture.clues import second_backward, written
+from gradsan.capture.clues import (
+    later,
+    live,
+    second_backward,
+    views,
+    written,
+)
 from gradsan.model import Clue
 
 if TYPE_CHECKING:
     from gradsan.capture.failures import Context
 
-_TOPICS = (written, second_backward)
+_TOPICS = (
+    written,
+    second_backward,
+    views,
+    later,
+    live,
+)
 
 
 def gather(context: Context) -> tuple[Clue, ...]:

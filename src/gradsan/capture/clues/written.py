@@ -1,83 +1,125 @@
-"""Clues to errors that stop a writing statement: what it would have written, and what that tensor is.
+"""Clues to errors that stop a statement because of one tensor: which tensor, what it is, and where it was made.
 
-Roles: ``target`` (the written tensor: ``name`` as the source says it, ``op`` the operation; ``values``: ``part`` the
-written expression, ``known_as`` its name in a module or another variable, ``shape``, ``dtype``, ``device``,
-``is_parameter``, ``is_leaf``, ``has_grad``, ``backwards`` before it), ``made`` (the operation that made it, where it is
-the result of one).
+Roles: ``target`` (the written tensor, else the operand that the message is about: ``name`` as the source says it, ``op``
+the operation; ``values``: ``part`` the written expression, ``backwards`` before it and, where the tensor was found,
+``known_as`` its name in a module, ``shape``, ``dtype``, ``device``, ``is_parameter``, ``is_leaf``, ``requires_grad``,
+``has_grad``), ``made`` (the operation that made it, where it is the result of one).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
 from gradsan import source
-from gradsan.capture import _torch, naming
-from gradsan.capture.stacks import symbolise
-from gradsan.capture.values import tensor_of
-from gradsan.model import Clue, Site
+from gradsan.capture import naming
+from gradsan.capture.clues.tensors import described, inner_frames, is_refused, made_by
+from gradsan.capture.values import first_named, tensor_of, value_of
+from gradsan.model import Clue
 
 if TYPE_CHECKING:
     from gradsan.capture.failures import Context
 
-ROWS = ("leaf_inplace", "leaf_view_inplace", "out_requires_grad")
+
+def _is_any(tensor: Any) -> bool:
+    return True
+
+
+def _is_inference(tensor: Any) -> bool:
+    return bool(tensor.is_inference())
+
+
+def _requires_grad(tensor: Any) -> bool:
+    return bool(tensor.requires_grad)
+
+
+def _is_leaf_with_grad(tensor: Any) -> bool:
+    return bool(tensor.is_leaf and tensor.requires_grad)
+
+
+def _is_result(tensor: Any) -> bool:
+    return not tensor.is_leaf
+
+
+def _is_integer(tensor: Any) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex())
+
+
+# The rows whose tensor the source shows as the written one, and, where it does not, how the message knows it.
+_OPERAND: dict[str, Callable[[Any], bool]] = {
+    "apply_requires_grad": _requires_grad,
+    "data_incompatible": _requires_grad,
+    "data_not_floating": _requires_grad,
+    "deepcopy_of_result": _is_result,
+    "dirty_not_returned": _is_any,
+    "dirty_view_of_several": _is_any,
+    "export_requires_grad": _requires_grad,
+    "flag_of_integer": _is_integer,
+    "flag_of_result": _is_result,
+    "inference_requires_grad": _is_inference,
+    "inference_saved": _is_inference,
+    "inference_version": _is_inference,
+    "inference_written": _is_inference,
+    "leaf_inplace": _is_leaf_with_grad,
+    "leaf_marked_dirty": _is_leaf_with_grad,
+    "leaf_view_inplace": _is_leaf_with_grad,
+    "multi_view_base_written": is_refused,
+    "numpy_requires_grad": _requires_grad,
+    "out_requires_grad": _requires_grad,
+    "resize_requires_grad": _requires_grad,
+    "unrecorded_view_base_written": is_refused,
+}
+_WRITTEN_ONLY = (
+    "function_view_inplace",
+    "memory_overlap",
+    "multi_view_inplace",
+    "result_dtype",
+    "result_shape",
+    "source_overlap",
+    "unrecorded_view_inplace",
+    "view_detached",
+)
+ROWS = (*_OPERAND, *_WRITTEN_ONLY)
 
 
 def gather(context: Context) -> tuple[Clue, ...]:
-    """The written tensor; nothing where the source does not show a write."""
+    """The tensor of the statement; nothing for an error of a backward, and where the source does not show it."""
     own = context.site.user_frame
-    if own is None or context.frame is None:
+    if own is None or context.frame is None or context.backward is not None:
         return ()
-    written = source.writing_at(own, inner_frames(context.site))
-    if written is None:
-        return ()
-    tensor = tensor_of(context.frame, written.target)
+    written = None if context.row in _READING else source.writing_at(own, inner_frames(context.site))
+    if written is not None:
+        tensor = tensor_of(context.frame, written.target)
+        name, op, part = written.target, written.op, written.expression
+    else:
+        found = _operand(context)
+        if found is None:
+            return ()
+        name, tensor = found
+        op, part = source.called_expression(own) or "", name
     facts = {} if tensor is None else described(tensor, context.frame)
-    target = Clue(
-        "target",
-        context.site,
-        name=written.target,
-        op=written.op,
-        values={"part": written.expression, "backwards": context.core.backwards, **facts},
-    )
-    return (target, *made_by(context, tensor))
+    values = {"part": part, "backwards": context.core.backwards, **facts}
+    target = Clue("target", context.site, name=name, op=op, values=values)
+    made = made_by(context.core, tensor)
+    return (target,) if made is None else (target, made)
 
 
-def inner_frames(site: Site) -> tuple[Any, ...]:
-    """The frames below the user frame of ``site``."""
-    own = site.user_frame
-    position = max((index for index, frame in enumerate(site.frames) if frame is own), default=len(site.frames))
-    return site.frames[position + 1 :]
+_READING = ("deepcopy_of_result", "inference_saved", "multi_view_base_written", "unrecorded_view_base_written")
 
 
-def described(tensor: Any, frame: Any) -> dict[str, Any]:
-    """What ``tensor`` is, as plain facts."""
-    names = [name.text for name in naming.names_of(tensor, frame) if name.origin == "module"]
-    is_leaf = bool(tensor.is_leaf)
-    return {
-        "shape": tuple(tensor.shape),
-        "dtype": str(tensor.dtype).removeprefix("torch."),
-        "device": str(tensor.device),
-        "is_parameter": isinstance(tensor, nn.Parameter),
-        "is_leaf": is_leaf,
-        "has_grad": is_leaf and tensor.grad is not None,
-        "known_as": names[0] if names else "",
-    }
-
-
-def made_by(context: Context, tensor: Any) -> tuple[Clue, ...]:
-    """The call that made ``tensor``, where a Node tells."""
-    try:
-        node = None if tensor is None else tensor.grad_fn
-    except RuntimeError:
-        return ()
-    number = None if node is None else _torch.node_sequence(node)
-    if number is None:
-        return ()
-    import threading
-
-    for first, end, _, stack in context.core.nodes_near(number, threading.get_ident()):
-        if first <= number < end:
-            return (Clue("made", symbolise(stack), op=node.name()),)
-    return ()
+def _operand(context: Context) -> tuple[str, Any] | None:
+    """The first operand of the statement that the message may mean, also where it lies in an object's attribute."""
+    own, wanted = context.site.user_frame, _OPERAND.get(context.row)
+    if own is None or wanted is None or context.frame is None:
+        return None
+    statement = source.statement_at(own)
+    names = source.operand_expressions(own)
+    names += source.consumed_names(statement) if statement is not None else []
+    direct = first_named(context.frame, names, wanted)
+    if direct is not None:
+        return direct
+    holders = [name for name in names if value_of(context.frame, name) is not None]
+    for found in naming.find(context.frame, wanted):
+        if any(found.path.startswith((f"{name}.", f"{name}[")) for name in holders):
+            return found.path, found.tensor
+    return None

@@ -8,10 +8,54 @@ diagnosis are built in ``parts.py``; its words are ``title.<slug>`` and ``explan
 
 from __future__ import annotations
 
-from gradsan.diagnose.failures import leaf_written, second_backward
+from gradsan.diagnose.failures import (
+    data_replaced,
+    expanded_written,
+    export_requires_grad,
+    function_view_written,
+    inference_tensor_used,
+    leaf_written,
+    loss_without_graph,
+    mark_dirty_misused,
+    negative_slope_in_place,
+    one_of_several_views_written,
+    out_requires_grad,
+    requires_grad_flag,
+    resized_with_grad,
+    result_deepcopied,
+    result_does_not_fit,
+    saved_tensor_detached,
+    second_backward,
+    unrecorded_view_written,
+    view_base_written,
+    view_detached_in_place,
+    written_from_itself,
+)
 from gradsan.model import Diagnosis, Failure
 
-_CAUSES = (leaf_written, second_backward)
+_CAUSES = (
+    leaf_written,
+    second_backward,
+    out_requires_grad,
+    one_of_several_views_written,
+    view_base_written,
+    unrecorded_view_written,
+    function_view_written,
+    mark_dirty_misused,
+    expanded_written,
+    written_from_itself,
+    view_detached_in_place,
+    saved_tensor_detached,
+    inference_tensor_used,
+    resized_with_grad,
+    data_replaced,
+    negative_slope_in_place,
+    result_does_not_fit,
+    export_requires_grad,
+    requires_grad_flag,
+    result_deepcopied,
+    loss_without_graph,
+)
 
 
 def explain(failure: Failure) -> Diagnosis | None:

@@ -1,12 +1,13 @@
 """GS401 to GS404: backward came a second time to a graph that had been freed.
 
-What decides is how the new graph hangs on the freed one. The tensor between them was made by code that ran again since: a
-state is carried from round to round (GS401). It was made once, and every round reads it: GS403. It is the loss itself: GS404.
-Else two losses share a forward pass: GS402.
+What decides is how the new graph hangs on the freed one. The tensor between them was made by code that ran again since:
+a state is carried from round to round (GS401). It was made once, and every round reads it: GS403. It is the loss
+itself: GS404. Else two losses share a forward pass: GS402.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gradsan import source
@@ -187,10 +188,10 @@ def _diagnosis(
     return parts.diagnosis(case.failure, *cause, values=values, labels=labels, tensor=tensor, fixes=fixes, notes=notes)
 
 
-def _bridge_label(case: _Case, key: str | None, values: dict[str, object]) -> tuple[Label, ...]:
+def _bridge_label(case: _Case, key: str | None, values: Mapping[str, object]) -> tuple[Label, ...]:
     if key is None:
         return ()
-    message = Message(key, values)
+    message = Message(key, dict(values))
     if case.bound_at is None:
         return label_room.at("bridge", case.bridge.site, message, op=case.bridge.op)
     return (Label("bridge", case.bound_at, message, case.bridge.op, Site((case.bound_at,))),)

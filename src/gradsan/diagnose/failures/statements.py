@@ -8,7 +8,7 @@ from typing import Any
 from gradsan import source
 from gradsan.diagnose import labels as label_room
 from gradsan.diagnose.failures import parts
-from gradsan.model import Clue, Failure, Fix, Frame, Label, Message, NamedTensor, Site
+from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Label, Message, NamedTensor, Role, Site
 
 Lines = tuple[tuple[str, int, str], ...]
 
@@ -57,7 +57,7 @@ def created(failure: Failure, target: Clue | None) -> tuple[Label, ...]:
     return at_frame("created", found.frame, Message(key, {"name": name, "value": found.value}))
 
 
-def at_frame(role: Any, frame: Frame, message: Message) -> tuple[Label, ...]:
+def at_frame(role: Role, frame: Frame, message: Message) -> tuple[Label, ...]:
     """A label at a place that the source told."""
     return label_room.at(role, Site((frame,)), message)
 
@@ -80,3 +80,51 @@ def new_tensor(failure: Failure, values: Mapping[str, Any]) -> tuple[Fix, ...]:
         parts.fix("clone_before_mutation", "preserved", values, lines=copy),
     )
     return tuple(sorted(fixes, key=lambda fix: not fix.lines))
+
+
+def stopped(
+    failure: Failure,
+    code: str,
+    slug: str,
+    *,
+    role: Role = "written",
+    label: str | None = None,
+    explanation: str | None = None,
+    between: tuple[Label, ...] = (),
+    fixes: Callable[[Mapping[str, Any]], tuple[Fix, ...]] = lambda values: (),
+    notes: tuple[Message, ...] = (),
+    values: Mapping[str, Any] | None = None,
+) -> Diagnosis:
+    """The diagnosis of a statement that PyTorch stopped: where its tensor was made, what came ``between``, the place.
+
+    The words are those of ``slug``: ``title``, ``explanation``, and ``label`` at the statement, with {name} and {op}.
+    """
+    target = parts.clue(failure, "target")
+    filled = {"name": name_of(target), "op": op_shown(target), **(values or {})}
+    here = Message(label or f"label.{slug}", {**failure.values, **filled})
+    return parts.diagnosis(
+        failure,
+        code,
+        slug,
+        values=filled,
+        explanation=explanation,
+        labels=(*created(failure, target), *between, *label_room.at(role, failure.site, here, op=op_shown(target))),
+        tensor=named_tensor(target),
+        fixes=fixes(filled),
+        notes=(*known_as(target), *notes),
+    )
+
+
+def copy_where_made(
+    failure: Failure, values: Mapping[str, Any], kind: str = "clone_before_mutation"
+) -> tuple[Fix, ...]:
+    """Let the name be a copy from the start: ``x = y.expand(3, 4).clone()``; without a line where that is not told."""
+    target, frame = parts.clue(failure, "target"), failure.site.user_frame
+    lines: Lines = ()
+    if target is not None and target.name and frame is not None:
+        made = source.definition_of(frame, target.name)
+        if made is not None and not made.is_loop:
+            change = source.clone_at_save(made.frame, target.name)
+            if change is not None and made.frame.line == change.line:
+                lines = source.changed_lines(made.frame.file, change)
+    return (parts.fix(kind, "preserved", values, lines=lines),)

@@ -1,0 +1,70 @@
+"""What several topics say of a tensor: its facts, the call that made it, and the writes to its memory."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from torch import nn
+
+from gradsan.capture import _torch, naming
+from gradsan.capture.ledger import RawWrite
+from gradsan.capture.stacks import symbolise
+from gradsan.model import Clue, Frame, Site
+
+
+def inner_frames(site: Site) -> tuple[Frame, ...]:
+    """The frames below the user frame of ``site``, outermost first."""
+    own = site.user_frame
+    position = max((index for index, frame in enumerate(site.frames) if frame is own), default=len(site.frames))
+    return site.frames[position + 1 :]
+
+
+def described(tensor: Any, frame: Any) -> dict[str, Any]:
+    """What ``tensor`` is, as plain facts: those of the role ``target`` in :mod:`gradsan.capture.clues.written`."""
+    names = [name.text for name in naming.names_of(tensor, frame) if name.origin == "module"]
+    is_leaf = bool(tensor.is_leaf) if not is_refused(tensor) else False
+    return {
+        "shape": tuple(tensor.shape),
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "device": str(tensor.device),
+        "is_parameter": isinstance(tensor, nn.Parameter),
+        "is_leaf": is_leaf,
+        "requires_grad": bool(tensor.requires_grad),
+        "has_grad": is_leaf and tensor.grad is not None,
+        "known_as": names[0] if names else "",
+    }
+
+
+def is_refused(tensor: Any) -> bool:
+    """Whether ``tensor`` is a view that PyTorch gives no grad_fn any more, because its base was written."""
+    try:
+        tensor.grad_fn  # noqa: B018 - asking is what raises
+    except RuntimeError:
+        return True
+    return False
+
+
+def made_by(core: Any, tensor: Any) -> Clue | None:
+    """The call that made ``tensor``, as the role ``made``, where a Node tells."""
+    if tensor is None or is_refused(tensor) or tensor.grad_fn is None:
+        return None
+    return of_node(core, tensor.grad_fn, "made")
+
+
+def of_node(core: Any, node: Any, role: str) -> Clue | None:
+    """The call that made an autograd Node; None where no watched call did."""
+    number = _torch.node_sequence(node)
+    if number is None:
+        return None
+    for first, end, clock, stack in core.nodes_near(number, threading.get_ident()):
+        if first <= number < end:
+            return Clue(role, symbolise(stack), op=node.name(), values={"clock": clock})
+    return None
+
+
+def writes_to(core: Any, tensor: Any, since: int = 0) -> tuple[Clue, ...]:
+    """The last logged writes to the memory of ``tensor`` after the clock ``since``, oldest first: ``base_written``."""
+    storage = _torch.storage_identity(tensor)
+    found = [raw for raw in map(RawWrite._make, core.writes()) if raw.storage == storage and raw.clock > since]
+    return tuple(Clue("base_written", symbolise(raw.stack), op=raw.op) for raw in found[-3:])
