@@ -8,7 +8,7 @@ from gradsan.source.backward_calls import backward_of_sum, keep_graph
 from gradsan.source.bindings import Carried, carried_names
 from gradsan.source.calls import alias_of, callers_expression, dies_with_call
 from gradsan.source.change import Change, apply_change, changed_lines
-from gradsan.source.cuts import Cut, Live, find_cut
+from gradsan.source.cuts import Cut, Live, find_cuts, grad_switched_off
 from gradsan.source.layers import inplace_layer_false
 from gradsan.source.lines import source_line, source_lines
 from gradsan.source.locate import Expression, Statement, expression_at, expressions_at, statement_at, statements_at
@@ -59,8 +59,9 @@ __all__ = [
     "drop_keyword",
     "expression_at",
     "expressions_at",
-    "find_cut",
+    "find_cuts",
     "frames_between",
+    "grad_switched_off",
     "has_keyword",
     "in_same_function",
     "inplace_false",

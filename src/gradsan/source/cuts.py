@@ -17,7 +17,7 @@ from gradsan.source.locate import expression_at, statement_at
 from gradsan.source.names import bindings_of
 from gradsan.source.tree import FunctionNode, SourceFile, read_source
 
-__all__ = ["Cut", "Live", "find_cut"]
+__all__ = ["Cut", "Live", "find_cuts", "grad_switched_off"]
 
 _DEEPEST = 40
 _MOST = 4_000
@@ -41,8 +41,8 @@ class Cut:
     """An operation after which a value has no graph: its kind, its place, and what it was applied to, as written.
 
     ``kind``: ``detach``, ``data``, ``item``, ``numpy``, ``index`` (argmax and the like), ``comparison``, ``integer``,
-    ``new_tensor``, ``no_grad``, ``inference_mode``, ``grad_mode_off``, ``set_late`` (requires_grad set after the value was
-    used). ``is_certain``: what it was applied to is known to require grad.
+    ``new_tensor``, ``no_grad``, ``inference_mode``, ``grad_mode_off``, ``set_late`` (requires_grad set after the value
+    was used). ``is_certain``: what it was applied to is known to require grad.
     """
 
     kind: str
@@ -69,25 +69,26 @@ class _Scope:
     function: FunctionNode | None
     at: ast.stmt
     live: Live
-    given: Mapping[str, tuple[ast.expr, "_Scope"]] = field(default_factory=dict)
+    given: Mapping[str, tuple[ast.expr, _Scope]] = field(default_factory=dict)
     seen: frozenset[tuple[str, int]] = frozenset()
     depth: int = 0
 
 
-def find_cut(frames: Sequence[Frame], live: Sequence[Live]) -> Cut | None:
-    """The operation that cut the loss off, of whose ``backward`` the innermost of ``frames`` (outermost first) is the call.
+def find_cuts(frames: Sequence[Frame], live: Sequence[Live]) -> tuple[Cut, ...]:
+    """The operations that cut a loss off its graph, the likeliest first.
 
-    ``live`` tells of each frame. Cuts whose operand is known to require grad come first, then the earliest one.
+    The innermost of ``frames`` (outermost first) is the call of the loss's ``backward``; ``live`` tells of each frame.
+    Cuts whose operand is known to require grad come first, then the earliest one.
     """
     scope = _scope_at(frames, live, len(frames) - 1)
     found = expression_at(frames[-1]) if frames else None
     if scope is None or found is None or not isinstance(found.node, ast.Call):
-        return None
+        return ()
     walk = _Walk()
     for root in _roots(found.node):
         walk.follow(root, scope)
     cuts = sorted(walk.cuts, key=lambda item: (not item[1].is_certain, -item[0]))
-    return cuts[0][1] if cuts else None
+    return tuple(dict.fromkeys(cut for _, cut in cuts))
 
 
 def _roots(call: ast.Call) -> list[ast.expr]:
@@ -389,7 +390,7 @@ def _mode(node: ast.expr) -> str | None:
 def _setting(scope: _Scope, key: str) -> list[ast.stmt]:
     """The statements of the function that set ``key.requires_grad``, in order."""
     body: FunctionNode | ast.Module = scope.source.module if scope.function is None else scope.function
-    found = []
+    found: list[ast.stmt] = []
     for node in local_nodes(body):
         if isinstance(node, ast.Assign) and any(chain_key(target) == f"{key}.requires_grad" for target in node.targets):
             found.append(node)
@@ -402,3 +403,24 @@ def _setting(scope: _Scope, key: str) -> list[ast.stmt]:
             ):
                 found.append(node)
     return sorted(found, key=lambda node: node.lineno)
+
+
+def grad_switched_off(frames: Sequence[Frame]) -> Frame | None:
+    """The last call of ``torch.set_grad_enabled(False)`` before the statements of ``frames`` (outermost first)."""
+    for frame in reversed(frames):
+        statement = statement_at(frame)
+        if statement is None:
+            continue
+        scope: FunctionNode | ast.Module = statement.function or statement.source.module
+        calls = [
+            node
+            for node in local_nodes(scope)
+            if isinstance(node, ast.Call) and _mode(node) == "no_grad" and leaf_name(node.func) == "set_grad_enabled"
+        ]
+        before = [call for call in calls if call.lineno < frame.line]
+        if before:
+            span = statement.source.span(max(before, key=lambda call: call.lineno))
+            return replace(
+                frame, line=span.line, column=span.column, end_line=span.end_line, end_column=span.end_column
+            )
+    return None

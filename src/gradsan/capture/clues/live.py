@@ -1,13 +1,15 @@
 """What the user's live variables tell about gradients: which require one, and which function a name would call.
 
-Role: ``live``, one clue for each of the user's frames, outermost first. ``values``: ``requires_grad`` (expression -> whether
-it does; of a module, whether any parameter does) and ``callees`` (expression -> file, first line and name of what runs).
+Roles: ``live``, one clue for each of the user's frames, outermost first; ``values``: ``requires_grad`` (expression ->
+whether it does; of a module, whether any parameter does) and ``callees`` (expression -> file, first line and name of
+what runs). ``mode``: whether gradients are switched on (``grad_enabled``). ``loss``: its ``shape``, ``dtype`` and
+``device``.
 """
 
 from __future__ import annotations
 
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -15,12 +17,30 @@ from torch import nn
 from gradsan.capture.stacks import file_of, is_user_file
 from gradsan.model import Clue
 
+if TYPE_CHECKING:
+    from gradsan.capture.failures import Context
+
+ROWS = ("no_graph",)
+
 _MOST_NAMES = 300
 
 
-def gather(frame: Any) -> tuple[Clue, ...]:
-    """The clues of the frames from ``frame`` outwards."""
-    found = []
+def gather(context: Context) -> tuple[Clue, ...]:
+    """The mode, and the clues of the frames from the failing one outwards."""
+    frame = context.frame
+    found = [Clue("mode", values={"grad_enabled": torch.is_grad_enabled()})]
+    losses = [] if context.backward is None else [one for one in context.backward.outputs if torch.is_tensor(one)]
+    found += [
+        Clue(
+            "loss",
+            values={
+                "shape": tuple(one.shape),
+                "dtype": str(one.dtype).removeprefix("torch."),
+                "device": str(one.device),
+            },
+        )
+        for one in losses[:1]
+    ]
     while frame is not None:
         if is_user_file(frame.f_code.co_filename):
             found.append(_of_frame(frame))

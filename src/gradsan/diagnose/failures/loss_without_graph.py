@@ -35,7 +35,7 @@ def match(failure: Failure) -> Diagnosis | None:
         title="title.loss_without_graph" if cut.kind == "grad_mode_off" else "title.loss_without_graph_cut",
         explanation=f"explanation.loss_without_graph_{explained}",
         labels=(*_in_order(cuts), *used),
-        tensor=_tensor(name),
+        tensor=_tensor(failure, name),
         fixes=tuple(_fix(one) for one in cuts),
     )
 
@@ -53,7 +53,8 @@ def _cuts(failure: Failure) -> tuple[source.Cut, ...]:
         if off is not None:
             return (source.Cut("grad_mode_off", off, "", True),)
     found = source.find_cuts(frames, live) if live and len(live) == len(frames) else ()
-    return tuple(one for one in found if one.is_certain == found[0].is_certain)[:_MOST_SHOWN]
+    likely = {one.frame: one for one in reversed(found) if one.is_certain == found[0].is_certain}
+    return tuple(one for one in found if likely.get(one.frame) is one)[:_MOST_SHOWN]
 
 
 def _in_order(cuts: tuple[source.Cut, ...]) -> tuple[Label, ...]:
@@ -93,10 +94,13 @@ def _nothing_requires_grad(failure: Failure, name: str | Message, used: tuple[La
         SLUG,
         values={"name": name},
         labels=(*created, *used),
-        tensor=_tensor(name),
+        tensor=_tensor(failure, name),
         fixes=(Fix("requires_grad_first", "changed", Message("help.requires_grad_first")),),
     )
 
 
-def _tensor(name: str | Message) -> NamedTensor | None:
-    return NamedTensor(name, (), "?", "?", None, None) if isinstance(name, str) else None
+def _tensor(failure: Failure, name: str | Message) -> NamedTensor | None:
+    loss = parts.clue(failure, "loss")
+    if loss is None or not isinstance(name, str):
+        return None
+    return NamedTensor(name, loss.values["shape"], loss.values["dtype"], loss.values["device"], None, None)
