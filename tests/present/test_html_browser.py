@@ -63,6 +63,7 @@ def background(page):
 
 def ink(page):
     """How many different colours the timeline shows: an empty one has hardly any."""
+    picture(page)
     return page.evaluate(
         """() => { const canvas = document.querySelector("canvas");
         const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data, seen = new Set();
@@ -161,7 +162,7 @@ def test_the_keyboard_reaches_everything_and_walks_the_timeline(show):
     page.keyboard.press("ArrowRight")
     assert told(page).startswith("1/3 · saved at clock 3, step 0 · MmBackward0 · rnn.py:10")
     page.keyboard.press("ArrowRight")
-    assert "written (other elements)" in told(page)
+    assert "written (elsewhere)" in told(page)
     page.keyboard.press("End")
     assert told(page).startswith("3/3 · used at clock 9")
     page.keyboard.press("ArrowRight")

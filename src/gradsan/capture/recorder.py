@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 from gradsan.capture import _core, _torch, autopsy, conflicts, failures, saves, writes
 from gradsan.capture.backwards import Backwards
+from gradsan.capture.moments import moments
 from gradsan.capture.patches import Patches
 from gradsan.capture.steps import Steps, read_backward
-from gradsan.model import Conflict, Evidence, Failure, Message, Seen
+from gradsan.model import Conflict, Evidence, Failure, Message, Moment, Seen
 
 _CONFLICTS_KEPT = 1_000
 _SEEN = "_gradsan_seen"
@@ -149,7 +150,10 @@ class Recorder:
         """What was found since a mark, as plain data."""
         core = self.core
         first, failed, saved, written, backwards, steps = since or Mark()
+        around: list[tuple[Moment, ...]] = []
+        self.guard(lambda: around.append(moments(self.steps, self.backwards, core.clock + 1)))
         return Evidence(
+            moments=around[0] if around else (),
             conflicts=tuple(self.conflicts[first:]),
             failures=tuple(self.failures[failed:]),
             seen=Seen(

@@ -5,19 +5,20 @@ Equal findings are counted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gradsan.diagnose import failures
 from gradsan.diagnose.causes import CAUSES
 from gradsan.diagnose.facts import examine
 from gradsan.diagnose.history import events_of, joined, way_of
-from gradsan.model import Conflict, Diagnosis, Evidence
+from gradsan.model import Conflict, Diagnosis, Evidence, Moment
 
 
 def diagnose(evidence: Evidence) -> tuple[Diagnosis, ...]:
     """The diagnoses of everything captured: conflicts in the order in which they happened, then failures."""
     found: dict[object, Diagnosis] = {}
-    explained = [_explain(conflict) for conflict in evidence.conflicts]
+    explained = [_explain(conflict, evidence.moments) for conflict in evidence.conflicts]
     explained += [known for failure in evidence.failures if (known := failures.explain(failure)) is not None]
     for diagnosis in explained:
         key = _identity(diagnosis)
@@ -28,12 +29,12 @@ def diagnose(evidence: Evidence) -> tuple[Diagnosis, ...]:
     return tuple(found.values())
 
 
-def _explain(conflict: Conflict) -> Diagnosis:
+def _explain(conflict: Conflict, moments: Sequence[Moment]) -> Diagnosis:
     facts = examine(conflict)
     for cause in CAUSES:
         diagnosis = cause(facts)
         if diagnosis is not None:
-            return replace(diagnosis, events=events_of(facts), way=way_of(facts))
+            return replace(diagnosis, events=events_of(facts, moments), way=way_of(facts))
     raise AssertionError("the last cause, unknown_writer, takes every conflict")
 
 

@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+
 from gradsan.diagnose.facts import Facts
 from gradsan.diagnose.levels import place
-from gradsan.model import Diagnosis, Event, EventKind, Knot
+from gradsan.model import Conflict, Diagnosis, Event, EventKind, Knot, Moment
 
 EVENTS_KEPT = 2_000
 """Events that a diagnosis holds at most; the same finding a thousand times over has millions."""
 
 
-def events_of(facts: Facts) -> tuple[Event, ...]:
-    """The save, the writes to that memory, and the backward that used it, by the clock, which is the run's own."""
+def events_of(facts: Facts, moments: Sequence[Moment] = ()) -> tuple[Event, ...]:
+    """The save, the writes to that memory, the backward that used it, and the run's steps and backwards in between.
+
+    They come by the clock, which is the run's own; ``moments`` do so, too.
+    """
     conflict = facts.conflict
     save, use = conflict.save, conflict.use
-    events = [Event("saved", save.clock, save.step, save.node, save.version, place(save.site))]
     counting = {id(write) for write in facts.writes}
+    events = [Event("saved", save.clock, save.step, save.node, save.version, place(save.site))]
     for write in conflict.writes:
         kind: EventKind = "step" if write.kind == "step" else "written"
         touches = id(write) in counting
         events.append(Event(kind, write.clock, write.step, write.op, write.version, place(write.site), touches))
-    # A backward has no end of its own in the log: its beginning and the use that failed in it stand at one moment.
-    events.append(Event("backward", use.clock, use.step, use.via, None, place(use.site)))
+    events += _around(conflict, moments)
+    if not any(event.kind == "backward" for event in events):
+        # The log of calls does not reach back that far; the one that failed is known all the same.
+        events.append(Event("backward", use.clock, use.step, use.via, None, place(use.site)))
     events.append(Event("used", use.clock, use.step, save.node, use.version, place(use.site)))
     return tuple(sorted(events, key=lambda event: event.clock)[:EVENTS_KEPT])
+
+
+def _around(conflict: Conflict, moments: Sequence[Moment]) -> Iterator[Event]:
+    """What happened between save and use; a step that wrote this memory is among the writes already."""
+    first = bisect_left(moments, conflict.save.clock, key=lambda moment: moment.clock)
+    last = bisect_right(moments, conflict.use.clock, key=lambda moment: moment.clock)
+    known = {write.clock for write in conflict.writes if write.kind == "step"}
+    for moment in moments[first:last]:
+        if moment.kind == "backward" or moment.clock not in known:
+            touches = moment.kind == "backward"
+            yield Event(moment.kind, moment.clock, moment.step, moment.op, None, place(moment.site), touches)
 
 
 def way_of(facts: Facts) -> tuple[Knot, ...]:

@@ -286,9 +286,21 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class Moment:
+    """A step that ended or a backward call that began; ``step`` is the number of optimizer steps finished before it."""
+
+    kind: Literal["step", "backward"]
+    clock: int
+    step: int
+    op: str
+    site: Site
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
-    """All that capture hands to diagnose."""
+    """All that capture hands to diagnose. ``moments`` are the run's last steps and backward calls, by the clock."""
 
     conflicts: tuple[Conflict, ...] = ()
     failures: tuple[Failure, ...] = ()
     seen: Seen = field(default_factory=Seen)
+    moments: tuple[Moment, ...] = ()

@@ -87,7 +87,7 @@ class Event:
 
     ``step`` is the number of optimizer steps finished before it; ``op`` what was called, or the Node that saved;
     ``version`` the version counter afterwards (of a use: what backward found), None where it was not read.
-    ``touches`` is False for a write to other elements of the same memory.
+    ``touches`` is False for a write to other elements of the same memory, and for a step that left this memory alone.
     """
 
     kind: EventKind

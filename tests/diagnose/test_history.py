@@ -1,0 +1,145 @@
+"""What timeline and graph are drawn from: evidence by hand, then a real run."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+from gradsan.diagnose.facts import examine
+from gradsan.diagnose.history import EVENTS_KEPT, events_of, joined, way_of
+from gradsan.model import Bridge, Conflict, Diagnosis, Message, Moment, Region, Save, Site, TensorInfo, Use, Write
+
+BOX = Region(0, (4,), (1,), 4)
+
+
+def write(clock, kind="inplace", op="add_", region=BOX, **more):
+    return Write(clock, Site(), op, kind, clock, region, **more)
+
+
+def conflict(*writes, **more):
+    save = Save(10, Site(), TensorInfo((4,), "float32", "cpu", 1, BOX), 3, "MulBackward0", "self", step=1)
+    return Conflict(save, writes, Use(90, Site(), 5, step=2), **more)
+
+
+def told(*writes, moments=(), **more):
+    return [(one.kind, one.clock, one.touches) for one in events_of(examine(conflict(*writes, **more)), moments)]
+
+
+def moment(kind, clock):
+    return Moment(kind, clock, 0, "x", Site())
+
+
+def test_events_come_by_the_clock_and_say_what_touches_the_saved_part():
+    beside = write(30, region=Region(8, (2,), (1,), 4))
+    assert told(write(50), beside, write(40, kind="step", op="SGD.step")) == [
+        ("saved", 10, True),
+        ("written", 30, False),
+        ("step", 40, True),
+        ("written", 50, True),
+        ("backward", 90, True),
+        ("used", 90, True),
+    ]
+
+
+def test_versions_and_steps_are_those_of_the_evidence():
+    events = events_of(examine(conflict(write(50))))
+    assert [(one.version, one.step) for one in events] == [(3, 1), (50, 0), (None, 2), (5, 2)]
+
+
+def test_the_runs_own_steps_and_backwards_stand_between_save_and_use_only():
+    moments = [moment(kind, clock) for clock in (5, 20, 40, 80, 95) for kind in ("step", "backward")]
+    assert told(write(40, kind="step", op="SGD.step"), moments=moments) == [
+        ("saved", 10, True),
+        ("step", 20, False),
+        ("backward", 20, True),
+        ("step", 40, True),
+        ("backward", 40, True),
+        ("step", 80, False),
+        ("backward", 80, True),
+        ("used", 90, True),
+    ]
+
+
+def test_there_are_never_more_than_are_kept():
+    many = events_of(examine(conflict(*(write(20 + number) for number in range(EVENTS_KEPT + 50)))))
+    assert len(many) == EVENTS_KEPT
+
+
+def test_one_finding_met_twice_has_each_event_once():
+    message = Message("x")
+    known = Diagnosis(
+        "GS101", "x", "error", False, message, message, (), events=events_of(examine(conflict(write(50))))
+    )
+    again = dataclasses.replace(known, events=events_of(examine(conflict(write(60)))))
+    assert joined(known, known) == known.events
+    assert [one.clock for one in joined(known, again)] == [10, 50, 60, 90, 90]
+
+
+def way(**more):
+    return [(knot.kind, knot.name) for knot in way_of(examine(conflict(**more)))]
+
+
+def test_the_way_without_a_crossing_has_a_gap():
+    assert way() == [("loss", None), ("gap", None), ("saved", "MulBackward0")]
+
+
+def test_the_way_over_an_update_has_a_bridge_and_another_has_none():
+    bridge = Bridge("AddBackward0", "CatBackward0", "h")
+    step = write(40, kind="step", op="SGD.step")
+    made = [(knot.kind, knot.name) for knot in way_of(examine(conflict(step, bridge=bridge)))]
+    assert made == [
+        ("loss", None),
+        ("gap", None),
+        ("node", "CatBackward0"),
+        ("bridge", "h"),
+        ("node", "AddBackward0"),
+        ("gap", None),
+        ("saved", "MulBackward0"),
+    ]
+    made = [knot.kind for knot in way_of(examine(conflict(write(40), bridge=bridge)))]
+    assert "bridge" not in made
+    near = Bridge("MulBackward0", "CatBackward0", "h")
+    assert [knot.kind for knot in way_of(examine(conflict(step, bridge=near)))] == [
+        "loss",
+        "gap",
+        "node",
+        "bridge",
+        "saved",
+    ]
+
+
+def test_without_a_node_there_is_no_way():
+    nameless = conflict()
+    nameless = dataclasses.replace(nameless, save=dataclasses.replace(nameless.save, node=None))
+    assert way_of(examine(nameless)) == ()
+
+
+PROGRAM = """
+import torch
+net = torch.nn.Linear(2, 2)
+other = torch.nn.Linear(2, 2)
+first, second = torch.optim.SGD(net.parameters(), 0.1), torch.optim.SGD(other.parameters(), 0.1)
+x = torch.ones(1, 2, requires_grad=True)
+loss = net(x).sum()
+other(torch.ones(1, 2)).sum().backward()
+second.step()
+loss.backward(retain_graph=True)
+first.step()
+loss.backward()
+"""
+
+
+def test_a_real_run_tells_the_steps_and_backwards_between(tmp_path):
+    (tmp_path / "main.py").write_text(PROGRAM)
+    words = [sys.executable, "-m", "gradsan", "run", "--quiet", "--json", "r.json", "main.py"]
+    subprocess.run(words, cwd=tmp_path, capture_output=True, check=False, timeout=120)
+    [found] = json.loads((tmp_path / "r.json").read_text())["diagnoses"]
+    assert [(one["kind"], one["line"], one["touches"]) for one in found["events"]] == [
+        ("saved", 7, True),
+        ("backward", 8, True),
+        ("step", 9, False),
+        ("backward", 10, True),
+        ("step", 11, True),
+        ("backward", 12, True),
+        ("used", 12, True),
+    ]
