@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from gradsan.capture import _core, _torch, autopsy, conflicts, failures, saves, writes
+from gradsan.capture import _core, _torch, autopsy, conflicts, failures, saves, warned, writes
 from gradsan.capture.backwards import Backwards
 from gradsan.capture.moments import moments
 from gradsan.capture.patches import Patches
@@ -73,7 +73,7 @@ class Recorder:
                 return
             self.core.active = True
             self.listen()
-            for part in (self._watch_user_hooks, self._watch_operations, self._watch_steps):
+            for part in (self._watch_user_hooks, self._watch_operations, self._watch_steps, self._watch_warnings):
                 self._attempt(part)
 
     def listen(self) -> None:
@@ -116,6 +116,17 @@ class Recorder:
         if self._replacements is None:
             self._replacements = writes.plan(self.core)
         writes.install(self.core, self._patches, self._replacements)
+
+    def _watch_warnings(self) -> None:
+        warned.watch(self._patches, self._on_warning)
+
+    def _on_warning(self, message: Any, category: type[Warning]) -> None:
+        self.guard(partial(self._keep_warning, message, category))
+
+    def _keep_warning(self, message: Any, category: type[Warning]) -> None:
+        failure = warned.of_warning(self, message, category) if len(self.failures) < _CONFLICTS_KEPT else None
+        if failure is not None:
+            self.failures.append(failure)
 
     def _watch_steps(self) -> None:
         self.steps.install(self._patches)

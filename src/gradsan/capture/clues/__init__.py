@@ -7,9 +7,11 @@ clues of a :class:`gradsan.capture.failures.Context` and names their roles in it
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from gradsan.capture.clues import (
+    graph_nodes,
     later,
     live,
     second_backward,
@@ -27,9 +29,18 @@ _TOPICS = (
     views,
     later,
     live,
+    graph_nodes,
 )
 
 
 def gather(context: Context) -> tuple[Clue, ...]:
-    """The clues of every topic that serves the row; empty where none does."""
-    return tuple(clue for topic in _TOPICS if context.row in topic.ROWS for clue in topic.gather(context))
+    """The clues of every topic that serves the row; empty where none does. A topic that fails is left out."""
+    found: list[Clue] = []
+    for topic in _TOPICS:
+        if context.row in topic.ROWS:
+            try:
+                found += topic.gather(context)
+            except Exception:
+                if os.environ.get("GRADSAN_DEBUG"):
+                    raise
+    return tuple(found)

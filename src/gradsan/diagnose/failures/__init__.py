@@ -13,6 +13,7 @@ from gradsan.diagnose.failures import (
     expanded_written,
     export_requires_grad,
     function_view_written,
+    graph_rules,
     inference_tensor_used,
     leaf_written,
     loss_without_graph,
@@ -55,6 +56,7 @@ _CAUSES = (
     requires_grad_flag,
     result_deepcopied,
     loss_without_graph,
+    graph_rules,
 )
 
 

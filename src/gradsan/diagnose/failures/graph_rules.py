@@ -1,0 +1,120 @@
+"""GS406 to GS419: rules of backward, .grad and hooks, each one cause with one row or a few.
+
+A rule says the code, the words and the suggestions; what differs from failure to failure comes out of the clues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from gradsan import source
+from gradsan.diagnose import labels as label_room
+from gradsan.diagnose.failures import parts
+from gradsan.diagnose.needs import op_name
+from gradsan.model import Diagnosis, Failure, Message, NamedTensor, Severity
+
+_Suggestion = tuple[str, Literal["preserved", "changed"]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A cause without further cases: its code, the label at the failing line, (kind, meaning) of each suggestion."""
+
+    code: str
+    slug: str
+    label: str
+    fixes: tuple[_Suggestion, ...]
+    severity: Severity = "error"
+
+
+_RETURNS = Rule("GS410", "custom_backward_returns", "asked_here", (("return_one_each", "preserved"),))
+_GRAD = Rule("GS412", "gradient_does_not_fit", "failed_here", (("fit_gradient", "preserved"),))
+_HOOK = Rule("GS413", "hook_does_not_fit", "failed_here", (("fit_hook", "preserved"),))
+_RULES: Mapping[str, Rule] = {
+    "unused_in_graph": Rule("GS406", "input_not_in_graph", "asked_here", (("allow_unused", "changed"),)),
+    "input_needs_no_gradient": Rule("GS407", "input_without_gradient", "asked_here", (("wanted_input", "changed"),)),
+    "output_not_scalar": Rule(
+        "GS408", "loss_not_scalar", "loss_at", (("mean_or_sum", "changed"), ("pass_gradient", "preserved"))
+    ),
+    "custom_backward_count": _RETURNS,
+    "custom_backward_shape": _RETURNS,
+    "custom_backward_type": _RETURNS,
+    "saved_no_tensor": _RETURNS,
+    "differentiated_once_only": Rule(
+        "GS411", "differentiated_once_only", "asked_here", (("no_second_derivative", "changed"),)
+    ),
+    "grad_does_not_fit": _GRAD,
+    "grad_is_no_tensor": _GRAD,
+    "hook_returned": _HOOK,
+    "hook_returned_no_tensor": _HOOK,
+    "hook_refused": _HOOK,
+    "nan_in_backward": Rule("GS414", "nan_gradient", "asked_here", (("anomaly_values", "preserved"),)),
+    "anomaly_trace": Rule("GS415", "anomaly_trace", "warned_here", (), "note"),
+    "gradient_cycle": Rule("GS416", "gradient_cycle", "warned_here", (("autograd_grad", "preserved"),), "note"),
+    "derivative_missing": Rule("GS417", "derivative_missing", "asked_here", (("use_argument", "changed"),)),
+    "kernel_without_autograd": Rule(
+        "GS418", "kernel_without_autograd", "warned_here", (("add_autograd", "preserved"),), "note"
+    ),
+    "old_backward_hook": Rule(
+        "GS419", "old_backward_hook", "warned_here", (("full_backward_hook", "preserved"),), "note"
+    ),
+}
+ROWS = tuple(_RULES)
+
+
+def match(failure: Failure) -> Diagnosis | None:
+    """Every failure of these rows."""
+    rule = _RULES[failure.row]
+    told = parts.clue(failure, "input") or parts.clue(failure, "loss")
+    frame = failure.site.user_frame
+    receiver = None if frame is None else source.method_receiver(frame)
+    name = (told.name if told is not None else None) or (receiver if failure.row == "output_not_scalar" else None)
+    node = parts.clue(failure, "node")
+    values = {
+        "name": name or Message("label.the_tensor"),
+        "op": op_name(node.op) if node is not None and node.op else "?",
+        "function": "?",
+        "shape": list(told.values.get("shape", ())) if told is not None else "?",
+        **failure.values,
+    }
+    fixes = rule.fixes
+    if failure.row == "unused_in_graph" and told is not None and told.values.get("rebased"):
+        fixes = (("take_before_write", "preserved"), *fixes)
+    return parts.diagnosis(
+        failure,
+        rule.code,
+        rule.slug,
+        values=values,
+        severity=rule.severity,
+        explanation=_explanation(failure, rule),
+        labels=(
+            *parts.label_of(parts.clue(failure, "definition"), "note", "label.backward_defined", values),
+            *parts.label_of(node, "created", "label.forward_of_function", values),
+            *parts.label_of(parts.clue(failure, "rebased"), "written", "label.rebased_here", values),
+            *label_room.at("used", failure.site, Message(f"label.{rule.label}", values)),
+        ),
+        tensor=_tensor(failure, name),
+        fixes=tuple(parts.fix(kind, meaning, values) for kind, meaning in fixes),
+    )
+
+
+def _explanation(failure: Failure, rule: Rule) -> str:
+    """The key of the explanation; some rows have several."""
+    ending = ""
+    if failure.row == "output_not_scalar":
+        ending = "_complex" if "dtype" in failure.values else "_mismatch" if "got" in failure.values else ""
+    elif failure.row == "derivative_missing" and "argument" not in failure.values:
+        ending = "_plain"
+    elif failure.row == "unused_in_graph":
+        told = parts.clue(failure, "input")
+        ending = "_rebased" if told is not None and told.values.get("rebased") else ""
+    return f"explanation.{rule.slug}{ending}"
+
+
+def _tensor(failure: Failure, name: str | None) -> NamedTensor | None:
+    loss = parts.clue(failure, "loss")
+    if name is None or loss is None or "shape" not in loss.values:
+        return None
+    return NamedTensor(name, loss.values["shape"], loss.values["dtype"], loss.values["device"], None, None)
