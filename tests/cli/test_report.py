@@ -159,3 +159,18 @@ def test_a_file_that_cannot_be_written_stops_before_the_program(tmp_path: Path, 
     ran = run_gradsan("run", "--html", "no/such/r.html", "main.py")
     assert (ran.status, ran.stdout) == (2, "")
     assert "no/such/r.html cannot be written" in ran.stderr
+
+
+def test_works_where_the_working_directory_is_gone(folder: Path, run_python: Runner) -> None:
+    program = (
+        "import os, sys, tempfile, gradsan.cli\n"
+        "gone = tempfile.mkdtemp()\n"
+        "os.chdir(gone)\n"
+        "os.rmdir(gone)\n"
+        "sys.exit(gradsan.cli.main(['report', *sys.argv[1:]]))"
+    )
+    report, out = str(folder / "report.json"), str(folder / "out.html")
+    assert run_python("-c", program, report, "--html", "-o", out).status == 0
+    assert (folder / "out.html").exists()
+    relative = run_python("-c", program, report, "-o", "out.html")
+    assert (relative.status, relative.stderr.count("\n")) == (2, 1)

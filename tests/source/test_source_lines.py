@@ -8,6 +8,7 @@ import linecache
 import sys
 import zipfile
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from source_snippets import HAS_COLUMNS, run_with_fakes, without_columns
@@ -194,3 +195,14 @@ def _places_of_the_compiler(module):
             for one in [node, *tested, *managers, *getattr(node, "decorator_list", ())]:
                 places.add((one.lineno, one.end_lineno, one.col_offset, one.end_col_offset))
     return places
+
+
+def test_a_module_with_a_relative_file_does_no_harm_where_the_working_directory_is_gone(tmp_path, monkeypatch):
+    module = ModuleType("relative")
+    module.__file__ = "relative.py"
+    monkeypatch.setitem(sys.modules, "relative", module)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert source_line("/no/such/file.py", 1) is None

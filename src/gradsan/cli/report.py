@@ -12,7 +12,7 @@ from gradsan.cli._report_file import ReportFile
 from gradsan.cli._reporting import wants_color, width_of
 from gradsan.cli._sentences import complain
 from gradsan.model import Message
-from gradsan.present import RENDERERS, needs_ascii, render_terminal
+from gradsan.present import RENDERERS, needs_ascii, render_terminal, working_directory
 from gradsan.present.merge import merged
 from gradsan.present.read_json import ReadError, Recorded, read_report
 from gradsan.source.lines import recorded_lines
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         OptionsError: where the output file cannot be written.
     """
     language = choose_language(args.lang, os.environ)
-    target = None if args.output is None else ReportFile(args.output, Path.cwd())
+    target = None if args.output is None else ReportFile(args.output, working_directory(None))
     try:
         recorded = {name: read_report(Path(name)) for name in dict.fromkeys(args.files)}
     except ReadError as problem:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from gradsan.model import Report
 from gradsan.present._glyphs import needs_ascii
+from gradsan.present._places import working_directory
 from gradsan.present.github import render_github
 from gradsan.present.html import render_html
 from gradsan.present.json import render_json
@@ -39,4 +40,5 @@ __all__ = [
     "render_sarif",
     "render_terminal",
     "short_note",
+    "working_directory",
 ]

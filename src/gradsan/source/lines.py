@@ -88,9 +88,16 @@ def _from_loader(file: str) -> list[str]:
 def _module_of(file: str) -> ModuleType | None:
     for module in list(sys.modules.values()):
         found = getattr(module, "__file__", None) if isinstance(module, ModuleType) else None
-        if isinstance(found, str) and (found == file or os.path.abspath(found) == file):  # noqa: PTH100
+        if isinstance(found, str) and (found == file or _absolute(found) == file):
             return module
     return None
+
+
+def _absolute(file: str) -> str | None:
+    try:
+        return os.path.abspath(file)  # noqa: PTH100
+    except OSError:  # a relative name, where the working directory has been deleted
+        return None
 
 
 def _from_archive(file: str) -> list[str]:
