@@ -27,7 +27,15 @@ from gradsan.source.rounds import (
 from gradsan.source.shapes import Shape
 from gradsan.source.suggest import clone_at_save, clone_before, detach_at, drop_keyword, has_keyword, inplace_false
 from gradsan.source.targets import called_expression, operand_expressions, written_expression
-from gradsan.source.writing import Made, Written, definition_of, reads_gradient, under_no_grad, writing_at
+from gradsan.source.writing import (
+    Made,
+    Written,
+    attribute_owner,
+    definition_of,
+    reads_gradient,
+    under_no_grad,
+    writing_at,
+)
 
 __all__ = [
     "Carried",
@@ -42,6 +50,7 @@ __all__ = [
     "alias_of",
     "apply_change",
     "assigned_names",
+    "attribute_owner",
     "backward_of_sum",
     "bound_name",
     "called_expression",

@@ -16,7 +16,7 @@ from gradsan.source.names import bindings_of
 from gradsan.source.targets import written_target
 from gradsan.source.tree import SourceFile, Span, header_nodes
 
-__all__ = ["Made", "Written", "definition_of", "reads_gradient", "under_no_grad", "writing_at"]
+__all__ = ["Made", "Written", "attribute_owner", "definition_of", "reads_gradient", "under_no_grad", "writing_at"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,14 @@ def writing_at(frame: Frame, inner: Sequence[Frame] = ()) -> Written | None:
                 found.setdefault(name, Written(op, name, _written_part(place) or name))
                 break
     return next(iter(found.values())) if len(found) == 1 else None
+
+
+def attribute_owner(frame: Frame) -> str | None:
+    """``w`` of the statement ``w.requires_grad = False``; None where the frame sets no attribute."""
+    for place in expressions_at(frame):
+        if isinstance(place.node, ast.Attribute) and isinstance(place.node.ctx, ast.Store):
+            return place.source.text(place.node.value)
+    return None
 
 
 def reads_gradient(frame: Frame) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gradsan.capture import _torch, graphs
+from gradsan.capture import _torch, graphs, naming
 from gradsan.capture.clues.tensors import of_node
 from gradsan.capture.ledger import RawWrite
 from gradsan.capture.stacks import symbolise
@@ -35,10 +35,18 @@ def gather(context: Context) -> tuple[Clue, ...]:
     if context.row == "saved_detached":
         return tuple(Clue("detached", symbolise(raw.stack), op=raw.op) for raw in writes if raw.op == "detach_")[-3:]
     return tuple(
-        Clue("overlapping_write", symbolise(raw.stack), op=raw.op, values={"shape": raw.shape})
+        Clue("overlapping_write", symbolise(raw.stack), op=raw.op, values={"shape": raw.shape, **_alive(context, raw)})
         for raw in writes
         if _overlaps_itself(raw)
     )[-3:]
+
+
+def _alive(context: Context, raw: RawWrite) -> dict[str, str]:
+    """Further facts of the written tensor, where a live variable still holds it."""
+    for found in naming.find(context.frame, lambda tensor: _torch.storage_identity(tensor) == raw.storage):
+        tensor = found.tensor
+        return {"dtype": str(tensor.dtype).removeprefix("torch."), "device": str(tensor.device)}
+    return {}
 
 
 def _overlaps_itself(raw: RawWrite) -> bool:

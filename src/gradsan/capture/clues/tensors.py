@@ -22,13 +22,18 @@ def inner_frames(site: Site) -> tuple[Frame, ...]:
 
 def described(tensor: Any, frame: Any) -> dict[str, Any]:
     """What ``tensor`` is, as plain facts: those of the role ``target`` in :mod:`gradsan.capture.clues.written`."""
-    names = [name.text for name in naming.names_of(tensor, frame) if name.origin == "module"]
-    is_leaf = bool(tensor.is_leaf) if not is_refused(tensor) else False
-    return {
+    facts: dict[str, Any] = {
         "shape": tuple(tensor.shape),
         "dtype": str(tensor.dtype).removeprefix("torch."),
         "device": str(tensor.device),
         "is_parameter": isinstance(tensor, nn.Parameter),
+    }
+    if is_refused(tensor):
+        return facts
+    names = [name.text for name in naming.names_of(tensor, frame) if name.origin == "module"]
+    is_leaf = bool(tensor.is_leaf)
+    return {
+        **facts,
         "is_leaf": is_leaf,
         "requires_grad": bool(tensor.requires_grad),
         "has_grad": is_leaf and tensor.grad is not None,

@@ -1,7 +1,7 @@
 """Clues to errors that stop a statement because of one tensor: which tensor, what it is, and where it was made.
 
-Roles: ``target`` (the written tensor, else the operand that the message is about: ``name`` as the source says it, ``op``
-the operation; ``values``: ``part`` the written expression, ``backwards`` before it and, where the tensor was found,
+Roles: ``target`` (the written tensor, else the operand that the message is about: ``name`` as the source says it,
+``op`` the operation; ``values``: ``part`` the written expression, ``backwards`` before it and, where the tensor was found,
 ``known_as`` its name in a module, ``shape``, ``dtype``, ``device``, ``is_parameter``, ``is_leaf``, ``requires_grad``,
 ``has_grad``), ``made`` (the operation that made it, where it is the result of one).
 """
@@ -113,7 +113,8 @@ def _operand(context: Context) -> tuple[str, Any] | None:
     if own is None or wanted is None or context.frame is None:
         return None
     statement = source.statement_at(own)
-    names = source.operand_expressions(own)
+    owner = source.attribute_owner(own)
+    names = [*([owner] if owner else []), *source.operand_expressions(own)]
     names += source.consumed_names(statement) if statement is not None else []
     direct = first_named(context.frame, names, wanted)
     if direct is not None:

@@ -64,7 +64,7 @@ def explain(failure: Failure) -> Diagnosis | None:
     """The diagnosis of the first cause that recognises ``failure``; None where none does."""
     for cause in _CAUSES:
         if failure.row in cause.ROWS:
-            diagnosis = cause.match(failure)
+            diagnosis: Diagnosis | None = cause.match(failure)
             if diagnosis is not None:
                 return diagnosis
     return None

@@ -55,7 +55,12 @@ def _found_late(failure: Failure) -> Diagnosis:
         explanation="explanation.expanded_written_late",
         labels=(*created, *labels.values(), *label_room.at("used", failure.site, Message("label.overlap_found"))),
         tensor=NamedTensor(
-            name if isinstance(name, str) else None, clues[-1].values.get("shape", ()), "?", "?", None, None
+            name if isinstance(name, str) else None,
+            clues[-1].values.get("shape", ()),
+            clues[-1].values.get("dtype", "?"),
+            clues[-1].values.get("device", "cpu"),
+            None,
+            None,
         ),
         fixes=(
             parts.fix("clone_before_mutation", "preserved", values),

@@ -25,9 +25,10 @@ def match(failure: Failure) -> Diagnosis | None:
         failure,
         CODE,
         SLUG,
+        values={"maker": failure.values.get("op", "?")},
         explanation=f"explanation.function_view_written_{'hook' if is_hook else 'function'}",
         fixes=lambda values: (
-            *statements.new_tensor(failure, values),
+            *statements.new_tensor(failure, values, of_view=True),
             *(
                 (
                     parts.fix("disable_inplace_module", "preserved", values),

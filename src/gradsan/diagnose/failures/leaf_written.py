@@ -6,6 +6,9 @@ computation makes a new tensor.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from gradsan import source
 from gradsan.diagnose import labels as label_room
 from gradsan.diagnose.failures import parts, statements
@@ -23,7 +26,7 @@ def match(failure: Failure) -> Diagnosis | None:
     target = parts.clue(failure, "target")
     name = statements.name_of(target)
     purpose = _purpose(failure)
-    values = {"name": name, "op": statements.op_shown(target)}
+    values: dict[str, Any] = {"name": name, "op": statements.op_shown(target)}
     known_as = statements.known_as(target)
     return parts.diagnosis(
         failure,
@@ -33,7 +36,9 @@ def match(failure: Failure) -> Diagnosis | None:
         explanation=f"explanation.leaf_written_as_{purpose}",
         labels=(
             *statements.created(failure, target),
-            *label_room.at("written", failure.site, Message("label.leaf_written", values), op=values["op"]),
+            *label_room.at(
+                "written", failure.site, Message("label.leaf_written", values), op=statements.op_shown(target)
+            ),
         ),
         tensor=statements.named_tensor(target),
         fixes=_fixes(failure, purpose, values),
@@ -54,11 +59,12 @@ def _purpose(failure: Failure) -> str:
     return "computation"
 
 
-def _fixes(failure: Failure, purpose: str, values: dict[str, object]) -> tuple[Fix, ...]:
+def _fixes(failure: Failure, purpose: str, values: Mapping[str, Any]) -> tuple[Fix, ...]:
     outside = parts.fix("no_grad", "preserved", values, lines=statements.changed(failure, source.under_no_grad))
     new = statements.new_tensor(failure, values)
     if purpose == "update":
         return (outside, parts.fix("optimizer_step", "preserved", values))
     if purpose == "initialisation":
-        return (outside, *new)
+        target = parts.clue(failure, "target")
+        return (outside,) if target is not None and target.values.get("is_parameter") else (outside, *new)
     return (*new, outside)

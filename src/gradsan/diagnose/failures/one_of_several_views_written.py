@@ -17,7 +17,7 @@ def match(failure: Failure) -> Diagnosis | None:
         CODE,
         SLUG,
         fixes=lambda values: (
-            *statements.new_tensor(failure, values),
+            *statements.new_tensor(failure, values, of_view=True),
             parts.fix("index_base_instead", "preserved", values),
         ),
         notes=(Message("note.unsafe_views"),),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from gradsan import source
@@ -39,7 +41,7 @@ def named_tensor(target: Clue | None) -> NamedTensor | None:
         return None
     facts = target.values
     if "shape" not in facts:
-        return NamedTensor(target.name, (), "?", "?", None, None) if target.name else None
+        return NamedTensor(target.name, (), "?", "cpu", None, None) if target.name else None
     return NamedTensor(target.name, facts["shape"], facts["dtype"], facts["device"], None, None)
 
 
@@ -47,10 +49,10 @@ def created(failure: Failure, target: Clue | None) -> tuple[Label, ...]:
     """Where the tensor was made: the operation that capture knows of, else the assignment that the source shows."""
     made = parts.clue(failure, "made")
     name = name_of(target)
-    if made is not None and made.site is not None:
-        return parts.label_of(made, "created", "label.made", {"name": name, "op": parts.op_of(made)})
     frame = failure.site.user_frame
     found = None if frame is None or target is None or target.name is None else source.definition_of(frame, target.name)
+    if made is not None and made.site is not None and (found is None or not found.is_loop):
+        return parts.label_of(made, "created", "label.made", {"name": name, "op": parts.op_of(made)})
     if found is None:
         return ()
     key = "label.taken_in_turn" if found.is_loop else "label.bound"
@@ -64,22 +66,35 @@ def at_frame(role: Role, frame: Frame, message: Message) -> tuple[Label, ...]:
 
 def changed(failure: Failure, suggest: Callable[[Frame], source.Change | None]) -> Lines:
     """The changed lines that ``suggest`` gives for the failing statement."""
+    return _lines_and_notes(failure, suggest)[0]
+
+
+def new_tensor(failure: Failure, values: Mapping[str, Any], *, of_view: bool = False) -> tuple[Fix, ...]:
+    """Compute a new tensor, or write into a copy; the one with a concrete line first, none for an unnamed tensor.
+
+    ``of_view`` says that the written tensor is a view: the tensor behind it then keeps its values.
+    """
+    target = parts.clue(failure, "target")
+    if target is None or not target.name:
+        return ()
+    op = target.op or ""
+    fixes = []
+    for kind, suggest in (("out_of_place", source.out_of_place), ("clone_before_mutation", source.clone_before)):
+        lines, is_hidden = _lines_and_notes(failure, partial(suggest, op=op))
+        fix = parts.fix(kind, "changed" if of_view or is_hidden else "preserved", values, lines=lines)
+        if of_view:
+            fix = replace(fix, how_changed=Message("help.base_keeps_values", dict(values)))
+        fixes.append(fix)
+    return tuple(sorted(fixes, key=lambda fix: not fix.lines))
+
+
+def _lines_and_notes(failure: Failure, suggest: Callable[[Frame], source.Change | None]) -> tuple[Lines, bool]:
+    """The changed lines, and whether others would go on seeing the old values."""
     frame = failure.site.user_frame
     change = None if frame is None else suggest(frame)
-    return () if frame is None or change is None else source.changed_lines(frame.file, change)
-
-
-def new_tensor(failure: Failure, values: Mapping[str, Any]) -> tuple[Fix, ...]:
-    """Compute a new tensor, or write into a copy; the one with a concrete line first."""
-    target = parts.clue(failure, "target")
-    op = "" if target is None else target.op or ""
-    new = changed(failure, lambda frame: source.out_of_place(frame, op))
-    copy = changed(failure, lambda frame: source.clone_before(frame, op))
-    fixes = (
-        parts.fix("out_of_place", "preserved", values, lines=new),
-        parts.fix("clone_before_mutation", "preserved", values, lines=copy),
-    )
-    return tuple(sorted(fixes, key=lambda fix: not fix.lines))
+    if frame is None or change is None:
+        return (), False
+    return source.changed_lines(frame.file, change), bool(change.notes)
 
 
 def stopped(

@@ -26,6 +26,6 @@ def match(failure: Failure) -> Diagnosis | None:
                 lines=statements.changed(failure, source.under_no_grad),
                 summary="help.write_unrecorded",
             ),
-            *statements.new_tensor(failure, values),
+            *statements.new_tensor(failure, values, of_view=True),
         ),
     )

@@ -1,0 +1,8 @@
+import torch
+
+x = torch.ones(4, 3, requires_grad=True)
+gates = x * 1.0
+forget, update = gates.chunk(2)
+loss = (forget * update).sum()
+gates.mul_(0.5)
+loss.backward()

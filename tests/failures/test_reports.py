@@ -1,0 +1,83 @@
+"""Each program of ``programs/`` raises a message of the catalogue; its report is held against golden files.
+
+``GRADSAN_UPDATE_REPORTS=1 pytest tests/failures`` writes them anew.
+"""
+
+import functools
+import os
+import runpy
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+
+import gradsan
+from gradsan.present import render_terminal
+from gradsan.text import LANGUAGES, codes
+
+HERE = Path(__file__).parent
+PROGRAMS = sorted((HERE / "programs").glob("*.py"))
+
+
+@functools.cache
+def watched(program):
+    """The report of one program, run in a thread of its own: what calls it is no user code, as under gradsan run."""
+    watch = gradsan.watch()
+    thread = threading.Thread(target=watch(runpy.run_path), args=(str(program),))
+    shown, threading.excepthook = threading.excepthook, lambda _: None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            thread.start()
+            thread.join()
+    finally:
+        threading.excepthook = shown
+    return watch.report
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+def test_report(program, language, monkeypatch):
+    monkeypatch.setenv("GRADSAN_TEXT", "strict")
+    monkeypatch.setenv("GRADSAN_DEBUG", "1")
+    report = watched(program)
+    text = render_terminal(report, language=language, color=False, width=100, stacks=False, cwd=program.parent)
+    golden = HERE / "reports" / f"{program.stem}.{language}.txt"
+    if os.environ.get("GRADSAN_UPDATE_REPORTS"):
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+def test_one_diagnosis_with_a_page_at_lines_of_the_program(program):
+    report = watched(program)
+    assert report.seen.blind_spots == ()
+    (diagnosis,) = report.diagnoses
+    assert diagnosis.code in {entry.code for entry in codes()}
+    assert diagnosis.labels
+    lines = len(program.read_text().splitlines())
+    assert all(Path(label.frame.file) == program and label.frame.line <= lines for label in diagnosis.labels)
+
+
+def test_a_watched_block_keeps_no_tensor_alive():
+    import gc
+    import weakref
+
+    import torch
+
+    def fail():
+        w = torch.ones(3, requires_grad=True)
+        kept.append(weakref.ref(w))
+        w += 1
+
+    kept = []
+    with gradsan.watch() as watch:
+        try:
+            with gradsan.watch():
+                fail()
+        except RuntimeError as error:
+            assert "GS301" in "".join(getattr(error, "__notes__", [str(error)]))
+    gc.collect()
+    assert kept[0]() is None
+    assert [diagnosis.code for diagnosis in watch.diagnoses] == ["GS301"]
