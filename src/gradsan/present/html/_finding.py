@@ -110,7 +110,7 @@ def _class_of(row: str) -> str | None:
 
 def _notes(diagnosis: Diagnosis, canvas: Canvas) -> Html | None:
     said = [tag("li", canvas.say(note)) for note in diagnosis.notes]
-    if diagnosis.sources:
+    if len(diagnosis.sources) > 1:
         files = [tag("li", tag("bdi", source)) for source in diagnosis.sources]
         summary = tag("summary", html_word(canvas.language, "sources", count=len(files)))
         said.append(tag("li", tag("details", summary, tag("ul", *files))))
