@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from gradsan.capture import _core, _torch, autopsy, conflicts, failures, saves, warned, writes
 from gradsan.capture.backwards import Backwards
+from gradsan.capture.life import Life
 from gradsan.capture.moments import moments
 from gradsan.capture.patches import Patches
 from gradsan.capture.steps import Steps, read_backward
@@ -51,7 +52,8 @@ class Recorder:
         self.conflicts: list[Conflict] = []
         self.failures: list[Failure] = []
         self.backwards = Backwards(self.core)
-        self.before_backward: list[BeforeBackward] = [self.backwards.begun]
+        self.life = Life(self.core, self.backwards, self._on_life)
+        self.before_backward: list[BeforeBackward] = [self.backwards.begun, self.life.before_backward]
         self.after_backward: list[Callable[[Any], None]] = [self.backwards.ended]
         self.after_nodes: list[Callable[[Any, int, int], None]] = []
         self.blind_spots: dict[str, Message] = {}
@@ -73,7 +75,13 @@ class Recorder:
                 return
             self.core.active = True
             self.listen()
-            for part in (self._watch_user_hooks, self._watch_operations, self._watch_steps, self._watch_warnings):
+            for part in (
+                self._watch_user_hooks,
+                self._watch_operations,
+                self._watch_steps,
+                self._watch_warnings,
+                self._watch_life,
+            ):
                 self._attempt(part)
 
     def listen(self) -> None:
@@ -127,6 +135,13 @@ class Recorder:
         failure = warned.of_warning(self, message, category) if len(self.failures) < _CONFLICTS_KEPT else None
         if failure is not None:
             self.failures.append(failure)
+
+    def _on_life(self, failure: Failure) -> None:
+        if len(self.failures) < _CONFLICTS_KEPT:
+            self.failures.append(failure)
+
+    def _watch_life(self) -> None:
+        self.life.install(self._patches, self.guard)
 
     def _watch_steps(self) -> None:
         self.steps.install(self._patches)

@@ -14,6 +14,7 @@ from gradsan.capture.clues import (
     graph_nodes,
     later,
     live,
+    non_leaf,
     second_backward,
     views,
     written,
@@ -30,6 +31,7 @@ _TOPICS = (
     later,
     live,
     graph_nodes,
+    non_leaf,
 )
 
 

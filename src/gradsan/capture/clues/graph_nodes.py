@@ -54,7 +54,8 @@ def _nodes(context: Context) -> Iterator[Clue]:
     if wanted:
         found = [node for node in order if type(node).__name__ == wanted or node.name() == wanted]
     elif context.row == "derivative_missing":
-        found = [node for node in order if "NotImplemented" in node.name()]
+        op = context.values.get("op", "").replace("_", "").lower()
+        found = [node for node in order if node.name().lower().startswith((f"{op}backward", "notimplemented"))]
     elif context.row == "differentiated_once_only":
         found = [node for node in order if node.name() in ("DelayedErrorNode", "Error", "DelayedError")]
     else:

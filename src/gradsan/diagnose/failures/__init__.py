@@ -27,6 +27,7 @@ from gradsan.diagnose.failures import (
     result_does_not_fit,
     saved_tensor_detached,
     second_backward,
+    unreached,
     unrecorded_view_written,
     view_base_written,
     view_detached_in_place,
@@ -57,6 +58,7 @@ _CAUSES = (
     result_deepcopied,
     loss_without_graph,
     graph_rules,
+    unreached,
 )
 
 

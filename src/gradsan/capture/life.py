@@ -1,0 +1,194 @@
+"""What PyTorch does not report about the life of a graph: parameters that no gradient reaches, and graphs that grow.
+
+Both are looked for a few times only. Parameters: when an optimizer steps for the first time. Graphs: when one line
+calls backward for the 16th and the 32nd time; a variable whose graph reaches back over nearly all of these rounds keeps
+them alive. Everything else that runs here is a count per step and per backward.
+
+Rows: ``leaf_lost``, ``parameter_not_reached``, ``graph_grows``. Roles: ``parameter`` (what has no gradient; ``values``:
+``missing`` of ``total``, ``shape``, ``dtype``, ``device``), ``replaced`` (what the program uses instead; ``site``: where
+it was made), ``holder`` (the optimizer), ``grown`` (the variable; ``values``: ``rounds``, ``nodes``, ``bytes``,
+``bytes_per_round``).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+from gradsan.capture import _torch, graphs, naming
+from gradsan.capture.backwards import Backwards
+from gradsan.capture.patches import Patches
+from gradsan.capture.stacks import symbolise
+from gradsan.capture.variables import Found
+from gradsan.model import Clue, Failure
+
+_FIRST_LOOK, _SECOND_LOOK = 16, 32
+_LINES_COUNTED = 64
+_NODE_BYTES = 400
+_SHOWN = 3
+
+
+class Life:
+    """Looks at optimizers when they first step, and at live graphs after some rounds; tells ``found`` what it found."""
+
+    def __init__(self, core: Any, backwards: Backwards, found: Callable[[Failure], None]) -> None:
+        """Start without having seen any step."""
+        self._core = core
+        self._backwards = backwards
+        self._found = found
+        self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._rounds: dict[int, int] = {}
+        self._sizes: dict[tuple[int, str], tuple[int, int]] = {}
+
+    def install(self, patches: Patches, guard: Callable[[Callable[[], object]], None]) -> None:
+        """Look before every first step."""
+
+        def before_step(optimizer: Optimizer, *_: Any) -> None:
+            if optimizer not in self._stepped:
+                guard(lambda: self._first_step(optimizer, sys._getframe(2)))
+
+        patches.on_undo(register_optimizer_step_pre_hook(before_step).remove)
+
+    def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Count the rounds of each line that calls backward, and look at the graphs after some of them."""
+        line = id(entry[1])
+        rounds = self._rounds.get(line, 0) + 1
+        if rounds > _SECOND_LOOK or (rounds == 1 and len(self._rounds) >= _LINES_COUNTED):
+            return
+        self._rounds[line] = rounds
+        if rounds in (_FIRST_LOOK, _SECOND_LOOK):
+            self._look_at_graphs(entry, rounds)
+
+    def _first_step(self, optimizer: Optimizer, frame: Any) -> None:
+        if not self._core.backwards:
+            return
+        self._stepped.add(optimizer)
+        held = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
+        missing = [one for one in held if one.grad is None]
+        if not missing:
+            return
+        site = symbolise(self._core.stack())
+        counts = {"missing": len(missing), "total": len(held)}
+        name = type(optimizer).__name__
+        replaced = list(_replacements(held, missing, frame))
+        clues = [Clue("holder", site, name=name)]
+        if replaced:
+            for parameter, instead in replaced[:_SHOWN]:
+                clues.append(Clue("parameter", name=instead.path, values={**_facts(parameter), **counts}))
+                clues.append(Clue("replaced", _made_at(self._core, instead.tensor), name=instead.path))
+            self._found(Failure("leaf_lost", "", "", site, tuple(clues), raised=False))
+            return
+        for parameter in missing[:_SHOWN]:
+            names = naming.names_of(parameter, frame)
+            clues.append(
+                Clue("parameter", name=names[0].text if names else None, values={**_facts(parameter), **counts})
+            )
+        self._found(Failure("parameter_not_reached", "", "", site, tuple(clues), raised=False))
+
+    def _look_at_graphs(self, entry: Any, rounds: int) -> None:
+        clock, stack, thread = entry[:3]
+        past = [one for one in self._backwards.before(clock) if one.stack is stack and one.thread == thread]
+        borders = [one.sequence for one in past]
+        if len(borders) < rounds - 1:
+            return
+        grown = []
+        for path, members in _groups(sys._getframe(1)).items():
+            order = graphs.engine_order([one.tensor.grad_fn for one in members])
+            numbers = [number for number in map(_torch.node_sequence, order) if number is not None]
+            covered = sum(
+                any(low <= number < high for number in numbers)
+                for low, high in zip([0, *borders], borders, strict=False)
+            )
+            if covered < 0.75 * len(borders):
+                continue
+            size = _bytes_kept(order)
+            known = self._sizes.get((id(stack), path))
+            self._sizes[id(stack), path] = (len(order), size)
+            if known is not None and len(order) > 1.3 * known[0]:
+                per_round = (size - known[1]) / (_SECOND_LOOK - _FIRST_LOOK)
+                grown.append((min(_numbers_of(members)), path, members[0], len(order), size, per_round))
+        if grown:
+            _, path, member, nodes, size, per_round = min(grown, key=lambda one: one[:2])
+            values = {"rounds": rounds, "nodes": nodes, "bytes": size, "bytes_per_round": int(per_round)}
+            site = symbolise(stack)
+            clue = Clue("grown", _made_at(self._core, member.tensor), name=path, values=values)
+            self._found(Failure("graph_grows", "", "", site, (clue,), raised=False))
+
+
+def _numbers_of(members: list[Found]) -> list[int]:
+    """The sequence numbers of what made the tensors."""
+    return [_torch.node_sequence(one.tensor.grad_fn) or 0 for one in members]
+
+
+def _groups(frame: Any) -> dict[str, list[Found]]:
+    """The live tensors with a graph, those of one container together."""
+    groups: dict[str, list[Found]] = {}
+    for one in naming.find(frame, lambda tensor: tensor.requires_grad and tensor.grad_fn is not None):
+        groups.setdefault(one.within or one.path, []).append(one)
+    return groups
+
+
+def _bytes_kept(order: list[Any]) -> int:
+    """About how much memory a graph keeps: what its Nodes saved and still hold, and the Nodes themselves."""
+    storages: dict[int, int] = {}
+    for node in order:
+        for _, saved in _torch.saved_slots(node):
+            tensor = _torch.packed_object(saved)
+            if _torch.is_tensor(tensor):
+                storages[_torch.storage_or_none(tensor)] = tensor.numel() * tensor.element_size()
+    return sum(storages.values()) + _NODE_BYTES * len(order)
+
+
+def _replacements(held: list[Any], missing: list[Any], frame: Any) -> Iterator[tuple[Any, Found]]:
+    """For each tensor without a gradient that no module holds any more, what the program has instead.
+
+    That is a tensor of the same shape that requires grad and that no optimizer knows: a parameter of a module, or the
+    result of an operation on the old one.
+    """
+    known = {id(one) for one in held}
+    wanted = {tuple(one.shape) for one in missing}
+    others: list[Found] = []
+    alive: set[int] = set()
+    for one in naming.find(frame, lambda tensor: tensor.requires_grad):
+        if id(one.tensor) in known:
+            if one.origin == "module" or one.within is None:
+                alive.add(id(one.tensor))
+        elif tuple(one.tensor.shape) in wanted:
+            others.append(one)
+    used: set[int] = set()
+    for parameter in missing:
+        if id(parameter) in alive:
+            continue
+        for one in others:
+            fits = one.tensor.shape == parameter.shape and id(one.tensor) not in used
+            if fits and (one.origin == "module" or one.tensor.is_leaf or _comes_from(one.tensor, parameter)):
+                used.add(id(one.tensor))
+                yield parameter, one
+                break
+
+
+def _comes_from(tensor: Any, leaf: Any) -> bool:
+    order = graphs.engine_order([tensor.grad_fn]) if tensor.grad_fn is not None else []
+    children = (child for node in order[:1_000] for child, _ in node.next_functions)
+    return any(getattr(child, "variable", None) is leaf for child in children)
+
+
+def _facts(tensor: Any) -> dict[str, Any]:
+    return {
+        "shape": tuple(tensor.shape),
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "device": str(tensor.device),
+    }
+
+
+def _made_at(core: Any, tensor: Any) -> Any:
+    number = None if tensor.grad_fn is None else _torch.node_sequence(tensor.grad_fn)
+    if number is None:
+        return None
+    near = core.nodes_near(number, threading.get_ident())
+    return next((symbolise(entry[3]) for entry in near if entry[0] <= number < entry[1]), None)
