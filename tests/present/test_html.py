@@ -1,11 +1,15 @@
 """The HTML page as text: whole without a browser, well-formed, loading nothing, whatever stands in the report."""
 
+import base64
+import dataclasses
+import hashlib
 import re
 from html.parser import HTMLParser
 
 import pytest
 from hostile import BREAKOUT, MIXED, hostile
 from sample_reports import REPORTS, SOURCES, bridge, in_a_loop, nothing_found, same_line, two_files
+from test_present_json import label_diagnosis
 from test_read_json import with_history
 
 from gradsan.present import render_html
@@ -79,9 +83,6 @@ def test_nothing_in_a_report_breaks_out():
 
 
 def test_only_its_own_style_and_script_may_run():
-    import base64
-    import hashlib
-
     text = render_html(bridge(), language="en", cwd=SOURCES)
     [policy] = re.findall(r'Content-Security-Policy" content="([^"]+)"', text)
     [style] = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
@@ -133,8 +134,6 @@ def test_says_so_where_nothing_was_found():
 
 
 def test_several_findings_have_a_table_of_contents():
-    import dataclasses
-
     both = dataclasses.replace(bridge(), diagnoses=bridge().diagnoses + in_a_loop().diagnoses)
     assert "#finding-2" in page(both).links
     assert [tag for tag, _ in page(both).elements].count("nav") == 1
@@ -152,3 +151,9 @@ def test_the_stacks_are_folded():
 
 def test_mixed_is_as_hostile_as_it_says():
     assert all(part in MIXED for part in ('"', "'", "<", "&", "\u202e", "$", "{", "%"))
+
+
+def test_text_that_utf8_cannot_carry_is_shown_by_its_number():
+    text = render_html(dataclasses.replace(bridge(), diagnoses=(label_diagnosis("caf\udce9.py"),)), language="en")
+    assert text.encode("utf-8")
+    assert "caf⟨U+DCE9⟩.py" in text
