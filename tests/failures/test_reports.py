@@ -73,11 +73,10 @@ def test_a_watched_block_keeps_no_tensor_alive():
 
     kept = []
     with gradsan.watch() as watch:
-        try:
-            with gradsan.watch():
-                fail()
-        except RuntimeError as error:
-            assert "GS301" in "".join(getattr(error, "__notes__", [str(error)]))
+        with pytest.raises(RuntimeError) as caught, gradsan.watch():
+            fail()
+        assert "GS301" in "".join(getattr(caught.value, "__notes__", [str(caught.value)]))
+        del caught
     gc.collect()
     assert kept[0]() is None
     assert [diagnosis.code for diagnosis in watch.diagnoses] == ["GS301"]

@@ -13,11 +13,12 @@ def diagnoses_of(source, folder):
     program = folder / "example.py"
     program.write_text(source, encoding="utf-8")
     failure = None
-    with gradsan.watch() as watched:
-        try:
+    watched = gradsan.watch()
+    try:
+        with watched:
             runpy.run_path(str(program))
-        except RuntimeError as error:
-            failure = error
+    except RuntimeError as error:
+        failure = error
     return watched.diagnoses, failure
 
 

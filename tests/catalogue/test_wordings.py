@@ -1,0 +1,140 @@
+"""The catalogue's patterns: against what the installed torch raises, and against the words of other versions."""
+
+import runpy
+import warnings
+from pathlib import Path
+
+import pytest
+
+import gradsan
+from gradsan.catalogue import recognise, rows
+
+PROGRAMS = Path(__file__).parent.parent / "failures" / "programs"
+
+RAISED_BY = {
+    "apply_on_parameter": "apply_requires_grad",
+    "chunk_saved_then_base_written": "multi_view_base_written",
+    "chunk_used_after_write": "multi_view_base_written",
+    "data_incompatible": "data_incompatible",
+    "data_not_floating": "data_not_floating",
+    "dirty_not_returned": "dirty_not_returned",
+    "dirty_view_of_several": "dirty_view_of_several",
+    "dlpack_of_parameter": "export_requires_grad",
+    "expanded_written": "memory_overlap",
+    "expanded_written_by_mask": "memory_overlap",
+    "flag_of_integer": "flag_of_integer",
+    "flag_of_result": "flag_of_result",
+    "inference_requires_grad": "inference_requires_grad",
+    "inference_saved": "inference_saved",
+    "inference_version": "inference_version",
+    "inference_written": "inference_written",
+    "leaf_filled_at_start": "leaf_view_inplace",
+    "leaf_in_computation": "leaf_inplace",
+    "leaf_marked_dirty": "leaf_marked_dirty",
+    "leaf_updated_by_hand": "leaf_inplace",
+    "module_hook_and_inplace": "function_view_inplace",
+    "negative_slope": "negative_slope",
+    "numpy_of_parameter": "numpy_requires_grad",
+    "out_argument": "out_requires_grad",
+    "resized": "resize_requires_grad",
+    "result_dtype": "result_dtype",
+    "result_shape": "result_shape",
+    "rows_scaled_in_turn": "multi_view_inplace",
+    "saved_detached": "saved_detached",
+    "shifted_sum": "source_overlap",
+    "state_deepcopied": "deepcopy_of_result",
+    "unrecorded_view_of_written_base": "unrecorded_view_base_written",
+    "view_detached": "view_detached",
+    "view_from_function": "function_view_inplace",
+    "view_from_inference_mode": "unrecorded_view_inplace",
+    "view_from_no_grad": "unrecorded_view_inplace",
+}
+
+# (row, kind, message as other versions word it, groups)
+RECORDED = [
+    (
+        "multi_view_inplace",
+        "RuntimeError",
+        "Output 0 of UnbindBackward0 is a view and is being modified inplace. This view is the output of a function "
+        "that returns multiple views. Such functions do not allow the output views to be modified inplace. You should "
+        "replace the inplace operation by an out-of-place one.",
+        {"output": "0", "op": "UnbindBackward0"},
+    ),
+    (
+        "multi_view_base_written",
+        "RuntimeError",
+        "Output 1 of SplitBackward0 is a view and its base or another view of its base has been modified inplace. This "
+        "view is the output of a function that returns multiple views.",
+        {"output": "1", "op": "SplitBackward0"},
+    ),
+    (
+        "function_view_inplace",
+        "RuntimeError",
+        "Output 0 of BackwardHookFunctionBackward is a view and is being modified inplace. This view was created "
+        "inside a custom Function (or because an input was returned as-is) and the autograd logic to handle "
+        "view+inplace would override the custom backward associated with the custom Function, leading to incorrect "
+        "gradients.",
+        {"output": "0", "op": "BackwardHookFunctionBackward"},
+    ),
+    (
+        "unrecorded_view_inplace",
+        "RuntimeError",
+        "Output 0 of SliceBackward0 is a view of a view which was created in no_grad mode and is being modified "
+        "inplace with grad mode enabled.",
+        {"output": "0", "op": "SliceBackward0", "mode": "no_grad"},
+    ),
+    (
+        "inference_saved",
+        "RuntimeError",
+        "Inference tensors cannot be saved for backward. To work around you can make a clone to get a normal tensor "
+        "and use it in autograd.",
+        {},
+    ),
+]
+
+
+@pytest.mark.parametrize(("program", "row"), sorted(RAISED_BY.items()))
+def test_what_this_torch_raises(program, row):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises((RuntimeError, BufferError)) as caught:
+            runpy.run_path(str(PROGRAMS / f"{program}.py"))
+    found = recognise([kind.__name__ for kind in type(caught.value).__mro__], str(caught.value))
+    assert found is not None
+    assert found[0].slug == row
+
+
+@pytest.mark.parametrize(("row", "kind", "message", "groups"), RECORDED, ids=lambda value: str(value)[:30])
+def test_what_other_versions_say(row, kind, message, groups):
+    found = recognise([kind, "Exception"], message)
+    assert found is not None
+    assert (found[0].slug, dict(found[1])) == (row, groups)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("RuntimeError", "mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"),
+        (
+            "RuntimeError",
+            "one of the variables needed for gradient computation has been modified by an inplace operation",
+        ),
+        ("ValueError", "a leaf Variable that requires grad is being used in an in-place operation."),
+        ("KeyError", "'weight'"),
+    ],
+)
+def test_what_is_none_of_its_business(kind, message):
+    assert recognise([kind, "Exception"], message) is None
+
+
+def test_every_row_is_whole():
+    for row in rows():
+        assert row.phase in ("statement", "backward")
+        assert row.patterns
+        assert row.raised_as.isidentifier()
+
+
+def test_a_message_of_the_programs_own_gets_no_diagnosis():
+    with pytest.raises(RuntimeError, match="no such thing"), gradsan.watch() as watch:
+        raise RuntimeError("no such thing")
+    assert watch.diagnoses == ()
