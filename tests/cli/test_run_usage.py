@@ -65,7 +65,7 @@ def test_command_line(words: list[str], part: str, folder: Path, run_gradsan: Ru
 @pytest.mark.parametrize(
     ("setting", "part"),
     [
-        ("colour=never", "in GRADSAN_OPTIONS: there is no option 'colour'; the options are color, exit-code, "),
+        ("colour=never", "in GRADSAN_OPTIONS: there is no option 'colour'; the options are "),
         ("quiet", "in GRADSAN_OPTIONS: 'quiet' is not of the form key=value"),
         ("lang=en:quiet=perhaps", "in GRADSAN_OPTIONS: quiet cannot be 'perhaps'; it takes true or false"),
         ("json=no/such/x.json", "no/such/x.json cannot be written"),
