@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -174,3 +177,18 @@ def test_works_where_the_working_directory_is_gone(folder: Path, run_python: Run
     assert (folder / "out.html").exists()
     relative = run_python("-c", program, report, "-o", "out.html")
     assert (relative.status, relative.stderr.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize("words", [["report", "report.json", "--html"], ["run", "--quiet", "--github", "broken.py"]])
+def test_a_reader_that_is_gone_is_no_failure(folder: Path, words: list[str]) -> None:
+    (folder / "broken.py").write_text(PROGRAM)
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "gradsan", *words]
+    done = subprocess.run(
+        command, cwd=folder, stdout=writing, stderr=subprocess.PIPE, text=True, check=False, timeout=120
+    )
+    os.close(writing)
+    assert done.returncode == (1 if words[0] == "run" else 0)
+    assert "BrokenPipe" not in done.stderr
+    assert "gradsan:" not in done.stderr

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gradsan.cli._program import CODE_NAME
 from gradsan.cli._report_file import ReportFile
-from gradsan.cli._sentences import flush_output, write_to_stderr
+from gradsan.cli._sentences import flush_output, write_to_stderr, write_to_stdout
 from gradsan.model import Message, Report
 from gradsan.options import Options
 from gradsan.text import Language
@@ -96,13 +96,7 @@ def _write_annotations(report: Report, presentation: Presentation) -> Message | 
         return None
     from gradsan.present import render_github
 
-    # GitHub reads a step's standard output; a program may have closed it, or left it in a state of its own.
-    stream = sys.stdout if sys.stdout is not None and not sys.stdout.closed else sys.__stdout__
-    if stream is not None:
-        text = render_github(report, language=presentation.language, cwd=presentation.directory)
-        encoding = getattr(stream, "encoding", None) or "utf-8"
-        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-        stream.flush()
+    write_to_stdout(render_github(report, language=presentation.language, cwd=presentation.directory))
     return None
 
 

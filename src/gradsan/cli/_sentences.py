@@ -45,6 +45,20 @@ def write_to_stderr(text: str) -> None:
         return
 
 
+def write_to_stdout(text: str) -> None:
+    """Write ``text`` where the program printed, with escapes for what that cannot encode; its reader may be gone."""
+    stream = sys.stdout if sys.stdout is not None and not sys.stdout.closed else sys.__stdout__
+    if stream is None or stream.closed:
+        return
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    try:
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+    except BrokenPipeError:
+        # The interpreter flushes once more when it ends; give it a place that takes the rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def flush_output() -> None:
     """Let what the program printed come before what is said about it."""
     # A pipe that nobody reads: python itself says so when it ends.

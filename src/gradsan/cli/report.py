@@ -10,7 +10,7 @@ from typing import Any
 
 from gradsan.cli._report_file import ReportFile
 from gradsan.cli._reporting import wants_color, width_of
-from gradsan.cli._sentences import complain
+from gradsan.cli._sentences import complain, write_to_stdout
 from gradsan.model import Message
 from gradsan.present import RENDERERS, needs_ascii, render_terminal, working_directory
 from gradsan.present.merge import merged
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         return _WRONG_USAGE
     text = _rendered(recorded, args, language)
     if target is None:
-        _print(text)
+        write_to_stdout(text)
         return 0
     problem_of_file = target.write(text)
     if problem_of_file is not None:
@@ -84,17 +84,3 @@ def _rendered(recorded: dict[str, Recorded], args: argparse.Namespace, language:
             stacks=args.stacks,
             ascii=stream is not None and needs_ascii(stream.encoding),
         )
-
-
-def _print(text: str) -> None:
-    """Write ``text`` on the standard output, with escapes for what that cannot encode; its reader may be gone."""
-    stream = sys.stdout
-    if stream is None:
-        return
-    encoding = stream.encoding or "utf-8"
-    try:
-        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-        stream.flush()
-    except BrokenPipeError:
-        # The interpreter flushes once more when it ends; give it a place that takes the rest.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -70,7 +70,7 @@ def _header(report: Report, canvas: Canvas) -> Html:
     if program.exception is not None:
         kind, words = program.exception
         summary = tag("summary", html_word(language, "ended_by", kind=kind))
-        ended = tag("details", summary, tag("pre", words), class_="exception")
+        ended = tag("details", summary, tag("pre", words, tabindex=0), class_="exception")
     versions = html_word(language, "versions_of", torch=report.torch or "–", python=report.python)
     return join(
         tag("h1", _title(report, canvas)),
