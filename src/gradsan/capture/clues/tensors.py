@@ -13,6 +13,9 @@ from gradsan.capture.stacks import symbolise
 from gradsan.model import Clue, Frame, Site
 
 
+_WRITES_TOLD = 3
+
+
 def inner_frames(site: Site) -> tuple[Frame, ...]:
     """The frames below the user frame of ``site``, outermost first."""
     own = site.user_frame
@@ -68,8 +71,18 @@ def of_node(core: Any, node: Any, role: str) -> Clue | None:
     return None
 
 
-def writes_to(core: Any, tensor: Any, since: int = 0) -> tuple[Clue, ...]:
-    """The last logged writes to the memory of ``tensor`` after the clock ``since``, oldest first: ``base_written``."""
-    storage = _torch.storage_identity(tensor)
-    found = [raw for raw in map(RawWrite._make, core.writes()) if raw.storage == storage and raw.clock > since]
-    return tuple(Clue("base_written", symbolise(raw.stack), op=raw.op) for raw in found[-3:])
+def writes_to(core: Any, tensor: Any) -> tuple[Clue, ...]:
+    """The last logged writes to the memory of ``tensor``, at most three, oldest first: ``base_written``.
+
+    Going back in the log the versions of one memory fall; where they do not, its address had belonged to another.
+    """
+    storage, version = _torch.storage_identity(tensor), tensor._version + 1
+    found: list[Clue] = []
+    for raw in reversed([RawWrite(*entry) for entry in core.writes()]):
+        if raw.storage != storage or len(found) == _WRITES_TOLD:
+            continue
+        if raw.version is None or raw.version >= version:
+            break
+        version = raw.version
+        found.insert(0, Clue("base_written", symbolise(raw.stack), op=raw.op))
+    return tuple(found)
