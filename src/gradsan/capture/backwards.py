@@ -6,6 +6,7 @@ longer than it would. Where the loss is still alive, its graph tells exactly whi
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import deque
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ class PastBackward:
 
     ``sequence`` is the number that the next Node of ``thread`` would have got when it ended (when it began, while it
     runs or where it raised); ``root_sequence`` the number of its youngest root. ``step`` counts the optimizer steps
-    before it.
+    before it. ``life`` is one object for each thread's life: numbers of Nodes start anew, and ``thread`` may be used
+    again, when a thread has ended.
     """
 
     clock: int
@@ -33,6 +35,7 @@ class PastBackward:
     sequence: int
     root_sequence: int | None
     step: int
+    life: object
     outputs: tuple[Any, ...]
 
     def live_roots(self) -> list[Any] | None:
@@ -49,6 +52,7 @@ class Backwards:
     def __init__(self, core: Any) -> None:
         """Start empty; ``core`` tells how many steps there were."""
         self._core = core
+        self._local = threading.local()
         self._log: deque[PastBackward] = deque(maxlen=BACKWARDS_KEPT)
 
     def begun(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -65,6 +69,7 @@ class Backwards:
                 sequence=_torch.sequence_number(),
                 root_sequence=max((number for number in numbers if number is not None), default=None),
                 step=self._core.steps,
+                life=self._life(),
                 outputs=tuple(map(_weakly, outputs)),
             )
         )
@@ -76,9 +81,21 @@ class Backwards:
                 one.sequence = _torch.sequence_number()
                 return
 
+    def before_in_thread(self, clock: int) -> list[PastBackward]:
+        """The calls before the one that began at ``clock``, of the same thread, oldest first."""
+        this = next((one for one in self._log if one.clock == clock), None)
+        return [] if this is None else [one for one in self.before(clock) if one.life is this.life]
+
     def before(self, clock: int) -> list[PastBackward]:
         """The calls in the log that began before ``clock``, oldest first."""
         return [one for one in self._log if one.clock < clock]
+
+    def _life(self) -> object:
+        local = self._local
+        if not hasattr(local, "life"):
+            local.life = object()
+        life: object = local.life
+        return life
 
 
 def _weakly(output: Any) -> Any:

@@ -5,8 +5,8 @@ calls backward for the 16th and the 32nd time; a variable whose graph reaches ba
 them alive. Everything else that runs here is a count per step and per backward.
 
 Rows: ``leaf_lost``, ``parameter_not_reached``, ``graph_grows``. Roles: ``parameter`` (what has no gradient; ``values``:
-``missing`` of ``total``, ``shape``, ``dtype``, ``device``), ``replaced`` (what the program uses instead; ``site``: where
-it was made), ``holder`` (the optimizer), ``grown`` (the variable; ``values``: ``rounds``, ``nodes``, ``bytes``,
+``missing`` of ``total``, ``shape``, ``dtype``, ``device``), ``replaced`` (what the program uses instead; ``site``:
+where it was made), ``holder`` (the optimizer), ``grown`` (the variable; ``values``: ``rounds``, ``nodes``, ``bytes``,
 ``bytes_per_round``).
 """
 
@@ -91,8 +91,8 @@ class Life:
         self._found(Failure("parameter_not_reached", "", "", site, tuple(clues), raised=False))
 
     def _look_at_graphs(self, entry: Any, rounds: int) -> None:
-        clock, stack, thread = entry[:3]
-        past = [one for one in self._backwards.before(clock) if one.stack is stack and one.thread == thread]
+        clock, stack = entry[:2]
+        past = [one for one in self._backwards.before_in_thread(clock) if one.stack is stack]
         borders = [one.sequence for one in past]
         if len(borders) < rounds - 1:
             return

@@ -49,8 +49,8 @@ def gather(context: Context) -> tuple[Clue, ...]:
         return ()
     needed = Clue("needed", symbolise(backward.stack), op=backward.via, values={"step": core.steps})
     order = graphs.engine_order(backward.roots, context.inputs, backward.via == "backward")
-    past = [one for one in context.backwards.before(backward.clock) if not one.retain_graph]
-    freed = freed_earlier(order, past, backward.thread)
+    past = [one for one in context.backwards.before_in_thread(backward.clock) if not one.retain_graph]
+    freed = freed_earlier(order, past)
     if freed is None:
         return (needed,)
     node, by, _ = freed
@@ -92,12 +92,11 @@ def gather(context: Context) -> tuple[Clue, ...]:
     return tuple(clues)
 
 
-def freed_earlier(order: list[Any], past: list[PastBackward], thread: int) -> Freed | None:
-    """The first Node of ``order`` that one of the ``past`` backwards (oldest first) freed.
+def freed_earlier(order: list[Any], mine: list[PastBackward]) -> Freed | None:
+    """The first Node of ``order`` that one of the backwards ``mine`` (of this thread, oldest first) freed.
 
     A live loss decides by its graph; one that is gone may have reached every Node older than its root.
     """
-    mine = [one for one in past if one.thread == thread]
     reaches: dict[int, set[Any]] = {}
     for one in mine:
         roots = one.live_roots()
