@@ -188,7 +188,7 @@
       const most = Math.max(Math.floor(this.room / 90), 1), raw = (this.to - this.from) / most;
       const power = 10 ** Math.floor(Math.log10(Math.max(raw, 1))), step = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= raw) || power * 10;
       pen.textAlign = "center";
-      for (let clock = Math.ceil(this.from / step) * step; clock <= this.to; clock += step) {
+      for (let clock = Math.max(Math.ceil(this.from / step), 0) * step; clock <= this.to; clock += step) {
         const x = this.xOf(clock);
         pen.fillStyle = color("line");
         pen.fillRect(x, TOP, 1, height - TOP - AXIS + 4);
@@ -207,10 +207,10 @@
         const column = Math.round(this.xOf(clock) / (2 * DOT)), key = event[LANE] * 100000 + column;
         const there = columns.get(key);
         if (there) { there.count += 1; there.hasSelected ||= index === this.selected; }
-        else columns.set(key, { count: 1, event, hasSelected: index === this.selected });
+        else columns.set(key, { count: 1, event, column, hasSelected: index === this.selected });
       });
-      for (const { count, event, hasSelected } of columns.values()) {
-        const x = this.xOf(event[CLOCK]), y = TOP + event[LANE] * LANE_HEIGHT + LANE_HEIGHT / 2;
+      for (const { count, event, column, hasSelected } of columns.values()) {
+        const x = count > 1 ? column * 2 * DOT : this.xOf(event[CLOCK]), y = TOP + event[LANE] * LANE_HEIGHT + LANE_HEIGHT / 2;
         pen.fillStyle = pen.strokeStyle = color(data.kinds[event[LANE]]);
         pen.lineWidth = 2;
         if (count > 1) {
