@@ -11,14 +11,18 @@ from gradsan.model import Evidence, Program, Report
 if TYPE_CHECKING:
     from gradsan.capture.recorder import Mark, Recorder
 
-Mode = Literal["watch"]
+Mode = Literal["watch", "deep", "heal"]
 
 
 class Session:
     """Watches from :meth:`start` to :meth:`stop` and reports what happened between. Importing it imports no torch."""
 
-    def __init__(self, mode: Mode = "watch", *, native: bool | None = None) -> None:
-        """``native`` chooses the hot path: True the C extension, False pure Python, None the best there is."""
+    def __init__(self, mode: Mode = "watch", *, native: bool | None = None, heal_max_bytes: int | None = None) -> None:
+        """``native`` chooses the hot path: True the C extension, False pure Python, None the best there is.
+
+        ``heal_max_bytes`` is how much healing may copy before it ends with an error; None: as much as it takes.
+        """
+        self._heal_max_bytes = heal_max_bytes
         self.mode = mode
         self._native = native
         self._recorder: Recorder | None = None
@@ -39,7 +43,9 @@ class Session:
         self._recorder = recorder(self._native)
         self._evidence = None
         self._since = self._recorder.mark()
-        self._recorder.start()
+        if self.mode == "heal":
+            self._recorder.deep.max_bytes = self._heal_max_bytes
+        self._recorder.start(self.mode)
 
     def meet(self, error: BaseException) -> None:
         """Look at an exception that has ended the program or is leaving the watched block; nothing where not on."""

@@ -38,7 +38,8 @@ class Options:
     ``json``, ``html`` and ``sarif`` are the files that receive the report in that form, or None; ``github`` asks for
     annotations of GitHub Actions on the standard output; ``exit_code`` (0 to 255) the status that takes the
     place of 0 where the program finished but a conflict was found, 0 leaving the program's status alone; ``stacks``
-    asks for whole stacks, ``quiet`` for no report on the terminal.
+    asks for whole stacks, ``quiet`` for no report on the terminal. ``deep`` keeps originals, ``heal`` lets backward use
+    them, with copies of at most ``heal_max_bytes``.
 
     ``ignore`` are rules for findings that are not wanted, ``suppressions`` a file of such rules, ``baseline`` a file of
     findings that are known already, ``write_baseline`` the file that those of this run are written to.
@@ -48,6 +49,9 @@ class Options:
     html: str | None = None
     sarif: str | None = None
     github: bool = False
+    deep: bool = False
+    heal: bool = False
+    heal_max_bytes: int | None = None
     lang: Literal["en", "zh", "auto"] = "auto"
     color: Literal["auto", "always", "never"] = "auto"
     stacks: bool = False
@@ -218,6 +222,13 @@ def _switch(value: Any) -> bool:
     raise ValueError(value)
 
 
+def _bytes(value: Any) -> int:
+    number = int(value) if isinstance(value, (int, str)) and not isinstance(value, bool) else -1
+    if number <= 0:
+        raise ValueError(value)
+    return number
+
+
 def _status(value: Any) -> int:
     is_number = isinstance(value, int) and not isinstance(value, bool)
     if is_number or (isinstance(value, str) and value.isascii() and value.isdigit()):
@@ -241,6 +252,9 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "html": (_path, "path"),
     "sarif": (_path, "path"),
     "github": (_switch, "switch"),
+    "deep": (_switch, "switch"),
+    "heal": (_switch, "switch"),
+    "heal_max_bytes": (_bytes, "bytes"),
     "lang": (_one_of("en", "zh", "auto"), "lang"),
     "color": (_one_of("auto", "always", "never"), "color"),
     "stacks": (_switch, "switch"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import torch.optim
 import torch.sparse
 import torch.special
 from torch.autograd import graph as _graph
+from torch.multiprocessing.reductions import StorageWeakRef
 
 is_tensor = torch.is_tensor
 is_grad_enabled = torch.is_grad_enabled
@@ -312,3 +314,116 @@ def saved_number(node: Any, name: str) -> float | None:
     """A number that a Node keeps, such as ``negative_slope``. Missing: None, and the Node is not recognised by it."""
     found = getattr(node, f"_saved_{name}", None)
     return float(found) if isinstance(found, int | float) else None
+
+
+_lazy_clone: Callable[[Any], Any] | None = getattr(torch, "_lazy_clone", None)
+_is_cow: Callable[[Any], bool] = getattr(torch._C, "_is_cow_tensor", lambda _: False)
+
+
+def can_be_cloned_lazily(tensor: Any) -> bool:
+    """Whether a copy-on-write clone of a tensor is sound: CPU memory of torch's own, known to no other process.
+
+    Memory that came from outside (``from_numpy``, ``frombuffer``, DLPack) cannot be resized. Missing: always copied.
+    """
+    if _lazy_clone is None or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        return False
+    if type(tensor) is not torch.Tensor or tensor.is_inference():
+        return False
+    try:
+        storage = tensor.untyped_storage()
+        return bool(storage.resizable()) and not storage.is_shared()
+    except (RuntimeError, NotImplementedError):
+        return False
+
+
+def lazy_clone(tensor: Any) -> Any:
+    """A copy-on-write clone; an ordinary one where torch refuses."""
+    assert _lazy_clone is not None
+    try:
+        return _lazy_clone(tensor)
+    except RuntimeError:
+        return tensor.clone()
+
+
+def same_memory(one: Any, other: Any) -> bool:
+    """Whether two tensors still share their memory copy-on-write. Missing ``const_data_ptr``: not known, False."""
+    if not (_is_cow(one) and _is_cow(other)) or not hasattr(one, "const_data_ptr"):
+        return False
+    return bool(one.const_data_ptr() == other.const_data_ptr())
+
+
+def hooks_switch() -> Any:
+    """The namespace whose ``_saved_tensors_hooks_disable`` and ``_enable`` forbid hooks, None where there is none."""
+    switch = torch._C._autograd
+    return switch if hasattr(switch, "_saved_tensors_hooks_disable") else None
+
+
+def storage_reference(tensor: Any) -> Any:
+    """Something that tells whether the storage of a tensor still lives, without keeping it; None where it has none."""
+    try:
+        return StorageWeakRef(tensor.untyped_storage())
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def is_gone(reference: Any) -> bool:
+    """Whether the storage behind a :func:`storage_reference` has been freed."""
+    return bool(reference.expired())
+
+
+def slot_of(node: Any, packed: Any) -> str | None:
+    """The slot of a Node whose pack hook returned ``packed``."""
+    if node is None:
+        return None
+    return next((slot for slot, saved in saved_slots(node) if packed_object(saved) is packed), None)
+
+
+def version_error(tensor: Any, saved: int, node: Any, packed: Any) -> str:
+    """What PyTorch says where the version of ``tensor`` is not the one ``saved`` (saved_variable.cpp:167-197)."""
+    slot = slot_of(node, packed) or ""
+    op = "" if node is None else node.name().removesuffix("0").removesuffix("Backward")
+    output = f", which is output 0 of {op}," if op and slot.startswith("result") else ""
+    return (
+        "one of the variables needed for gradient computation has been modified by an inplace operation: "
+        f"[{tensor.type()} {list(tensor.shape)}]{output} is at version {tensor._version}; "
+        f"expected version {saved} instead. Hint: enable anomaly detection to find the operation that failed to "
+        "compute its gradient, with torch.autograd.set_detect_anomaly(True, check_nan=False)."
+    )
+
+
+def checkpointed_functions(frame: Any) -> list[Any]:
+    """The callables that checkpoint's recomputation closes over, if ``frame`` is one of torch.utils.checkpoint.
+
+    Missing: empty, and the report does not say which function was checkpointed.
+    """
+    if not frame.f_code.co_filename.replace("\\", "/").endswith("torch/utils/checkpoint.py"):
+        return []
+    holders = [frame.f_locals.get("frame"), frame.f_locals.get("self")]
+    found: list[Any] = []
+    for recompute in (getattr(holder, "recompute_fn", None) for holder in holders):
+        for cell in getattr(recompute, "__closure__", None) or ():
+            try:
+                content = cell.cell_contents
+            except ValueError:
+                continue
+            if callable(content) and not isinstance(content, type):
+                found.append(content)
+    return found
+
+
+def is_building_graph(error: BaseException) -> bool:
+    """Whether an error arose while torch.compile traced a backward, so that no backward of the program has failed.
+
+    Read off the files of the traceback. Missing: False.
+    """
+    trace = error.__traceback__
+    while trace is not None:
+        if "_aot_autograd" in trace.tb_frame.f_code.co_filename:
+            return True
+        trace = trace.tb_next
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if "_aot_autograd" in frame.f_code.co_filename and "graph_capture" in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False

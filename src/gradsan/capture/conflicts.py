@@ -41,14 +41,14 @@ def of_failure(core: Any, steps: Any, backward: BackwardRecord, error: BaseExcep
             slot=stale.slot,
             is_output=stale.is_output,
             sequence=0 if node is None else _torch.node_sequence(node) or 0,
-            step=_steps_before(steps, since, core.steps),
+            step=steps_before(steps, since, core.steps),
         ),
         writes=writes,
-        use=_use(core, backward, stale.version),
+        use=use_of(core, backward, stale.version),
         names=() if tensor is None else naming.names_of(tensor, frame),
         unexplained=ledger.unexplained_moves(writes, stale.saved_version, stale.version),
         root_sequence=backward.root_sequence,
-        bridge=_bridge(core, backward, node, made, writes, frame),
+        bridge=bridge_over(core, backward, node, made, writes, frame),
         raised=True,
         log_was_cut=core.writes_were_cut,
     )
@@ -58,7 +58,7 @@ def under_hooks(core: Any, steps: Any, save: Any, alias: Any) -> Conflict:
     """The conflict that the program's own hooks hide: what they kept has changed, and PyTorch does not look."""
     frame = sys._getframe(1)
     node = _torch.current_node()
-    slot = _slot_of(node, save)
+    slot = _torch.slot_of(node, save)
     backward = steps.current_backward()
     saved_version = next(version for kept, version in save.aliases if kept is alias)
     info = tensor_info(alias, was_leaf=alias.is_leaf and alias.requires_grad)
@@ -73,10 +73,10 @@ def under_hooks(core: Any, steps: Any, save: Any, alias: Any) -> Conflict:
             slot=slot,
             is_output=bool(slot and slot.startswith("result")),
             sequence=(_torch.node_sequence(node) or 0) if node is not None else 0,
-            step=_steps_before(steps, save.clock, core.steps),
+            step=steps_before(steps, save.clock, core.steps),
         ),
         writes=writes,
-        use=_use(core, backward, alias._version),
+        use=use_of(core, backward, alias._version),
         names=naming.names_of(alias, frame),
         unexplained=ledger.unexplained_moves(writes, saved_version, alias._version),
         root_sequence=backward.root_sequence if backward else None,
@@ -100,16 +100,8 @@ def tensor_info(tensor: Any, was_leaf: bool) -> TensorInfo:
     )
 
 
-def _slot_of(node: Any, packed: Any) -> str | None:
-    if node is None:
-        return None
-    for slot, saved in _torch.saved_slots(node):
-        if _torch.packed_object(saved) is packed:
-            return slot
-    return None
-
-
-def _use(core: Any, backward: BackwardRecord | None, version: int) -> Use:
+def use_of(core: Any, backward: BackwardRecord | None, version: int) -> Use:
+    """The use that happens now, in ``backward``."""
     return Use(
         clock=core.clock,
         site=symbolise(backward.stack if backward else core.stack()),
@@ -120,15 +112,16 @@ def _use(core: Any, backward: BackwardRecord | None, version: int) -> Use:
     )
 
 
-def _steps_before(steps: Any, clock: int, total: int) -> int:
+def steps_before(steps: Any, clock: int, total: int) -> int:
     """How many steps had finished at ``clock``; exact while the record of steps reaches back that far."""
     later = sum(1 for record in steps.steps if record.end is not None and record.end > clock)
     return max(0, total - later)
 
 
-def _bridge(
+def bridge_over(
     core: Any, backward: BackwardRecord, node: Any, made: Any, writes: tuple[Write, ...], frame: Any
 ) -> Bridge | None:
+    """The edge by which the graph of ``backward`` crosses the first of ``writes`` on its way to ``node``."""
     if node is None or not writes or not backward.roots:
         return None
     moment = writes[0].sequence

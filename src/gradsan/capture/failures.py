@@ -9,17 +9,19 @@ exception until it is known whether the program ends by it.
 from __future__ import annotations
 
 import contextlib
+import re
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 from gradsan.capture import clues
-from gradsan.capture.stacks import of_traceback
+from gradsan.capture.stacks import is_user_file, of_traceback
 from gradsan.capture.steps import BackwardRecord
 from gradsan.catalogue import recognise
-from gradsan.model import Failure, Site
+from gradsan.model import Failure, Frame, Site
 
 _WAITING = "_gradsan_failure"
+_TRACED = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,10 @@ def of_exception(
         return None
     row, values = found
     site, frames, frame = of_traceback(error.__traceback__)
+    compiled = _compiled_frames(str(error))
+    if compiled:
+        # The compiler ran the user's lines itself; the traceback ends at the call of the compiled function.
+        site = Site((*_up_to_user(site), *compiled))
     context = Context(core, steps, backwards, error, row.slug, dict(values), site, frames, frame, backward, inputs)
     return Failure(
         row=row.slug,
@@ -72,6 +78,22 @@ def of_exception(
         clues=clues.gather(context),
         values=values,
     )
+
+
+def _compiled_frames(message: str) -> tuple[Frame, ...]:
+    """The lines that torch.compile names as those of the user's code it was tracing, outermost first."""
+    _, found, told = message.partition("from user code:")
+    if not found:
+        return ()
+    return tuple(
+        Frame(file, int(line), name, is_user=True) for file, line, name in _TRACED.findall(told) if is_user_file(file)
+    )
+
+
+def _up_to_user(site: Site) -> tuple[Frame, ...]:
+    """The frames of a stack down to the user frame."""
+    last = max((index for index, frame in enumerate(site.frames) if frame.is_user), default=-1)
+    return site.frames[: last + 1]
 
 
 def keep_on(error: BaseException, failure: Failure) -> None:

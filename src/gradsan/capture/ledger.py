@@ -53,6 +53,26 @@ def writes_since(core: Any, steps: Any, storage: int, start: int, saved_version:
     return tuple(sorted(found, key=lambda write: write.clock))
 
 
+def uncounted_since(core: Any, steps: Any, storage: int, start: int, saved_at: Any) -> tuple[Write, ...]:
+    """Every logged write and step over ``storage`` after the clock ``start``, whatever the counter says.
+
+    For values that changed though their counter stands: ``.data`` and its like count for themselves, fused optimizers
+    not at all. What the operation at the stack ``saved_at`` logs as it returns is its own result.
+    """
+    found = [
+        _write(raw)
+        for raw in (RawWrite(*entry) for entry in core.writes())
+        if raw.storage == storage and raw.clock > start and raw.stack is not saved_at
+    ]
+    if not found:
+        found = [
+            _step_write(record, -1)
+            for record in steps.steps
+            if storage in record.storages and (record.end is None or record.end > start)
+        ]
+    return tuple(sorted(found, key=lambda write: write.clock))
+
+
 def first_move(core: Any, steps: Any, storage: int, saved_version: int, version: int) -> int:
     """The clock of the first logged write or step that moved ``storage`` on from the version saved; now, where none.
 

@@ -10,13 +10,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from gradsan.capture import _core, _torch, autopsy, conflicts, failures, saves, warned, writes
+from gradsan.capture import _core, _torch, autopsy, conflicts, failures, kept_conflicts, saves, warned, writes
 from gradsan.capture.backwards import Backwards
+from gradsan.capture.deep import Deep
 from gradsan.capture.life import Life
 from gradsan.capture.moments import moments
 from gradsan.capture.patches import Patches
 from gradsan.capture.steps import Steps, read_backward
-from gradsan.model import Conflict, Evidence, Failure, Message, Moment, Seen
+from gradsan.model import Conflict, Deviation, Evidence, Failure, Message, Moment, Seen
 
 _CONFLICTS_KEPT = 1_000
 _SEEN = "_gradsan_seen"
@@ -57,6 +58,9 @@ class Recorder:
         self.after_backward: list[Callable[[Any], None]] = [self.backwards.ended]
         self.after_nodes: list[Callable[[Any, int, int], None]] = []
         self.blind_spots: dict[str, Message] = {}
+        self.deep = Deep(self.core, self._on_changed, self.note_blind_spot)
+        self._deep_depths: list[tuple[int, str]] = []
+        self._deep_patches = Patches()
         self._patches = Patches()
         self._replacements: list[writes.Replacement] | None = None
         self._depth = 0
@@ -67,10 +71,12 @@ class Recorder:
         """Whether capture is running."""
         return self._depth > 0
 
-    def start(self) -> None:
-        """Begin to record; nested starts only count."""
+    def start(self, mode: str = "watch") -> None:
+        """Begin to record; nested starts only count, and of their modes the strongest holds."""
         with self._lock:
             self._depth += 1
+            if mode != "watch":
+                self._start_deep(mode)
             if self._depth > 1:
                 return
             self.core.active = True
@@ -83,6 +89,45 @@ class Recorder:
                 self._watch_life,
             ):
                 self._attempt(part)
+
+    def _start_deep(self, mode: str) -> None:
+        self._deep_depths.append((self._depth, mode))
+        if mode == "heal":
+            self.deep.mode = "heal"
+        if len(self._deep_depths) == 1:
+            self.deep.mode = "heal" if mode == "heal" else "deep"
+            self.deep.healed_bytes = 0
+            self.before_backward.append(self.deep.before_backward)
+            self._attempt(self._keep_originals)
+            self.listen()
+
+    def _keep_originals(self) -> None:
+        self.deep.start(self._deep_patches)
+
+    def _stop_deep(self) -> None:
+        while self._deep_depths and self._deep_depths[-1][0] > self._depth:
+            self._deep_depths.pop()
+        if self._deep_depths:
+            self.deep.mode = "heal" if any(mode == "heal" for _, mode in self._deep_depths) else "deep"
+        elif self.deep.before_backward in self.before_backward:
+            self.before_backward.remove(self.deep.before_backward)
+            self._deep_patches.undo()
+
+    def _on_changed(
+        self, kept: Any, counted: bool, raised: bool, changed: bool, deviation: Deviation | None, healed: int | None
+    ) -> None:
+        self._keep(
+            lambda: kept_conflicts.of_kept(
+                self.core,
+                self.steps,
+                kept,
+                counted=counted,
+                raised=raised,
+                changed=changed,
+                deviation=deviation,
+                healed=healed,
+            )
+        )
 
     def listen(self) -> None:
         """Have the core call what stands in ``before_backward``, ``after_backward`` and ``after_nodes`` by now.
@@ -162,6 +207,7 @@ class Recorder:
             if self._depth == 0:
                 return
             self._depth -= 1
+            self._stop_deep()
             if self._depth:
                 return
             self.core.active = False
@@ -201,6 +247,8 @@ class Recorder:
             return
         if not autopsy.is_version_error(error):
             self.guard(partial(self._look_at, error, entry))
+            return
+        if _torch.is_building_graph(error):
             return
         # One failure passes several engine calls where a backward runs inside another (checkpointing).
         with contextlib.suppress(AttributeError):

@@ -6,8 +6,9 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from gradsan.cli._parser import NO_VALUE
 from gradsan.cli._program import Ending, Target, gradsan_path, perform, prepare, take_stage
@@ -34,7 +35,7 @@ _OPTIONS_WITH_VALUE = (
     "baseline",
     "write-baseline",
 )
-_SWITCHES = ("stacks", "quiet", "github")
+_SWITCHES = ("stacks", "quiet", "github", "deep", "heal")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
@@ -80,7 +81,7 @@ def run(namespace: argparse.Namespace) -> int:
     directory = _working_directory()
     options = read_options(_said(namespace), os.environ, directory)
     target = target_of(namespace.program)
-    return execute(target, options, directory, _open_session)
+    return execute(target, options, directory, partial(_open_session, options))
 
 
 def execute(target: Target, options: Options, directory: Path | None, open_session: Callable[[], Session]) -> int:
@@ -144,10 +145,11 @@ def _die_of(interrupt: KeyboardInterrupt) -> NoReturn:
     raise interrupt
 
 
-def _open_session() -> Session:
+def _open_session(options: Options) -> Session:
     from gradsan._session import Session as WatchSession
 
-    session: Session = WatchSession(mode="watch")
+    mode: Literal["watch", "deep", "heal"] = "heal" if options.heal else "deep" if options.deep else "watch"
+    session: Session = WatchSession(mode=mode, heal_max_bytes=options.heal_max_bytes)
     return session
 
 

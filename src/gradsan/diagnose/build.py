@@ -9,6 +9,7 @@ from gradsan.diagnose import labels as label_room
 from gradsan.diagnose.facts import Facts
 from gradsan.diagnose.names import producer
 from gradsan.model import (
+    Conflict,
     Diagnosis,
     Fix,
     Gradient,
@@ -18,6 +19,8 @@ from gradsan.model import (
     Severity,
     Why,
 )
+
+_ERRORS_SHOWN = 5
 
 
 def diagnosis(
@@ -37,18 +40,46 @@ def diagnosis(
     return Diagnosis(
         code=code,
         cause=cause,
-        severity=severity,
-        silent=not conflict.raised,
+        severity="warning" if conflict.healed_bytes is not None and severity == "error" else severity,
+        silent=not conflict.raised and conflict.healed_bytes is None,
         title=Message(f"title.{cause}", filled),
         explanation=Message(f"explanation.{cause}", filled),
         labels=label_room.standard(facts) if labels is None else labels,
         tensor=named_tensor(facts),
         why=why(facts),
-        gradient=Gradient("raised" if conflict.raised else "unknown"),
+        gradient=gradient(conflict),
         fixes=fixes,
-        notes=(*notes, *_limits(facts)),
+        notes=(*notes, *_measured(conflict), *_limits(facts)),
         count=conflict.count,
     )
+
+
+def gradient(conflict: Conflict) -> Gradient:
+    """What became of the gradient, as far as it was measured."""
+    error = None if conflict.deviation is None else conflict.deviation.largest
+    if conflict.raised:
+        return Gradient("raised", error)
+    if conflict.healed_bytes is not None or conflict.unchanged:
+        return Gradient("right", error)
+    if error is None:
+        return Gradient("unknown")
+    return Gradient("wrong" if error else "right", error)
+
+
+def _measured(conflict: Conflict) -> tuple[Message, ...]:
+    """What deep mode has compared, and what heal mode has done."""
+    notes = []
+    if conflict.change is not None:
+        change = conflict.change
+        samples = "; ".join(f"{list(place)}: {old} -> {new}" for place, old, new in change.samples)
+        values = {"count": change.changed, "total": change.total, "samples": samples}
+        notes.append(Message("note.bytes_changed", values))
+    if conflict.deviation is not None and conflict.deviation.errors:
+        errors = ", ".join(f"{name} {error:.2g}" for name, error in conflict.deviation.errors[:_ERRORS_SHOWN])
+        notes.append(Message("note.gradient_errors", {"errors": errors}))
+    if conflict.healed_bytes is not None:
+        notes.append(Message("note.healed", {"bytes": conflict.healed_bytes}))
+    return tuple(notes)
 
 
 def named_tensor(facts: Facts) -> NamedTensor:

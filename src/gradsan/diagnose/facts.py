@@ -31,6 +31,8 @@ class Facts:
     def is_false_alarm(self) -> bool:
         """Whether every move of the counter is explained by writes to other bytes or by changes of shape only."""
         conflict = self.conflict
+        if conflict.unchanged:
+            return True
         return not self.writes and bool(self.missed) and not conflict.unexplained and not conflict.log_was_cut
 
     @property
@@ -54,7 +56,7 @@ def examine(conflict: Conflict) -> Facts:
     counting: list[Write] = []
     missed: list[Write] = []
     for write in conflict.writes:
-        (counting if _may_touch(conflict, write) else missed).append(write)
+        (missed if conflict.unchanged else counting if _may_touch(conflict, write) else missed).append(write)
     name, kind = name_of(conflict, (*counting, *missed))
     save = conflict.save
     return Facts(

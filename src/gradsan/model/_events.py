@@ -217,7 +217,8 @@ class Conflict:
     ``way`` is how a silent write passed the counter (``data_attribute``, ``numpy_alias``, ``fused_optimizer`` …: the
     slug of the GS2xx cause), ``alias_site`` where the door to the memory was opened (the ``.data``, the ``.numpy()``).
     ``change`` and ``deviation`` are known in deep mode; ``healed_bytes`` says how much was copied to give backward the
-    original, None where it was not given.
+    original, None where it was not given. ``unchanged`` says that bytes were compared and none of the saved view
+    differs: the counter moved for nothing.
     """
 
     save: Save
@@ -236,6 +237,7 @@ class Conflict:
     change: ByteChange | None = None
     deviation: Deviation | None = None
     healed_bytes: int | None = None
+    unchanged: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from gradsan.capture.ledger import RawWrite
 from gradsan.capture.stacks import symbolise
 from gradsan.model import Clue, Frame, Site
 
-
 _WRITES_TOLD = 3
 
 

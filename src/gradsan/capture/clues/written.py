@@ -1,7 +1,7 @@
 """Clues to errors that stop a statement because of one tensor: which tensor, what it is, and where it was made.
 
 Roles: ``target`` (the written tensor, else the operand that the message is about: ``name`` as the source says it,
-``op`` the operation; ``values``: ``part`` the written expression, ``backwards`` before it and, where the tensor was found,
+``op`` the operation; ``values``: ``part`` the written expression, ``backwards`` before it and, where it was found,
 ``known_as`` its name in a module, ``shape``, ``dtype``, ``device``, ``is_parameter``, ``is_leaf``, ``requires_grad``,
 ``has_grad``), ``made`` (the operation that made it, where it is the result of one).
 """
@@ -76,8 +76,10 @@ _WRITTEN_ONLY = (
     "result_dtype",
     "result_shape",
     "source_overlap",
+    "transform_writes_captured",
     "unrecorded_view_inplace",
     "view_detached",
+    "vmap_writes_smaller",
 )
 ROWS = (*_OPERAND, *_WRITTEN_ONLY)
 

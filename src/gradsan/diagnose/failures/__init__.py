@@ -9,6 +9,11 @@ diagnosis are built in ``parts.py``; its words are ``title.<slug>`` and ``explan
 from __future__ import annotations
 
 from gradsan.diagnose.failures import (
+    checkpoint_differs,
+    checkpoint_needless,
+    checkpoint_reentrant_grad,
+    compiled_overwritten,
+    custom_op_aliases,
     data_replaced,
     expanded_written,
     export_requires_grad,
@@ -26,11 +31,14 @@ from gradsan.diagnose.failures import (
     result_deepcopied,
     result_does_not_fit,
     saved_tensor_detached,
+    saved_tensor_hook_misused,
     second_backward,
+    transform_writes_captured,
     unreached,
     unrecorded_view_written,
     view_base_written,
     view_detached_in_place,
+    vmap_writes_smaller,
     written_from_itself,
 )
 from gradsan.model import Diagnosis, Failure
@@ -59,6 +67,14 @@ _CAUSES = (
     loss_without_graph,
     graph_rules,
     unreached,
+    checkpoint_differs,
+    checkpoint_reentrant_grad,
+    checkpoint_needless,
+    compiled_overwritten,
+    custom_op_aliases,
+    transform_writes_captured,
+    vmap_writes_smaller,
+    saved_tensor_hook_misused,
 )
 
 

@@ -51,7 +51,6 @@ _RULES: Mapping[str, Rule] = {
     "hook_returned_no_tensor": _HOOK,
     "hook_refused": _HOOK,
     "nan_in_backward": Rule("GS414", "nan_gradient", "asked_here", (("anomaly_values", "preserved"),)),
-    "anomaly_trace": Rule("GS415", "anomaly_trace", "warned_here", (), "note"),
     "gradient_cycle": Rule("GS416", "gradient_cycle", "warned_here", (("autograd_grad", "preserved"),), "note"),
     "derivative_missing": Rule("GS417", "derivative_missing", "asked_here", (("use_argument", "changed"),)),
     "kernel_without_autograd": Rule(

@@ -115,7 +115,8 @@ def stopped(
     The words are those of ``slug``: ``title``, ``explanation``, and ``label`` at the statement, with {name} and {op}.
     """
     target = parts.clue(failure, "target")
-    filled = {"name": name_of(target), "op": op_shown(target), **(values or {})}
+    op = op_shown(target) if target is not None else failure.values.get("op", "?")
+    filled = {"name": name_of(target), "op": op, **(values or {})}
     here = Message(label or f"label.{slug}", {**failure.values, **filled})
     return parts.diagnosis(
         failure,
@@ -123,7 +124,7 @@ def stopped(
         slug,
         values=filled,
         explanation=explanation,
-        labels=(*created(failure, target), *between, *label_room.at(role, failure.site, here, op=op_shown(target))),
+        labels=(*created(failure, target), *between, *label_room.at(role, failure.site, here, op=op)),
         tensor=named_tensor(target),
         fixes=fixes(filled),
         notes=(*known_as(target), *notes),

@@ -1,0 +1,237 @@
+"""Deep and heal mode: every saved tensor is kept as it was, and compared when backward asks for it.
+
+In *deep* mode backward gets what PyTorch would give it, errors included; in *heal* mode it gets the original. Under
+saved-tensor hooks PyTorch checks no versions, so its check is done here, with its message.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+
+from gradsan.capture import _torch, graphs, naming
+from gradsan.capture.originals import Kept
+from gradsan.capture.patches import Patches
+from gradsan.model import Deviation, Message
+
+Mode = Literal["deep", "heal"]
+_DOORS = ("numpy", "__array__", "__dlpack__", "data_ptr", "share_memory_")
+_LEAVES_MEASURED = 1_000
+
+
+class HealingEndedError(RuntimeError):
+    """Healing has used up the memory that it was given."""
+
+
+class Deep:
+    """The hooks of a run. ``on_conflict(kept, node, slot, deviation, healed)`` is told of every value that changed."""
+
+    def __init__(self, core: Any, on_conflict: Callable[..., None], note: Callable[[Message], None]) -> None:
+        """Prepare; nothing is installed yet."""
+        self.mode: Mode = "deep"
+        self.max_bytes: int | None = None
+        self.healed_bytes = 0
+        self._core = core
+        self._on_conflict = on_conflict
+        self._note = note
+        self._reading: Literal["", "original", "current"] = ""
+        self._deviation: Deviation | None = None
+        self._known_outside: dict[int, Any] = {}
+        self._local = threading.local()
+
+    def start(self, patches: Patches) -> None:
+        """Install the hooks in this thread and in those that start from now on."""
+        self._push()
+        patches.on_undo(self._pop)
+        self._follow_threads(patches)
+        self._step_aside(patches)
+        self._watch_doors(patches)
+
+    def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Look at the graph before the engine runs; where a saved value has changed, measure what that does."""
+        if self._reading:
+            return
+        self._deviation = None
+        outputs = entry[3]
+        roots = [node for one in outputs if (node := getattr(one, "grad_fn", None)) is not None]
+        order = graphs.engine_order(roots)
+        if any(kept.changed for kept in _kept_of(order)):
+            self._deviation = self._measured(outputs, args[0] if args else None, order)
+
+    def _measured(self, outputs: Any, gradients: Any, order: list[Any]) -> Deviation | None:
+        """Run the backward twice on the side, with the originals and with what stands there now."""
+        leaves = _leaves_of(order)
+        if not leaves or len(leaves) > _LEAVES_MEASURED:
+            return None
+        found: dict[str, Any] = {}
+        for reading in ("original", "current"):
+            with self._giving(reading), torch.random.fork_rng(devices=[]):
+                try:
+                    found[reading] = torch.autograd.grad(
+                        outputs, leaves, gradients, retain_graph=True, allow_unused=True
+                    )
+                except RuntimeError:
+                    return None
+        errors = []
+        for leaf, right, wrong in zip(leaves, found["original"], found["current"], strict=True):
+            if right is None or wrong is None:
+                continue
+            gap = torch.linalg.vector_norm((wrong - right).to(torch.float64))
+            size = torch.linalg.vector_norm(right.to(torch.float64))
+            error = float(gap / size) if size else (float("inf") if gap else 0.0)
+            if error > 0 or error != error:
+                names = naming.names_of(leaf, sys._getframe(1))
+                errors.append((names[0].text if names else str(tuple(leaf.shape)), error))
+        return Deviation(tuple(sorted(errors, key=lambda one: -one[1])))
+
+    @contextmanager
+    def _giving(self, reading: Any) -> Iterator[None]:
+        """Meanwhile backward gets what ``reading`` says, nothing is reported, and no event is logged."""
+        was_active, self._core.active, self._reading = self._core.active, False, reading
+        try:
+            yield
+        finally:
+            self._core.active, self._reading = was_active, ""
+
+    def _pack(self, tensor: Any) -> Any:
+        core = self._core
+        if self._reading or not core.active:
+            return Kept(tensor, False, core.clock, core.stack(1), threading.get_ident())
+        core.clock += 1
+        storage = _torch.storage_or_none(tensor)
+        return Kept(tensor, self._is_known_outside(storage), core.clock, core.stack(1), threading.get_ident())
+
+    def _unpack(self, kept: Kept) -> Any:
+        if self._reading:
+            return kept.alias if self._reading == "current" or kept.original is None else kept.original
+        moved, changed = kept.moved, kept.changed
+        if not (moved or changed):
+            return kept.alias
+        heals = self.mode == "heal" and kept.original is not None
+        if not kept.reported:
+            kept.reported = True
+            if heals and changed:
+                self.healed_bytes += kept.nbytes
+            healed = kept.nbytes if heals and changed else None
+            self._on_conflict(kept, moved, moved and not heals, changed, self._deviation, healed)
+        if heals:
+            if self.max_bytes is not None and self.healed_bytes > self.max_bytes:
+                raise HealingEndedError(f"gradsan: healing has used {self.healed_bytes} of {self.max_bytes} bytes")
+            return kept.original
+        if moved:
+            error = RuntimeError(_torch.version_error(kept.alias, kept.version, _torch.current_node(), kept))
+            error._gradsan_seen = True  # type: ignore[attr-defined]
+            raise error
+        return kept.alias
+
+    def _push(self) -> None:
+        if getattr(self._local, "pushed", False) or _torch.hooks_forbidden() is not None:
+            return
+        _torch.push_hooks(self._pack, self._unpack)
+        self._local.pushed = True
+
+    def _pop(self) -> None:
+        if not getattr(self._local, "pushed", False):
+            return
+        top = _torch.top_hooks()
+        # Hooks that the program has entered since, and not left, lie above ours: then ours stay below them.
+        if top is None or top[0] == self._pack:
+            _torch.pop_hooks()
+            self._local.pushed = False
+
+    def _follow_threads(self, patches: Patches) -> None:
+        run = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+        deep = self
+
+        @functools.wraps(run)
+        def hooked(self: Any) -> Any:
+            if not deep._core.active:
+                return run(self)
+            deep._push()
+            try:
+                return run(self)
+            finally:
+                deep._pop()
+
+        patches.set(threading.Thread, "_bootstrap_inner", hooked)
+
+    def _step_aside(self, patches: Patches) -> None:
+        """Where hooks are being forbidden (functorch does that), ours go first, and come back afterwards."""
+        switch = _torch.hooks_switch()
+        if switch is None:
+            return
+        disable, enable = switch._saved_tensors_hooks_disable, switch._saved_tensors_hooks_enable
+
+        @functools.wraps(disable)
+        def disabled(*args: Any, **kwargs: Any) -> Any:
+            if getattr(self._local, "pushed", False):
+                self._note(Message("blind.hooks_forbidden", {"reason": str(args[0]) if args else ""}))
+                self._pop()
+            return disable(*args, **kwargs)
+
+        @functools.wraps(enable)
+        def enabled(*args: Any, **kwargs: Any) -> Any:
+            result = enable(*args, **kwargs)
+            if self._core.active:
+                self._push()
+            return result
+
+        patches.set(switch, "_saved_tensors_hooks_disable", disabled)
+        patches.set(switch, "_saved_tensors_hooks_enable", enabled)
+
+    def _watch_doors(self, patches: Patches) -> None:
+        for name in _DOORS:
+            door = getattr(torch.Tensor, name, None)
+            if door is not None:
+                patches.set(torch.Tensor, name, self._door(door))
+
+    def _door(self, door: Any) -> Any:
+        """Wrap a method by which memory becomes known outside of torch."""
+        deep = self
+
+        @functools.wraps(door)
+        def opened(self: Any, *args: Any, **kwargs: Any) -> Any:
+            result = door(self, *args, **kwargs)
+            deep._mark_known_outside(self)
+            return result
+
+        return opened
+
+    def _mark_known_outside(self, tensor: Any) -> None:
+        if self._core.active and not self._reading:
+            storage = _torch.storage_reference(tensor)
+            if storage is not None:
+                self._known_outside[_torch.storage_or_none(tensor)] = storage
+
+    def _is_known_outside(self, storage: int) -> bool:
+        reference = self._known_outside.get(storage)
+        if reference is None:
+            return False
+        if _torch.is_gone(reference):
+            del self._known_outside[storage]
+            return False
+        return True
+
+
+def _kept_of(nodes: list[Any]) -> Iterator[Kept]:
+    for node in nodes:
+        for _, saved in _torch.saved_slots(node):
+            packed = _torch.packed_object(saved)
+            if isinstance(packed, Kept):
+                yield packed
+
+
+def _leaves_of(nodes: list[Any]) -> list[Any]:
+    leaves: dict[int, Any] = {}
+    for node in nodes:
+        for child, _ in node.next_functions:
+            leaf = getattr(child, "variable", None)
+            if torch.is_tensor(leaf):
+                leaves[id(leaf)] = leaf
+    return list(leaves.values())

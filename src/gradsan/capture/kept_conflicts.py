@@ -1,0 +1,79 @@
+"""A saved value that is not what it was, found by its original: the conflict as plain data."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+from gradsan.capture import _torch, ledger, naming
+from gradsan.capture.conflicts import bridge_over, steps_before, tensor_info, use_of
+from gradsan.capture.originals import Kept
+from gradsan.capture.origins import Origin
+from gradsan.capture.stacks import symbolise
+from gradsan.model import Conflict, Deviation, Save, Write
+
+
+def of_kept(
+    core: Any,
+    steps: Any,
+    kept: Kept,
+    *,
+    counted: bool,
+    raised: bool,
+    changed: bool,
+    deviation: Deviation | None,
+    healed: int | None,
+) -> Conflict:
+    """The conflict of a value that backward asks for just now.
+
+    ``counted``: its version counter moved. ``raised``: backward ends by it. ``changed``: a byte of it differs; where
+    none does the writes touched other bytes, or wrote what was there. ``deviation`` and ``healed`` as in the Conflict.
+    """
+    frame = sys._getframe(1)
+    node = _torch.current_node()
+    slot = _torch.slot_of(node, kept)
+    backward = steps.current_backward()
+    info = tensor_info(kept.alias, was_leaf=kept.was_leaf)
+    info = replace(info, requires_grad=kept.requires_grad or not kept.was_leaf)
+    version = 0 if kept.alias.is_inference() else int(kept.alias._version)
+    if counted:
+        writes = ledger.writes_since(core, steps, info.storage, kept.clock, kept.version)
+    else:
+        writes = ledger.uncounted_since(core, steps, info.storage, kept.clock, kept.stack)
+    made = Origin(kept.clock, kept.stack, kept.thread, True)
+    return Conflict(
+        save=Save(
+            clock=kept.clock,
+            site=symbolise(kept.stack),
+            tensor=info,
+            version=kept.version,
+            node=None if node is None else node.name(),
+            slot=slot,
+            is_output=bool(slot and slot.startswith("result")),
+            sequence=(_torch.node_sequence(node) or 0) if node is not None else 0,
+            step=steps_before(steps, kept.clock, core.steps),
+        ),
+        writes=writes,
+        use=use_of(core, backward, version),
+        names=naming.names_of(kept.alias, frame),
+        unexplained=ledger.unexplained_moves(writes, kept.version, version),
+        root_sequence=backward.root_sequence if backward else None,
+        bridge=bridge_over(core, backward, node, made, writes, frame) if backward and counted else None,
+        raised=raised,
+        log_was_cut=core.writes_were_cut,
+        way=None if counted else _way(kept, writes),
+        change=kept.change() if changed else None,
+        deviation=deviation,
+        healed_bytes=healed,
+        unchanged=not changed,
+    )
+
+
+def _way(kept: Kept, writes: tuple[Write, ...]) -> str:
+    """How a write that PyTorch did not count came about, as far as the log tells."""
+    if any(write.kind == "step" for write in writes):
+        return "fused_optimizer"
+    if writes:
+        return "data_attribute"
+    return "memory_alias" if kept.is_copied else "unseen_write"

@@ -1,0 +1,119 @@
+"""What autograd saved, kept as it was: copy-on-write, or a copy where memory is known outside of torch.
+
+A lazy clone shares memory until somebody asks torch for writable memory, ``.data``, storages and pointers included;
+then the writer moves. It must not be made of memory that NumPy, DLPack, a pointer or another process already knows: such
+a writer does not ask (and after a move would write somewhere else), so there the bytes are copied at once.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from gradsan.capture import _torch
+from gradsan.model import ByteChange
+
+_SAMPLES = 4
+_SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Kept:
+    """A saved tensor: an alias that shares memory and version counter with it, and its original.
+
+    ``is_copied`` says that the original was copied when it was saved. A tensor of a kind that can be neither copied nor
+    compared (sparse, a subclass) has no original: only its version is looked at.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "alias",
+        "clock",
+        "is_copied",
+        "original",
+        "reported",
+        "requires_grad",
+        "stack",
+        "thread",
+        "version",
+        "was_leaf",
+    )
+
+    def __init__(self, tensor: Any, is_known_outside: bool, clock: int, stack: Any, thread: int) -> None:
+        """Keep ``tensor`` as it is now. ``stack`` and ``thread`` are those of the operation that saves it."""
+        self.alias = tensor.detach()
+        self.version = _version_of(self.alias)
+        self.was_leaf, self.requires_grad = tensor.is_leaf, tensor.requires_grad
+        self.clock, self.stack, self.thread = clock, stack, thread
+        self.is_copied = is_known_outside or not _torch.can_be_cloned_lazily(self.alias)
+        self.original = _copy(self.alias, self.is_copied)
+        self.reported = False
+
+    @property
+    def moved(self) -> bool:
+        """Whether the version counter says that it was written."""
+        return self.version != _version_of(self.alias)
+
+    @property
+    def changed(self) -> bool:
+        """Whether a byte of it has changed (by the counter where there is no original)."""
+        if self.original is None:
+            return self.moved
+        # Still the same memory: nobody has written who asked torch for it.
+        if not self.is_copied and _torch.same_memory(self.alias, self.original):
+            return False
+        return not _same_bytes(self.alias, self.original)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that the original takes, if it does not share them any more."""
+        return 0 if self.original is None else self.original.numel() * self.original.element_size()
+
+    def change(self) -> ByteChange | None:
+        """Which elements differ, and the first few of them; None where that cannot be told."""
+        if self.original is None or self.alias.shape != self.original.shape:
+            return None
+        different = _differing(self.alias, self.original)
+        places = torch.nonzero(different)[:_SAMPLES]
+        samples = tuple(
+            (tuple(place), _shown(self.original[tuple(place)]), _shown(self.alias[tuple(place)]))
+            for place in places.tolist()
+        )
+        return ByteChange(int(different.sum()), different.numel(), samples)
+
+
+def _version_of(tensor: Any) -> int:
+    return 0 if tensor.is_inference() else int(tensor._version)
+
+
+def _copy(alias: Any, now: bool) -> Any:
+    if alias.layout is not torch.strided or type(alias) is not torch.Tensor or alias.is_quantized:
+        return None
+    return alias.clone() if now else _torch.lazy_clone(alias)
+
+
+def _same_bytes(one: Any, other: Any) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(_as_integers(one), _as_integers(other))
+
+
+def _differing(one: Any, other: Any) -> Any:
+    first, second = _as_integers(one), _as_integers(other)
+    different = first != second
+    return different.any(-1) if different.dim() > one.dim() else different
+
+
+def _as_integers(tensor: Any) -> Any:
+    """The bits of a tensor, so that a NaN equals itself."""
+    tensor = tensor.resolve_conj().resolve_neg()
+    if tensor.dtype == torch.complex128:
+        tensor = torch.view_as_real(tensor)
+    kind = _SAME_SIZE.get(tensor.element_size())
+    return tensor if kind is None or tensor.dtype == torch.bool else tensor.view(kind)
+
+
+def _shown(element: Any) -> str:
+    value = element.item()
+    return f"{value:.6g}" if isinstance(value, float) and math.isfinite(value) else str(value)
