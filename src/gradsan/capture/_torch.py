@@ -208,6 +208,28 @@ def storage_or_none(tensor: Any) -> int:
         return 0
 
 
+class weak_storage:  # noqa: N801
+    """Whether a storage still lives, told without keeping its memory; its ``_cdata`` is not given away meanwhile.
+
+    Missing: never known to have died.
+    """
+
+    __slots__ = ("_key",)
+
+    def __init__(self, storage: Any) -> None:
+        """Look at ``storage`` from now on."""
+        self._key = storage._weak_ref() if hasattr(storage, "_weak_ref") else None
+
+    def expired(self) -> bool:
+        """Whether it has died."""
+        return self._key is not None and bool(torch.UntypedStorage._expired(self._key))
+
+    def __del__(self) -> None:
+        """Let go of the number."""
+        if self._key is not None:
+            torch.UntypedStorage._free_weak_ref(self._key)
+
+
 def optimizer_folder() -> str:
     """The folder of torch's own optimizers, whose inner writes are accounted for per step."""
     return str(Path(torch.optim.__file__).parent) + os.sep

@@ -12,11 +12,14 @@ from typing import Any, NamedTuple
 
 from gradsan.capture import _core, _torch, autopsy, conflicts, failures, kept_conflicts, saves, warned, writes
 from gradsan.capture.backwards import Backwards
+from gradsan.capture.exports import Exports
 from gradsan.capture.deep import Deep
 from gradsan.capture.life import Life
 from gradsan.capture.moments import moments
 from gradsan.capture.patches import Patches
+from gradsan.capture.prescan import Prescan
 from gradsan.capture.steps import Steps, read_backward
+from gradsan.capture.uncounted import Uncounted
 from gradsan.model import Conflict, Deviation, Evidence, Failure, Message, Moment, Seen
 
 _CONFLICTS_KEPT = 1_000
@@ -61,6 +64,10 @@ class Recorder:
         self.deep = Deep(self.core, self._on_changed, self.note_blind_spot)
         self._deep_depths: list[tuple[int, str]] = []
         self._deep_patches = Patches()
+        self.uncounted = Uncounted(self.core)
+        self.exports = Exports(self.core, self.note_blind_spot)
+        self.prescan = Prescan(self.core, self.steps, self.uncounted, self.exports, self.conflicts)
+        self.before_backward.append(self.prescan.before_backward)
         self._patches = Patches()
         self._replacements: list[writes.Replacement] | None = None
         self._depth = 0
@@ -87,6 +94,7 @@ class Recorder:
                 self._watch_steps,
                 self._watch_warnings,
                 self._watch_life,
+                self._watch_doors,
             ):
                 self._attempt(part)
 
@@ -187,6 +195,10 @@ class Recorder:
 
     def _watch_life(self) -> None:
         self.life.install(self._patches, self.guard)
+
+    def _watch_doors(self) -> None:
+        self.uncounted.install(self._patches, self.guard)
+        self.exports.install(self._patches, self.guard)
 
     def _watch_steps(self) -> None:
         self.steps.install(self._patches)
