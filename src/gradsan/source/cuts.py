@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gradsan.model import Frame
-from gradsan.source.chains import chain_key, dotted_path, leaf_name, local_nodes, parameters, standing_of
+from gradsan.source.chains import chain_key, leaf_name, local_nodes, parameters, standing_of
+from gradsan.source.cut_kinds import cut_of, mode_around, mode_of, mode_of_decorators
 from gradsan.source.flow import reaching
 from gradsan.source.locate import expression_at, statement_at
 from gradsan.source.names import bindings_of
@@ -21,18 +22,6 @@ __all__ = ["Cut", "Live", "find_cuts", "grad_switched_off"]
 
 _DEEPEST = 40
 _MOST = 4_000
-_METHODS = {
-    **dict.fromkeys(("detach", "detach_"), "detach"),
-    **dict.fromkeys(("item", "tolist", "__float__"), "item"),
-    "numpy": "numpy",
-    **dict.fromkeys(("argmax", "argmin", "argsort", "nonzero", "count_nonzero", "bincount", "multinomial"), "index"),
-    **dict.fromkeys(("eq", "ne", "gt", "ge", "lt", "le", "isclose", "isnan", "any", "all", "equal"), "comparison"),
-    **dict.fromkeys(("long", "int", "short", "byte", "char", "bool"), "integer"),
-}
-_NEW_TENSOR = {"tensor", "as_tensor", "from_numpy", "asarray", "Tensor", "FloatTensor", "DoubleTensor", "LongTensor"}
-_BUILTINS = {"float": "item", "int": "item", "round": "item", "bool": "item"}
-_INTEGERS = frozenset({"long", "int", "int8", "int16", "int32", "int64", "short", "uint8", "bool", "LongTensor"})
-_MODES = {"no_grad": "no_grad", "inference_mode": "inference_mode"}
 _METADATA = frozenset({"shape", "device", "dtype", "ndim", "size", "dim", "numel", "requires_grad", "grad"})
 
 
@@ -125,7 +114,7 @@ class _Walk:
         self.visited += 1
         if self.visited > _MOST or scope.depth > _DEEPEST:
             return True
-        kind, operands = _cut_of(scope.source, node)
+        kind, operands = cut_of(scope.source, node)
         if kind is not None:
             return self._cut(kind, node, operands, scope)
         key = chain_key(node)
@@ -158,7 +147,7 @@ class _Walk:
         definitions = list(_definitions(scope, key))
         for statement, value in definitions:
             there = replace(inner, at=statement)
-            mode = _mode_around(scope.source, statement, scope.function)
+            mode = mode_around(scope.source, statement, scope.function)
             behind = self.follow(value, there)
             if mode is not None and behind:
                 self._add(mode[0], mode[1], scope, value, True)
@@ -194,7 +183,7 @@ class _Walk:
         given = {name: (value, scope) for name, value in _arguments(function, call)}
         trains = _trains(call.func, scope)
         live = Live({"self": trains}, {name: one for name, one in scope.live.callees.items() if "." not in name})
-        decorator = _mode_of_decorators(source, function)
+        decorator = mode_of_decorators(source, function)
         may_require = trains
         for node in local_nodes(function):
             value = getattr(node, "value", None)
@@ -204,7 +193,7 @@ class _Walk:
                     continue
                 inner = _Scope(source, function, at, live, given, seen, scope.depth + 1)
                 behind = self.follow(value, inner)
-                mode = _mode_around(source, at, function)
+                mode = mode_around(source, at, function)
                 if mode is not None and (behind or trains):
                     self._add(mode[0], mode[1], inner, value, True)
                     behind = False
@@ -239,33 +228,6 @@ class _Walk:
         )
         text = scope.source.text(operand) if kind != "no_grad" or chain_key(operand) else ast.unparse(operand)
         self.cuts.append((scope.depth, Cut(kind, frame, text, is_certain)))
-
-
-def _cut_of(source: SourceFile, node: ast.expr) -> tuple[str | None, list[ast.expr]]:
-    """The kind of cut that an expression is, and what it cuts."""
-    if isinstance(node, ast.Compare):
-        return "comparison", [node.left, *node.comparators]
-    if isinstance(node, ast.Attribute) and node.attr == "data" and chain_key(node.value) != "self":
-        return "data", [node.value]
-    if not isinstance(node, ast.Call):
-        return None, []
-    name = leaf_name(node.func) or ""
-    arguments = [one for one in node.args if not isinstance(one, ast.Starred)]
-    path = dotted_path(source, node.func) or ""
-    if path.startswith("numpy.") and arguments:
-        return "numpy", arguments
-    if path.startswith("torch.") and name in _NEW_TENSOR and arguments and not isinstance(arguments[0], ast.Constant):
-        return "new_tensor", arguments[:1]
-    if isinstance(node.func, ast.Name) and name in _BUILTINS:
-        return _BUILTINS[name], arguments
-    if path.startswith("torch.") and name in _METHODS:
-        return _METHODS[name], arguments[:1]
-    if isinstance(node.func, ast.Attribute) and not path.startswith(("torch.", "numpy.")):
-        if name in _METHODS:
-            return _METHODS[name], [node.func.value]
-        if name in ("to", "type") and any(leaf_name(one) in _INTEGERS for one in arguments):
-            return "integer", [node.func.value]
-    return None, []
 
 
 def _children(node: ast.AST) -> Iterator[ast.expr]:
@@ -359,34 +321,6 @@ def _arguments(function: FunctionNode, call: ast.Call) -> Iterator[tuple[str, as
     yield from ((one.arg, one.value) for one in call.keywords if one.arg is not None)
 
 
-def _mode_around(source: SourceFile, node: ast.AST, function: FunctionNode | None) -> tuple[str, ast.AST] | None:
-    for parent, name in source.ancestors(node):
-        if parent is function:
-            break
-        if isinstance(parent, ast.With) and name == "body":
-            for item in parent.items:
-                mode = _mode(item.context_expr)
-                if mode is not None:
-                    return mode, item.context_expr
-    return None
-
-
-def _mode_of_decorators(source: SourceFile, function: FunctionNode) -> tuple[str, ast.AST] | None:
-    for decorator in getattr(function, "decorator_list", ()):
-        mode = _mode(decorator)
-        if mode is not None:
-            return mode, decorator
-    return None
-
-
-def _mode(node: ast.expr) -> str | None:
-    name = leaf_name(node.func if isinstance(node, ast.Call) else node) or ""
-    if name == "set_grad_enabled" and isinstance(node, ast.Call) and node.args:
-        value = node.args[0]
-        return "no_grad" if isinstance(value, ast.Constant) and value.value is False else None
-    return _MODES.get(name)
-
-
 def _setting(scope: _Scope, key: str) -> list[ast.stmt]:
     """The statements of the function that set ``key.requires_grad``, in order."""
     body: FunctionNode | ast.Module = scope.source.module if scope.function is None else scope.function
@@ -415,7 +349,7 @@ def grad_switched_off(frames: Sequence[Frame]) -> Frame | None:
         calls = [
             node
             for node in local_nodes(scope)
-            if isinstance(node, ast.Call) and _mode(node) == "no_grad" and leaf_name(node.func) == "set_grad_enabled"
+            if isinstance(node, ast.Call) and mode_of(node) == "no_grad" and leaf_name(node.func) == "set_grad_enabled"
         ]
         before = [call for call in calls if call.lineno < frame.line]
         if before:
