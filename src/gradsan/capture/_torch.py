@@ -400,6 +400,17 @@ def slot_of(node: Any, packed: Any) -> str | None:
     return next((slot for slot, saved in saved_slots(node) if packed_object(saved) is packed), None)
 
 
+def is_read_by_backward(node: Any, slot: str | None) -> bool:
+    """Whether backward reads what stands in a slot.
+
+    Batch norm saves its running statistics in training too, where its backward goes by the batch's own (the formula of
+    native_batch_norm in derivatives.yaml); the kernel updates them right after the save.
+    """
+    if slot not in ("running_mean", "running_var"):
+        return True
+    return not any(getattr(node, name, False) is True for name in ("_saved_training", "_saved_train", "_saved_update"))
+
+
 def version_error(tensor: Any, saved: int, node: Any, packed: Any) -> str:
     """What PyTorch says where the version of ``tensor`` is not the one ``saved`` (saved_variable.cpp:167-197)."""
     slot = slot_of(node, packed) or ""

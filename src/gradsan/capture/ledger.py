@@ -45,7 +45,7 @@ def writes_since(core: Any, steps: Any, storage: int, start: int, saved_version:
             continue
         if any(record.clock < raw.clock and (record.end is None or raw.clock < record.end) for record in running):
             continue
-        found.append(_write(raw))
+        found.append(as_write(raw))
     for record in running:
         version = _version_after(record, storage)
         if version is not None and (record.end is None or record.end > start):
@@ -119,7 +119,8 @@ def _version_after(record: StepRecord, storage: int) -> int | None:
     return None
 
 
-def _write(raw: RawWrite) -> Write:
+def as_write(raw: RawWrite) -> Write:
+    """One entry of the log as a Write."""
     region = None
     if raw.strides is not None:
         region = Region(raw.offset, raw.shape, raw.strides, raw.itemsize, raw.item)

@@ -1,0 +1,153 @@
+"""Memory that was handed out of PyTorch: what saved values looked like, compared byte by byte before a backward.
+
+Whoever holds a NumPy array, a DLPack capsule or a pointer writes without a trace. While a storage is exported, the
+values that new Nodes save in it are copied; where it is exported after a save, the storage is copied as it then is.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from gradsan.capture import _torch
+from gradsan.capture.patches import Patches
+from gradsan.model import Message
+
+BYTES_KEPT = 256 * 2**20
+
+
+class Export(NamedTuple):
+    """Where and when memory was handed out, and its bytes at that moment (None: too large, or nothing to compare)."""
+
+    op: str
+    clock: int
+    stack: Any
+    weak: Any
+    snapshot: Any
+
+
+class Exports:
+    """The exported storages that live, and copies of what was saved in them."""
+
+    def __init__(self, core: Any, note: Callable[[Message], None]) -> None:
+        """Start with none; what is too large to be copied is told to ``note``."""
+        self._core, self._note = core, note
+        self._exports: dict[int, Export] = {}
+        self._saved: OrderedDict[tuple[int, int, str], tuple[int, Any]] = OrderedDict()
+        self._bytes = 0
+
+    @property
+    def any(self) -> bool:
+        """Whether exported memory lives."""
+        return bool(self._exports)
+
+    def hand_out(self, tensor: Any, op: str, stack: Any, fresh: bool = False) -> None:
+        """Note that ``tensor``'s memory is open to others; ``fresh``: nothing can have saved it before."""
+        if not torch.is_tensor(tensor) or not _torch.storage_or_none(tensor):
+            return
+        storage = tensor.untyped_storage()
+        key = int(storage._cdata)
+        if key in self._exports and not self._exports[key].weak.expired():
+            return
+        self._forget_dead()
+        snapshot, size = None, int(storage.nbytes())
+        if not fresh and self._fits(size):
+            snapshot = storage.clone()
+            self._bytes += size
+        core = self._core
+        weak = _torch.weak_storage(storage)
+        self._exports[key] = Export(op, core.tick(), stack, weak, snapshot)
+
+    def after_nodes(self, holder: Any, first: int, end: int) -> None:
+        """Copy what the Nodes numbered ``first <= n < end`` saved in exported memory."""
+        if not self._exports:
+            return
+        thread = threading.get_ident()
+        holders = holder if isinstance(holder, (tuple, list)) else (holder,)
+        waiting = [one.grad_fn for one in holders if torch.is_tensor(one) and one.grad_fn is not None]
+        seen = set()
+        while waiting:
+            node = waiting.pop()
+            number = _torch.node_sequence(node)
+            if number is None or number < first or node in seen:
+                continue
+            seen.add(node)
+            waiting += [child for child, _ in node.next_functions if child is not None]
+            for slot, saved in _torch.saved_slots(node):
+                tensor = _torch.packed_object(saved)
+                if not torch.is_tensor(tensor) or _torch.storage_or_none(tensor) not in self._exports:
+                    continue
+                size = tensor.numel() * tensor.element_size()
+                if self._fits(size):
+                    self._saved[thread, number, slot] = (_torch.storage_or_none(tensor), _bytes(tensor))
+                    self._bytes += size
+
+    def changed(self, storage: int, number: int, thread: int, slot: str, tensor: Any, made: Any) -> Export | None:
+        """The export through which the bytes of a saved value have changed; None where they are what they were."""
+        export = self._exports.get(storage)
+        if export is None or export.weak.expired():
+            return None
+        copied = self._saved.get((thread, number, slot))
+        if copied is not None and copied[0] == storage:
+            before = copied[1]
+        elif export.snapshot is not None and made is not None and made[2] < export.clock:
+            whole = torch.empty(0, dtype=tensor.dtype).set_(export.snapshot)
+            before = _bytes(whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()))
+        else:
+            return None
+        return None if torch.equal(before, _bytes(tensor)) else export
+
+    def install(self, patches: Patches, guard: Callable[[Callable[[], object]], None]) -> None:
+        """Watch the ways by which memory leaves and enters, until ``patches`` is undone."""
+        for name in ("numpy", "__array__", "__dlpack__", "data_ptr", "share_memory_"):
+            self._watch(patches, guard, torch.Tensor, name, given=True)
+        for name in ("from_numpy", "frombuffer", "as_tensor", "asarray"):
+            self._watch(patches, guard, torch, name, given=False)
+
+    def _watch(self, patches: Patches, guard: Any, owner: Any, name: str, *, given: bool) -> None:
+        original, core, folder = getattr(owner, name), self._core, _torch.package_folder()
+
+        @functools.wraps(original)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if given and not _torch.is_compiling() and core.active:
+                if name != "data_ptr" or not sys._getframe(1).f_code.co_filename.startswith(folder):
+                    stack = core.stack(1)
+                    guard(lambda: self.hand_out(args[0], name, stack))
+            result = original(*args, **kwargs)
+            if not given and core.active and args and not torch.is_tensor(args[0]) and _shares(args[0]):
+                stack = core.stack(1)
+                guard(lambda: self.hand_out(result, name, stack, fresh=True))
+            return result
+
+        patches.set(owner, name, watched)
+
+    def _fits(self, size: int) -> bool:
+        while self._saved and self._bytes + size > BYTES_KEPT:
+            _, (_, copy) = self._saved.popitem(last=False)
+            self._bytes -= copy.numel()
+        if self._bytes + size > BYTES_KEPT:
+            self._note(Message("blind.export_too_large", {"bytes": size}))
+            return False
+        return True
+
+    def _forget_dead(self) -> None:
+        for key in [key for key, one in self._exports.items() if one.weak.expired()]:
+            snapshot = self._exports.pop(key).snapshot
+            self._bytes -= 0 if snapshot is None else snapshot.nbytes()
+        for place in [place for place, (storage, _) in self._saved.items() if storage not in self._exports]:
+            self._bytes -= self._saved.pop(place)[1].numel()
+
+
+def _shares(source: Any) -> bool:
+    return hasattr(source, "__array_interface__") or isinstance(source, (bytearray, memoryview))
+
+
+def _bytes(tensor: Any) -> Any:
+    with torch.no_grad():
+        return tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)

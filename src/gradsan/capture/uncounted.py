@@ -1,0 +1,223 @@
+"""Doors past the version counter: which storages can be written without it, since when, and where that began.
+
+A door is cheap and proves nothing. ``prescan.py`` looks at the writes that were logged behind it, ``exports.py`` at the
+bytes of memory that was handed out.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from gradsan.capture import _torch
+from gradsan.capture.ledger import RawWrite
+from gradsan.capture.patches import Patches
+
+_WRITES_OF_A_STORAGE = 64
+_COLLECTIVES = {"all_reduce": 0, "broadcast": 0, "reduce": 0, "scatter": 0, "all_to_all_single": 0, "recv": 0}
+
+
+class Door(NamedTuple):
+    """How memory can be written past the counter (the slug of a GS2xx cause), since when, and where that began."""
+
+    way: str
+    clock: int
+    stack: Any
+
+
+class Replaced(NamedTuple):
+    """A tensor that was given other memory (``tensor.data = other``)."""
+
+    tensor: Any
+    clock: int
+    stack: Any
+    sequence: int
+
+
+class Uncounted:
+    """The doors of this process, by storage; a storage that died is forgotten."""
+
+    def __init__(self, core: Any) -> None:
+        """Start with none; ``core`` keeps clock and log."""
+        self._core = core
+        self.doors: dict[int, list[Door]] = {}
+        self.replaced: dict[int, Replaced] = {}
+        self._alive: dict[int, Any] = {}
+        self._writes: dict[int, list[RawWrite]] = {}
+        self._evaluated: set[int] = set()
+        self._read_up_to = 0
+        self._prune_at = 1_024
+
+    def open(self, holder: Any, way: str, stack: Any) -> int:
+        """Note that the memory of ``holder`` (a tensor or a storage) can be written past the counter from now on."""
+        storage = holder.untyped_storage() if torch.is_tensor(holder) else getattr(holder, "_untyped_storage", holder)
+        key = int(storage._cdata)
+        known = self.doors.get(key)
+        if known is None:
+            if len(self.doors) >= self._prune_at:
+                self.prune()
+                self._prune_at = max(1_024, 2 * len(self.doors))
+            self._alive[key] = _torch.weak_storage(storage)
+            known = self.doors[key] = []
+        if all(door.way != way for door in known):
+            core = self._core
+            known.append(Door(way, core.tick(), stack))
+        return key
+
+    @property
+    def now(self) -> int:
+        """The clock."""
+        return int(self._core.clock)
+
+    def prune(self) -> None:
+        """Forget what died."""
+        for key in [key for key, weak in self._alive.items() if weak.expired()]:
+            self._evaluated.discard(key)
+            for table in (self._alive, self.doors, self._writes):
+                table.pop(key, None)
+        for key in [key for key, one in self.replaced.items() if one.tensor() is None]:
+            del self.replaced[key]
+
+    def writes(self) -> dict[int, list[RawWrite]]:
+        """The logged writes to storages with a door, each younger than its first door."""
+        last = self._read_up_to
+        fresh: list[RawWrite] = []
+        for entry in reversed(self._core.writes()):
+            if entry[0] <= last:
+                break
+            if entry[1] in self.doors:
+                fresh.append(RawWrite(*entry))
+        self._read_up_to = self._core.clock
+        for raw in reversed(fresh):
+            if raw.clock > self.doors[raw.storage][0].clock:
+                kept = self._writes.setdefault(raw.storage, [])
+                kept.append(raw)
+                del kept[:-_WRITES_OF_A_STORAGE]
+        return self._writes
+
+    def log(self, target: Any, way: str, op: str, kind: str, stack: Any) -> None:
+        """A write that no counter has seen and no wrapper has logged."""
+        for tensor in target if isinstance(target, (tuple, list)) else (target,):
+            if torch.is_tensor(tensor):
+                self.open(tensor, way, stack)
+                self._core.log_write(tensor, op, kind, None, stack)
+
+    def door_of(self, storage: int, clock: int) -> Door | None:
+        """The last door of a storage that was opened before ``clock``."""
+        return next((door for door in reversed(self.doors.get(storage, ())) if door.clock <= clock), None)
+
+    def install(self, patches: Patches, guard: Callable[[Callable[[], object]], None]) -> None:
+        """Watch the doors until ``patches`` is undone; ``guard`` keeps gradsan's own mistakes from the program."""
+        core = self._core
+
+        def after(owner: Any, name: str, note: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], object]) -> None:
+            original = getattr(owner, name, None)
+            if original is None:
+                return
+
+            @functools.wraps(original)
+            def watched(*args: Any, **kwargs: Any) -> Any:
+                result = original(*args, **kwargs)
+                if not _torch.is_compiling() and core.active:
+                    stack = core.stack(1)
+                    guard(lambda: note(result, args, kwargs, stack))
+                return result
+
+            patches.set(owner, name, watched)
+
+        self._watch_data(patches, guard)
+        for name in ("unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes"):
+            for owner in (torch, torch.Tensor):
+                after(owner, name, lambda _r, args, _k, stack: self.open(args[0], "storage_alias", stack))
+        after(torch, "_unsafe_view", lambda _r, args, _k, stack: self.open(args[0], "storage_alias", stack))
+        after(torch.Tensor, "set_", lambda result, _a, _k, stack: self.open(result, "storage_alias", stack))
+        after(torch.Tensor, "__reduce_ex__", lambda _r, args, _k, stack: self.open(args[0], "storage_alias", stack))
+        for name in ("fill_", "copy_", "__setitem__"):
+            after(torch.UntypedStorage, name, functools.partial(self._storage_written, name))
+        for name in ("apply_", "map_", "map2_"):
+            after(
+                torch.Tensor,
+                name,
+                lambda _r, args, _k, stack, name=name: self.log(args[0], "kernel_without_schema", name, "op", stack),
+            )
+        after(
+            torch,
+            "_amp_foreach_non_finite_check_and_unscale_",
+            lambda _r, args, _k, stack: self.log(
+                list(args[0]), "kernel_without_schema", "GradScaler.unscale_", "op", stack
+            ),
+        )
+        after(torch.nn.functional, "batch_norm", self._normalised)
+        if torch.distributed.is_available():
+            for name, position in _COLLECTIVES.items():
+                after(torch.distributed, name, functools.partial(self._communicated, name, position))
+        hook = register_optimizer_step_post_hook(lambda optimizer, *_: guard(lambda: self._stepped(optimizer)))
+        patches.on_undo(hook.remove)
+
+    def _watch_data(self, patches: Patches, guard: Callable[[Callable[[], object]], None]) -> None:
+        descriptor, core = torch.Tensor.data, self._core
+        get, put = descriptor.__get__, descriptor.__set__
+
+        def data(tensor: Any) -> Any:
+            if core.active and not _torch.is_compiling():
+                stack = core.stack(1)
+                guard(lambda: _has_storage(tensor) and self.open(tensor, "data_attribute", stack))
+            return get(tensor)
+
+        def set_data(tensor: Any, value: Any) -> None:
+            before = _torch.weak_identity(tensor) if core.active else None
+            put(tensor, value)
+            if before is not None and _torch.weak_identity(tensor)[::2] != before[::2]:
+                stack = core.stack(1)
+                guard(lambda: self._replace(tensor, stack))
+
+        patches.set(torch.Tensor, "data", property(data, set_data))
+
+    def _replace(self, tensor: Any, stack: Any) -> None:
+        core = self._core
+        clock = core.tick()
+        self.replaced[id(tensor)] = Replaced(weakref.ref(tensor), clock, stack, _torch.sequence_number())
+
+    def _storage_written(self, name: str, _: Any, args: tuple[Any, ...], __: Any, stack: Any) -> None:
+        storage = args[0]
+        flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        self.log(flat, "storage_alias", name, "op", stack)
+
+    def _normalised(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stack: Any) -> None:
+        given = dict(zip(("input", "running_mean", "running_var", "weight", "bias", "training"), args, strict=False))
+        given.update(kwargs)
+        statistics = [one for one in (given.get("running_mean"), given.get("running_var")) if one is not None]
+        keys = {int(one.untyped_storage()._cdata) for one in statistics}
+        if not given.get("training", False):
+            if _torch.is_grad_enabled():
+                for one in statistics:
+                    self._evaluated.add(self.open(one, "statistics", stack))
+        elif keys & self._evaluated:  # only a forward in eval mode has saved them for a gradient
+            self.log(statistics, "statistics", "batch_norm", "statistics", stack)
+
+    def _communicated(self, name: str, position: int, _: Any, args: Any, kwargs: Any, stack: Any) -> None:
+        if name in ("broadcast", "reduce"):
+            root = kwargs.get("src" if name == "broadcast" else "dst", args[1] if len(args) > 1 else None)
+            if root is not None and (torch.distributed.get_rank() == root) == (name == "broadcast"):
+                return
+        target = args[position] if len(args) > position else next(iter(kwargs.values()), None)
+        self.log(target, "collective", name, "collective", stack)
+
+    def _stepped(self, optimizer: Any) -> None:
+        core = self._core
+        if not core.active or not any(group.get("fused") for group in optimizer.param_groups):
+            return
+        stack = core.stack()
+        for group in optimizer.param_groups:
+            if group.get("fused"):
+                written: Iterable[Any] = [one for one in group["params"] if one.grad is not None]
+                self.log(list(written), "fused_optimizer", f"{type(optimizer).__name__}.step", "step", stack)
+
+
+def _has_storage(tensor: Any) -> bool:
+    return _torch.storage_or_none(tensor) != 0
