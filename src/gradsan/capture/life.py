@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from gradsan.capture import _torch, graphs, naming
@@ -69,7 +70,7 @@ class Life:
             return
         self._stepped.add(optimizer)
         held = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
-        missing = [one for one in held if one.grad is None]
+        missing = [one for one in held if one.grad is None and not is_lazy(one)]
         if not missing:
             return
         site = symbolise(self._core.stack())
@@ -154,7 +155,7 @@ def _replacements(held: list[Any], missing: list[Any], frame: Any) -> Iterator[t
     wanted = {tuple(one.shape) for one in missing}
     others: list[Found] = []
     alive: set[int] = set()
-    for one in naming.find(frame, lambda tensor: tensor.requires_grad):
+    for one in naming.find(frame, lambda tensor: tensor.requires_grad and not is_lazy(tensor)):
         if id(one.tensor) in known:
             if one.origin == "module" or one.within is None:
                 alive.add(id(one.tensor))
