@@ -35,9 +35,9 @@ class Export(NamedTuple):
 class Exports:
     """The exported storages that live, and copies of what was saved in them."""
 
-    def __init__(self, core: Any, note: Callable[[Message], None]) -> None:
-        """Start with none; what is too large to be copied is told to ``note``."""
-        self._core, self._note = core, note
+    def __init__(self, core: Any, note: Callable[[Message], None], listen: Callable[[bool], None]) -> None:
+        """Start with none; ``note`` is told what is too large to be copied, ``listen`` whether new Nodes matter."""
+        self._core, self._note, self._listen = core, note, listen
         self._exports: dict[int, Export] = {}
         self._saved: OrderedDict[tuple[int, int, str], tuple[int, Any]] = OrderedDict()
         self._bytes = 0
@@ -55,7 +55,7 @@ class Exports:
         key = int(storage._cdata)
         if key in self._exports and not self._exports[key].weak.expired():
             return
-        self._forget_dead()
+        self.forget_dead()
         snapshot, size = None, int(storage.nbytes())
         if not fresh and self._fits(size):
             snapshot = storage.clone()
@@ -63,6 +63,7 @@ class Exports:
         core = self._core
         weak = _torch.weak_storage(storage)
         self._exports[key] = Export(op, core.tick(), stack, weak, snapshot)
+        self._listen(True)
 
     def after_nodes(self, holder: Any, first: int, end: int) -> None:
         """Copy what the Nodes numbered ``first <= n < end`` saved in exported memory."""
@@ -136,12 +137,15 @@ class Exports:
             return False
         return True
 
-    def _forget_dead(self) -> None:
+    def forget_dead(self) -> None:
+        """Forget storages that died and what was copied of them."""
         for key in [key for key, one in self._exports.items() if one.weak.expired()]:
             snapshot = self._exports.pop(key).snapshot
             self._bytes -= 0 if snapshot is None else snapshot.nbytes()
         for place in [place for place, (storage, _) in self._saved.items() if storage not in self._exports]:
             self._bytes -= self._saved.pop(place)[1].numel()
+        if not self._exports:
+            self._listen(False)
 
 
 def _shares(source: Any) -> bool:

@@ -35,6 +35,7 @@ class Prescan:
         if not uncounted.doors and not uncounted.replaced and not self._exports.any:
             return
         uncounted.prune()
+        self._exports.forget_dead()
         written = uncounted.writes()
         if not written and not uncounted.replaced and not self._exports.any:
             return

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from gradsan.capture import _core, _torch, autopsy, conflicts, failures, kept_conflicts, saves, warned, writes
 from gradsan.capture.backwards import Backwards
-from gradsan.capture.exports import Exports
 from gradsan.capture.deep import Deep
+from gradsan.capture.exports import Exports
 from gradsan.capture.life import Life
 from gradsan.capture.moments import moments
 from gradsan.capture.patches import Patches
@@ -65,7 +65,7 @@ class Recorder:
         self._deep_depths: list[tuple[int, str]] = []
         self._deep_patches = Patches()
         self.uncounted = Uncounted(self.core)
-        self.exports = Exports(self.core, self.note_blind_spot)
+        self.exports = Exports(self.core, self.note_blind_spot, self._listen_to_nodes)
         self.prescan = Prescan(self.core, self.steps, self.uncounted, self.exports, self.conflicts)
         self.before_backward.append(self.prescan.before_backward)
         self._patches = Patches()
@@ -146,6 +146,13 @@ class Recorder:
         core.on_enter = self._on_enter if self.before_backward else None
         core.on_leave = self._on_leave if self.after_backward else None
         core.on_nodes = self._on_nodes if self.after_nodes else None
+
+    def _listen_to_nodes(self, wanted: bool) -> None:
+        """Have what is saved in exported memory copied, or no longer."""
+        listener = self.exports.after_nodes
+        if wanted != (listener in self.after_nodes):
+            (self.after_nodes.append if wanted else self.after_nodes.remove)(listener)
+            self.listen()
 
     def _on_enter(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for listener in tuple(self.before_backward):
@@ -286,13 +293,19 @@ class Recorder:
             self.guard(partial(self._meet, error))
 
     def _meet(self, error: BaseException) -> None:
-        if autopsy.is_version_error(error) or getattr(error, _MET, None) is self:
+        # A number, because the program may send its exceptions to other processes.
+        if getattr(error, _MET, None) == id(self):
             return
-        failure = failures.of_exception(self.core, self.steps, error, backwards=self.backwards)
-        if failure is not None:
-            self.failures.append(failure)
-            with contextlib.suppress(AttributeError, TypeError):
-                setattr(error, _MET, self)
+        looked_at: BaseException | None = error
+        while looked_at is not None and not autopsy.is_version_error(looked_at):
+            failure = failures.of_exception(self.core, self.steps, looked_at, backwards=self.backwards)
+            if failure is not None:
+                self.failures.append(failure)
+                with contextlib.suppress(AttributeError, TypeError):
+                    setattr(error, _MET, id(self))
+                return
+            # ``raise TrainingFailed(...) from error``
+            looked_at = looked_at.__cause__
 
     def _on_hooked_stale(self, save: Any, alias: Any) -> None:
         self._keep(lambda: conflicts.under_hooks(self.core, self.steps, save, alias))
