@@ -113,6 +113,10 @@ class Deep:
         moved, changed = kept.moved, kept.changed
         if not (moved or changed):
             return kept.alias
+        if not moved:
+            node = _torch.current_node()
+            if not _torch.is_read_by_backward(node, _torch.slot_of(node, kept)):
+                return kept.alias
         heals = self.mode == "heal" and kept.original is not None
         if not kept.reported:
             kept.reported = True

@@ -1,8 +1,8 @@
 """What autograd saved, kept as it was: copy-on-write, or a copy where memory is known outside of torch.
 
 A lazy clone shares memory until somebody asks torch for writable memory, ``.data``, storages and pointers included;
-then the writer moves. It must not be made of memory that NumPy, DLPack, a pointer or another process already knows: such
-a writer does not ask (and after a move would write somewhere else), so there the bytes are copied at once.
+then the writer moves. It must not be made of memory that NumPy, DLPack, a pointer or another process already knows:
+such a writer does not ask (and after a move would write somewhere else), so there the bytes are copied at once.
 """
 
 from __future__ import annotations
