@@ -32,6 +32,7 @@ _FIRST_LOOK, _SECOND_LOOK = 16, 32
 _LINES_COUNTED = 64
 _NODE_BYTES = 400
 _SHOWN = 3
+_STEPS_DOWN = 2_000
 
 
 class Life:
@@ -99,7 +100,10 @@ class Life:
             return
         grown = []
         for path, members in _groups(sys._getframe(1)).items():
-            order = graphs.engine_order([one.tensor.grad_fn for one in members])
+            roots = [one.tensor.grad_fn for one in members]
+            if not any(_reaches_back(root, borders[len(borders) // 2]) for root in roots):
+                continue
+            order = graphs.engine_order(roots)
             numbers = [number for number in map(_torch.node_sequence, order) if number is not None]
             covered = sum(
                 any(low <= number < high for number in numbers)
@@ -132,6 +136,23 @@ def _groups(frame: Any) -> dict[str, list[Found]]:
     for one in naming.find(frame, lambda tensor: tensor.requires_grad and tensor.grad_fn is not None):
         groups.setdefault(one.within or one.path, []).append(one)
     return groups
+
+
+def _reaches_back(node: Any, border: int) -> bool:
+    """Whether the oldest way down from a Node leads to one made before ``border``.
+
+    This spares the graphs of the round itself the whole walk: Nodes that Python has looked at are costly to free.
+    """
+    for _ in range(_STEPS_DOWN):
+        number = _torch.node_sequence(node)
+        if number is not None and number < border:
+            return True
+        below = [(_torch.node_sequence(child), child) for child, _ in node.next_functions if child is not None]
+        older = [(number, child) for number, child in below if number is not None]
+        if not older:
+            return False
+        node = min(older, key=lambda one: one[0])[1]
+    return False
 
 
 def _bytes_kept(order: list[Any]) -> int:
