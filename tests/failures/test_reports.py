@@ -3,9 +3,11 @@
 ``GRADSAN_UPDATE_REPORTS=1 pytest tests/failures`` writes them anew.
 """
 
+import contextlib
 import functools
 import gc
 import os
+import pickle
 import runpy
 import threading
 import warnings
@@ -89,3 +91,22 @@ def fail_in_block(kept):
             w += 1
     except RuntimeError as error:
         return "".join(getattr(error, "__notes__", [str(error)]))
+
+
+def test_an_error_that_the_program_wraps_is_found_and_can_be_sent_to_another_process():
+    def train():
+        try:
+            torch.ones(3, requires_grad=True).add_(1)
+        except RuntimeError as error:
+            raise ValueError("training failed") from error
+
+    with pytest.raises(ValueError, match="training failed") as caught, gradsan.watch() as watch:
+        train()
+    assert [diagnosis.code for diagnosis in watch.diagnoses] == ["GS301"]
+    assert str(pickle.loads(pickle.dumps(caught.value))) == "training failed"
+
+
+def test_an_error_that_the_program_catches_is_its_own_affair():
+    with gradsan.watch() as watch, contextlib.suppress(RuntimeError):
+        torch.ones(3, requires_grad=True).add_(1)
+    assert watch.diagnoses == ()
