@@ -116,10 +116,10 @@ class Exports:
 
         @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if given and not _torch.is_compiling() and core.active:
-                if name != "data_ptr" or not sys._getframe(1).f_code.co_filename.startswith(folder):
-                    stack = core.stack(1)
-                    guard(lambda: self.hand_out(args[0], name, stack))
+            inner = name == "data_ptr" and sys._getframe(1).f_code.co_filename.startswith(folder)
+            if given and not inner and not _torch.is_compiling() and core.active:
+                stack = core.stack(1)
+                guard(lambda: self.hand_out(args[0], name, stack))
             result = original(*args, **kwargs)
             if not given and core.active and args and not torch.is_tensor(args[0]) and _shares(args[0]):
                 stack = core.stack(1)

@@ -55,8 +55,11 @@ class Uncounted:
 
     def open(self, holder: Any, way: str, stack: Any) -> int:
         """Note that the memory of ``holder`` (a tensor or a storage) can be written past the counter from now on."""
-        storage = holder.untyped_storage() if torch.is_tensor(holder) else getattr(holder, "_untyped_storage", holder)
-        key = int(storage._cdata)
+        try:
+            storage = holder.untyped_storage() if torch.is_tensor(holder) else holder
+            key = int(storage._cdata)
+        except (RuntimeError, NotImplementedError, ValueError, AttributeError):
+            return 0  # sparse, lazy, traced: no memory of its own
         known = self.doors.get(key)
         if known is None:
             if len(self.doors) >= self._prune_at:
@@ -166,13 +169,13 @@ class Uncounted:
         def data(tensor: Any) -> Any:
             if core.active and not _torch.is_compiling():
                 stack = core.stack(1)
-                guard(lambda: _has_storage(tensor) and self.open(tensor, "data_attribute", stack))
+                guard(lambda: self.open(tensor, "data_attribute", stack))
             return get(tensor)
 
         def set_data(tensor: Any, value: Any) -> None:
-            before = _torch.weak_identity(tensor) if core.active else None
+            before = _memory(tensor) if core.active else None
             put(tensor, value)
-            if before is not None and _torch.weak_identity(tensor)[::2] != before[::2]:
+            if before is not None and _memory(tensor) != before:
                 stack = core.stack(1)
                 guard(lambda: self._replace(tensor, stack))
 
@@ -219,5 +222,10 @@ class Uncounted:
                 self.log(list(written), "fused_optimizer", f"{type(optimizer).__name__}.step", "step", stack)
 
 
-def _has_storage(tensor: Any) -> bool:
-    return _torch.storage_or_none(tensor) != 0
+def _memory(tensor: Any) -> Any:
+    """Which memory a tensor has; None where it has none of its own (lazy, sparse, traced)."""
+    try:
+        identity = _torch.weak_identity(tensor)
+    except (RuntimeError, NotImplementedError, ValueError, AttributeError, TypeError):
+        return None
+    return identity[0], identity[2]

@@ -9,15 +9,22 @@ from collections.abc import Callable
 
 from gradsan.diagnose.causes import (
     buffer_filled_in_loop,
+    collective,
+    data_attribute,
     false_alarm,
+    fused_optimizer,
     hidden_by_saved_tensor_hooks,
     inplace_module,
     input_changed_between_passes,
+    kernel_without_schema,
+    memory_alias,
     operand_overwritten,
     result_overwritten,
     state_carried_over,
+    statistics,
     statistics_updated,
     step_between_forward_and_backward,
+    storage_alias,
     unknown_writer,
 )
 from gradsan.diagnose.facts import Facts
@@ -25,6 +32,13 @@ from gradsan.model import Diagnosis
 
 CAUSES: tuple[Callable[[Facts], Diagnosis | None], ...] = (
     hidden_by_saved_tensor_hooks.match,
+    data_attribute.match,
+    memory_alias.match,
+    storage_alias.match,
+    fused_optimizer.match,
+    statistics.match,
+    collective.match,
+    kernel_without_schema.match,
     buffer_filled_in_loop.match,
     false_alarm.match,
     state_carried_over.match,

@@ -1,0 +1,23 @@
+"""What the causes GS202 to GS208 share: a silent conflict, the way by which the write passed the counter, the door."""
+
+from __future__ import annotations
+
+from gradsan.diagnose import build, fixes
+from gradsan.diagnose import labels as label_room
+from gradsan.diagnose.facts import Facts
+from gradsan.model import Diagnosis
+
+
+def diagnosis(facts: Facts, code: str, slug: str) -> Diagnosis | None:
+    """The diagnosis of a silent conflict whose write went the way ``slug``; None for every other conflict."""
+    if facts.conflict.raised or facts.conflict.way != slug:
+        return None
+    return build.diagnosis(
+        facts,
+        code,
+        slug,
+        severity="note" if facts.is_false_alarm else "error",
+        values={"writer": facts.first.op if facts.first is not None else "?"},
+        labels=label_room.standard(facts, writes=facts.writes or facts.missed),
+        fixes=fixes.instead_of_overwriting(facts),
+    )
