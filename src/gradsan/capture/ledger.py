@@ -60,7 +60,7 @@ def uncounted_since(core: Any, steps: Any, storage: int, start: int, saved_at: A
     not at all. What the operation at the stack ``saved_at`` logs as it returns is its own result.
     """
     found = [
-        _write(raw)
+        as_write(raw)
         for raw in (RawWrite(*entry) for entry in core.writes())
         if raw.storage == storage and raw.clock > start and raw.stack is not saved_at
     ]
