@@ -1,0 +1,271 @@
+"""Deep and heal mode: the gradients of the program as written, whatever wrote, and nothing else changed."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import gradsan
+
+WAYS = {
+    "no_grad": lambda t: t.mul_(0),
+    "setitem": lambda t: t.__setitem__(1, 5.0),
+    "slice": lambda t: t[1:].zero_(),
+    "data": lambda t: t.data.mul_(0),
+    "numpy": lambda t: t.detach().numpy().__setitem__(1, 7.0),
+    "dlpack": lambda t: torch.from_dlpack(t.detach()).add_(1),
+    "from_numpy": lambda t: torch.from_numpy(t.detach().numpy()).add_(1),
+    "storage": lambda t: t.untyped_storage().fill_(0),
+    "set_": lambda t: torch.empty(0).set_(t.detach().untyped_storage(), 0, (3,)).add_(1),
+    "out": lambda t: torch.add(torch.ones(3), 1, out=t.detach()),
+    "foreach": lambda t: torch._foreach_add_([t.detach()], 1.0),
+    "bits": lambda t: t.detach().view(torch.int32).zero_(),
+    "map_": lambda t: t.detach().map_(torch.ones(3), lambda a, b: a + b),
+    "sort": lambda t: torch.sort(torch.tensor([3.0, 1.0, 2.0]), out=(t.detach(), torch.empty(3, dtype=torch.long))),
+}
+SAVED = {
+    "operand": lambda t: (t * t).sum(),
+    "result": None,
+    "view": lambda t: (t[1:] * t[1:]).sum(),
+}
+
+
+def build(saved):
+    x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    t = x * 1.5
+    if saved == "result":
+        t = x.exp()
+        return x, t, t.sum()
+    return x, t, SAVED[saved](t)
+
+
+@pytest.mark.parametrize("saved", SAVED)
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_of_writing_is_healed_and_told(way, saved):
+    x, _, loss = build(saved)
+    loss.backward()
+    right = x.grad
+    with gradsan.watch("heal") as watched:
+        x, t, loss = build(saved)
+        with torch.no_grad():
+            WAYS[way](t)
+        loss.backward()
+    assert torch.equal(x.grad, right)
+    [found] = {one.code: one for one in watched.diagnoses}.values()
+    assert found.severity == "warning"
+    assert not found.silent
+    assert found.gradient.status == "right"
+    assert found.gradient.relative_error > 0
+
+
+@pytest.mark.parametrize("way", ["data", "numpy", "dlpack", "storage", "map_"])
+def test_deep_tells_what_pytorch_does_not_and_leaves_it_as_it_is(way):
+    x, t, loss = build("operand")
+    with torch.no_grad():
+        WAYS[way](t)
+    loss.backward()
+    wrong = x.grad
+    with gradsan.watch("deep") as watched:
+        x, t, loss = build("operand")
+        with torch.no_grad():
+            WAYS[way](t)
+        loss.backward()
+    assert torch.equal(x.grad, wrong)
+    [found] = watched.diagnoses
+    assert found.silent
+    assert found.gradient.status == "wrong"
+
+
+def test_an_alias_made_before_the_save():
+    with gradsan.watch("heal") as watched:
+        x = torch.ones(3, requires_grad=True)
+        t = x * 2
+        alias = t.detach().numpy()
+        loss = (t * t).sum()
+        alias[:] = 0
+        loss.backward()
+    assert x.grad.tolist() == [8.0, 8.0, 8.0]
+    assert len(watched.diagnoses) == 1
+
+
+def test_memory_that_came_from_numpy_stays_shared():
+    array = np.ones(3, dtype=np.float32)
+    with gradsan.watch("heal"):
+        x = torch.ones(3, requires_grad=True)
+        data = torch.from_numpy(array)
+        loss = (x * data).sum()
+        array[:] = 5
+        assert data.tolist() == [5.0, 5.0, 5.0]
+        data.add_(1)
+        assert array.tolist() == [6.0, 6.0, 6.0]
+        loss.backward()
+    assert x.grad.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_deep_raises_as_pytorch_does():
+    def broken():
+        _, t, loss = build("result")
+        with torch.no_grad():
+            t.mul_(2)
+        loss.backward()
+
+    with pytest.raises(RuntimeError) as plain:
+        broken()
+    with gradsan.watch("deep") as watched, pytest.raises(RuntimeError) as deep:
+        broken()
+    assert str(deep.value) == str(plain.value)
+    [found] = watched.diagnoses
+    assert found.code == "GS101"
+    assert found.gradient.status == "raised"
+
+
+@pytest.mark.parametrize("mode", ["deep", "heal"])
+def test_a_write_elsewhere_is_a_false_alarm(mode):
+    with gradsan.watch(mode) as watched:
+        base = torch.ones(4, requires_grad=True) * 1
+        loss = base[:2].exp().sum() + (base[:2] * base[:2]).sum()
+        with torch.no_grad():
+            base[2:].mul_(5)
+        if mode == "deep":
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()
+        else:
+            loss.backward()
+    assert {one.code for one in watched.diagnoses} == {"GS120"}
+    assert {one.severity for one in watched.diagnoses} == ({"error"} if mode == "deep" else {"note"})
+
+
+def test_other_threads_are_healed():
+    grads = []
+
+    def work():
+        x, t, loss = build("operand")
+        t.data.zero_()
+        loss.backward()
+        grads.append(x.grad.tolist())
+
+    with gradsan.watch("heal"):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert grads == [[4.5, 9.0, 13.5]]
+
+
+def test_backward_may_come_after_healing_has_ended():
+    with gradsan.watch("heal"):
+        x, t, loss = build("operand")
+        with torch.no_grad():
+            t.zero_()
+    loss.backward()
+    assert x.grad.tolist() == [4.5, 9.0, 13.5]
+
+
+def test_functorch_may_forbid_hooks():
+    with gradsan.watch("heal") as watched:
+        gradient = torch.func.grad(lambda t: (t * t).sum())(torch.ones(3))
+        assert torch.func.vmap(torch.func.grad(lambda t: (t * t).sum()))(torch.ones(2, 3)).shape == (2, 3)
+        x, t, loss = build("operand")
+        t.data.zero_()
+        loss.backward()
+    assert gradient.tolist() == [2.0, 2.0, 2.0]
+    assert x.grad.tolist() == [4.5, 9.0, 13.5]
+    assert len(watched.diagnoses) == 1
+
+
+def test_healing_ends_with_its_budget():
+    from gradsan._session import Session
+
+    session = Session("heal", heal_max_bytes=8)
+    session.start()
+    try:
+        _, t, loss = build("operand")
+        with torch.no_grad():
+            t.zero_()
+        with pytest.raises(RuntimeError, match="12 of 8 bytes"):
+            loss.backward()
+    finally:
+        session.stop()
+
+
+def test_the_graph_is_freed_as_before():
+    import gc
+    import weakref
+
+    class Probe(torch.Tensor):
+        pass
+
+    with gradsan.watch("deep"):
+        x = torch.ones(3, requires_grad=True)
+        y = x * 2
+        z = y.exp()
+        gone = weakref.ref(y)
+        del y
+        gc.disable()
+        try:
+            del z
+            assert gone() is None
+        finally:
+            gc.enable()
+
+
+@pytest.fixture(params=["plain", "rnn", "batchnorm", "checkpoint", "reentrant", "double", "function", "autocast"])
+def training(request):
+    class Cube(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x**3
+
+        @staticmethod
+        def backward(ctx, grad):
+            (x,) = ctx.saved_tensors
+            return grad * 3 * x**2
+
+    def train():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Dropout(0.3), nn.Linear(8, 4))
+        if request.param == "batchnorm":
+            net = nn.Sequential(nn.Conv1d(2, 3, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Flatten(), nn.Linear(6, 2))
+        rnn = nn.LSTM(4, 5, batch_first=True)
+        optimizer = torch.optim.Adam([*net.parameters(), *rnn.parameters()], lr=0.01)
+        told = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            x = torch.randn(6, 2, 4)
+            if request.param == "rnn":
+                loss = rnn(x)[0].pow(2).mean()
+            elif request.param == "batchnorm":
+                loss = net(x).pow(2).mean()
+            elif request.param in ("checkpoint", "reentrant"):
+                y = checkpoint(net, x.requires_grad_(), use_reentrant=request.param == "reentrant")
+                loss = y.pow(2).mean()
+            elif request.param == "function":
+                loss = Cube.apply(net(x)).mean()
+            elif request.param == "autocast":
+                with torch.autocast("cpu", torch.bfloat16):
+                    loss = net(x).float().pow(2).mean()
+            else:
+                loss = net(x).pow(2).mean()
+            if request.param == "double":
+                grads = torch.autograd.grad(loss, list(net.parameters()), create_graph=True)
+                loss = loss + sum(g.pow(2).sum() for g in grads)
+            loss.backward()
+            optimizer.step()
+            told.append(loss.item())
+        return told, [p.detach().clone() for p in net.parameters()], torch.get_rng_state()
+
+    return train
+
+
+@pytest.mark.parametrize("mode", ["deep", "heal"])
+def test_a_right_program_computes_the_same(training, mode):
+    losses, parameters, state = training()
+    with gradsan.watch(mode) as watched:
+        again, same, after = training()
+    assert again == losses
+    assert all(torch.equal(one, other) for one, other in zip(parameters, same, strict=True))
+    assert torch.equal(state, after)
+    assert [one for one in watched.diagnoses if one.severity != "note"] == []
