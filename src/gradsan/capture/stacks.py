@@ -101,8 +101,13 @@ def file_of(code: CodeType) -> str:
     return code.co_filename if code.co_filename.startswith("<") else str(Path(code.co_filename).absolute())
 
 
-@functools.lru_cache(maxsize=4096)
 def _frame(code: CodeType, lasti: int) -> Frame:
+    # Code objects of the same text are equal, whatever file they come from.
+    return _frame_in(code.co_filename, code, lasti)
+
+
+@functools.lru_cache(maxsize=4096)
+def _frame_in(_: str, code: CodeType, lasti: int) -> Frame:
     name = getattr(code, "co_qualname", code.co_name)
     file = file_of(code)
     is_user = is_user_file(code.co_filename)
