@@ -143,11 +143,7 @@ class Uncounted:
         for name in ("fill_", "copy_", "__setitem__"):
             after(torch.UntypedStorage, name, functools.partial(self._storage_written, name))
         for name in ("apply_", "map_", "map2_"):
-            after(
-                torch.Tensor,
-                name,
-                lambda _r, args, _k, stack, name=name: self.log(args[0], "kernel_without_schema", name, "op", stack),
-            )
+            after(torch.Tensor, name, functools.partial(self._mapped, name))
         after(
             torch,
             "_amp_foreach_non_finite_check_and_unscale_",
@@ -163,7 +159,8 @@ class Uncounted:
         patches.on_undo(hook.remove)
 
     def _watch_data(self, patches: Patches, guard: Callable[[Callable[[], object]], None]) -> None:
-        descriptor, core = torch.Tensor.data, self._core
+        core = self._core
+        descriptor: Any = torch.Tensor.data
         get, put = descriptor.__get__, descriptor.__set__
 
         def data(tensor: Any) -> Any:
@@ -190,6 +187,9 @@ class Uncounted:
         storage = args[0]
         flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
         self.log(flat, "storage_alias", name, "op", stack)
+
+    def _mapped(self, name: str, _: Any, args: tuple[Any, ...], __: Any, stack: Any) -> None:
+        self.log(args[0], "kernel_without_schema", name, "op", stack)
 
     def _normalised(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stack: Any) -> None:
         given = dict(zip(("input", "running_mean", "running_var", "weight", "bias", "training"), args, strict=False))
