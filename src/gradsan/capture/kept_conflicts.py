@@ -11,7 +11,7 @@ from gradsan.capture.conflicts import bridge_over, steps_before, tensor_info, us
 from gradsan.capture.originals import Kept
 from gradsan.capture.origins import Origin
 from gradsan.capture.stacks import symbolise
-from gradsan.model import Conflict, Deviation, Save, Write
+from gradsan.model import Conflict, Deviation, Save, Site, Write
 
 
 def of_kept(
@@ -24,11 +24,13 @@ def of_kept(
     changed: bool,
     deviation: Deviation | None,
     healed: int | None,
+    door: tuple[str, Site] | None,
 ) -> Conflict:
     """The conflict of a value that backward asks for just now.
 
     ``counted``: its version counter moved. ``raised``: backward ends by it. ``changed``: a byte of it differs; where
-    none does the writes touched other bytes, or wrote what was there. ``deviation`` and ``healed`` as in the Conflict.
+    none does the writes touched other bytes, or wrote what was there. ``deviation`` and ``healed`` as in the Conflict;
+    ``door`` is the (way, place) by which the memory was reached past the counter, where that was seen.
     """
     frame = sys._getframe(1)
     node = _torch.current_node()
@@ -62,7 +64,8 @@ def of_kept(
         bridge=bridge_over(core, backward, node, made, writes, frame) if backward and counted else None,
         raised=raised,
         log_was_cut=core.writes_were_cut,
-        way=None if counted else _way(kept, writes),
+        way=None if counted else door[0] if door else _way(kept, writes),
+        alias_site=None if counted or door is None else door[1],
         change=kept.change() if changed else None,
         deviation=deviation,
         healed_bytes=healed,
@@ -70,10 +73,10 @@ def of_kept(
     )
 
 
-def _way(kept: Kept, writes: tuple[Write, ...]) -> str:
+def _way(kept: Kept, writes: tuple[Write, ...]) -> str | None:
     """How a write that PyTorch did not count came about, as far as the log tells."""
     if any(write.kind == "step" for write in writes):
         return "fused_optimizer"
     if writes:
         return "data_attribute"
-    return "memory_alias" if kept.is_copied else "unseen_write"
+    return "memory_alias" if kept.is_copied else None

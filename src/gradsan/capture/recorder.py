@@ -17,7 +17,7 @@ from gradsan.capture.exports import Exports
 from gradsan.capture.life import Life
 from gradsan.capture.moments import moments
 from gradsan.capture.patches import Patches
-from gradsan.capture.prescan import Prescan
+from gradsan.capture.prescan import Prescan, way_of
 from gradsan.capture.steps import Steps, read_backward
 from gradsan.capture.uncounted import Uncounted
 from gradsan.model import Conflict, Deviation, Evidence, Failure, Message, Moment, Seen
@@ -134,6 +134,7 @@ class Recorder:
                 changed=changed,
                 deviation=deviation,
                 healed=healed,
+                door=way_of(self.uncounted, _torch.storage_or_none(kept.alias), kept.clock),
             )
         )
 
