@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.utils.dlpack
 from torch.autograd.graph import allow_mutation_on_saved_tensors
 
 import gradsan
@@ -32,7 +33,7 @@ WRITES: dict[str, Callable[[Any], Any]] = {
     "`t.data.mul_(0)`": lambda t: t.data.mul_(0),
     "`t.data.mul_(0)`, then `t.mul_(0)`": lambda t: (t.data.mul_(0), t.mul_(0)),
     "`t.detach().numpy()[1] = 7`": lambda t: t.detach().numpy().__setitem__(1, 7.0),
-    "`torch.from_dlpack(t.detach()).add_(1)`": lambda t: torch.from_dlpack(t.detach()).add_(1),
+    "`torch.from_dlpack(t.detach()).add_(1)`": lambda t: torch.utils.dlpack.from_dlpack(t.detach()).add_(1),
     "`t.untyped_storage().fill_(0)`": lambda t: t.untyped_storage().fill_(0),
     "`torch.add(…, out=t)`": lambda t: torch.add(torch.ones(3), 1, out=t.detach()),
     "`torch.sort(…, out=(t, indices))`": lambda t: torch.sort(
@@ -83,7 +84,8 @@ def main() -> None:
         "gives backward the original. Every healed conflict is reported; `--heal-max-bytes` ends healing with an error"
     )
     print(
-        "when the healed values together take more bytes than that. Torch has a context of its own for counted writes. Side by side, each gradient"
+        "when the healed values together take more bytes than that.\n"
+        "Torch has a context of its own for counted writes. Side by side, each gradient"
     )
     print(
         f"held against that of the program without the write "

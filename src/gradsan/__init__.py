@@ -8,6 +8,6 @@ from __future__ import annotations
 
 __version__ = "0.1.0"
 
-from gradsan._api import disable, enable, watch
+from gradsan._api import disable, enable, heal, watch
 
-__all__ = ["__version__", "disable", "enable", "watch"]
+__all__ = ["__version__", "disable", "enable", "heal", "watch"]

@@ -28,8 +28,16 @@ class watch:  # noqa: N801 - used as a function: ``with gradsan.watch():``
     ``language``: ``"en"``, ``"zh"`` or ``"auto"`` (from the environment), for the note and the shown report.
     """
 
-    def __init__(self, mode: Mode = "watch", *, language: LanguageOption = "auto", native: bool | None = None) -> None:
+    def __init__(
+        self,
+        mode: Mode = "watch",
+        *,
+        language: LanguageOption = "auto",
+        native: bool | None = None,
+        heal_max_bytes: int | None = None,
+    ) -> None:
         """Choose how to watch; nothing happens before the block is entered."""
+        self._heal_max_bytes = heal_max_bytes
         self._mode: Mode = mode
         self._native = native
         self._language = language
@@ -39,7 +47,7 @@ class watch:  # noqa: N801 - used as a function: ``with gradsan.watch():``
 
     def __enter__(self) -> Self:
         """Begin to watch."""
-        session = Session(self._mode, native=self._native)
+        session = Session(self._mode, native=self._native, heal_max_bytes=self._heal_max_bytes)
         session.start()
         self._sessions.append(session)
         self._last = session
@@ -102,6 +110,14 @@ class watch:  # noqa: N801 - used as a function: ``with gradsan.watch():``
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         return {"text/plain": str(self) if self._last is not None else repr(self)}
+
+
+def heal(max_bytes: int | None = None, *, language: LanguageOption = "auto") -> watch:
+    """Watch in heal mode: backward gets each saved value as it was, and every healed conflict is reported.
+
+    ``max_bytes`` bounds how many bytes are healed; beyond it backward raises a ``RuntimeError``. None: no bound.
+    """
+    return watch("heal", language=language, heal_max_bytes=max_bytes)
 
 
 _enabled: list[Session] = []

@@ -1,0 +1,30 @@
+"""``gradsan.heal()``: heal mode with a bound."""
+
+import pytest
+import torch
+
+import gradsan
+
+
+def overwritten():
+    x = torch.ones(4, requires_grad=True)
+    y = x.exp()
+    y.detach().zero_()
+    return x, y.sum()
+
+
+def test_backward_gets_the_original():
+    with gradsan.heal() as watched:
+        x, loss = overwritten()
+        loss.backward()
+    assert torch.equal(x.grad, torch.ones(4).exp())
+    assert watched.diagnoses[0].severity == "warning"
+
+
+def test_the_bound_ends_healing():
+    with gradsan.heal(max_bytes=15):
+        _, loss = overwritten()
+        with pytest.raises(RuntimeError, match="16 of 15 bytes"):
+            loss.backward()
+    with gradsan.heal(max_bytes=16):
+        overwritten()[1].backward()
