@@ -16,18 +16,23 @@ from gradsan.capture.exports import Exports
 from gradsan.capture.stacks import symbolise
 from gradsan.capture.steps import read_backward
 from gradsan.capture.uncounted import Uncounted
-from gradsan.diagnose.overlap import overlap
 from gradsan.model import Conflict, Region, Save, Site, Write
+from gradsan.overlap import overlap
 
 
 class Prescan:
     """The listener before each backward."""
 
-    def __init__(self, core: Any, steps: Any, uncounted: Uncounted, exports: Exports, found: list[Conflict]) -> None:
-        """Conflicts go to ``found``."""
+    def __init__(self, core: Any, steps: Any, uncounted: Uncounted, exports: Exports, found: list[Conflict], most: int):
+        """Conflicts go to ``found``, up to ``most`` of them there."""
+        self._most = most
         self._core, self._steps, self._found = core, steps, found
         self._uncounted, self._exports = uncounted, exports
         self._known: dict[tuple[Any, ...], int] = {}
+
+    def forget(self) -> None:
+        """Begin anew: what an earlier stretch of watching has found does not count for this one."""
+        self._known.clear()
 
     def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look at the graph behind the outputs; the arguments are those of ``Recorder.before_backward``."""
@@ -92,6 +97,8 @@ class Prescan:
         at = self._known.get(key)
         if at is not None and at < len(self._found):
             self._found[at] = dataclasses.replace(self._found[at], count=self._found[at].count + 1)
+            return
+        if len(self._found) >= self._most:
             return
         clock = made[2] if made else 0
         is_output = slot.startswith("result") or (not tensor.requires_grad and getattr(tensor, "grad_fn", None) is None)

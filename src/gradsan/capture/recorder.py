@@ -66,7 +66,7 @@ class Recorder:
         self._deep_patches = Patches()
         self.uncounted = Uncounted(self.core)
         self.exports = Exports(self.core, self.note_blind_spot, self._listen_to_nodes)
-        self.prescan = Prescan(self.core, self.steps, self.uncounted, self.exports, self.conflicts)
+        self.prescan = Prescan(self.core, self.steps, self.uncounted, self.exports, self.conflicts, _CONFLICTS_KEPT)
         self.before_backward.append(self.prescan.before_backward)
         self._patches = Patches()
         self._replacements: list[writes.Replacement] | None = None
@@ -87,6 +87,7 @@ class Recorder:
             if self._depth > 1:
                 return
             self.core.active = True
+            self.prescan.forget()
             self.listen()
             for part in (
                 self._watch_user_hooks,

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from gradsan.diagnose.names import name_of
 from gradsan.diagnose.needs import Need, need_of, op_name
-from gradsan.diagnose.overlap import overlap
 from gradsan.model import Conflict, Message, Write
+from gradsan.overlap import overlap
 
 
 @dataclass(frozen=True, slots=True)
