@@ -451,12 +451,18 @@ def is_building_graph(error: BaseException) -> bool:
     """
     trace = error.__traceback__
     while trace is not None:
-        if "_aot_autograd" in trace.tb_frame.f_code.co_filename:
+        if _captures_graph(trace.tb_frame):
             return True
         trace = trace.tb_next
     frame: Any = sys._getframe(1)
     while frame is not None:
-        if "_aot_autograd" in frame.f_code.co_filename and "graph_capture" in frame.f_code.co_filename:
+        if _captures_graph(frame):
             return True
         frame = frame.f_back
     return False
+
+
+def _captures_graph(frame: Any) -> bool:
+    # Compiled functions run in files of the same folder.
+    file: str = frame.f_code.co_filename
+    return "_aot_autograd" in file and "graph_capture" in file
