@@ -57,6 +57,14 @@ b = w.sigmoid()
 b *= 2
 b.sum().backward()
 """
+ONE_BACKWARD = """
+w, v = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+a = w.exp()
+b = v.sigmoid()
+a += 1
+b *= 2
+(a + b).sum().backward()
+"""
 CLEAN = """
 w = torch.ones(3, requires_grad=True)
 w.exp().sum().backward()
@@ -106,6 +114,14 @@ def test_two_faults_are_mended_one_after_the_other(tmp_path, monkeypatch):
     assert "a = a + 1" in text
     assert "b = b * 2" in text
     assert found.left is None
+
+
+def test_two_faults_of_one_backward(tmp_path, monkeypatch):
+    found = search(tmp_path, monkeypatch, ONE_BACKWARD)
+    assert passed(found)[0] == ("out_of_place", "preserved")
+    text = found.patches[0].files[str(tmp_path / "main.py")].decode()
+    assert "a = a + 1" in text
+    assert "b = b * 2" in text
 
 
 def test_the_limit_of_faults_holds(tmp_path, monkeypatch):

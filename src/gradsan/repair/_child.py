@@ -14,8 +14,10 @@ from typing import Any
 from gradsan.cli._program import Target, gradsan_path, perform, prepare, take_stage
 from gradsan.cli._torch_import import call_after_torch_import
 from gradsan.cli._uncaught import wait_for_threads
+from gradsan.model import Diagnosis
 from gradsan.repair.overlay import lay_over, text_of
 from gradsan.repair.trial import Request
+from gradsan.source.lines import source_line
 
 
 class _Watch:
@@ -71,6 +73,7 @@ def main() -> None:
     answer = {
         "recording": watch.recorder.recording(ending.status == 0, ending.exception),
         "diagnoses": tuple(with_candidates(diagnosis) for diagnosis in report.diagnoses),
+        "written": tuple(_written(diagnosis) for diagnosis in report.diagnoses),
         "seen": report.seen,
         "seconds": seconds,
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
@@ -80,6 +83,11 @@ def main() -> None:
     sys.stderr.flush()
     # Not through the interpreter's end: what the program has registered there is not part of what is compared.
     os._exit(ending.status)
+
+
+def _written(diagnosis: Diagnosis) -> frozenset[str]:
+    frames = [label.frame for label in diagnosis.labels if label.role == "written"]
+    return frozenset(f"{frame.function}: {(source_line(frame.file, frame.line) or '').strip()}" for frame in frames)
 
 
 if __name__ == "__main__":

@@ -141,7 +141,7 @@ def _try_all(search: _Search, fault: Diagnosis, patch: Patch, before: Trial) -> 
 def _judged(search: _Search, fix: Fix, patch: Patch, trial: Trial, before: Trial) -> Tried:
     comparison = compare(search.reference, trial.recording)
     runs = trial.recording.finished and not _faults(trial)
-    went_further = not trial.timed_out and _progress(trial) > _progress(before)
+    went_further = not trial.timed_out and (_progress(trial) > _progress(before) or _has_another_fault(trial, before))
     trains = not comparison.lost
     passed = runs and trains
     verification = Verification(
@@ -201,6 +201,15 @@ def _rank(tried: Tried, before: Trial) -> tuple[object, ...]:
 
 def _progress(trial: Trial) -> tuple[bool, int, int]:
     return trial.recording.finished, len(trial.recording.losses), len(trial.recording.steps)
+
+
+def _has_another_fault(trial: Trial, before: Trial) -> bool:
+    """Whether the program stops no earlier, and by writes that had not been told before."""
+    if _progress(trial) < _progress(before) or not _faults(trial):
+        return False
+    known = frozenset().union(*before.written)
+    written = trial.written[trial.diagnoses.index(_faults(trial)[0])]
+    return bool(written - known)
 
 
 def _ratio(value: int, reference: int) -> float | None:

@@ -62,11 +62,16 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """How a run went. ``status`` is None where it ran out of time; ``diagnoses`` with every fix that has lines."""
+    """How a run went. ``status`` is None where it ran out of time; ``diagnoses`` with every fix that has lines.
+
+    ``written`` are the functions and lines that wrote, of each diagnosis: what tells one fault from another though lines
+    have moved.
+    """
 
     status: int | None
     recording: Recording = field(default_factory=Recording)
     diagnoses: tuple[Diagnosis, ...] = ()
+    written: tuple[frozenset[str], ...] = ()
     seen: Seen = field(default_factory=Seen)
     seconds: float = 0.0
     peak_bytes: int = 0
