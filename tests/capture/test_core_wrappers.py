@@ -12,7 +12,7 @@ import pytest
 import torch
 from core_kit import constants, needs_native, plain
 
-from gradsan.capture import _core
+from gradsan.capture import _core, _torch
 
 
 def test_a_wrapper_looks_like_what_it_wraps(core):

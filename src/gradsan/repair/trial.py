@@ -64,8 +64,8 @@ class Recording:
 class Trial:
     """How a run went. ``status`` is None where it ran out of time; ``diagnoses`` with every fix that has lines.
 
-    ``written`` are the functions and lines that wrote, of each diagnosis: what tells one fault from another though lines
-    have moved.
+    ``written`` are the functions and lines that wrote, of each diagnosis: what tells one fault from another where
+    lines have moved.
     """
 
     status: int | None
