@@ -71,6 +71,9 @@ def test_a_thread_that_fails(tmp_path: Path, run_python: Runner, run_gradsan: Ru
     assert watched.stderr.startswith(plain.stderr)
 
 
-def test_writes_that_fail_look_as_under_python(tmp_path: Path, beside_python: Runner) -> None:
+def test_writes_that_fail_look_as_under_python(tmp_path: Path, run_python: Runner, run_gradsan: Runner) -> None:
     (tmp_path / "main.py").write_text(LEAF)
-    assert beside_python("main.py").stderr.count("RuntimeError: ") == 3
+    plain, watched = run_python("main.py"), run_gradsan("run", "main.py")
+    assert plain.stderr.count("RuntimeError: ") == 3
+    assert (watched.status, watched.stdout) == (plain.status, plain.stdout)
+    assert watched.stderr.startswith(plain.stderr)
