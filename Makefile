@@ -27,7 +27,7 @@ demo: $(STAMPS)/test
 	echo "==> the program failed, as it was to, and the report above says why; examples/gan/fixed.py is the working one"
 
 test: $(STAMPS)/test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 lint: $(STAMPS)/lint
 	$(BIN)/ruff check .
