@@ -58,26 +58,25 @@ class Backwards:
     def begun(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Log a call that begins; the arguments are those of ``Recorder.before_backward``."""
         clock, stack, thread, outputs, retain, accumulate = entry
-        numbers = [_root_number(output) for output in outputs]
+        if len(outputs) == 1:
+            root, weak = _root_number(outputs[0]), (_weakly(outputs[0]),)
+        else:
+            root = max((number for number in map(_root_number, outputs) if number is not None), default=None)
+            weak = tuple(map(_weakly, outputs))
+        via = "backward" if accumulate else "grad"
+        life = getattr(self._local, "life", None) or self._life()
+        # By position: at every backward, names cost as much as the rest.
         self._log.append(
             PastBackward(
-                clock=clock,
-                stack=stack,
-                thread=thread,
-                retain_graph=bool(retain),
-                via="backward" if accumulate else "grad",
-                sequence=_torch.sequence_number(),
-                root_sequence=max((number for number in numbers if number is not None), default=None),
-                step=self._core.steps,
-                life=self._life(),
-                outputs=tuple(map(_weakly, outputs)),
+                clock, stack, thread, bool(retain), via, _torch.sequence_number(), root, self._core.steps, life, weak
             )
         )
 
     def ended(self, entry: Any) -> None:
         """Note how far the numbers of Nodes had come when a call ended."""
+        clock = entry[0]
         for one in reversed(self._log):
-            if one.clock == entry[0]:
+            if one.clock == clock:
                 one.sequence = _torch.sequence_number()
                 return
 
