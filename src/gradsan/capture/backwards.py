@@ -22,7 +22,7 @@ class PastBackward:
     """One call into the engine that has begun.
 
     ``sequence`` is the number that the next Node of ``thread`` would have got when it ended (when it began, while it
-    runs or where it raised); ``root_sequence`` the number of its youngest root. ``step`` counts the optimizer steps
+    runs or where it raised); ``begun_at`` the same when it began. ``step`` counts the optimizer steps
     before it. ``life`` is one object for each thread's life: numbers of Nodes start anew, and ``thread`` may be used
     again, when a thread has ended.
     """
@@ -33,10 +33,18 @@ class PastBackward:
     retain_graph: bool
     via: str
     sequence: int
-    root_sequence: int | None
+    begun_at: int
     step: int
     life: object
     outputs: tuple[Any, ...]
+
+    @property
+    def root_sequence(self) -> int | None:
+        """The number of its youngest root; where a loss is gone, the number of the last Node made before it began."""
+        roots = self.live_roots()
+        if roots is None:
+            return self.begun_at - 1
+        return max((number for number in map(_torch.node_sequence, roots) if number is not None), default=None)
 
     def live_roots(self) -> list[Any] | None:
         """The Nodes it started from; None where one of its losses is gone."""
@@ -58,18 +66,14 @@ class Backwards:
     def begun(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Log a call that begins; the arguments are those of ``Recorder.before_backward``."""
         clock, stack, thread, outputs, retain, accumulate = entry
-        if len(outputs) == 1:
-            root, weak = _root_number(outputs[0]), (_weakly(outputs[0]),)
-        else:
-            root = max((number for number in map(_root_number, outputs) if number is not None), default=None)
-            weak = tuple(map(_weakly, outputs))
+        # The Nodes of the outputs are not looked at: the object that Python gets for a Node costs more than all this.
+        weak = (_weakly(outputs[0]),) if len(outputs) == 1 else tuple(map(_weakly, outputs))
+        number = _torch.sequence_number()
         via = "backward" if accumulate else "grad"
         life = getattr(self._local, "life", None) or self._life()
         # By position: at every backward, names cost as much as the rest.
         self._log.append(
-            PastBackward(
-                clock, stack, thread, bool(retain), via, _torch.sequence_number(), root, self._core.steps, life, weak
-            )
+            PastBackward(clock, stack, thread, bool(retain), via, number, number, self._core.steps, life, weak)
         )
 
     def ended(self, entry: Any) -> None:
@@ -106,8 +110,3 @@ def _weakly(output: Any) -> Any:
 
 def _gone() -> None:
     return None
-
-
-def _root_number(output: Any) -> int | None:
-    root = output.node if hasattr(output, "node") else output.grad_fn
-    return None if root is None else _torch.node_sequence(root)
