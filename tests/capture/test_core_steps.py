@@ -217,8 +217,9 @@ class Refusing(torch.Tensor):
 
 @pytest.mark.parametrize("groups", [None, 3, [3], [{}], [{"params": 3}], [{"params": [3]}], [{"params": [Refusing()]}]])
 def test_what_cannot_be_read_is_counted(core, groups):
-    assert core.step_begin(Odd(groups), (), {}) is None
-    assert core.step_end(Odd(groups), (), {}) is None
+    odd = Odd(groups)
+    assert core.step_begin(odd, (), {}) is None
+    assert core.step_end(odd, (), {}) is None
     assert (core.log_errors, core.open_steps, core.steps, core.clock) == (2, 0, 1, 2)
     assert list(core.step_log) == []
 
@@ -244,3 +245,18 @@ def test_an_end_without_a_beginning(core):
     core.step_end(Odd([]), (), {})
     assert (core.open_steps, core.steps) == (0, 1)
     assert core.step_log[0][0] == "end"
+
+
+def test_a_step_that_raised_does_not_stay_open(stepping):
+    parameter = torch.ones(2, requires_grad=True)
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+
+    def fail():
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        optimizer.step(fail)
+    assert stepping.open_steps == 1
+    parameter.grad = torch.ones(2)
+    optimizer.step()
+    assert stepping.open_steps == 0

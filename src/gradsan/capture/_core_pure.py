@@ -46,6 +46,7 @@ class Core:
         self.write_count = 0
         self.steps = 0
         self.open_steps = 0
+        self._open: set[int] = set()
         self.log_errors = 0
         self.backwards = 0
         self._running: list[tuple[Any, ...]] = []
@@ -192,7 +193,9 @@ class Core:
         its parameters and their versions, both as bytes of 8-byte integers).
         """
         self.clock += 1
-        self.open_steps += 1
+        # A set, because a step that raised does not end; its optimizer begins again some time.
+        self._open.add(id(optimizer))
+        self.open_steps = len(self._open)
         try:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             storages = array("q", map(_torch.storage_or_none, parameters)).tobytes()
@@ -209,7 +212,8 @@ class Core:
 
         The entry is ("end", clock, id of the optimizer, versions of its parameters as bytes).
         """
-        self.open_steps = max(0, self.open_steps - 1)
+        self._open.discard(id(optimizer))
+        self.open_steps = len(self._open)
         self.steps += 1
         self.clock += 1
         try:

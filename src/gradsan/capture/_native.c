@@ -401,6 +401,7 @@ typedef struct {
     PyObject_HEAD
     char active;
     long long open_steps, clock, saves;
+    PyObject *open; /* the ids of the optimizers whose step has begun; a set, for one that raised begins again some time */
     PyObject *optimizer_code; /* the function of torch's optimizers that called last */
     Ring nodes, writes;
     long long write_count, steps, log_errors, backwards;
@@ -1318,6 +1319,16 @@ static PyObject *logged(Core *core, PyObject *entry)
     Py_RETURN_NONE;
 }
 
+/* Notes that a step of `optimizer` has begun, or has ended. */
+static int open_step(Core *core, PyObject *optimizer, int begins)
+{
+    PyObject *number = PyLong_FromVoidPtr(optimizer);
+    int done = number == NULL ? -1 : begins ? PySet_Add(core->open, number) : PySet_Discard(core->open, number);
+    Py_XDECREF(number);
+    core->open_steps = PySet_GET_SIZE(core->open);
+    return done < 0 ? forgive(core) : 0;
+}
+
 static PyObject *Core_step_begin(Core *self, PyObject *const *args, Py_ssize_t count)
 {
     static PyObject *begin_name;
@@ -1326,7 +1337,8 @@ static PyObject *Core_step_begin(Core *self, PyObject *const *args, Py_ssize_t c
     if (begin_name == NULL && (begin_name = PyUnicode_InternFromString("begin")) == NULL)
         return NULL;
     long long clock = ++self->clock;
-    self->open_steps++;
+    if (open_step(self, args[0], 1) < 0)
+        return NULL;
     PyObject *versions, *storages;
     sweep(args[0], &versions, &storages);
     if (versions == NULL || storages == NULL) {
@@ -1355,8 +1367,8 @@ static PyObject *Core_step_end(Core *self, PyObject *const *args, Py_ssize_t cou
         return PyErr_Format(PyExc_TypeError, "step_end() needs the optimizer");
     if (end_name == NULL && (end_name = PyUnicode_InternFromString("end")) == NULL)
         return NULL;
-    if (self->open_steps > 0)
-        self->open_steps--;
+    if (open_step(self, args[0], 0) < 0)
+        return NULL;
     self->steps++;
     long long clock = ++self->clock;
     PyObject *versions;
@@ -1572,8 +1584,9 @@ static PyObject *Core_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     self->optimizer_folder = PyObject_CallNoArgs(torch.optimizer_folder);
     self->running = PyList_New(0);
+    self->open = PySet_New(NULL);
     self->step_log = PyList_New(0);
-    if (self->optimizer_folder == NULL || self->running == NULL || self->step_log == NULL)
+    if (self->optimizer_folder == NULL || self->running == NULL || self->step_log == NULL || self->open == NULL)
         Py_CLEAR(self);
     return (PyObject *)self;
 }
@@ -1605,6 +1618,7 @@ static void Core_dealloc(Core *self)
     PyObject_GC_UnTrack(self);
     Core_clear(self);
     Py_CLEAR(self->optimizer_folder);
+    Py_CLEAR(self->open);
     Py_CLEAR(self->optimizer_code);
     forget_stacks(self);
     forget_logs(self);
