@@ -85,7 +85,11 @@ def as_written(ops: Iterable[str]) -> list[str]:
 
 def update_name(update: Write) -> str | Message:
     """What updated a parameter: ``Adam.step``, or words for an update by hand."""
-    return update.op if update.kind == "step" else Message("label.update_by_hand", {"op": update.op})
+    return (
+        update.op
+        if update.kind == "step"
+        else Message("label.update_by_hand", {"op": _OPERATORS.get(update.op, update.op)})
+    )
 
 
 def _used(facts: Facts) -> Message:
