@@ -269,3 +269,15 @@ def test_a_right_program_computes_the_same(training, mode):
     assert all(torch.equal(one, other) for one, other in zip(parameters, same, strict=True))
     assert torch.equal(state, after)
     assert [one for one in watched.diagnoses if one.severity != "note"] == []
+
+
+def test_everything_is_put_back():
+    names = ("numpy", "__array__", "__dlpack__", "data_ptr", "add_")
+    before = [getattr(torch.Tensor, name) for name in names]
+    run = threading.Thread._bootstrap_inner
+    with gradsan.watch("deep"), gradsan.watch("heal"), gradsan.watch():
+        assert torch.Tensor.numpy is not before[0]
+    assert [getattr(torch.Tensor, name) for name in names] == before
+    assert torch.Tensor.numpy is before[0]
+    assert threading.Thread._bootstrap_inner is run
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None

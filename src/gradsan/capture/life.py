@@ -60,8 +60,10 @@ class Life:
         """Count the rounds of each line that calls backward, and look at the graphs after some of them."""
         line = id(entry[1])
         rounds = self._rounds.get(line, 0) + 1
-        if rounds > _SECOND_LOOK or (rounds == 1 and len(self._rounds) >= _LINES_COUNTED):
+        if rounds > _SECOND_LOOK:
             return
+        if rounds == 1 and len(self._rounds) >= _LINES_COUNTED:
+            del self._rounds[next(iter(self._rounds))]
         self._rounds[line] = rounds
         if rounds in (_FIRST_LOOK, _SECOND_LOOK):
             self._look_at_graphs(entry, rounds)

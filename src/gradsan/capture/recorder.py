@@ -82,22 +82,27 @@ class Recorder:
         """Begin to record; nested starts only count, and of their modes the strongest holds."""
         with self._lock:
             self._depth += 1
+            if self._depth == 1:
+                self._start_watching()
+            # After the rest, because what was replaced last is put back first.
             if mode != "watch":
                 self._start_deep(mode)
-            if self._depth > 1:
-                return
-            self.core.active = True
-            self.prescan.forget()
-            self.listen()
-            for part in (
-                self._watch_user_hooks,
-                self._watch_operations,
-                self._watch_steps,
-                self._watch_warnings,
-                self._watch_life,
-                self._watch_doors,
-            ):
-                self._attempt(part)
+
+    def _start_watching(self) -> None:
+        # A stretch of watching tells what it could not see itself.
+        self.blind_spots.clear()
+        self.core.active = True
+        self.prescan.forget()
+        self.listen()
+        for part in (
+            self._watch_user_hooks,
+            self._watch_operations,
+            self._watch_steps,
+            self._watch_warnings,
+            self._watch_life,
+            self._watch_doors,
+        ):
+            self._attempt(part)
 
     def _start_deep(self, mode: str) -> None:
         self._deep_depths.append((self._depth, mode))
