@@ -1,12 +1,17 @@
 """What optimizer steps log, in both cores."""
 
 import sys
+import threading
 from array import array
 
 import pytest
 import torch
 from core_kit import places
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+import gradsan
+from gradsan.capture.patches import Patches
+from gradsan.capture.steps import Steps
 
 
 @pytest.fixture
@@ -260,3 +265,62 @@ def test_a_step_that_raised_does_not_stay_open(stepping):
     parameter.grad = torch.ones(2)
     optimizer.step()
     assert stepping.open_steps == 0
+
+
+@pytest.fixture
+def steps(core):
+    """The records of the steps that a core sees."""
+    records = Steps(core)
+    patches = Patches()
+    records.install(patches)
+    core.active = True
+    yield records
+    core.active = False
+    patches.undo()
+
+
+def test_a_step_that_raised_is_over(steps):
+    (one,) = parameters(2)
+
+    def stop():
+        raise ValueError("stop")
+
+    with pytest.raises(ValueError, match="stop"):
+        torch.optim.SGD([one], lr=0.1).step(stop)
+    (record,) = steps.steps
+    assert (record.end, list(record.after)) == (record.clock, list(record.before))
+
+
+def test_a_step_runs_until_it_ends(steps):
+    (one,) = parameters(2)
+    seen = []
+
+    def closure():
+        seen.extend(record.end for record in steps.steps)
+        other = threading.Thread(target=lambda: seen.extend(record.end for record in steps.steps))
+        other.start()
+        other.join()
+        return one.sum()
+
+    torch.optim.SGD([one], lr=0.1).step(closure)
+    assert seen == [None, None]
+    assert [record.end is None for record in steps.steps] == [False]
+
+
+def test_memory_of_a_step_that_raised_may_be_used_again():
+    """Its record knows addresses; the values that live there later are not its parameters."""
+
+    def stop():
+        raise ValueError("stop")
+
+    with gradsan.watch(), pytest.raises(ValueError, match="stop"):
+        torch.optim.SGD(parameters(*[(6,)] * 3000), lr=0.1).step(stop)
+    watched = gradsan.watch()
+    with watched:
+        x = torch.ones(6, requires_grad=True)
+        h = x * 2
+        left = h[:3].sin().sum()
+        h[3:] *= 5
+        with pytest.raises(RuntimeError, match="modified by an inplace"):
+            (left + h[3:].sum()).backward()
+    assert [diagnosis.code for diagnosis in watched.diagnoses] == ["GS120"]

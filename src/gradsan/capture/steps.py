@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from array import array
 from collections import deque
 from dataclasses import dataclass
+from types import CodeType, FrameType
 from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -20,7 +22,8 @@ STEPS_KEPT = 512
 class StepRecord:
     """One ``optimizer.step()``: when, where, and the version of each parameter before and after.
 
-    ``end`` is None while it runs (or where it raised), ``number`` how many steps had ended before it.
+    ``end`` is None while it runs, ``number`` how many steps had ended before it. A step that raised counts for nothing
+    itself: what it wrote before stands in the log of writes.
     """
 
     clock: int
@@ -89,6 +92,10 @@ class Steps:
                 ended = open_by_optimizer.pop(optimizer, None)
                 if ended is not None:
                     ended.end, ended.after = clock, _numbers(versions)
+        for record in records:
+            # Left open, it would claim every later write to memory that its parameters once had.
+            if record.end is None and not _still_runs(record.stack):
+                record.end, record.after = record.clock, record.before
         return records
 
     def current_backward(self) -> BackwardRecord | None:
@@ -106,6 +113,26 @@ def read_backward(entry: Any) -> BackwardRecord:
     clock, stack, thread, outputs, retain, accumulate = entry
     roots = tuple(root for root in map(_root_node, outputs) if root is not None)
     return BackwardRecord(clock, stack, thread, "backward" if accumulate else "grad", bool(retain), roots, outputs)
+
+
+def _still_runs(stack: Any) -> bool:
+    """Whether the call that was on its way at ``stack`` still is, in any thread; its innermost frame may move on."""
+    codes, offsets = stack.codes, stack.lastis
+    for frame in sys._current_frames().values():
+        at: FrameType | None = frame
+        while at is not None:
+            if at.f_code is codes[0] and _calls_agree(at.f_back, codes[1:], offsets[1:]):
+                return True
+            at = at.f_back
+    return False
+
+
+def _calls_agree(frame: FrameType | None, codes: tuple[CodeType, ...], offsets: tuple[int, ...]) -> bool:
+    for code, offset in zip(codes, offsets, strict=True):
+        if frame is None or frame.f_code is not code or frame.f_lasti != offset:
+            return False
+        frame = frame.f_back
+    return True
 
 
 def _numbers(data: bytes) -> array[int]:
