@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 
 from gradsan import __version__
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     language = spoken_language(words, os.environ)
     try:
-        namespace = _parsed(words)
+        namespace = parse(words)
         handler = namespace.handler
         status: int = handler(namespace)
     except OptionsError as problem:
@@ -47,23 +47,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _parsed(words: Sequence[str]) -> argparse.Namespace:
-    command = words[0] if words else ""
-    modules = {name: import_module(path) for name, path in _COMMANDS.items() if command in (name, "-h", "--help")}
-    if not modules and command != "--version":
-        key = "unknown_command" if command else "no_command"
-        raise OptionsError(Message(f"cli.{key}", {"name": command, "known": ", ".join(_COMMANDS)}))
+def build_parser(commands: Iterable[str] | None = None) -> Parser:
+    """The parser of ``gradsan`` with these commands (None: all), in the language of the locale.
 
+    Raises:
+        KeyError: for a command that there is not.
+    """
     language = choose_language("auto", os.environ)
     parser = Parser(prog="gradsan", description=say(Message("cli.summary"), language))
     parser.add_argument(
         "--version", action="version", version=f"gradsan {__version__}", help=say(Message("cli.version"), language)
     )
     subparsers = parser.add_subparsers(metavar="COMMAND", dest="command", parser_class=Parser)
-    for module in modules.values():
-        module.add_parser(subparsers)
+    for name in _COMMANDS if commands is None else commands:
+        import_module(_COMMANDS[name]).add_parser(subparsers)
+    return parser
 
-    program_start = getattr(modules.get(command), "program_start", None)
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """What ``words`` ask for: ``handler`` runs it, ``program`` are the words that belong to the program to be run.
+
+    Raises:
+        OptionsError: for words that are not understood.
+        SystemExit: after ``--help`` and ``--version``.
+    """
+    command = words[0] if words else ""
+    commands = [name for name in _COMMANDS if command in (name, "-h", "--help")]
+    if not commands and command != "--version":
+        key = "unknown_command" if command else "no_command"
+        raise OptionsError(Message(f"cli.{key}", {"name": command, "known": ", ".join(_COMMANDS)}))
+
+    parser = build_parser(commands)
+    module = import_module(_COMMANDS[command]) if command in _COMMANDS else None
+    program_start = getattr(module, "program_start", None)
     end = len(words) if program_start is None else 1 + program_start(words[1:])
     namespace, unknown = parser.parse_known_args(words[:end])
     if unknown:
