@@ -79,4 +79,5 @@ class Session:
             gradsan=__version__,
             torch=str(torch.__version__),
             python=platform.python_version(),
+            mode=self.mode,
         )

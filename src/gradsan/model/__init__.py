@@ -28,6 +28,7 @@ from gradsan.model._events import (
 )
 from gradsan.model._findings import (
     Applicability,
+    Confidence,
     Diagnosis,
     Event,
     EventKind,
@@ -41,6 +42,7 @@ from gradsan.model._findings import (
     Outcome,
     Program,
     Report,
+    ReportMode,
     Role,
     Severity,
     Verification,
@@ -53,6 +55,7 @@ __all__ = [
     "Bridge",
     "ByteChange",
     "Clue",
+    "Confidence",
     "Conflict",
     "Deviation",
     "Diagnosis",
@@ -76,6 +79,7 @@ __all__ = [
     "Program",
     "Region",
     "Report",
+    "ReportMode",
     "Role",
     "Save",
     "Seen",

@@ -15,6 +15,8 @@ GradientStatus = Literal["raised", "wrong", "right", "unknown"]
 Applicability = Literal["automatic", "review", "manual"]
 EventKind = Literal["saved", "written", "used", "step", "backward"]
 KnotKind = Literal["loss", "gap", "node", "bridge", "saved"]
+Confidence = Literal["recorded", "certain", "likely", "possible"]
+ReportMode = Literal["watch", "deep", "heal", "autopsy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,10 @@ class Diagnosis:
     ``events`` are those of its memory, by the clock; ``way`` leads from the loss to the Node that kept the value. Both
     are empty where they are not known. ``sources`` are the report files that had it, the first first, where several
     were merged.
+
+    ``confidence`` says how the places are known: ``recorded`` as they happened; ``certain``, for they follow from the
+    error and its graph; ``likely``, where the source leaves one line that fits; ``possible``, where it leaves several,
+    or says little.
     """
 
     code: str
@@ -136,6 +142,7 @@ class Diagnosis:
     events: tuple[Event, ...] = ()
     way: tuple[Knot, ...] = ()
     sources: tuple[str, ...] = ()
+    confidence: Confidence = "recorded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +156,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything a presenter needs."""
+    """Everything a presenter needs. ``mode`` is how the program was looked at; in ``autopsy`` nothing was recorded."""
 
     program: Program
     seen: Seen
@@ -157,3 +164,4 @@ class Report:
     gradsan: str
     torch: str | None
     python: str
+    mode: ReportMode = "watch"

@@ -38,6 +38,7 @@ def as_dict(report: Report, *, language: str, cwd: Path | None = None) -> dict[s
         "gradsan": report.gradsan,
         "torch": report.torch,
         "python": report.python,
+        "mode": report.mode,
         "program": _program(report.program),
         "seen": _seen(report.seen, language),
         "diagnoses": [_diagnosis(diagnosis, language, cwd) for diagnosis in report.diagnoses],
@@ -84,6 +85,7 @@ def _diagnosis(diagnosis: Diagnosis, language: str, cwd: Path | None) -> dict[st
         "events": [_event(event, cwd) for event in diagnosis.events],
         "way": [{"kind": knot.kind, "name": knot.name, "step": knot.step} for knot in diagnosis.way],
         "sources": [_text(source) for source in diagnosis.sources],
+        "confidence": diagnosis.confidence,
     }
 
 

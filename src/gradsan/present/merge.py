@@ -43,6 +43,7 @@ def merged(reports: Sequence[tuple[str, Report]]) -> Report:
         gradsan=_versions(report.gradsan for report in each) or "",
         torch=_versions(report.torch for report in each),
         python=_versions(report.python for report in each) or "",
+        mode=each[0].mode,
     )
 
 

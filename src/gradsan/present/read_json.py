@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from gradsan.model import (
     Applicability,
+    Confidence,
     Diagnosis,
     Event,
     EventKind,
@@ -25,6 +26,7 @@ from gradsan.model import (
     Outcome,
     Program,
     Report,
+    ReportMode,
     Role,
     Seen,
     Severity,
@@ -105,6 +107,7 @@ def from_dict(data: Mapping[str, Any]) -> Recorded:
         gradsan=text(data["gradsan"]),
         torch=maybe(text, data["torch"]),
         python=text(data["python"]),
+        mode=one_of(ReportMode, data.get("mode", "watch")),
     )
     return Recorded(report, _lines_of(data))
 
@@ -172,6 +175,7 @@ def _diagnosis(data: Mapping[str, Any]) -> Diagnosis:
         events=each(_event, data.get("events", ())),
         way=each(_knot, data.get("way", ())),
         sources=each(text, data.get("sources", ())),
+        confidence=one_of(Confidence, data.get("confidence", "recorded")),
     )
 
 
