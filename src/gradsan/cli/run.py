@@ -34,6 +34,7 @@ _OPTIONS_WITH_VALUE = (
     "suppressions",
     "baseline",
     "write-baseline",
+    "heal-max-bytes",
 )
 _SWITCHES = ("stacks", "quiet", "github", "deep", "heal")
 
