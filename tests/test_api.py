@@ -46,6 +46,23 @@ def test_a_failing_backward_raises_what_pytorch_raises_with_a_note() -> None:
     assert w.report.program.exception == ("RuntimeError", str(plain.value))
 
 
+def test_the_note_says_what_kept_gradsan_from_a_diagnosis(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise LookupError("the graph cannot be read")
+
+    monkeypatch.setattr("gradsan.capture.conflicts.of_failure", fail)
+    with pytest.raises(RuntimeError, match=VERSION_ERROR) as caught, gradsan.watch(language="en") as w:
+        broken()
+    assert w.diagnoses == ()
+    (note,) = caught.value.__notes__
+    assert note.splitlines()[0] == "gradsan: no explanation for this error; not seen in this run:"
+    assert "LookupError: the graph cannot be read" in note
+    assert "no explanation for this error" in str(w)
+    with pytest.raises(ValueError) as own, gradsan.watch():
+        raise ValueError("not autograd's")
+    assert not hasattr(own.value, "__notes__")
+
+
 def test_the_note_speaks_chinese_when_asked() -> None:
     with pytest.raises(RuntimeError) as caught, gradsan.watch(language="zh"):
         broken()

@@ -66,7 +66,7 @@ class watch:  # noqa: N801 - used as a function: ``with gradsan.watch():``
         if error is not None:
             from gradsan._notes import annotate
 
-            annotate(error, self.diagnoses, self._language)
+            annotate(error, self.report, self._language)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Watch every call of ``function``."""

@@ -3,39 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import Literal
 
-from gradsan.model import Diagnosis
-
-# How PyTorch's sentence begins whose cause a raised conflict explains.
-_VERSION_ERROR = "one of the variables needed for gradient computation"
+from gradsan.model import Report
 
 
-def annotate(error: BaseException, diagnoses: Sequence[Diagnosis], language: Literal["en", "zh", "auto"]) -> None:
-    """Add the last diagnosis as a note to ``error``, once, if it is the error that the diagnosis explains.
+def annotate(error: BaseException, report: Report, language: Literal["en", "zh", "auto"]) -> None:
+    """Add a note to ``error``, once, if it is autograd's: the last diagnosis, or what kept gradsan from having any.
 
     Python 3.10 has no exception notes; there the text goes behind the message.
     """
-    raised = [diagnosis for diagnosis in diagnoses if diagnosis.gradient.status == "raised"]
-    if not raised or not _is_explained(error):
+    from gradsan.catalogue import is_of_autograd
+
+    raised = [diagnosis for diagnosis in report.diagnoses if diagnosis.gradient.status == "raised"]
+    unseen = () if report.diagnoses else report.seen.blind_spots
+    if not (raised or unseen) or not is_of_autograd(error):
         return
-    from gradsan.present import short_note
+    from gradsan.present import short_note, unseen_note
     from gradsan.text import choose_language
 
-    note = short_note(raised[-1], choose_language(language, os.environ))
+    chosen = choose_language(language, os.environ)
+    note = short_note(raised[-1], chosen) if raised else unseen_note(unseen, chosen)
     if note in getattr(error, "__notes__", ()) or note in str(error):
         return
     if hasattr(error, "add_note"):
         error.add_note(note)
     elif error.args:
         error.args = (f"{error.args[0]}\n{note}", *error.args[1:])
-
-
-def _is_explained(error: BaseException) -> bool:
-    """Whether the last raised diagnosis is of this error: the version check's, or one that the catalogue knows."""
-    if isinstance(error, RuntimeError) and str(error).startswith(_VERSION_ERROR):
-        return True
-    from gradsan.catalogue import recognise
-
-    return recognise([kind.__name__ for kind in type(error).__mro__], str(error)) is not None

@@ -20,7 +20,8 @@ class FakeSession:
     def report(self, program: Program) -> Report:
         self._fail("report")
         found = (self._diagnosis(program),) if self.behaviour in ("error", "warning", "note") else ()
-        return Report(program, Seen(saves=7), found, gradsan="0", torch="0", python="3")
+        unseen = (Message("THE BLIND SPOT"),) if self.behaviour == "blind" else ()
+        return Report(program, Seen(saves=7, blind_spots=unseen), found, gradsan="0", torch="0", python="3")
 
     def _diagnosis(self, program):
         frame = Frame(program.argv[0] if program.argv[0] != "-c" else "<string>", 1, "f", is_user=True)

@@ -157,6 +157,55 @@ class TestFailuresOfGradsan:
         assert outcome.stderr.count("\n") == 1
 
 
+VERSION_ERROR = (
+    "RuntimeError('one of the variables needed for gradient computation has been modified by an inplace operation: "
+    "[torch.FloatTensor [3]] is at version 1; expected version 0 instead.')"
+)
+LEAF_ERROR = "RuntimeError('a leaf Variable that requires grad is being used in an in-place operation.')"
+
+
+class TestBlindSpotsWithoutADiagnosis:
+    @pytest.mark.parametrize(
+        "end",
+        [
+            f"raise {VERSION_ERROR}",
+            f"raise {LEAF_ERROR}",
+            f"raise ValueError('training failed') from {VERSION_ERROR}",
+            f"import threading\ndef f():\n    raise {VERSION_ERROR}\nthreading.Thread(target=f).start()",
+        ],
+    )
+    def test_are_told_after_an_error_of_autograd(self, end: str, program: Path, run_with_session: Runner) -> None:
+        program.write_text(f"import torch\n{end}\n")
+        told = run_with_session("blind", "run", "main.py").stderr
+        assert "not seen in this run:\n  - THE BLIND SPOT\n" in told
+        end_of_report = "no explanation for this error" if "thread" not in end else "0 errors, 0 warnings"
+        assert told.splitlines()[-1].startswith(f"gradsan: {end_of_report}; watched 7 saves")
+
+    @pytest.mark.parametrize("end", ["pass", "raise ValueError('a fault of its own')", "exit(3)"])
+    def test_are_not_told_otherwise(self, end: str, program: Path, run_with_session: Runner) -> None:
+        program.write_text(f"import torch\n{end}\n")
+        assert "THE BLIND SPOT" not in run_with_session("blind", "run", "main.py").stderr
+
+    def test_are_not_told_when_quiet(self, program: Path, run_with_session: Runner) -> None:
+        program.write_text(f"import torch\nraise {VERSION_ERROR}\n")
+        assert "THE BLIND SPOT" not in run_with_session("blind", "run", "--quiet", "main.py").stderr
+
+    @pytest.mark.parametrize("session", ["nothing", "report fails"])
+    def test_nothing_unseen_or_told_already_makes_no_report(
+        self, session: str, program: Path, run_with_session: Runner
+    ) -> None:
+        program.write_text(f"import torch\nraise {VERSION_ERROR}\n")
+        assert "not seen in this run" not in run_with_session(session, "run", "main.py").stderr
+
+    def test_a_class_that_cannot_be_shown_changes_nothing(self, program: Path, run_with_session: Runner) -> None:
+        program.write_text(
+            "import torch\nclass Odd(RuntimeError):\n    def __str__(self):\n        raise KeyError\nraise Odd\n"
+        )
+        outcome = run_with_session("blind", "run", "main.py")
+        assert outcome.status == 1
+        assert "gradsan" not in outcome.stderr
+
+
 class TestTerminal:
     def test_quiet(self, program: Path, run_with_session: Runner) -> None:
         outcome = run_with_session("error", "run", "--quiet", "--json", "out.json", "main.py")

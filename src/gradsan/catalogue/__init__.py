@@ -11,6 +11,7 @@ It reads no program and imports no torch. ``tests/catalogue`` holds the patterns
 torch raises and against recorded ones of older versions.
 """
 
+from gradsan.catalogue._autograd import comes_from_autograd, is_of_autograd
 from gradsan.catalogue._rows import Phase, Row, recognise, rows
 
-__all__ = ["Phase", "Row", "recognise", "rows"]
+__all__ = ["Phase", "Row", "comes_from_autograd", "is_of_autograd", "recognise", "rows"]

@@ -29,13 +29,16 @@ class Presentation:
     """How and where a report is given out.
 
     ``directory`` is where the program started, None where that no longer existed; ``files`` what receives the report,
-    by the name of its form.
+    by the name of its form. ``unexplained`` says that the program met an error of autograd's for which gradsan has no
+    diagnosis; then the terminal tells what could not be seen. ``told`` are sentences that are said in any case.
     """
 
     options: Options
     language: Language
     directory: Path | None
     files: Mapping[str, ReportFile]
+    unexplained: bool = False
+    told: Sequence[Message] = ()
 
 
 def present(report: Report, presentation: Presentation) -> list[Message]:
@@ -102,7 +105,7 @@ def _write_annotations(report: Report, presentation: Presentation) -> Message | 
 
 def _write_terminal(report: Report, presentation: Presentation) -> Message | None:
     options = presentation.options
-    if options.quiet or not report.diagnoses:
+    if options.quiet or not (report.diagnoses or _has_something_unseen(report, presentation)):
         return None
     from gradsan.present import needs_ascii, render_terminal
 
@@ -119,6 +122,10 @@ def _write_terminal(report: Report, presentation: Presentation) -> Message | Non
     flush_output()
     write_to_stderr(text)
     return None
+
+
+def _has_something_unseen(report: Report, presentation: Presentation) -> bool:
+    return presentation.unexplained and any(spot not in presentation.told for spot in report.seen.blind_spots)
 
 
 def _is_terminal(stream: object) -> bool:

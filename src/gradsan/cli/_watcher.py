@@ -24,12 +24,16 @@ class Session(Protocol):
 
 
 class Watcher:
-    """Starts, stops and asks a session. What goes wrong in it is kept in ``problems`` instead of being raised."""
+    """Starts, stops and asks a session. What goes wrong in it is kept in ``problems`` instead of being raised.
+
+    ``met_autograd_error`` tells whether one of the exceptions that nobody caught was autograd's.
+    """
 
     def __init__(self, open_session: Callable[[], Session]) -> None:
         self.problems: list[Message] = []
         self._open_session = open_session
         self._session: Session | None = None
+        self.met_autograd_error = False
         self._has_been_asked = False
 
     def start(self) -> None:
@@ -45,6 +49,7 @@ class Watcher:
 
     def meet(self, error: BaseException) -> None:
         """Have the session look at an exception that nobody caught."""
+        self.met_autograd_error = self.met_autograd_error or self._is_of_autograd(error)
         meet = getattr(self._session, "meet", None)
         if meet is None:
             return
@@ -78,6 +83,15 @@ class Watcher:
             torch=None,
             python=platform.python_version(),
         )
+
+    def _is_of_autograd(self, error: BaseException) -> bool:
+        try:
+            from gradsan.catalogue import comes_from_autograd
+
+            return comes_from_autograd(error)
+        except Exception:
+            # The program's own classes may fail at being shown.
+            return False
 
     def _keep(self, what: str, failure: Exception) -> None:
         values = {"kind": type(failure).__name__, "text": _first_line(failure)}

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -124,7 +125,13 @@ def execute(target: Target, options: Options, directory: Path | None, open_sessi
         with own_surroundings(own_path, target.name if target.kind == "code" else None):
             watcher.stop()
             program = Program(argv, "finished" if ending.exception is None else "failed", ending.exception)
-            report, said = suppressions.applied(watcher.report(program))
+            found = watcher.report(program)
+            report, said = suppressions.applied(found)
+            presentation = replace(
+                presentation,
+                unexplained=watcher.met_autograd_error and not found.diagnoses,
+                told=tuple(watcher.problems),
+            )
             problems = [*watcher.problems, *present(report, presentation)]
             for sentence in problems if options.quiet else [*problems, *said]:
                 complain(sentence, language)

@@ -10,7 +10,7 @@ from gradsan.present._places import working_directory
 from gradsan.present.github import render_github
 from gradsan.present.html import render_html
 from gradsan.present.json import render_json
-from gradsan.present.note import short_note
+from gradsan.present.note import short_note, unseen_note
 from gradsan.present.sarif import render_sarif
 from gradsan.present.terminal import render_terminal
 
@@ -40,5 +40,6 @@ __all__ = [
     "render_sarif",
     "render_terminal",
     "short_note",
+    "unseen_note",
     "working_directory",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gradsan import text
 from gradsan.model import Diagnosis, Message
 from gradsan.present._canvas import word
@@ -31,6 +33,12 @@ def short_note(diagnosis: Diagnosis, language: str) -> str:
     if len(lines) == 1:
         lines.append(f"  {_say(diagnosis.explanation, language)}")
     return "\n".join(lines)
+
+
+def unseen_note(blind_spots: Sequence[Message], language: str) -> str:
+    """Return that an error was not explained, and a line for each thing that gradsan could not see."""
+    lines = [f"gradsan{word(language, 'colon')}{word(language, 'unexplained')}"]
+    return "\n".join([*lines, *(f"  - {_say(spot, language)}" for spot in blind_spots)])
 
 
 def _say(message: Message, language: str) -> str:

@@ -132,6 +132,8 @@ def _draw_summary(report: Report, canvas: Canvas) -> Iterator[Text]:
     found = [canvas.word("errors", count=errors), canvas.word("warnings", count=warnings)]
     if notes:
         found.append(canvas.word("notes", count=notes))
+    if not report.diagnoses and report.program.outcome == "failed":
+        found = [canvas.word("nothing_explained")]
     style = SEVERITY_STYLE["error"] if errors else SEVERITY_STYLE["warning"] if warnings else "bold"
     comma = canvas.word("comma")
     body = canvas.word("summary", found=comma.join(found), watched=describe_watched(report.seen, canvas))
