@@ -86,7 +86,7 @@ def checked_layer(raw: Mapping[str, Any], where: Message) -> dict[str, Any]:
         if field not in _CHECKS:
             known = ", ".join(sorted(spelled(field) for field in _CHECKS))
             raise OptionsError(Message("cli.unknown_setting", {"where": where, "name": name, "known": known}))
-        check, expected = _CHECKS[field]
+        check, _ = _CHECKS[field]
         try:
             layer[field] = check(value)
         except ValueError:
@@ -94,7 +94,7 @@ def checked_layer(raw: Mapping[str, Any], where: Message) -> dict[str, Any]:
                 "where": where,
                 "name": spelled(field),
                 "value": value,
-                "expected": Message(f"cli.takes_{expected}"),
+                "expected": expected(field),
             }
             raise OptionsError(Message("cli.bad_value", said)) from None
     return layer
@@ -170,6 +170,11 @@ def read_options(command_line: Mapping[str, Any], environ: Mapping[str, str], di
 def spelled(field: str) -> str:
     """A field of :class:`Options` as users write it."""
     return field.replace("_", "-")
+
+
+def expected(field: str) -> Message:
+    """What a field of :class:`Options` takes, in words. Raises KeyError for a name that is no field."""
+    return Message(f"cli.takes_{_CHECKS[field][1]}")
 
 
 def _gradsan_table(file: Path) -> Mapping[str, Any] | None:

@@ -1,5 +1,5 @@
 """The command line: one module per command, imported only when it is asked for."""
 
-from gradsan.cli._main import main
+from gradsan.cli._main import build_parser, main, parse
 
-__all__ = ["main"]
+__all__ = ["build_parser", "main", "parse"]
