@@ -21,14 +21,17 @@ def instead_of_overwriting(facts: Facts, *, copy_first: bool = False) -> tuple[F
     Suggestions with a concrete line come first.
     """
     writes = facts.writes or facts.missed
-    new = _each_line(writes, source.out_of_place)
-    copy = _each_line(writes[:1], source.clone_before) if _write_one_name(writes) else _Suggested()
+    new = _each_line(writes, _new_value)
+    copy = _each_line(writes[:1], _copy) if _write_one_name(writes) else _Suggested()
     new_fix, copy_fix = _rebinding("out_of_place", facts, new), _rebinding("clone_before_mutation", facts, copy)
     if not new.hidden_from_others and not copy.hidden_from_others:
         pair = (copy_fix, new_fix) if copy_first else (new_fix, copy_fix)
         found = pair if pair[0].lines or pair[1].lines else (*_copy_for_autograd(facts), *pair)
     else:
         found = (*_copy_for_autograd(facts), new_fix)
+    element = _each_line(writes, _new_element)
+    if element.lines and element.lines != new.lines:
+        found = (*found, _rebinding("out_of_place", facts, element))
     return tuple(sorted(found, key=lambda fix: not fix.lines))
 
 
@@ -50,7 +53,10 @@ def instead_of_filling(facts: Facts) -> tuple[Fix, ...]:
     parts = _fix("list_and_stack", "preserved", facts, ())
     others = instead_of_overwriting(facts)
     whole = tuple(fix for fix in others if fix.kind == "out_of_place" and fix.lines)
-    return (*whole, parts, *(fix for fix in others if fix.kind != "out_of_place"))
+    rest = tuple(fix for fix in others if fix.kind != "out_of_place")
+    # A new tensor for every part that is filled in is a copy of all of it each time.
+    by_index = any(write.op == "__setitem__" for write in facts.writes or facts.missed)
+    return (parts, *whole, *rest) if by_index else (*whole, parts, *rest)
 
 
 def reorder_step(facts: Facts) -> tuple[Fix, ...]:
@@ -122,7 +128,26 @@ class _Suggested:
     hidden_from_others: bool = False
 
 
-def _each_line(writes: Iterable[Write], suggest: Callable[[Frame, str], source.Change | None]) -> _Suggested:
+def _new_value(write: Write, frame: Frame) -> source.Change | None:
+    return source.out_of_place(frame, write.op) or source.part_out_of_place(frame, write.op, _index_is_tensor(write))
+
+
+def _new_element(write: Write, frame: Frame) -> source.Change | None:
+    return source.element_out_of_place(frame, write.op)
+
+
+def _copy(write: Write, frame: Frame) -> source.Change | None:
+    return source.clone_before(frame, write.op)
+
+
+def _index_is_tensor(write: Write) -> bool | None:
+    """Whether ``x[index] = v`` was by a tensor; what any other operation writes to is a view, made without one."""
+    if write.op != "__setitem__":
+        return False
+    return None if write.region is None else write.region.index is None
+
+
+def _each_line(writes: Iterable[Write], suggest: Callable[[Write, Frame], source.Change | None]) -> _Suggested:
     """One change for each writing line; none at all where one line has none, because half a change mends nothing."""
     changes: dict[tuple[str, int], source.Change | None] = {}
     for write in writes:
@@ -130,7 +155,7 @@ def _each_line(writes: Iterable[Write], suggest: Callable[[Frame, str], source.C
         if frame is None:
             return _Suggested()
         if changes.get((frame.file, frame.line)) is None:
-            changes[frame.file, frame.line] = suggest(frame, write.op)
+            changes[frame.file, frame.line] = suggest(write, frame)
     lines: list[tuple[str, int, str]] = []
     for (file, _), change in changes.items():
         if change is None:

@@ -24,6 +24,7 @@ from gradsan.source.rounds import (
     is_read_between,
     shape_bound_at,
 )
+from gradsan.source.scatter import element_out_of_place, part_out_of_place
 from gradsan.source.shapes import Shape
 from gradsan.source.suggest import clone_at_save, clone_before, detach_at, drop_keyword, has_keyword, inplace_false
 from gradsan.source.targets import called_expression, operand_expressions, written_expression
@@ -66,6 +67,7 @@ __all__ = [
     "detach_at",
     "dies_with_call",
     "drop_keyword",
+    "element_out_of_place",
     "expression_at",
     "expressions_at",
     "find_cuts",
@@ -81,6 +83,7 @@ __all__ = [
     "method_receiver",
     "operand_expressions",
     "out_of_place",
+    "part_out_of_place",
     "reads_gradient",
     "shape_bound_at",
     "source_line",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gradsan.source.lines import source_lines
 from gradsan.source.tree import SourceFile, Span, parses
 
-__all__ = ["Change", "Edit", "apply_change", "changed_lines", "edited", "insert_after", "insert_before"]
+__all__ = ["Change", "Edit", "apply_change", "changed_lines", "edited", "insert_after", "insert_before", "text_with"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +81,16 @@ def edited(source: SourceFile, edits: Sequence[Edit], kind: str, notes: tuple[st
         return None
     first = min(edit.span.line for edit in edits)
     last = max(edit.span.end_line for edit in edits)
-    lines = list(source.lines[first - 1 : last])
-    old = "\n".join(lines)
-    for edit in sorted(edits, key=lambda edit: edit.span, reverse=True):
-        start, end = edit.span.line - first, edit.span.end_line - first
-        head, tail = lines[start][: edit.span.column - 1], lines[end][edit.span.end_column - 1 :]
-        lines[start : end + 1] = [head + edit.text + tail]
+    old = "\n".join(source.lines[first - 1 : last])
+    lines = _with_edits(source, first, last, edits)
     return _checked(source, Change(first, old, "\n".join(lines), kind, notes))
+
+
+def text_with(source: SourceFile, span: Span, edits: Sequence[Edit]) -> str:
+    """The characters of ``span`` with ``edits`` made, all of which must lie within it and must not overlap."""
+    text = "\n".join(_with_edits(source, span.line, span.end_line, edits))
+    after = len(source.lines[span.end_line - 1]) - (span.end_column - 1)
+    return text[span.column - 1 : len(text) - after]
 
 
 def insert_before(
@@ -117,6 +120,16 @@ def insert_after(
     if not head.strip() and (not tail or tail.startswith("#")):
         return _checked(source, Change(span.end_line + 1, "", head + text, kind, notes))
     return edited(source, [Edit.insert(span.end_line, span.end_column, f"; {text}")], kind, notes)
+
+
+def _with_edits(source: SourceFile, first: int, last: int, edits: Sequence[Edit]) -> list[str]:
+    """The lines from ``first`` to ``last`` with ``edits`` made."""
+    lines = list(source.lines[first - 1 : last])
+    for edit in sorted(edits, key=lambda edit: edit.span, reverse=True):
+        start, end = edit.span.line - first, edit.span.end_line - first
+        head, tail = lines[start][: edit.span.column - 1], lines[end][edit.span.end_column - 1 :]
+        lines[start : end + 1] = (head + edit.text + tail).split("\n")
+    return lines
 
 
 def _checked(source: SourceFile, change: Change) -> Change | None:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from gradsan.model import Frame
 from gradsan.source.arguments import without_keyword
 from gradsan.source.chains import chain_key, dotted_path, imported_as, leaf_name, standing_of
-from gradsan.source.change import Change, Edit, edited
+from gradsan.source.change import Change, Edit, edited, text_with
 from gradsan.source.inplace import NOT_VALUES, OVERWRITING, WITHOUT_COUNTERPART, is_inplace_name
 from gradsan.source.rebinding import can_rebind, is_read_afterwards, notes_on_rebinding
 from gradsan.source.targets import target_at
 from gradsan.source.tree import SourceFile, Span
 
-__all__ = ["out_of_place"]
+__all__ = ["augmented_value", "chain_value", "out_of_place"]
 
 _KIND = "out_of_place"
 _BINDING_STRENGTH: dict[type[ast.operator], int] = {
@@ -66,18 +66,31 @@ def out_of_place(frame: Frame, op: str) -> Change | None:
     return _call(source, node, target) if isinstance(node, ast.Call) else None
 
 
-def _augmented(source: SourceFile, node: ast.AugAssign) -> Change | None:
-    if not can_rebind(source, node.target):
-        return None
+def augmented_value(source: SourceFile, node: ast.AugAssign) -> str | None:
+    """``x + y`` of ``x += y``; None where the source is written in a way that is not understood."""
     target, whole = source.span(node.target), source.span(node)
     between = Span(target.end_line, target.end_column, whole.end_line, whole.end_column)
     operator, equals, value = source.slice(between).lstrip(" \t").partition("=")
     if not equals or operator.strip("+-*/%@&|^<>"):
         return None
     value = value.strip()
-    text = source.text(node.target)
-    new = f"{text} = {text} {operator} {value if _stands_alone(source, node) else f'({value})'}"
-    return edited(source, [Edit(whole, new)], _KIND, notes_on_rebinding(source, node.target))
+    return f"{source.text(node.target)} {operator} {value if _stands_alone(source, node) else f'({value})'}"
+
+
+def chain_value(source: SourceFile, call: ast.Call) -> tuple[ast.Call, str] | None:
+    """The outermost call of the chain of in-place calls around ``call``, and its text made out of place."""
+    rewritten = _rewrite_chain(source, call)
+    if rewritten is None:
+        return None
+    return rewritten.outermost, text_with(source, source.span(rewritten.outermost), rewritten.edits)
+
+
+def _augmented(source: SourceFile, node: ast.AugAssign) -> Change | None:
+    value = augmented_value(source, node)
+    if value is None or not can_rebind(source, node.target):
+        return None
+    new = f"{source.text(node.target)} = {value}"
+    return edited(source, [Edit(source.span(node), new)], _KIND, notes_on_rebinding(source, node.target))
 
 
 def _stands_alone(source: SourceFile, node: ast.AugAssign) -> bool:
