@@ -39,11 +39,26 @@ def shared_level(first: Sequence[Frame], second: Sequence[Frame]) -> int:
     return level
 
 
-def lifted(name: str, frames: Sequence[Frame], level: int) -> str | None:
-    """What ``name``, as the innermost of ``frames`` says, is called in the function at ``level``; None if not told."""
-    found: str | None = name
+def lifted(name: str, frames: Sequence[Frame], level: int, site: Site | None = None) -> str | None:
+    """What ``name``, as the innermost of ``frames`` says, is called in the function at ``level``; None if not told.
+
+    ``site`` is the whole stack of the user frames: what a hook was given is told by the frames between them.
+    """
+    found = name
     for depth in range(len(frames) - 1, level, -1):
-        if found is None:
+        inner, outer = frames[depth], frames[depth - 1]
+        between = _between(site, outer, inner)
+        given = source.callers_expression(found, inner, outer, between)
+        if given is None and (alias := source.alias_of(inner, found)) is not None:
+            given = source.callers_expression(alias, inner, outer, between)
+        if given is None:
             return None
-        found = source.callers_expression(found, frames[depth], frames[depth - 1])
+        found = given
     return found
+
+
+def _between(site: Site | None, outer: Frame, inner: Frame) -> tuple[Frame, ...]:
+    if site is None:
+        return ()
+    first, last = (next(at for at, frame in enumerate(site.frames) if frame is one) for one in (outer, inner))
+    return site.frames[first + 1 : last]

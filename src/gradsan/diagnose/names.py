@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from gradsan import source
 from gradsan.diagnose.levels import inner_frames, lifted, place, shared_level, user_frames
-from gradsan.model import Conflict, Frame, Message, Write
+from gradsan.model import Conflict, Frame, Message, Site, Write
 
 
 def name_of(conflict: Conflict, writes: Iterable[Write]) -> tuple[str | Message, str]:
@@ -37,15 +37,16 @@ def _written(conflict: Conflict, writes: Iterable[Write]) -> str | None:
         frame = place(write.site)
         found = None if frame is None else source.written_expression(frame, write.op, inner_frames(write.site))
         if found is not None:
-            return _where_saved(found, user_frames(write.site), user_frames(conflict.save.site))
+            return _where_saved(found, write.site, user_frames(conflict.save.site))
     return None
 
 
-def _where_saved(name: str, written: tuple[Frame, ...], saved: tuple[Frame, ...]) -> str:
+def _where_saved(name: str, site: Site, saved: tuple[Frame, ...]) -> str:
+    written = user_frames(site)
     level = shared_level(written, saved)
     if level < 0:
         return name
-    found = lifted(name, written, level) or name
+    found = lifted(name, written, level, site) or name
     operands = {lifted(operand, saved, level) for operand in source.operand_expressions(saved[-1])}
     alias = source.alias_of(written[level], found) if found not in operands else None
     return alias if alias is not None and alias in operands else found

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Sequence
 
 from gradsan.model import Frame
 from gradsan.source.chains import binds, leaf_name, local_nodes
 from gradsan.source.flow import is_still_argument, reaching
+from gradsan.source.hooks import hooked_expression
 from gradsan.source.locate import expression_at, statement_at
 from gradsan.source.names import bindings_of
 from gradsan.source.targets import aliased_expression
@@ -19,21 +21,26 @@ __all__ = ["alias_of", "callers_expression", "dies_with_call"]
 _CALLED_AS_OBJECT = frozenset({"forward", "__call__"})
 
 
-def callers_expression(name: str, inner: Frame, outer: Frame) -> str | None:
+def callers_expression(name: str, inner: Frame, outer: Frame, between: Sequence[Frame] = ()) -> str | None:
     """What ``name``, as the function of ``inner`` says, is called at ``outer``, which called that function.
 
     ``q`` of ``t`` where ``rotate(q, cos)`` called ``def rotate(t, cos)``; ``model.state`` of ``self.state`` where
-    ``model(x)`` did. None where the name is no parameter (or was bound anew), or the call does not show the argument.
+    ``model(x)`` did; ``h`` of ``inputs[0]`` where ``model(h)`` ran a hook. ``between`` are the frames of libraries from
+    ``outer`` to ``inner``, where known. None where the name is no parameter (or was bound anew), or the call does not
+    show the argument.
     """
     root, rest = _split(name)
     statement, call = statement_at(inner), expression_at(outer)
     if statement is None or call is None or not isinstance(call.node, ast.Call):
         return None
     function = statement.function
-    if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+    if isinstance(function, ast.Lambda):
+        return hooked_expression(statement.source, function, (root, rest), outer, between)
+    if function is None or not is_still_argument(function.body, statement.node, root):
         return None
-    if not is_still_argument(function.body, statement.node, root):
-        return None
+    hooked = hooked_expression(statement.source, function, (root, rest), outer, between)
+    if hooked is not None:
+        return hooked
     if _is_super(call.node.func):
         return name if root == "self" else None
     argument = _argument(statement.source, function, root, call.node)
