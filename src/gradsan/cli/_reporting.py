@@ -15,11 +15,12 @@ from pathlib import Path
 
 from gradsan.cli._program import CODE_NAME
 from gradsan.cli._report_file import ReportFile
-from gradsan.cli._sentences import flush_output, write_to_stderr, write_to_stdout
+from gradsan.cli._sentences import complain, flush_output, write_to_stderr, write_to_stdout
 from gradsan.model import Message, Report
 from gradsan.options import Options
 from gradsan.text import Language
 
+_Part = Callable[[Report, "Presentation"], Message | None]
 _WIDTH = 100
 """Columns, where stderr is no terminal and ``COLUMNS`` is not set."""
 
@@ -31,6 +32,8 @@ class Presentation:
     ``directory`` is where the program started, None where that no longer existed; ``files`` what receives the report,
     by the name of its form. ``unexplained`` says that the program met an error of autograd's for which gradsan has no
     diagnosis; then the terminal tells what could not be seen. ``told`` are sentences that are said in any case.
+    ``left_to_tell`` gives what of the report is shown besides the files, None for nothing, and does not raise;
+    ``heading`` is said before it.
     """
 
     options: Options
@@ -39,14 +42,22 @@ class Presentation:
     files: Mapping[str, ReportFile]
     unexplained: bool = False
     told: Sequence[Message] = ()
+    left_to_tell: Callable[[Report], Report | None] = lambda report: report
+    heading: Message | None = None
 
 
 def present(report: Report, presentation: Presentation) -> list[Message]:
     """Write the files, and the report on stderr where there is something to say; what went wrong in doing so."""
+    problems = _written([partial(_write_file, form) for form in presentation.files], report, presentation)
+    if not presentation.options.quiet or presentation.options.github:
+        shown = presentation.left_to_tell(report)
+        problems += _written((_write_annotations, _write_terminal), shown, presentation) if shown is not None else []
+    return problems
+
+
+def _written(parts: Sequence[_Part], report: Report, presentation: Presentation) -> list[Message]:
     problems: list[Message] = []
-    parts: list[Callable[[Report, Presentation], Message | None]] = []
-    parts += [partial(_write_file, form) for form in presentation.files]
-    for part in (*parts, _write_annotations, _write_terminal):
+    for part in parts:
         try:
             problem = part(report, presentation)
         except Exception as failure:
@@ -120,6 +131,8 @@ def _write_terminal(report: Report, presentation: Presentation) -> Message | Non
         ascii=needs_ascii(getattr(stream, "encoding", None)),
     )
     flush_output()
+    if presentation.heading is not None:
+        complain(presentation.heading, presentation.language)
     write_to_stderr(text)
     return None
 

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+from gradsan._ranks import Board, heading, own_files, rank_of, undisturbed
 from gradsan.cli._parser import NO_VALUE
 from gradsan.cli._program import Ending, Target, gradsan_path, perform, prepare, take_stage
 from gradsan.cli._report_file import ReportFile
@@ -95,6 +96,8 @@ def execute(target: Target, options: Options, directory: Path | None, open_sessi
     language = choose_language(options.lang, os.environ)
     own_path = gradsan_path()
     launch = prepare(target)
+    rank = rank_of(os.environ)
+    asked, options = options, own_files(options, rank, directory)
     named = {form: getattr(options, form) for form in REPORT_FILES}
     files = {form: ReportFile(path, directory) for form, path in named.items() if path is not None}
     suppressions = Suppressions(options, directory)
@@ -114,6 +117,7 @@ def execute(target: Target, options: Options, directory: Path | None, open_sessi
         wait_for_threads()
 
     is_original = os.getpid() == process
+    board = Board(rank, os.environ) if rank is not None and is_original else None
     presentation = Presentation(
         options=options,
         language=language,
@@ -122,7 +126,7 @@ def execute(target: Target, options: Options, directory: Path | None, open_sessi
         files=files if is_original else {},
     )
     try:
-        with own_surroundings(own_path, target.name if target.kind == "code" else None):
+        with undisturbed(rank), own_surroundings(own_path, target.name if target.kind == "code" else None):
             watcher.stop()
             program = Program(argv, "finished" if ending.exception is None else "failed", ending.exception)
             found = watcher.report(program)
@@ -132,19 +136,27 @@ def execute(target: Target, options: Options, directory: Path | None, open_sessi
                 unexplained=watcher.met_autograd_error and not found.diagnoses,
                 told=tuple(watcher.problems),
             )
+            if rank is not None and board is not None:
+                tell = partial(board.left_to_tell, unexplained=presentation.unexplained)
+                presentation = replace(presentation, left_to_tell=tell, heading=heading(rank, asked, options))
             problems = [*watcher.problems, *present(report, presentation)]
-            for sentence in problems if options.quiet else [*problems, *said]:
+            is_silent = options.quiet or (rank is not None and rank.number > 0)
+            for sentence in problems if is_silent else [*problems, *said]:
                 complain(sentence, language)
     except KeyboardInterrupt as interrupt:
         _die_of(interrupt)
     if ending.interrupt is not None:
         _die_of(ending.interrupt)
-    return _status(ending, report, options) if is_original else ending.status
+    return _status(ending, report, options, board) if is_original else ending.status
 
 
-def _status(ending: Ending, report: Report, options: Options) -> int:
+def _status(ending: Ending, report: Report, options: Options, board: Board | None) -> int:
+    if ending.status:
+        return ending.status
     is_conflict = any(diagnosis.severity in ("error", "warning") for diagnosis in report.diagnoses)
-    return options.exit_code if is_conflict and ending.status == 0 and options.exit_code else ending.status
+    if board is not None:
+        return board.status(is_conflict, options.exit_code)
+    return options.exit_code if is_conflict else 0
 
 
 def _die_of(interrupt: KeyboardInterrupt) -> NoReturn:

@@ -34,7 +34,7 @@ def merged(reports: Sequence[tuple[str, Report]]) -> Report:
     groups: dict[object, list[_Found]] = {}
     for order, (source, report) in enumerate(reports):
         for diagnosis in report.diagnoses:
-            groups.setdefault(_identity(diagnosis), []).append(_Found(source, order, diagnosis))
+            groups.setdefault(identity(diagnosis), []).append(_Found(source, order, diagnosis))
     each = [report for _, report in reports]
     return Report(
         program=_program(each),
@@ -47,7 +47,8 @@ def merged(reports: Sequence[tuple[str, Report]]) -> Report:
     )
 
 
-def _identity(diagnosis: Diagnosis) -> object:
+def identity(diagnosis: Diagnosis) -> object:
+    """What is the same for equal findings: the code, and which lines play which roles."""
     places = tuple((label.role, label.frame.file, label.frame.line) for label in diagnosis.labels)
     # Without places only the words tell findings apart.
     words = () if places else (diagnosis.title.key, str(diagnosis.title.values))

@@ -1,0 +1,202 @@
+"""One process among the ranks of a job: files of its own, each finding told by one rank, one exit status for the job.
+
+The ranks meet at the job's own key-value store (``MASTER_ADDR``, ``MASTER_PORT``), which ``torchrun`` keeps for as long
+as one of them lives. Where it cannot be reached, every rank speaks for itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from gradsan.model import Diagnosis, Message, Report
+from gradsan.options import REPORT_FILES, Options
+from gradsan.present.merge import identity
+
+_CONNECT_SECONDS = 2.0
+_FIRST_WORD_SECONDS = 3.0
+"""How long rank 0 is given to tell what it found before another rank tells the same."""
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """Which process of how many this is: ``number`` counts from 0 through all nodes, ``size`` is at least 2."""
+
+    number: int
+    size: int
+
+
+def rank_of(environ: Mapping[str, str]) -> Rank | None:
+    """The rank that ``RANK`` and ``WORLD_SIZE`` name, as torchrun sets them; None for a process that is alone."""
+    try:
+        number, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+    except (KeyError, ValueError):
+        return None
+    return Rank(number, size) if size > 1 and 0 <= number < size else None
+
+
+def rank_path(path: str, rank: Rank, process: int) -> str:
+    """``path`` with rank and process id before its last suffix: ``out.json`` becomes ``out.rank1.4711.json``."""
+    return _with_mark(path, f"rank{rank.number}.{process}")
+
+
+def own_files(options: Options, rank: Rank | None, directory: Path | None) -> Options:
+    """``options`` with files of this rank's own in the place of those that all ranks were told to write.
+
+    What is there and no regular file (``/dev/stdout``, a pipe) stays what it is.
+    """
+    if rank is None:
+        return options
+    named = {name: getattr(options, name) for name in (*REPORT_FILES, "write_baseline")}
+    own: dict[str, Any] = {
+        name: rank_path(path, rank, os.getpid())
+        for name, path in named.items()
+        if path is not None and not _is_special((directory or Path()) / path)
+    }
+    return replace(options, **own)
+
+
+def heading(rank: Rank, asked: Options, own: Options) -> Message:
+    """The sentence before what a rank tells: which one it is, and how to see the reports of all.
+
+    ``asked`` are the options as they were given, ``own`` those that :func:`own_files` made of them.
+    """
+    values = {"rank": rank.number, "size": rank.size}
+    if asked.json is None or asked.json == own.json:
+        return Message("ranks.heading", values)
+    return Message("ranks.heading_with_files", {**values, "pattern": _with_mark(asked.json, "rank*")})
+
+
+class Board:
+    """Where the ranks of a job see what the others have told, and which of them ends last."""
+
+    def __init__(self, rank: Rank, environ: Mapping[str, str]) -> None:
+        """For this ``rank`` of the job that ``environ`` describes; nothing is connected yet."""
+        self._rank = rank
+        self._environ = environ
+        self._store: Any = None
+        self._has_tried = False
+
+    def left_to_tell(self, report: Report, *, unexplained: bool = False) -> Report | None:
+        """``report`` with the findings that no other rank has told; None where there is nothing left to say.
+
+        Rank 0 tells all it has. The others wait a moment for it, then tell what it did not have. ``unexplained``: an
+        error without a diagnosis, about which there is something to say nevertheless.
+        """
+        try:
+            return self._untold(report, unexplained)
+        except Exception:
+            # Twice is better than never: the store may have gone meanwhile.
+            return report
+
+    def _untold(self, report: Report, unexplained: bool) -> Report | None:
+        store = self._connected()
+        if store is None:
+            return report
+        names = [_name_of(diagnosis) for diagnosis in report.diagnoses]
+        if unexplained and not names:
+            names.append("unexplained")
+        if self._rank.number == 0:
+            for name in (*names, "told"):
+                store.add(self._key(name), 1)
+            return report
+        if not names:
+            return None
+        self._wait_for_first_word(store)
+        own = {name for name in names if store.add(self._key(name), 1) == 1}
+        kept = tuple(one for one in report.diagnoses if _name_of(one) in own)
+        return replace(report, diagnoses=kept) if own else None
+
+    def status(self, is_conflict: bool, exit_code: int) -> int:
+        """What a rank whose program succeeded ends with: ``exit_code`` where it is to say that a rank found something.
+
+        torchrun takes a rank that ends with another status than 0 for failed, and ends the others, which may still be
+        saving their work. So only the last one says it; and nobody does where a failure would start the job anew.
+        """
+        if not exit_code or self._environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
+            return 0
+        try:
+            store = self._connected()
+            if store is None:
+                return exit_code if is_conflict else 0
+            store.add(self._key("conflicts"), int(is_conflict))
+            is_last = store.add(self._key("ended"), 1) == self._rank.size
+            return exit_code if is_last and store.add(self._key("conflicts"), 0) else 0
+        except Exception:
+            return exit_code if is_conflict else 0
+
+    def _wait_for_first_word(self, store: Any) -> None:
+        until = time.monotonic() + _FIRST_WORD_SECONDS
+        # Not store.wait(), which writes to stderr when the time is over.
+        while not store.check([self._key("told")]) and time.monotonic() < until:
+            time.sleep(_POLL_SECONDS)
+
+    def _key(self, name: str) -> str:
+        job, attempt = (self._environ.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT"))
+        return f"gradsan/{job}/{attempt}/{name}"
+
+    def _connected(self) -> Any:
+        if not self._has_tried:
+            self._has_tried = True
+            with contextlib.suppress(Exception):
+                self._store = _connect(self._environ)
+        return self._store
+
+
+@contextlib.contextmanager
+def undisturbed(rank: Rank | None) -> Iterator[None]:
+    """Let a rank finish its report: when one rank has failed, torchrun ends the others with SIGTERM.
+
+    The signal takes effect afterwards. A program's own handler stays in place, and so does the default one while the
+    program itself runs: a rank that waits inside a collective would never come to a handler in Python.
+    """
+    in_main = threading.current_thread() is threading.main_thread()
+    if rank is None or not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if came:
+            signal.raise_signal(signal.SIGTERM)
+
+
+def _connect(environ: Mapping[str, str]) -> Any:
+    """A client of the job's store; None where the program uses no torch.distributed or the store is not there."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.distributed.is_available():
+        return None
+    host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+    # A TCPStore that finds nobody writes a page to stderr.
+    socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
+    return torch.distributed.TCPStore(
+        host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=_CONNECT_SECONDS)
+    )
+
+
+def _with_mark(path: str, mark: str) -> str:
+    named = Path(path)
+    return str(named.with_name(f"{named.stem}.{mark}{named.suffix}"))
+
+
+def _name_of(diagnosis: Diagnosis) -> str:
+    return hashlib.sha256(repr(identity(diagnosis)).encode()).hexdigest()
+
+
+def _is_special(path: Path) -> bool:
+    return path.exists() and not path.is_file()
