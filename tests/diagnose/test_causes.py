@@ -9,6 +9,7 @@ import pytest
 
 from gradsan.diagnose import diagnose
 from gradsan.model import Bridge, Conflict, Evidence, Frame, Name, Region, Save, Site, TensorInfo, Use, Write
+from gradsan.text import say
 
 SOURCE = """\
 y = x.exp()
@@ -119,3 +120,15 @@ def test_a_conflict_under_the_programs_hooks_is_silent(file: str) -> None:
 def test_equal_findings_are_counted(file: str) -> None:
     (found,) = diagnose(Evidence((conflict(file), conflict(file))))
     assert found.count == 2
+
+
+def test_a_formula_names_the_gradient_it_says_and_then_the_others(file: str) -> None:
+    base = conflict(file)
+    save = replace(base.save, node="MkldnnRnnLayerBackward0", slot="weight0", is_output=False)
+    (found,) = diagnose(Evidence((replace(base, save=save),)))
+    assert found.why is not None
+    assert say(found.why.text, "en") == (
+        "the gradient of lstm for input is grad_input = d_gates @ weight_ih; it needs y as it was, "
+        "and so do those for weight_ih, weight_hh, h, c"
+    )
+    assert say(found.labels[0].message, "en") == "saved: y, for the gradient of input and 4 more"

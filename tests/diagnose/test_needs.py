@@ -281,6 +281,33 @@ def test_formulas_as_people_write_them(
     assert gradient_of is None or need.gradient_of == gradient_of
 
 
+@pytest.mark.parametrize(
+    ("node", "slot", "shown", "others"),
+    [
+        ("MkldnnRnnLayerBackward0", "weight0", ("input",), ("weight_ih", "weight_hh", "h", "c")),
+        ("CdistBackward0", "x1", ("x1",), ("x2",)),
+        ("AddmmBackward0", "mat2", ("mat1",), ()),
+        ("ConvTbcBackward0", "self", ("self", "weight", "bias"), ()),
+    ],
+)
+def test_the_gradients_that_the_formula_says_are_told_from_the_others(
+    node: str, slot: str, shown: tuple[str, ...], others: tuple[str, ...]
+) -> None:
+    need = need_of(node, slot)
+    assert need is not None
+    assert need.shown == shown
+    assert tuple(name for name in need.gradient_of if name not in need.shown) == others
+
+
+def test_every_row_of_the_table_can_be_read() -> None:
+    for node, entry in TABLE["nodes"].items():
+        for slot in entry.get("saved", {}):
+            need = need_of(node, slot)
+            assert need is not None
+            assert set(need.shown) <= set(need.gradient_of)
+            assert all(f"grad_{name}" in need.formula for name in need.shown)
+
+
 def test_an_operation_nobody_wrote_down_shows_pytorchs_own_formula() -> None:
     need = need_of("SincBackward0", "self")
     assert need is not None

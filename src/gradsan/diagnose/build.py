@@ -101,10 +101,11 @@ def why(facts: Facts) -> Why | None:
     if need is None or not need.formula:
         return None
     key = "why.result" if need.is_output else "why.operand"
-    targets = ", ".join(need.gradient_of)
-    return Why(
-        need.formula, Message(key, {"op": need.op, "formula": need.formula, "target": targets, "name": facts.name})
-    )
+    values = {"op": need.op, "formula": need.formula, "target": ", ".join(need.shown), "name": facts.name}
+    others = [name for name in need.gradient_of if name not in need.shown]
+    if others:
+        key, values = f"{key}_and_others", {**values, "others": ", ".join(others)}
+    return Why(need.formula, Message(key, values))
 
 
 def _limits(facts: Facts) -> tuple[Message, ...]:

@@ -10,6 +10,9 @@ from gradsan.diagnose.levels import place
 from gradsan.model import Label, Message, Role, Site, Write
 
 _ASSIGNMENT = "[...] ="
+_TARGETS_NAMED = 3
+"""How many inputs a label names whose gradients need the value; of more it names one."""
+
 _AUGMENTED = {
     "__iadd__": "+=",
     "__iand__": "&=",
@@ -50,6 +53,9 @@ def saved(facts: Facts) -> tuple[Label, ...]:
     if need is not None and need.gradient_of:
         key = "label.saved.result" if save.is_output else "label.saved.operand"
         values["target"] = ", ".join(need.gradient_of)
+        if len(need.gradient_of) > _TARGETS_NAMED:
+            key = f"{key}_and_more"
+            values |= {"target": need.shown[0], "more": len(need.gradient_of) - 1}
     else:
         key = "label.saved.plain"
     return at("saved", save.site, _in_step(facts, Message(key, values), save.step), op=save.node)

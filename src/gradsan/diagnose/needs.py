@@ -33,7 +33,8 @@ class Need:
 
     ``node`` is the Node's name (``AddmmBackward0``), ``slot`` the saved place in it (``mat2`` of ``_saved_mat2``) and
     ``op`` the name people use for the operation. ``gradient_of`` names the operation's inputs whose gradients need
-    the slot, in the order of the operation's signature and by the names the formula uses. ``formula`` is one or
+    the slot, in the order of the operation's signature and by the names the formula uses; ``shown`` are those of them
+    whose gradients the formula says, as the others come by way of the same values. ``formula`` is one or
     several ``grad_<input> = ...``, separated by ``"; "``, followed by the definitions of intermediate values that
     involve the slot; a formula that is not ``curated`` is PyTorch's own C++ expression. ``is_output`` says that the
     slot is a result of the operation itself. ``reads`` is ``"shape"`` where backward never looks at the values,
@@ -45,6 +46,7 @@ class Need:
     op: str
     formula: str
     gradient_of: tuple[str, ...]
+    shown: tuple[str, ...]
     is_output: bool
     reads: Reads
     curated: bool
@@ -65,13 +67,14 @@ def need_of(node: str, slot: str) -> Need | None:
         return None
     person = _formulas_of(node)
     written = _written(person, slot, entry["inputs"])
-    formula, gradient_of = written or _derived(entry, saved[slot])
+    formula, gradient_of, shown = written or _derived(entry, saved[slot])
     return Need(
         node=node,
         slot=slot,
         op=op_name(node),
         formula=formula,
         gradient_of=gradient_of,
+        shown=shown,
         is_output=slot in entry.get("outputs", ()),
         reads=_reads(entry, person, slot),
         curated=written is not None,
@@ -115,17 +118,20 @@ def _reads(entry: Mapping[str, Any], person: Mapping[str, Any], slot: str) -> Re
     return "mask" if slot in person.get("mask", ()) else "values"
 
 
-def _derived(entry: Mapping[str, Any], keys: Iterable[str]) -> tuple[str, tuple[str, ...]]:
+def _derived(entry: Mapping[str, Any], keys: Iterable[str]) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
     """The formulas of ``needs.json`` under those keys; a key joins the inputs whose gradients come in one call."""
     inputs: list[str] = entry["inputs"]
     groups = sorted((key.split(", ") for key in keys), key=lambda group: inputs.index(group[0]))
     formula = "; ".join(
         f"{', '.join(f'grad_{name}' for name in group)} = {entry['formulas'][', '.join(group)]}" for group in groups
     )
-    return formula, tuple(sorted({name for group in groups for name in group}, key=inputs.index))
+    names = tuple(sorted({name for group in groups for name in group}, key=inputs.index))
+    return formula, names, names
 
 
-def _written(person: Mapping[str, Any], slot: str, inputs: list[str]) -> tuple[str, tuple[str, ...]] | None:
+def _written(
+    person: Mapping[str, Any], slot: str, inputs: list[str]
+) -> tuple[str, tuple[str, ...], tuple[str, ...]] | None:
     """The formulas of ``formulas.toml`` that involve the slot, or None where there are none.
 
     Where some name the slot themselves, only those are shown; otherwise the first that involves it.
@@ -140,11 +146,12 @@ def _written(person: Mapping[str, Any], slot: str, inputs: list[str]) -> tuple[s
     involved = [key for key in gradients if _mentioned(gradients[key]) & {name, *on_the_way}]
     if not involved:
         return None
-    shown = [key for key in involved if name in _mentioned(gradients[key])]
-    parts = [f"grad_{names.get(key, key)} = {gradients[key]}" for key in shown or involved[:1]]
-    if not shown:
+    direct = [key for key in involved if name in _mentioned(gradients[key])]
+    shown = direct or involved[:1]
+    parts = [f"grad_{names.get(key, key)} = {gradients[key]}" for key in shown]
+    if not direct:
         parts += [f"{key} = {text}" for key, text in let.items() if key in on_the_way]
-    return "; ".join(parts), tuple(names.get(key, key) for key in involved)
+    return "; ".join(parts), tuple(names.get(key, key) for key in involved), tuple(names.get(key, key) for key in shown)
 
 
 @cache
@@ -157,7 +164,7 @@ def _formulas_of(node: str) -> Mapping[str, Any]:
     own: Mapping[str, Any] = _people().get(node, {})
     entry = _nodes().get(node, {})
     plain: str | None = entry.get("foreach_of")
-    if plain and _nodes()[plain]["inputs"] == entry["inputs"]:
+    if plain and _nodes().get(plain, {}).get("inputs") == entry["inputs"]:
         return _formulas_of(plain)
     return {**_formulas_of(own["like"]), **own} if "like" in own else own
 
