@@ -56,13 +56,17 @@ def test_every_dependency_has_its_reason(heading: str, table: str) -> None:
 
 
 def test_what_is_imported_is_what_is_declared() -> None:
-    imported = set()
+    imported: dict[str, set[Path]] = {}
     for file in SOURCES.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                imported |= {name.name.partition(".")[0] for name in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.level == 0:
-                imported.add((node.module or "").partition(".")[0])
-    foreign = imported - set(sys.stdlib_module_names) - {"gradsan"}
+            names = [name.name for name in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [node.module or ""]
+            for name in names:
+                imported.setdefault(name.partition(".")[0], set()).add(file)
+    foreign = imported.keys() - set(sys.stdlib_module_names) - {"gradsan"}
+    # A framework is imported by the module that bears its name, and by nothing else.
+    frameworks = {name for name in foreign if imported[name] == {SOURCES / "integrations" / f"{name}.py"}}
+    assert all(name in packages(name) for name in frameworks)
     # For the type checker only; which TOML reader is imported is decided by the version of Python.
-    assert foreign - {"typing_extensions"} == packages("dependencies") - {"tomli"}
+    assert foreign - frameworks - {"typing_extensions"} == packages("dependencies") - {"tomli"}

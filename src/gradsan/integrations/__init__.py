@@ -1,0 +1,1 @@
+"""gradsan inside trainers: a module for each framework, which imports it; this package imports none of them."""

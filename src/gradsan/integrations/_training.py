@@ -1,0 +1,150 @@
+"""One training watched from its first step to its last, or to its failure, and the report of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from gradsan._notes import annotate
+from gradsan._ranks import Board, Rank, heading, own_files, undisturbed
+from gradsan._session import Mode, Session
+from gradsan.cli._report_file import ReportFile
+from gradsan.cli._reporting import Presentation, present
+from gradsan.cli._sentences import complain
+from gradsan.cli._suppressing import Suppressions
+from gradsan.cli._watcher import Watcher
+from gradsan.model import Message, Program, Report
+from gradsan.options import REPORT_FILES, Options, OptionsError, read_options
+from gradsan.text import choose_language, say
+
+Language = Literal["en", "zh", "auto"]
+
+
+def options_of(mode: Mode | None, said: Mapping[str, Any]) -> Options:
+    """The options for a training: ``said`` (None: not said) over ``GRADSAN_OPTIONS`` over ``[tool.gradsan]``.
+
+    Raises:
+        ValueError: for what cannot be understood, with the sentence that ``gradsan run`` would say.
+    """
+    layer = {name: value for name, value in said.items() if value is not None}
+    if mode is not None:
+        layer.update(deep=mode == "deep", heal=mode == "heal")
+    try:
+        return read_options(layer, os.environ, _directory())
+    except OptionsError as problem:
+        raise _as_value_error(problem, str(said.get("lang") or "auto")) from None
+
+
+class Training:
+    """Watches from :meth:`begin` to :meth:`end`; what goes wrong in gradsan meanwhile is said, never raised."""
+
+    def __init__(self, options: Options, rank: Rank | None) -> None:
+        """Check what ``options`` name, for this ``rank`` of a job (None: a process that is alone).
+
+        Raises:
+            ValueError: for a file that cannot be read or written.
+        """
+        self._asked = options
+        self._rank = rank
+        self._directory = _directory()
+        self._options = own_files(options, rank, self._directory)
+        self._language = choose_language(options.lang, os.environ)
+        named = {form: getattr(self._options, form) for form in REPORT_FILES}
+        try:
+            self._files = {form: ReportFile(path, self._directory) for form, path in named.items() if path is not None}
+            self._suppressions = Suppressions(self._options, self._directory)
+        except OptionsError as problem:
+            raise _as_value_error(problem, options.lang) from None
+        self._watcher = Watcher(self._open_session)
+        self._is_inner = False
+        self._program = Program(tuple(sys.argv))
+
+    def begin(self) -> None:
+        """Begin to watch."""
+        from gradsan.capture.recorder import recorder
+
+        self._is_inner = recorder().is_on
+        self._watcher.start()
+
+    def fail(self, error: BaseException) -> None:
+        """Look at what ends the training, while its graph is there, and put the short diagnosis on it as a note."""
+        self._program = Program(tuple(sys.argv), "failed", (type(error).__name__, _text_of(error)))
+        self._watcher.meet(error)
+        self._attempt(lambda: annotate(error, self._watcher.report(self._program), self._options.lang))
+
+    def end(self) -> Report | None:
+        """Stop, write the files and say what there is to say; the report, None where there could not be one.
+
+        Where something else has been watching already, that will tell what was found; only files are written then.
+        """
+        told: list[Report] = []
+        with undisturbed(self._rank):
+            self._attempt(self._watcher.stop)
+            self._attempt(lambda: told.append(self._told()))
+        return told[0] if told else None
+
+    def _told(self) -> Report:
+        found = self._watcher.report(self._program)
+        report, said = self._suppressions.applied(found)
+        options = replace(self._options, quiet=True, github=False) if self._is_inner else self._options
+        unexplained = self._watcher.met_autograd_error and not found.diagnoses
+        presentation = Presentation(
+            options=options,
+            language=self._language,
+            directory=self._directory,
+            files=self._files,
+            unexplained=unexplained,
+            told=tuple(self._watcher.problems),
+        )
+        if self._rank is not None:
+            tell = partial(Board(self._rank, os.environ).left_to_tell, unexplained=unexplained)
+            presentation = replace(
+                presentation, left_to_tell=tell, heading=heading(self._rank, self._asked, self._options)
+            )
+        is_silent = options.quiet or (self._rank is not None and self._rank.number > 0)
+        for sentence in (*self._watcher.problems, *present(report, presentation), *(() if is_silent else said)):
+            complain(sentence, self._language)
+        return report
+
+    def _open_session(self) -> Session:
+        options = self._options
+        mode: Mode = "heal" if options.heal else "deep" if options.deep else "watch"
+        return Session(mode, heal_max_bytes=options.heal_max_bytes)
+
+    def _attempt(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except Exception as failure:
+            if os.environ.get("GRADSAN_DEBUG"):
+                raise
+            values = {"kind": type(failure).__name__, "text": (_text_of(failure).splitlines() or [""])[0]}
+            complain(Message("cli.failed_report", values), self._language)
+
+
+def rank_among(number: int, size: int) -> Rank | None:
+    """The rank ``number`` of ``size`` processes; None for a process that is alone."""
+    return Rank(number, size) if size > 1 else None
+
+
+def _directory() -> Path | None:
+    try:
+        return Path.cwd()
+    except OSError:
+        return None
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
+def _as_value_error(problem: OptionsError, lang: str) -> ValueError:
+    chosen: Language = "en" if lang == "en" else "zh" if lang == "zh" else "auto"
+    return ValueError(say(problem.message, choose_language(chosen, os.environ)))

@@ -1,0 +1,124 @@
+"""A callback for transformers: ``Trainer(…, callbacks=[GradsanCallback()])`` watches every ``train()``."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from transformers import Trainer, TrainerCallback
+
+from gradsan._session import Mode
+from gradsan.integrations._training import Language, Training, options_of, rank_among
+from gradsan.model import Report
+
+_STEP = "training_step"
+
+
+class GradsanCallback(TrainerCallback):  # type: ignore[misc]
+    """Watches from the beginning of ``train()`` to its end, or to the exception that ends it.
+
+    A failing training raises what it raises without gradsan, with the short diagnosis as an exception note; the report
+    goes to stderr and into the files. What PyTorch has not noticed is told at the end. Losses and gradients stay the
+    same.
+
+    The keywords are the options of ``gradsan run``; what is not given comes from ``GRADSAN_OPTIONS`` and
+    ``[tool.gradsan]``. With several processes each writes files of its own, with its rank in the name.
+
+    Callbacks are not told of exceptions. Those of ``training_step``, which is forward and backward, are met on their
+    way; where another one ends the training, the report comes with the next training or at the end of the process.
+    """
+
+    def __init__(
+        self,
+        mode: Mode | None = None,
+        *,
+        language: Language | None = None,
+        json: str | None = None,
+        html: str | None = None,
+        sarif: str | None = None,
+        quiet: bool | None = None,
+        stacks: bool | None = None,
+    ) -> None:
+        """Choose how to watch.
+
+        Raises:
+            ValueError: for an option that cannot be understood.
+        """
+        said = {"lang": language, "json": json, "html": html, "sarif": sarif, "quiet": quiet, "stacks": stacks}
+        self._options = options_of(mode, said)
+        self._training: Training | None = None
+        self._release: Callable[[], None] | None = None
+        self._report: Report | None = None
+
+    @property
+    def report(self) -> Report | None:
+        """What was found in the last training that has ended; None before."""
+        return self._report
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin to watch. Raises ValueError for a file that cannot be written."""
+        self._end()
+        training = Training(self._options, rank_among(args.process_index, args.world_size))
+        training.begin()
+        self._training = training
+        trainer = _trainer_of(self)
+        if trainer is not None:
+            self._release = _on_failing_step(trainer, self._fail)
+        atexit.register(self._end)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Tell what was found."""
+        self._end()
+
+    def _fail(self, error: BaseException) -> None:
+        if self._training is not None:
+            self._training.fail(error)
+            self._end()
+
+    def _end(self) -> None:
+        training, self._training = self._training, None
+        release, self._release = self._release, None
+        if release is not None:
+            release()
+        if training is not None:
+            atexit.unregister(self._end)
+            self._report = training.end()
+
+
+def _trainer_of(callback: TrainerCallback) -> Any:
+    """The Trainer that is calling ``callback``, which is told of everything but of its Trainer; None where unknown."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, Trainer) and callback in owner.callback_handler.callbacks:
+            return owner
+        frame = frame.f_back
+    return None
+
+
+def _on_failing_step(trainer: Any, listener: Callable[[BaseException], None]) -> Callable[[], None]:
+    """Have ``listener`` told of what ``trainer.training_step`` raises; what is returned puts the method back."""
+    step = trainer.training_step
+
+    @functools.wraps(step)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return step(*args, **kwargs)
+        except BaseException as error:
+            listener(error)
+            raise
+
+    had = vars(trainer).get(_STEP)
+    setattr(trainer, _STEP, watched)
+
+    def release() -> None:
+        if had is not None:
+            setattr(trainer, _STEP, had)
+        elif vars(trainer).get(_STEP) is watched:
+            delattr(trainer, _STEP)
+
+    return release
