@@ -314,3 +314,75 @@ def test_is_told_of_nodes(core):
     assert first <= y.grad_fn._sequence_nr() < end
     core.writer(torch.add, "add", "plain", -1, None)(torch.ones(1), 1)
     assert len(told) == 1
+
+
+def test_every_call_is_remembered(core):
+    core.active = True
+    core.steps = 3
+    x = torch.ones(2, requires_grad=True)
+    loss = (x * 2).sum()
+
+    def original(t_outputs, *args, **kwargs):
+        x.exp()
+        return 7
+
+    run = core.engine(original)
+    before = torch._C._autograd._get_sequence_nr()
+    assert run((loss, object()), None, True, accumulate_grad=False) == 7
+    [(clock, stack, thread, retain, accumulate, begun, ended, steps, life, (weak, none))] = core.backward_log
+    assert clock == core.clock - 1  # the Nodes made within are one event more
+    assert stack.codes[0] is sys._getframe().f_code
+    assert (thread, retain, accumulate, steps) == (threading.get_ident(), True, False, 3)
+    assert (begun, ended) == (before, before + 1)
+    assert weak() is loss
+    assert none is None
+    run((loss,))
+    assert core.backward_log[1][8] == life
+    other = threading.Thread(target=run, args=((loss,),))
+    other.start()
+    other.join()
+    assert core.backward_log[2][8] != life
+
+
+def test_a_call_that_raised_ends_where_it_began(core):
+    core.active = True
+
+    def original(t_outputs):
+        torch.ones(2, requires_grad=True).exp()
+        raise ValueError("stop")
+
+    with pytest.raises(ValueError, match="stop"):
+        core.engine(original)(())
+    [entry] = core.backward_log
+    assert entry[5] == entry[6]
+
+
+def test_a_log_of_backwards_that_takes_nothing_is_counted(core):
+    core.active = True
+    core.backward_log = 3
+    assert core.engine(lambda t_outputs: 7)(()) == 7
+    assert core.log_errors == 1
+
+
+def test_is_told_of_rounds_of_one_line(core):
+    core.active = True
+    told = []
+    core.on_round = lambda record, rounds: told.append((record[0], rounds))
+    run = core.engine(lambda t_outputs: None)
+    for _ in range(9):
+        run(())
+    run(())
+    assert [rounds for _, rounds in told] == [1, 2, 4, 8, 1]
+    assert [clock for clock, _ in told] == [1, 2, 4, 8, 10]
+
+
+def test_may_be_stopped_at_a_round(core):
+    core.active = True
+
+    def stop(*_):
+        raise KeyError("stop")
+
+    core.on_round = stop
+    with pytest.raises(KeyError, match="stop"):
+        core.engine(lambda t_outputs: None)(())
+    assert core.running == []

@@ -3,6 +3,7 @@
 import sys
 import threading
 from array import array
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 import gradsan
 from gradsan.capture.patches import Patches
+from gradsan.capture.settling import Settling
 from gradsan.capture.steps import Steps
 
 
@@ -324,3 +326,49 @@ def test_memory_of_a_step_that_raised_may_be_used_again():
         with pytest.raises(RuntimeError, match="modified by an inplace"):
             (left + h[3:].sum()).backward()
     assert [diagnosis.code for diagnosis in watched.diagnoses] == ["GS120"]
+
+
+def test_is_told_of_optimizers_that_are_not_settled(stepping):
+    optimizer = torch.optim.SGD(parameters(2), lr=0.1)
+    told = []
+    stepping.on_step_begin = lambda one: told.append(("begin", one, stepping.open_steps))
+    stepping.on_step_end = lambda one: told.append(("end", one, stepping.open_steps))
+    optimizer.step()
+    assert told == [("begin", optimizer, 1), ("end", optimizer, 0)]
+    stepping.settled.add(id(optimizer))
+    optimizer.step()
+    assert len(told) == 2
+    assert len(stepping.step_log) == 4
+
+
+@pytest.mark.parametrize("moment", ["on_step_begin", "on_step_end"])
+def test_may_be_stopped_at_a_step(stepping, moment):
+    def stop(_):
+        raise KeyError("stop")
+
+    setattr(stepping, moment, stop)
+    with pytest.raises(KeyError, match="stop"):
+        torch.optim.SGD(parameters(2), lr=0.1).step()
+
+
+def test_an_optimizer_is_looked_at_once_and_a_fused_one_at_every_step():
+    seen, fused = [], []
+    core = SimpleNamespace(backwards=0, settled=set())
+    settling = Settling(core, lambda optimizer, frame: seen.append((optimizer, frame.f_code)), fused.append)
+
+    def step(optimizer):
+        settling.before_step(optimizer)
+        settling.after_step(optimizer)
+
+    plain, quick = (torch.optim.SGD(parameters(2), lr=0.1, fused=kind) for kind in (False, True))
+    step(plain)
+    assert (seen, core.settled) == ([], set())  # no gradient can be missed yet
+    core.backwards = 1
+    for optimizer in (plain, quick, plain, quick):
+        step(optimizer)
+    assert seen == [(plain, step.__code__), (quick, step.__code__)]
+    assert fused == [quick, quick]
+    assert core.settled == {id(plain)}
+    seen.clear()
+    plain = optimizer = None
+    assert core.settled == set()

@@ -6,8 +6,10 @@ records a few integers and references and defers all thinking to the moment a re
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
+import weakref
 from array import array
 from collections import deque
 from collections.abc import Callable
@@ -25,12 +27,13 @@ DEPTH_KEPT = 128
 class Stack:
     """A raw stack, innermost frame first: code objects and instruction offsets; frames would keep tensors alive."""
 
-    __slots__ = ("codes", "lastis")
+    __slots__ = ("_rounds", "codes", "lastis")
 
     def __init__(self, codes: tuple[CodeType, ...], lastis: tuple[int, ...]) -> None:
         """Keep the code objects and, for each, ``f_lasti`` at the moment of capture."""
         self.codes = codes
         self.lastis = lastis
+        self._rounds = 0
 
 
 class Core:
@@ -51,12 +54,19 @@ class Core:
         self.backwards = 0
         self._running: list[tuple[Any, ...]] = []
         self.step_log: Any = []
+        self.backward_log: Any = []
+        self.settled: set[int] = set()
         self.optimizer_folder = _torch.optimizer_folder()
         self._stacks: dict[tuple[int, ...], Stack] = {}
         self.on_failure: Callable[[Any, BaseException], None] | None = None
         self.on_enter: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None
         self.on_leave: Callable[[Any], None] | None = None
+        self.on_round: Callable[[Any, int], None] | None = None
+        self.on_step_begin: Callable[[Any], None] | None = None
+        self.on_step_end: Callable[[Any], None] | None = None
         self.on_nodes: Callable[[Any, int, int], None] | None = None
+        self._local = threading.local()
+        self._lives = itertools.count(1)
         self._nodes: deque[list[Any]] = deque(maxlen=NODES_KEPT)
         self._writes: deque[tuple[Any, ...]] = deque(maxlen=WRITES_KEPT)
 
@@ -190,7 +200,8 @@ class Core:
         """Log that a step begins: an optimizer's pre-hook.
 
         The entry is ("begin", clock, steps before, id of the optimizer, its class, stack, sequence number, storages of
-        its parameters and their versions, both as bytes of 8-byte integers).
+        its parameters and their versions, both as bytes of 8-byte integers). ``on_step_begin`` is told of optimizers
+        that are not in ``settled``.
         """
         self.clock += 1
         # A set, because a step that raised does not end; its optimizer begins again some time.
@@ -206,11 +217,14 @@ class Core:
             self.step_log.append(entry)
         except Exception:
             self.log_errors += 1
+        if self.on_step_begin is not None and id(optimizer) not in self.settled:
+            self.on_step_begin(optimizer)
 
     def step_end(self, optimizer: Any, *_: Any) -> None:
         """Log that a step has ended: an optimizer's post-hook.
 
-        The entry is ("end", clock, id of the optimizer, versions of its parameters as bytes).
+        The entry is ("end", clock, id of the optimizer, versions of its parameters as bytes). ``on_step_end`` is told
+        of optimizers that are not in ``settled``.
         """
         self._open.discard(id(optimizer))
         self.open_steps = len(self._open)
@@ -221,13 +235,20 @@ class Core:
             self.step_log.append(("end", self.clock, id(optimizer), versions.tobytes()))
         except Exception:
             self.log_errors += 1
+        if self.on_step_end is not None and id(optimizer) not in self.settled:
+            self.on_step_end(optimizer)
 
     def engine(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap the engine's entry point so that every backward call is known while it runs.
 
         ``running`` then holds (clock, stack, thread, outputs, retain_graph, accumulate_grad) for it. ``on_enter`` is
         called before the engine runs, with that entry and the engine's arguments after the outputs, ``on_leave`` after
-        it ended well; what they raise takes the place of the backward. ``on_failure`` is told how it failed.
+        it ended well; ``on_round`` before, at the 1st, 2nd, 4th, 8th … call of one line, with that number; what they
+        raise takes the place of the backward. ``on_failure`` is told how it failed.
+
+        ``backward_log`` gets a list for each call: clock, stack, thread, retain_graph, accumulate_grad, the number of
+        the next Node when it began, the same when it ended (or again when it began), the steps before, a number for
+        this thread's life (numbers of threads are used again), weak references to the outputs (None: has none).
         """
         core = self
 
@@ -242,6 +263,8 @@ class Core:
             record = (core.clock, stack, threading.get_ident(), t_outputs, retain, accumulate)
             core.running.append(record)
             try:
+                remembered = core._remember_backward(record)
+                core._count_round(record)
                 if core.on_enter is not None:
                     core.on_enter(record, args, kwargs)
                 first = _torch.sequence_number()
@@ -257,6 +280,8 @@ class Core:
                 # Nodes of a backward that is itself differentiable.
                 if (end := _torch.sequence_number()) != first:
                     core.log_nodes(first, end, sys._getframe().f_back)
+                if remembered is not None:
+                    remembered[6] = end
                 if core.on_leave is not None:
                     core.on_leave(record)
                 return result
@@ -264,3 +289,30 @@ class Core:
                 core.running[:] = [other for other in core.running if other is not record]
 
         return _torch.dress(run_backward, original)
+
+    def _remember_backward(self, record: tuple[Any, ...]) -> list[Any] | None:
+        clock, stack, thread, outputs, retain, accumulate = record
+        try:
+            number = _torch.sequence_number()
+            if not hasattr(self._local, "life"):
+                self._local.life = next(self._lives)
+            weak = tuple(map(_weakly, outputs))
+            remembered = [clock, stack, thread, retain, accumulate, number, number, self.steps, self._local.life, weak]
+            self.backward_log.append(remembered)
+        except Exception:
+            self.log_errors += 1
+            return None
+        return remembered
+
+    def _count_round(self, record: tuple[Any, ...]) -> None:
+        stack: Stack = record[1]
+        stack._rounds += 1
+        if stack._rounds & (stack._rounds - 1) == 0 and self.on_round is not None:
+            self.on_round(record, stack._rounds)
+
+
+def _weakly(output: Any) -> Any:
+    try:
+        return weakref.ref(output)
+    except TypeError:  # a GradientEdge
+        return None

@@ -181,6 +181,7 @@ static int is_tensor(PyObject *object)
 typedef struct {
     PyObject_VAR_HEAD
     uint64_t hash;
+    long long rounds; /* how many backward calls were made here */
     PyObject *codes[1];
 } Stack;
 
@@ -203,6 +204,7 @@ static Stack *new_stack(PyObject *const *codes, const int *lastis, Py_ssize_t de
     if (stack == NULL)
         return NULL;
     stack->hash = hash;
+    stack->rounds = 0;
     memcpy(stack->codes, codes, depth * sizeof *codes);
     memcpy(lastis_of(stack), lastis, depth * sizeof *lastis);
     for (Py_ssize_t i = 0; i < depth; i++)
@@ -407,9 +409,13 @@ typedef struct {
     long long write_count, steps, log_errors, backwards;
     PyObject *optimizer_folder;
     PyObject *running, *step_log; /* a list of the backward calls that run; what step_begin and step_end append to */
+    PyObject *backward_log;       /* what the engine's wrapper appends a list for each call to */
+    PyObject *settled;            /* the ids of the optimizers whose steps nobody wants to be told of any more; a set */
     PyObject *on_failure; /* called with a record of `running` and the exception that ends it */
     PyObject *on_enter;   /* called with a record of `running` and what else the engine was given, before it runs */
     PyObject *on_leave;   /* called with a record of `running` whose backward has ended well */
+    PyObject *on_round;   /* called with a record of `running` at the 1st, 2nd, 4th, 8th ... call of one line, and that number */
+    PyObject *on_step_begin, *on_step_end; /* called with an optimizer that is not in `settled` */
     PyObject *on_nodes;   /* called with what holds the Nodes that a call has made, the first number and their end */
     Stack **stacks; /* open addressing; capacity is 0 or a power of two, at most half full */
     size_t stack_capacity, stack_count;
@@ -1329,6 +1335,28 @@ static int open_step(Core *core, PyObject *optimizer, int begins)
     return done < 0 ? forgive(core) : 0;
 }
 
+/* Tells `told` of a step of `optimizer`, and gives `done`, unless what is told raises. */
+static PyObject *tell_step(Core *core, PyObject *told, PyObject *optimizer, PyObject *done)
+{
+    if (done == NULL || !is_set(told))
+        return done;
+    PyObject *number = PyLong_FromVoidPtr(optimizer);
+    int known = number == NULL ? -1 : PySet_Contains(core->settled, number);
+    Py_XDECREF(number);
+    if (known > 0)
+        return done;
+    Py_DECREF(done);
+    if (known < 0)
+        return NULL;
+    Py_INCREF(told);
+    done = PyObject_CallOneArg(told, optimizer);
+    Py_DECREF(told);
+    if (done == NULL)
+        return NULL;
+    Py_DECREF(done);
+    Py_RETURN_NONE;
+}
+
 static PyObject *Core_step_begin(Core *self, PyObject *const *args, Py_ssize_t count)
 {
     static PyObject *begin_name;
@@ -1343,7 +1371,7 @@ static PyObject *Core_step_begin(Core *self, PyObject *const *args, Py_ssize_t c
     sweep(args[0], &versions, &storages);
     if (versions == NULL || storages == NULL) {
         Py_XDECREF(versions);
-        return logged(self, NULL);
+        return tell_step(self, self->on_step_begin, args[0], logged(self, NULL));
     }
     PyObject *stack = stack_here(self, 0);
     PyObject *sequence = stack == NULL ? NULL : PyObject_Vectorcall(torch.sequence_number, NULL, 0, NULL);
@@ -1357,7 +1385,8 @@ static PyObject *Core_step_begin(Core *self, PyObject *const *args, Py_ssize_t c
                           sequence,
                           storages,
                           versions};
-    return logged(self, tuple_of(fields, sizeof fields / sizeof *fields));
+    PyObject *done = logged(self, tuple_of(fields, sizeof fields / sizeof *fields));
+    return tell_step(self, self->on_step_begin, args[0], done);
 }
 
 static PyObject *Core_step_end(Core *self, PyObject *const *args, Py_ssize_t count)
@@ -1374,9 +1403,10 @@ static PyObject *Core_step_end(Core *self, PyObject *const *args, Py_ssize_t cou
     PyObject *versions;
     sweep(args[0], &versions, NULL);
     if (versions == NULL)
-        return logged(self, NULL);
+        return tell_step(self, self->on_step_end, args[0], logged(self, NULL));
     PyObject *fields[] = {Py_NewRef(end_name), PyLong_FromLongLong(clock), PyLong_FromVoidPtr(args[0]), versions};
-    return logged(self, tuple_of(fields, sizeof fields / sizeof *fields));
+    PyObject *done = logged(self, tuple_of(fields, sizeof fields / sizeof *fields));
+    return tell_step(self, self->on_step_end, args[0], done);
 }
 
 /* Stands in for the function by which backward and grad enter the engine; without a Python frame of its own, so that the
@@ -1408,6 +1438,74 @@ static PyObject *backward_record(Core *core, PyObject *const *args, Py_ssize_t c
                           Py_NewRef(count > 2 ? args[2] : Py_None),
                           Py_NewRef(accumulate == NULL ? Py_True : accumulate)};
     return tuple_of(fields, sizeof fields / sizeof *fields);
+}
+
+/* Weak references to what a backward starts from; None for what has none (a GradientEdge). */
+static PyObject *weakly(PyObject *outputs)
+{
+    PyObject *items = PySequence_Fast(outputs, "outputs cannot be iterated");
+    PyObject *found = items == NULL ? NULL : PyTuple_New(PySequence_Fast_GET_SIZE(items));
+    for (Py_ssize_t i = 0; found != NULL && i < PyTuple_GET_SIZE(found); i++) {
+        PyObject *weak = PyWeakref_NewRef(PySequence_Fast_GET_ITEM(items, i), NULL);
+        if (weak == NULL && PyErr_ExceptionMatches(PyExc_TypeError)) {
+            PyErr_Clear();
+            weak = Py_NewRef(Py_None);
+        }
+        if (weak == NULL)
+            Py_CLEAR(found);
+        else
+            PyTuple_SET_ITEM(found, i, weak);
+    }
+    Py_XDECREF(items);
+    return found;
+}
+
+/* Appends to `backward_log` what is to be remembered of the call with this record; the list that was appended, or NULL
+ * with an exception. */
+static PyObject *remember_backward(Core *core, PyObject *record, long long sequence)
+{
+    static PyObject *append_name;
+    if (append_name == NULL && (append_name = PyUnicode_InternFromString("append")) == NULL)
+        return NULL;
+    PyObject *entry = PyList_New(10), *number = PyLong_FromLongLong(sequence), *done = NULL;
+    PyObject *steps = PyLong_FromLongLong(core->steps);
+    PyObject *life = PyLong_FromUnsignedLongLong(PyThreadState_GetID(PyThreadState_Get()));
+    PyObject *outputs = weakly(PyTuple_GET_ITEM(record, 3));
+    if (entry != NULL && number != NULL && steps != NULL && life != NULL && outputs != NULL) {
+        static const int kept[] = {0, 1, 2, 4, 5};
+        for (int i = 0; i < 5; i++)
+            PyList_SET_ITEM(entry, i, Py_NewRef(PyTuple_GET_ITEM(record, kept[i])));
+        PyList_SET_ITEM(entry, 5, Py_NewRef(number));
+        PyList_SET_ITEM(entry, 6, Py_NewRef(number));
+        PyList_SET_ITEM(entry, 7, Py_NewRef(steps));
+        PyList_SET_ITEM(entry, 8, Py_NewRef(life));
+        PyList_SET_ITEM(entry, 9, Py_NewRef(outputs));
+        PyObject *log = Py_NewRef(core->backward_log);
+        done = PyObject_CallMethodOneArg(log, append_name, entry);
+        Py_DECREF(log);
+    }
+    Py_XDECREF(number);
+    Py_XDECREF(steps);
+    Py_XDECREF(life);
+    Py_XDECREF(outputs);
+    if (done == NULL)
+        Py_CLEAR(entry);
+    Py_XDECREF(done);
+    return entry;
+}
+
+/* Counts the call for its line, and tells `on_round` where its number is a power of two. */
+static int count_round(Core *core, PyObject *record)
+{
+    long long rounds = ++((Stack *)PyTuple_GET_ITEM(record, 1))->rounds;
+    if ((rounds & (rounds - 1)) != 0 || !is_set(core->on_round))
+        return 0;
+    PyObject *on_round = Py_NewRef(core->on_round), *number = PyLong_FromLongLong(rounds);
+    PyObject *told = number == NULL ? NULL : PyObject_CallFunctionObjArgs(on_round, record, number, NULL);
+    Py_DECREF(on_round);
+    Py_XDECREF(number);
+    Py_XDECREF(told);
+    return told == NULL ? -1 : 0;
 }
 
 /* Tells `on_failure` of the exception that is set, which stays set unless what is no Exception comes out of the call. */
@@ -1487,11 +1585,19 @@ static PyObject *Engine_vectorcall(PyObject *self, PyObject *const *args, size_t
         if (forgive(core) < 0)
             return NULL;
     }
-    if (record != NULL && is_set(core->on_enter) && tell_entry(core, record, args, count, keywords) < 0) {
+    long long first = sequence_here();
+    PyObject *remembered = record == NULL || core->backward_log == NULL ? NULL : remember_backward(core, record, first);
+    if (remembered == NULL && PyErr_Occurred() && forgive(core) < 0) {
         forget_record(core, record);
         return NULL;
     }
-    long long first = sequence_here();
+    if (record != NULL && (count_round(core, record) < 0 ||
+                           (is_set(core->on_enter) && tell_entry(core, record, args, count, keywords) < 0))) {
+        Py_XDECREF(remembered);
+        forget_record(core, record);
+        return NULL;
+    }
+    first = sequence_here();
     PyObject *result = PyObject_Vectorcall(engine->original, args, flagged_count, keywords);
     if (result == NULL) {
         if (record != NULL && is_set(core->on_failure))
@@ -1500,6 +1606,9 @@ static PyObject *Engine_vectorcall(PyObject *self, PyObject *const *args, size_t
         /* Nodes of a backward that is itself differentiable. */
         long long end = sequence_here();
         if (end != first && log_nodes(core, first, end) < 0 && forgive(core) < 0)
+            Py_CLEAR(result);
+        PyObject *number = result == NULL || remembered == NULL ? NULL : PyLong_FromLongLong(end);
+        if (number != NULL && PyList_SetItem(remembered, 6, number) < 0 && forgive(core) < 0)
             Py_CLEAR(result);
         if (result != NULL && record != NULL && is_set(core->on_leave)) {
             PyObject *on_leave = Py_NewRef(core->on_leave);
@@ -1512,6 +1621,7 @@ static PyObject *Engine_vectorcall(PyObject *self, PyObject *const *args, size_t
     }
     if (record != NULL)
         forget_record(core, record);
+    Py_XDECREF(remembered);
     return result;
 }
 
@@ -1586,7 +1696,10 @@ static PyObject *Core_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->running = PyList_New(0);
     self->open = PySet_New(NULL);
     self->step_log = PyList_New(0);
-    if (self->optimizer_folder == NULL || self->running == NULL || self->step_log == NULL || self->open == NULL)
+    self->backward_log = PyList_New(0);
+    self->settled = PySet_New(NULL);
+    if (self->optimizer_folder == NULL || self->running == NULL || self->step_log == NULL || self->open == NULL ||
+        self->backward_log == NULL || self->settled == NULL)
         Py_CLEAR(self);
     return (PyObject *)self;
 }
@@ -1597,8 +1710,12 @@ static int Core_traverse(Core *self, visitproc visit, void *arg)
     Py_VISIT(self->on_enter);
     Py_VISIT(self->on_leave);
     Py_VISIT(self->on_nodes);
+    Py_VISIT(self->on_round);
+    Py_VISIT(self->on_step_begin);
+    Py_VISIT(self->on_step_end);
     Py_VISIT(self->running);
     Py_VISIT(self->step_log);
+    Py_VISIT(self->backward_log);
     return 0;
 }
 
@@ -1608,8 +1725,12 @@ static int Core_clear(Core *self)
     Py_CLEAR(self->on_enter);
     Py_CLEAR(self->on_leave);
     Py_CLEAR(self->on_nodes);
+    Py_CLEAR(self->on_round);
+    Py_CLEAR(self->on_step_begin);
+    Py_CLEAR(self->on_step_end);
     Py_CLEAR(self->running);
     Py_CLEAR(self->step_log);
+    Py_CLEAR(self->backward_log);
     return 0;
 }
 
@@ -1619,6 +1740,7 @@ static void Core_dealloc(Core *self)
     Core_clear(self);
     Py_CLEAR(self->optimizer_folder);
     Py_CLEAR(self->open);
+    Py_CLEAR(self->settled);
     Py_CLEAR(self->optimizer_code);
     forget_stacks(self);
     forget_logs(self);
@@ -1665,7 +1787,12 @@ static PyMemberDef Core_members[] = {
     {"on_leave", T_OBJECT, offsetof(Core, on_leave), 0, NULL},
     {"on_nodes", T_OBJECT, offsetof(Core, on_nodes), 0, NULL},
     {"running", T_OBJECT_EX, offsetof(Core, running), READONLY, NULL},
+    {"on_round", T_OBJECT, offsetof(Core, on_round), 0, NULL},
+    {"on_step_begin", T_OBJECT, offsetof(Core, on_step_begin), 0, NULL},
+    {"on_step_end", T_OBJECT, offsetof(Core, on_step_end), 0, NULL},
     {"step_log", T_OBJECT_EX, offsetof(Core, step_log), 0, NULL},
+    {"backward_log", T_OBJECT_EX, offsetof(Core, backward_log), 0, NULL},
+    {"settled", T_OBJECT_EX, offsetof(Core, settled), READONLY, NULL},
     {"optimizer_folder", T_OBJECT, offsetof(Core, optimizer_folder), 0, NULL},
     {NULL},
 };

@@ -6,8 +6,6 @@ longer than it would. Where the loss is still alive, its graph tells exactly whi
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -17,13 +15,13 @@ from gradsan.capture import _torch
 BACKWARDS_KEPT = 256
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class PastBackward:
     """One call into the engine that has begun.
 
     ``sequence`` is the number that the next Node of ``thread`` would have got when it ended (when it began, while it
     runs or where it raised); ``begun_at`` the same when it began. ``step`` counts the optimizer steps
-    before it. ``life`` is one object for each thread's life: numbers of Nodes start anew, and ``thread`` may be used
+    before it. ``life`` is a number for each thread's life: numbers of Nodes start anew, and ``thread`` may be used
     again, when a thread has ended.
     """
 
@@ -35,7 +33,7 @@ class PastBackward:
     sequence: int
     begun_at: int
     step: int
-    life: object
+    life: int
     outputs: tuple[Any, ...]
 
     @property
@@ -55,57 +53,33 @@ class PastBackward:
 
 
 class Backwards:
-    """A bounded log of the backward calls of this process, filled by the recorder's listeners."""
+    """The bounded log of the backward calls of this process, as the core fills it."""
 
     def __init__(self, core: Any) -> None:
-        """Start empty; ``core`` tells how many steps there were."""
+        """Have ``core`` log into a bounded list."""
         self._core = core
-        self._local = threading.local()
-        self._log: deque[PastBackward] = deque(maxlen=BACKWARDS_KEPT)
-
-    def begun(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Log a call that begins; the arguments are those of ``Recorder.before_backward``."""
-        clock, stack, thread, outputs, retain, accumulate = entry
-        # The Nodes of the outputs are not looked at: the object that Python gets for a Node costs more than all this.
-        weak = (_weakly(outputs[0]),) if len(outputs) == 1 else tuple(map(_weakly, outputs))
-        number = _torch.sequence_number()
-        via = "backward" if accumulate else "grad"
-        life = getattr(self._local, "life", None) or self._life()
-        # By position: at every backward, names cost as much as the rest.
-        self._log.append(
-            PastBackward(clock, stack, thread, bool(retain), via, number, number, self._core.steps, life, weak)
-        )
-
-    def ended(self, entry: Any) -> None:
-        """Note how far the numbers of Nodes had come when a call ended."""
-        clock = entry[0]
-        for one in reversed(self._log):
-            if one.clock == clock:
-                one.sequence = _torch.sequence_number()
-                return
+        core.backward_log = deque(maxlen=BACKWARDS_KEPT)
 
     def before_in_thread(self, clock: int) -> list[PastBackward]:
         """The calls before the one that began at ``clock``, of the same thread, oldest first."""
-        this = next((one for one in self._log if one.clock == clock), None)
-        return [] if this is None else [one for one in self.before(clock) if one.life is this.life]
+        log = self._read()
+        this = next((one for one in log if one.clock == clock), None)
+        return [] if this is None else [one for one in log if one.clock < clock and one.life == this.life]
 
     def before(self, clock: int) -> list[PastBackward]:
         """The calls in the log that began before ``clock``, oldest first."""
-        return [one for one in self._log if one.clock < clock]
+        return [one for one in self._read() if one.clock < clock]
 
-    def _life(self) -> object:
-        local = self._local
-        if not hasattr(local, "life"):
-            local.life = object()
-        life: object = local.life
-        return life
+    def _read(self) -> list[PastBackward]:
+        return [_read(entry) for entry in list(self._core.backward_log)]
 
 
-def _weakly(output: Any) -> Any:
-    try:
-        return weakref.ref(output)
-    except TypeError:  # a GradientEdge
-        return _gone
+def _read(entry: list[Any]) -> PastBackward:
+    """An entry of the core's log, whose fields ``Core.engine`` names."""
+    clock, stack, thread, retain, accumulate, begun_at, sequence, step, life, outputs = entry
+    via = "backward" if accumulate else "grad"
+    weak = tuple(_gone if one is None else one for one in outputs)
+    return PastBackward(clock, stack, thread, bool(retain), via, sequence, begun_at, step, life, weak)
 
 
 def _gone() -> None:

@@ -2,7 +2,7 @@
 
 Both are looked for a few times only. Parameters: when an optimizer steps for the first time. Graphs: when one line
 calls backward for the 16th and the 32nd time; a variable whose graph reaches back over nearly all of these rounds keeps
-them alive. Everything else that runs here is a count per step and per backward.
+them alive.
 
 Rows: ``leaf_lost``, ``parameter_not_reached``, ``graph_grows``. Roles: ``parameter`` (what has no gradient; ``values``:
 ``missing`` of ``total``, ``shape``, ``dtype``, ``device``), ``replaced`` (what the program uses instead; ``site``:
@@ -14,22 +14,19 @@ from __future__ import annotations
 
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.nn.parameter import is_lazy
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer
 
 from gradsan.capture import _torch, graphs, naming
 from gradsan.capture.backwards import Backwards
-from gradsan.capture.patches import Patches
 from gradsan.capture.stacks import symbolise
 from gradsan.capture.variables import Found
 from gradsan.model import Clue, Failure
 
 _FIRST_LOOK, _SECOND_LOOK = 16, 32
-_LINES_COUNTED = 64
 _NODE_BYTES = 400
 _SHOWN = 3
 _STEPS_DOWN = 2_000
@@ -43,35 +40,15 @@ class Life:
         self._core = core
         self._backwards = backwards
         self._found = found
-        self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._rounds: dict[int, int] = {}
         self._sizes: dict[tuple[int, str], tuple[int, int]] = {}
 
-    def install(self, patches: Patches, guard: Callable[[Callable[[], object]], None]) -> None:
-        """Look before every first step."""
-
-        def before_step(optimizer: Optimizer, *_: Any) -> None:
-            if optimizer not in self._stepped:
-                guard(lambda: self._first_step(optimizer, sys._getframe(2)))
-
-        patches.on_undo(register_optimizer_step_pre_hook(before_step).remove)
-
-    def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Count the rounds of each line that calls backward, and look at the graphs after some of them."""
-        line = id(entry[1])
-        rounds = self._rounds.get(line, 0) + 1
-        if rounds > _SECOND_LOOK:
-            return
-        if rounds == 1 and len(self._rounds) >= _LINES_COUNTED:
-            del self._rounds[next(iter(self._rounds))]
-        self._rounds[line] = rounds
+    def before_round(self, entry: Any, rounds: int) -> None:
+        """Look at the graphs after some rounds of a line that calls backward; as ``on_round`` of the core."""
         if rounds in (_FIRST_LOOK, _SECOND_LOOK):
             self._look_at_graphs(entry, rounds)
 
-    def _first_step(self, optimizer: Optimizer, frame: Any) -> None:
-        if not self._core.backwards:
-            return
-        self._stepped.add(optimizer)
+    def first_step(self, optimizer: Optimizer, frame: Any) -> None:
+        """Look for parameters without a gradient; ``frame`` is where to look for variables."""
         held = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
         missing = [one for one in held if one.grad is None and not is_lazy(one)]
         if not missing:

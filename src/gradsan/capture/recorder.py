@@ -18,6 +18,7 @@ from gradsan.capture.life import Life
 from gradsan.capture.moments import moments
 from gradsan.capture.patches import Patches
 from gradsan.capture.prescan import Prescan, way_of
+from gradsan.capture.settling import Settling
 from gradsan.capture.steps import Steps, read_backward
 from gradsan.capture.uncounted import Uncounted
 from gradsan.model import Conflict, Deviation, Evidence, Failure, Message, Moment, Seen
@@ -57,17 +58,22 @@ class Recorder:
         self.failures: list[Failure] = []
         self.backwards = Backwards(self.core)
         self.life = Life(self.core, self.backwards, self._on_life)
-        self.before_backward: list[BeforeBackward] = [self.backwards.begun, self.life.before_backward]
-        self.after_backward: list[Callable[[Any], None]] = [self.backwards.ended]
+        self.core.on_round = lambda entry, rounds: self.guard(partial(self.life.before_round, entry, rounds))
+        self.before_backward: list[BeforeBackward] = []
+        self.after_backward: list[Callable[[Any], None]] = []
         self.after_nodes: list[Callable[[Any, int, int], None]] = []
         self.blind_spots: dict[str, Message] = {}
         self.deep = Deep(self.core, self._on_changed, self.note_blind_spot)
         self._deep_depths: list[tuple[int, str]] = []
         self._deep_patches = Patches()
-        self.uncounted = Uncounted(self.core)
+        self.uncounted = Uncounted(self.core, self._scan_before_backward)
         self.exports = Exports(self.core, self.note_blind_spot, self._listen_to_nodes)
         self.prescan = Prescan(self.core, self.steps, self.uncounted, self.exports, self.conflicts, _CONFLICTS_KEPT)
-        self.before_backward.append(self.prescan.before_backward)
+        self._settling = Settling(
+            self.core,
+            lambda optimizer, frame: self.guard(partial(self.life.first_step, optimizer, frame)),
+            lambda optimizer: self.guard(partial(self.uncounted.stepped, optimizer)),
+        )
         self._patches = Patches()
         self._replacements: list[writes.Replacement] | None = None
         self._depth = 0
@@ -99,7 +105,6 @@ class Recorder:
             self._watch_operations,
             self._watch_steps,
             self._watch_warnings,
-            self._watch_life,
             self._watch_doors,
         ):
             self._attempt(part)
@@ -125,6 +130,7 @@ class Recorder:
             self.deep.mode = "heal" if any(mode == "heal" for _, mode in self._deep_depths) else "deep"
         elif self.deep.before_backward in self.before_backward:
             self.before_backward.remove(self.deep.before_backward)
+            self.listen()
             self._deep_patches.undo()
 
     def _on_changed(
@@ -154,15 +160,24 @@ class Recorder:
         core.on_leave = self._on_leave if self.after_backward else None
         core.on_nodes = self._on_nodes if self.after_nodes else None
 
+    def _scan_before_backward(self) -> None:
+        """Have graphs looked through from now on: something can be written past the version counter."""
+        listener = self.prescan.before_backward
+        if listener not in self.before_backward:
+            # A new list, because one may be walked through right now.
+            self.before_backward = [*self.before_backward, listener]
+            self.listen()
+
     def _listen_to_nodes(self, wanted: bool) -> None:
         """Have what is saved in exported memory copied, or no longer."""
+        if wanted:
+            self._scan_before_backward()
         listener = self.exports.after_nodes
         if wanted != (listener in self.after_nodes):
             (self.after_nodes.append if wanted else self.after_nodes.remove)(listener)
             self.listen()
 
     def _on_enter(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # Written out, because it runs at every backward: the way by guard() costs a microsecond for each listener.
         for listener in self.before_backward:
             try:
                 listener(entry, args, kwargs)
@@ -220,9 +235,6 @@ class Recorder:
     def _on_life(self, failure: Failure) -> None:
         if len(self.failures) < _CONFLICTS_KEPT:
             self.failures.append(failure)
-
-    def _watch_life(self) -> None:
-        self.life.install(self._patches, self.guard)
 
     def _watch_doors(self) -> None:
         self.uncounted.install(self._patches, self.guard)

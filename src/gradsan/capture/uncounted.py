@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gradsan.capture import _torch
 from gradsan.capture.ledger import RawWrite
@@ -42,9 +41,9 @@ class Replaced(NamedTuple):
 class Uncounted:
     """The doors of this process, by storage; a storage that died is forgotten."""
 
-    def __init__(self, core: Any) -> None:
-        """Start with none; ``core`` keeps clock and log."""
-        self._core = core
+    def __init__(self, core: Any, opened: Callable[[], None]) -> None:
+        """Start with none; ``core`` keeps clock and log, ``opened`` is called for each first door of a storage."""
+        self._core, self._opened = core, opened
         self.doors: dict[int, list[Door]] = {}
         self.replaced: dict[int, Replaced] = {}
         self._alive: dict[int, Any] = {}
@@ -67,6 +66,7 @@ class Uncounted:
                 self._prune_at = max(1_024, 2 * len(self.doors))
             self._alive[key] = _torch.weak_storage(storage)
             known = self.doors[key] = []
+            self._opened()
         if all(door.way != way for door in known):
             core = self._core
             known.append(Door(way, core.tick(), stack))
@@ -155,8 +155,6 @@ class Uncounted:
         if torch.distributed.is_available():
             for name, position in _COLLECTIVES.items():
                 after(torch.distributed, name, functools.partial(self._communicated, name, position))
-        hook = register_optimizer_step_post_hook(lambda optimizer, *_: guard(lambda: self._stepped(optimizer)))
-        patches.on_undo(hook.remove)
 
     def _watch_data(self, patches: Patches, guard: Callable[[Callable[[], object]], None]) -> None:
         core = self._core
@@ -181,6 +179,7 @@ class Uncounted:
     def _replace(self, tensor: Any, stack: Any) -> None:
         core = self._core
         clock = core.tick()
+        self._opened()
         self.replaced[id(tensor)] = Replaced(weakref.ref(tensor), clock, stack, _torch.sequence_number())
 
     def _storage_written(self, name: str, _: Any, args: tuple[Any, ...], __: Any, stack: Any) -> None:
@@ -211,10 +210,9 @@ class Uncounted:
         target = args[position] if len(args) > position else next(iter(kwargs.values()), None)
         self.log(target, "collective", name, "collective", stack)
 
-    def _stepped(self, optimizer: Any) -> None:
+    def stepped(self, optimizer: Any) -> None:
+        """Log what the fused kernels of an optimizer have written in the step that has just ended."""
         core = self._core
-        if not core.active or not any(group.get("fused") for group in optimizer.param_groups):
-            return
         stack = core.stack()
         for group in optimizer.param_groups:
             if group.get("fused"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -84,26 +84,49 @@ def _watch_operators(core: Any, patches: Patches) -> None:
         if owner is None:
             continue
         call = _wrapped(core, owner.__call__, "__call__", None)
+        known: dict[Any, _Written] = {}
 
-        def watched(self: Any, /, *args: Any, __call: Any = call, __schema: Any = schema_of, **kwargs: Any) -> Any:
+        def watched(
+            self: Any,
+            /,
+            *args: Any,
+            __call: Any = call,
+            __known: dict[Any, _Written] = known,
+            __schema: Any = schema_of,
+            **kwargs: Any,
+        ) -> Any:
             result = __call(self, *args, **kwargs)
             if core.active:
-                _log_operator(core, __schema(self), args, kwargs)
+                written = __known.get(self)
+                if written is None:
+                    written = __known[self] = _written_by(__schema(self))
+                if written.arguments:
+                    _log_operator(core, written, args, kwargs)
             return result
 
         patches.set(owner, "__call__", functools.wraps(call)(watched))
 
 
-def _log_operator(core: Any, schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if not schema.is_mutable:
-        return
+class _Written(NamedTuple):
+    """What an operator's schema says it writes: positions and names of arguments."""
+
+    name: str
+    arguments: tuple[tuple[int, str], ...]
+
+
+def _written_by(schema: Any) -> _Written:
+    arguments = ((position, one) for position, one in enumerate(schema.arguments) if schema.is_mutable)
+    return _Written(
+        schema.name.partition("::")[2],
+        tuple((position, one.name) for position, one in arguments if one.alias_info and one.alias_info.is_write),
+    )
+
+
+def _log_operator(core: Any, written: _Written, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     stack = None
-    for position, argument in enumerate(schema.arguments):
-        info = argument.alias_info
-        if info is None or not info.is_write:
-            continue
-        target = args[position] if position < len(args) else kwargs.get(argument.name)
+    for position, name in written.arguments:
+        target = args[position] if position < len(args) else kwargs.get(name)
         for tensor in target if isinstance(target, (tuple, list)) else (target,):
             if torch.is_tensor(tensor):
                 stack = stack or core.stack(2)
-                core.log_write(tensor, schema.name.partition("::")[2], "op", None, stack)
+                core.log_write(tensor, written.name, "op", None, stack)

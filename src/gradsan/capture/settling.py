@@ -1,0 +1,36 @@
+"""Which optimizers' steps somebody still wants to be told of; for most, after their first step, nobody does.
+
+A hook in Python that runs at every step costs more than all that the core notes of the step.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+
+class Settling:
+    """Has ``first`` called once for each optimizer, and ``fused`` after each step of a fused one."""
+
+    def __init__(self, core: Any, first: Callable[[Any, Any], None], fused: Callable[[Any], None]) -> None:
+        """Listen to ``core``. ``first`` is given the optimizer and a frame to find the program's variables from."""
+        self._core, self._first, self._fused = core, first, fused
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
+        core.on_step_begin, core.on_step_end = self.before_step, self.after_step
+
+    def before_step(self, optimizer: Any) -> None:
+        """Call ``first`` if there was a backward whose gradients this step could use."""
+        if self._core.backwards and optimizer not in self._seen:
+            self._seen.add(optimizer)
+            self._first(optimizer, sys._getframe(1))
+
+    def after_step(self, optimizer: Any) -> None:
+        """Call ``fused`` if it is, else ask not to be told of this optimizer again."""
+        if any(group.get("fused") for group in optimizer.param_groups):
+            self._fused(optimizer)
+        elif optimizer in self._seen:
+            number, settled = id(optimizer), self._core.settled
+            settled.add(number)
+            weakref.finalize(optimizer, settled.discard, number).atexit = False
