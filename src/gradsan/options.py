@@ -39,7 +39,7 @@ class Options:
     annotations of GitHub Actions on the standard output; ``exit_code`` (0 to 255) the status that takes the
     place of 0 where the program finished but a conflict was found, 0 leaving the program's status alone; ``stacks``
     asks for whole stacks, ``quiet`` for no report on the terminal. ``deep`` keeps originals, ``heal`` lets backward use
-    them, with copies of at most ``heal_max_bytes``.
+    them, with copies of at most ``heal_max_bytes``. ``autopsy`` watches nothing and explains the error that ends the run.
 
     ``ignore`` are rules for findings that are not wanted, ``suppressions`` a file of such rules, ``baseline`` a file of
     findings that are known already, ``write_baseline`` the file that those of this run are written to.
@@ -51,6 +51,7 @@ class Options:
     github: bool = False
     deep: bool = False
     heal: bool = False
+    autopsy: bool = False
     heal_max_bytes: int | None = None
     lang: Literal["en", "zh", "auto"] = "auto"
     color: Literal["auto", "always", "never"] = "auto"
@@ -259,6 +260,7 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "github": (_switch, "switch"),
     "deep": (_switch, "switch"),
     "heal": (_switch, "switch"),
+    "autopsy": (_switch, "switch"),
     "heal_max_bytes": (_bytes, "bytes"),
     "lang": (_one_of("en", "zh", "auto"), "lang"),
     "color": (_one_of("auto", "always", "never"), "color"),

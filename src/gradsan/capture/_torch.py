@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch._VF
@@ -22,6 +22,7 @@ import torch.nn.functional
 import torch.optim
 import torch.sparse
 import torch.special
+import torch.utils.checkpoint as _checkpoint
 from torch.autograd import graph as _graph
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -466,3 +467,118 @@ def _captures_graph(frame: Any) -> bool:
     # Compiled functions run in files of the same folder.
     file: str = frame.f_code.co_filename
     return "_aot_autograd" in file and "graph_capture" in file
+
+
+def function_class(node: Any) -> Any:
+    """The custom Function whose Node this is; None for every other Node, and where the name is missing."""
+    return getattr(type(node), "_forward_cls", None)
+
+
+def reentrant_checkpoint() -> Any:
+    """The custom Function behind ``checkpoint(use_reentrant=True)``. Missing: that form is not watched."""
+    return getattr(_checkpoint, "CheckpointFunction", None)
+
+
+def checkpoint_module() -> tuple[Any, str, Any] | None:
+    """(owner, name, class of frames) of what stands behind ``checkpoint(use_reentrant=False)``.
+
+    Missing: None, that form is not watched.
+    """
+    name = "_checkpoint_without_reentrant_generator"
+    frames = getattr(_checkpoint, "_CheckpointFrame", None)
+    needed = ("save_inputs", "get_inputs", "check_recomputed_tensors_match")
+    if not hasattr(_checkpoint, name) or not all(hasattr(frames, one) for one in needed):
+        return None
+    return _checkpoint, name, frames
+
+
+def determinism_checks() -> dict[str, Any]:
+    """What checkpoint looks at of each saved tensor, by name of the check. Missing: empty, no value is compared."""
+    found = getattr(_checkpoint, "_allowed_determinism_checks_to_fns", None)
+    return found if isinstance(found, dict) else {}
+
+
+def recomputed_call(frame: Any) -> tuple[Any, dict[str, Any]] | None:
+    """The function that checkpoint runs again for one of its frames, and its keyword arguments.
+
+    Read off the closure of ``recompute_fn``. Missing: None, and nothing is noted.
+    """
+    recompute: Any = getattr(frame, "recompute_fn", None)
+    code = getattr(recompute, "__code__", None)
+    if code is None:
+        return None
+    found: dict[str, Any] = {}
+    for name, cell in zip(code.co_freevars, recompute.__closure__ or (), strict=False):
+        if name in ("fn", "kwargs"):
+            found[name] = cell.cell_contents
+    return (found["fn"], dict(found.get("kwargs") or {})) if "fn" in found else None
+
+
+# The names of what ``module(…)`` runs, as they stand on a bound method of it.
+MODULE_CALLS = ("__call__", "_call_impl", "_wrapped_call_impl")
+
+
+def makes_view(node: Any) -> bool:
+    """Whether a Node stands for an operation that makes a view, by its name."""
+    name = type(node).__name__.removesuffix("0").removesuffix("Backward")
+    return name in _VIEWS
+
+
+_VIEWS = frozenset(
+    {
+        *("Alias", "AsStrided", "Diagonal", "Expand", "Permute", "ReshapeAlias", "Select", "Slice", "Split"),
+        *("SplitWithSizes", "Squeeze", "T", "Transpose", "Unbind", "Unfold", "Unsqueeze", "View"),
+    }
+)
+
+
+def normalisation_classes() -> tuple[type, ...]:
+    """The modules that keep running statistics. Missing: only the public ones by name."""
+    base = getattr(torch.nn.modules.batchnorm, "_NormBase", None)
+    return (base,) if base is not None else (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
+
+
+def wrapped_module(module: Any) -> Any:
+    """The user's module inside one that only runs it otherwise (compiled, data parallel); None for any other.
+
+    Missing ``_orig_mod``: a compiled module is taken for one without source.
+    """
+    inner = vars(module).get("_orig_mod")
+    if inner is None and type(module).__name__ == "OptimizedModule":
+        inner = dict(module.named_children()).get("_orig_mod")
+    if inner is None and type(module).__name__ in ("DataParallel", "DistributedDataParallel"):
+        inner = dict(module.named_children()).get("module")
+    return inner
+
+
+class EngineCall(NamedTuple):
+    """A call into the engine that ended with an exception, read off its traceback; ``trace`` is the engine's own part.
+
+    ``outputs`` and ``inputs`` as given, ``accumulates`` tells ``backward`` from ``grad``.
+    """
+
+    outputs: tuple[Any, ...]
+    inputs: tuple[Any, ...]
+    accumulates: bool
+    retain_graph: bool
+    trace: Any
+
+
+def engine_call(error: BaseException) -> EngineCall | None:
+    """The innermost engine call that ``error`` came through; None where it came through none.
+
+    Read off the frame of the Python function through which torch enters the engine. Missing: None, and an error that
+    nobody watched is not explained.
+    """
+    found = None
+    trace = error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        if frame.f_code.co_name == "_engine_run_backward" and "t_outputs" in frame.f_locals:
+            names = frame.f_locals
+            args, keywords = tuple(names.get("args", ())), names.get("kwargs", {})
+            inputs = tuple(args[3]) if len(args) > 3 else ()
+            retain = bool(args[1]) if len(args) > 1 else False
+            found = EngineCall(tuple(names["t_outputs"]), inputs, keywords.get("accumulate_grad", True), retain, trace)
+        trace = trace.tb_next
+    return found

@@ -11,9 +11,14 @@ from gradsan.capture.steps import BackwardRecord
 from gradsan.model import Bridge, Conflict, Region, Save, Site, TensorInfo, Use, Write
 
 
-def of_failure(core: Any, steps: Any, backward: BackwardRecord, error: BaseException) -> Conflict | None:
-    """The conflict behind PyTorch's version error; None where neither graph nor log knows of what it says."""
-    frame = sys._getframe(1)
+def of_failure(
+    core: Any, steps: Any, backward: BackwardRecord, error: BaseException, frame: Any = None
+) -> Conflict | None:
+    """The conflict behind PyTorch's version error; None where neither graph nor log knows of what it says.
+
+    ``frame`` is where variables are looked for, that of the caller where it is None.
+    """
+    frame = sys._getframe(1) if frame is None else frame
     inputs = _torch.engine_inputs(error, backward.outputs)
     accumulates = backward.via == "backward"
     stale = autopsy.find_stale(backward.roots, error, inputs, accumulates, backward.retain_graph)

@@ -61,7 +61,12 @@ def is_own_file(file: str) -> bool:
 
 
 def symbolise(stack: Any) -> Site:
-    """A raw stack (innermost first) as a Site (outermost first), without gradsan's own frames and those that run it."""
+    """A raw stack (innermost first) as a Site (outermost first), without gradsan's own frames and those that run it.
+
+    What was read off the source (:mod:`gradsan.capture.rehearsal`) is a Site already.
+    """
+    if isinstance(stack, Site):
+        return stack
     frames = []
     for code, lasti in zip(stack.codes, stack.lastis, strict=True):
         if code.co_filename.startswith(_COMMAND_LINE):

@@ -38,7 +38,7 @@ _OPTIONS_WITH_VALUE = (
     "write-baseline",
     "heal-max-bytes",
 )
-_SWITCHES = ("stacks", "quiet", "github", "deep", "heal")
+_SWITCHES = ("stacks", "quiet", "github", "deep", "heal", "autopsy")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
@@ -166,6 +166,10 @@ def _die_of(interrupt: KeyboardInterrupt) -> NoReturn:
 
 
 def _open_session(options: Options) -> Session:
+    if options.autopsy:
+        from gradsan._autopsy import AutopsySession
+
+        return AutopsySession()
     from gradsan._session import Session as WatchSession
 
     mode: Literal["watch", "deep", "heal"] = "heal" if options.heal else "deep" if options.deep else "watch"

@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gradsan.diagnose import failures
+from gradsan.diagnose import failures, unrecorded
 from gradsan.diagnose.causes import CAUSES
 from gradsan.diagnose.facts import examine
 from gradsan.diagnose.history import events_of, joined, way_of
-from gradsan.model import Conflict, Diagnosis, Evidence, Moment
+from gradsan.model import Conflict, Diagnosis, Evidence, Failure, Moment
 
 
 def diagnose(evidence: Evidence) -> tuple[Diagnosis, ...]:
     """The diagnoses of everything captured: conflicts in the order in which they happened, then failures."""
     found: dict[object, Diagnosis] = {}
     explained = [_explain(conflict, evidence.moments) for conflict in evidence.conflicts]
-    explained += [known for failure in evidence.failures if (known := failures.explain(failure)) is not None]
+    explained += [known for failure in evidence.failures if (known := _explain_failure(failure)) is not None]
     for diagnosis in explained:
         key = _identity(diagnosis)
         known = found.get(key)
@@ -34,8 +34,17 @@ def _explain(conflict: Conflict, moments: Sequence[Moment]) -> Diagnosis:
     for cause in CAUSES:
         diagnosis = cause(facts)
         if diagnosis is not None:
-            return replace(diagnosis, events=events_of(facts, moments), way=way_of(facts))
+            diagnosis = replace(diagnosis, events=events_of(facts, moments), way=way_of(facts))
+            recorded = conflict.confidence == "recorded"
+            return diagnosis if recorded else unrecorded.of_conflict(diagnosis, conflict)
     raise AssertionError("the last cause, unknown_writer, takes every conflict")
+
+
+def _explain_failure(failure: Failure) -> Diagnosis | None:
+    diagnosis = failures.explain(failure)
+    if diagnosis is None or failure.confidence == "recorded":
+        return diagnosis
+    return unrecorded.of_failure(diagnosis, failure.confidence)
 
 
 def _identity(diagnosis: Diagnosis) -> object:

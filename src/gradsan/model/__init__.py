@@ -9,6 +9,7 @@ from gradsan.model._events import (
     Bridge,
     ByteChange,
     Clue,
+    Confidence,
     Conflict,
     Deviation,
     Evidence,
@@ -28,7 +29,6 @@ from gradsan.model._events import (
 )
 from gradsan.model._findings import (
     Applicability,
-    Confidence,
     Diagnosis,
     Event,
     EventKind,

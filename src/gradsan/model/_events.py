@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from gradsan.model._message import Message
 
+Confidence = Literal["recorded", "certain", "likely", "possible"]
 WriteKind = Literal[
     "inplace", "setitem", "out", "foreach", "step", "metadata", "op", "collective", "statistics", "outside"
 ]
@@ -218,7 +219,10 @@ class Conflict:
     slug of the GS2xx cause), ``alias_site`` where the door to the memory was opened (the ``.data``, the ``.numpy()``).
     ``change`` and ``deviation`` are known in deep mode; ``healed_bytes`` says how much was copied to give backward the
     original, None where it was not given. ``unchanged`` says that bytes were compared and none of the saved view
-    differs: the counter moved for nothing.
+    differs: the counter moved for nothing. ``rebound`` is (what a name stood for, what it stands for) where nothing
+    was written and a name was bound anew between forward and recomputation.
+    ``confidence`` is how well save and writes are known: ``recorded``, or read off what is left of a run that nobody
+    watched. ``also_saved_at`` are further places that may have saved the value then, likeliest first.
     """
 
     save: Save
@@ -238,6 +242,9 @@ class Conflict:
     deviation: Deviation | None = None
     healed_bytes: int | None = None
     unchanged: bool = False
+    rebound: tuple[str, str] | None = None
+    confidence: Confidence = "recorded"
+    also_saved_at: tuple[Site, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +281,7 @@ class Failure:
     ``row`` is the row of ``gradsan/catalogue`` it was recognised as (``leaf_inplace``), ``kind`` the exception's class,
     ``message`` PyTorch's words, both empty where PyTorch said nothing; ``values`` the groups that the row's pattern
     found in them. ``site`` is where it was raised; ``raised`` is False for warnings and for what PyTorch does not
-    report.
+    report. ``confidence`` as in :class:`Conflict`.
     """
 
     row: str
@@ -285,6 +292,7 @@ class Failure:
     values: Mapping[str, str] = field(default_factory=dict)
     raised: bool = True
     count: int = 1
+    confidence: Confidence = "recorded"
 
 
 @dataclass(frozen=True, slots=True)

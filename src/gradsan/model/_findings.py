@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gradsan.model._events import Frame, Seen, Site
+from gradsan.model._events import Confidence, Frame, Seen, Site
 from gradsan.model._message import Message
 
 Severity = Literal["error", "warning", "note"]
@@ -15,7 +15,6 @@ GradientStatus = Literal["raised", "wrong", "right", "unknown"]
 Applicability = Literal["automatic", "review", "manual"]
 EventKind = Literal["saved", "written", "used", "step", "backward"]
 KnotKind = Literal["loss", "gap", "node", "bridge", "saved"]
-Confidence = Literal["recorded", "certain", "likely", "possible"]
 ReportMode = Literal["watch", "deep", "heal", "autopsy"]
 
 
@@ -32,7 +31,11 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What was measured when a fix was tried. Ratios and differences are relative; None where not measured."""
+    """What was measured when a fix was tried; None where it was not.
+
+    ``gradient_difference`` is relative to the healed original. ``time_ratio`` (bytes that operators wrote) and
+    ``memory_ratio`` (the most bytes kept for backward at once) are relative to the leanest fix of the same search.
+    """
 
     status: Literal["passed", "failed", "not_run"] = "not_run"
     detail: str = ""

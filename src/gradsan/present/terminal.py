@@ -136,5 +136,8 @@ def _draw_summary(report: Report, canvas: Canvas) -> Iterator[Text]:
         found = [canvas.word("nothing_explained")]
     style = SEVERITY_STYLE["error"] if errors else SEVERITY_STYLE["warning"] if warnings else "bold"
     comma = canvas.word("comma")
-    body = canvas.word("summary", found=comma.join(found), watched=describe_watched(report.seen, canvas))
+    if report.mode == "autopsy":
+        body = canvas.word("summary_autopsy", found=comma.join(found))
+    else:
+        body = canvas.word("summary", found=comma.join(found), watched=describe_watched(report.seen, canvas))
     yield from canvas.paragraph((canvas.head("gradsan"), style), body)

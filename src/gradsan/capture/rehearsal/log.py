@@ -1,0 +1,340 @@
+"""The script and the graph as one log, which answers as the recorder's logs do."""
+
+from __future__ import annotations
+
+import ast
+import os
+import traceback
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from gradsan.capture import _torch, variables
+from gradsan.capture.backwards import PastBackward
+from gradsan.capture.rehearsal.align import Made, places
+from gradsan.capture.rehearsal.calls import definition_at
+from gradsan.capture.rehearsal.script import EnoughError, Event, Script
+from gradsan.capture.rehearsal.stems import is_glue
+from gradsan.capture.rehearsal.values import Namespace
+from gradsan.capture.rehearsal.walk import Walk
+from gradsan.capture.stacks import file_of, is_user_file
+from gradsan.capture.steps import StepRecord
+from gradsan.model import Frame, Site
+from gradsan.source.tree import read_source
+
+_NODES_BESIDE = 60
+_NEAR = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a Node may have been made: the event's number in the script, and how well both fit."""
+
+    event: int
+    score: float
+
+
+class RehearsedLog:
+    """What is asked of a recorder's core, its steps and its backwards, answered from the script.
+
+    Clocks are places in the script, from 1. ``target`` is the real storage of the overwritten tensor, ``memory`` all
+    that stands for it in the script; both are set once the save is known (:meth:`look_for`).
+    """
+
+    running: tuple[Any, ...] = ()
+    saves = 0
+    writes_were_cut = False
+
+    def __init__(self, script: Script, nodes: Sequence[Made], used: Frame | None, thread: int) -> None:
+        """Lay ``nodes`` beside ``script``, which is read as far as the backward at ``used``."""
+        self.events = _until(script.events, used)
+        self._thread = thread
+        self._nodes = list(nodes)
+        self._places = [
+            [Place(column, score) for score, column in found] for found in places(self._nodes, self.events)
+        ]
+        self._row = {node.sequence: row for row, node in enumerate(self._nodes)}
+        self._numbers = self._numbered()
+        self.target = 0
+        self.memory: frozenset[int] = frozenset()
+        self._shape: tuple[Any, ...] = (0, (), None, 1)
+        self.clock = len(self.events) + 1
+        self.write_count = sum(event.kind == "write" for event in self.events)
+        self.backwards = sum(event.kind == "backward" for event in self.events)
+        self.records = self._step_records()
+
+    # ---- as a recorder's core
+
+    @property
+    def steps(self) -> int:
+        """How many steps there were; of the records themselves see :attr:`records`."""
+        return len(self.records)
+
+    def stack(self) -> Site:
+        """Nowhere: nothing was recorded."""
+        return Site()
+
+    def node_threads(self) -> tuple[int, ...]:
+        """The one thread that is known of."""
+        return (self._thread,)
+
+    def nodes_near(self, sequence: int, thread: int) -> list[tuple[int, int, int, Site]]:
+        """The operation that made the Node with this number, as a core tells it."""
+        found = self.places_of(sequence)
+        if found:
+            event = found[0].event
+            return [(sequence, sequence + 1, event + 1, Site(self.events[event].frames))]
+        return []
+
+    def ran_since(self, stack: Site, sequence: int, thread: int) -> bool:
+        """Whether the operation at ``stack`` is met again, later than the Node numbered ``sequence``."""
+        return any(
+            event.frames == stack.frames and number >= sequence
+            for event, number in zip(self.events, self._numbers, strict=True)
+            if event.kind in ("op", "write")
+        )
+
+    def writes(self) -> list[tuple[Any, ...]]:
+        """The writes that may have met the overwritten tensor, as a core tells them."""
+        offset, shape, strides, itemsize = self._shape
+        return [
+            (
+                number + 1,
+                self.target,
+                None,
+                event.name,
+                "out" if not event.name.endswith("_") else "setitem" if event.name == "__setitem__" else "inplace",
+                offset,
+                shape,
+                strides,
+                itemsize,
+                None,
+                Site(event.frames),
+                self._numbers[number],
+                event.records,
+                self.target in event.written and not event.records,
+                self._steps_before(number),
+            )
+            for number, event in enumerate(self.events)
+            if event.kind == "write" and event.written & self.memory
+        ]
+
+    # ---- as a recorder's backwards
+
+    def before_in_thread(self, clock: int) -> list[PastBackward]:
+        """The backward calls of the script before the one that failed, oldest first."""
+        return [
+            PastBackward(
+                number + 1,
+                Site(event.frames),
+                self._thread,
+                event.retain_graph,
+                "backward",
+                self._numbers[number],
+                self._numbers[number],
+                self._steps_before(number),
+                None,
+                (),
+            )
+            for number, event in enumerate(self.events[:-1])
+            if event.kind == "backward"
+        ]
+
+    # ---- what only this log is asked
+
+    def places_of(self, sequence: int) -> list[Place]:
+        """Where the Node with this number may have been made: each line once, best first."""
+        row = self._row.get(sequence)
+        if row is None:
+            return []
+        found: dict[tuple[Any, ...], Place] = {}
+        for place in self._places[row]:
+            frame = self.events[place.event].place
+            key = (None,) if frame is None else (frame.file, frame.line)
+            known = found.get(key)
+            if known is None:
+                found[key] = place
+        return list(found.values())
+
+    def rivals(self, sequence: int) -> list[Place]:
+        """Other lines that fit the Node with this number nearly as well as the best one."""
+        found = self.places_of(sequence)
+        return [one for one in found[1:] if one.score > found[0].score - _NEAR]
+
+    def look_for(self, storage: int, sequence: int | None, is_output: bool, is_lasting: bool, shape: Any) -> None:
+        """Set what stands for the overwritten tensor.
+
+        That is its ``storage``, and, unless it ``is_lasting`` (a parameter or buffer, known by its storage alone), the
+        operands or the result of the operation that made the Node numbered ``sequence``. ``shape`` is the region of
+        its base.
+        """
+        self.target, self._shape = storage, shape
+        found = frozenset((storage,))
+        if not is_lasting and sequence is not None:
+            for place in self.places_of(sequence)[:1]:
+                event = self.events[place.event]
+                own = event.result if is_output else frozenset().union(*event.operands)
+                found |= own - event.leaves
+        self.memory = found
+
+    def _numbered(self) -> list[int]:
+        """For each event the number that the next Node would have got."""
+        highest = min(self._row, default=0)
+        made: dict[int, int] = {}
+        for row, found in enumerate(self._places):
+            if found and not is_glue(self._nodes[row].name):
+                made[found[0].event] = max(made.get(found[0].event, 0), self._nodes[row].sequence + 1)
+        numbers = []
+        for number in range(len(self.events)):
+            highest = max(highest, made.get(number, 0))
+            numbers.append(highest)
+        return numbers
+
+    def _steps_before(self, number: int) -> int:
+        return sum(event.kind == "step" for event in self.events[:number])
+
+    def _step_records(self) -> list[StepRecord]:
+        found: list[StepRecord] = []
+        for number, event in enumerate(self.events):
+            if event.kind == "step":
+                storages = array("q", sorted(event.written))
+                # Versions that fit none: only that each was written is known.
+                before, after = array("q", [-1] * len(storages)), array("q", [-2] * len(storages))
+                found.append(
+                    StepRecord(
+                        number + 1,
+                        len(found),
+                        event.name,
+                        Site(event.frames),
+                        self._numbers[number],
+                        storages,
+                        before,
+                        after,
+                        number + 1,
+                    )
+                )
+        return found
+
+
+class RehearsedSteps:
+    """What is asked of a recorder's :class:`gradsan.capture.steps.Steps`."""
+
+    def __init__(self, log: RehearsedLog) -> None:
+        """Tell the steps of ``log``."""
+        self.steps = log.records
+
+    def current_backward(self) -> None:
+        """None: no backward is running."""
+
+
+def rehearse(frames: Sequence[FrameType], used: Frame | None, nodes: Sequence[Any], thread: int) -> RehearsedLog:
+    """The log of a program that failed with ``frames`` on its stack (outermost first), at the line ``used``.
+
+    ``nodes`` are the Nodes of the graph, any order; the one that is asked about first. What cannot be read is left out.
+    """
+    script = Script()
+    own = [frame for frame in frames if is_user_file(frame.f_code.co_filename)]
+    try:
+        _read(own, used, script)
+    except Exception:
+        if os.environ.get("GRADSAN_DEBUG"):
+            traceback.print_exc()
+    return RehearsedLog(script, _described(nodes, own[-1] if own else None), used, thread)
+
+
+def _read(own: Sequence[FrameType], used: Frame | None, script: Script) -> None:
+    """Read from the outermost frame; where that does not lead to the failing line, from the next one."""
+    walk = Walk(script)
+    walk.live_frames = {_key(frame): frame.f_locals for frame in own}
+    for depth, frame in enumerate(own):
+        before = len(script.events)
+        try:
+            _read_frame(walk, frame)
+        except EnoughError:
+            pass
+        if _last_use(script.events, used) >= before:
+            return
+        if depth < len(own) - 1:
+            del script.events[before:]
+
+
+def _read_frame(walk: Walk, frame: FrameType) -> None:
+    code = frame.f_code
+    source = read_source(file_of(code))
+    if source is None:
+        return
+    walk.frames, walk.rounds, walk.bound, walk.records = (), (), (), True
+    module = walk.module_of(frame.f_globals, file_of(code))
+    if code.co_name == "<module>":
+        walk.block(source.module.body, module)
+        return
+    definition = definition_at(source, code.co_firstlineno, code.co_name)
+    if definition is None:
+        return
+    space = Namespace(file_of(code), _key(frame)[1], {}, frame.f_locals, None, module)
+    body = definition.body
+    if isinstance(body, ast.expr):
+        walk.value(body, space)
+    else:
+        walk.block(body, space)
+
+
+def _key(frame: FrameType) -> tuple[str, str]:
+    code = frame.f_code
+    return file_of(code), getattr(code, "co_qualname", code.co_name)
+
+
+def _last_use(events: Sequence[Event], used: Frame | None) -> int:
+    """The number of the last backward at the line ``used``, -1 where there is none."""
+    found = -1
+    for number, event in enumerate(events):
+        place = event.place
+        if event.kind == "backward" and used is not None and place is not None:
+            last = used.end_line or used.line
+            if place.file == used.file and used.line <= (place.end_line or place.line) and place.line <= last:
+                found = number
+    return found
+
+
+def _until(events: list[Event], used: Frame | None) -> list[Event]:
+    last = _last_use(events, used)
+    return events if last < 0 else events[: last + 1]
+
+
+def _described(nodes: Sequence[Any], frame: FrameType | None) -> list[Made]:
+    """What is known of the Nodes near the first of ``nodes``, by their numbers."""
+    numbered = {number: node for node in nodes if (number := _torch.node_sequence(node)) is not None}
+    if not numbered:
+        return []
+    centre = _torch.node_sequence(nodes[0])
+    order = sorted(numbered)
+    middle = order.index(centre) if centre in numbered else len(order) - 1
+    near = order[max(0, middle - _NODES_BESIDE) : middle + _NODES_BESIDE]
+    holders: dict[Any, set[tuple[str, str, str]]] = {}
+    if frame is not None:
+        for found in variables.search(frame, lambda tensor: tensor.grad_fn is not None):
+            scope = found.scope
+            holders.setdefault(found.tensor.grad_fn, set()).add((scope.file, scope.function, found.path))
+    return [
+        Made(node.name(), number, _leaves_of(node), frozenset(holders.get(node, ())))
+        for number in near
+        for node in (numbered[number],)
+    ]
+
+
+def _leaves_of(node: Any) -> frozenset[int]:
+    """The storages of the parameters that went into a Node, themselves or as a view."""
+    found: set[int] = set()
+    for child, _ in node.next_functions:
+        if child is None:
+            continue
+        inner = [child]
+        if is_glue(child.name()):
+            inner = [one for one, _ in child.next_functions if one is not None]
+        for one in inner:
+            leaf = getattr(one, "variable", None)
+            if leaf is not None:
+                found.add(_torch.storage_identity(leaf))
+    return frozenset(found)

@@ -1,0 +1,154 @@
+"""What a name or an attribute of a live object is, found without running any of the program's code."""
+
+from __future__ import annotations
+
+import builtins
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from gradsan.capture.rehearsal.values import UNKNOWN, Bound, Namespace, TensorMethod, Value, of_thing
+
+_TENSOR_VIEWS = frozenset({"data", "T", "mT", "H", "mH", "real", "imag"})
+
+
+def name(space: Namespace, text: str) -> Value:
+    """The variable ``text``: what reading gave it, else what it is in the live frame, in the module, in Python."""
+    at: Namespace | None = space
+    while at is not None:
+        if text in at.names:
+            return at.names[text]
+        if text in at.live:
+            return of_thing(at.live[text])
+        at = at.outer
+    module = space.module
+    if module is not None:
+        if text in module.names:
+            return module.names[text]
+        if text in module.live:
+            return of_thing(module.live[text])
+    return Value(getattr(builtins, text)) if hasattr(builtins, text) else Value()
+
+
+def attribute(owner: Value, text: str) -> Value:
+    """The attribute ``text`` of ``owner``; of what is unknown it is taken for a tensor's."""
+    if owner.attributes is not None and text in owner.attributes:
+        return owner.attributes[text]
+    if owner.may_be_tensor:
+        if text in _TENSOR_VIEWS:
+            return Value(memory=owner.memory)
+        return Value(TensorMethod(text, owner))
+    if owner.kind is not None and not owner.is_known:
+        found = _of_class(owner.kind, text)
+        return Value(TensorMethod(text, owner)) if found is UNKNOWN else _bound(found, owner)
+    if not owner.is_known:
+        return Value(TensorMethod(text, owner))
+    thing = owner.thing
+    if isinstance(thing, types.ModuleType):
+        return of_thing(vars(thing).get(text, UNKNOWN)) if text in vars(thing) else Value()
+    if isinstance(thing, type):
+        found = _of_class(thing, text)
+        plain = found.__func__ if isinstance(found, staticmethod) else found
+        if isinstance(plain, classmethod):
+            return Value(Bound(plain.__func__, owner))
+        if text == "apply" and issubclass(thing, torch.autograd.Function):
+            return Value(Bound(plain, owner))
+        return Value() if plain is UNKNOWN else of_thing(plain)
+    own = of_instance(thing, text)
+    if own is not UNKNOWN:
+        return of_thing(own)
+    found = _of_class(type(thing), text)
+    return Value(TensorMethod(text, owner)) if found is UNKNOWN else _bound(found, owner)
+
+
+def of_instance(thing: Any, text: str) -> Any:
+    """What an object itself keeps under a name; UNKNOWN where it keeps nothing."""
+    if isinstance(thing, nn.Module):
+        for kept in (
+            thing.named_parameters(recurse=False, remove_duplicate=False),
+            thing.named_buffers(recurse=False, remove_duplicate=False),
+            thing.named_children(),
+        ):
+            for known, value in kept:
+                if known == text:
+                    return value
+    variables = getattr(thing, "__dict__", None)
+    return variables.get(text, UNKNOWN) if isinstance(variables, Mapping) else UNKNOWN
+
+
+def _of_class(kind: Any, text: str) -> Any:
+    for one in getattr(kind, "__mro__", ()):
+        if text in vars(one):
+            return vars(one)[text]
+    return UNKNOWN
+
+
+def of_parent(space: Namespace, text: str) -> Value:
+    """``super().text``: the next method in the order in which the methods of ``self`` are looked up."""
+    at: Namespace | None = space
+    while at is not None and "self" not in at.names:
+        at = at.outer
+    if at is None:
+        return Value()
+    owner = at.names["self"]
+    kind = type(owner.thing) if owner.is_known else owner.kind
+    name = at.qualname.rpartition(".")[0].rpartition(".")[2]
+    order = list(getattr(kind, "__mro__", ()))
+    behind = next((place for place, one in enumerate(order) if one.__name__ == name), len(order))
+    for one in order[behind + 1 :]:
+        if text in vars(one):
+            return _bound(vars(one)[text], owner)
+    return Value()
+
+
+def _bound(found: Any, owner: Value) -> Value:
+    if isinstance(found, staticmethod):
+        return of_thing(found.__func__)
+    if isinstance(found, classmethod):
+        return Value(Bound(found.__func__, Value(owner.kind or type(owner.thing))))
+    if isinstance(found, property):
+        return Value(Bound(found, owner))
+    if isinstance(found, types.FunctionType):
+        return Value(Bound(found, owner))
+    if callable(found):
+        return Value(TensorMethod(getattr(found, "__name__", "?"), owner)) if not owner.is_known else of_thing(found)
+    return of_thing(found)
+
+
+def element(owner: Value, key: Any) -> Value:
+    """An element of a container by a constant key, or any element where the key is not known."""
+    thing = owner.thing
+    if isinstance(thing, nn.ModuleList | nn.Sequential):
+        thing = list(thing.children())
+    if isinstance(thing, nn.ModuleDict | nn.ParameterDict):
+        thing = dict(thing.items())
+    if isinstance(thing, nn.ParameterList):
+        thing = list(thing)
+    if isinstance(thing, list | tuple | dict):
+        try:
+            if key is not UNKNOWN:
+                return of_thing(thing[key])
+        except (KeyError, IndexError, TypeError):
+            return Value()
+        values = [of_thing(one) for one in list(thing.values() if isinstance(thing, dict) else thing)[:64]]
+        return any_of(values)
+    return Value()
+
+
+def any_of(values: list[Value]) -> Value:
+    """One value for all elements of a container: their memory, and the one thing that they may be."""
+    if not values:
+        return Value()
+    memory = frozenset().union(*(value.memory for value in values))
+    first = values[0]
+    if first.may_be_tensor:
+        return Value(memory=memory)
+    return Value(first.thing, memory, first.items, first.attributes, first.kind)
+
+
+def is_optimizer(thing: Any) -> bool:
+    """Whether a live object is an optimizer."""
+    return isinstance(thing, torch.optim.Optimizer)

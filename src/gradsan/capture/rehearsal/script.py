@@ -1,0 +1,57 @@
+"""What reading a program has met, in the order in which it would happen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gradsan.model import Frame
+
+EVENTS_KEPT = 8_000
+
+EventKind = Literal["op", "write", "step", "backward"]
+
+
+class EnoughError(Exception):
+    """The script is full; reading ends here."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Event:
+    """One thing that happens at ``frames`` (outermost first).
+
+    ``name`` is what is called (``sigmoid``, ``add_``, ``SGD.step``). ``operands`` and ``result`` are the memory it reads
+    and makes, ``written`` what it changes, ``leaves`` the real storages of parameters among the operands. ``bound``
+    are the names that its statement gives its result to. ``records`` tells whether autograd would record it.
+    ``retain_graph`` is that of a backward. ``rounds`` tells in which round of each loop it happens.
+    """
+
+    kind: EventKind
+    frames: tuple[Frame, ...]
+    name: str
+    operands: tuple[frozenset[int], ...] = ()
+    result: frozenset[int] = frozenset()
+    written: frozenset[int] = frozenset()
+    leaves: frozenset[int] = frozenset()
+    bound: tuple[str, ...] = ()
+    records: bool = True
+    retain_graph: bool = False
+    rounds: tuple[int, ...] = ()
+
+    @property
+    def place(self) -> Frame | None:
+        """The deepest frame of the user's own code."""
+        return next((frame for frame in reversed(self.frames) if frame.is_user), None)
+
+
+@dataclass(slots=True)
+class Script:
+    """The events, oldest first; at most ``EVENTS_KEPT``."""
+
+    events: list[Event] = field(default_factory=list)
+
+    def add(self, event: Event) -> None:
+        """Put ``event`` at the end. Raises EnoughError where the script is full."""
+        if len(self.events) >= EVENTS_KEPT:
+            raise EnoughError
+        self.events.append(event)

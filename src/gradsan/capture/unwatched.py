@@ -1,0 +1,136 @@
+"""An exception that nobody watched, turned into plain data: what is left of its graph and its variables, and the source.
+
+The traceback holds the frames, these hold the variables, and the frame by which torch entered the engine holds the loss.
+No hook is installed anywhere: on a stale slot that would switch PyTorch's check off.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from gradsan.capture import _torch, autopsy, conflicts, failures, graphs
+from gradsan.capture.rehearsal import RehearsedLog, RehearsedSteps, rehearse
+from gradsan.capture.stacks import of_traceback
+from gradsan.capture.steps import BackwardRecord
+from gradsan.model import Confidence, Conflict, Evidence, Failure, Site
+
+
+def evidence_of(error: BaseException) -> Evidence:
+    """What lies behind ``error`` or, where that is no error of autograd's, behind what it was raised from."""
+    for one in _chain(error):
+        if autopsy.is_version_error(one):
+            conflict = _conflict(one)
+            if conflict is not None:
+                return Evidence(conflicts=(conflict,))
+        else:
+            failure = _failure(one)
+            if failure is not None:
+                return Evidence(failures=(failure,))
+    return Evidence()
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        yield one
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+
+
+class _Call:
+    """The failed call into the engine: the loss, the stack that led to it, and the backward as a recorder tells it."""
+
+    def __init__(self, call: _torch.EngineCall, error: BaseException) -> None:
+        self.inputs = call.inputs
+        self.site, self.frames, self.frame = of_traceback(_up_to(error.__traceback__, call.trace))
+        roots = tuple(one.grad_fn for one in call.outputs if getattr(one, "grad_fn", None) is not None)
+        roots += tuple(one.node for one in call.outputs if hasattr(one, "node"))
+        self.record = BackwardRecord(
+            0,
+            self.site,
+            threading.get_ident(),
+            "backward" if call.accumulates else "grad",
+            call.retain_graph,
+            roots,
+            call.outputs,
+        )
+
+    def log(self, first: Any = None) -> RehearsedLog:
+        """The log of the program, read around the Node ``first``."""
+        order = graphs.engine_order(self.record.roots)
+        nodes = [first, *order] if first is not None else order
+        return rehearse(self.frames, self.site.user_frame, nodes, self.record.thread)
+
+
+def _conflict(error: BaseException) -> Conflict | None:
+    engine = _torch.engine_call(error)
+    if engine is None:
+        return None
+    call = _Call(engine, error)
+    record = call.record
+    accumulates = record.via == "backward"
+    stale = autopsy.find_stale(record.roots, error, engine.inputs, accumulates, record.retain_graph)
+    if stale is None:
+        return None
+    node, tensor = stale.node, stale.tensor
+    log = call.log(node)
+    number = None if node is None else _torch.node_sequence(node)
+    if tensor is not None:
+        base = tensor if tensor._base is None else tensor._base
+        is_lasting = bool(tensor.is_leaf and not stale.is_output) or bool(base.is_leaf and base.requires_grad)
+        _, _, region = _torch.weak_identity(base)
+        log.look_for(_torch.storage_identity(tensor), number, stale.is_output, is_lasting, region)
+    record = replace(record, clock=log.clock)
+    found = conflicts.of_failure(log, RehearsedSteps(log), record, error, call.frame)
+    if found is None:
+        return None
+    rivals = [] if number is None else log.rivals(number)
+    return replace(
+        found,
+        unexplained=0 if found.writes else found.unexplained,
+        confidence=_confidence(found, bool(rivals)),
+        also_saved_at=tuple(Site(log.events[one.event].frames) for one in rivals[:2]),
+    )
+
+
+def _confidence(conflict: Conflict, has_rivals: bool) -> Confidence:
+    lines = {(place.file, place.line) for write in conflict.writes if (place := write.site.user_frame) is not None}
+    all_explained = len(conflict.writes) == conflict.use.version - conflict.save.version
+    is_likely = (len(lines) == 1 or all_explained) and not has_rivals and conflict.save.site.frames
+    return "likely" if is_likely else "possible"
+
+
+def _failure(error: BaseException) -> Failure | None:
+    engine = _torch.engine_call(error)
+    if engine is None:
+        site, frames, _ = of_traceback(error.__traceback__)
+        log = rehearse((), None, (), threading.get_ident())
+        found = failures.of_exception(log, RehearsedSteps(log), error, backwards=None)
+        return None if found is None else replace(found, confidence="certain")
+    call = _Call(engine, error)
+    log = call.log()
+    record = replace(call.record, clock=log.clock)
+    found = failures.of_exception(
+        log, RehearsedSteps(log), error, backwards=log, backward=record, inputs=call.inputs
+    )
+    return None if found is None else replace(found, confidence="likely")
+
+
+def _up_to(trace: TracebackType | None, last: TracebackType) -> TracebackType | None:
+    """The part of a traceback that leads to ``last``, without it."""
+    places: list[TracebackType] = []
+    while trace is not None and trace is not last:
+        places.append(trace)
+        trace = trace.tb_next
+    found: TracebackType | None = None
+    for place in reversed(places):
+        found = TracebackType(found, place.tb_frame, place.tb_lasti, place.tb_lineno)
+    return found
+
+
+__all__ = ["evidence_of"]
