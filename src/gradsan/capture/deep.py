@@ -17,7 +17,7 @@ import torch
 
 from gradsan.capture import _torch, graphs, naming
 from gradsan.capture.originals import Kept
-from gradsan.capture.patches import Patches
+from gradsan.capture.patches import Patches, standing
 from gradsan.model import Deviation, Message
 
 Mode = Literal["deep", "heal"]
@@ -191,7 +191,7 @@ class Deep:
 
     def _watch_doors(self, patches: Patches) -> None:
         for name in _DOORS:
-            door = getattr(torch.Tensor, name, None)
+            door = standing(torch.Tensor, name)
             if door is not None:
                 patches.set(torch.Tensor, name, self._door(door))
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gradsan.capture import _torch
-from gradsan.capture.patches import Patches
+from gradsan.capture.patches import Patches, standing
 from gradsan.model import Message
 
 BYTES_KEPT = 256 * 2**20
@@ -112,7 +112,9 @@ class Exports:
             self._watch(patches, guard, torch, name, given=False)
 
     def _watch(self, patches: Patches, guard: Any, owner: Any, name: str, *, given: bool) -> None:
-        original, core, folder = getattr(owner, name), self._core, _torch.package_folder()
+        original, core, folder = standing(owner, name), self._core, _torch.package_folder()
+        if original is None:
+            return
 
         @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:

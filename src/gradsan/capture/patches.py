@@ -1,4 +1,7 @@
-"""A list of replaced attributes that can be put back, in reverse order, exactly as they were."""
+"""A list of replaced attributes that can be put back, in reverse order, exactly as they were.
+
+Where types are patched, nothing on the way may read an attribute of theirs but by :func:`standing`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,23 @@ from collections.abc import Callable
 from typing import Any
 
 _ABSENT = object()
+
+
+def standing(owner: Any, name: str) -> Any:
+    """What ``owner.name`` gives, read without a trace in the caches of a type; None where there is nothing.
+
+    A type whose attribute is read takes a version for CPython's caches, and the next replacement throws it away. Since
+    3.13 a type has 1,000 of them (``MAX_VERSIONS_PER_CLASS``); once they are used up, what is read from it is never
+    cached again, in the whole process. Putting wrappers into hundreds of names must not cost one for each.
+    """
+    if not isinstance(owner, type):
+        return getattr(owner, name, None)
+    for kind in owner.__mro__:
+        if name in vars(kind):
+            found = vars(kind)[name]
+            bind = getattr(type(found), "__get__", None)
+            return found if bind is None else bind(found, None, owner)
+    return getattr(owner, name, None)
 
 
 class Patches:

@@ -15,7 +15,7 @@ import torch
 
 from gradsan.capture import _torch
 from gradsan.capture.ledger import RawWrite
-from gradsan.capture.patches import Patches
+from gradsan.capture.patches import Patches, standing
 
 _WRITES_OF_A_STORAGE = 64
 _COLLECTIVES = {"all_reduce": 0, "broadcast": 0, "reduce": 0, "scatter": 0, "all_to_all_single": 0, "recv": 0}
@@ -119,7 +119,7 @@ class Uncounted:
         core = self._core
 
         def after(owner: Any, name: str, note: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], object]) -> None:
-            original = getattr(owner, name, None)
+            original = standing(owner, name)
             if original is None:
                 return
 
@@ -158,7 +158,7 @@ class Uncounted:
 
     def _watch_data(self, patches: Patches, guard: Callable[[Callable[[], object]], None]) -> None:
         core = self._core
-        descriptor: Any = torch.Tensor.data
+        descriptor = standing(torch.Tensor, "data")
         get, put = descriptor.__get__, descriptor.__set__
 
         def data(tensor: Any) -> Any:

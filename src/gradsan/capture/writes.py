@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gradsan.capture import _torch, writers
-from gradsan.capture.patches import Patches
+from gradsan.capture.patches import Patches, standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def install(core: Any, patches: Patches, replacements: list[Replacement]) -> Non
     """Put the wrappers in place. A name behind which something else stands by now is left alone."""
     for replacement in replacements:
         owner, name = replacement.owner, replacement.name
-        if getattr(owner, name, None) is not replacement.original:
+        if standing(owner, name) is not replacement.original:
             continue
         patches.set(owner, name, replacement.wrapper)
     patches.on_undo(_torch.introduce_to_jit((each.original, each.wrapper) for each in replacements))
