@@ -64,3 +64,17 @@ def test_programs_without_optimizers_are_compared_after_each_backward():
 
 def test_nan_is_a_difference():
     assert compare(run(gradients([1.0])), run(gradients([math.nan]))).difference == math.inf
+
+
+def test_leaves_are_told_apart_by_their_labels_in_any_order():
+    right = Gradients("backward", gradients([1.0], [2.0], None).values, ("a", "b", "c"))
+    turned = Gradients("backward", gradients([2.0], None, [1.0]).values, ("b", "c", "a"))
+    swapped = Gradients("backward", gradients([1.0], None, [2.0]).values, ("b", "c", "a"))
+    assert compare(run(backwards=(right,)), run(backwards=(turned,))).is_equal
+    assert not compare(run(backwards=(right,)), run(backwards=(swapped,))).is_equal
+
+
+def test_a_labelled_leaf_that_is_not_reached_any_more_is_lost():
+    right = Gradients("backward", gradients([1.0], [2.0]).values, ("a", "b"))
+    fewer = Gradients("backward", gradients([1.0]).values, ("a",))
+    assert compare(run(backwards=(right,)), run(backwards=(fewer,))).lost == 1

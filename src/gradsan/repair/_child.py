@@ -33,13 +33,57 @@ class _Watch:
         from gradsan.capture.recorder import recorder
         from gradsan.repair.recording import Recorder
 
-        self.session = Session(mode=self.request.mode)
+        self.session = Session(mode="heal" if self.request.mode == "heal" else "watch")
         self.session.start()
         self.recorder = Recorder(self.request.steps)
         listen = self.recorder.start()
         capture = recorder()
         capture.after_backward.append(listen)
         capture.listen()
+
+    @property
+    def started(self) -> bool:
+        return self.session is not None
+
+    def stop(self) -> None:
+        self.session.stop()
+
+    def answer(self, is_well: bool, exception: tuple[str, str] | None) -> dict[str, Any]:
+        """What :class:`Trial` holds of it."""
+        from gradsan.repair.fixes import with_candidates
+
+        report = self.session.report()
+        return {
+            "recording": self.recorder.recording(is_well, exception),
+            "diagnoses": tuple(with_candidates(diagnosis) for diagnosis in report.diagnoses),
+            "written": tuple(_written(diagnosis) for diagnosis in report.diagnoses),
+            "seen": report.seen,
+        }
+
+
+class _Measure:
+    """Nobody watches: the costs are counted."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.meter: Any = None
+
+    def start(self) -> None:
+        from gradsan.repair.cost import Meter
+
+        self.meter = Meter(self.request.steps)
+        self.meter.start()
+
+    @property
+    def started(self) -> bool:
+        return self.meter is not None
+
+    def stop(self) -> None:
+        self.meter.stop()
+
+    def answer(self, is_well: bool, exception: tuple[str, str] | None) -> dict[str, Any]:
+        """What :class:`Trial` holds of it: nothing where the program failed, as it may under a dispatch mode."""
+        return {"cost": self.meter.cost() if is_well else None}
 
 
 def main() -> None:
@@ -55,26 +99,20 @@ def main() -> None:
         launch = dataclasses.replace(launch, start=lambda main: exec(code, vars(main)))
     own_path = gradsan_path()
     stage = take_stage(launch)
-    watch = _Watch(request)
+    watch = _Measure(request) if request.mode == "measure" else _Watch(request)
     call_after_torch_import(watch.start)
     began = time.perf_counter()
     ending = perform(launch, stage)
     if ending.exception is None:
         wait_for_threads()
     seconds = time.perf_counter() - began
-    if watch.session is None:
+    if not watch.started:
         sys.exit(ending.status)
 
-    watch.session.stop()
+    watch.stop()
     sys.path[:] = own_path
-    report = watch.session.report()
-    from gradsan.repair.fixes import with_candidates
-
     answer = {
-        "recording": watch.recorder.recording(ending.status == 0, ending.exception),
-        "diagnoses": tuple(with_candidates(diagnosis) for diagnosis in report.diagnoses),
-        "written": tuple(_written(diagnosis) for diagnosis in report.diagnoses),
-        "seen": report.seen,
+        **watch.answer(ending.status == 0, ending.exception),
         "seconds": seconds,
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
     }

@@ -19,6 +19,8 @@ TOLERANCE = 1e-3
 
 _NUMBERS_COMPARED = 20_000
 
+Gradient = tuple[tuple[int, ...], bytes, float] | None
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -44,7 +46,7 @@ def compare(reference: Recording, candidate: Recording) -> Comparison:
     largest, equal, lost = 0.0, True, 0
     for position, (right, tried) in enumerate(pairs):
         tolerance = FIRST_TOLERANCE if position < FIRST else TOLERANCE
-        for before, after in zip(right.values, tried.values, strict=False):
+        for before, after in _belonging(right, tried):
             if before is not None and before[2] > 0 and (after is None or after[2] == 0):
                 lost += 1
             difference = _difference(before, after)
@@ -64,13 +66,25 @@ def _pairs(reference: Sequence[Gradients], candidate: Sequence[Gradients]) -> It
             yield known[key], tried
 
 
+def _belonging(right: Gradients, tried: Gradients) -> Iterator[tuple[Gradient, Gradient]]:
+    """The gradients of one leaf in both records: by its label where both have it, the others in their order."""
+    if not right.labels or not tried.labels:
+        yield from zip(right.values, tried.values, strict=False)
+        return
+    known = dict(zip(tried.labels, tried.values, strict=True))
+    shared = known.keys() & set(right.labels)
+    rest = iter([value for label, value in known.items() if label not in shared])
+    for label, value in zip(right.labels, right.values, strict=True):
+        yield value, known[label] if label in shared else next(rest, None)
+
+
 def _numbered(records: Sequence[Gradients]) -> Iterator[tuple[tuple[str, int], Gradients]]:
     counters: dict[str, count[int]] = {}
     for record in records:
         yield (record.key, next(counters.setdefault(record.key, count()))), record
 
 
-def _difference(before: tuple[tuple[int, ...], bytes, float] | None, after: object) -> float:
+def _difference(before: Gradient, after: Gradient) -> float:
     if before is None and after is None:
         return 0.0
     if before is None or not isinstance(after, tuple):

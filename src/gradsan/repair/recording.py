@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import math
+import zlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
 
 from gradsan.repair.trial import Gradients, Recording
 
 _NUMBERS_KEPT = 200_000
 """Per gradient; of larger ones evenly spaced elements are kept beside the norm."""
+
+_NUMBERS_LOOKED_AT = 64
+"""Of a leaf, to know it again in the other run."""
 
 _BYTES_KEPT = 512 * 1024 * 1024
 _MEASURED: tuple[type[BaseException], ...] = (RuntimeError, NotImplementedError)
@@ -34,6 +39,8 @@ class Recorder:
         self._steps: list[Gradients] = []
         self._backwards: list[Gradients] = []
         self._losses: list[float] = []
+        self._labels: Any = WeakIdKeyDictionary()
+        self._met: dict[str, int] = {}
 
     def start(self) -> Callable[[Any], None]:
         """Begin; returns the listener that wants to be told of every backward that ended (its entry)."""
@@ -69,13 +76,23 @@ class Recorder:
                 with contextlib.suppress(*_MEASURED):
                     self._losses.append(float(output.detach()))
         if accumulates:
-            self._keep(self._backwards, "backward", [leaf.grad for leaf in _leaves(outputs)])
+            leaves = _leaves(outputs)
+            self._keep(self._backwards, "backward", [leaf.grad for leaf in leaves], self._labels_of(leaves))
 
-    def _keep(self, records: list[Gradients], key: str, gradients: list[Any]) -> None:
+    def _keep(self, records: list[Gradients], key: str, gradients: list[Any], labels: tuple[str, ...] = ()) -> None:
         if self._bytes < _BYTES_KEPT:
             values = tuple(_numbers(gradient) for gradient in gradients)
             self._bytes += sum(len(value[1]) for value in values if value is not None)
-            records.append(Gradients(key, values))
+            records.append(Gradients(key, values, labels))
+
+    def _labels_of(self, leaves: list[Any]) -> tuple[str, ...]:
+        """What a leaf is known by: its shape and its values when it was first met, whatever the order of the graph."""
+        for leaf in leaves:
+            if leaf not in self._labels:
+                look = _look(leaf)
+                self._met[look] = self._met.get(look, 0) + 1
+                self._labels[leaf] = f"{look} {self._met[look]}"
+        return tuple(self._labels[leaf] for leaf in leaves)
 
 
 def _numbers(gradient: Any) -> tuple[tuple[int, ...], bytes, float] | None:
@@ -88,6 +105,13 @@ def _numbers(gradient: Any) -> tuple[tuple[int, ...], bytes, float] | None:
         norm = float(torch.linalg.vector_norm(flat)) if flat.numel() else 0.0
         kept = flat[:: math.ceil(flat.numel() / _NUMBERS_KEPT)] if flat.numel() > _NUMBERS_KEPT else flat
         return tuple(gradient.shape), bytes(kept.contiguous().numpy().tobytes()), norm
+
+
+def _look(leaf: Any) -> str:
+    with torch.no_grad():
+        flat = leaf.detach().reshape(-1) if leaf.layout is torch.strided else leaf.detach().to_dense().reshape(-1)
+        some = flat[:: max(1, flat.numel() // _NUMBERS_LOOKED_AT)]
+        return f"{tuple(leaf.shape)} {leaf.dtype} {zlib.crc32(repr(some.tolist()).encode())}"
 
 
 def _leaves(outputs: Any) -> list[Any]:

@@ -6,16 +6,20 @@ import os
 import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from gradsan.model import Diagnosis, Fix, Message, Seen, Verification
 from gradsan.repair.compare import Comparison, compare
 from gradsan.repair.patch import Patch, PatchError
-from gradsan.repair.trial import Recording, Trial, run_trial
+from gradsan.repair.ranking import Tried, measured, ranked_fixes
+from gradsan.repair.trial import Cost, Recording, Trial, run_trial
 
 Target = tuple[str, str, Sequence[str]]
 Progress = Callable[[Message], None]
 Say = Callable[[Message], str]
+
+_STEPS_MEASURED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +31,6 @@ class Limits:
     candidates: int = 8
     faults: int = 5
     include_libraries: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Tried:
-    """A candidate that was run. ``patch`` holds this fix and those of the faults before it."""
-
-    fix: Fix
-    patch: Patch
-    trial: Trial
-    passed: bool
-    went_further: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +82,7 @@ def find_fixes(target: Target, limits: Limits, progress: Progress, say: Say, cwd
     for _ in range(limits.faults):
         fault = _faults(current)[0]
         tried, rest = _try_all(search, fault, patch, current)
-        ranked = sorted(tried, key=lambda one: _rank(one, current))
+        ranked = ranked_fixes(measured(tried, partial(_measure, search)))
         diagnoses.append(replace(fault, fixes=(*(one.fix for one in ranked), *rest)))
         winners = tuple(one for one in ranked if one.passed)
         best = next((one for one in ranked if one.passed or one.went_further), None)
@@ -149,7 +142,7 @@ def _judged(search: _Search, fix: Fix, patch: Patch, trial: Trial, before: Trial
         detail=search.say(_detail(trial, comparison, runs, went_further)),
         gradient_difference=comparison.difference if comparison.has_reference else None,
         time_ratio=None,
-        memory_ratio=_ratio(trial.peak_bytes, before.peak_bytes),
+        memory_ratio=None,
     )
     meaning = fix.meaning
     how = fix.how_changed
@@ -186,17 +179,10 @@ def _detail(trial: Trial, comparison: Comparison, runs: bool, went_further: bool
     return Message("fix.further_fault" if went_further else "fix.still_fails", {"what": what})
 
 
-def _rank(tried: Tried, before: Trial) -> tuple[object, ...]:
-    fix = tried.fix
-    memory = fix.verification.memory_ratio or 1.0
-    return (
-        not tried.passed,
-        not tried.went_further,
-        fix.meaning != "preserved",
-        # A process's peak is only good to some percent.
-        round(memory, 1),
-        tried.patch.size,
-    )
+def _measure(search: _Search, patch: Patch) -> Cost | None:
+    search.progress(Message("fix.measuring"))
+    steps = min(search.limits.steps or _STEPS_MEASURED, _STEPS_MEASURED)
+    return run_trial(search.target, "measure", patch, steps, search.limits.timeout).cost
 
 
 def _progress(trial: Trial) -> tuple[bool, int, int]:
@@ -210,10 +196,6 @@ def _has_another_fault(trial: Trial, before: Trial) -> bool:
     known = frozenset().union(*before.written)
     written = trial.written[trial.diagnoses.index(_faults(trial)[0])]
     return bool(written - known)
-
-
-def _ratio(value: int, reference: int) -> float | None:
-    return value / reference if value and reference else None
 
 
 def _may_touch(fix: Fix, limits: Limits) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from gradsan.model import Diagnosis, Seen
 from gradsan.repair.patch import Patch
 
-TrialMode = Literal["watch", "heal"]
+TrialMode = Literal["watch", "heal", "measure"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,13 @@ class Request:
 class Gradients:
     """The gradients at one point of a run: ``key`` says whose (an optimizer's parameter shapes, or ``backward``).
 
-    Each is (shape, bytes of float64 numbers), None where a parameter had no gradient.
+    Each is (shape, bytes of float64 numbers, norm), None where a parameter had no gradient. ``labels``, where given,
+    say of each which leaf's it is, whatever the order in which a graph is walked.
     """
 
     key: str
     values: tuple[tuple[tuple[int, ...], bytes, float] | None, ...]
+    labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,14 @@ class Recording:
 
 
 @dataclass(frozen=True, slots=True)
+class Cost:
+    """Counted bytes of a run: those that operators wrote, and the most that autograd kept for backward at once."""
+
+    written: int
+    kept: int
+
+
+@dataclass(frozen=True, slots=True)
 class Trial:
     """How a run went. ``status`` is None where it ran out of time; ``diagnoses`` with every fix that has lines.
 
@@ -75,6 +85,7 @@ class Trial:
     seen: Seen = field(default_factory=Seen)
     seconds: float = 0.0
     peak_bytes: int = 0
+    cost: Cost | None = None
     output: str = ""
 
     @property

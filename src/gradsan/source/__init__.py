@@ -11,6 +11,7 @@ from gradsan.source.change import Change, apply_change, changed_lines
 from gradsan.source.cuts import Cut, Live, find_cuts, grad_switched_off
 from gradsan.source.layers import inplace_layer_false
 from gradsan.source.lines import source_line, source_lines
+from gradsan.source.listing import list_and_stack
 from gradsan.source.locate import Expression, Statement, expression_at, expressions_at, statement_at, statements_at
 from gradsan.source.names import assigned_names, consumed_names
 from gradsan.source.out_of_place import out_of_place
@@ -80,6 +81,7 @@ __all__ = [
     "is_item_of_loop",
     "is_read_between",
     "keep_graph",
+    "list_and_stack",
     "method_receiver",
     "operand_expressions",
     "out_of_place",

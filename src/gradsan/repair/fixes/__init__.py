@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gradsan.model import Diagnosis, Fix
-from gradsan.repair.fixes import recompute_forward, reorder_step, step_after_loop, sum_losses
+from gradsan.repair.fixes import list_and_stack, recompute_forward, reorder_step, step_after_loop, sum_losses
 
 _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
+    list_and_stack.suggest,
     reorder_step.suggest,
     recompute_forward.suggest,
     step_after_loop.suggest,
