@@ -8,7 +8,7 @@ from gradsan.source.chains import leaf_name
 from gradsan.source.change import Change, Edit, edited
 from gradsan.source.tree import read_source
 
-__all__ = ["in_place_argument", "inplace_layer_false"]
+__all__ = ["in_place_argument", "inplace_attribute_false", "inplace_layer_false", "inplace_layers_false"]
 
 # The position of ``inplace`` among the arguments of the layers of torch.nn (2.6 to 2.13).
 _POSITIONS = {
@@ -46,13 +46,49 @@ def in_place_argument(call: ast.Call) -> ast.expr | None:
 
 def inplace_layer_false(file: str, layer: str) -> Change | None:
     """``False`` where ``file`` makes a ``layer`` (``LeakyReLU``) that works in place; None unless it is one place."""
+    found = inplace_layers_false(file, layer)
+    return found[0] if len(found) == 1 else None
+
+
+def inplace_layers_false(file: str, layer: str) -> tuple[Change, ...]:
+    """``False`` at each place where ``file`` makes a ``layer`` that works in place; last, if there are several, at all.
+
+    A ``functools.partial`` of the layer makes it, too. Empty where there is no such place.
+    """
+    source = read_source(file)
+    if source is None:
+        return ()
+    calls = [node for node in ast.walk(source.module) if isinstance(node, ast.Call) and _makes(node, layer)]
+    values = sorted({value for call in calls if (value := in_place_argument(call)) is not None}, key=source.span)
+    edits = [Edit(source.span(value), "False") for value in values]
+    choices = [[edit] for edit in edits] + ([edits] if len(edits) > 1 else [])
+    return tuple(change for choice in choices if (change := edited(source, choice, "inplace_false")) is not None)
+
+
+def inplace_attribute_false(file: str) -> Change | None:
+    """``False`` wherever ``file`` sets the attribute ``inplace`` of something to ``True``; None where it does not."""
     source = read_source(file)
     if source is None:
         return None
-    made = [
-        value
-        for node in ast.walk(source.module)
-        if isinstance(node, ast.Call) and leaf_name(node.func) == layer
-        if (value := in_place_argument(node)) is not None
-    ]
-    return edited(source, [Edit(source.span(made[0]), "False")], "inplace_false") if len(made) == 1 else None
+    values: list[ast.expr] = []
+    for node in ast.walk(source.module):
+        if isinstance(node, ast.Assign) and any(_is_flag(target) for target in node.targets):
+            values.append(node.value)
+        elif isinstance(node, ast.Call) and leaf_name(node.func) == "setattr" and len(node.args) == 3:
+            named = node.args[1]
+            values += [node.args[2]] if isinstance(named, ast.Constant) and named.value == "inplace" else []
+    edits = [Edit(source.span(value), "False") for value in values if _is_true(value)]
+    return edited(source, edits, "inplace_false")
+
+
+def _makes(call: ast.Call, layer: str) -> bool:
+    name = leaf_name(call.func)
+    return name == layer or (name == "partial" and bool(call.args) and leaf_name(call.args[0]) == layer)
+
+
+def _is_flag(target: ast.expr) -> bool:
+    return isinstance(target, ast.Attribute) and target.attr == "inplace"
+
+
+def _is_true(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and value.value is True

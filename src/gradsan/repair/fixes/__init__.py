@@ -9,9 +9,17 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gradsan.model import Diagnosis, Fix
-from gradsan.repair.fixes import list_and_stack, recompute_forward, reorder_step, step_after_loop, sum_losses
+from gradsan.repair.fixes import (
+    disable_inplace_module,
+    list_and_stack,
+    recompute_forward,
+    reorder_step,
+    step_after_loop,
+    sum_losses,
+)
 
 _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
+    disable_inplace_module.suggest,
     list_and_stack.suggest,
     reorder_step.suggest,
     recompute_forward.suggest,
