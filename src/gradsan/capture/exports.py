@@ -20,6 +20,7 @@ from gradsan.capture.patches import Patches, standing
 from gradsan.model import Message
 
 BYTES_KEPT = 256 * 2**20
+BYTES_OF_A_NOTE = 16 * 2**20
 
 
 class Export(NamedTuple):
@@ -103,6 +104,31 @@ class Exports:
         else:
             return None
         return None if torch.equal(before, _bytes(tensor)) else export
+
+    def copy_of(self, tensor: Any) -> Any:
+        """The bytes of a tensor whose memory has been handed out; None where it has not, or is too large."""
+        export = self._exports.get(_torch.storage_or_none(tensor)) if self._exports else None
+        if export is None or export.weak.expired():
+            return None
+        size = tensor.numel() * tensor.element_size()
+        if size > BYTES_OF_A_NOTE:
+            self._note(Message("blind.export_too_large", {"bytes": size}))
+            return None
+        return _bytes(tensor)
+
+    def changed_since(self, tensor: Any, clock: int, copy: Any) -> Export | None:
+        """The export through which the bytes of a tensor have changed since ``clock``, when they were ``copy``.
+
+        Where memory was handed out later, ``copy`` is None, and the bytes are those of that moment.
+        """
+        export = self._exports.get(_torch.storage_or_none(tensor)) if self._exports else None
+        if export is None or export.weak.expired():
+            return None
+        before = copy
+        if before is None and export.snapshot is not None and export.clock > clock:
+            whole = torch.empty(0, dtype=tensor.dtype).set_(export.snapshot)
+            before = _bytes(whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()))
+        return None if before is None or torch.equal(before, _bytes(tensor)) else export
 
     def install(self, patches: Patches, guard: Callable[[Callable[[], object]], None]) -> None:
         """Watch the ways by which memory leaves and enters, until ``patches`` is undone."""

@@ -11,11 +11,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from gradsan.capture import _core, _torch, autopsy, conflicts, failures, kept_conflicts, saves, warned, writes
+from gradsan.capture.applied import Functions
 from gradsan.capture.backwards import Backwards
+from gradsan.capture.checkpoints import Checkpoints
 from gradsan.capture.deep import Deep
 from gradsan.capture.exports import Exports
 from gradsan.capture.life import Life
 from gradsan.capture.moments import moments
+from gradsan.capture.noted import Findings, Notes
 from gradsan.capture.patches import Patches
 from gradsan.capture.prescan import Prescan, way_of
 from gradsan.capture.settling import Settling
@@ -69,6 +72,10 @@ class Recorder:
         self.uncounted = Uncounted(self.core, self._scan_before_backward)
         self.exports = Exports(self.core, self.note_blind_spot, self._listen_to_nodes)
         self.prescan = Prescan(self.core, self.steps, self.uncounted, self.exports, self.conflicts, _CONFLICTS_KEPT)
+        notes = Notes(self.core, self.steps, self.uncounted, self.exports)
+        self._findings = Findings(self.conflicts, _CONFLICTS_KEPT)
+        self.functions = Functions(self.core, self.steps, notes, self._findings, self._scan_functions)
+        self.checkpoints = Checkpoints(self.core, self.steps, notes, self._findings, self.note_blind_spot)
         self._settling = Settling(
             self.core,
             lambda optimizer, frame: self.guard(partial(self.life.first_step, optimizer, frame)),
@@ -99,6 +106,7 @@ class Recorder:
         self.blind_spots.clear()
         self.core.active = True
         self.prescan.forget()
+        self._findings.forget()
         self.listen()
         for part in (
             self._watch_user_hooks,
@@ -106,6 +114,7 @@ class Recorder:
             self._watch_steps,
             self._watch_warnings,
             self._watch_doors,
+            self._watch_functions,
         ):
             self._attempt(part)
 
@@ -117,6 +126,7 @@ class Recorder:
             self.deep.mode = "heal" if mode == "heal" else "deep"
             self.deep.healed_bytes = 0
             self.before_backward.append(self.deep.before_backward)
+            self.checkpoints.compares_values = True
             self._attempt(self._keep_originals)
             self.listen()
 
@@ -130,6 +140,7 @@ class Recorder:
             self.deep.mode = "heal" if any(mode == "heal" for _, mode in self._deep_depths) else "deep"
         elif self.deep.before_backward in self.before_backward:
             self.before_backward.remove(self.deep.before_backward)
+            self.checkpoints.compares_values = False
             self.listen()
             self._deep_patches.undo()
 
@@ -162,7 +173,13 @@ class Recorder:
 
     def _scan_before_backward(self) -> None:
         """Have graphs looked through from now on: something can be written past the version counter."""
-        listener = self.prescan.before_backward
+        self._ask_before_backward(self.prescan.before_backward)
+
+    def _scan_functions(self) -> None:
+        """Have custom Functions looked at from now on: one has kept or written something."""
+        self._ask_before_backward(self.functions.before_backward)
+
+    def _ask_before_backward(self, listener: BeforeBackward) -> None:
         if listener not in self.before_backward:
             # A new list, because one may be walked through right now.
             self.before_backward = [*self.before_backward, listener]
@@ -239,6 +256,10 @@ class Recorder:
     def _watch_doors(self) -> None:
         self.uncounted.install(self._patches, self.guard)
         self.exports.install(self._patches, self.guard)
+
+    def _watch_functions(self) -> None:
+        self.functions.install(self._patches, self.guard)
+        self.checkpoints.install(self._patches, self.guard)
 
     def _watch_steps(self) -> None:
         self.steps.install(self._patches)

@@ -101,6 +101,12 @@ def of_traceback(trace: TracebackType | None) -> tuple[Site, tuple[FrameType, ..
     return site, tuple(frame for frame, _ in kept), own
 
 
+def definition_site(code: CodeType) -> Site:
+    """Where a function is defined, its decorators included."""
+    name = getattr(code, "co_qualname", code.co_name)
+    return Site((Frame(file_of(code), code.co_firstlineno, name, is_user=is_user_file(code.co_filename)),))
+
+
 def file_of(code: CodeType) -> str:
     """The absolute path of a code object's file; as it is where it names none (``<string>``)."""
     return code.co_filename if code.co_filename.startswith("<") else str(Path(code.co_filename).absolute())

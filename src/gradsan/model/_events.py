@@ -220,7 +220,8 @@ class Conflict:
     ``change`` and ``deviation`` are known in deep mode; ``healed_bytes`` says how much was copied to give backward the
     original, None where it was not given. ``unchanged`` says that bytes were compared and none of the saved view
     differs: the counter moved for nothing. ``rebound`` is (what a name stood for, what it stands for) where nothing
-    was written and a name was bound anew between forward and recomputation.
+    was written and a name was bound anew between forward and recomputation. ``function_site`` is the definition of the
+    function it is about: the checkpointed one, or the forward of a custom Function.
     ``confidence`` is how well save and writes are known: ``recorded``, or read off what is left of a run that nobody
     watched. ``also_saved_at`` are further places that may have saved the value then, likeliest first.
     """
@@ -243,6 +244,7 @@ class Conflict:
     healed_bytes: int | None = None
     unchanged: bool = False
     rebound: tuple[str, str] | None = None
+    function_site: Site | None = None
     confidence: Confidence = "recorded"
     also_saved_at: tuple[Site, ...] = ()
 

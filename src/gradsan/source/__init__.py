@@ -9,6 +9,7 @@ from gradsan.source.bindings import Carried, carried_names
 from gradsan.source.calls import alias_of, callers_expression, dies_with_call
 from gradsan.source.change import Change, apply_change, changed_lines
 from gradsan.source.cuts import Cut, Live, find_cuts, grad_switched_off
+from gradsan.source.functions import bind_early, kept_on_context, mark_dirty, rebound_at, save_for_backward
 from gradsan.source.layers import inplace_layer_false
 from gradsan.source.lines import source_line, source_lines
 from gradsan.source.listing import list_and_stack
@@ -54,6 +55,7 @@ __all__ = [
     "assigned_names",
     "attribute_owner",
     "backward_of_sum",
+    "bind_early",
     "bound_name",
     "called_expression",
     "callers_expression",
@@ -81,12 +83,16 @@ __all__ = [
     "is_item_of_loop",
     "is_read_between",
     "keep_graph",
+    "kept_on_context",
     "list_and_stack",
+    "mark_dirty",
     "method_receiver",
     "operand_expressions",
     "out_of_place",
     "part_out_of_place",
     "reads_gradient",
+    "rebound_at",
+    "save_for_backward",
     "shape_bound_at",
     "source_line",
     "source_lines",

@@ -9,7 +9,9 @@ from collections.abc import Callable
 
 from gradsan.diagnose.causes import (
     buffer_filled_in_loop,
+    checkpoint_closure,
     collective,
+    context_attribute,
     data_attribute,
     false_alarm,
     fused_optimizer,
@@ -18,6 +20,7 @@ from gradsan.diagnose.causes import (
     input_changed_between_passes,
     kernel_without_schema,
     memory_alias,
+    missing_mark_dirty,
     operand_overwritten,
     result_overwritten,
     state_carried_over,
@@ -32,6 +35,9 @@ from gradsan.model import Diagnosis
 
 CAUSES: tuple[Callable[[Facts], Diagnosis | None], ...] = (
     hidden_by_saved_tensor_hooks.match,
+    checkpoint_closure.match,
+    context_attribute.match,
+    missing_mark_dirty.match,
     data_attribute.match,
     memory_alias.match,
     storage_alias.match,

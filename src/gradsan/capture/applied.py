@@ -1,0 +1,248 @@
+"""Custom Functions: what they keep on ``ctx`` beside ``save_for_backward``, and inputs they write without saying so.
+
+Autograd checks the version of what ``save_for_backward`` was given, and of nothing else that hangs on ``ctx``. And it
+connects an input that a forward has overwritten to the Function only where ``mark_dirty`` names it: else whoever uses
+the input again reads new values and differentiates as if they were the old ones. Both are noted when ``apply`` returns
+and looked at before a backward. Only programs with custom Functions of their own pay for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from gradsan.capture import _torch, function_conflicts, graphs
+from gradsan.capture.function_conflicts import Kept, Unmarked
+from gradsan.capture.noted import Findings, Noted, Notes
+from gradsan.capture.patches import Patches
+from gradsan.capture.reads import functions_of, getattr_static, reads_of, values_read
+from gradsan.capture.steps import read_backward
+
+Guard = Callable[[Callable[[], object]], None]
+
+_UNMARKED_KEPT = 256
+_ROUNDS_KEPT = 64
+_DEEPEST, _ITEMS = 3, 64
+
+
+class Given(NamedTuple):
+    """A tensor with a graph that a Function is about to be given: its position among the arguments."""
+
+    position: int
+    noted: Noted
+
+
+class Functions:
+    """What custom Functions of the program keep and write; found conflicts go to ``findings``."""
+
+    def __init__(self, core: Any, steps: Any, notes: Notes, findings: Findings, listen: Callable[[], None]) -> None:
+        """Start with nothing applied; ``listen`` is called when there is something to be looked at before backward."""
+        self._listen = listen
+        self._core, self._steps, self._notes, self._findings = core, steps, notes, findings
+        self._kept: weakref.WeakKeyDictionary[Any, Kept] = weakref.WeakKeyDictionary()
+        self._unmarked: deque[Unmarked] = deque(maxlen=_UNMARKED_KEPT)
+
+    def install(self, patches: Patches, guard: Guard) -> None:
+        """Watch ``Function.apply`` until ``patches`` is undone."""
+        core = self._core
+        owner, name, original = _torch.function_apply()
+
+        @functools.wraps(original)
+        def apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
+            if not core.active or _torch.is_compiling() or _is_torchs(kind) or not _torch.is_grad_enabled():
+                return original(kind, *args, **kwargs)
+            first, given = _torch.sequence_number(), list[Given]()
+            guard(lambda: given.extend(self._given(args)))
+            result = original(kind, *args, **kwargs)
+            stack = core.stack(1)
+            guard(lambda: self._applied(kind, result, args, given, first, stack))
+            return result
+
+        patches.set(owner, name, classmethod(apply))
+
+    def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Look at what Functions of the graph behind the outputs have kept and written."""
+        if not self._kept and not self._unmarked:
+            return
+        changed = [
+            (node, kept, found) for node, kept in list(self._kept.items()) for found in self._changed(node, kept)
+        ]
+        if not changed and not self._unmarked:
+            return
+        backward = read_backward(entry)
+        inputs = tuple(args[3]) if len(args) > 3 and args[3] else ()
+        order = graphs.engine_order(backward.roots, inputs, backward.via == "backward")
+        core, steps = self._core, self._steps
+        for node, kept, (path, noted, overwritten) in changed:
+            if node in order:
+                writer = overwritten.writes[0].site if overwritten.writes else None
+                self._findings.add(
+                    (kept.stack, path, writer),
+                    functools.partial(
+                        function_conflicts.of_kept, core, steps, backward, node, kept, path, noted, overwritten
+                    ),
+                )
+        for unmarked in list(self._unmarked):
+            use = _used_after(unmarked, order)
+            if use is not None:
+                self._findings.add(
+                    (unmarked.stack, unmarked.position, use.name()),
+                    functools.partial(function_conflicts.of_unmarked, core, steps, backward, unmarked, use),
+                )
+            unmarked.rounds.append(backward.clock)
+            if (use is not None and not backward.retain_graph) or len(unmarked.rounds) >= _ROUNDS_KEPT:
+                self._unmarked.remove(unmarked)
+
+    def _given(self, args: tuple[Any, ...]) -> Iterator[Given]:
+        for position, tensor in enumerate(args):
+            if torch.is_tensor(tensor) and tensor.requires_grad and not tensor.is_leaf:
+                noted = self._notes.note(tensor)
+                if noted is not None:
+                    yield Given(position, noted)
+
+    def _applied(
+        self, kind: Any, result: Any, args: tuple[Any, ...], given: list[Given], first: int, stack: Any
+    ) -> None:
+        outputs = result if isinstance(result, tuple) else (result,)
+        for one in given:
+            self._look_for_unmarked(kind, one, args[one.position], first, stack)
+        nodes = (one.grad_fn for one in outputs if torch.is_tensor(one) and one.requires_grad)
+        node = next((one for one in nodes if one is not None and _torch.function_class(one) is kind), None)
+        if node is None:
+            return
+        reads = _read_of_context(kind)
+        kept = [
+            (path, noted)
+            for name, value in vars(node).items()
+            if reads is None or name in reads
+            for path, tensor in _tensors_in(name, value)
+            if (noted := self._notes.note(tensor)) is not None
+        ]
+        if kept:
+            self._listen()
+            number = _torch.node_sequence(node) or 0
+            self._kept[node] = Kept(kind.__name__, _forward_code(kind), stack, self._core.tick(), tuple(kept), number)
+
+    def _look_for_unmarked(self, kind: Any, given: Given, tensor: Any, first: int, stack: Any) -> None:
+        noted = given.noted
+        if tensor._version != noted.version and _is_connected(tensor, first):
+            return
+        overwritten = self._notes.changed(noted, tensor)
+        if overwritten is None or _is_connected(tensor, first):
+            return
+        base = tensor._base
+        whole = None if base is None or base.grad_fn is None else _edge(base)
+        self._listen()
+        self._unmarked.append(
+            Unmarked(
+                name=kind.__name__,
+                code=_forward_code(kind),
+                parameter=_parameter(kind, given.position),
+                position=given.position,
+                stack=stack,
+                clock=self._core.clock,
+                thread=threading.get_ident(),
+                number=first,
+                edge=_edge(tensor),
+                whole=whole,
+                weak=weakref.ref(tensor),
+                overwritten=overwritten,
+                version=noted.version,
+                rounds=[],
+            )
+        )
+
+    def _changed(self, node: Any, kept: Kept) -> Iterator[tuple[str, Noted, Any]]:
+        for path, noted in kept.tensors:
+            tensor = noted.weak()
+            if tensor is None or not any(one is tensor for _, one in _tensors_in("", vars(node))):
+                continue
+            overwritten = self._notes.changed(noted, tensor)
+            if overwritten is not None:
+                yield path, noted, overwritten
+
+
+def _is_torchs(kind: Any) -> bool:
+    """PyTorch's own Functions keep their own accounts (a compiled function's, checkpoint's, those of hooks)."""
+    return str(kind.__module__).partition(".")[0] == "torch"
+
+
+def _is_connected(tensor: Any, first: int) -> bool:
+    """Whether the history of a tensor has been written anew since the Node numbered ``first``: it was marked dirty."""
+    owner = tensor if tensor._base is None else tensor._base
+    node = owner.grad_fn
+    number = None if node is None else _torch.node_sequence(node)
+    return number is not None and number >= first
+
+
+def _edge(tensor: Any) -> tuple[int, int]:
+    """The end of the edge by which whoever uses the tensor hangs on its graph: number of the Node, of the output."""
+    return _torch.node_sequence(tensor.grad_fn) or -1, tensor.output_nr
+
+
+def _used_after(unmarked: Unmarked, order: list[Any]) -> Any:
+    """The first Node made after the Function that hangs on the graph which the overwritten input had before.
+
+    What was overwritten through a view is used as a whole, too; a further view may be of another part.
+    """
+    if unmarked.thread != threading.get_ident():
+        return None
+    for node in reversed(order):
+        number = _torch.node_sequence(node)
+        if number is None or number <= unmarked.number:
+            continue
+        for child, output in node.next_functions:
+            end = None if child is None else (_torch.node_sequence(child), output)
+            if end == unmarked.edge or (end is not None and end == unmarked.whole and not _torch.makes_view(node)):
+                return node
+    return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _read_of_context(kind: Any) -> frozenset[str] | None:
+    """The attributes of ``ctx`` whose values the backward of a Function reads; None where that cannot be told."""
+    names: set[str] = set()
+    functions = [one for name in ("backward", "vjp") for one in functions_of(getattr_static(kind, name))]
+    functions = [one for one in functions if one.__module__.partition(".")[0] != "torch"]
+    for function in functions:
+        code = function.__code__
+        context = code.co_varnames[0] if code.co_argcount else None
+        found = reads_of(code).own.get(context, frozenset()) if context is not None else None
+        if found is None:
+            return None
+        names |= {name for name in found if values_read(code, name)}
+    return frozenset(names) if functions else None
+
+
+def _forward_code(kind: Any) -> Any:
+    """The code of a Function's setup_context, where it has one of its own, else of its forward."""
+    own = [one for one in functions_of(getattr_static(kind, "forward")) if one.__module__.partition(".")[0] != "torch"]
+    return own[-1].__code__ if own else None
+
+
+def _tensors_in(path: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    if torch.is_tensor(value):
+        yield path, value
+    elif depth < _DEEPEST and isinstance(value, (list, tuple, dict)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in list(items)[:_ITEMS]:
+            yield from _tensors_in(f"{path}[{key!r}]", item, depth + 1)
+
+
+def _parameter(kind: Any, position: int) -> str | None:
+    """What the forward of a Function calls its argument at ``position``."""
+    for function in functions_of(getattr_static(kind, "forward")):
+        code = function.__code__
+        names = code.co_varnames[: code.co_argcount]
+        # Beside a setup_context of the program's own, forward is not given ctx.
+        own_setup = getattr_static(kind, "setup_context")
+        skipped = 0 if any(one.__module__.partition(".")[0] != "torch" for one in functions_of(own_setup)) else 1
+        if position + skipped < len(names):
+            return str(names[position + skipped])
+    return None

@@ -1,0 +1,119 @@
+"""Fingerprints of the tensors that a checkpointed function saves, taken in the forward and in the recomputation.
+
+checkpoint itself compares what it saved with what it recomputed, by shape, type and device. In deep mode a fingerprint
+travels with that, so that it is known whether the recomputation gave the same values. checkpoint's own verdict stays.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from gradsan.capture import _torch
+from gradsan.capture.patches import Patches
+
+# Kernels that add up in no fixed order differ by about the last digit.
+_TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 1e-3}
+
+
+class Fingerprint(NamedTuple):
+    """Sums over a tensor: enough to tell values that differ, not enough to know them."""
+
+    sums: tuple[float, ...]
+    size: float
+    tolerance: float
+
+    def differs(self, other: Fingerprint) -> bool:
+        """Whether two tensors had other values, beyond the rounding of sums."""
+        allowed = self.tolerance * max(self.size, other.size)
+        pairs = zip(self.sums, other.sums, strict=False)
+        return any((one != another and not abs(one - another) <= allowed) and one == one for one, another in pairs)
+
+
+def fingerprint(tensor: Any) -> Fingerprint | None:
+    """The fingerprint of a tensor; None where it has no ordinary memory."""
+    if not torch.is_tensor(tensor) or tensor.layout is not torch.strided or tensor.is_quantized:
+        return None
+    with torch.no_grad():
+        flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
+        flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
+        tolerance = _TOLERANCE.get(flat.dtype, 0.0)
+        flat = flat.to(torch.float64)
+        sums = [
+            float(flat.sum()),
+            float(flat[::2].sum()),
+            float(flat[::3].sum()),
+            float(flat[: flat.numel() // 2].sum()),
+        ]
+        return Fingerprint(tuple(sums), float(flat.abs().sum()), tolerance)
+
+
+class Tally:
+    """How many tensors of this thread were compared since :meth:`begin`, and how many differed."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._local = threading.local()
+
+    def begin(self, ignored: frozenset[int]) -> None:
+        """Count anew, but tensors on the storages ``ignored``."""
+        self._local.compared = self._local.different = 0
+        self._local.ignored = ignored
+
+    def add(self, different: bool, storage: int) -> None:
+        """Count one more."""
+        if storage in getattr(self._local, "ignored", ()):
+            return
+        self._local.compared = getattr(self._local, "compared", 0) + 1
+        self._local.different = getattr(self._local, "different", 0) + different
+
+    @property
+    def verdict(self) -> bool | None:
+        """Whether all were the same; None where nothing was compared."""
+        return not self._local.different if getattr(self._local, "compared", 0) else None
+
+
+class _Metadata(dict):  # type: ignore[type-arg]
+    """What checkpoint looks at of a tensor, equal where that is equal; comparing compares fingerprints on the way."""
+
+    __slots__ = ("fingerprint", "storage", "tally")
+    __hash__ = None
+
+    fingerprint: Fingerprint | None
+    storage: int
+    tally: Tally
+
+    def __ne__(self, other: object) -> bool:
+        if isinstance(other, _Metadata) and self.fingerprint is not None and other.fingerprint is not None:
+            self.tally.add(self.fingerprint.differs(other.fingerprint), other.storage)
+        return dict.__ne__(self, other)
+
+    def __eq__(self, other: object) -> bool:
+        return not self != other
+
+
+def compare_values(patches: Patches, wanted: Callable[[], bool], tally: Tally) -> None:
+    """Have checkpoint compare values while ``wanted()``, until ``patches`` is undone; ``tally`` counts them."""
+    checks = _torch.determinism_checks()
+    for name, extract in list(checks.items()):
+        if not isinstance(_sample(extract), dict):
+            continue
+
+        def watched(tensor: Any, extract: Any = extract) -> Any:
+            found = extract(tensor)
+            if not wanted():
+                return found
+            told = _Metadata(found)
+            told.tally, told.storage = tally, _torch.storage_or_none(tensor)
+            told.fingerprint = fingerprint(tensor)
+            return told
+
+        checks[name] = watched
+        patches.on_undo(lambda name=name, extract=extract: checks.__setitem__(name, extract))  # type: ignore[misc]
+
+
+def _sample(extract: Any) -> Any:
+    return extract(torch.empty(0))

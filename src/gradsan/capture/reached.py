@@ -1,0 +1,258 @@
+"""What a function reaches beside its arguments: closure, globals, defaults, ``self``, the state of modules.
+
+Only what the bytecode reads by name is followed (``reads.py``); nothing of the program is run. What a function reads
+as a whole is taken with its contents: containers, parameters and buffers of a module, the attributes that its forward
+reads. Names that the code itself binds are left out: a counter that a forward increases is no change from outside.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from gradsan.capture import _torch
+from gradsan.capture.reads import ASKS_FOR_SHAPE, functions_of, getattr_static, reads_of, reads_of_method
+from gradsan.capture.stacks import is_user_file
+
+MOST_THINGS = 2_000
+_ITEMS, _DEEPEST = 64, 4
+_VALUES = (bool, int, float, complex, str, type(None))
+_NOT_FOLLOWED = (type, types.BuiltinFunctionType, torch.dtype, torch.device, torch.Generator, torch.optim.Optimizer)
+_MODULE_INTERNALS = frozenset(vars(nn.Module()))
+
+
+class TooMuchError(Exception):
+    """A function reaches more than can be noted."""
+
+
+class Reached(NamedTuple):
+    """``things`` by the expression that the function has for them: tensors, plain values, modules, functions, objects.
+
+    ``statistics`` are the storages of running statistics that the function only updates.
+    """
+
+    things: dict[str, Any]
+    statistics: frozenset[int]
+
+
+def reached(function: Any, arguments: Mapping[str, Any]) -> Reached:
+    """What ``function`` reaches; ``arguments`` are those that shall be followed, by name.
+
+    Raises :class:`TooMuchError` beyond ``MOST_THINGS``.
+    """
+    search = _Search()
+    search.callable("", function, 0)
+    for name, value in arguments.items():
+        search.whole(name, value, 0)
+    return Reached(search.things, frozenset(search.statistics))
+
+
+def parameter_names(function: Any) -> tuple[str, ...]:
+    """What ``function`` calls its positional parameters, ``self`` left out; empty where it is not Python's."""
+    if isinstance(function, functools.partial):
+        return parameter_names(function.func)[len(function.args) :]
+    if isinstance(function, nn.Module):
+        function = getattr_static(type(function), "forward")
+        bound = 1
+    else:
+        bound = 1 if isinstance(function, types.MethodType) else 0
+        function = getattr(function, "__func__", function)
+    code = getattr(function, "__code__", None)
+    return () if code is None else code.co_varnames[bound : code.co_argcount]
+
+
+class _Search:
+    def __init__(self) -> None:
+        self.things: dict[str, Any] = {}
+        self.statistics: set[int] = set()
+        self._known: set[int] = set()
+
+    def callable(self, path: str, value: Any, depth: int) -> None:
+        """What a call of ``value`` reaches."""
+        if isinstance(value, functools.partial):
+            self.callable(path, value.func, depth)
+            for position, item in enumerate(value.args):
+                self.whole(f"{path}args[{position}]", item, depth + 1)
+            for name, item in value.keywords.items():
+                self.whole(name, item, depth + 1)
+        elif isinstance(value, nn.Module):
+            self._module(type(value).__name__, value, depth)
+        elif isinstance(value, types.MethodType):
+            owner, function = value.__self__, value.__func__
+            if isinstance(function, types.FunctionType):
+                if isinstance(owner, nn.Module) and function.__name__ in (
+                    "__call__",
+                    "_call_impl",
+                    "_wrapped_call_impl",
+                ):
+                    self._module(type(owner).__name__, owner, depth)
+                else:
+                    self._function(function, depth, owner)
+        elif isinstance(value, types.FunctionType):
+            self._function(value, depth)
+        elif (method := getattr_static(type(value), "__call__")) is not None:
+            for function in functions_of(method):
+                self._function(function, depth, value)
+
+    def whole(self, path: str, value: Any, depth: int) -> None:
+        """A variable or element that the code uses as a whole."""
+        if torch.is_tensor(value) or isinstance(value, _VALUES):
+            self._add(path, value)
+        elif depth > _DEEPEST or isinstance(value, _NOT_FOLLOWED):
+            return
+        elif isinstance(value, (list, tuple, deque, dict)):
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            for key, item in list(items)[:_ITEMS]:
+                self.whole(f"{path}[{key!r}]", item, depth + 1)
+        elif isinstance(value, nn.Module):
+            self._add(path, value)
+            self._module(path, value, depth)
+        elif isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
+            if not isinstance(value, types.MethodType):
+                self._add(path, value)
+            if id(value) not in self._known:
+                self._known.add(id(value))
+                self.callable(f"{path}.", value, depth + 1)
+        elif not isinstance(value, types.ModuleType) and hasattr(value, "__dict__"):
+            self._add(path, value)
+            if id(value) not in self._known:
+                self._known.add(id(value))
+                for name, item in list(vars(value).items())[:_ITEMS]:
+                    if torch.is_tensor(item) or isinstance(item, nn.Module):
+                        self.whole(f"{path}.{name}", item, depth + 1)
+
+    def _function(self, function: types.FunctionType, depth: int, owner: Any = None) -> None:
+        code = function.__code__
+        if depth > _DEEPEST:
+            return
+        reads = reads_of(code)
+        bound = reads.bound
+        if owner is not None:
+            bound = bound | _bound_by(type(owner), function.__name__)
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
+            try:
+                value = cell.cell_contents
+            except ValueError:
+                continue
+            if name in reads.free and name not in bound:
+                self._read(name, value, reads.free[name], depth)
+        if is_user_file(code.co_filename):
+            for name, attributes in reads.globals.items():
+                if name in function.__globals__ and name not in bound:
+                    self._read(name, function.__globals__[name], attributes, depth)
+            for name, value in (function.__kwdefaults__ or {}).items():
+                self.whole(name, value, depth + 1)
+            defaults = function.__defaults__ or ()
+            for name, value in zip(code.co_varnames[code.co_argcount - len(defaults) :], defaults, strict=False):
+                self.whole(name, value, depth + 1)
+        if owner is not None and code.co_argcount:
+            first = code.co_varnames[0]
+            if first in reads.own:
+                attributes = reads.own[first]
+                self._read(first, owner, None if attributes is None else attributes - bound, depth, is_self=True)
+
+    def _read(
+        self, name: str, value: Any, attributes: frozenset[str] | None, depth: int, *, is_self: bool = False
+    ) -> None:
+        """A variable of which ``attributes`` are read."""
+        if isinstance(value, type):
+            for attribute in sorted((attributes or frozenset()) & vars(value).keys()):
+                if torch.is_tensor(vars(value)[attribute]) or isinstance(vars(value)[attribute], _VALUES):
+                    self._add(f"{name}.{attribute}", vars(value)[attribute])
+            return
+        if isinstance(value, types.ModuleType):
+            if attributes is not None and is_user_file(getattr(value, "__file__", None) or "<frozen"):
+                for attribute in sorted(attributes & vars(value).keys()):
+                    self.whole(f"{name}.{attribute}", vars(value)[attribute], depth + 1)
+            return
+        if torch.is_tensor(value):
+            if attributes is None or attributes - ASKS_FOR_SHAPE:
+                self._add(name, value)
+            return
+        is_object = hasattr(value, "__dict__") and not isinstance(
+            value, (*_NOT_FOLLOWED, types.FunctionType, types.MethodType, functools.partial)
+        )
+        if attributes is None or not is_object:
+            self.whole(name, value, depth)
+            return
+        if not is_self:
+            self._add(name, value)
+        kind: Any = type(value)
+        for attribute in sorted(attributes):
+            if isinstance(value, nn.Module) and attribute in ("forward", "__call__"):
+                self._module(name, value, depth)
+                continue
+            methods = functions_of(getattr_static(kind, attribute))
+            if methods and kind.__module__.partition(".")[0] != "torch":
+                for method in methods:
+                    key = hash((id(method), id(value)))
+                    if key not in self._known:
+                        self._known.add(key)
+                        self._function(method, depth + 1, value)
+            elif (held := _held(value, attribute)) is not _NOTHING:
+                self.whole(f"{name}.{attribute}", held, depth + 1)
+
+    def _module(self, path: str, module: nn.Module, depth: int) -> None:
+        """The state of a module that is called: parameters, buffers, and the attributes that forwards read."""
+        for prefix, inner in module.named_modules(prefix=path):
+            if id(inner) in self._known:
+                continue
+            self._known.add(id(inner))
+            for name, parameter in inner.named_parameters(recurse=False):
+                self._add(f"{prefix}.{name}", parameter)
+            updates = only_updates_statistics(inner)
+            for name, buffer in inner.named_buffers(recurse=False):
+                if updates:
+                    self.statistics.add(_torch.storage_or_none(buffer))
+                else:
+                    self._add(f"{prefix}.{name}", buffer)
+            kind: Any = type(inner)
+            reads = reads_of_method(kind, "forward")
+            if "training" in reads.attributes:
+                self._add(f"{prefix}.training", inner.training)
+            own = vars(inner)
+            for name in sorted((reads.attributes - _MODULE_INTERNALS - reads.bound) & own.keys()):
+                self.whole(f"{prefix}.{name}", own[name], depth + 1)
+            for function in reads.functions:
+                if is_user_file(function.__code__.co_filename):
+                    self._function(function, depth + 1)
+
+    def _add(self, path: str, value: Any) -> None:
+        if torch.is_tensor(value):
+            if id(value) in self._known:
+                return
+            self._known.add(id(value))
+        if len(self.things) >= MOST_THINGS:
+            raise TooMuchError
+        self.things.setdefault(path, value)
+
+
+_NOTHING = object()
+
+
+def only_updates_statistics(module: nn.Module) -> bool:
+    """Whether a module is a normalisation that writes its running statistics and does not read them.
+
+    In training they are the result of a forward, not an input to it.
+    """
+    return module.training and isinstance(module, _torch.normalisation_classes())
+
+
+def _bound_by(kind: Any, method: str) -> frozenset[str]:
+    return reads_of_method(kind, method).bound
+
+
+def _held(value: Any, name: str) -> Any:
+    """An attribute that an object keeps itself; nothing of the program's is run to get it."""
+    if isinstance(value, nn.Module):
+        for held in (value.named_parameters(recurse=False), value.named_buffers(recurse=False), value.named_children()):
+            for known, item in held:
+                if known == name:
+                    return item
+    return vars(value).get(name, _NOTHING)

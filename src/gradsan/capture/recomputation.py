@@ -1,0 +1,210 @@
+"""What a checkpointed call found in the forward, held against what it finds in the recomputation."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from gradsan.capture import _torch, conflicts, naming
+from gradsan.capture.fingerprints import Fingerprint
+from gradsan.capture.noted import Noted, Notes, Overwritten
+from gradsan.capture.reached import reached
+from gradsan.capture.stacks import definition_site, symbolise
+from gradsan.model import Conflict, Name, Region, Save, TensorInfo
+
+WAY = "checkpoint_closure"
+_TOLD_OF_ONE_CALL = 8
+_LONGEST = 40
+
+
+class Mark(NamedTuple):
+    """What a name stood for: a noted tensor, an object (``weak``, by identity), or a plain ``value``."""
+
+    kind: str
+    noted: Noted | None = None
+    weak: Any = None
+    value: Any = None
+
+
+class Call(NamedTuple):
+    """One checkpointed call whose backward is to come. ``values`` are fingerprints of its results, in deep mode."""
+
+    name: str
+    code: Any
+    stack: Any
+    clock: int
+    marks: dict[str, Mark]
+    values: tuple[Fingerprint | None, ...] = ()
+
+
+class Change(NamedTuple):
+    """A name that stands for something else by now: ``written``, or bound anew (``rebound``: what was, what is)."""
+
+    path: str
+    value: Any
+    written: Overwritten | None = None
+    rebound: tuple[str, str] | None = None
+
+
+class Comparison(NamedTuple):
+    """What has changed since a call, and the storages of statistics that the function only updates."""
+
+    changes: list[Change]
+    statistics: frozenset[int]
+
+
+def marks_of(notes: Notes, function: Any, arguments: Mapping[str, Any]) -> dict[str, Mark]:
+    """What ``function`` reaches now. Raises :class:`gradsan.capture.reached.TooMuchError`."""
+    things = reached(function, arguments).things
+    return {path: mark for path, value in things.items() if (mark := _mark(notes, value)) is not None}
+
+
+def compare(notes: Notes, call: Call, function: Any, arguments: Mapping[str, Any]) -> Comparison:
+    """What has changed since the call; of what one writer wrote, the first. Parts of what was replaced are left out."""
+    found: list[Change] = []
+    rebound: list[str] = []
+    writers: set[Any] = set()
+    things, statistics = reached(function, arguments)
+    for path, mark in call.marks.items():
+        if path not in things or any(path.startswith((f"{one}.", f"{one}[")) for one in rebound):
+            continue
+        value = things[path]
+        if value is arguments.get(path) and torch.is_tensor(value):
+            # Kept by checkpoint, which may give it back as another object, and checks its version.
+            is_noted = mark.noted is not None and mark.noted.storage == _torch.storage_or_none(value)
+            written = notes.changed(mark.noted, value) if is_noted and mark.noted is not None else None
+            change = None if written is None else Change(path, value, written)
+        else:
+            change = _change(notes, mark, path, value)
+        if change is None:
+            continue
+        if change.rebound is not None:
+            rebound.append(path)
+            writer: Any = path.rpartition(".")[2]
+        else:
+            writes = change.written.writes if change.written is not None else ()
+            writer = writes[0].site if writes else None
+        if writer not in writers and len(found) < _TOLD_OF_ONE_CALL:
+            writers.add(writer)
+            found.append(change)
+    return Comparison(found, statistics)
+
+
+def conflict_of(core: Any, steps: Any, call: Call, change: Change | None, *, unchanged: bool) -> Conflict:
+    """The conflict of one change; of None, that the recomputation gave other values and nobody is known to be why.
+
+    ``unchanged``: fingerprints say that the recomputation gave the same values all the same.
+    """
+    written = change.written if change is not None else None
+    value = change.value if change is not None else None
+    names: tuple[Name, ...] = ()
+    if torch.is_tensor(value):
+        names = naming.names_of(value, sys._getframe(1))
+    if change is not None and not names:
+        names = (Name(change.path, "variable"),)
+    info = written.info if written is not None else _info(value)
+    version = written.version if written is not None else 0
+    return Conflict(
+        save=Save(
+            clock=call.clock,
+            site=symbolise(call.stack),
+            tensor=info,
+            version=0,
+            node=call.name,
+            slot=change.path if change is not None else None,
+            step=conflicts.steps_before(steps, call.clock, core.steps),
+        ),
+        writes=written.writes if written is not None else (),
+        use=conflicts.use_of(core, steps.current_backward(), version),
+        names=names,
+        unexplained=written.unexplained if written is not None else 0,
+        raised=False,
+        way=WAY,
+        alias_site=written.door if written is not None else None,
+        rebound=change.rebound if change is not None else None,
+        function_site=definition_site(call.code) if call.code is not None else None,
+        unchanged=unchanged,
+    )
+
+
+def name_of(function: Any) -> str:
+    """What the program calls a function; of a module, its class."""
+    if isinstance(function, functools.partial):
+        return name_of(function.func)
+    owner = getattr(function, "__self__", None)
+    if isinstance(function, nn.Module):
+        return type(function).__name__
+    if isinstance(owner, nn.Module) and getattr(function, "__name__", "") in _torch.MODULE_CALLS:
+        return type(owner).__name__
+    name = getattr(function, "__qualname__", None) or type(function).__name__
+    return str(name).rpartition("<locals>.")[2]
+
+
+def code_of(function: Any) -> Any:
+    """The code that a call of ``function`` runs, as far as one sees; None where it is none of Python's."""
+    if isinstance(function, functools.partial):
+        return code_of(function.func)
+    if isinstance(function, nn.Module):
+        return getattr(type(function).forward, "__code__", None)
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, nn.Module) and getattr(function, "__name__", "") in _torch.MODULE_CALLS:
+        return code_of(owner)
+    return getattr(function, "__code__", None)
+
+
+def _mark(notes: Notes, value: Any) -> Mark | None:
+    if torch.is_tensor(value):
+        noted = notes.note(value)
+        return None if noted is None else Mark("tensor", noted, value=shown(value))
+    if isinstance(value, (bool, int, float, complex, str, type(None))):
+        return Mark("value", value=value)
+    try:
+        return Mark("object", weak=weakref.ref(value), value=shown(value))
+    except TypeError:
+        return None
+
+
+def _change(notes: Notes, mark: Mark, path: str, value: Any) -> Change | None:
+    if mark.kind == "value":
+        same = type(mark.value) is type(value) and (mark.value == value or mark.value != mark.value)
+        return None if same else Change(path, value, rebound=(shown(mark.value), shown(value)))
+    if mark.noted is None:
+        return None if mark.weak() is value else Change(path, value, rebound=(mark.value, shown(value)))
+    before = mark.noted.weak()
+    if before is not None and torch.is_tensor(value) and (before is value or _same_place(before, value)):
+        written = notes.changed(mark.noted, value)
+        return None if written is None else Change(path, value, written)
+    return Change(path, value, rebound=(mark.value, shown(value)))
+
+
+def _same_place(one: Any, other: Any) -> bool:
+    """Whether two tensors are the same elements of the same memory under the same counter."""
+    if _torch.storage_or_none(one) != _torch.storage_or_none(other) or one.shape != other.shape:
+        return False
+    if one.storage_offset() != other.storage_offset() or one.stride() != other.stride():
+        return False
+    return bool(one._version == other._version) and one.dtype == other.dtype
+
+
+def shown(value: Any) -> str:
+    """A value in a few words of code."""
+    if torch.is_tensor(value):
+        return f"{type(value).__name__}{tuple(value.shape)}"
+    if isinstance(value, (bool, int, float, complex, str, type(None))):
+        text = repr(value)
+        return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+    if isinstance(value, (list, tuple, dict)):
+        return type(value).__name__
+    return name_of(value) if callable(value) else type(value).__name__
+
+
+def _info(value: Any) -> TensorInfo:
+    if torch.is_tensor(value):
+        return conflicts.tensor_info(value, was_leaf=value.is_leaf)
+    return TensorInfo((), type(value).__name__, "cpu", 0, Region(0, (), (), 1))
