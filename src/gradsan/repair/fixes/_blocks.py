@@ -101,6 +101,15 @@ def names_bound(node: ast.AST) -> set[str]:
     return {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
 
 
+def fresh_name(source: SourceFile, name: str) -> str:
+    """``name``, with underscores behind it where the file has a variable of that name."""
+    known = {node.id for node in ast.walk(source.module) if isinstance(node, ast.Name)}
+    known |= {node.arg for node in ast.walk(source.module) if isinstance(node, ast.arg)}
+    while name in known:
+        name += "_"
+    return name
+
+
 def lines_changed(source: SourceFile, changes: dict[int, str]) -> tuple[tuple[str, int, str], ...]:
     """``Fix.lines`` from new texts by line number, "" taking a line away."""
     return tuple((source.file, line, text) for line, text in sorted(changes.items()))
@@ -128,6 +137,7 @@ __all__ = [
     "Placed",
     "at_block",
     "fix",
+    "fresh_name",
     "in_one_block",
     "is_whole_lines",
     "labels",

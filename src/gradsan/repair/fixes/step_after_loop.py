@@ -1,4 +1,8 @@
-"""One step after the loop: several losses of one forward are backpropagated in a loop that also steps."""
+"""Steps after the loop: several losses of one forward are backpropagated in a loop that also steps.
+
+One step for the sum of all losses is the short way. Where each round has its own gradients (an optimizer of its own, or
+zeroing in between), they are kept and stepped with one after the other, which changes no gradient.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,11 @@ import ast
 
 from gradsan.model import Diagnosis, Fix
 from gradsan.repair.fixes import _blocks as blocks
+from gradsan.source.tree import SourceFile
 
 
 def suggest(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """Move the step behind the loop whose rounds share a forward; the gradients of all losses add up before it."""
+    """Move the step behind the loop whose rounds share a forward: once for all, or once for each round."""
     used = next(iter(blocks.labels(diagnosis, "used")), None)
     written = blocks.labels(diagnosis, "written")
     saved = next(iter(blocks.labels(diagnosis, "saved")), None)
@@ -21,20 +26,62 @@ def suggest(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     backward, step = pair
     source = step.source
     loop = source.parents[step.statement][0]
-    if not isinstance(loop, ast.For) or blocks.method_call(step.statement, "step") is None or loop.orelse:
-        return ()
-    if step.index < backward.index or len(step.block) < 2 or not blocks.is_whole_lines(source, step.statement):
+    call = blocks.method_call(step.statement, "step")
+    if not isinstance(loop, ast.For) or call is None or loop.orelse or step.index < backward.index:
         return ()
     is_shared = blocks.at_block(saved, step.block) is None
-    if not is_shared or blocks.names_read([step.statement]) & blocks.names_bound(loop.target):
+    if not is_shared or len(step.block) < 2 or not blocks.is_whole_lines(source, step.statement):
         return ()
-    inside = blocks.text_of(source, step.statement)
+    found = []
+    if not blocks.names_read([step.statement]) & blocks.names_bound(loop.target):
+        found.append(_once(source, loop, step.statement))
+    if not call.args and not call.keywords:
+        found.append(_each_round(source, loop, step.statement, call))
+    return tuple(found)
+
+
+def _once(source: SourceFile, loop: ast.For, step: ast.stmt) -> Fix:
+    inside = blocks.text_of(source, step)
     indent = " " * (source.span(loop).column - 1)
-    end = source.span(loop).end_line
-    changes = blocks.removed(source, step.statement)
+    changes = blocks.removed(source, step)
     moved = indent + inside.strip()
-    if end in changes:
-        changes[end] = moved
-    else:
-        changes[end] = f"{source.lines[end - 1]}\n{moved}"
-    return (blocks.fix("reorder_step", blocks.lines_changed(source, changes), "step_after_loop"),)
+    end = source.span(loop).end_line
+    changes[end] = moved if end in changes else f"{source.lines[end - 1]}\n{moved}"
+    return blocks.fix("reorder_step", blocks.lines_changed(source, changes), "step_after_loop")
+
+
+def _each_round(source: SourceFile, loop: ast.For, step: ast.stmt, call: ast.Call) -> Fix:
+    assert isinstance(call.func, ast.Attribute)
+    optimizer = source.text(call.func.value)
+    kept, stepping, p, grads, grad = (
+        blocks.fresh_name(source, name) for name in ("pending", "optimizer", "p", "grads", "grad")
+    )
+    start, place = source.span(loop), source.span(step)
+    outer, inner = source.lines[start.line - 1][: start.column - 1], source.lines[place.line - 1][: place.column - 1]
+    unit = inner[len(outer) :] or "    "
+    # A gradient that is not taken away in between is added to where it lies.
+    value = f"{p}.grad" if _clears(loop) else f"None if {p}.grad is None else {p}.grad.clone()"
+    parts = f'({p}, {value}) for group in {optimizer}.param_groups for {p} in group["params"]'
+    changes = {
+        **blocks.removed(source, step),
+        start.line: f"{outer}{kept} = []\n{source.lines[start.line - 1]}",
+        place.line: f"{inner}{kept}.append(({optimizer}, [{parts}]))",
+    }
+    after = (
+        f"{outer}for {stepping}, {grads} in {kept}:\n"
+        f"{outer}{unit}for {p}, {grad} in {grads}:\n"
+        f"{outer}{unit}{unit}{p}.grad = {grad}\n"
+        f"{outer}{unit}{stepping}.step()"
+    )
+    end = start.end_line
+    changes[end] = f"{changes.get(end, source.lines[end - 1])}\n{after}"
+    return blocks.fix("reorder_step", blocks.lines_changed(source, changes), "step_after_loop_apart")
+
+
+def _clears(loop: ast.For) -> bool:
+    """Whether every round sets gradients to None, so that the next round's are new tensors."""
+    calls = [node for node in ast.walk(loop) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    return any(
+        isinstance(call.func, ast.Attribute) and call.func.attr == "zero_grad" and not call.args and not call.keywords
+        for call in calls
+    )
