@@ -59,7 +59,7 @@ def _labels(facts: Facts, values: dict[str, Any]) -> tuple[Label, ...]:
             role = "written" if len(places) == 1 else "suspect"
             changed += (Label(role, frame, message, "=", Site((frame,))),)  # type: ignore[arg-type]
     return (
-        *label_room.at("saved", conflict.save.site, Message("label.checkpointed", values), op="checkpoint"),
+        *label_room.at("saved", conflict.save.site, Message("label.checkpoint_call", values), op="checkpoint"),
         *changed,
         *label_room.at("used", conflict.use.site, Message("label.recomputed", values), op=conflict.use.via),
     )
