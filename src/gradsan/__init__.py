@@ -1,13 +1,45 @@
 """gradsan: a gradient sanitizer for PyTorch.
 
 ``with gradsan.watch() as w:`` watches a block, ``gradsan.enable()`` … ``gradsan.disable()`` a stretch of a program.
-Importing this package imports no torch.
+``gradsan.explain_exception(error)`` and ``gradsan.install()`` explain what nobody watched; ``%load_ext gradsan`` does
+both in notebooks. Importing this package imports no torch.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 __version__ = "0.1.0"
 
 from gradsan._api import disable, enable, heal, watch
+from gradsan._autopsy import autopsy, explain_exception
+from gradsan._install import install, uninstall
 
-__all__ = ["__version__", "disable", "enable", "heal", "watch"]
+
+def load_ipython_extension(ipython: Any) -> None:
+    """``%load_ext gradsan``: errors are explained below their traceback, and there is ``%%gradsan``."""
+    from gradsan import _ipython
+
+    _ipython.load(ipython)
+
+
+def unload_ipython_extension(ipython: Any) -> None:
+    """``%unload_ext gradsan``."""
+    from gradsan import _ipython
+
+    _ipython.unload(ipython)
+
+
+__all__ = [
+    "__version__",
+    "autopsy",
+    "disable",
+    "enable",
+    "explain_exception",
+    "heal",
+    "install",
+    "load_ipython_extension",
+    "uninstall",
+    "unload_ipython_extension",
+    "watch",
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
@@ -100,8 +101,6 @@ class watch:  # noqa: N801 - used as a function: ``with gradsan.watch():``
         return self._render(width=100)
 
     def _render(self, width: int) -> str:
-        import os
-
         from gradsan.present import render_terminal
         from gradsan.text import choose_language
 
@@ -109,7 +108,15 @@ class watch:  # noqa: N801 - used as a function: ``with gradsan.watch():``
         return render_terminal(self.report, language=language, color=False, width=width, stacks=False)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return {"text/plain": str(self) if self._last is not None else repr(self)}
+        if self._last is None:
+            return {"text/plain": repr(self)}
+        return {"text/plain": str(self), "text/html": self._repr_html_()}
+
+    def _repr_html_(self) -> str:
+        from gradsan.present.html import render_fragment
+        from gradsan.text import choose_language
+
+        return render_fragment(self.report, language=choose_language(self._language, os.environ))
 
 
 def heal(max_bytes: int | None = None, *, language: LanguageOption = "auto") -> watch:

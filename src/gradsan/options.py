@@ -39,7 +39,8 @@ class Options:
     annotations of GitHub Actions on the standard output; ``exit_code`` (0 to 255) the status that takes the
     place of 0 where the program finished but a conflict was found, 0 leaving the program's status alone; ``stacks``
     asks for whole stacks, ``quiet`` for no report on the terminal. ``deep`` keeps originals, ``heal`` lets backward use
-    them, with copies of at most ``heal_max_bytes``. ``autopsy`` watches nothing and explains the error that ends the run.
+    them, with copies of at most ``heal_max_bytes``. ``autopsy`` watches nothing and explains the error that ends the
+    run; it is stronger than the other two.
 
     ``ignore`` are rules for findings that are not wanted, ``suppressions`` a file of such rules, ``baseline`` a file of
     findings that are known already, ``write_baseline`` the file that those of this run are written to.

@@ -82,6 +82,24 @@ def find_stale(
     return Stale(only, None, None, False, _sizes(told), int(told["saved"]), int(told["now"]), tuple(hidden))
 
 
+def stale_errors(roots: Iterable[Any]) -> list[RuntimeError]:
+    """The errors at which a backward from ``roots`` would stop, one for each saved tensor that is out of date.
+
+    Nothing is run but PyTorch's own check of each slot; what hooks stand behind, and what a Node hides, is not asked.
+    """
+    found: dict[str, RuntimeError] = {}
+    for node in graphs.engine_order(roots):
+        for slot, saved in _torch.saved_slots(node):
+            if not torch.is_tensor(_torch.packed_object(saved)) or _torch.is_hooked(saved):
+                continue
+            try:
+                _torch.read_slot(node, slot.partition("[")[0])
+            except RuntimeError as error:
+                if is_version_error(error):
+                    found.setdefault(f"{id(node)} {error}", error)
+    return list(found.values())
+
+
 def _nodes_in_frames(error: BaseException) -> Iterator[Any]:
     """The Nodes of custom Functions in the frames that the error came through, innermost first."""
     frames = []

@@ -1,6 +1,6 @@
-"""An exception that nobody watched, turned into plain data: what is left of its graph and its variables, and the source.
+"""An exception that nobody watched, turned into plain data: what is left of graph and variables, and the source.
 
-The traceback holds the frames, these hold the variables, and the frame by which torch entered the engine holds the loss.
+The traceback holds the frames, these hold the variables, and the one by which torch entered the engine holds the loss.
 No hook is installed anywhere: on a stale slot that would switch PyTorch's check off.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from gradsan.capture import _torch, autopsy, conflicts, failures, graphs
@@ -33,6 +33,32 @@ def evidence_of(error: BaseException) -> Evidence:
     return Evidence()
 
 
+def evidence_in(loss: Any, frame: FrameType) -> Evidence:
+    """The saved tensors in the graph of ``loss`` that are out of date; ``frame`` is where that is asked."""
+    found = []
+    site, frames = _stack_of(frame)
+    record = BackwardRecord(0, site, threading.get_ident(), "backward", False, (loss.grad_fn,), (loss,))
+    for error in autopsy.stale_errors(record.roots):
+        conflict = _of_record(record, frames, frame, error, ())
+        if conflict is not None:
+            found.append(conflict)
+    return Evidence(conflicts=tuple(found))
+
+
+def _stack_of(frame: FrameType) -> tuple[Site, tuple[FrameType, ...]]:
+    """The stack at a running frame."""
+    frames: list[FrameType] = []
+    at: FrameType | None = frame
+    while at is not None:
+        frames.insert(0, at)
+        at = at.f_back
+    trace: TracebackType | None = None
+    for one in reversed(frames):
+        trace = TracebackType(trace, one, one.f_lasti, one.f_lineno)
+    site, kept, _ = of_traceback(trace)
+    return site, kept
+
+
 def _chain(error: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
     one: BaseException | None = error
@@ -46,7 +72,6 @@ class _Call:
     """The failed call into the engine: the loss, the stack that led to it, and the backward as a recorder tells it."""
 
     def __init__(self, call: _torch.EngineCall, error: BaseException) -> None:
-        self.inputs = call.inputs
         self.site, self.frames, self.frame = of_traceback(_up_to(error.__traceback__, call.trace))
         roots = tuple(one.grad_fn for one in call.outputs if getattr(one, "grad_fn", None) is not None)
         roots += tuple(one.node for one in call.outputs if hasattr(one, "node"))
@@ -60,11 +85,12 @@ class _Call:
             call.outputs,
         )
 
-    def log(self, first: Any = None) -> RehearsedLog:
-        """The log of the program, read around the Node ``first``."""
-        order = graphs.engine_order(self.record.roots)
-        nodes = [first, *order] if first is not None else order
-        return rehearse(self.frames, self.site.user_frame, nodes, self.record.thread)
+
+def _log(record: BackwardRecord, frames: tuple[FrameType, ...], first: Any = None) -> RehearsedLog:
+    """The log of a program, read around the Node ``first``."""
+    order = graphs.engine_order(record.roots)
+    nodes = [first, *order] if first is not None else order
+    return rehearse(frames, record.stack.user_frame, nodes, record.thread)
 
 
 def _conflict(error: BaseException) -> Conflict | None:
@@ -72,13 +98,18 @@ def _conflict(error: BaseException) -> Conflict | None:
     if engine is None:
         return None
     call = _Call(engine, error)
-    record = call.record
+    return _of_record(call.record, call.frames, call.frame, error, engine.inputs)
+
+
+def _of_record(
+    record: BackwardRecord, frames: tuple[FrameType, ...], frame: FrameType | None, error: BaseException, inputs: Any
+) -> Conflict | None:
     accumulates = record.via == "backward"
-    stale = autopsy.find_stale(record.roots, error, engine.inputs, accumulates, record.retain_graph)
+    stale = autopsy.find_stale(record.roots, error, inputs, accumulates, record.retain_graph)
     if stale is None:
         return None
     node, tensor = stale.node, stale.tensor
-    log = call.log(node)
+    log = _log(record, frames, node)
     number = None if node is None else _torch.node_sequence(node)
     if tensor is not None:
         base = tensor if tensor._base is None else tensor._base
@@ -86,7 +117,7 @@ def _conflict(error: BaseException) -> Conflict | None:
         _, _, region = _torch.weak_identity(base)
         log.look_for(_torch.storage_identity(tensor), number, stale.is_output, is_lasting, region)
     record = replace(record, clock=log.clock)
-    found = conflicts.of_failure(log, RehearsedSteps(log), record, error, call.frame)
+    found = conflicts.of_failure(log, RehearsedSteps(log), record, error, frame)
     if found is None:
         return None
     rivals = [] if number is None else log.rivals(number)
@@ -108,16 +139,13 @@ def _confidence(conflict: Conflict, has_rivals: bool) -> Confidence:
 def _failure(error: BaseException) -> Failure | None:
     engine = _torch.engine_call(error)
     if engine is None:
-        site, frames, _ = of_traceback(error.__traceback__)
         log = rehearse((), None, (), threading.get_ident())
         found = failures.of_exception(log, RehearsedSteps(log), error, backwards=None)
         return None if found is None else replace(found, confidence="certain")
     call = _Call(engine, error)
-    log = call.log()
+    log = _log(call.record, call.frames)
     record = replace(call.record, clock=log.clock)
-    found = failures.of_exception(
-        log, RehearsedSteps(log), error, backwards=log, backward=record, inputs=call.inputs
-    )
+    found = failures.of_exception(log, RehearsedSteps(log), error, backwards=log, backward=record, inputs=engine.inputs)
     return None if found is None else replace(found, confidence="likely")
 
 

@@ -1,4 +1,4 @@
-"""Following calls: into functions and modules whose source is there; of what has none, by the name that torch gave it."""
+"""Following calls: into functions and modules whose source is there; of what has none, by the name it has in torch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ _PARAMETER_ITERATORS = frozenset({"parameters", "named_parameters", "buffers", "
 _MODULE_ITERATORS = frozenset({"modules", "children", "named_modules", "named_children"})
 _PASSING = frozenset({"list", "tuple", "reversed", "sorted", "iter", "set", "tqdm", "trange", "next", "deepcopy"})
 _ADDING = frozenset({"append", "appendleft", "extend", "insert", "add", "push"})
-_SAME_OBJECT = frozenset({"train", "eval", "to", "cuda", "cpu", "float", "double", "half", "requires_grad_", "share_memory"})
+_SAME_OBJECT = frozenset(
+    {"train", "eval", "to", "cuda", "cpu", "float", "double", "half", "requires_grad_", "share_memory"}
+)
 _SILENT = frozenset({"item", "tolist", "numel", "size", "dim", "stride", "data_ptr", "is_contiguous", "zero_grad"})
 
 
@@ -58,7 +60,7 @@ class Calls:
         self,
         kind: EventKind,
         name: str,
-        node: ast.expr,
+        node: ast.expr | ast.stmt,
         space: Namespace,
         *,
         operands: list[Value],
@@ -140,7 +142,12 @@ class Calls:
         return self._builtin(getattr(thing, "__name__", _last_name(node)), args, keywords, node, space)
 
     def _function(
-        self, function: types.FunctionType, args: list[Value], keywords: dict[str, Value], node: ast.expr, space: Namespace
+        self,
+        function: types.FunctionType,
+        args: list[Value],
+        keywords: dict[str, Value],
+        node: ast.expr,
+        space: Namespace,
     ) -> Value:
         name = function.__name__
         if name == "checkpoint" and args:
@@ -414,7 +421,9 @@ def _all_of(tensors: list[Any]) -> Value:
 
 def _last_name(node: ast.expr) -> str:
     function = node.func if isinstance(node, ast.Call) else node
-    return function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else "?"
+    return (
+        function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else "?"
+    )
 
 
 def _pieces(args: list[Value]) -> int:
@@ -428,7 +437,7 @@ def _is_user_function(function: Any) -> bool:
 
 
 def _is_readable(function: Any) -> bool:
-    """Whether a function's source is worth following: the user's, and what makes the layers of torch and its libraries."""
+    """Whether a function's source is worth following: the user's, and that of the layers of torch and its libraries."""
     module = getattr(function, "__module__", "") or ""
     if _is_user_function(function):
         return True
@@ -452,7 +461,9 @@ def definition_at(source: SourceFile, line: int, name: str) -> Any:
 
 def _decorator_switch(function: Any) -> bool | None:
     source = read_source(function.__code__.co_filename) if hasattr(function, "__code__") else None
-    node = None if source is None else definition_at(source, function.__code__.co_firstlineno, function.__code__.co_name)
+    node = (
+        None if source is None else definition_at(source, function.__code__.co_firstlineno, function.__code__.co_name)
+    )
     for decorator in getattr(node, "decorator_list", ()):
         call = decorator.func if isinstance(decorator, ast.Call) else decorator
         name = call.attr if isinstance(call, ast.Attribute) else getattr(call, "id", "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import traceback
 from array import array
@@ -52,9 +53,7 @@ class RehearsedLog:
         self.events = _until(script.events, used)
         self._thread = thread
         self._nodes = list(nodes)
-        self._places = [
-            [Place(column, score) for score, column in found] for found in places(self._nodes, self.events)
-        ]
+        self._places = [[Place(column, score) for score, column in found] for found in places(self._nodes, self.events)]
         self._row = {node.sequence: row for row, node in enumerate(self._nodes)}
         self._numbers = self._numbered()
         self.target = 0
@@ -135,7 +134,7 @@ class RehearsedLog:
                 self._numbers[number],
                 self._numbers[number],
                 self._steps_before(number),
-                None,
+                0,
                 (),
             )
             for number, event in enumerate(self.events[:-1])
@@ -250,10 +249,8 @@ def _read(own: Sequence[FrameType], used: Frame | None, script: Script) -> None:
     walk.live_frames = {_key(frame): frame.f_locals for frame in own}
     for depth, frame in enumerate(own):
         before = len(script.events)
-        try:
+        with contextlib.suppress(EnoughError):
             _read_frame(walk, frame)
-        except EnoughError:
-            pass
         if _last_use(script.events, used) >= before:
             return
         if depth < len(own) - 1:

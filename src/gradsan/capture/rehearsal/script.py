@@ -20,9 +20,9 @@ class EnoughError(Exception):
 class Event:
     """One thing that happens at ``frames`` (outermost first).
 
-    ``name`` is what is called (``sigmoid``, ``add_``, ``SGD.step``). ``operands`` and ``result`` are the memory it reads
-    and makes, ``written`` what it changes, ``leaves`` the real storages of parameters among the operands. ``bound``
-    are the names that its statement gives its result to. ``records`` tells whether autograd would record it.
+    ``name`` is what is called (``sigmoid``, ``add_``, ``SGD``). ``operands``, one by one, and ``result`` are the memory
+    it reads and makes, ``written`` what it changes, ``leaves`` the real storages of parameters among the operands.
+    ``bound`` are the names that its statement gives its result to. ``records`` tells whether autograd would record it.
     ``retain_graph`` is that of a backward. ``rounds`` tells in which round of each loop it happens.
     """
 

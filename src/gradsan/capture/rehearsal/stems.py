@@ -9,8 +9,11 @@ _ENDING = re.compile(r"(Backward(Autograd\w+)?\d*\w*|Backward)$")
 _BACKENDS = re.compile(r"^(native|cudnn|miopen|mps|mkldnn|thnn|fused)+(?=[a-z])")
 
 GLUE = frozenset(
-    """alias asstrided clone copyslices detach expand flatten permute reshape reshapealias select slice split squeeze
-    splitwithsizes t tocopy transpose unbind unflatten unsafesplit unsafeview unsqueeze view""".split()
+    {
+        *("alias", "asstrided", "clone", "copyslices", "detach", "expand", "flatten", "permute", "reshape"),
+        *("reshapealias", "select", "slice", "split", "squeeze", "splitwithsizes", "t", "tocopy", "transpose"),
+        *("unbind", "unflatten", "unsafesplit", "unsafeview", "unsqueeze", "view"),
+    }
 )
 """Nodes that change how a tensor is looked at: any call may make them beside its own."""
 

@@ -78,7 +78,7 @@ class TensorMethod:
 
 @dataclass(slots=True, eq=False)
 class Namespace:
-    """The variables of a function or module while it is read; ``live`` are those of its frame, if it is on the stack."""
+    """The variables of a function or module while it is read; ``live`` are those of its frame, if that is there."""
 
     file: str
     qualname: str

@@ -1,0 +1,133 @@
+"""``install()``: an error of autograd's that nobody catches is explained after its traceback.
+
+Nothing is watched and torch is not imported: until such an error arises there is nothing but a function in
+``sys.excepthook`` and ``threading.excepthook``, or IPython's custom handler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gradsan.model import Report
+    from gradsan.options import Options
+
+_undo: list[Callable[[], None]] = []
+
+
+def install() -> None:
+    """Explain from now on every error of autograd's that ends the program or a thread; a second call does nothing.
+
+    The traceback is shown first, as it would be without gradsan, then the report on stderr. In IPython and notebooks
+    the report follows the traceback in the cell's output.
+    """
+    if _undo:
+        return
+    shell = _shell()
+    if shell is None:
+        _undo.append(_install_in_python())
+    else:
+        from gradsan._ipython import install_in
+
+        _undo.append(install_in(shell))
+    _undo.append(_install_in_threads())
+
+
+def uninstall() -> None:
+    """Undo :func:`install`; nothing where it was not called. Hooks that others put on top of it stay."""
+    while _undo:
+        _undo.pop()()
+
+
+def show_explained(error: BaseException) -> None:
+    """Write the report of ``error`` on stderr; nothing where gradsan does not know it. Never raises."""
+    try:
+        from gradsan._autopsy import explain_exception
+
+        report = explain_exception(error).report
+        if report.diagnoses:
+            _write(report)
+    except Exception:
+        if os.environ.get("GRADSAN_DEBUG"):
+            traceback.print_exc()
+
+
+def _write(report: Report) -> None:
+    from gradsan.cli._reporting import wants_color, width_of
+    from gradsan.cli._sentences import flush_output, write_to_stderr
+    from gradsan.present import needs_ascii, render_terminal
+    from gradsan.text import choose_language
+
+    options = _options()
+    text = render_terminal(
+        report,
+        language=choose_language(options.lang, os.environ),
+        color=wants_color(options.color, sys.stderr, os.environ),
+        width=width_of(sys.stderr),
+        stacks=options.stacks,
+        ascii=needs_ascii(getattr(sys.stderr, "encoding", None)),
+    )
+    flush_output()
+    write_to_stderr(text)
+
+
+def _options() -> Options:
+    """What the environment and pyproject.toml say; the defaults where they cannot be understood."""
+    from gradsan.options import Options, OptionsError, read_options
+
+    try:
+        return read_options({}, os.environ, Path.cwd())
+    except (OptionsError, OSError):
+        return Options()
+
+
+def _install_in_python() -> Callable[[], None]:
+    shown, is_on = sys.excepthook, True
+
+    def explain_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        shown(kind, error, trace)
+        if is_on and isinstance(error, Exception):
+            show_explained(error if error.__traceback__ is not None else error.with_traceback(trace))
+
+    def undo() -> None:
+        nonlocal is_on
+        is_on = False
+        if sys.excepthook is explain_uncaught:
+            sys.excepthook = shown
+
+    sys.excepthook = explain_uncaught
+    return undo
+
+
+def _install_in_threads() -> Callable[[], None]:
+    shown, is_on = threading.excepthook, True
+
+    def explain_uncaught(args: threading.ExceptHookArgs) -> None:
+        shown(args)
+        if is_on and isinstance(args.exc_value, Exception):
+            show_explained(args.exc_value)
+
+    def undo() -> None:
+        nonlocal is_on
+        is_on = False
+        if threading.excepthook is explain_uncaught:
+            threading.excepthook = shown
+
+    threading.excepthook = explain_uncaught
+    return undo
+
+
+def _shell() -> Any:
+    """The IPython shell that this process runs in, None where there is none."""
+    ipython = sys.modules.get("IPython")
+    with contextlib.suppress(AttributeError):
+        return None if ipython is None else ipython.get_ipython()
+    return None
