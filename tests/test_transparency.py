@@ -144,7 +144,7 @@ def compiled() -> list[torch.Tensor]:
     torch._dynamo.reset()
     net = nn.Sequential(nn.Linear(6, 6), nn.ReLU(inplace=True), nn.Linear(6, 1))
 
-    @torch.compile(backend="aot_eager")
+    @torch.compile(backend="aot_eager", fullgraph=True)
     def forward(x: torch.Tensor) -> torch.Tensor:
         hidden = torch.add(net(x), 1.0)
         hidden.mul_(2)

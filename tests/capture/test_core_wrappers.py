@@ -30,6 +30,36 @@ def test_a_wrapper_looks_like_what_it_wraps(core):
     assert copy.deepcopy(wrapper) is copy.copy(wrapper) is wrapper
 
 
+def test_a_call_by_name_is_a_call(core):
+    add_ = core.writer(torch.Tensor.add_, "add_", "inplace", 0, None)
+    core.active = True
+    tensor = torch.zeros(1)
+    assert add_.__call__(tensor, 1) is tensor
+    assert type(add_).__call__(add_, tensor, other=1) is tensor
+    assert tensor.item() == 2
+    assert len(core.writes()) == 2
+
+
+def test_a_compiler_sees_through_a_wrapper(core, monkeypatch):
+    monkeypatch.setattr(torch, "sigmoid", plain(core, torch.sigmoid))
+    monkeypatch.setattr(torch, "add", core.writer(plain(core, torch.add), "add", "out", -1, "out"))
+    core.active = True
+    graphs = []
+
+    def backend(module, _):
+        graphs.append([node.target for node in module.graph.nodes if node.op == "call_function"])
+        return module.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: torch.add(torch.sigmoid(x), 1), backend=backend, fullgraph=True)
+    assert compiled(torch.zeros(2)).tolist() == [1.5, 1.5]
+    ((first, second),) = graphs
+    assert first is torch.sigmoid.__wrapped__
+    assert second is torch.add.__wrapped__.__wrapped__
+    assert compiled(torch.ones(2)).shape == (2,)
+    assert len(graphs) == 1, "a second call does not compile again"
+
+
 def test_a_wrapper_of_a_method_binds(core):
     class Holder(torch.Tensor):
         __torch_function__ = torch._C._disabled_torch_function_impl
@@ -203,3 +233,25 @@ def test_stacks_can_be_made_by_hand(core):
     code = sys._getframe().f_code
     stack = constants(core).Stack((code, code), (2, -1))
     assert (stack.codes, stack.lastis) == ((code, code), (2, -1))
+
+
+def test_is_told_of_operators_that_are_not_quiet(core):
+    core.active = True
+    told = []
+    core.on_operator = lambda args, kwargs: told.append((args, kwargs))
+
+    def original(*args, **kwargs):
+        return 7
+
+    run = core.writer(original, "__call__", "operator", -1, None)
+    operator = object()
+    assert run(operator, 1, key=2) == 7
+    assert told == [((operator, 1), {"key": 2})]
+    core.quiet_operators.add(id(operator))
+    assert run(operator, 1) == 7
+    assert run() == 7
+    assert len(told) == 1
+    core.on_operator = lambda args, kwargs: 1 / 0
+    assert run(object()) == 7
+    assert core.log_errors == 1
+    assert core.writes() == []

@@ -79,6 +79,23 @@ static PyTypeObject *type_of_module(const char *module_name, const char *name)
     return (PyTypeObject *)found;
 }
 
+static PyTypeObject MethodWriter_Type, FunctionWriter_Type;
+
+/* Makes `__call__`, read from the types of the wrappers, the function that a compiler can trace; calls go on to take
+ * tp_call. torch.compile looks it up where it meets an object that is called, and a slot of C would break its graph. */
+static int let_compilers_trace(void)
+{
+    PyObject *call = attribute_of_module("gradsan.capture._writer_pure", "traced_call");
+    PyTypeObject *types[] = {&MethodWriter_Type, &FunctionWriter_Type};
+    int status = call == NULL ? -1 : 0;
+    for (int i = 0; status == 0 && i < 2; i++) {
+        status = PyDict_SetItemString(types[i]->tp_dict, "__call__", call);
+        PyType_Modified(types[i]);
+    }
+    Py_XDECREF(call);
+    return status;
+}
+
 static int find_torch(void)
 {
     static const char here[] = "gradsan.capture._torch";
@@ -93,7 +110,7 @@ static int find_torch(void)
         (torch.dress = attribute_of_module(here, "dress")) == NULL ||
         (torch.optimizer_folder = attribute_of_module(here, "optimizer_folder")) == NULL ||
         (torch.reduction = attribute_of_module("gradsan.capture._writer_pure", "reduction")) == NULL ||
-        (torch.cdata_name = PyUnicode_InternFromString("_cdata")) == NULL)
+        (torch.cdata_name = PyUnicode_InternFromString("_cdata")) == NULL || let_compilers_trace() < 0)
         return -1;
     for (int i = 0; i < ATTRIBUTES; i++) {
         if ((torch.attribute_names[i] = PyUnicode_InternFromString(attribute_texts[i])) == NULL)
@@ -816,8 +833,6 @@ typedef struct {
     PyObject *keyword; /* NULL: none */
     PyObject *dictionary, *weak_references;
 } Writer;
-
-static PyTypeObject MethodWriter_Type, FunctionWriter_Type;
 
 static inline int is_writer(PyObject *object)
 {

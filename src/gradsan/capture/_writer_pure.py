@@ -117,6 +117,13 @@ class MethodWriter(FunctionWriter):
         return self if instance is None else MethodType(self, instance)
 
 
+def traced_call(wrapper: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """What a compiler sees as the ``__call__`` of a wrapper in C, which it cannot look into; else a call of it."""
+    if _torch.is_compiling():
+        return wrapper.__wrapped__(*args, **kwargs)
+    return wrapper(*args, **kwargs)
+
+
 _HERE = globals()
 
 
