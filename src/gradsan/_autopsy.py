@@ -1,4 +1,4 @@
-"""An error explained after the fact: ``explain_exception``, ``autopsy``, and the session of ``gradsan run --autopsy``."""
+"""An error explained after the fact: ``explain_exception``, ``autopsy``, the session of ``gradsan run --autopsy``."""
 
 from __future__ import annotations
 

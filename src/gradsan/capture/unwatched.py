@@ -113,9 +113,9 @@ def _of_record(
     number = None if node is None else _torch.node_sequence(node)
     if tensor is not None:
         base = tensor if tensor._base is None else tensor._base
-        is_lasting = bool(tensor.is_leaf and not stale.is_output) or bool(base.is_leaf and base.requires_grad)
+        is_leaf = bool(base.is_leaf and base.requires_grad)
         _, _, region = _torch.weak_identity(base)
-        log.look_for(_torch.storage_identity(tensor), number, stale.is_output, is_lasting, region)
+        log.look_for(_torch.storage_identity(tensor), number, stale.is_output, is_leaf, region)
     record = replace(record, clock=log.clock)
     found = conflicts.of_failure(log, RehearsedSteps(log), record, error, frame)
     if found is None:

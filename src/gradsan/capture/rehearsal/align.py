@@ -78,7 +78,7 @@ def places(nodes: Sequence[Made], events: Sequence[Event]) -> list[list[tuple[fl
             for column, score in enumerate(own)
             if score >= _LEAST
         ]
-        found.append(sorted(ways, key=lambda pair: (-pair[0], -pair[1])))
+        found.append(sorted(ways, key=lambda pair: (-pair[0], pair[1])))
     return found
 
 

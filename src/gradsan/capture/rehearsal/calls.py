@@ -14,6 +14,7 @@ from gradsan.capture import _torch
 from gradsan.capture.rehearsal import lookup
 from gradsan.capture.rehearsal.script import Event, EventKind, Script
 from gradsan.capture.rehearsal.values import (
+    UNKNOWN,
     Bound,
     Closure,
     Namespace,
@@ -33,10 +34,12 @@ _DEEPEST = 24
 _PARAMETER_ITERATORS = frozenset({"parameters", "named_parameters", "buffers", "named_buffers", "state_dict"})
 _MODULE_ITERATORS = frozenset({"modules", "children", "named_modules", "named_children"})
 _PASSING = frozenset({"list", "tuple", "reversed", "sorted", "iter", "set", "tqdm", "trange", "next", "deepcopy"})
+_LISTING = _PASSING | {"zip", "enumerate", "range", "sum", "max", "min", "map", "filter"}
 _ADDING = frozenset({"append", "appendleft", "extend", "insert", "add", "push"})
 _SAME_OBJECT = frozenset(
     {"train", "eval", "to", "cuda", "cpu", "float", "double", "half", "requires_grad_", "share_memory"}
 )
+_EXPANDING = frozenset({"expand", "expand_as", "broadcast_to"})
 _SILENT = frozenset({"item", "tolist", "numel", "size", "dim", "stride", "data_ptr", "is_contiguous", "zero_grad"})
 
 
@@ -53,6 +56,7 @@ class Calls:
         self.statement: ast.stmt | None = None
         self.fields: dict[int, dict[str, Value]] = {}
         self.modules: dict[int, Namespace] = {}
+        self.expanded: frozenset[int] = frozenset()
 
     # ---- what happens
 
@@ -85,6 +89,7 @@ class Calls:
                 self.records,
                 retain_graph,
                 self.rounds,
+                written is not None and bool(written.memory & self.expanded),
             )
         )
 
@@ -139,7 +144,10 @@ class Calls:
             inner = lookup.attribute(function, "__call__")
             if isinstance(inner.thing, Bound) and isinstance(inner.thing.function, types.FunctionType):
                 return self.called(inner, args, keywords, node, space)
-        return self._builtin(getattr(thing, "__name__", _last_name(node)), args, keywords, node, space)
+        name = getattr(thing, "__name__", _last_name(node))
+        if getattr(thing, "__module__", None) == "builtins" and name not in _LISTING:
+            return self._of_python(name, args)
+        return self._builtin(name, args, keywords, node, space)
 
     def _function(
         self,
@@ -205,6 +213,9 @@ class Calls:
         live = self.live_frames.get((inner.file, inner.qualname))
         if live is not None:
             inner.live = live
+            inner.names = {
+                name: lookup.live_instead(live.get(name, UNKNOWN), value) for name, value in inner.names.items()
+            }
         if isinstance(definition, ast.Lambda):
             returned = [self.value(definition.body, inner)]
         else:
@@ -220,8 +231,8 @@ class Calls:
         if isinstance(function, property):
             return Value()
         thing = owner.thing
-        if lookup.is_optimizer(thing) and name == "step":
-            return self._step(thing, args, node, space)
+        if name == "step" and self._is_optimizer(owner):
+            return self._step(owner, args, node, space)
         if isinstance(thing, nn.Module) and not _is_user_function(function):
             if name in _PARAMETER_ITERATORS:
                 tensors = list(thing.buffers() if "buffer" in name else thing.parameters())
@@ -240,13 +251,20 @@ class Calls:
             return result
         return self.called(of_thing(function), [owner, *args], keywords, node, space)
 
-    def _step(self, optimizer: Any, args: list[Value], node: ast.expr, space: Namespace) -> Value:
-        tensors = [one for group in optimizer.param_groups for one in group["params"]]
-        written = _all_of(tensors)
+    def _is_optimizer(self, value: Value) -> bool:
+        kind = value.kind if not value.is_known else type(value.thing)
+        return isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
+
+    def _step(self, optimizer: Value, args: list[Value], node: ast.expr, space: Namespace) -> Value:
+        """A step: it writes all parameters of the optimizer, and runs its closure before and after."""
+        if optimizer.is_known:
+            name, written = type(optimizer.thing).__name__, Value(memory=lookup.memory_in_groups(optimizer.thing))
+        else:
+            name, written = optimizer.kind.__name__, (optimizer.attributes or {}).get("params", Value())
         closures = [one for one in args if isinstance(one.thing, Closure | types.FunctionType)]
         for closure in closures:
             self.called(closure, [], {}, node, space)
-        self.note("step", type(optimizer).__name__, node, space, operands=[], written=written)
+        self.note("step", name, node, space, operands=[], written=written)
         for closure in closures:
             self.called(closure, [], {}, node, space)
         return Value()
@@ -276,8 +294,11 @@ class Calls:
         self, kind: Any, args: list[Value], keywords: dict[str, Value], node: ast.expr, space: Namespace
     ) -> Value:
         if kind.__module__ == "builtins":
-            return self._builtin(kind.__name__, args, keywords, node, space)
+            listing = kind.__name__ in _LISTING
+            return self._builtin(kind.__name__, args, keywords, node, space) if listing else Value()
         made_object = Value(attributes={}, kind=kind)
+        if issubclass(kind, torch.optim.Optimizer) and args:
+            made_object.attributes = {"params": Value(memory=memory_in(args[0]))}
         start = vars(kind).get("__init__")
         if isinstance(start, types.FunctionType) and is_user_file(start.__code__.co_filename):
             self.called(of_thing(start), [made_object, *args], keywords, node, space)
@@ -294,9 +315,8 @@ class Calls:
             kept = retain is not None and not (retain.is_known and not retain.thing)
             self.note("backward", "backward", node, space, operands=[owner], retain_graph=kept)
             return Value(None)
-        if name == "step" and any(lookup.is_optimizer(one.thing) for one in args):
-            found = next(one.thing for one in args if lookup.is_optimizer(one.thing))
-            return self._step(found, [], node, space)
+        if name == "step" and any(self._is_optimizer(one) for one in args):
+            return self._step(next(one for one in args if self._is_optimizer(one)), [], node, space)
         if not owner.may_be_tensor:
             return Value()
         return self._builtin(name, [owner, *args], keywords, node, space)
@@ -328,8 +348,6 @@ class Calls:
             return Value(items=[Value(), Value()])
         if name in _PASSING and args:
             return args[0]
-        if name in ("getattr", "isinstance", "len", "print", "hasattr", "int", "float", "str", "bool", "super", "type"):
-            return self._of_python(name, args)
         if name == "backward" and args:
             self.note("backward", "backward", node, space, operands=args[:1])
             return Value(None)
@@ -343,7 +361,10 @@ class Calls:
         if is_inplace_name(name) and args:
             self.note("write", name, node, space, operands=operands, result=args[0], written=args[0])
             return args[0]
-        if name in ALIASING_METHODS and args:
+        if name in _EXPANDING and args:
+            result = Value(memory=args[0].memory | made().memory)
+            self.expanded |= result.memory - args[0].memory
+        elif name in ALIASING_METHODS and args:
             result = Value(memory=args[0].memory)
         elif name in PIECES and args:
             result = Value(items=[Value(memory=args[0].memory) for _ in range(_pieces(args))])

@@ -36,7 +36,6 @@ _AUGMENTED = {
     ast.LShift: "__ilshift__",
     ast.RShift: "__irshift__",
 }
-_NUMBERS = (int, float, complex, bool, str, bytes, type(None))
 _ELEMENTS_READ = 12
 _ROUNDS = 2
 
@@ -108,7 +107,7 @@ class Expressions(Calls):
         return found
 
     def _computed(self, name: str, operands: list[Value], node: ast.expr, space: Namespace) -> Value:
-        if all(one.is_known and isinstance(one.thing, _NUMBERS) for one in operands):
+        if all(one.is_known and isinstance(one.thing, lookup.NUMBERS) for one in operands):
             return Value()
         if any(one.items is not None for one in operands):
             return Value(items=[item for one in operands for item in one.items or ()])
@@ -150,7 +149,7 @@ class Expressions(Calls):
     def assign(self, target: ast.expr, value: Value, space: Namespace) -> None:
         """Give ``value`` to ``target``; a tensor written by index is a write."""
         if isinstance(target, ast.Name):
-            space.names[target.id] = _live_instead(space.live.get(target.id, UNKNOWN), value)
+            space.names[target.id] = lookup.live_instead(space.live.get(target.id, UNKNOWN), value)
         elif isinstance(target, ast.Tuple | ast.List):
             for position, element in enumerate(target.elts):
                 inner = element.value if isinstance(element, ast.Starred) else element
@@ -169,7 +168,7 @@ class Expressions(Calls):
             owner.attributes[name] = value
         elif owner.is_known and not torch.is_tensor(owner.thing):
             live = lookup.of_instance(owner.thing, name)
-            self.fields.setdefault(id(owner.thing), {})[name] = _live_instead(live, value)
+            self.fields.setdefault(id(owner.thing), {})[name] = lookup.live_instead(live, value)
 
     def augment(self, node: ast.AugAssign, space: Namespace) -> None:
         """``x += y``: in place for a tensor, a new value for a number."""
@@ -179,8 +178,8 @@ class Expressions(Calls):
         if target.items is not None:
             target.items.extend(operand.items or [operand])
             return
-        if target.is_known and isinstance(target.thing, _NUMBERS):
-            if operand.is_known and isinstance(operand.thing, _NUMBERS):
+        if target.is_known and isinstance(target.thing, lookup.NUMBERS):
+            if operand.is_known and isinstance(operand.thing, lookup.NUMBERS):
                 return
             self.bound = (ast.unparse(node.target),)
             result = self._computed(name.strip("_")[1:], [target, operand], node, space)  # type: ignore[arg-type]
@@ -212,7 +211,7 @@ class Expressions(Calls):
             self.value(node, space)
             return None
         value = self.value(node, space)
-        is_plain = value.is_known and isinstance(value.thing, _NUMBERS) and not isinstance(node, ast.Name)
+        is_plain = value.is_known and isinstance(value.thing, lookup.NUMBERS) and not isinstance(node, ast.Name)
         is_constant = value.is_known and isinstance(value.thing, bool | type(None))
         return bool(value.thing) if is_plain or is_constant else None
 
@@ -234,7 +233,7 @@ class Expressions(Calls):
         thing = value.thing
         if isinstance(thing, nn.ModuleList | nn.Sequential | nn.ParameterList):
             return [of_thing(one) for one in list(thing)[:_ELEMENTS_READ]]
-        if isinstance(thing, list | tuple) and thing and not any(isinstance(one, _NUMBERS) for one in thing):
+        if isinstance(thing, list | tuple) and thing and not any(isinstance(one, lookup.NUMBERS) for one in thing):
             items = [of_thing(one) for one in list(thing)[:_ELEMENTS_READ]]
             return items if len(items) > 1 else items * _ROUNDS
         if isinstance(thing, dict):
@@ -283,24 +282,3 @@ def _part(value: Value, position: int) -> Value:
     if value.is_known and isinstance(value.thing, list | tuple) and position < len(value.thing):
         return of_thing(value.thing[position])
     return Value(memory=value.memory) if value.memory else made()
-
-
-def _lasts(container: Any) -> bool:
-    """Whether a live container holds no result of a computation, so that it may be the one that was made at first."""
-    inner = list(container.values()) if isinstance(container, dict) else list(container)
-    return bool(inner) and not any(
-        isinstance(one, _NUMBERS) or (torch.is_tensor(one) and not (one.is_leaf and one.requires_grad))
-        for one in inner[:64]
-    )
-
-
-def _live_instead(live: Any, value: Value) -> Value:
-    """The object that a live variable holds, where it may be the one that is assigned; tensors come and go."""
-    if live is UNKNOWN or isinstance(live, _NUMBERS):
-        return value
-    if torch.is_tensor(live):
-        is_lasting = bool(live.is_leaf and live.requires_grad)
-        return of_thing(live) if is_lasting and (not value.is_known or torch.is_tensor(value.thing)) else value
-    if isinstance(live, list | tuple | dict):
-        return of_thing(live) if _lasts(live) else value
-    return of_thing(live)

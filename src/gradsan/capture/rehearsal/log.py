@@ -40,8 +40,8 @@ class Place:
 class RehearsedLog:
     """What is asked of a recorder's core, its steps and its backwards, answered from the script.
 
-    Clocks are places in the script, from 1. ``target`` is the real storage of the overwritten tensor, ``memory`` all
-    that stands for it in the script; both are set once the save is known (:meth:`look_for`).
+    Clocks are places in the script, from 1. ``target`` is the real storage of the overwritten tensor, set by
+    :meth:`look_for`.
     """
 
     running: tuple[Any, ...] = ()
@@ -57,7 +57,8 @@ class RehearsedLog:
         self._row = {node.sequence: row for row, node in enumerate(self._nodes)}
         self._numbers = self._numbered()
         self.target = 0
-        self.memory: frozenset[int] = frozenset()
+        self._met: list[int] = []
+        self._is_leaf = False
         self._shape: tuple[Any, ...] = (0, (), None, 1)
         self.clock = len(self.events) + 1
         self.write_count = sum(event.kind == "write" for event in self.events)
@@ -97,28 +98,21 @@ class RehearsedLog:
 
     def writes(self) -> list[tuple[Any, ...]]:
         """The writes that may have met the overwritten tensor, as a core tells them."""
-        offset, shape, strides, itemsize = self._shape
-        return [
-            (
-                number + 1,
-                self.target,
-                None,
-                event.name,
-                "out" if not event.name.endswith("_") else "setitem" if event.name == "__setitem__" else "inplace",
-                offset,
-                shape,
-                strides,
-                itemsize,
-                None,
-                Site(event.frames),
-                self._numbers[number],
-                event.records,
-                self.target in event.written and not event.records,
-                self._steps_before(number),
-            )
-            for number, event in enumerate(self.events)
-            if event.kind == "write" and event.written & self.memory
-        ]
+        found = [self._raw(number) for number in self._met if self.events[number].kind == "write"]
+        if not self.target:
+            found += [self._raw(number) for number, event in enumerate(self.events) if event.expanded]
+        return found
+
+    def _raw(self, number: int) -> tuple[Any, ...]:
+        """One write as a core keeps it; of an expanded tensor only that is told of its shape."""
+        event = self.events[number]
+        offset, shape, strides, itemsize = (0, (2,), (0,), 1) if event.expanded else self._shape
+        kind = "out" if not event.name.endswith("_") else "setitem" if event.name == "__setitem__" else "inplace"
+        is_parameter = self._is_leaf and not event.records
+        return (
+            *(number + 1, self.target, None, event.name, kind, offset, shape, strides, itemsize, None),
+            *(Site(event.frames), self._numbers[number], event.records, is_parameter, self._steps_before(number)),
+        )
 
     # ---- as a recorder's backwards
 
@@ -162,21 +156,33 @@ class RehearsedLog:
         found = self.places_of(sequence)
         return [one for one in found[1:] if one.score > found[0].score - _NEAR]
 
-    def look_for(self, storage: int, sequence: int | None, is_output: bool, is_lasting: bool, shape: Any) -> None:
-        """Set what stands for the overwritten tensor.
+    def look_for(self, storage: int, sequence: int | None, is_output: bool, is_leaf: bool, shape: Any) -> None:
+        """Find what may have written a tensor: steps and writes after its save, else any at all.
 
-        That is its ``storage``, and, unless it ``is_lasting`` (a parameter or buffer, known by its storage alone), the
-        operands or the result of the operation that made the Node numbered ``sequence``. ``shape`` is the region of
-        its base.
+        What stands for the tensor is its ``storage`` where the script knows a write to that, else (unless it
+        ``is_leaf``, a parameter) the operands or the result of the operation that made the Node numbered ``sequence``.
+        ``shape`` is the region of its base.
         """
-        self.target, self._shape = storage, shape
-        found = frozenset((storage,))
-        if not is_lasting and sequence is not None:
-            for place in self.places_of(sequence)[:1]:
-                event = self.events[place.event]
-                own = event.result if is_output else frozenset().union(*event.operands)
-                found |= own - event.leaves
-        self.memory = found
+        self.target, self._shape, self._is_leaf = storage, shape, is_leaf
+        place = next(iter(self.places_of(sequence)), None) if sequence is not None else None
+        saved_at = -1 if place is None else place.event
+        tiers = [frozenset((storage,))]
+        if place is not None and not is_leaf:
+            event = self.events[place.event]
+            tiers.append((event.result if is_output else frozenset().union(*event.operands)) - event.leaves)
+        for memory in tiers:
+            met = [number for number, event in enumerate(self.events) if event.written & memory]
+            after = [number for number in met if number > saved_at]
+            if after or met:
+                self._met = after or met
+                break
+        self.records = [record for record in self.records if record.clock - 1 in self._met]
+        for record in self.records:
+            record.storages = array("q", {*record.storages, storage})
+            record.before, record.after = (
+                array("q", [-1] * len(record.storages)),
+                array("q", [-2] * len(record.storages)),
+            )
 
     def _numbered(self) -> list[int]:
         """For each event the number that the next Node would have got."""

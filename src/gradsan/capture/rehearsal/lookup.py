@@ -12,6 +12,9 @@ from torch import nn
 
 from gradsan.capture.rehearsal.values import UNKNOWN, Bound, Namespace, TensorMethod, Value, of_thing
 
+NUMBERS = (int, float, complex, bool, str, bytes, type(None))
+"""What is no object with an identity of its own."""
+
 _TENSOR_VIEWS = frozenset({"data", "T", "mT", "H", "mH", "real", "imag"})
 
 
@@ -47,6 +50,8 @@ def attribute(owner: Value, text: str) -> Value:
     if not owner.is_known:
         return Value(TensorMethod(text, owner))
     thing = owner.thing
+    if isinstance(thing, list | tuple | dict | set):
+        return Value(TensorMethod(text, owner))
     if isinstance(thing, types.ModuleType):
         return of_thing(vars(thing).get(text, UNKNOWN)) if text in vars(thing) else Value()
     if isinstance(thing, type):
@@ -146,9 +151,39 @@ def any_of(values: list[Value]) -> Value:
     first = values[0]
     if first.may_be_tensor:
         return Value(memory=memory)
+    if len(values) > 1 and all(is_optimizer(value.thing) for value in values):
+        updated = frozenset().union(*(memory_in_groups(value.thing) for value in values))
+        return Value(attributes={"params": Value(memory=updated)}, kind=type(first.thing))
     return Value(first.thing, memory, first.items, first.attributes, first.kind)
 
 
 def is_optimizer(thing: Any) -> bool:
     """Whether a live object is an optimizer."""
     return isinstance(thing, torch.optim.Optimizer)
+
+
+def memory_in_groups(optimizer: Any) -> frozenset[int]:
+    """The storages of the parameters that an optimizer updates."""
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    return frozenset(memory for one in parameters for memory in of_thing(one).memory)
+
+
+def live_instead(live: Any, value: Value) -> Value:
+    """The object that a live variable holds, where it may be the one that is assigned; tensors come and go."""
+    if live is UNKNOWN or isinstance(live, NUMBERS):
+        return value
+    if torch.is_tensor(live):
+        is_lasting = bool(live.is_leaf and live.requires_grad)
+        return of_thing(live) if is_lasting and (not value.is_known or torch.is_tensor(value.thing)) else value
+    if isinstance(live, list | tuple | dict):
+        return of_thing(live) if _lasts(live) else value
+    return of_thing(live)
+
+
+def _lasts(container: Any) -> bool:
+    """Whether a live container holds no result of a computation, so that it may be the one that was made at first."""
+    inner = list(container.values()) if isinstance(container, dict) else list(container)
+    return bool(inner) and not any(
+        isinstance(one, NUMBERS) or (torch.is_tensor(one) and not (one.is_leaf and one.requires_grad))
+        for one in inner[:64]
+    )

@@ -23,7 +23,8 @@ class Event:
     ``name`` is what is called (``sigmoid``, ``add_``, ``SGD``). ``operands``, one by one, and ``result`` are the memory
     it reads and makes, ``written`` what it changes, ``leaves`` the real storages of parameters among the operands.
     ``bound`` are the names that its statement gives its result to. ``records`` tells whether autograd would record it.
-    ``retain_graph`` is that of a backward. ``rounds`` tells in which round of each loop it happens.
+    ``retain_graph`` is that of a backward. ``expanded`` tells that what is written was expanded.
+    ``rounds`` tells in which round of each loop it happens.
     """
 
     kind: EventKind
@@ -37,6 +38,7 @@ class Event:
     records: bool = True
     retain_graph: bool = False
     rounds: tuple[int, ...] = ()
+    expanded: bool = False
 
     @property
     def place(self) -> Frame | None:
