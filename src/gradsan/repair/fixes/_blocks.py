@@ -110,6 +110,18 @@ def fresh_name(source: SourceFile, name: str) -> str:
     return name
 
 
+def indentation_of(source: SourceFile) -> str:
+    """What one level of indentation is in the file: that of its first block, four spaces where it has none."""
+    for node in ast.walk(source.module):
+        body = getattr(node, "body", None)
+        if isinstance(node, ast.stmt) and isinstance(body, list) and body:
+            outer, inner = source.span(node), source.span(body[0])
+            text = source.lines[inner.line - 1][: inner.column - 1]
+            if inner.line != outer.line and not text.strip():
+                return text[outer.column - 1 :]
+    return "    "
+
+
 def lines_changed(source: SourceFile, changes: dict[int, str]) -> tuple[tuple[str, int, str], ...]:
     """``Fix.lines`` from new texts by line number, "" taking a line away."""
     return tuple((source.file, line, text) for line, text in sorted(changes.items()))
@@ -139,6 +151,7 @@ __all__ = [
     "fix",
     "fresh_name",
     "in_one_block",
+    "indentation_of",
     "is_whole_lines",
     "labels",
     "lines_changed",

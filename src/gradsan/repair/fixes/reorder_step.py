@@ -1,7 +1,7 @@
 """All backwards before any step: ``optimizer.step()`` moves behind the backward that needs the old values.
 
-The later backward would add its own gradients to those of the optimizer that now steps after it; where the next
-optimizer's parameters are all that it should reach, ``inputs=`` keeps them apart.
+The later backward would add its own gradients to those of the optimizer that now steps after it. Where the next
+optimizer's parameters are all that it should reach, ``inputs=`` keeps them apart; else a copy of the gradients does.
 """
 
 from __future__ import annotations
@@ -41,7 +41,29 @@ def suggest(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         texts = {**away, span.line: f"{apart}\n{moved}"}
         texts.update(dict.fromkeys(range(span.line + 1, span.end_line + 1), ""))
         found.append(blocks.fix("reorder_step", blocks.lines_changed(source, texts), "reorder_step_apart"))
+    found += _with_kept_gradients(place, list(steps))
     return tuple(found)
+
+
+def _with_kept_gradients(backward: blocks.Placed, steps: list[ast.stmt]) -> list[Fix]:
+    """A copy of the gradients where the step stood, put back right before it: without what the later backward adds."""
+    source = backward.source
+    call = blocks.method_call(steps[0], "step")
+    if len(steps) != 1 or call is None or call.args or call.keywords:
+        return []
+    assert isinstance(call.func, ast.Attribute)
+    optimizer = source.text(call.func.value)
+    params, kept, p, grad = (blocks.fresh_name(source, name) for name in ("params", "kept", "p", "grad"))
+    start, end = source.span(steps[0]), source.span(backward.statement).end_line
+    indent = source.lines[start.line - 1][: start.column - 1]
+    changes = {
+        **blocks.removed(source, steps[0]),
+        start.line: f'{indent}{params} = [{p} for group in {optimizer}.param_groups for {p} in group["params"]]\n'
+        f"{indent}{kept} = [None if {p}.grad is None else {p}.grad.clone() for {p} in {params}]",
+        end: f"{source.lines[end - 1]}\n{indent}for {p}, {grad} in zip({params}, {kept}):\n"
+        f"{indent}{blocks.indentation_of(source)}{p}.grad = {grad}\n{blocks.text_of(source, steps[0])}",
+    }
+    return [blocks.fix("reorder_step", blocks.lines_changed(source, changes), "reorder_step_kept")]
 
 
 def _with_inputs(place: blocks.Placed, moved: set[ast.stmt]) -> str | None:

@@ -53,19 +53,21 @@ def _once(source: SourceFile, loop: ast.For, step: ast.stmt) -> Fix:
 def _each_round(source: SourceFile, loop: ast.For, step: ast.stmt, call: ast.Call) -> Fix:
     assert isinstance(call.func, ast.Attribute)
     optimizer = source.text(call.func.value)
-    kept, stepping, p, grads, grad = (
-        blocks.fresh_name(source, name) for name in ("pending", "optimizer", "p", "grads", "grad")
-    )
+    names = ("pending", "optimizer", "params", "p", "grads", "grad")
+    kept, stepping, params, p, grads, grad = (blocks.fresh_name(source, name) for name in names)
     start, place = source.span(loop), source.span(step)
     outer, inner = source.lines[start.line - 1][: start.column - 1], source.lines[place.line - 1][: place.column - 1]
     unit = inner[len(outer) :] or "    "
     # A gradient that is not taken away in between is added to where it lies.
     value = f"{p}.grad" if _clears(loop) else f"None if {p}.grad is None else {p}.grad.clone()"
-    parts = f'({p}, {value}) for group in {optimizer}.param_groups for {p} in group["params"]'
+    keep = (
+        f'{inner}{params} = [{p} for group in {optimizer}.param_groups for {p} in group["params"]]\n'
+        f"{inner}{kept}.append(({optimizer}, [({p}, {value}) for {p} in {params}]))"
+    )
     changes = {
         **blocks.removed(source, step),
         start.line: f"{outer}{kept} = []\n{source.lines[start.line - 1]}",
-        place.line: f"{inner}{kept}.append(({optimizer}, [{parts}]))",
+        place.line: keep,
     }
     after = (
         f"{outer}for {stepping}, {grads} in {kept}:\n"
