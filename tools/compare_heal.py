@@ -91,6 +91,7 @@ def main() -> None:
         f"held against that of the program without the write "
         f"(written by `tools/compare_heal.py`, torch {torch.__version__}):\n"
     )
+    print("<!-- comparison:start -->")
     print("| write between save and backward | saved | plain | `allow_mutation_on_saved_tensors` | gradsan heal |")
     print("|---|---|---|---|---|")
     for saved, save in SAVES.items():
@@ -99,6 +100,7 @@ def main() -> None:
             print(_row(name, saved, save, write, right, True))
         name = "`t.mul_(0)`, backward after the context"
         print(_row(name, saved, save, WRITES["`t.mul_(0)` under `no_grad`"], right, False))
+    print("<!-- comparison:end -->")
 
 
 def _row(name: str, saved: str, save: Any, write: Any, right: Any, inside: bool) -> str:
