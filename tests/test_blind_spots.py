@@ -83,8 +83,11 @@ def check_torch(entry: Entry, outcome: Outcome) -> None:
         assert outcome.error is None
         assert not torch.allclose(outcome.variables["got"], outcome.variables["right"])
         return
-    assert isinstance(outcome.error, RuntimeError)
-    assert str(outcome.error).startswith(VERSION_ERROR) == (entry.torch_says == "version error")
+    is_caught = entry.torch_says.endswith(", caught")
+    error = outcome.variables["caught"] if is_caught else outcome.error
+    assert outcome.error is None or not is_caught
+    assert isinstance(error, RuntimeError)
+    assert str(error).startswith(VERSION_ERROR) == (entry.torch_says == "version error")
 
 
 def check_gradsan(entry: Entry, diagnoses: tuple[Diagnosis, ...]) -> None:
@@ -105,6 +108,8 @@ def check_gradsan(entry: Entry, diagnoses: tuple[Diagnosis, ...]) -> None:
     elif rest == "the compiled function as one operation":
         assert diagnoses[0].tensor is not None
         assert diagnoses[0].tensor.op == "CompiledFunctionBackward"
+        assert lines["saved"] == [marked_line(entry, "the call")]
+        assert diagnoses[0].notes[0].key == "note.in_compiled"
         assert lines["written"] == [marked_line(entry, "the write")]
     else:
         assert rest == "every place the call"

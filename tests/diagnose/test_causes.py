@@ -132,3 +132,56 @@ def test_a_formula_names_the_gradient_it_says_and_then_the_others(file: str) -> 
         "and so do those for weight_ih, weight_hh, h, c"
     )
     assert say(found.labels[0].message, "en") == "saved: y, for the gradient of input and 4 more"
+
+
+COMPILED = """\
+def train(model, x):
+    out = model(x)
+    out += 1
+    return out.sum()
+train(model, x).backward()
+"""
+
+
+def compiled_conflict(tmp_path: Path, *names: Name) -> Conflict:
+    file = tmp_path / "compiled.py"
+    file.write_text(COMPILED)
+    outer = Frame(str(file), 5, "<module>", is_user=True)
+    call = Frame(str(file), 2, "train", 11, 2, 19, is_user=True)
+    entry = Frame("/lib/torch/_dynamo/eval_frame.py", 1166, "compile_wrapper")
+    traced = Frame(str(file), 1, "forward", is_user=True)
+    base = conflict(str(file))
+    alias = replace(base.save.tensor, requires_grad=False, is_leaf=True)
+    save = replace(
+        base.save,
+        site=Site((outer, call, entry, traced, replace(entry, line=1446))),
+        tensor=alias,
+        node="CompiledFunctionBackward",
+        slot="saved_tensors[0]",
+        is_output=False,
+    )
+    written = Site((outer, Frame(str(file), 3, "train", 5, 3, 13, is_user=True)))
+    return replace(base, save=save, writes=(replace(base.writes[0], site=written),), names=names)
+
+
+def test_the_result_of_a_compiled_function_is_gs101_at_its_call(tmp_path: Path) -> None:
+    (found,) = diagnose(Evidence((compiled_conflict(tmp_path),)))
+    assert found.code == "GS101"
+    assert [(label.role, label.frame.line) for label in found.labels[:2]] == [("saved", 2), ("written", 3)]
+    assert say(found.labels[0].message, "en") == "saved inside the compiled graph of model: out"
+    assert "The compiled graph of model keeps its result out" in say(found.explanation, "en")
+    assert "TORCH_COMPILE_DISABLE=1" in say(found.notes[0], "en")
+
+
+def test_another_value_that_a_compiled_graph_saved_is_gs102(tmp_path: Path) -> None:
+    (tmp_path / "compiled.py").unlink(missing_ok=True)
+    one = compiled_conflict(tmp_path, Name("hidden", "variable"))
+    Path(one.save.site.frames[0].file).write_text(COMPILED.replace("out += 1", "hid += 1"))
+    (found,) = diagnose(Evidence((one,)))
+    assert found.code == "GS102"
+    assert "saved hid" in say(found.explanation, "en")
+
+
+def test_data_that_a_compiled_graph_saved_is_still_gs105(tmp_path: Path) -> None:
+    (found,) = diagnose(Evidence((compiled_conflict(tmp_path, Name("mask", "variable", "data")),)))
+    assert found.code == "GS105"

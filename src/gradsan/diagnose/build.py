@@ -29,12 +29,16 @@ def diagnosis(
     cause: str,
     *,
     values: Mapping[str, Any] | None = None,
+    explanation: str | None = None,
     severity: Severity = "error",
     labels: tuple[Label, ...] | None = None,
     fixes: tuple[Fix, ...] = (),
     notes: tuple[Message, ...] = (),
 ) -> Diagnosis:
-    """A diagnosis with the words of ``cause``, the usual labels, and the formula that needs the value."""
+    """A diagnosis with the words of ``cause``, the usual labels, and the formula that needs the value.
+
+    ``explanation`` is the key of other words than the usual ones for why it happened.
+    """
     conflict = facts.conflict
     filled = {"name": facts.name, "op": facts.op, "operand": conflict.save.slot or "?", **(values or {})}
     return Diagnosis(
@@ -43,7 +47,7 @@ def diagnosis(
         severity="warning" if conflict.healed_bytes is not None and severity == "error" else severity,
         silent=not conflict.raised and conflict.healed_bytes is None,
         title=Message(f"title.{cause}", filled),
-        explanation=Message(f"explanation.{cause}", filled),
+        explanation=Message(f"explanation.{explanation or cause}", filled),
         labels=label_room.standard(facts) if labels is None else labels,
         tensor=named_tensor(facts),
         why=why(facts),
@@ -111,6 +115,8 @@ def why(facts: Facts) -> Why | None:
 def _limits(facts: Facts) -> tuple[Message, ...]:
     """What keeps this diagnosis from being complete."""
     notes = []
+    if facts.in_compiled and not facts.updates:
+        notes.append(Message("note.in_compiled", {"op": facts.op, "name": facts.name}))
     if facts.conflict.unexplained and facts.writes:
         notes.append(Message("note.unexplained", {"count": facts.conflict.unexplained}))
     if facts.conflict.log_was_cut:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from gradsan.diagnose import compiled
 from gradsan.diagnose.names import name_of
 from gradsan.diagnose.needs import Need, need_of, op_name
 from gradsan.model import Conflict, Message, Write
@@ -16,7 +17,8 @@ class Facts:
 
     ``writes`` are those that count: they overlap what was saved, or it is not known that they do not. ``missed`` are
     the logged writes that only touched other bytes of the storage. ``name`` is what the tensor is called, a Message
-    where it has no name of its own.
+    where it has no name of its own. ``in_compiled`` says that a compiled graph saved it; ``conflict`` then has the save
+    where that graph was called, and ``op`` is what was called.
     """
 
     conflict: Conflict
@@ -26,6 +28,7 @@ class Facts:
     name_kind: str
     op: str
     need: Need | None
+    in_compiled: bool = False
 
     @property
     def is_false_alarm(self) -> bool:
@@ -53,20 +56,26 @@ def is_update(write: Write) -> bool:
 
 def examine(conflict: Conflict) -> Facts:
     """Work out the facts of one conflict."""
+    in_compiled = compiled.is_compiled(conflict.save)
+    conflict = replace(conflict, save=compiled.from_outside(conflict.save))
     counting: list[Write] = []
     missed: list[Write] = []
     for write in conflict.writes:
         (missed if conflict.unchanged else counting if _may_touch(conflict, write) else missed).append(write)
     name, kind = name_of(conflict, (*counting, *missed))
+    if in_compiled and name == compiled.returned_as(conflict.save):
+        conflict = replace(conflict, save=replace(conflict.save, is_output=True))
     save = conflict.save
+    op = compiled.called(save) if in_compiled else None
     return Facts(
         conflict=conflict,
         writes=tuple(counting),
         missed=tuple(missed),
         name=name,
         name_kind=kind,
-        op=op_name(save.node) if save.node else "?",
+        op=op or (op_name(save.node) if save.node else "?"),
         need=need_of(save.node, save.slot.partition("[")[0]) if save.node and save.slot else None,
+        in_compiled=in_compiled,
     )
 
 

@@ -57,7 +57,7 @@ def saved(facts: Facts) -> tuple[Label, ...]:
             key = f"{key}_and_more"
             values |= {"target": need.shown[0], "more": len(need.gradient_of) - 1}
     else:
-        key = "label.saved.plain"
+        key = "label.saved.in_compiled" if facts.in_compiled else "label.saved.plain"
     return at("saved", save.site, _in_step(facts, Message(key, values), save.step), op=save.node)
 
 

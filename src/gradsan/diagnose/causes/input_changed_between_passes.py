@@ -15,4 +15,7 @@ def match(facts: Facts) -> Diagnosis | None:
     tensor = facts.conflict.save.tensor
     if not facts.writes or tensor.requires_grad or not tensor.is_leaf:
         return None
+    # A compiled graph keeps detached aliases, of its results too: they say nothing of what was saved.
+    if facts.in_compiled and facts.name_kind != "data":
+        return None
     return build.diagnosis(facts, CODE, SLUG, fixes=fixes.instead_of_overwriting(facts, copy_first=True))

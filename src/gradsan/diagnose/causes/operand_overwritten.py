@@ -14,4 +14,5 @@ def match(facts: Facts) -> Diagnosis | None:
     """Recognise a saved operand that was written."""
     if not facts.writes:
         return None
-    return build.diagnosis(facts, CODE, SLUG, fixes=fixes.instead_of_overwriting(facts))
+    explanation = f"{SLUG}_in_compiled" if facts.in_compiled else None
+    return build.diagnosis(facts, CODE, SLUG, explanation=explanation, fixes=fixes.instead_of_overwriting(facts))
