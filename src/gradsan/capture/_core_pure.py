@@ -56,11 +56,13 @@ class Core:
         self.step_log: Any = []
         self.backward_log: Any = []
         self.settled: set[int] = set()
+        self.quiet_operators: set[int] = set()
         self.optimizer_folder = _torch.optimizer_folder()
         self._stacks: dict[tuple[int, ...], Stack] = {}
         self.on_failure: Callable[[Any, BaseException], None] | None = None
         self.on_enter: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None
         self.on_leave: Callable[[Any], None] | None = None
+        self.on_operator: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
         self.on_round: Callable[[Any, int], None] | None = None
         self.on_step_begin: Callable[[Any], None] | None = None
         self.on_step_end: Callable[[Any], None] | None = None
@@ -193,6 +195,10 @@ class Core:
         ``position`` is the written positional argument (-1: none), ``keyword`` the keyword that names written tensors
         (``out``). What goes wrong while logging never reaches the caller; ``log_errors`` counts it. Like ``original``,
         the wrapper becomes a method in a class or it does not (a builtin function does not).
+
+        Of the kinds, ``plain`` writes nothing; nor does ``operator`` as far as the core knows: the first argument is an
+        operator, and ``on_operator`` is given the arguments, positional and named, unless its id is in
+        ``quiet_operators``.
         """
         return _writer_pure.wrap(self, original, op, kind, position, keyword)
 
@@ -223,8 +229,8 @@ class Core:
     def step_end(self, optimizer: Any, *_: Any) -> None:
         """Log that a step has ended: an optimizer's post-hook.
 
-        The entry is ("end", clock, id of the optimizer, versions of its parameters as bytes). ``on_step_end`` is told
-        of optimizers that are not in ``settled``.
+        The entry is ("end", clock, id of the optimizer, versions of its parameters as bytes, sequence number).
+        ``on_step_end`` is told of optimizers that are not in ``settled``.
         """
         self._open.discard(id(optimizer))
         self.open_steps = len(self._open)
@@ -232,7 +238,8 @@ class Core:
         self.clock += 1
         try:
             versions = array("q", [p._version for group in optimizer.param_groups for p in group["params"]])
-            self.step_log.append(("end", self.clock, id(optimizer), versions.tobytes()))
+            entry = ("end", self.clock, id(optimizer), versions.tobytes(), _torch.sequence_number())
+            self.step_log.append(entry)
         except Exception:
             self.log_errors += 1
         if self.on_step_end is not None and id(optimizer) not in self.settled:

@@ -432,6 +432,8 @@ typedef struct {
     PyObject *on_enter;   /* called with a record of `running` and what else the engine was given, before it runs */
     PyObject *on_leave;   /* called with a record of `running` whose backward has ended well */
     PyObject *on_round;   /* called with a record of `running` at the 1st, 2nd, 4th, 8th ... call of one line, and that number */
+    PyObject *quiet_operators; /* the ids of operators that write nothing; a set */
+    PyObject *on_operator;     /* called with the positional (first the operator) and the named arguments of a call */
     PyObject *on_step_begin, *on_step_end; /* called with an optimizer that is not in `settled` */
     PyObject *on_nodes;   /* called with what holds the Nodes that a call has made, the first number and their end */
     Stack **stacks; /* open addressing; capacity is 0 or a power of two, at most half full */
@@ -829,6 +831,7 @@ typedef struct {
     PyTypeObject *indexed;
     Py_ssize_t position;       /* -1: none */
     char is_setitem, is_plain; /* is_plain: writes nothing, wrapped for the Nodes it makes */
+    char is_operator;          /* calls an operator, its first argument: `on_operator` knows what that writes */
     PyObject *op, *kind;
     PyObject *keyword; /* NULL: none */
     PyObject *dictionary, *weak_references;
@@ -974,6 +977,31 @@ static int is_set(PyObject *callback)
     return callback != NULL && callback != Py_None;
 }
 
+/* Tells `on_operator` of a call of the operator args[0], with all arguments, unless it is known to write nothing. */
+static int tell_operator(Core *core, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    PyObject *number = PyLong_FromVoidPtr(args[0]);
+    int is_quiet = number == NULL ? -1 : PySet_Contains(core->quiet_operators, number);
+    Py_XDECREF(number);
+    if (is_quiet != 0)
+        return is_quiet;
+    PyObject *given = PyTuple_New(count), *named = PyDict_New(), *told = NULL;
+    int failed = given == NULL || named == NULL;
+    for (Py_ssize_t i = 0; !failed && i < count; i++)
+        PyTuple_SET_ITEM(given, i, Py_NewRef(args[i]));
+    for (Py_ssize_t i = 0; !failed && keywords != NULL && i < PyTuple_GET_SIZE(keywords); i++)
+        failed = PyDict_SetItem(named, PyTuple_GET_ITEM(keywords, i), args[count + i]) < 0;
+    if (!failed) {
+        PyObject *on_operator = Py_NewRef(core->on_operator);
+        told = PyObject_CallFunctionObjArgs(on_operator, given, named, NULL);
+        Py_DECREF(on_operator);
+    }
+    Py_XDECREF(given);
+    Py_XDECREF(named);
+    Py_XDECREF(told);
+    return told == NULL ? -1 : 0;
+}
+
 static PyObject *Writer_vectorcall(PyObject *self, PyObject *const *args, size_t flagged_count, PyObject *keywords)
 {
     Writer *writer = (Writer *)self;
@@ -1009,6 +1037,11 @@ static PyObject *Writer_vectorcall(PyObject *self, PyObject *const *args, size_t
             return NULL;
         }
         Py_XDECREF(told);
+    }
+    if (writer->is_operator && count > 0 && is_set(core->on_operator) &&
+        tell_operator(core, args, count, keywords) < 0 && forgive(core) < 0) {
+        Py_DECREF(result);
+        return NULL;
     }
     if (writer->is_plain)
         return result;
@@ -1177,7 +1210,8 @@ static PyObject *Core_writer(Core *self, PyObject *const *args, Py_ssize_t count
     writer->position = position;
     writer->core = (Core *)Py_NewRef((PyObject *)self);
     writer->is_setitem = PyUnicode_CompareWithASCIIString(given[2], "setitem") == 0;
-    writer->is_plain = PyUnicode_CompareWithASCIIString(given[2], "plain") == 0;
+    writer->is_operator = PyUnicode_CompareWithASCIIString(given[2], "operator") == 0;
+    writer->is_plain = writer->is_operator || PyUnicode_CompareWithASCIIString(given[2], "plain") == 0;
     if (given[4] != Py_None) {
         writer->keyword = Py_NewRef(given[4]);
         PyUnicode_InternInPlace(&writer->keyword);
@@ -1419,7 +1453,11 @@ static PyObject *Core_step_end(Core *self, PyObject *const *args, Py_ssize_t cou
     sweep(args[0], &versions, NULL);
     if (versions == NULL)
         return tell_step(self, self->on_step_end, args[0], logged(self, NULL));
-    PyObject *fields[] = {Py_NewRef(end_name), PyLong_FromLongLong(clock), PyLong_FromVoidPtr(args[0]), versions};
+    PyObject *fields[] = {Py_NewRef(end_name),
+                          PyLong_FromLongLong(clock),
+                          PyLong_FromVoidPtr(args[0]),
+                          versions,
+                          PyLong_FromLongLong(sequence_here())};
     PyObject *done = logged(self, tuple_of(fields, sizeof fields / sizeof *fields));
     return tell_step(self, self->on_step_end, args[0], done);
 }
@@ -1713,8 +1751,9 @@ static PyObject *Core_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->step_log = PyList_New(0);
     self->backward_log = PyList_New(0);
     self->settled = PySet_New(NULL);
+    self->quiet_operators = PySet_New(NULL);
     if (self->optimizer_folder == NULL || self->running == NULL || self->step_log == NULL || self->open == NULL ||
-        self->backward_log == NULL || self->settled == NULL)
+        self->backward_log == NULL || self->settled == NULL || self->quiet_operators == NULL)
         Py_CLEAR(self);
     return (PyObject *)self;
 }
@@ -1726,6 +1765,7 @@ static int Core_traverse(Core *self, visitproc visit, void *arg)
     Py_VISIT(self->on_leave);
     Py_VISIT(self->on_nodes);
     Py_VISIT(self->on_round);
+    Py_VISIT(self->on_operator);
     Py_VISIT(self->on_step_begin);
     Py_VISIT(self->on_step_end);
     Py_VISIT(self->running);
@@ -1741,6 +1781,7 @@ static int Core_clear(Core *self)
     Py_CLEAR(self->on_leave);
     Py_CLEAR(self->on_nodes);
     Py_CLEAR(self->on_round);
+    Py_CLEAR(self->on_operator);
     Py_CLEAR(self->on_step_begin);
     Py_CLEAR(self->on_step_end);
     Py_CLEAR(self->running);
@@ -1756,6 +1797,7 @@ static void Core_dealloc(Core *self)
     Py_CLEAR(self->optimizer_folder);
     Py_CLEAR(self->open);
     Py_CLEAR(self->settled);
+    Py_CLEAR(self->quiet_operators);
     Py_CLEAR(self->optimizer_code);
     forget_stacks(self);
     forget_logs(self);
@@ -1803,6 +1845,8 @@ static PyMemberDef Core_members[] = {
     {"on_nodes", T_OBJECT, offsetof(Core, on_nodes), 0, NULL},
     {"running", T_OBJECT_EX, offsetof(Core, running), READONLY, NULL},
     {"on_round", T_OBJECT, offsetof(Core, on_round), 0, NULL},
+    {"on_operator", T_OBJECT, offsetof(Core, on_operator), 0, NULL},
+    {"quiet_operators", T_OBJECT_EX, offsetof(Core, quiet_operators), READONLY, NULL},
     {"on_step_begin", T_OBJECT, offsetof(Core, on_step_begin), 0, NULL},
     {"on_step_end", T_OBJECT, offsetof(Core, on_step_end), 0, NULL},
     {"step_log", T_OBJECT_EX, offsetof(Core, step_log), 0, NULL},

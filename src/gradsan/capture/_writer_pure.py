@@ -42,7 +42,9 @@ class FunctionWriter:
                 self._log_nodes(first, end)
                 if core.on_nodes is not None:
                     self._tell_nodes(args[0] if result is None and args else result, first, end)
-            if self._kind == "plain":
+            if self._kind == "operator":
+                self._tell_operator(args, kwargs)
+            if self._kind in ("plain", "operator"):
                 return result
             if self._kind == "setitem":
                 if len(args) > 1:
@@ -67,6 +69,14 @@ class FunctionWriter:
             self._core.on_nodes(holder, first, end)
         except Exception:
             self._core.log_errors += 1
+
+    def _tell_operator(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        core = self._core
+        if args and core.on_operator is not None and id(args[0]) not in core.quiet_operators:
+            try:
+                core.on_operator(args, kwargs)
+            except Exception:
+                core.log_errors += 1
 
     def _log(self, target: Any, index: Any) -> None:
         core = self._core

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -77,34 +76,25 @@ def _wrapped(core: Any, function: Any, name: str, writer: writers.Writer | None)
 
 
 def _watch_operators(core: Any, patches: Patches) -> None:
-    for owner, schema_of in (
-        (_torch.operator_class(), lambda operator: operator._schema),
-        (_torch.operator_packet_class(), lambda packet: getattr(packet, packet.overloads()[0])._schema),
-    ):
-        if owner is None:
-            continue
-        call = _wrapped(core, owner.__call__, "__call__", None)
-        known: dict[Any, _Written] = {}
+    operator, packet = _torch.operator_class(), _torch.operator_packet_class()
+    known: dict[int, tuple[Any, _Written]] = {}
 
-        def watched(
-            self: Any,
-            /,
-            *args: Any,
-            __call: Any = call,
-            __known: dict[Any, _Written] = known,
-            __schema: Any = schema_of,
-            **kwargs: Any,
-        ) -> Any:
-            result = __call(self, *args, **kwargs)
-            if core.active:
-                written = __known.get(self)
-                if written is None:
-                    written = __known[self] = _written_by(__schema(self))
-                if written.arguments:
-                    _log_operator(core, written, args, kwargs)
-            return result
+    def called(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        this = args[0]
+        found = known.get(id(this))
+        if found is None:
+            one = this if operator is not None and isinstance(this, operator) else getattr(this, this.overloads()[0])
+            # With the operator itself, so that no other gets its id.
+            found = known[id(this)] = (this, _written_by(one._schema))
+            if not found[1].arguments:
+                core.quiet_operators.add(id(this))
+        _log_operator(core, found[1], args[1:], kwargs)
 
-        patches.set(owner, "__call__", functools.wraps(call)(watched))
+    core.quiet_operators.clear()
+    core.on_operator = called
+    for owner in (operator, packet):
+        if owner is not None:
+            patches.set(owner, "__call__", core.writer(owner.__call__, "__call__", "operator", -1, None))
 
 
 class _Written(NamedTuple):
@@ -128,5 +118,5 @@ def _log_operator(core: Any, written: _Written, args: tuple[Any, ...], kwargs: d
         target = args[position] if position < len(args) else kwargs.get(name)
         for tensor in target if isinstance(target, (tuple, list)) else (target,):
             if torch.is_tensor(tensor):
-                stack = stack or core.stack(2)
+                stack = stack or core.stack(1)
                 core.log_write(tensor, written.name, "op", None, stack)
