@@ -144,6 +144,7 @@ def _failure(error: BaseException) -> Failure | None:
         return None if found is None else replace(found, confidence="certain")
     call = _Call(engine, error)
     log = _log(call.record, call.frames)
+    log.know_losses(call.frame, call.record.roots)
     record = replace(call.record, clock=log.clock)
     found = failures.of_exception(log, RehearsedSteps(log), error, backwards=log, backward=record, inputs=engine.inputs)
     return None if found is None else replace(found, confidence="likely")

@@ -21,6 +21,7 @@ _NAMED = 5.0
 _NODE_PASSED = -1.0
 _GLUE_PASSED = -0.1
 _EVENT_PASSED = -0.05
+_ENDS_WITH_ROOT = 4.0
 _SAME_EVENT = -0.5
 _NEVER = float("-inf")
 _LEAST = 0.0
@@ -63,14 +64,21 @@ def pair_score(node: Made, event: Event) -> float:
     return score
 
 
-def places(nodes: Sequence[Made], events: Sequence[Event]) -> list[list[tuple[float, int]]]:
-    """For each Node the events that may have made it, best first, each with the score of the best way through both."""
+def places(
+    nodes: Sequence[Made], events: Sequence[Event], ends_with_root: bool = False
+) -> list[list[tuple[float, int]]]:
+    """For each Node the events that may have made it, best first, each with the score of the best way through both.
+
+    ``ends_with_root`` says that the last Node was made shortly before the last event. Of equal events the later comes
+    first: what an earlier round of a loop made has mostly been freed.
+    """
     if not nodes or not events:
         return [[] for _ in nodes]
     scores = [[pair_score(node, event) for event in events] for node in nodes]
     before = _best_until(nodes, scores, len(events))
     turned = [row[::-1] for row in scores[::-1]]
-    after = [row[::-1] for row in _best_until(nodes[::-1], turned, len(events))[::-1]]
+    start = _ENDS_WITH_ROOT if ends_with_root else 0.0
+    after = [row[::-1] for row in _best_until(nodes[::-1], turned, len(events), start)[::-1]]
     found: list[list[tuple[float, int]]] = []
     for row, own in enumerate(scores):
         ways = [
@@ -78,15 +86,15 @@ def places(nodes: Sequence[Made], events: Sequence[Event]) -> list[list[tuple[fl
             for column, score in enumerate(own)
             if score >= _LEAST
         ]
-        found.append(sorted(ways, key=lambda pair: (-pair[0], pair[1])))
+        found.append(sorted(ways, key=lambda pair: (-pair[0], -pair[1])))
     return found
 
 
-def _best_until(nodes: Sequence[Made], scores: list[list[float]], width: int) -> list[list[float]]:
+def _best_until(nodes: Sequence[Made], scores: list[list[float]], width: int, start: float = 0.0) -> list[list[float]]:
     """For each pair the best score of a stretch that ends with it; minus infinity where there is no such pair."""
     ended: list[list[float]] = []
     # reach[column]: the best stretch that ends before the present Node, at an event not behind ``column``.
-    reach = [0.0] * (width + 1)
+    reach = [max(0.0, start + column * _EVENT_PASSED) for column in range(width + 1)]
     for row, node in enumerate(nodes):
         passed = _GLUE_PASSED if is_glue(node.name) else _NODE_PASSED
         line = [_NEVER] * width

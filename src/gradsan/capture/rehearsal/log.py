@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import os
 import traceback
 from array import array
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from gradsan import source
 from gradsan.capture import _torch, variables
 from gradsan.capture.backwards import PastBackward
 from gradsan.capture.rehearsal.align import Made, places
@@ -22,6 +24,7 @@ from gradsan.capture.rehearsal.values import Namespace
 from gradsan.capture.rehearsal.walk import Walk
 from gradsan.capture.stacks import file_of, is_user_file
 from gradsan.capture.steps import StepRecord
+from gradsan.capture.values import tensor_of
 from gradsan.model import Frame, Site
 from gradsan.source.tree import read_source
 
@@ -48,17 +51,25 @@ class RehearsedLog:
     saves = 0
     writes_were_cut = False
 
-    def __init__(self, script: Script, nodes: Sequence[Made], used: Frame | None, thread: int) -> None:
-        """Lay ``nodes`` beside ``script``, which is read as far as the backward at ``used``."""
+    def __init__(
+        self, script: Script, nodes: Sequence[Made], used: Frame | None, thread: int, ends_with_root: bool = False
+    ) -> None:
+        """Lay ``nodes`` beside ``script``, which is read as far as the backward at ``used``.
+
+        ``ends_with_root`` tells that the last of ``nodes`` is the root of that backward.
+        """
         self.events = _until(script.events, used)
         self._thread = thread
         self._nodes = list(nodes)
-        self._places = [[Place(column, score) for score, column in found] for found in places(self._nodes, self.events)]
+        found = places(self._nodes, self.events, ends_with_root)
+        self._places = [[Place(column, score) for score, column in ways] for ways in found]
         self._row = {node.sequence: row for row, node in enumerate(self._nodes)}
         self._numbers = self._numbered()
+        self._losses: dict[int, tuple[Any, ...]] = {}
         self.target = 0
         self._met: list[int] = []
         self._is_leaf = False
+        self._later = 0
         self._shape: tuple[Any, ...] = (0, (), None, 1)
         self.clock = len(self.events) + 1
         self.write_count = sum(event.kind == "write" for event in self.events)
@@ -110,7 +121,7 @@ class RehearsedLog:
         kind = "out" if not event.name.endswith("_") else "setitem" if event.name == "__setitem__" else "inplace"
         is_parameter = self._is_leaf and not event.records
         return (
-            *(number + 1, self.target, None, event.name, kind, offset, shape, strides, itemsize, None),
+            *(number + 1 + self._later, self.target, None, event.name, kind, offset, shape, strides, itemsize, None),
             *(Site(event.frames), self._numbers[number], event.records, is_parameter, self._steps_before(number)),
         )
 
@@ -129,7 +140,7 @@ class RehearsedLog:
                 self._numbers[number],
                 self._steps_before(number),
                 0,
-                (),
+                self._losses.get(number, ()),
             )
             for number, event in enumerate(self.events[:-1])
             if event.kind == "backward"
@@ -150,6 +161,17 @@ class RehearsedLog:
             if known is None:
                 found[key] = place
         return list(found.values())
+
+    def know_losses(self, frame: Any, roots: Sequence[Any]) -> None:
+        """Find the losses of earlier backward calls among the live variables of ``frame``.
+
+        ``roots`` are those of the backward that failed: a name that holds them now held another loss before.
+        """
+        for number, event in enumerate(self.events[:-1]):
+            name = source.method_receiver(event.place) if event.kind == "backward" and event.place is not None else None
+            loss = None if name is None or frame is None else tensor_of(frame, name)
+            if loss is not None and loss.grad_fn is not None and loss.grad_fn not in roots:
+                self._losses[number] = (functools.partial(_itself, loss),)
 
     def rivals(self, sequence: int) -> list[Place]:
         """Other lines that fit the Node with this number nearly as well as the best one."""
@@ -175,21 +197,25 @@ class RehearsedLog:
             after = [number for number in met if number > saved_at]
             if after or met:
                 self._met = after or met
+                # The loop went round more often than it was read: what stands before the save came after it, too.
+                self._later = 0 if after else len(self.events)
+                self.clock += self._later
                 break
         self.records = [record for record in self.records if record.clock - 1 in self._met]
         for record in self.records:
             record.storages = array("q", {*record.storages, storage})
-            record.before, record.after = (
-                array("q", [-1] * len(record.storages)),
-                array("q", [-2] * len(record.storages)),
-            )
+            count = len(record.storages)
+            record.before, record.after = array("q", [-1] * count), array("q", [-2] * count)
+            record.clock += self._later
+            record.end = record.clock
 
     def _numbered(self) -> list[int]:
         """For each event the number that the next Node would have got."""
         highest = min(self._row, default=0)
         made: dict[int, int] = {}
+        surely = max((found[0].score for found in self._places if found), default=0.0) - _NEAR
         for row, found in enumerate(self._places):
-            if found and not is_glue(self._nodes[row].name):
+            if found and found[0].score >= surely and not is_glue(self._nodes[row].name):
                 made[found[0].event] = max(made.get(found[0].event, 0), self._nodes[row].sequence + 1)
         numbers = []
         for number in range(len(self.events)):
@@ -246,7 +272,10 @@ def rehearse(frames: Sequence[FrameType], used: Frame | None, nodes: Sequence[An
     except Exception:
         if os.environ.get("GRADSAN_DEBUG"):
             traceback.print_exc()
-    return RehearsedLog(script, _described(nodes, own[-1] if own else None), used, thread)
+    described = _described(nodes, own[-1] if own else None)
+    youngest = max((number for node in nodes if (number := _torch.node_sequence(node)) is not None), default=0)
+    ends_with_root = bool(described) and described[-1].sequence == youngest
+    return RehearsedLog(script, described, used, thread, ends_with_root)
 
 
 def _read(own: Sequence[FrameType], used: Frame | None, script: Script) -> None:
@@ -265,15 +294,15 @@ def _read(own: Sequence[FrameType], used: Frame | None, script: Script) -> None:
 
 def _read_frame(walk: Walk, frame: FrameType) -> None:
     code = frame.f_code
-    source = read_source(file_of(code))
-    if source is None:
+    text = read_source(file_of(code))
+    if text is None:
         return
     walk.frames, walk.rounds, walk.bound, walk.records = (), (), (), True
     module = walk.module_of(frame.f_globals, file_of(code))
     if code.co_name == "<module>":
-        walk.block(source.module.body, module)
+        walk.block(text.module.body, module)
         return
-    definition = definition_at(source, code.co_firstlineno, code.co_name)
+    definition = definition_at(text, code.co_firstlineno, code.co_name)
     if definition is None:
         return
     space = Namespace(file_of(code), _key(frame)[1], {}, frame.f_locals, None, module)
@@ -282,6 +311,10 @@ def _read_frame(walk: Walk, frame: FrameType) -> None:
         walk.value(body, space)
     else:
         walk.block(body, space)
+
+
+def _itself(one: Any) -> Any:
+    return one
 
 
 def _key(frame: FrameType) -> tuple[str, str]:
