@@ -582,3 +582,11 @@ def engine_call(error: BaseException) -> EngineCall | None:
             found = EngineCall(tuple(names["t_outputs"]), inputs, keywords.get("accumulate_grad", True), retain, trace)
         trace = trace.tb_next
     return found
+
+
+def name_in_module(name: str) -> str:
+    """A dotted name within a module as programs say it: the wrapper of torch.compile hands on what it holds.
+
+    ``l.weight`` of ``_orig_mod.l.weight``. Missing ``_orig_mod``: names are what they are.
+    """
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from gradsan.capture import _torch
 from gradsan.capture.stacks import file_of, is_user_file
 
 _MOST_OBJECTS = 20_000
@@ -167,17 +168,12 @@ def _in_module(at: _Step, wanted: Callable[[Any], bool], queue: deque[_Step]) ->
     for iterator in (module.named_parameters, module.named_buffers):
         for name, tensor in iterator(remove_duplicate=False):
             if _matches(tensor, wanted):
-                yield Found(f"{at.path}.{_as_written(name)}", tensor, "module", at.depth, at.scope)
+                yield Found(f"{at.path}.{_torch.name_in_module(name)}", tensor, "module", at.depth, at.scope)
     for name, inner in module.named_modules():
-        prefix = f"{at.path}.{_as_written(name)}".rstrip(".")
+        prefix = f"{at.path}.{_torch.name_in_module(name)}".rstrip(".")
         for attribute, value in vars(inner).items():
             if attribute not in _MODULE_INTERNALS:
                 queue.append(_Step(f"{prefix}.{attribute}", value, at.depth + 1, at.scope, prefix, "object"))
-
-
-def _as_written(name: str) -> str:
-    """A name within a module without the step into what torch.compile has wrapped, which hands attributes on."""
-    return name.replace("_orig_mod.", "").removesuffix("_orig_mod").removesuffix(".")
 
 
 def _kind_of(value: Any) -> str:
