@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 # What an editable install is made from; the Python sources themselves are read in place.
 INSTALLED_FROM := pyproject.toml constraints.txt hatch_build.py $(wildcard src/gradsan/capture/*.c)
 
-.PHONY: help demo test lint types bench build clean
+.PHONY: help demo test lint types bench docs build clean
 
 help:
 	@echo "make demo    run a failing GAN training under gradsan and see the report"
@@ -15,6 +15,7 @@ help:
 	@echo "make lint    ruff check and ruff format --check"
 	@echo "make types   strict mypy"
 	@echo "make bench   what gradsan costs, on this machine"
+	@echo "make docs    the documentation as a site, into site/"
 	@echo "make build   source distribution and wheel into dist/"
 	@echo "make clean   remove .venv and everything built"
 
@@ -40,12 +41,16 @@ bench: $(STAMPS)/test
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/scale.py
 
+# The theme warns of the next mkdocs at every build; constraints.txt keeps to this one.
+docs: $(STAMPS)/test $(STAMPS)/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 build: $(STAMPS)/build
 	rm -rf dist
 	$(BIN)/python -m build
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist site docs/reference .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	rm -f src/gradsan/capture/_native*.so
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
@@ -67,6 +72,10 @@ $(STAMPS)/test: $(STAMPS)/venv $(INSTALLED_FROM)
 $(STAMPS)/lint: $(STAMPS)/venv pyproject.toml constraints.txt
 	@echo "==> installing ruff and mypy"
 	@$(PIP) install --constraint constraints.txt --group lint
+	@touch $@
+
+$(STAMPS)/docs: $(STAMPS)/venv pyproject.toml constraints.txt
+	@$(PIP) install --constraint constraints.txt --group docs
 	@touch $@
 
 $(STAMPS)/build: $(STAMPS)/venv pyproject.toml

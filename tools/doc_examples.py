@@ -106,7 +106,9 @@ def differences(page: Path, folder: Path) -> Iterator[Difference]:
                 status, came = run(command, folder, _language(page), status)
                 shown = block.text[start:end]
                 if not (fits(shown, came) if shown.strip() else status != _WRONG_USAGE):
-                    yield Difference(page, command, shown, came, block.start + start, block.start + end)
+                    yield Difference(
+                        page, command, shown, lasting(came, folder), block.start + start, block.start + end
+                    )
 
 
 def run(command: str, folder: Path, language: str, status: int) -> tuple[int, str]:
@@ -153,6 +155,15 @@ def fits(shown: str, came: str) -> bool:
     return re.fullmatch(pattern, came.strip("\n") + "\n") is not None
 
 
+def lasting(output: str, folder: Path) -> str:
+    """``output`` as a page shows it: without what is different on another machine or in another run."""
+    output = output.replace(f"{folder}{os.sep}", _ANYTHING)
+    # Of a traceback, only what was raised.
+    output = re.sub(r"^Traceback .*\n(?:  .*\n)+", f"{_ANYTHING}\n", output, flags=re.MULTILINE)
+    output = re.sub(r"^(RuntimeError: [^:\n]*:) .*", rf"\1 {_ANYTHING}", output, flags=re.MULTILINE)
+    return re.sub(r"\b([x×]) \d+\.\d\d\b", rf"\1 {_ANYTHING}", output).strip("\n") + "\n"
+
+
 def _commands(block: Block) -> Iterator[tuple[str, int, int]]:
     """Each command of a console block, and the bounds of what the block shows below it."""
     found = list(re.finditer(r"^\$ (.*)\n", block.text, re.MULTILINE))
@@ -196,7 +207,7 @@ def main() -> int:
         if asked.write:
             text = page.read_text(encoding="utf-8")
             for difference in reversed(found):
-                text = text[: difference.start] + difference.came.strip("\n") + "\n" + text[difference.end :]
+                text = text[: difference.start] + difference.came + text[difference.end :]
             page.write_text(text, encoding="utf-8")
     return 1 if failed else 0
 

@@ -1,7 +1,8 @@
 """What mkdocs does for this site besides: it writes the reference, and puts what stands in one page into others.
 
 ``<!-- include performance.md overhead -->`` in a page becomes what stands between ``<!-- overhead:start -->`` and
-``<!-- overhead:end -->`` in ``docs/performance.md``: tables that a script writes are written once, for both languages.
+``<!-- overhead:end -->`` in ``docs/performance.md``, and ``<!-- program blind-spots.md Very old writes -->`` the first
+Python block below that heading: what a script writes or a test runs is kept once, for both languages.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
 
 _INCLUDE = re.compile(r"^<!-- include (\S+) (\w+) -->$", re.MULTILINE)
+_PROGRAM = re.compile(r"^<!-- program (\S+) (.+) -->$", re.MULTILINE)
+_CODE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+_BETWEEN_CHINESE = re.compile(r"(?<=[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef“”])\n(?=[\u4e00-\u9fff（“])")
 
 
 def on_config(config: MkDocsConfig) -> None:
@@ -26,8 +30,13 @@ def on_config(config: MkDocsConfig) -> None:
 
 
 def on_page_markdown(markdown: str, config: MkDocsConfig, **_: Any) -> str:
-    """Fill in what a page includes. Raises ValueError where there is nothing of that name."""
-    return _INCLUDE.sub(lambda found: included(Path(config.docs_dir) / found[1], found[2]), markdown)
+    """Fill in what a page includes, and join Chinese lines. Raises ValueError where there is nothing of a name."""
+    folder = Path(config.docs_dir)
+    markdown = _INCLUDE.sub(lambda found: included(folder / found[1], found[2]), markdown)
+    markdown = _PROGRAM.sub(lambda found: program(folder / found[1], found[2]), markdown)
+    pieces = _CODE.split(markdown)
+    # A browser would show the end of a line as a space, which Chinese does not have.
+    return "".join(piece if index % 2 else _BETWEEN_CHINESE.sub("", piece) for index, piece in enumerate(pieces))
 
 
 def included(file: Path, name: str) -> str:
@@ -36,3 +45,15 @@ def included(file: Path, name: str) -> str:
     if len(parts) != 3:
         raise ValueError(f"{file.name} has no part {name}")
     return parts[1].strip()
+
+
+def program(file: Path, heading: str) -> str:
+    """The first Python block below ``heading`` in ``file``. Raises ValueError where there is none."""
+    section = re.search(
+        rf"^#+ {re.escape(heading)}\n(?:(?!^#+ |^```)[^\n]*\n)*(```python\n.*?^```$)",
+        file.read_text(encoding="utf-8"),
+        re.MULTILINE | re.DOTALL,
+    )
+    if section is None:
+        raise ValueError(f"{file.name} has no program below {heading!r}")
+    return section[1]
