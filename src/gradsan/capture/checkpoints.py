@@ -202,9 +202,7 @@ class Checkpoints:
             key = (call.stack, change and change.path, writes[0].site if writes else None)
             self._findings.add(
                 key,
-                functools.partial(
-                    recomputation.conflict_of, self._core, self._steps, call, change, unchanged=same is True
-                ),
+                functools.partial(recomputation.conflict_of, self._core, self._steps, call, change, same=same),
             )
 
 

@@ -34,8 +34,13 @@ class Fingerprint(NamedTuple):
 
 
 def fingerprint(tensor: Any) -> Fingerprint | None:
-    """The fingerprint of a tensor; None where it has no ordinary memory."""
+    """The fingerprint of a tensor; None where it has no ordinary memory.
+
+    Kernels keep workspaces as bytes; what stands there need not be the same twice.
+    """
     if not torch.is_tensor(tensor) or tensor.layout is not torch.strided or tensor.is_quantized:
+        return None
+    if tensor.dtype is torch.uint8:
         return None
     with torch.no_grad():
         flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)

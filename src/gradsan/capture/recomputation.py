@@ -96,10 +96,11 @@ def compare(notes: Notes, call: Call, function: Any, arguments: Mapping[str, Any
     return Comparison(found, statistics)
 
 
-def conflict_of(core: Any, steps: Any, call: Call, change: Change | None, *, unchanged: bool) -> Conflict:
+def conflict_of(core: Any, steps: Any, call: Call, change: Change | None, *, same: bool | None) -> Conflict:
     """The conflict of one change; of None, that the recomputation gave other values and nobody is known to be why.
 
-    ``unchanged``: fingerprints say that the recomputation gave the same values all the same.
+    ``same`` is what fingerprints say of the recomputed values, None where they were not compared: plain numbers may
+    have been kept by the Nodes of the forward itself, so that it is not certain that they matter.
     """
     written = change.written if change is not None else None
     value = change.value if change is not None else None
@@ -129,7 +130,8 @@ def conflict_of(core: Any, steps: Any, call: Call, change: Change | None, *, unc
         alias_site=written.door if written is not None else None,
         rebound=change.rebound if change is not None else None,
         function_site=definition_site(call.code) if call.code is not None else None,
-        unchanged=unchanged,
+        unchanged=same is True,
+        certain=same is False or value is None or not isinstance(value, (bool, int, float, complex, str)),
     )
 
 

@@ -221,7 +221,8 @@ class Conflict:
     original, None where it was not given. ``unchanged`` says that bytes were compared and none of the saved view
     differs: the counter moved for nothing. ``rebound`` is (what a name stood for, what it stands for) where nothing
     was written and a name was bound anew between forward and recomputation. ``function_site`` is the definition of the
-    function it is about: the checkpointed one, or the forward of a custom Function.
+    function it is about: the checkpointed one, or the forward of a custom Function. ``certain`` is False where only a
+    comparison of values, as deep mode makes it, could tell whether the gradient is another.
     ``confidence`` is how well save and writes are known: ``recorded``, or read off what is left of a run that nobody
     watched. ``also_saved_at`` are further places that may have saved the value then, likeliest first.
     """
@@ -245,6 +246,7 @@ class Conflict:
     unchanged: bool = False
     rebound: tuple[str, str] | None = None
     function_site: Site | None = None
+    certain: bool = True
     confidence: Confidence = "recorded"
     also_saved_at: tuple[Site, ...] = ()
 

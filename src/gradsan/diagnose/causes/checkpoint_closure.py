@@ -29,7 +29,7 @@ def match(facts: Facts) -> Diagnosis | None:
         facts,
         CODE,
         SLUG,
-        severity="note" if conflict.unchanged else "error",
+        severity="note" if conflict.unchanged else "error" if conflict.certain else "warning",
         values=values,
         labels=_labels(facts, values),
         fixes=function_fixes.for_checkpoint(facts),
@@ -39,7 +39,8 @@ def match(facts: Facts) -> Diagnosis | None:
         found,
         title=Message(f"title.{SLUG}{kind}", found.title.values),
         explanation=Message(f"explanation.{SLUG}{kind}", found.title.values),
-        tensor=found.tensor if path is not None else None,
+        # A checkpoint keeps no such thing: that it is not kept is the point.
+        tensor=None if path is None or found.tensor is None else replace(found.tensor, op=None, operand=None),
     )
 
 
