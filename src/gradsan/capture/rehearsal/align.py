@@ -20,8 +20,10 @@ _LEAF = 8.0
 _NAMED = 5.0
 _NODE_PASSED = -1.0
 _GLUE_PASSED = -0.1
-_EVENT_PASSED = -0.05
+_EVENT_PASSED = -0.02
+_EVENT_PASSED_IN_A_ROW = -0.2
 _ENDS_WITH_ROOT = 4.0
+_AROUND = -0.1
 _SAME_EVENT = -0.5
 _NEVER = float("-inf")
 _LEAST = 0.0
@@ -65,20 +67,28 @@ def pair_score(node: Made, event: Event) -> float:
 
 
 def places(
-    nodes: Sequence[Made], events: Sequence[Event], ends_with_root: bool = False
+    nodes: Sequence[Made],
+    events: Sequence[Event],
+    repeated: Sequence[tuple[int, int]] = (),
+    ends_with_root: bool = False,
 ) -> list[list[tuple[float, int]]]:
     """For each Node the events that may have made it, best first, each with the score of the best way through both.
 
-    ``ends_with_root`` says that the last Node was made shortly before the last event. Of equal events the later comes
-    first: what an earlier round of a loop made has mostly been freed.
+    ``repeated`` are stretches of events, (first, end), that may have happened more often. ``ends_with_root`` says that
+    the last Node was made shortly before the last event. Of equal events the later comes first: what an earlier round
+    of a loop made has mostly been freed.
     """
     if not nodes or not events:
         return [[] for _ in nodes]
     scores = [[pair_score(node, event) for event in events] for node in nodes]
-    before = _best_until(nodes, scores, len(events))
+    width = len(events)
+    # Inner loops first; read backwards, what led back leads back as well.
+    loops = sorted(set(repeated), key=lambda loop: loop[1] - loop[0])
+    before = _best_until(nodes, scores, width, loops)
     turned = [row[::-1] for row in scores[::-1]]
+    backwards = [(width - end, width - first) for first, end in loops]
     start = _ENDS_WITH_ROOT if ends_with_root else 0.0
-    after = [row[::-1] for row in _best_until(nodes[::-1], turned, len(events), start)[::-1]]
+    after = [row[::-1] for row in _best_until(nodes[::-1], turned, width, backwards, start)[::-1]]
     found: list[list[tuple[float, int]]] = []
     for row, own in enumerate(scores):
         ways = [
@@ -90,12 +100,22 @@ def places(
     return found
 
 
-def _best_until(nodes: Sequence[Made], scores: list[list[float]], width: int, start: float = 0.0) -> list[list[float]]:
+def _best_until(
+    nodes: Sequence[Made],
+    scores: list[list[float]],
+    width: int,
+    loops: Sequence[tuple[int, int]],
+    start: float = 0.0,
+) -> list[list[float]]:
     """For each pair the best score of a stretch that ends with it; minus infinity where there is no such pair."""
     ended: list[list[float]] = []
     # reach[column]: the best stretch that ends before the present Node, at an event not behind ``column``.
     reach = [max(0.0, start + column * _EVENT_PASSED) for column in range(width + 1)]
     for row, node in enumerate(nodes):
+        follower = nodes[row + 1] if row + 1 < len(nodes) else node
+        # Where two numbers follow each other no Node was made between, so no operation was either.
+        is_next = abs(follower.sequence - node.sequence) == 1
+        event_passed = _EVENT_PASSED_IN_A_ROW if is_next else _EVENT_PASSED
         passed = _GLUE_PASSED if is_glue(node.name) else _NODE_PASSED
         line = [_NEVER] * width
         previous = ended[row - 1] if row else None
@@ -109,8 +129,11 @@ def _best_until(nodes: Sequence[Made], scores: list[list[float]], width: int, st
         ended.append(line)
         following = [0.0] * (width + 1)
         for column in range(width):
-            following[column + 1] = max(
-                0.0, following[column] + _EVENT_PASSED, reach[column + 1] + passed, line[column]
-            )
+            following[column + 1] = max(0.0, following[column] + event_passed, reach[column + 1] + passed, line[column])
+        for first, end in loops:
+            if following[end] + _AROUND > following[first]:
+                following[first] = following[end] + _AROUND
+                for column in range(first, end):
+                    following[column + 1] = max(following[column + 1], following[column] + event_passed)
         reach = following
     return ended

@@ -50,7 +50,6 @@ class Calls:
         """Begin an empty reading into ``script``."""
         self.script = script
         self.frames: tuple[Frame, ...] = ()
-        self.rounds: tuple[int, ...] = ()
         self.bound: tuple[str, ...] = ()
         self.records = True
         self.statement: ast.stmt | None = None
@@ -88,7 +87,6 @@ class Calls:
                 self.bound,
                 self.records,
                 retain_graph,
-                self.rounds,
                 written is not None and bool(written.memory & self.expanded),
             )
         )
@@ -206,7 +204,7 @@ class Calls:
         return result
 
     def _run(self, definition: Any, inner: Namespace, node: ast.expr, space: Namespace) -> Value:
-        frames, statement, bound, rounds = self.frames, self.statement, self.bound, self.rounds
+        frames, statement, bound = self.frames, self.statement, self.bound
         if any(frame.function == inner.qualname and frame.file == inner.file for frame in frames[-8:]):
             return made()  # a recursion tells nothing new
         self.frames, self.bound = (*frames, self.frame_at(node, space)), ()
@@ -220,7 +218,7 @@ class Calls:
             returned = [self.value(definition.body, inner)]
         else:
             returned = self.block(definition.body, inner)
-        self.frames, self.statement, self.bound, self.rounds = frames, statement, bound, rounds
+        self.frames, self.statement, self.bound = frames, statement, bound
         return joined(returned) if returned else Value(None)
 
     def _method(
@@ -233,6 +231,9 @@ class Calls:
         thing = owner.thing
         if name == "step" and self._is_optimizer(owner):
             return self._step(owner, args, node, space)
+        if not owner.is_known and name in _PARAMETER_ITERATORS and owner.attributes is not None:
+            whole = lookup.any_of(list(owner.attributes.values()))
+            return Value(items=[Value(items=[Value(""), whole]) if name.startswith("named") else whole])
         if isinstance(thing, nn.Module) and not _is_user_function(function):
             if name in _PARAMETER_ITERATORS:
                 tensors = list(thing.buffers() if "buffer" in name else thing.parameters())
@@ -296,13 +297,21 @@ class Calls:
         if kind.__module__ == "builtins":
             listing = kind.__name__ in _LISTING
             return self._builtin(kind.__name__, args, keywords, node, space) if listing else Value()
-        made_object = Value(attributes={}, kind=kind)
+        made_object = self._kept_in(space, kind) or Value(attributes={}, kind=kind)
         if issubclass(kind, torch.optim.Optimizer) and args:
             made_object.attributes = {"params": Value(memory=memory_in(args[0]))}
         start = vars(kind).get("__init__")
         if isinstance(start, types.FunctionType) and is_user_file(start.__code__.co_filename):
             self.called(of_thing(start), [made_object, *args], keywords, node, space)
         return made_object
+
+    def _kept_in(self, space: Namespace, kind: Any) -> Value | None:
+        """The live object of class ``kind`` in the variable that the present statement assigns."""
+        for name in self.bound:
+            live = space.live.get(name, UNKNOWN)
+            if type(live) is kind:
+                return of_thing(live)
+        return None
 
     def _tensor_method(
         self, method: TensorMethod, args: list[Value], keywords: dict[str, Value], node: ast.expr, space: Namespace
@@ -464,7 +473,8 @@ def _is_readable(function: Any) -> bool:
         return True
     head = module.partition(".")[0]
     if head == "torch":
-        return module.startswith(("torch.nn.modules", "torch.nn.functional"))
+        is_layer = module.startswith(("torch.nn.modules", "torch.nn.functional"))
+        return is_layer and module != "torch.nn.modules.module"
     return head not in ("builtins", "numpy", "random", "typing", "functools", "copy", "math", "os", "logging")
 
 

@@ -136,14 +136,15 @@ class Expressions(Calls):
         inner = Namespace(space.file, space.qualname, {}, {}, space, space.module)
         found: list[Value] = []
         first = node.generators[0]
-        for number, item in enumerate(self.rounds_of(first.iter, space)):
-            self.rounds = (*self.rounds, number)
+        start = 0
+        for item in self.rounds_of(first.iter, space):
+            start = len(self.script.events)
             self.assign(first.target, item, inner)
             for further in node.generators[1:]:
                 for inner_item in self.rounds_of(further.iter, inner)[:1]:
                     self.assign(further.target, inner_item, inner)
             found.append(self.value(node.value if isinstance(node, ast.DictComp) else node.elt, inner))
-            self.rounds = self.rounds[:-1]
+        self.script.note_round(start)
         return Value(items=found)
 
     def assign(self, target: ast.expr, value: Value, space: Namespace) -> None:

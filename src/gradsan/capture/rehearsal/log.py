@@ -28,7 +28,8 @@ from gradsan.capture.values import tensor_of
 from gradsan.model import Frame, Site
 from gradsan.source.tree import read_source
 
-_NODES_BESIDE = 60
+_PAIRS = 300_000
+_FEWEST_NODES, _MOST_NODES = 40, 240
 _NEAR = 1.0
 
 
@@ -61,7 +62,7 @@ class RehearsedLog:
         self.events = _until(script.events, used)
         self._thread = thread
         self._nodes = list(nodes)
-        found = places(self._nodes, self.events, ends_with_root)
+        found = places(self._nodes, self.events, _within(script.repeated, len(self.events)), ends_with_root)
         self._places = [[Place(column, score) for score, column in ways] for ways in found]
         self._row = {node.sequence: row for row, node in enumerate(self._nodes)}
         self._numbers = self._numbered()
@@ -100,9 +101,9 @@ class RehearsedLog:
         return []
 
     def ran_since(self, stack: Site, sequence: int, thread: int) -> bool:
-        """Whether the operation at ``stack`` is met again, later than the Node numbered ``sequence``."""
+        """Whether the operation at ``stack`` is met again, and made Nodes numbered ``sequence`` or later."""
         return any(
-            event.frames == stack.frames and number >= sequence
+            event.frames == stack.frames and number > sequence
             for event, number in zip(self.events, self._numbers, strict=True)
             if event.kind in ("op", "write")
         )
@@ -272,7 +273,8 @@ def rehearse(frames: Sequence[FrameType], used: Frame | None, nodes: Sequence[An
     except Exception:
         if os.environ.get("GRADSAN_DEBUG"):
             traceback.print_exc()
-    described = _described(nodes, own[-1] if own else None)
+    most = max(_FEWEST_NODES, min(_MOST_NODES, _PAIRS // max(1, len(script.events))))
+    described = _described(nodes, own[-1] if own else None, most)
     youngest = max((number for node in nodes if (number := _torch.node_sequence(node)) is not None), default=0)
     ends_with_root = bool(described) and described[-1].sequence == youngest
     return RehearsedLog(script, described, used, thread, ends_with_root)
@@ -297,7 +299,7 @@ def _read_frame(walk: Walk, frame: FrameType) -> None:
     text = read_source(file_of(code))
     if text is None:
         return
-    walk.frames, walk.rounds, walk.bound, walk.records = (), (), (), True
+    walk.frames, walk.bound, walk.records = (), (), True
     module = walk.module_of(frame.f_globals, file_of(code))
     if code.co_name == "<module>":
         walk.block(text.module.body, module)
@@ -311,6 +313,10 @@ def _read_frame(walk: Walk, frame: FrameType) -> None:
         walk.value(body, space)
     else:
         walk.block(body, space)
+
+
+def _within(rounds: Sequence[tuple[int, int]], count: int) -> list[tuple[int, int]]:
+    return [(first, min(last, count)) for first, last in rounds if first < count]
 
 
 def _itself(one: Any) -> Any:
@@ -339,15 +345,16 @@ def _until(events: list[Event], used: Frame | None) -> list[Event]:
     return events if last < 0 else events[: last + 1]
 
 
-def _described(nodes: Sequence[Any], frame: FrameType | None) -> list[Made]:
-    """What is known of the Nodes near the first of ``nodes``, by their numbers."""
+def _described(nodes: Sequence[Any], frame: FrameType | None, most: int) -> list[Made]:
+    """What is known of the ``most`` Nodes around the first of ``nodes``, by their numbers."""
     numbered = {number: node for node in nodes if (number := _torch.node_sequence(node)) is not None}
     if not numbered:
         return []
     centre = _torch.node_sequence(nodes[0])
     order = sorted(numbered)
     middle = order.index(centre) if centre in numbered else len(order) - 1
-    near = order[max(0, middle - _NODES_BESIDE) : middle + _NODES_BESIDE]
+    last = min(len(order), middle + most // 2)
+    near = order[max(0, last - most) : last]
     holders: dict[Any, set[tuple[str, str, str]]] = {}
     if frame is not None:
         for found in variables.search(frame, lambda tensor: tensor.grad_fn is not None):

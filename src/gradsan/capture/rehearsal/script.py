@@ -24,7 +24,6 @@ class Event:
     it reads and makes, ``written`` what it changes, ``leaves`` the real storages of parameters among the operands.
     ``bound`` are the names that its statement gives its result to. ``records`` tells whether autograd would record it.
     ``retain_graph`` is that of a backward. ``expanded`` tells that what is written was expanded.
-    ``rounds`` tells in which round of each loop it happens.
     """
 
     kind: EventKind
@@ -37,7 +36,6 @@ class Event:
     bound: tuple[str, ...] = ()
     records: bool = True
     retain_graph: bool = False
-    rounds: tuple[int, ...] = ()
     expanded: bool = False
 
     @property
@@ -48,12 +46,22 @@ class Event:
 
 @dataclass(slots=True)
 class Script:
-    """The events, oldest first; at most ``EVENTS_KEPT``."""
+    """The events, oldest first; at most ``EVENTS_KEPT``.
+
+    ``repeated`` are the last rounds of loops, each as (first event, event after the last): a loop may go round more
+    often than it is read.
+    """
 
     events: list[Event] = field(default_factory=list)
+    repeated: list[tuple[int, int]] = field(default_factory=list)
 
     def add(self, event: Event) -> None:
         """Put ``event`` at the end. Raises EnoughError where the script is full."""
         if len(self.events) >= EVENTS_KEPT:
             raise EnoughError
         self.events.append(event)
+
+    def note_round(self, first: int) -> None:
+        """Remember that what was added from the event ``first`` on was a loop's last round."""
+        if len(self.events) > first:
+            self.repeated.append((first, len(self.events)))

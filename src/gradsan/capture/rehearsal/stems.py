@@ -77,6 +77,7 @@ _MAKES = {
         "std": "std",
         "sub": "sub rsub",
         "subtract": "sub rsub",
+        "sum": "sum add",
         "truedivide": "div reciprocal mul",
         "div": "div reciprocal mul",
         "vectornorm": "linalgvectornorm",

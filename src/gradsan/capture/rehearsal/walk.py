@@ -84,22 +84,24 @@ class Walk(Expressions):
     def _for(self, node: ast.For | ast.AsyncFor, space: Namespace) -> list[Value]:
         rounds = self.rounds_of(node.iter, space)
         returned: list[Value] = []
-        for number, item in enumerate(rounds):
-            self.rounds = (*self.rounds, number)
+        start = 0
+        for item in rounds:
+            start = len(self.script.events)
             self.assign(node.target, item, space)
             returned += self.block(node.body, space)
-            self.rounds = self.rounds[:-1]
+        self.script.note_round(start)
         return returned + self.block(node.orelse, space)
 
     def _rounds(self, body: Sequence[ast.stmt], space: Namespace, test: ast.expr) -> list[Value]:
         returned: list[Value] = []
         if self.truth(test, space) is False:
             return returned
-        for number in range(_ROUNDS):
-            self.rounds = (*self.rounds, number)
+        start = 0
+        for _ in range(_ROUNDS):
+            start = len(self.script.events)
             self.value(test, space)
             returned += self.block(body, space)
-            self.rounds = self.rounds[:-1]
+        self.script.note_round(start)
         return returned
 
     def _with(self, node: ast.With | ast.AsyncWith, space: Namespace) -> list[Value]:
