@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -590,3 +591,24 @@ def name_in_module(name: str) -> str:
     ``l.weight`` of ``_orig_mod.l.weight``. Missing ``_orig_mod``: names are what they are.
     """
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+def script_compilers() -> list[tuple[Any, str]]:
+    """(namespace, name) of what compiles the source of a function or of a module's methods for ``torch.jit.script``.
+
+    Missing: scripts that call Python functions of torch which gradsan wraps cannot be compiled while it is on.
+    """
+    methods = getattr(torch.jit, "_recursive", None)
+    found = [(torch._C, "_jit_script_compile"), (methods, "create_methods_and_properties_from_stubs")]
+    return [(owner, name) for owner, name in found if hasattr(owner, name)]
+
+
+def with_lookup(argument: Any, change: Callable[[Callable[[str], Any]], Callable[[str], Any]]) -> Any:
+    """An argument of such a compiler with every callback in it by which names are looked up changed by ``change``."""
+    if isinstance(argument, FunctionType):
+        return change(argument)
+    if isinstance(argument, (list, tuple)) and not hasattr(argument, "_replace"):
+        return [with_lookup(one, change) for one in argument]
+    if hasattr(argument, "resolution_callback"):
+        return argument._replace(resolution_callback=change(argument.resolution_callback))
+    return argument

@@ -5,7 +5,8 @@ Where types are patched, nothing on the way may read an attribute of theirs but 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 _ABSENT = object()
@@ -40,6 +41,32 @@ class Patches:
         """Replace ``owner.name``; undoing restores it, or removes it where it was only inherited."""
         self._replaced.append((owner, name, vars(owner).get(name, _ABSENT), value))
         setattr(owner, name, value)
+
+    @contextmanager
+    def aside(self, which: Callable[[Any, Any], bool]) -> Iterator[dict[int, Any]]:
+        """Put back, for a while, those attributes for whose owner and original ``which`` holds.
+
+        Gives the originals by the ``id`` of all that stood in their places. Meanwhile other threads meet the originals,
+        too. What was undone in the meantime is not replaced again.
+        """
+        places: dict[tuple[int, str], tuple[Any, str, Any, Any]] = {}
+        originals: dict[int, Any] = {}
+        for owner, name, own, value in self._replaced:
+            # Of what was replaced twice, the first original and the last replacement count.
+            original = places.get((id(owner), name), (owner, name, own, value))[2]
+            if which(owner, original) and original is not _ABSENT:
+                places[id(owner), name] = (owner, name, original, value)
+                originals[id(value)] = original
+        changed = [place for place in places.values() if vars(place[0]).get(place[1]) is place[3]]
+        for owner, name, original, _ in changed:
+            setattr(owner, name, original)
+        try:
+            yield originals
+        finally:
+            still = {id(value) for *_, value in self._replaced}
+            for owner, name, original, value in changed:
+                if id(value) in still and vars(owner).get(name) is original:
+                    setattr(owner, name, value)
 
     def on_undo(self, action: Callable[[], None]) -> None:
         """Run ``action`` when everything is undone."""

@@ -9,6 +9,7 @@ import torch
 
 from gradsan.capture import _torch, writers
 from gradsan.capture.patches import Patches, standing
+from gradsan.capture.scripting import let_scripts_compile
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ def install(core: Any, patches: Patches, replacements: list[Replacement]) -> Non
     owner, name, function = _torch.function_apply()
     patches.set(owner, name, classmethod(_wrapped(core, function, name, None)))
     _watch_operators(core, patches)
+    let_scripts_compile(patches)
 
 
 def _wrapped(core: Any, function: Any, name: str, writer: writers.Writer | None) -> Any:
