@@ -59,10 +59,14 @@ def find_stale(
     told = _STALE.match(str(error))
     if told is None:
         return None
-    for node in _nodes_in_frames(error):
+    for node in _in_frames(error, "_raw_saved_tensors"):
         found = _matching(node, told)
         if found is not None:
             return found
+    for saved in _in_frames(error, "register_hooks", "unpack_hook"):
+        tensor = _torch.packed_object(saved)
+        if torch.is_tensor(tensor) and _is_told(tensor, told):
+            return Stale(None, None, tensor, False, _sizes(told), int(told["saved"]), int(told["now"]))
     hidden: list[Any] = []
     for node in graphs.engine_order(roots, inputs, accumulates):
         if _torch.hides_saves(node):
@@ -100,8 +104,11 @@ def stale_errors(roots: Iterable[Any]) -> list[RuntimeError]:
     return list(found.values())
 
 
-def _nodes_in_frames(error: BaseException) -> Iterator[Any]:
-    """The Nodes of custom Functions in the frames that the error came through, innermost first."""
+def _in_frames(error: BaseException, *attributes: str) -> Iterator[Any]:
+    """What has ``attributes`` in the frames that the error came through, innermost first.
+
+    Nodes of custom Functions are known by what they saved, a saved tensor (which checkpointing keeps) by its hooks.
+    """
     frames = []
     trace = error.__traceback__
     while trace is not None:
@@ -109,8 +116,12 @@ def _nodes_in_frames(error: BaseException) -> Iterator[Any]:
         trace = trace.tb_next
     for frame in reversed(frames):
         for value in frame.f_locals.values():
-            if hasattr(type(value), "_raw_saved_tensors"):
+            if all(hasattr(type(value), attribute) for attribute in attributes):
                 yield value
+
+
+def _is_told(tensor: Any, told: re.Match[str]) -> bool:
+    return int(tensor._version) == int(told["now"]) and tuple(tensor.shape) == _sizes(told)
 
 
 def _matching(node: Any, told: re.Match[str]) -> Stale | None:

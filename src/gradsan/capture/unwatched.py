@@ -6,6 +6,7 @@ No hook is installed anywhere: on a stale slot that would switch PyTorch's check
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,6 +18,8 @@ from gradsan.capture.rehearsal import RehearsedLog, RehearsedSteps, rehearse
 from gradsan.capture.stacks import of_traceback
 from gradsan.capture.steps import BackwardRecord
 from gradsan.model import Confidence, Conflict, Evidence, Failure, Site
+
+_RESULT_OF = re.compile(r", which is output \d+ of (?P<op>[^,]+),")
 
 
 def evidence_of(error: BaseException) -> Evidence:
@@ -115,7 +118,8 @@ def _of_record(
         base = tensor if tensor._base is None else tensor._base
         is_leaf = bool(base.is_leaf and base.requires_grad)
         _, _, region = _torch.weak_identity(base)
-        log.look_for(_torch.storage_identity(tensor), number, stale.is_output, is_leaf, region)
+        maker = None if tensor.grad_fn is None else _torch.node_sequence(tensor.grad_fn)
+        log.look_for(_torch.storage_identity(tensor), number, stale.is_output, is_leaf, region, maker, _told_op(error))
     record = replace(record, clock=log.clock)
     found = conflicts.of_failure(log, RehearsedSteps(log), record, error, frame)
     if found is None:
@@ -127,6 +131,12 @@ def _of_record(
         confidence=_confidence(found, bool(rivals)),
         also_saved_at=tuple(Site(log.events[one.event].frames) for one in rivals[:2]),
     )
+
+
+def _told_op(error: BaseException) -> str | None:
+    """The operation of which PyTorch says that the overwritten tensor is a result: mostly the last that wrote it."""
+    told = _RESULT_OF.search(str(error))
+    return None if told is None else told["op"].rpartition(":")[2]
 
 
 def _confidence(conflict: Conflict, has_rivals: bool) -> Confidence:

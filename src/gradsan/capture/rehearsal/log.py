@@ -19,7 +19,7 @@ from gradsan.capture.backwards import PastBackward
 from gradsan.capture.rehearsal.align import Made, places
 from gradsan.capture.rehearsal.calls import definition_at
 from gradsan.capture.rehearsal.script import EnoughError, Event, Script
-from gradsan.capture.rehearsal.stems import is_glue
+from gradsan.capture.rehearsal.stems import fits, is_glue
 from gradsan.capture.rehearsal.values import Namespace
 from gradsan.capture.rehearsal.walk import Walk
 from gradsan.capture.stacks import file_of, is_user_file
@@ -179,12 +179,22 @@ class RehearsedLog:
         found = self.places_of(sequence)
         return [one for one in found[1:] if one.score > found[0].score - _NEAR]
 
-    def look_for(self, storage: int, sequence: int | None, is_output: bool, is_leaf: bool, shape: Any) -> None:
+    def look_for(
+        self,
+        storage: int,
+        sequence: int | None,
+        is_output: bool,
+        is_leaf: bool,
+        shape: Any,
+        maker: int | None = None,
+        told: str | None = None,
+    ) -> None:
         """Find what may have written a tensor: steps and writes after its save, else any at all.
 
         What stands for the tensor is its ``storage`` where the script knows a write to that, else (unless it
         ``is_leaf``, a parameter) the operands or the result of the operation that made the Node numbered ``sequence``.
-        ``shape`` is the region of its base.
+        ``shape`` is the region of its base. ``maker`` is the number of the tensor's own Node: an operation in place
+        that autograd recorded has made itself that. ``told`` is what PyTorch calls that Node's operation.
         """
         self.target, self._shape, self._is_leaf = storage, shape, is_leaf
         place = next(iter(self.places_of(sequence)), None) if sequence is not None else None
@@ -193,6 +203,12 @@ class RehearsedLog:
         if place is not None and not is_leaf:
             event = self.events[place.event]
             tiers.append((event.result if is_output else frozenset().union(*event.operands)) - event.leaves)
+        tiers += [
+            self.events[one.event].written
+            for one in (self.places_of(maker)[:1] if maker is not None else [])
+            if self.events[one.event].kind == "write"
+        ]
+        tiers += [event.written for event in self.events if told and event.kind == "write" and fits(event.name, told)]
         for memory in tiers:
             met = [number for number, event in enumerate(self.events) if event.written & memory]
             after = [number for number in met if number > saved_at]
