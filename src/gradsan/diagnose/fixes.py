@@ -155,7 +155,9 @@ def _each_line(writes: Iterable[Write], suggest: Callable[[Write, Frame], source
         if frame is None:
             return _Suggested()
         if changes.get((frame.file, frame.line)) is None:
-            changes[frame.file, frame.line] = suggest(write, frame)
+            changes[frame.file, frame.line] = (
+                None if source.written_for_others(frame, write.op) else suggest(write, frame)
+            )
     lines: list[tuple[str, int, str]] = []
     for (file, _), change in changes.items():
         if change is None:

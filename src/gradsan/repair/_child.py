@@ -13,7 +13,7 @@ from typing import Any
 
 from gradsan.cli._program import Target, gradsan_path, perform, prepare, take_stage
 from gradsan.cli._torch_import import call_after_torch_import
-from gradsan.cli._uncaught import wait_for_threads
+from gradsan.cli._uncaught import call_when_uncaught, wait_for_threads
 from gradsan.model import Diagnosis
 from gradsan.repair.overlay import lay_over, text_of
 from gradsan.repair.trial import Request
@@ -35,6 +35,7 @@ class _Watch:
 
         self.session = Session(mode="heal" if self.request.mode == "heal" else "watch")
         self.session.start()
+        call_when_uncaught(self.session.meet)
         self.recorder = Recorder(self.request.steps)
         listen = self.recorder.start()
         capture = recorder()

@@ -15,7 +15,7 @@ from gradsan.source.lines import source_line, source_lines
 from gradsan.source.listing import list_and_stack
 from gradsan.source.locate import Expression, Statement, expression_at, expressions_at, statement_at, statements_at
 from gradsan.source.names import assigned_names, consumed_names
-from gradsan.source.out_of_place import out_of_place
+from gradsan.source.out_of_place import out_of_place, written_for_others
 from gradsan.source.results import bound_name, method_receiver
 from gradsan.source.rounds import (
     detach_after,
@@ -101,4 +101,5 @@ __all__ = [
     "under_no_grad",
     "writing_at",
     "written_expression",
+    "written_for_others",
 ]

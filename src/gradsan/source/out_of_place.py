@@ -10,11 +10,11 @@ from gradsan.source.arguments import without_keyword
 from gradsan.source.chains import chain_key, dotted_path, imported_as, leaf_name, standing_of
 from gradsan.source.change import Change, Edit, edited, text_with
 from gradsan.source.inplace import NOT_VALUES, OVERWRITING, WITHOUT_COUNTERPART, is_inplace_name
-from gradsan.source.rebinding import can_rebind, is_read_afterwards, notes_on_rebinding
+from gradsan.source.rebinding import can_rebind, is_read_afterwards, is_written_for_others, notes_on_rebinding
 from gradsan.source.targets import target_at
 from gradsan.source.tree import SourceFile, Span
 
-__all__ = ["augmented_value", "chain_value", "out_of_place"]
+__all__ = ["augmented_value", "chain_value", "out_of_place", "written_for_others"]
 
 _KIND = "out_of_place"
 _BINDING_STRENGTH: dict[type[ast.operator], int] = {
@@ -64,6 +64,15 @@ def out_of_place(frame: Frame, op: str) -> Change | None:
     if isinstance(node, ast.AugAssign):
         return _augmented(source, node)
     return _call(source, node, target) if isinstance(node, ast.Call) else None
+
+
+def written_for_others(frame: Frame, op: str) -> bool:
+    """Whether the operation ``op`` at ``frame`` writes to a loop's variable that its round does not read afterwards.
+
+    ``for p in parameters: p.mul_(2)`` is meant for the parameters: no name bound anew would say the same.
+    """
+    found = target_at(frame, op)
+    return found is not None and is_written_for_others(found[0].source, found[1].node, found[0].node)
 
 
 def augmented_value(source: SourceFile, node: ast.AugAssign) -> str | None:

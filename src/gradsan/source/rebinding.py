@@ -12,7 +12,7 @@ from gradsan.source.names import bindings_of
 from gradsan.source.targets import aliased_expression
 from gradsan.source.tree import FunctionNode, SourceFile
 
-__all__ = ["can_rebind", "is_read_afterwards", "notes_on_rebinding"]
+__all__ = ["can_rebind", "is_read_afterwards", "is_written_for_others", "notes_on_rebinding"]
 
 _Loop: TypeAlias = ast.For | ast.AsyncFor | ast.While | ast.comprehension
 
@@ -52,6 +52,33 @@ def notes_on_rebinding(source: SourceFile, target: ast.expr) -> tuple[str, ...]:
     if _has_alias(source, scope, target):
         notes.append("aliased")
     return tuple(notes)
+
+
+def is_written_for_others(source: SourceFile, target: ast.expr, operation: ast.expr | ast.stmt) -> bool:
+    """Whether ``target`` is a loop's variable that its round does not read after ``operation``.
+
+    The write is then meant for what is looped over; the name bound anew would be read by nobody.
+    """
+    if not isinstance(target, ast.Name):
+        return False
+    loop = next(
+        (
+            one
+            for one, _ in source.ancestors(operation)
+            if isinstance(one, ast.For | ast.AsyncFor) and target.id in _names_in(one.target)
+        ),
+        None,
+    )
+    if loop is None:
+        return False
+    statement = source.statement(operation)
+    inside = set() if statement is None else set(ast.walk(statement))
+    end = source.span(operation)
+    reads = (node for part in loop.body for node in ast.walk(part) if isinstance(node, ast.Name))
+    return not any(
+        node.id == target.id and isinstance(node.ctx, ast.Load) and node not in inside and source.span(node) > end
+        for node in reads
+    )
 
 
 def is_read_afterwards(source: SourceFile, target: ast.expr, operation: ast.expr) -> bool:

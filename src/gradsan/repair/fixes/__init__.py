@@ -8,24 +8,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from gradsan.model import Diagnosis, Fix
+from gradsan.model import Diagnosis, Fix, Message
 from gradsan.repair.fixes import (
     disable_inplace_module,
     list_and_stack,
+    rebuild_in_loop,
     recompute_forward,
     reorder_step,
     step_after_loop,
     sum_losses,
 )
+from gradsan.source.change import changed_lines
+from gradsan.source.suggest import drop_keyword
 
 _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     disable_inplace_module.suggest,
     list_and_stack.suggest,
     reorder_step.suggest,
     recompute_forward.suggest,
+    rebuild_in_loop.suggest,
     step_after_loop.suggest,
     sum_losses.suggest,
 )
+
+
+_RENEWING = frozenset({"detach_carried_state", "recompute_forward", "reset_state"})
+"""Kinds after which no two backwards need to share a graph."""
 
 
 def with_candidates(diagnosis: Diagnosis) -> Diagnosis:
@@ -37,9 +45,24 @@ def with_candidates(diagnosis: Diagnosis) -> Diagnosis:
         except (SyntaxError, ValueError, IndexError):
             # Source that does not fit the run: no suggestion from it.
             continue
+    found.extend(_without_kept_graph(diagnosis, (*diagnosis.fixes, *found)))
     kinds = {fix.kind for fix in found}
     kept = tuple(fix for fix in diagnosis.fixes if fix.lines or fix.kind not in kinds)
     return replace(diagnosis, fixes=(*kept, *found))
+
+
+def _without_kept_graph(diagnosis: Diagnosis, fixes: tuple[Fix, ...]) -> list[Fix]:
+    """The fixes that give every round a graph of its own, and the ``retain_graph`` of its backward dropped as well."""
+    found: list[Fix] = []
+    for label in diagnosis.labels:
+        change = drop_keyword(label.frame, "retain_graph") if label.role == "used" else None
+        dropped = () if change is None else changed_lines(label.frame.file, change)
+        taken = {(file, line) for file, line, _ in dropped}
+        for fix in fixes if dropped else ():
+            if fix.kind in _RENEWING and fix.lines and not taken & {(file, line) for file, line, _ in fix.lines}:
+                summary = Message("fix.and_drop_retain_graph", {"fix": fix.summary})
+                found.append(replace(fix, summary=summary, lines=(*fix.lines, *dropped)))
+    return found
 
 
 __all__ = ["with_candidates"]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradsan.model import Diagnosis, Fix, Label, Message
+from gradsan.source.chains import leaf_name
 from gradsan.source.locate import statement_at
 from gradsan.source.tree import SourceFile
 
@@ -101,6 +102,12 @@ def names_bound(node: ast.AST) -> set[str]:
     return {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
 
 
+def constructs(node: ast.stmt) -> bool:
+    """Whether something is made that is made once: a model, an optimizer, a data set. A second one would be another."""
+    names = [leaf_name(call.func) or "" for call in ast.walk(node) if isinstance(call, ast.Call)]
+    return any(name.lstrip("_")[:1].isupper() for name in names)
+
+
 def fresh_name(source: SourceFile, name: str) -> str:
     """``name``, with underscores behind it where the file has a variable of that name."""
     known = {node.id for node in ast.walk(source.module) if isinstance(node, ast.Name)}
@@ -148,6 +155,7 @@ def fix(kind: str, lines: tuple[tuple[str, int, str], ...], words: str = "", **v
 __all__ = [
     "Placed",
     "at_block",
+    "constructs",
     "fix",
     "fresh_name",
     "in_one_block",

@@ -6,7 +6,6 @@ import ast
 
 from gradsan.model import Diagnosis, Fix
 from gradsan.repair.fixes import _blocks as blocks
-from gradsan.source.chains import leaf_name
 
 _CAUSES = ("step_between_forward_and_backward", "input_changed_between_passes", "statistics_updated")
 
@@ -59,16 +58,10 @@ def _slice(write: blocks.Placed, backward: blocks.Placed, first: int, only_depen
     again: list[ast.stmt] = []
     for node in reversed(between):
         bound = blocks.names_bound(node)
-        if not bound & needed or (only_dependent and node not in hanging) or _constructs(node):
+        if not bound & needed or (only_dependent and node not in hanging) or blocks.constructs(node):
             continue
         if not isinstance(node, ast.Assign | ast.AnnAssign) or not blocks.is_whole_lines(write.source, node):
             return []
         again.append(node)
         needed = (needed - bound) | blocks.names_read([node])
     return again[::-1]
-
-
-def _constructs(node: ast.stmt) -> bool:
-    """Whether something is made that is made once: a model, an optimizer, a data set. A second one would be another."""
-    names = [leaf_name(call.func) or "" for call in ast.walk(node) if isinstance(call, ast.Call)]
-    return any(name.lstrip("_")[:1].isupper() for name in names)

@@ -1,0 +1,115 @@
+"""A forward that ran once before a loop runs in every round, where every round backpropagates through it."""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+
+from gradsan.model import Diagnosis, Fix, Label
+from gradsan.repair.fixes import _blocks as blocks
+from gradsan.source.chains import local_nodes
+from gradsan.source.tree import SourceFile
+
+_CAUSES = frozenset(
+    {"step_between_forward_and_backward", "graph_built_once", "same_loss_twice", "forward_shared_by_two_backwards"}
+)
+
+
+def suggest(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """Move what the loop reads and what was computed from there on into the loop, or make an attribute a property."""
+    used = next(iter(blocks.labels(diagnosis, "used")), None)
+    if used is None or diagnosis.cause not in _CAUSES:
+        return ()
+    found: list[Fix] = []
+    for made in (*blocks.labels(diagnosis, "bridge"), *blocks.labels(diagnosis, "saved")):
+        for fix in (_moved(made, used), _as_property(made)):
+            if fix is not None and fix not in found:
+                found.append(fix)
+    return tuple(found)
+
+
+def _moved(made: Label, used: Label) -> Fix | None:
+    pair = blocks.in_one_block(made, used)
+    if pair is None or pair[0].index >= pair[1].index:
+        return None
+    first, loop_at = pair
+    source, loop = first.source, loop_at.statement
+    if not isinstance(loop, ast.For | ast.While) or loop.body[0].lineno == loop.lineno:
+        return None
+    between = first.block[first.index : loop_at.index]
+    moving = _depending(source, between, blocks.names_read([loop]))
+    if not moving or not all(isinstance(node, ast.Assign) and blocks.is_whole_lines(source, node) for node in moving):
+        return None
+    if any(map(blocks.constructs, moving)):
+        return None
+    bound = set().union(*(blocks.names_bound(node) for node in moving))
+    body = source.span(loop.body[0])
+    indent = source.lines[body.line - 1][: body.column - 1]
+    text = "\n".join(textwrap.indent(textwrap.dedent(blocks.text_of(source, node)), indent) for node in moving)
+    changes = {body.line: f"{text}\n{source.lines[body.line - 1]}"}
+    # What somebody else reads in between, or after a loop that may have no round, stays where it was as well.
+    others = [node for node in first.block[first.index :] if node not in moving and node is not loop]
+    if not blocks.names_read(others) & bound:
+        for node in moving:
+            changes |= blocks.removed(source, node)
+    return blocks.fix("recompute_forward", blocks.lines_changed(source, changes), "rebuild_in_loop")
+
+
+def _depending(source: SourceFile, between: list[ast.stmt], wanted: set[str]) -> list[ast.stmt]:
+    """Of the statements, the first and those that hang on it, as far as ``wanted`` names are computed by them."""
+    hanging, tainted = [], set[str]()
+    for position, node in enumerate(between):
+        if position == 0 or blocks.names_read([node]) & tainted:
+            hanging.append(node)
+            tainted |= blocks.names_bound(node)
+    needed = set(wanted)
+    chosen: list[ast.stmt] = []
+    for node in reversed(hanging):
+        if blocks.names_bound(node) & needed:
+            chosen.append(node)
+            needed |= blocks.names_read([node])
+    return chosen[::-1]
+
+
+def _as_property(made: Label) -> Fix | None:
+    """``self.x = …`` of ``__init__``, computed from ``self`` alone, as a property that computes it at every reading."""
+    for place in blocks.placements(made):
+        source, node = place.source, place.statement
+        function = source.function(node)
+        target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+        if not isinstance(function, ast.FunctionDef) or function.name != "__init__" or not isinstance(node, ast.Assign):
+            continue
+        if not isinstance(target, ast.Attribute) or not isinstance(target.value, ast.Name):
+            continue
+        own = target.value.id
+        local = {
+            one.id for one in local_nodes(function) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
+        }
+        local |= {one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg)}
+        if blocks.names_read([node.value]) & (local - {own}) or not blocks.is_whole_lines(source, node):
+            return None
+        if len(place.block) < 2 or _is_bound_elsewhere(source, node, target):
+            return None
+        return _property(source, function, node, own, target.attr)
+    return None
+
+
+def _property(source: SourceFile, function: ast.FunctionDef, node: ast.Assign, own: str, name: str) -> Fix:
+    indent = " " * (source.span(function).column - 1)
+    unit = blocks.indentation_of(source)
+    value = source.slice(source.span(node.value))
+    text = f"\n{indent}@property\n{indent}def {name}({own}):\n{indent}{unit}return {value}"
+    changes = blocks.removed(source, node)
+    end = source.span(function).end_line
+    changes[end] = f"{changes.get(end, source.lines[end - 1])}\n{text}" if end not in changes else text
+    return blocks.fix("recompute_forward", blocks.lines_changed(source, changes), "as_property", name=name)
+
+
+def _is_bound_elsewhere(source: SourceFile, node: ast.Assign, target: ast.Attribute) -> bool:
+    return any(
+        isinstance(one, ast.Attribute)
+        and one.attr == target.attr
+        and isinstance(one.ctx, ast.Store)
+        and one is not target
+        for one in ast.walk(source.module)
+    )
