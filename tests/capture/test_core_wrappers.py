@@ -60,6 +60,19 @@ def test_a_compiler_sees_through_a_wrapper(core, monkeypatch):
     assert len(graphs) == 1, "a second call does not compile again"
 
 
+def test_a_compiler_takes_a_method_of_the_class_for_the_tensors_own(core, monkeypatch):
+    for name in ("mul_", "__sub__"):
+        monkeypatch.setattr(torch.Tensor, name, core.writer(getattr(torch.Tensor, name), name, "inplace", 0, None))
+    core.active = True
+    torch._dynamo.reset()
+    torch._dynamo.trace_rules.get_tensor_method.cache_clear()
+    compiled = torch.compile(
+        lambda x: torch.Tensor.__sub__(torch.Tensor.mul_(x + 1, 3), 1), backend="eager", fullgraph=True
+    )
+    assert compiled(torch.ones(2)).tolist() == [5, 5]
+    torch._dynamo.trace_rules.get_tensor_method.cache_clear()
+
+
 def test_a_wrapper_of_a_method_binds(core):
     class Holder(torch.Tensor):
         __torch_function__ = torch._C._disabled_torch_function_impl

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, MethodDescriptorType, WrapperDescriptorType
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +30,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 is_tensor = torch.is_tensor
 is_grad_enabled = torch.is_grad_enabled
 is_compiling = torch.compiler.is_compiling
+is_traced_by_dynamo = torch.compiler.is_dynamo_compiling
 
 
 def _zero() -> int:
@@ -242,9 +243,17 @@ def package_folder() -> str:
     return str(Path(torch.__file__).parent) + os.sep
 
 
+_METHODS_IN_C = (MethodDescriptorType, WrapperDescriptorType)
+
+
 def dress(wrapper: Callable[..., Any], original: Any) -> Callable[..., Any]:
-    """Give ``wrapper`` the name, documentation and signature of ``original``."""
-    return functools.wraps(original)(wrapper)
+    """Give ``wrapper`` the name, documentation and signature of ``original``.
+
+    ``names_method`` tells whether ``__name__`` is that of a method in C, which may be looked up on an instance.
+    """
+    dressed = functools.wraps(original)(wrapper)
+    dressed.names_method = getattr(original, "names_method", isinstance(original, _METHODS_IN_C))  # type: ignore[attr-defined]
+    return dressed
 
 
 def engine_entry_points() -> list[tuple[Any, str]]:

@@ -31,6 +31,8 @@ class FunctionWriter:
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the original, then log; an exception of the original passes, and nothing is logged."""
         core = self._core
+        if _torch.is_traced_by_dynamo():
+            return traced_call(self, *args, **kwargs)
         # Inside a compiler the wrapper steps aside: what it would log there are not the program's operations.
         if not core.active or _torch.is_compiling() or (core.open_steps and _called_by_optimizer(core)):
             return self._original(*args, **kwargs)
@@ -128,10 +130,16 @@ class MethodWriter(FunctionWriter):
 
 
 def traced_call(wrapper: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """What a compiler sees as the ``__call__`` of a wrapper in C, which it cannot look into; else a call of it."""
-    if _torch.is_compiling():
-        return wrapper.__wrapped__(*args, **kwargs)
-    return wrapper(*args, **kwargs)
+    """What torch.compile sees as the ``__call__`` of a wrapper in C, which it cannot look into; else a call of it.
+
+    A tensor's method that is called by way of its class, ``torch.Tensor.add_(x, 1)``, becomes one of the tensor's own:
+    the compiler has read its table of methods off the class, where wrappers stand.
+    """
+    if not _torch.is_traced_by_dynamo():
+        return wrapper(*args, **kwargs)
+    if wrapper.names_method:
+        return getattr(args[0], wrapper.__name__)(*args[1:], **kwargs)
+    return wrapper.__wrapped__(*args, **kwargs)
 
 
 _HERE = globals()
