@@ -13,7 +13,7 @@ from dataclasses import replace
 from types import FrameType, TracebackType
 from typing import Any
 
-from gradsan.capture import _torch, autopsy, conflicts, failures, graphs
+from gradsan.capture import _torch, autopsy, conflicts, failures, graphs, ledger
 from gradsan.capture.rehearsal import RehearsedLog, RehearsedSteps, rehearse
 from gradsan.capture.stacks import of_traceback
 from gradsan.capture.steps import BackwardRecord
@@ -124,6 +124,10 @@ def _of_record(
     found = conflicts.of_failure(log, RehearsedSteps(log), record, error, frame)
     if found is None:
         return None
+    if node is None and tensor is not None:
+        # Without a save the clock says nothing; every write to it may be the one.
+        writes = ledger.writes_since(log, RehearsedSteps(log), log.target, 0, stale.saved_version)
+        found = replace(found, writes=writes)
     rivals = [] if number is None else log.rivals(number)
     return replace(
         found,
