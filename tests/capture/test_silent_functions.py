@@ -292,6 +292,68 @@ def test_what_a_function_writes_itself_is_no_change(reentrant: bool, mode: str) 
     assert watched.diagnoses == ()
 
 
+class Caching(nn.Module):
+    """Keeps books of its own calls: counters, lists, tables, a mask made when it is needed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+        self.calls, self.means = 0, list[float]()
+        self.table: dict[str, torch.Tensor] = {}
+        self._mask: torch.Tensor | None = None
+
+    def mask(self, rows: int) -> torch.Tensor:
+        if self._mask is None or len(self._mask) != rows:
+            self._mask = torch.ones(rows, 4)
+        return self._mask
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.means.append(float(x.detach().mean()))
+        self.table["last"] = x.detach().mean()
+        return self.lin(x) * self.mask(len(x))
+
+
+@every_mode
+@both_forms
+@pytest.mark.parametrize(
+    "made",
+    [
+        Caching,
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.GroupNorm(2, 4), nn.PReLU(), nn.RReLU()),
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.Unflatten(1, (2, 2)), nn.InstanceNorm1d(2, track_running_stats=True)),
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
+        lambda: nn.TransformerEncoderLayer(4, 2, 8),
+        lambda: nn.GRU(4, 4),
+    ],
+)
+def test_modules_with_books_of_their_own(made: Any, reentrant: bool, mode: str) -> None:
+    torch.manual_seed(0)
+    net = made()
+    step = torch.optim.SGD(net.parameters(), lr=0.1)
+    with gradsan.watch(mode) as watched:
+        for rows in (3, 5, 4):
+            x = torch.randn(rows, 4, requires_grad=True)
+            results = [checkpoint(net, given, use_reentrant=reentrant) for given in (x, x * 2)]
+            parts = [one[0] if isinstance(one, tuple) else one for one in results]
+            (parts[0].sum() + parts[1].pow(2).sum()).backward()
+            step.step()
+            step.zero_grad()
+    assert watched.diagnoses == ()
+
+
+@both_forms
+def test_state_that_further_calls_update_is_a_warning(reentrant: bool) -> None:
+    torch.manual_seed(0)
+    net = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))
+    with gradsan.watch() as watched:
+        x = torch.randn(3, 4, requires_grad=True)
+        y = checkpoint(net, x, use_reentrant=reentrant)
+        z = checkpoint(net, x * 2, use_reentrant=reentrant)
+        (y.pow(2).sum() + z.pow(2).sum()).backward()
+    assert [(one.code, one.severity) for one in watched.diagnoses] == [("GS210", "warning")]
+
+
 @every_mode
 @both_forms
 def test_what_the_function_does_not_read_may_change(reentrant: bool, mode: str) -> None:

@@ -422,6 +422,11 @@ def is_read_by_backward(node: Any, slot: str | None) -> bool:
     return not any(getattr(node, name, False) is True for name in ("_saved_training", "_saved_train", "_saved_update"))
 
 
+def is_filled_after_save(node: Any, slot: str | None) -> bool:
+    """Whether the kernel fills a slot that was saved before it ran: the noise of rrelu, which nothing else writes."""
+    return slot == "noise" and type(node).__name__.startswith("RreluWithNoise")
+
+
 def version_error(tensor: Any, saved: int, node: Any, packed: Any) -> str:
     """What PyTorch says where the version of ``tensor`` is not the one ``saved`` (saved_variable.cpp:167-197)."""
     slot = slot_of(node, packed) or ""
@@ -508,6 +513,42 @@ def determinism_checks() -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def saved_in_checkpoint(frame: Any) -> list[tuple[Any, Any]]:
+    """(what stands in the graph, what checkpoint looked at) of each tensor that a checkpoint's forward saved.
+
+    Missing: empty, and no value is told to be another.
+    """
+    holders, looked_at = getattr(frame, "weak_holders", ()), getattr(frame, "x_metadatas", ())
+    return [(holder(), found) for holder, found in zip(holders, looked_at, strict=False)]
+
+
+def are_read(packed: list[Any]) -> bool:
+    """Whether the backward that runs reads one of what pack hooks have returned.
+
+    Their Nodes are looked for from the running one on; where one is not found, it is thought to be read.
+    """
+    wanted = {id(one) for one in packed if one is not None}
+    running = current_node()
+    waiting, seen = ([running] if running is not None else []), set[Any]()
+    while waiting and wanted and len(seen) < _NODES_SEARCHED:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        for slot, saved in saved_slots(node):
+            held = packed_object(saved)
+            key = id(getattr(held, "packed", held))
+            if key in wanted:
+                wanted.discard(key)
+                if is_read_by_backward(node, slot) and not is_filled_after_save(node, slot):
+                    return True
+        waiting += [child for child, _ in node.next_functions if child is not None]
+    return bool(wanted)
+
+
+_NODES_SEARCHED = 10_000
+
+
 def recomputed_call(frame: Any) -> tuple[Any, dict[str, Any]] | None:
     """The function that checkpoint runs again for one of its frames, and its keyword arguments.
 
@@ -540,6 +581,11 @@ _VIEWS = frozenset(
         *("SplitWithSizes", "Squeeze", "T", "Transpose", "Unbind", "Unfold", "Unsqueeze", "View"),
     }
 )
+
+
+def has_forward_pre_hooks(module: Any) -> bool:
+    """Whether something runs before a module's forward. Missing: False."""
+    return bool(getattr(module, "_forward_pre_hooks", None))
 
 
 def normalisation_classes() -> tuple[type, ...]:

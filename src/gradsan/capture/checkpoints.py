@@ -21,7 +21,7 @@ from gradsan.capture.fingerprints import Fingerprint, Tally, compare_values, fin
 from gradsan.capture.noted import Findings, Notes
 from gradsan.capture.patches import Patches
 from gradsan.capture.reached import TooMuchError, parameter_names
-from gradsan.capture.recomputation import Call, Change, Comparison
+from gradsan.capture.recomputation import Call, Change
 from gradsan.model import Message
 
 Guard = Callable[[Callable[[], object]], None]
@@ -37,7 +37,7 @@ class Checkpoints:
         self.compares_values = False
         self._core, self._steps, self._notes, self._findings, self._note = core, steps, notes, findings, note
         self._calls: weakref.WeakKeyDictionary[Any, Call] = weakref.WeakKeyDictionary()
-        self._compared: weakref.WeakKeyDictionary[Any, Comparison] = weakref.WeakKeyDictionary()
+        self._changes: weakref.WeakKeyDictionary[Any, list[Change]] = weakref.WeakKeyDictionary()
         self._tally = Tally()
         self._local = threading.local()
 
@@ -97,13 +97,12 @@ class Checkpoints:
 
         @functools.wraps(check)
         def check_recomputed(frame: Any, *args: Any) -> Any:
-            compared = self._compared.pop(frame, None)
-            self._tally.begin(compared.statistics if compared is not None else frozenset())
+            found = self._changes.pop(frame, None)
+            self._tally.begin()
             result = check(frame, *args)
             call = self._calls.get(frame) if core.active else None
-            if call is not None and compared is not None:
-                verdict = self._tally.verdict if self.compares_values else None
-                guard(lambda: self._tell(call, compared.changes, verdict))
+            if call is not None and found is not None:
+                guard(lambda: self._tell(call, found, self._verdict(frame)))
             return result
 
         patches.set(frames, "save_inputs", save_inputs)
@@ -129,9 +128,7 @@ class Checkpoints:
             run, found = ctx.run_function, list[Change]()
             guard(
                 lambda: found.extend(
-                    recomputation.compare(self._notes, call, run, _by_name(run, ctx.inputs)).changes
-                    if call.marks
-                    else ()
+                    recomputation.compare(self._notes, call, run, _by_name(run, ctx.inputs)) if call.marks else ()
                 )
             )
             if not call.values:
@@ -192,7 +189,15 @@ class Checkpoints:
         function, keywords = called
         if call.marks:
             arguments = {**_by_name(function, arguments), **keywords}
-            self._compared[frame] = recomputation.compare(self._notes, call, function, arguments)
+            self._changes[frame] = recomputation.compare(self._notes, call, function, arguments)
+
+    def _verdict(self, frame: Any) -> bool | None:
+        """Whether the recomputation gave the values that backward reads; None where they were not compared."""
+        if not self._tally.compared:
+            return None
+        different = {id(one) for one in self._tally.different}
+        holders = [holder for holder, saved in _torch.saved_in_checkpoint(frame) if id(saved) in different]
+        return not holders or not _torch.are_read(holders)
 
     def _tell(self, call: Call, found: list[Change], same: bool | None) -> None:
         """``same`` says whether the recomputation gave the same values, None where that was not looked at."""

@@ -109,13 +109,16 @@ class Deep:
 
     def _unpack(self, kept: Kept) -> Any:
         if self._reading:
-            return kept.alias if self._reading == "current" or kept.original is None else kept.original
+            if self._reading == "current" or kept.original is None or (kept.changed and _is_filled_after_save(kept)):
+                return kept.alias
+            return kept.original
         moved, changed = kept.moved, kept.changed
         if not (moved or changed):
             return kept.alias
         if not moved:
             node = _torch.current_node()
-            if not _torch.is_read_by_backward(node, _torch.slot_of(node, kept)):
+            slot = _torch.slot_of(node, kept)
+            if not _torch.is_read_by_backward(node, slot) or _torch.is_filled_after_save(node, slot):
                 return kept.alias
         heals = self.mode == "heal" and kept.original is not None
         if not kept.reported:
@@ -221,6 +224,11 @@ class Deep:
             del self._known_outside[storage]
             return False
         return True
+
+
+def _is_filled_after_save(kept: Kept) -> bool:
+    node = _torch.current_node()
+    return _torch.is_filled_after_save(node, _torch.slot_of(node, kept))
 
 
 def _kept_of(nodes: list[Any]) -> Iterator[Kept]:

@@ -57,43 +57,44 @@ def fingerprint(tensor: Any) -> Fingerprint | None:
 
 
 class Tally:
-    """How many tensors of this thread were compared since :meth:`begin`, and how many differed."""
+    """What checkpoint compared in this thread since :meth:`begin`."""
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start with nothing."""
         self._local = threading.local()
 
-    def begin(self, ignored: frozenset[int]) -> None:
-        """Count anew, but tensors on the storages ``ignored``."""
-        self._local.compared = self._local.different = 0
-        self._local.ignored = ignored
+    def begin(self) -> None:
+        """Count anew."""
+        self._local.compared, self._local.different = 0, []
 
-    def add(self, different: bool, storage: int) -> None:
-        """Count one more."""
-        if storage in getattr(self._local, "ignored", ()):
-            return
-        self._local.compared = getattr(self._local, "compared", 0) + 1
-        self._local.different = getattr(self._local, "different", 0) + different
+    def add(self, saved: object, different: bool) -> None:
+        """Count one more; ``saved`` is what stood for the tensor in the forward."""
+        self._local.compared = self.compared + 1
+        self._local.different = [*self.different, saved] if different else self.different
 
     @property
-    def verdict(self) -> bool | None:
-        """Whether all were the same; None where nothing was compared."""
-        return not self._local.different if getattr(self._local, "compared", 0) else None
+    def compared(self) -> int:
+        """How many tensors were compared."""
+        return getattr(self._local, "compared", 0)
+
+    @property
+    def different(self) -> list[object]:
+        """Those that differed, by what stood for them in the forward."""
+        return getattr(self._local, "different", [])
 
 
 class _Metadata(dict):  # type: ignore[type-arg]
     """What checkpoint looks at of a tensor, equal where that is equal; comparing compares fingerprints on the way."""
 
-    __slots__ = ("fingerprint", "storage", "tally")
+    __slots__ = ("fingerprint", "tally")
     __hash__ = None
 
     fingerprint: Fingerprint | None
-    storage: int
     tally: Tally
 
     def __ne__(self, other: object) -> bool:
         if isinstance(other, _Metadata) and self.fingerprint is not None and other.fingerprint is not None:
-            self.tally.add(self.fingerprint.differs(other.fingerprint), other.storage)
+            self.tally.add(self, self.fingerprint.differs(other.fingerprint))
         return dict.__ne__(self, other)
 
     def __eq__(self, other: object) -> bool:
@@ -112,8 +113,7 @@ def compare_values(patches: Patches, wanted: Callable[[], bool], tally: Tally) -
             if not wanted():
                 return found
             told = _Metadata(found)
-            told.tally, told.storage = tally, _torch.storage_or_none(tensor)
-            told.fingerprint = fingerprint(tensor)
+            told.tally, told.fingerprint = tally, fingerprint(tensor)
             return told
 
         checks[name] = watched

@@ -11,7 +11,7 @@ import functools
 import types
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,7 +22,8 @@ from gradsan.capture.stacks import is_user_file
 
 MOST_THINGS = 2_000
 _ITEMS, _DEEPEST = 64, 4
-_VALUES = (bool, int, float, complex, str, type(None))
+PLAIN = (bool, int, float, complex, str, type(None))
+"""Values that are compared by what they are."""
 _NOT_FOLLOWED = (type, types.BuiltinFunctionType, torch.dtype, torch.device, torch.Generator, torch.optim.Optimizer)
 _MODULE_INTERNALS = frozenset(vars(nn.Module()))
 
@@ -31,26 +32,16 @@ class TooMuchError(Exception):
     """A function reaches more than can be noted."""
 
 
-class Reached(NamedTuple):
-    """``things`` by the expression that the function has for them: tensors, plain values, modules, functions, objects.
+def reached(function: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``function`` reaches, by the expression it has for it: tensors, plain values, modules, functions, objects.
 
-    ``statistics`` are the storages of running statistics that the function only updates.
-    """
-
-    things: dict[str, Any]
-    statistics: frozenset[int]
-
-
-def reached(function: Any, arguments: Mapping[str, Any]) -> Reached:
-    """What ``function`` reaches; ``arguments`` are those that shall be followed, by name.
-
-    Raises :class:`TooMuchError` beyond ``MOST_THINGS``.
+    ``arguments`` are those that shall be followed, by name. Raises :class:`TooMuchError` beyond ``MOST_THINGS``.
     """
     search = _Search()
     search.callable("", function, 0)
     for name, value in arguments.items():
         search.whole(name, value, 0)
-    return Reached(search.things, frozenset(search.statistics))
+    return search.things
 
 
 def parameter_names(function: Any) -> tuple[str, ...]:
@@ -70,7 +61,6 @@ def parameter_names(function: Any) -> tuple[str, ...]:
 class _Search:
     def __init__(self) -> None:
         self.things: dict[str, Any] = {}
-        self.statistics: set[int] = set()
         self._known: set[int] = set()
 
     def callable(self, path: str, value: Any, depth: int) -> None:
@@ -102,7 +92,7 @@ class _Search:
 
     def whole(self, path: str, value: Any, depth: int) -> None:
         """A variable or element that the code uses as a whole."""
-        if torch.is_tensor(value) or isinstance(value, _VALUES):
+        if torch.is_tensor(value) or isinstance(value, PLAIN):
             self._add(path, value)
         elif depth > _DEEPEST or isinstance(value, _NOT_FOLLOWED):
             return
@@ -163,7 +153,7 @@ class _Search:
         """A variable of which ``attributes`` are read."""
         if isinstance(value, type):
             for attribute in sorted((attributes or frozenset()) & vars(value).keys()):
-                if torch.is_tensor(vars(value)[attribute]) or isinstance(vars(value)[attribute], _VALUES):
+                if torch.is_tensor(vars(value)[attribute]) or isinstance(vars(value)[attribute], PLAIN):
                     self._add(f"{name}.{attribute}", vars(value)[attribute])
             return
         if isinstance(value, types.ModuleType):
@@ -206,11 +196,8 @@ class _Search:
             self._known.add(id(inner))
             for name, parameter in inner.named_parameters(recurse=False):
                 self._add(f"{prefix}.{name}", parameter)
-            updates = only_updates_statistics(inner)
-            for name, buffer in inner.named_buffers(recurse=False):
-                if updates:
-                    self.statistics.add(_torch.storage_or_none(buffer))
-                else:
+            if not only_updates_statistics(inner):
+                for name, buffer in inner.named_buffers(recurse=False):
                     self._add(f"{prefix}.{name}", buffer)
             kind: Any = type(inner)
             reads = reads_of_method(kind, "forward")
@@ -218,7 +205,9 @@ class _Search:
                 self._add(f"{prefix}.training", inner.training)
             own = vars(inner)
             for name in sorted((reads.attributes - _MODULE_INTERNALS - reads.bound) & own.keys()):
-                self.whole(f"{prefix}.{name}", own[name], depth + 1)
+                # Hooks before a forward put there what it shall read, each time anew (torch.nn.utils.spectral_norm).
+                if not (torch.is_tensor(own[name]) and _torch.has_forward_pre_hooks(inner)):
+                    self.whole(f"{prefix}.{name}", own[name], depth + 1)
             for function in reads.functions:
                 if is_user_file(function.__code__.co_filename):
                     self._function(function, depth + 1)

@@ -12,6 +12,9 @@ ASKS_FOR_SHAPE = frozenset(
     {"shape", "size", "dim", "ndim", "numel", "dtype", "device", "layout", "requires_grad", "is_cuda", "stride"}
 )
 """Attributes of a tensor that tell nothing of its elements."""
+_CHANGES_CONTAINER = frozenset(
+    {"add", "append", "appendleft", "clear", "extend", "insert", "pop", "popleft", "setdefault", "update"}
+)
 _CODES_FOLLOWED = 64
 _WITHOUT_EFFECT = frozenset({"CACHE", "EXTENDED_ARG", "PUSH_NULL", "NOP", "RESUME", "PRECALL", "NOT_TAKEN"})
 
@@ -46,12 +49,17 @@ def reads_of(code: CodeType) -> Reads:
     attributes: set[str] = set()
     bound: set[str] = set()
     instructions = [one for one in dis.get_instructions(code) if one.opname not in _WITHOUT_EFFECT]
-    for one, following in zip(instructions, [*instructions[1:], None], strict=False):
+    for position, (one, following) in enumerate(zip(instructions, [*instructions[1:], None], strict=False)):
         name = one.opname
         if name in ("LOAD_ATTR", "LOAD_METHOD"):
             attributes.add(str(one.argval))
+            if one.argval in _CHANGES_CONTAINER and position:
+                bound.add(str(instructions[position - 1].argval))
         elif name in ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "DELETE_ATTR"):
             bound.add(str(one.argval))
+        elif name in ("STORE_SUBSCR", "DELETE_SUBSCR"):
+            # Before it stand the container and the key, which is one or two instructions long where it is simple.
+            bound |= {str(before.argval) for before in instructions[max(0, position - 3) : position - 1]}
         for variable, is_last in _loaded(code, one):
             table = tables[_kind(code, one.opname, variable)]
             if is_last and following is not None and following.opname in ("LOAD_ATTR", "LOAD_METHOD"):

@@ -14,7 +14,7 @@ from torch import nn
 from gradsan.capture import _torch, conflicts, naming
 from gradsan.capture.fingerprints import Fingerprint
 from gradsan.capture.noted import Noted, Notes, Overwritten
-from gradsan.capture.reached import reached
+from gradsan.capture.reached import PLAIN, reached
 from gradsan.capture.stacks import definition_site, symbolise
 from gradsan.model import Conflict, Name, Region, Save, TensorInfo
 
@@ -52,25 +52,18 @@ class Change(NamedTuple):
     rebound: tuple[str, str] | None = None
 
 
-class Comparison(NamedTuple):
-    """What has changed since a call, and the storages of statistics that the function only updates."""
-
-    changes: list[Change]
-    statistics: frozenset[int]
-
-
 def marks_of(notes: Notes, function: Any, arguments: Mapping[str, Any]) -> dict[str, Mark]:
     """What ``function`` reaches now. Raises :class:`gradsan.capture.reached.TooMuchError`."""
-    things = reached(function, arguments).things
+    things = reached(function, arguments)
     return {path: mark for path, value in things.items() if (mark := _mark(notes, value)) is not None}
 
 
-def compare(notes: Notes, call: Call, function: Any, arguments: Mapping[str, Any]) -> Comparison:
+def compare(notes: Notes, call: Call, function: Any, arguments: Mapping[str, Any]) -> list[Change]:
     """What has changed since the call; of what one writer wrote, the first. Parts of what was replaced are left out."""
     found: list[Change] = []
     rebound: list[str] = []
     writers: set[Any] = set()
-    things, statistics = reached(function, arguments)
+    things = reached(function, arguments)
     for path, mark in call.marks.items():
         if path not in things or any(path.startswith((f"{one}.", f"{one}[")) for one in rebound):
             continue
@@ -93,14 +86,15 @@ def compare(notes: Notes, call: Call, function: Any, arguments: Mapping[str, Any
         if writer not in writers and len(found) < _TOLD_OF_ONE_CALL:
             writers.add(writer)
             found.append(change)
-    return Comparison(found, statistics)
+    return found
 
 
 def conflict_of(core: Any, steps: Any, call: Call, change: Change | None, *, same: bool | None) -> Conflict:
     """The conflict of one change; of None, that the recomputation gave other values and nobody is known to be why.
 
-    ``same`` is what fingerprints say of the recomputed values, None where they were not compared: plain numbers may
-    have been kept by the Nodes of the forward itself, so that it is not certain that they matter.
+    ``same`` is what fingerprints say of the recomputed values, None where they were not compared. Then it is not
+    certain that plain numbers matter, which the Nodes of the forward may have kept, and state that the function updates
+    by itself.
     """
     written = change.written if change is not None else None
     value = change.value if change is not None else None
@@ -131,7 +125,18 @@ def conflict_of(core: Any, steps: Any, call: Call, change: Change | None, *, sam
         rebound=change.rebound if change is not None else None,
         function_site=definition_site(call.code) if call.code is not None else None,
         unchanged=same is True,
-        certain=same is False or value is None or not isinstance(value, (bool, int, float, complex, str)),
+        certain=same is False or not (isinstance(value, PLAIN) or (written is not None and _by_itself(call, written))),
+    )
+
+
+def _by_itself(call: Call, written: Overwritten) -> bool:
+    """Whether the checkpointed function wrote it, in a further call."""
+    if call.code is None or not written.writes:
+        return False
+    own = definition_site(call.code).frames[0]
+    return all(
+        any(frame.file == own.file and frame.function == own.function for frame in write.site.frames)
+        for write in written.writes
     )
 
 
@@ -164,7 +169,7 @@ def _mark(notes: Notes, value: Any) -> Mark | None:
     if torch.is_tensor(value):
         noted = notes.note(value)
         return None if noted is None else Mark("tensor", noted, value=shown(value))
-    if isinstance(value, (bool, int, float, complex, str, type(None))):
+    if isinstance(value, PLAIN):
         return Mark("value", value=value)
     try:
         return Mark("object", weak=weakref.ref(value), value=shown(value))
@@ -198,7 +203,7 @@ def shown(value: Any) -> str:
     """A value in a few words of code."""
     if torch.is_tensor(value):
         return f"{type(value).__name__}{tuple(value.shape)}"
-    if isinstance(value, (bool, int, float, complex, str, type(None))):
+    if isinstance(value, PLAIN):
         text = repr(value)
         return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
     if isinstance(value, (list, tuple, dict)):
