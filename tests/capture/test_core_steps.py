@@ -60,7 +60,7 @@ def test_a_step_is_two_entries(stepping):
     assert numbers(begin[8]) == [0, 0, 0]
     assert end[:3] == ("end", 2, id(optimizer))
     assert numbers(end[3]) == [1, 1, 0]
-    assert len(end) == 4
+    assert end[4:] == (before,)
     assert (stepping.open_steps, stepping.steps, stepping.clock, stepping.log_errors) == (0, 8, 2, 0)
 
 
@@ -356,11 +356,17 @@ def test_an_optimizer_is_looked_at_once_and_a_fused_one_at_every_step():
     core = SimpleNamespace(backwards=0, settled=set())
     settling = Settling(core, lambda optimizer, frame: seen.append((optimizer, frame.f_code)), fused.append)
 
-    def step(optimizer):
+    def step(optimizer, closure=lambda: None):
         settling.before_step(optimizer)
+        closure()
         settling.after_step(optimizer)
 
-    plain, quick = (torch.optim.SGD(parameters(2), lr=0.1, fused=kind) for kind in (False, True))
+    def without_gradient():
+        [parameter] = parameters(2)
+        parameter.grad = None
+        return [parameter]
+
+    plain, quick = (torch.optim.SGD(without_gradient(), lr=0.1, fused=kind) for kind in (False, True))
     step(plain)
     assert (seen, core.settled) == ([], set())  # no gradient can be missed yet
     core.backwards = 1
@@ -372,3 +378,19 @@ def test_an_optimizer_is_looked_at_once_and_a_fused_one_at_every_step():
     seen.clear()
     plain = optimizer = None
     assert core.settled == set()
+
+    complete = torch.optim.SGD(parameters(2), lr=0.1)
+    step(complete)
+    assert (seen, core.settled) == ([], {id(complete)})  # nothing is missing
+    computing = torch.optim.SGD(without_gradient(), lr=0.1)
+
+    def closure():
+        core.backwards += 1
+        computing.param_groups[0]["params"][0].grad = torch.ones(2)
+
+    step(computing, closure)
+    assert [one for one, _ in seen] == [computing]  # looked at when its closure has run
+    seen.clear()
+    clearing = torch.optim.SGD([*without_gradient(), *parameters(2)], lr=0.1)
+    step(clearing, clearing.zero_grad)
+    assert seen == []  # it takes its gradients away itself: what was missing is not known

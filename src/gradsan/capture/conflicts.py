@@ -35,7 +35,7 @@ def of_failure(
         info = hidden.described(core, stale)
     made = None if node is None else origins.of_node(core, steps, node, backward.thread, stale, info.storage)
     since = made.clock if made else ledger.first_move(core, steps, info.storage, stale.saved_version, stale.version) - 1
-    writes = ledger.writes_since(core, steps, info.storage, since, stale.saved_version)
+    writes = ledger.writes_since(core, steps, info.storage, since, stale.saved_version, stale.version)
     return Conflict(
         save=Save(
             clock=since,
@@ -67,7 +67,7 @@ def under_hooks(core: Any, steps: Any, save: Any, alias: Any) -> Conflict:
     backward = steps.current_backward()
     saved_version = next(version for kept, version in save.aliases if kept is alias)
     info = tensor_info(alias, was_leaf=alias.is_leaf and alias.requires_grad)
-    writes = ledger.writes_since(core, steps, info.storage, save.clock, saved_version)
+    writes = ledger.writes_since(core, steps, info.storage, save.clock, saved_version, alias._version)
     return Conflict(
         save=Save(
             clock=save.clock,

@@ -40,7 +40,7 @@ def of_kept(
     info = replace(info, requires_grad=kept.requires_grad or not kept.was_leaf)
     version = 0 if kept.alias.is_inference() else int(kept.alias._version)
     if counted:
-        writes = ledger.writes_since(core, steps, info.storage, kept.clock, kept.version)
+        writes = ledger.writes_since(core, steps, info.storage, kept.clock, kept.version, version)
     else:
         writes = ledger.uncounted_since(core, steps, info.storage, kept.clock, kept.stack)
     made = Origin(kept.clock, kept.stack, kept.thread, True)

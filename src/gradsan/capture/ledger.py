@@ -29,24 +29,29 @@ class RawWrite(NamedTuple):
     step: int
 
 
-def writes_since(core: Any, steps: Any, storage: int, start: int, saved_version: int) -> tuple[Write, ...]:
+def writes_since(
+    core: Any, steps: Any, storage: int, start: int, saved_version: int, now: int | None = None
+) -> tuple[Write, ...]:
     """Every logged write to ``storage`` after the clock ``start``, in order.
 
     A write that left the counter where the save found it, or before, came before the save: among them the saving
     operation's own (``relu_`` saves its result before it returns).
 
-    What a step's own code wrote in the user's files counts as that step: its line is the ``step()`` call.
+    What a step's own code wrote in the user's files counts as that step: its line is the ``step()`` call. What the
+    closure of ``step(closure)`` wrote is the program's. ``now`` is the version that was found in the end.
     """
     found: list[Write] = []
-    running = [record for record in steps.steps if storage in record.storages]
+    with_it = [record for record in steps.steps if storage in record.storages]
     for entry in core.writes():
         raw = RawWrite(*entry)
         if raw.storage != storage or raw.clock <= start or (raw.version is not None and raw.version <= saved_version):
             continue
-        if any(record.clock < raw.clock and (record.end is None or raw.clock < record.end) for record in running):
+        if any(_is_within(raw.clock, record) and not _was_in_closure(core, raw, record) for record in with_it):
             continue
         found.append(as_write(raw))
-    for record in running:
+    for record in with_it:
+        if record.end is None and now is not None and _has_not_written(record, storage, found, now):
+            continue
         version = _version_after(record, storage)
         if version is not None and (record.end is None or record.end > start):
             found.append(_step_write(record, version))
@@ -76,7 +81,7 @@ def uncounted_since(core: Any, steps: Any, storage: int, start: int, saved_at: A
 def first_move(core: Any, steps: Any, storage: int, saved_version: int, version: int) -> int:
     """The clock of the first logged write or step that moved ``storage`` on from the version saved; now, where none.
 
-    Going back in the log the versions of one storage fall. Where they do not, its address had belonged to another.
+    Going back in the logs the versions of one storage fall. Where they do not, its address had belonged to another.
     """
     clock: int = core.clock
     at = version + 1
@@ -87,10 +92,16 @@ def first_move(core: Any, steps: Any, storage: int, saved_version: int, version:
         if not saved_version < raw.version < at:
             break
         clock, at = raw.clock, raw.version
-    for record in steps.steps:
-        for position, candidate in enumerate(record.storages):
-            if candidate == storage and saved_version <= record.before[position] < at:
-                clock = min(clock, record.clock)
+    at = version
+    for record in reversed(steps.steps):
+        # One that still runs may be in its closure, before its own writes.
+        if record.end is None or storage not in record.storages:
+            continue
+        position = record.storages.index(storage)
+        after = record.after[position] if position < len(record.after) else record.before[position]
+        if not saved_version < after <= at:
+            break
+        clock, at = min(clock, record.end), record.before[position]
     return clock
 
 
@@ -106,6 +117,21 @@ def unexplained_moves(writes: tuple[Write, ...], saved: int, now: int) -> int:
         missing += 0 if write.kind in ("step", "foreach") else write.version - at - 1
         at = write.version
     return missing + max(0, now - at)
+
+
+def _is_within(clock: int, record: StepRecord) -> bool:
+    return record.clock < clock and (record.end is None or clock < record.end)
+
+
+def _was_in_closure(core: Any, raw: RawWrite, record: StepRecord) -> bool:
+    """Whether a backward began between the write and the end of the step: the step's own update comes after it."""
+    return any(raw.clock <= entry[0] and _is_within(entry[0], record) for entry in core.backward_log)
+
+
+def _has_not_written(record: StepRecord, storage: int, found: list[Write], now: int) -> bool:
+    """Whether the writes ``found`` explain all moves of the counter to ``now`` since a step began that still runs."""
+    before = record.before[record.storages.index(storage)]
+    return now - before == sum(write.clock > record.clock for write in found)
 
 
 def _version_after(record: StepRecord, storage: int) -> int | None:

@@ -22,8 +22,9 @@ STEPS_KEPT = 512
 class StepRecord:
     """One ``optimizer.step()``: when, where, and the version of each parameter before and after.
 
-    ``end`` is None while it runs, ``number`` how many steps had ended before it. A step that raised counts for nothing
-    itself: what it wrote before stands in the log of writes.
+    ``end`` is None while it runs, ``number`` how many steps had ended before it. ``sequence`` is the number that the
+    next Node would have got when it ended (when it began, while it runs): ``step(closure)`` makes Nodes itself. A step
+    that raised counts for nothing itself: what it wrote before stands in the log of writes.
     """
 
     clock: int
@@ -87,11 +88,11 @@ class Steps:
                 records.append(record)
                 open_by_optimizer[optimizer] = record
             else:
-                _, clock, optimizer, versions = entry
+                _, clock, optimizer, versions, sequence = entry
                 # A step whose beginning has dropped out of the log tells nothing.
                 ended = open_by_optimizer.pop(optimizer, None)
                 if ended is not None:
-                    ended.end, ended.after = clock, _numbers(versions)
+                    ended.end, ended.after, ended.sequence = clock, _numbers(versions), sequence
         for record in records:
             # Left open, it would claim every later write to memory that its parameters once had.
             if record.end is None and not _still_runs(record.stack):
