@@ -607,6 +607,18 @@ def wrapped_module(module: Any) -> Any:
     return inner
 
 
+def anomaly_stack(node: Any) -> list[str]:
+    """The stack at which a Node was made, as ``traceback.format_stack`` writes it, where anomaly mode was on then.
+
+    Missing: empty, and the place is read off the source.
+    """
+    try:
+        lines = node.metadata.get("traceback_", ())
+    except (AttributeError, RuntimeError):
+        return []
+    return [line for line in lines if isinstance(line, str)]
+
+
 class EngineCall(NamedTuple):
     """A call into the engine that ended with an exception, read off its traceback; ``trace`` is the engine's own part.
 

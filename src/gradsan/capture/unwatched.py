@@ -15,10 +15,11 @@ from typing import Any
 
 from gradsan.capture import _torch, autopsy, conflicts, failures, graphs, ledger
 from gradsan.capture.rehearsal import RehearsedLog, RehearsedSteps, rehearse
-from gradsan.capture.stacks import of_traceback
+from gradsan.capture.stacks import is_user_file, of_traceback
 from gradsan.capture.steps import BackwardRecord
-from gradsan.model import Confidence, Conflict, Evidence, Failure, Site
+from gradsan.model import Confidence, Conflict, Evidence, Failure, Frame, Site
 
+_FRAME_OF_STACK = re.compile(r'\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)')
 _RESULT_OF = re.compile(r", which is output \d+ of (?P<op>[^,]+),")
 
 
@@ -114,6 +115,9 @@ def _of_record(
     node, tensor = stale.node, stale.tensor
     log = _log(record, frames, node)
     number = None if node is None else _torch.node_sequence(node)
+    recorded = None if node is None else _anomaly_site(node)
+    if recorded is not None and number is not None:
+        log.know_place(number, recorded)
     if tensor is not None:
         base = tensor if tensor._base is None else tensor._base
         is_leaf = bool(base.is_leaf and base.requires_grad)
@@ -135,6 +139,16 @@ def _of_record(
         confidence=_confidence(found, bool(rivals)),
         also_saved_at=tuple(Site(log.events[one.event].frames) for one in rivals[:2]),
     )
+
+
+def _anomaly_site(node: Any) -> Site | None:
+    """Where a Node was made, if anomaly mode was on then; its frames have no columns."""
+    frames = [
+        Frame(told["file"], int(told["line"]), told["name"], is_user=is_user_file(told["file"]))
+        for line in _torch.anomaly_stack(node)
+        if (told := _FRAME_OF_STACK.match(line)) is not None
+    ]
+    return Site(tuple(frames)) if any(frame.is_user for frame in frames) else None
 
 
 def _told_op(error: BaseException) -> str | None:

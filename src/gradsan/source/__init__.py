@@ -11,7 +11,7 @@ from gradsan.source.change import Change, apply_change, changed_lines
 from gradsan.source.cuts import Cut, Live, find_cuts, grad_switched_off
 from gradsan.source.functions import bind_early, kept_on_context, mark_dirty, rebound_at, save_for_backward
 from gradsan.source.layers import inplace_layer_false
-from gradsan.source.lines import source_line, source_lines
+from gradsan.source.lines import is_cell, source_line, source_lines
 from gradsan.source.listing import list_and_stack
 from gradsan.source.locate import Expression, Statement, expression_at, expressions_at, statement_at, statements_at
 from gradsan.source.names import assigned_names, consumed_names
@@ -80,6 +80,7 @@ __all__ = [
     "in_same_function",
     "inplace_false",
     "inplace_layer_false",
+    "is_cell",
     "is_item_of_loop",
     "is_read_between",
     "keep_graph",

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from gradsan.model import Frame
 from gradsan.source.chains import binds, leaf_name, local_nodes, parameters
 from gradsan.source.flow import reaching
+from gradsan.source.lines import is_cell
 from gradsan.source.locate import Statement, statement_at, statement_text
 from gradsan.source.names import ADDING_METHODS, Binding, bindings_of, consumed_names
 from gradsan.source.tree import FunctionNode, SourceFile, header_nodes
@@ -75,9 +76,9 @@ def _frame_of(source: SourceFile, node: ast.stmt, like: Frame) -> Frame:
 def _across_rounds(statement: Statement) -> Iterator[tuple[str, ast.stmt]]:
     source, function = statement.source, statement.function
     body = source.module.body if function is None or isinstance(function, ast.Lambda) else function.body
-    is_cell = function is None and _is_notebook_cell(source)
+    in_cell = function is None and is_cell(source.file)
     lasting = _filled_parameters(function)
-    state = reaching(body, statement.node, lambda name: is_cell or _outlives_call(function, name, lasting))
+    state = reaching(body, statement.node, lambda name: in_cell or _outlives_call(function, name, lasting))
     for name in _names_of_values(statement.node):
         for key, definitions in state.items():
             if not _concerns(key, name):
@@ -162,10 +163,6 @@ def _filled_parameters(function: FunctionNode | None) -> set[str]:
         and isinstance(node.func.value, ast.Name)
         and node.func.value.id in parameters(function)
     }
-
-
-def _is_notebook_cell(source: SourceFile) -> bool:
-    return "ipykernel" in source.file or source.file.startswith("<ipython-input")
 
 
 def _carries_graph(source: SourceFile, binding: Binding) -> bool:

@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 
-__all__ = ["recorded_lines", "source_line", "source_lines"]
+__all__ = ["is_cell", "recorded_lines", "source_line", "source_lines"]
 
 _NOTHING: Mapping[str, Mapping[int, str]] = MappingProxyType({})
 _recorded: ContextVar[Mapping[str, Mapping[int, str]]] = ContextVar("recorded", default=_NOTHING)
@@ -57,6 +57,11 @@ def source_lines(file: str) -> tuple[str, ...]:
     """
     lines = _from_linecache(file) or _from_loader(file) or _from_archive(file)
     return tuple(line.rstrip("\r\n") for line in lines)
+
+
+def is_cell(file: str) -> bool:
+    """Whether ``file`` is what a notebook or IPython calls the code of a cell."""
+    return "ipykernel" in file or file.startswith("<ipython-input")
 
 
 def _from_linecache(file: str) -> list[str]:

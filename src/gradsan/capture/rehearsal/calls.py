@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import sys
 import types
 from typing import Any
 
@@ -39,6 +40,7 @@ _ADDING = frozenset({"append", "appendleft", "extend", "insert", "add", "push"})
 _SAME_OBJECT = frozenset(
     {"train", "eval", "to", "cuda", "cpu", "float", "double", "half", "requires_grad_", "share_memory"}
 )
+_NOT_READ = frozenset({"IPython", "ipykernel", "_pytest", "pluggy", "pytest", "numpy", "gradsan", "tqdm"})
 _EXPANDING = frozenset({"expand", "expand_as", "broadcast_to"})
 _SILENT = frozenset({"item", "tolist", "numel", "size", "dim", "stride", "data_ptr", "is_contiguous", "zero_grad"})
 
@@ -53,6 +55,7 @@ class Calls:
         self.bound: tuple[str, ...] = ()
         self.records = True
         self.statement: ast.stmt | None = None
+        self.statements_read = 0
         self.fields: dict[int, dict[str, Value]] = {}
         self.modules: dict[int, Namespace] = {}
         self.expanded: frozenset[int] = frozenset()
@@ -475,7 +478,7 @@ def _is_readable(function: Any) -> bool:
     if head == "torch":
         is_layer = module.startswith(("torch.nn.modules", "torch.nn.functional"))
         return is_layer and module != "torch.nn.modules.module"
-    return head not in ("builtins", "numpy", "random", "typing", "functools", "copy", "math", "os", "logging")
+    return head not in sys.stdlib_module_names and head not in _NOT_READ
 
 
 @functools.lru_cache(maxsize=2048)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import linecache
 import os
 import traceback
 from array import array
@@ -29,6 +30,7 @@ from gradsan.model import Frame, Site
 from gradsan.source.tree import read_source
 
 _PAIRS = 300_000
+_CELLS_READ = 40
 _FEWEST_NODES, _MOST_NODES = 40, 240
 _NEAR = 1.0
 
@@ -66,6 +68,7 @@ class RehearsedLog:
         self._places = [[Place(column, score) for score, column in ways] for ways in found]
         self._row = {node.sequence: row for row, node in enumerate(self._nodes)}
         self._numbers = self._numbered()
+        self._sites: dict[int, Site] = {}
         self._losses: dict[int, tuple[Any, ...]] = {}
         self.target = 0
         self._met: list[int] = []
@@ -94,11 +97,11 @@ class RehearsedLog:
 
     def nodes_near(self, sequence: int, thread: int) -> list[tuple[int, int, int, Site]]:
         """The operation that made the Node with this number, as a core tells it."""
-        found = self.places_of(sequence)
+        found, site = self.places_of(sequence), self._sites.get(sequence)
         if found:
             event = found[0].event
-            return [(sequence, sequence + 1, event + 1, Site(self.events[event].frames))]
-        return []
+            return [(sequence, sequence + 1, event + 1, site or Site(self.events[event].frames))]
+        return [] if site is None else [(sequence, sequence + 1, 0, site)]
 
     def ran_since(self, stack: Site, sequence: int, thread: int) -> bool:
         """Whether the operation at ``stack`` is met again, and made Nodes numbered ``sequence`` or later."""
@@ -162,6 +165,16 @@ class RehearsedLog:
             if known is None:
                 found[key] = place
         return list(found.values())
+
+    def know_place(self, sequence: int, site: Site) -> None:
+        """Take ``site`` for the place where the Node with this number was made: anomaly mode has recorded it."""
+        self._sites[sequence] = site
+        own, row = site.user_frame, self._row.get(sequence)
+        if own is not None and row is not None:
+            places = [(self.events[one.event].place, one) for one in self._places[row]]
+            self._places[row] = [
+                one for place, one in places if place is not None and (place.file, place.line) == (own.file, own.line)
+            ]
 
     def know_losses(self, frame: Any, roots: Sequence[Any]) -> None:
         """Find the losses of earlier backward calls among the live variables of ``frame``.
@@ -300,14 +313,32 @@ def _read(own: Sequence[FrameType], used: Frame | None, script: Script) -> None:
     """Read from the outermost frame; where that does not lead to the failing line, from the next one."""
     walk = Walk(script)
     walk.live_frames = {_key(frame): frame.f_locals for frame in own}
+    cells = [place for place, frame in enumerate(own) if source.is_cell(file_of(frame.f_code))]
+    if cells:
+        # What runs a notebook is no part of it, but the cells that ran before are.
+        own = own[cells[0] :]
+        with contextlib.suppress(EnoughError):
+            _read_cells_before(walk, own[0])
     for depth, frame in enumerate(own):
         before = len(script.events)
+        walk.statements_read = 0
         with contextlib.suppress(EnoughError):
             _read_frame(walk, frame)
         if _last_use(script.events, used) >= before:
             return
         if depth < len(own) - 1:
             del script.events[before:]
+
+
+def _read_cells_before(walk: Walk, frame: FrameType) -> None:
+    """Read the cells that were run before the one of ``frame``, in the order in which Python came to know them."""
+    files = [file for file in linecache.cache if source.is_cell(file)]
+    last = file_of(frame.f_code)
+    for file in files[: files.index(last) if last in files else len(files)][-_CELLS_READ:]:
+        text = read_source(file)
+        if text is not None:
+            module = walk.module_of(frame.f_globals, last)
+            walk.block(text.module.body, Namespace(file, "<module>", module.names, module.live, None, module))
 
 
 def _read_frame(walk: Walk, frame: FrameType) -> None:
@@ -317,7 +348,8 @@ def _read_frame(walk: Walk, frame: FrameType) -> None:
         return
     walk.frames, walk.bound, walk.records = (), (), True
     module = walk.module_of(frame.f_globals, file_of(code))
-    if code.co_name == "<module>":
+    if frame.f_locals is frame.f_globals:
+        module.file = file_of(code)
         walk.block(text.module.body, module)
         return
     definition = definition_at(text, code.co_firstlineno, code.co_name)

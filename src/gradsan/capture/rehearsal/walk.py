@@ -6,9 +6,11 @@ import ast
 from collections.abc import Sequence
 
 from gradsan.capture.rehearsal.expressions import Expressions
+from gradsan.capture.rehearsal.script import EnoughError
 from gradsan.capture.rehearsal.values import Namespace, Value, joined
 
 _ROUNDS = 2
+_STATEMENTS_READ = 50_000
 _LEAVING = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 
 
@@ -19,6 +21,9 @@ class Walk(Expressions):
         """Read ``body`` in ``space``; the values that it may return."""
         returned: list[Value] = []
         for statement in body:
+            self.statements_read += 1
+            if self.statements_read > _STATEMENTS_READ:
+                raise EnoughError
             self.statement = statement
             returned += self._statement(statement, space)
             if isinstance(statement, _LEAVING):
