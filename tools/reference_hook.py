@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
 
 _INCLUDE = re.compile(r"^<!-- include (\S+) (\w+) -->$", re.MULTILINE)
+_FOREIGN = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)=[\"']?(?:https?:)?//", re.IGNORECASE)
 _PROGRAM = re.compile(r"^<!-- program (\S+) (.+) -->$", re.MULTILINE)
 _CODE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 _BETWEEN_CHINESE = re.compile(r"(?<=[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef“”])\n(?=[\u4e00-\u9fff（“])")
@@ -37,6 +38,13 @@ def on_page_markdown(markdown: str, config: MkDocsConfig, **_: Any) -> str:
     pieces = _CODE.split(markdown)
     # A browser would show the end of a line as a space, which Chinese does not have.
     return "".join(piece if index % 2 else _BETWEEN_CHINESE.sub("", piece) for index, piece in enumerate(pieces))
+
+
+def on_post_page(output: str, **_: Any) -> None:
+    """Raise ValueError for a page that loads something from elsewhere: readers may be without a network."""
+    foreign = _FOREIGN.search(output)
+    if foreign is not None:
+        raise ValueError(f"the page loads something from elsewhere: {output[foreign.start() : foreign.end() + 60]}")
 
 
 def included(file: Path, name: str) -> str:

@@ -13,8 +13,8 @@ from gradsan.text import Language
 _FOLDER = Path(__file__).parent
 _TOML = "tomllib" if sys.version_info >= (3, 11) else "tomli"
 
-untranslated: set[str] = set()
-"""English texts that a page in another language has had to show, for want of a translation."""
+asked: set[str] = set()
+"""English texts for which a page in another language has needed a translation."""
 
 
 def word(key: str, language: Language) -> str:
@@ -30,24 +30,18 @@ def translated(english: str, language: Language) -> str:
     """
     if language == "en" or not english:
         return english
-    found = _translations().get(_normal(english))
-    if found is None:
-        untranslated.add(_normal(english))
-    return english if found is None else found
+    asked.add(_normal(english))
+    return translations().get(_normal(english), english)
 
 
-def needless(used: set[str]) -> list[str]:
-    """The translations of texts that are not among ``used`` (normal white space) any more."""
-    return sorted(set(_translations()) - used)
+@cache
+def translations() -> dict[str, str]:
+    """The Chinese of each English text, by the English with normal white space."""
+    return {_normal(entry["en"]): entry["zh"].strip() for entry in _read("translations.toml")["text"]}
 
 
 def _normal(text: str) -> str:
     return " ".join(text.split())
-
-
-@cache
-def _translations() -> dict[str, str]:
-    return {_normal(entry["en"]): entry["zh"].strip() for entry in _read("translations.toml")["text"]}
 
 
 @cache
