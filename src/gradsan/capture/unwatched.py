@@ -45,7 +45,7 @@ def evidence_in(loss: Any, frame: FrameType) -> Evidence:
     for error in autopsy.stale_errors(record.roots):
         conflict = _of_record(record, frames, frame, error, ())
         if conflict is not None:
-            found.append(conflict)
+            found.append(replace(conflict, use=replace(conflict.use, via="autopsy")))
     return Evidence(conflicts=tuple(found))
 
 

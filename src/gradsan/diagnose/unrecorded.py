@@ -7,10 +7,14 @@ from dataclasses import replace
 from gradsan.diagnose import labels as label_room
 from gradsan.model import Confidence, Conflict, Diagnosis, Label, Message
 
+ASKED = "autopsy"
+"""``Use.via`` where no backward has run: someone asked what one would stop at."""
+
 _KEPT = 5
 # What these say of steps and counts is known only where the run was watched.
 _BARE = {"label.counted": "what", "label.in_step": "what"}
 _ACROSS = {"label.used_across_step": "label.autopsy.used_across_step"}
+_UNKNOWN = "unknown_writer"
 
 
 def of_conflict(diagnosis: Diagnosis, conflict: Conflict) -> Diagnosis:
@@ -20,6 +24,8 @@ def of_conflict(diagnosis: Diagnosis, conflict: Conflict) -> Diagnosis:
     saved = [label for label in labels if label.role == "saved"]
     written = [replace(label, role="suspect") for label in labels if label.role == "written"]
     rest = [label for label in labels if label.role not in ("saved", "written")]
+    if conflict.use.via == ASKED:
+        rest = [_asked(label) if label.role == "used" else label for label in rest]
     also = [
         replace(label, message=saved[0].message)
         for site in conflict.also_saved_at
@@ -33,7 +39,11 @@ def of_conflict(diagnosis: Diagnosis, conflict: Conflict) -> Diagnosis:
         *rest,
     )
     notes = (*diagnosis.notes, Message(f"note.autopsy.{confidence}"))
-    return replace(diagnosis, labels=told, notes=notes, events=(), confidence=confidence)
+    explanation = diagnosis.explanation
+    if diagnosis.cause == _UNKNOWN:
+        moves = conflict.use.version - conflict.save.version
+        explanation = Message(f"explanation.autopsy.{_UNKNOWN}", {**explanation.values, "count": moves})
+    return replace(diagnosis, explanation=explanation, labels=told, notes=notes, events=(), confidence=confidence)
 
 
 def of_failure(diagnosis: Diagnosis, confidence: Confidence) -> Diagnosis:
@@ -42,6 +52,11 @@ def of_failure(diagnosis: Diagnosis, confidence: Confidence) -> Diagnosis:
     if confidence != "certain":
         notes = (*notes, Message(f"note.autopsy.{confidence}"))
     return replace(diagnosis, notes=notes, confidence=confidence)
+
+
+def _asked(label: Label) -> Label:
+    op = label.message.values.get("op")
+    return label if op is None else replace(label, message=Message("label.autopsy.would_use", {"op": op}))
 
 
 def _bare(label: Label) -> Label:
