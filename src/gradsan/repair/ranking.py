@@ -40,17 +40,24 @@ def measured(tried: Sequence[Tried], measure: Callable[[Patch], Cost | None]) ->
 
 
 def ranked_fixes(tried: Sequence[Tried]) -> list[Tried]:
-    """Best first; of what is equal, what was suggested first stays first."""
-    return sorted(tried, key=_rank)
+    """Best first; of what is equal, what was suggested first stays first.
+
+    Fixes that keep the gradients compute the same, so their costs decide. Those that change them differ in what is
+    computed: there the order in which the diagnosis names the kinds decides first.
+    """
+    kinds = list(dict.fromkeys(one.fix.kind for one in tried))
+    return sorted(tried, key=lambda one: _rank(one, kinds.index(one.fix.kind)))
 
 
-def _rank(tried: Tried) -> tuple[object, ...]:
+def _rank(tried: Tried, named: int) -> tuple[object, ...]:
     verification = tried.fix.verification
     cost = ((verification.time_ratio or 1.0) + (verification.memory_ratio or 1.0)) / 2 - 1.0
+    is_preserved = tried.fix.meaning == "preserved"
     return (
         not tried.passed,
         not tried.went_further,
-        tried.fix.meaning != "preserved",
+        not is_preserved,
+        0 if is_preserved else named,
         int(cost / COST_TOLERANCE),
         tried.patch.size,
     )

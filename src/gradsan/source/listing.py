@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from gradsan.model import Frame
 from gradsan.source.chains import binds, imported_as, local_nodes
 from gradsan.source.change import Change, Edit, edited
+from gradsan.source.indices import elements_of, is_all, is_gap, is_number, may_be_number
 from gradsan.source.locate import statement_at
 from gradsan.source.tree import FunctionNode, SourceFile, Span
 
@@ -63,12 +64,12 @@ def _filled_at(frame: Frame) -> _Filled | None:
     torch = imported_as(source, "torch")
     if not isinstance(target, ast.Subscript) or not isinstance(target.value, ast.Name) or torch is None:
         return None
-    elements = _elements(target)
-    dims = tuple(place for place, one in enumerate(elements) if not _is_all(one))
+    elements = elements_of(target)
+    dims = tuple(place for place, one in enumerate(elements) if not is_all(one))
     is_plain = len(dims) == 1 and dims[0] == len(elements) - 1
     if not (is_plain or dims == (0, 1) == tuple(range(len(elements)))):
         return None
-    if not all(_may_be_number(elements[place]) for place in dims):
+    if not all(may_be_number(elements[place]) for place in dims):
         return None
     function = statement.function
     if isinstance(function, ast.Lambda):
@@ -136,23 +137,28 @@ def _whole(filled: _Filled, text: str) -> str:
 
 def _part(filled: _Filled, node: ast.Name, part: ast.Subscript) -> list[Edit] | None:
     """``x[:, t]`` is the list's element ``x[t]``; a slice of the list is stacked."""
-    elements = _elements(part)
+    elements = elements_of(part)
     leading = filled.dims[0]
     reached = elements[leading : leading + len(filled.dims)]
-    if not all(map(_is_all, elements[:leading])) or not reached or any(map(_is_ellipsis, elements)):
+    if not all(map(is_all, elements[:leading])) or not reached or any(map(is_gap, elements)):
         return None
     rest = elements[leading + len(reached) :]
     is_stored = not isinstance(part.ctx, ast.Load)
     numbers = [one for one in reached if not isinstance(one, ast.Slice)]
-    if not all(map(_may_be_number, numbers)) or (is_stored and (rest or len(numbers) < len(filled.dims))):
+    if not all(map(may_be_number, numbers)) or (is_stored and (rest or len(numbers) < len(filled.dims))):
         return None
     if len(numbers) < len(reached) or len(reached) < len(filled.dims):
         return _several(filled, part, elements)
     edits = _brackets(filled.source, node, part, reached, rest, leading)
     statement = filled.source.parents[part][0]
-    if edits is None or not isinstance(statement, ast.AugAssign) or statement.target is not part:
-        return edits
-    return _augmented(filled, statement, reached)
+    if isinstance(statement, ast.AugAssign) and statement.target is part:
+        return None if edits is None else _augmented(filled, statement, reached)
+    if edits is not None and is_stored and isinstance(statement, ast.Assign) and is_number(statement.value):
+        # A tensor takes a number for all its elements; a list would take the number itself.
+        value = filled.source.span(statement.value)
+        old = f"{filled.name}{''.join(f'[{filled.source.text(one)}]' for one in reached)}"
+        edits.append(Edit(value, f"{filled.torch}.full_like({old}, {filled.source.slice(value)})"))
+    return edits
 
 
 def _several(filled: _Filled, part: ast.Subscript, elements: list[ast.expr]) -> list[Edit] | None:
@@ -234,24 +240,6 @@ def _size(filled: _Filled, node: ast.Name) -> Edit | None:
         return Edit(source.span(outer), f"len({filled.name}{'[0]' * filled.dims.index(dim)})")
     fewer = sum(one < dim for one in filled.dims)
     return Edit(source.span(outer), f"{filled.name}{'[0]' * len(filled.dims)}.size({dim - fewer})")
-
-
-def _elements(part: ast.Subscript) -> list[ast.expr]:
-    return part.slice.elts if isinstance(part.slice, ast.Tuple) else [part.slice]
-
-
-def _is_all(index: ast.expr) -> bool:
-    return isinstance(index, ast.Slice) and index.lower is None and index.upper is None and index.step is None
-
-
-def _is_ellipsis(index: ast.expr) -> bool:
-    return isinstance(index, ast.Constant) and (index.value is Ellipsis or index.value is None)
-
-
-def _may_be_number(index: ast.expr) -> bool:
-    if isinstance(index, ast.Constant):
-        return isinstance(index.value, int) and not isinstance(index.value, bool)
-    return isinstance(index, ast.Name | ast.BinOp | ast.UnaryOp | ast.Subscript | ast.Attribute | ast.Call)
 
 
 def _between(before: Span, after: Span) -> Span:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from gradsan.model import Frame
 from gradsan.source.chains import imported_as, leaf_name
 from gradsan.source.change import Change, Edit, edited
+from gradsan.source.indices import elements_of, is_all
 from gradsan.source.out_of_place import augmented_value, chain_value
 from gradsan.source.rebinding import can_rebind, notes_on_rebinding
 from gradsan.source.targets import target_at
@@ -96,7 +97,7 @@ def _after(source: SourceFile, target: ast.expr, statement: ast.stmt, sign: str)
 
 def _with_part(source: SourceFile, part: ast.Subscript, value: str, index_is_tensor: bool | None) -> str | None:
     name = source.text(part.value)
-    elements = part.slice.elts if isinstance(part.slice, ast.Tuple) else [part.slice]
+    elements = elements_of(part)
     if any(isinstance(one, ast.Starred) or _is_constant(one, (None, True, False)) for one in elements):
         return None
     if index_is_tensor is None:
@@ -125,7 +126,7 @@ def _by_tensors(source: SourceFile, name: str, elements: Sequence[ast.expr], val
 
 def _by_positions(source: SourceFile, name: str, elements: list[ast.expr], value: str) -> str | None:
     """Numbers and slices, the outermost first; the part itself is read by the index that is left."""
-    chosen = [(place, one) for place, one in enumerate(elements) if not _is_all(one)]
+    chosen = [(place, one) for place, one in enumerate(elements) if not is_all(one)]
     if not chosen or len(chosen) > _MOST_PARTS or any(_is_constant(one, (Ellipsis,)) for one in elements):
         return _from_the_end(source, name, elements, value)
     dim, first = chosen[0]
@@ -145,7 +146,7 @@ def _from_the_end(source: SourceFile, name: str, elements: list[ast.expr], value
     if not elements or not _is_constant(elements[0], (Ellipsis,)):
         return None
     after = elements[1:]
-    chosen = [(place - len(after), one) for place, one in enumerate(after) if not _is_all(one)]
+    chosen = [(place - len(after), one) for place, one in enumerate(after) if not is_all(one)]
     if len(chosen) != 1 or any(_is_constant(one, (Ellipsis,)) for one in after):
         return None
     return _one_part(source, name, chosen[0][0], chosen[0][1], value)
@@ -166,10 +167,6 @@ def _index_text(source: SourceFile, index: ast.expr) -> str:
         return source.text(index)
     lower, upper, step = ("" if one is None else source.text(one) for one in (index.lower, index.upper, index.step))
     return f"{lower}:{upper}{f':{step}' if step else ''}"
-
-
-def _is_all(index: ast.expr) -> bool:
-    return isinstance(index, ast.Slice) and index.lower is None and index.upper is None and index.step is None
 
 
 def _is_constant(node: ast.expr, values: tuple[object, ...]) -> bool:
