@@ -13,7 +13,7 @@ from dataclasses import replace
 from types import FrameType, TracebackType
 from typing import Any
 
-from gradsan.capture import _torch, autopsy, conflicts, failures, graphs, ledger
+from gradsan.capture import _torch, autopsy, conflicts, failures, graphs, ledger, naming
 from gradsan.capture.rehearsal import RehearsedLog, RehearsedSteps, rehearse
 from gradsan.capture.stacks import is_user_file, of_traceback
 from gradsan.capture.steps import BackwardRecord
@@ -167,7 +167,9 @@ def _confidence(conflict: Conflict, has_rivals: bool) -> Confidence:
 def _failure(error: BaseException) -> Failure | None:
     engine = _torch.engine_call(error)
     if engine is None:
-        log = rehearse((), None, (), threading.get_ident())
+        site, frames, frame = of_traceback(error.__traceback__)
+        nodes = graphs.engine_order(_live_roots(frame))
+        log = rehearse(frames, site.user_frame, nodes, threading.get_ident(), is_backward=False)
         found = failures.of_exception(log, RehearsedSteps(log), error, backwards=None)
         return None if found is None else replace(found, confidence="certain")
     call = _Call(engine, error)
@@ -176,6 +178,13 @@ def _failure(error: BaseException) -> Failure | None:
     record = replace(call.record, clock=log.clock)
     found = failures.of_exception(log, RehearsedSteps(log), error, backwards=log, backward=record, inputs=engine.inputs)
     return None if found is None else replace(found, confidence="likely")
+
+
+def _live_roots(frame: FrameType | None) -> list[Any]:
+    """The Nodes of the results that live variables hold."""
+    if frame is None:
+        return []
+    return [found.tensor.grad_fn for found in naming.find(frame, lambda tensor: tensor.grad_fn is not None)]
 
 
 def _up_to(trace: TracebackType | None, last: TracebackType) -> TracebackType | None:

@@ -6,7 +6,7 @@ Roles: ``overlapping_write`` (a logged write to a tensor with several elements a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gradsan.capture import _torch, graphs, naming
 from gradsan.capture.clues.tensors import of_node
@@ -35,10 +35,18 @@ def gather(context: Context) -> tuple[Clue, ...]:
     if context.row == "saved_detached":
         return tuple(Clue("detached", symbolise(raw.stack), op=raw.op) for raw in writes if raw.op == "detach_")[-3:]
     return tuple(
-        Clue("overlapping_write", symbolise(raw.stack), op=raw.op, values={"shape": raw.shape, **_alive(context, raw)})
+        Clue("overlapping_write", symbolise(raw.stack), op=raw.op, values=_described(context, raw))
         for raw in writes
         if _overlaps_itself(raw)
     )[-3:]
+
+
+def _described(context: Context, raw: RawWrite) -> dict[str, Any]:
+    """The shape of the written tensor, and further facts where a live variable still holds it.
+
+    What is only read off the source has no shape that is known, and elements of no size.
+    """
+    return {"shape": raw.shape, **_alive(context, raw)} if raw.itemsize else {}
 
 
 def _alive(context: Context, raw: RawWrite) -> dict[str, str]:

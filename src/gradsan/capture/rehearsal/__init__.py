@@ -6,6 +6,7 @@ are the events of a *script*. ``align`` lays the Nodes of the graph beside the o
 answers as the recorder's logs do, so that all that is made for a watched run works on it.
 """
 
-from gradsan.capture.rehearsal.log import RehearsedLog, RehearsedSteps, rehearse
+from gradsan.capture.rehearsal.log import RehearsedLog, RehearsedSteps
+from gradsan.capture.rehearsal.reading import rehearse
 
 __all__ = ["RehearsedLog", "RehearsedSteps", "rehearse"]

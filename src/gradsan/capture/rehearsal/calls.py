@@ -59,6 +59,7 @@ class Calls:
         self.fields: dict[int, dict[str, Value]] = {}
         self.modules: dict[int, Namespace] = {}
         self.expanded: frozenset[int] = frozenset()
+        self._spaces: dict[tuple[str, str], Namespace] = {}
 
     # ---- what happens
 
@@ -213,6 +214,7 @@ class Calls:
         self.frames, self.bound = (*frames, self.frame_at(node, space)), ()
         live = self.live_frames.get((inner.file, inner.qualname))
         if live is not None:
+            self._spaces[inner.file, inner.qualname] = inner
             inner.live = live
             inner.names = {
                 name: lookup.live_instead(live.get(name, UNKNOWN), value) for name, value in inner.names.items()
@@ -419,6 +421,10 @@ class Calls:
         if known is None:
             known = self.modules[id(variables)] = Namespace(file, "<module>", {}, variables)
         return known
+
+    def spaces_with_frames(self) -> list[Namespace]:
+        """The namespaces that were read last of the functions and modules whose variables are alive."""
+        return [*self.modules.values(), *self._spaces.values()]
 
     # ---- given by the classes that build on this one
 

@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import functools
-import linecache
-import os
-import traceback
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 from gradsan import source
-from gradsan.capture import _torch, variables
 from gradsan.capture.backwards import PastBackward
 from gradsan.capture.rehearsal.align import Made, places
-from gradsan.capture.rehearsal.calls import definition_at
-from gradsan.capture.rehearsal.script import EnoughError, Event, Script
+from gradsan.capture.rehearsal.script import Event, Script
 from gradsan.capture.rehearsal.stems import fits, is_glue
-from gradsan.capture.rehearsal.values import Namespace
-from gradsan.capture.rehearsal.walk import Walk
-from gradsan.capture.stacks import file_of, is_user_file
 from gradsan.capture.steps import StepRecord
 from gradsan.capture.values import tensor_of
 from gradsan.model import Frame, Site
-from gradsan.source.tree import read_source
 
-_PAIRS = 300_000
-_CELLS_READ = 40
-_FEWEST_NODES, _MOST_NODES = 40, 240
 _NEAR = 1.0
 
 
@@ -55,13 +40,21 @@ class RehearsedLog:
     writes_were_cut = False
 
     def __init__(
-        self, script: Script, nodes: Sequence[Made], used: Frame | None, thread: int, ends_with_root: bool = False
+        self,
+        script: Script,
+        nodes: Sequence[Made],
+        used: Frame | None,
+        thread: int,
+        *,
+        is_backward: bool = True,
+        ends_with_root: bool = False,
     ) -> None:
-        """Lay ``nodes`` beside ``script``, which is read as far as the backward at ``used``.
+        """Lay ``nodes`` beside ``script``, which is read as far as the backward (or the statement) at ``used``.
 
         ``ends_with_root`` tells that the last of ``nodes`` is the root of that backward.
         """
-        self.events = _until(script.events, used)
+        self.events = _until(script.events, used, is_backward)
+        self._known = script.known
         self._thread = thread
         self._nodes = list(nodes)
         found = places(self._nodes, self.events, _within(script.repeated, len(self.events)), ends_with_root)
@@ -112,20 +105,26 @@ class RehearsedLog:
         )
 
     def writes(self) -> list[tuple[Any, ...]]:
-        """The writes that may have met the overwritten tensor, as a core tells them."""
-        found = [self._raw(number) for number in self._met if self.events[number].kind == "write"]
-        if not self.target:
-            found += [self._raw(number) for number, event in enumerate(self.events) if event.expanded]
+        """The writes that may have met the overwritten tensor, as a core tells them; all, where none is looked for."""
+        if self.target:
+            return [self._raw(number, self.target) for number in self._met if self.events[number].kind == "write"]
+        found = []
+        for number, event in enumerate(self.events):
+            if event.kind == "write":
+                known = [storage for storage, one in self._known.items() if event.written & (one | {storage})]
+                found += [self._raw(number, storage) for storage in known or [0]]
         return found
 
-    def _raw(self, number: int) -> tuple[Any, ...]:
+    def _raw(self, number: int, storage: int) -> tuple[Any, ...]:
         """One write as a core keeps it; of an expanded tensor only that is told of its shape."""
         event = self.events[number]
-        offset, shape, strides, itemsize = (0, (2,), (0,), 1) if event.expanded else self._shape
+        offset, shape, strides, itemsize = (0, (2,), (0,), 0) if event.expanded else self._shape
         kind = "out" if not event.name.endswith("_") else "setitem" if event.name == "__setitem__" else "inplace"
         is_parameter = self._is_leaf and not event.records
+        # Versions are not known; below zero they only tell the order.
+        version = None if self.target else number - len(self.events)
         return (
-            *(number + 1 + self._later, self.target, None, event.name, kind, offset, shape, strides, itemsize, None),
+            *(number + 1 + self._later, storage, version, event.name, kind, offset, shape, strides, itemsize, None),
             *(Site(event.frames), self._numbers[number], event.records, is_parameter, self._steps_before(number)),
         )
 
@@ -212,7 +211,7 @@ class RehearsedLog:
         self.target, self._shape, self._is_leaf = storage, shape, is_leaf
         place = next(iter(self.places_of(sequence)), None) if sequence is not None else None
         saved_at = -1 if place is None else place.event
-        tiers = [frozenset((storage,))]
+        tiers = [self._known.get(storage, frozenset()) | {storage}]
         if place is not None and not is_leaf:
             event = self.events[place.event]
             tiers.append((event.result if is_output else frozenset().union(*event.operands)) - event.leaves)
@@ -290,79 +289,6 @@ class RehearsedSteps:
         """None: no backward is running."""
 
 
-def rehearse(frames: Sequence[FrameType], used: Frame | None, nodes: Sequence[Any], thread: int) -> RehearsedLog:
-    """The log of a program that failed with ``frames`` on its stack (outermost first), at the line ``used``.
-
-    ``nodes`` are the Nodes of the graph, any order; the one that is asked about first. What cannot be read is left out.
-    """
-    script = Script()
-    own = [frame for frame in frames if is_user_file(frame.f_code.co_filename)]
-    try:
-        _read(own, used, script)
-    except Exception:
-        if os.environ.get("GRADSAN_DEBUG"):
-            traceback.print_exc()
-    most = max(_FEWEST_NODES, min(_MOST_NODES, _PAIRS // max(1, len(script.events))))
-    described = _described(nodes, own[-1] if own else None, most)
-    youngest = max((number for node in nodes if (number := _torch.node_sequence(node)) is not None), default=0)
-    ends_with_root = bool(described) and described[-1].sequence == youngest
-    return RehearsedLog(script, described, used, thread, ends_with_root)
-
-
-def _read(own: Sequence[FrameType], used: Frame | None, script: Script) -> None:
-    """Read from the outermost frame; where that does not lead to the failing line, from the next one."""
-    walk = Walk(script)
-    walk.live_frames = {_key(frame): frame.f_locals for frame in own}
-    cells = [place for place, frame in enumerate(own) if source.is_cell(file_of(frame.f_code))]
-    if cells:
-        # What runs a notebook is no part of it, but the cells that ran before are.
-        own = own[cells[0] :]
-        with contextlib.suppress(EnoughError):
-            _read_cells_before(walk, own[0])
-    for depth, frame in enumerate(own):
-        before = len(script.events)
-        walk.statements_read = 0
-        with contextlib.suppress(EnoughError):
-            _read_frame(walk, frame)
-        if _last_use(script.events, used) >= before:
-            return
-        if depth < len(own) - 1:
-            del script.events[before:]
-
-
-def _read_cells_before(walk: Walk, frame: FrameType) -> None:
-    """Read the cells that were run before the one of ``frame``, in the order in which Python came to know them."""
-    files = [file for file in linecache.cache if source.is_cell(file)]
-    last = file_of(frame.f_code)
-    for file in files[: files.index(last) if last in files else len(files)][-_CELLS_READ:]:
-        text = read_source(file)
-        if text is not None:
-            module = walk.module_of(frame.f_globals, last)
-            walk.block(text.module.body, Namespace(file, "<module>", module.names, module.live, None, module))
-
-
-def _read_frame(walk: Walk, frame: FrameType) -> None:
-    code = frame.f_code
-    text = read_source(file_of(code))
-    if text is None:
-        return
-    walk.frames, walk.bound, walk.records = (), (), True
-    module = walk.module_of(frame.f_globals, file_of(code))
-    if frame.f_locals is frame.f_globals:
-        module.file = file_of(code)
-        walk.block(text.module.body, module)
-        return
-    definition = definition_at(text, code.co_firstlineno, code.co_name)
-    if definition is None:
-        return
-    space = Namespace(file_of(code), _key(frame)[1], {}, frame.f_locals, None, module)
-    body = definition.body
-    if isinstance(body, ast.expr):
-        walk.value(body, space)
-    else:
-        walk.block(body, space)
-
-
 def _within(rounds: Sequence[tuple[int, int]], count: int) -> list[tuple[int, int]]:
     return [(first, min(last, count)) for first, last in rounds if first < count]
 
@@ -371,61 +297,26 @@ def _itself(one: Any) -> Any:
     return one
 
 
-def _key(frame: FrameType) -> tuple[str, str]:
-    code = frame.f_code
-    return file_of(code), getattr(code, "co_qualname", code.co_name)
-
-
-def _last_use(events: Sequence[Event], used: Frame | None) -> int:
-    """The number of the last backward at the line ``used``, -1 where there is none."""
+def last_use(events: Sequence[Event], used: Frame | None, is_backward: bool) -> int:
+    """The number of the last backward, or of the last event at all, at the line ``used``; -1 where there is none."""
     found = -1
     for number, event in enumerate(events):
         place = event.place
-        if event.kind == "backward" and used is not None and place is not None:
+        fits_kind = event.kind == "backward" or not is_backward
+        if fits_kind and used is not None and place is not None:
             last = used.end_line or used.line
             if place.file == used.file and used.line <= (place.end_line or place.line) and place.line <= last:
                 found = number
     return found
 
 
-def _until(events: list[Event], used: Frame | None) -> list[Event]:
-    last = _last_use(events, used)
-    return events if last < 0 else events[: last + 1]
-
-
-def _described(nodes: Sequence[Any], frame: FrameType | None, most: int) -> list[Made]:
-    """What is known of the ``most`` Nodes around the first of ``nodes``, by their numbers."""
-    numbered = {number: node for node in nodes if (number := _torch.node_sequence(node)) is not None}
-    if not numbered:
-        return []
-    centre = _torch.node_sequence(nodes[0])
-    order = sorted(numbered)
-    middle = order.index(centre) if centre in numbered else len(order) - 1
-    last = min(len(order), middle + most // 2)
-    near = order[max(0, last - most) : last]
-    holders: dict[Any, set[tuple[str, str, str]]] = {}
-    if frame is not None:
-        for found in variables.search(frame, lambda tensor: tensor.grad_fn is not None):
-            scope = found.scope
-            holders.setdefault(found.tensor.grad_fn, set()).add((scope.file, scope.function, found.path))
-    return [
-        Made(node.name(), number, _leaves_of(node), frozenset(holders.get(node, ())))
-        for number in near
-        for node in (numbered[number],)
-    ]
-
-
-def _leaves_of(node: Any) -> frozenset[int]:
-    """The storages of the parameters that went into a Node, themselves or as a view."""
-    found: set[int] = set()
-    for child, _ in node.next_functions:
-        if child is None:
-            continue
-        inner = [child]
-        if is_glue(child.name()):
-            inner = [one for one, _ in child.next_functions if one is not None]
-        for one in inner:
-            leaf = getattr(one, "variable", None)
-            if leaf is not None:
-                found.add(_torch.storage_identity(leaf))
-    return frozenset(found)
+def _until(events: list[Event], used: Frame | None, is_backward: bool) -> list[Event]:
+    """The events up to the backward that failed, or before the statement that did."""
+    last = last_use(events, used, is_backward)
+    if last < 0:
+        return events
+    if is_backward:
+        return events[: last + 1]
+    while last > 0 and last_use(events[last - 1 : last], used, False) == 0:
+        last -= 1
+    return events[:last]

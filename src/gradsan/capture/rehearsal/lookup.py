@@ -173,17 +173,24 @@ def live_instead(live: Any, value: Value) -> Value:
     if live is UNKNOWN or isinstance(live, NUMBERS):
         return value
     if torch.is_tensor(live):
-        is_lasting = bool(live.is_leaf and live.requires_grad)
-        return of_thing(live) if is_lasting and (not value.is_known or torch.is_tensor(value.thing)) else value
+        return (
+            of_thing(live) if _is_lasting_leaf(live) and (not value.is_known or torch.is_tensor(value.thing)) else value
+        )
     if isinstance(live, list | tuple | dict):
         return of_thing(live) if _lasts(live) else value
     return of_thing(live)
+
+
+def _is_lasting_leaf(tensor: Any) -> bool:
+    try:
+        return bool(tensor.is_leaf and tensor.requires_grad)
+    except RuntimeError:
+        return False  # a view that autograd refuses to speak of, because its base was written
 
 
 def _lasts(container: Any) -> bool:
     """Whether a live container holds no result of a computation, so that it may be the one that was made at first."""
     inner = list(container.values()) if isinstance(container, dict) else list(container)
     return bool(inner) and not any(
-        isinstance(one, NUMBERS) or (torch.is_tensor(one) and not (one.is_leaf and one.requires_grad))
-        for one in inner[:64]
+        isinstance(one, NUMBERS) or (torch.is_tensor(one) and not _is_lasting_leaf(one)) for one in inner[:64]
     )

@@ -49,11 +49,12 @@ class Script:
     """The events, oldest first; at most ``EVENTS_KEPT``.
 
     ``repeated`` are the last rounds of loops, each as (first event, event after the last): a loop may go round more
-    often than it is read.
+    often than it is read. ``known`` says of real storages by which numbers the script knows them.
     """
 
     events: list[Event] = field(default_factory=list)
     repeated: list[tuple[int, int]] = field(default_factory=list)
+    known: dict[int, frozenset[int]] = field(default_factory=dict)
 
     def add(self, event: Event) -> None:
         """Put ``event`` at the end. Raises EnoughError where the script is full."""
