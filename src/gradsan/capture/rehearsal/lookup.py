@@ -173,9 +173,7 @@ def live_instead(live: Any, value: Value) -> Value:
     if live is UNKNOWN or isinstance(live, NUMBERS):
         return value
     if torch.is_tensor(live):
-        return (
-            of_thing(live) if _is_lasting_leaf(live) and (not value.is_known or torch.is_tensor(value.thing)) else value
-        )
+        return of_thing(live) if not value.is_known and _is_lasting_leaf(live) else value
     if isinstance(live, list | tuple | dict):
         return of_thing(live) if _lasts(live) else value
     return of_thing(live)
