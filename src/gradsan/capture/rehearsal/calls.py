@@ -26,7 +26,7 @@ from gradsan.capture.rehearsal.values import (
     memory_in,
     of_thing,
 )
-from gradsan.capture.stacks import is_user_file
+from gradsan.capture.stacks import file_of, is_user_file
 from gradsan.model import Frame
 from gradsan.source.inplace import ALIASING_METHODS, PIECES, is_inplace_name
 from gradsan.source.tree import SourceFile, read_source
@@ -180,15 +180,16 @@ class Calls:
         name = getattr(function, "__name__", "?")
         if code is None or len(self.frames) >= _DEEPEST or not _is_readable(function):
             return self._builtin(name, args, keywords, node, space)
-        source = read_source(code.co_filename)
+        file = file_of(code)
+        source = read_source(file)
         definition = None if source is None else definition_at(source, code.co_firstlineno, code.co_name)
         if definition is None:
             return self._builtin(name, args, keywords, node, space)
         names = _arguments(definition, args, keywords, function)
         cells = _closed_over(function)
-        module = self.module_of(function.__globals__, code.co_filename)
-        inner = Namespace(code.co_filename, getattr(code, "co_qualname", code.co_name), names, {}, None, module)
-        inner.outer = Namespace(code.co_filename, "", cells, {}, None, module) if cells else None
+        module = self.module_of(function.__globals__, file)
+        inner = Namespace(file, getattr(code, "co_qualname", code.co_name), names, {}, None, module)
+        inner.outer = Namespace(file, "", cells, {}, None, module) if cells else None
         return self._run(definition, inner, node, space)
 
     def _run_closure(

@@ -223,6 +223,9 @@ class Expressions(Calls):
             if not (right.is_known and right.thing is None) or not left.is_known:
                 return None
             return (left.thing is None) == isinstance(operator, ast.Is)
+        if isinstance(operator, ast.Eq | ast.NotEq) and isinstance(left.thing, str) and isinstance(right.thing, str):
+            # Numbers may count rounds; words mostly choose between ways.
+            return (left.thing == right.thing) == isinstance(operator, ast.Eq)
         return None
 
     def rounds_of(self, node: ast.expr, space: Namespace) -> list[Value]:

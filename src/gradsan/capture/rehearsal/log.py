@@ -66,6 +66,7 @@ class RehearsedLog:
         self.target = 0
         self._met: list[int] = []
         self._is_leaf = False
+        self._moments: dict[int, int] = {}
         self._later = 0
         self._shape: tuple[Any, ...] = (0, (), None, 1)
         self.clock = len(self.events) + 1
@@ -123,9 +124,10 @@ class RehearsedLog:
         is_parameter = self._is_leaf and not event.records
         # Versions are not known; below zero they only tell the order.
         version = None if self.target else number - len(self.events)
+        sequence = self._moments.get(number, self._numbers[number])
         return (
             *(number + 1 + self._later, storage, version, event.name, kind, offset, shape, strides, itemsize, None),
-            *(Site(event.frames), self._numbers[number], event.records, is_parameter, self._steps_before(number)),
+            *(Site(event.frames), sequence, event.records, is_parameter, self._steps_before(number)),
         )
 
     # ---- as a recorder's backwards
@@ -230,13 +232,40 @@ class RehearsedLog:
                 self._later = 0 if after else len(self.events)
                 self.clock += self._later
                 break
+        row = None if sequence is None else self._row.get(sequence)
+        if row is not None:
+            self._moments = {number: self._moment(number, row) for number in self._met}
         self.records = [record for record in self.records if record.clock - 1 in self._met]
         for record in self.records:
+            record.sequence = self._moments.get(record.clock - 1, record.sequence)
             record.storages = array("q", {*record.storages, storage})
             count = len(record.storages)
             record.before, record.after = array("q", [-1] * count), array("q", [-2] * count)
             record.clock += self._later
             record.end = record.clock
+
+    def _moment(self, write: int, row: int) -> int:
+        """The number of the next Node when the event ``write`` happened first after the Node of ``row``.
+
+        That is found on the way of the Nodes through the script, which may go round in loops.
+        """
+        at = next(iter(self._places[row]), None)
+        if at is None:
+            return self._numbers[write]
+        before, number, has_gap = at.event, self._nodes[row].sequence, False
+        made = number
+        for later in range(row + 1, len(self._nodes)):
+            following = self._nodes[later].sequence
+            has_gap, number = has_gap or following > number + 1, following
+            if not self._places[later] or is_glue(self._nodes[later].name):
+                continue
+            event = self._places[later][0].event
+            # The same operation again, after others whose Nodes this graph does not hold: another round.
+            went_round = event < before or (event == before and has_gap)
+            if (write > before or write < event) if went_round else before < write < event:
+                return made + 1
+            before, made, has_gap = event, following, False
+        return max(self._numbers[write], number + 1)
 
     def _numbered(self) -> list[int]:
         """For each event the number that the next Node would have got."""

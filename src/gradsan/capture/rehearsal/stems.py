@@ -49,7 +49,7 @@ _MAKES = {
         "kldiv": "kldiv mul sub log exp xlogy",
         "l1loss": "abs sub mean sum",
         "layernorm": "layernorm",
-        "linear": "addmm mm bmm linear add",
+        "linear": "addmm mm bmm linear",
         "logsigmoid": "logsigmoid",
         "lstm": "lstm rnnlayer addmm mm sigmoid tanh mul add stack cat unbind",
         "lstmcell": "addmm mm sigmoid tanh mul add lstmcell",
