@@ -13,14 +13,24 @@ os.environ["GRADSAN_DEBUG"] = "1"
 
 @pytest.fixture(autouse=True)
 def nothing_left_on():
-    """What a test switches on it switches off, and torch is as it was."""
+    """What a test switches on it switches off, and torch is as it was; a fixture of its module may have gradsan on."""
+    was_on, were_wrapped = is_on(), wrappers()
     yield
-    torch, capture = sys.modules.get("torch"), sys.modules.get("gradsan.capture.recorder")
-    recorder = capture._recorder if capture is not None else None
-    if recorder is not None and recorder.is_on:
+    if not was_on and is_on():
+        recorder = sys.modules["gradsan.capture.recorder"]._recorder
         while recorder.is_on:
             recorder.stop()
         pytest.fail("gradsan was left on")
-    if torch is not None:
-        left = [f for f in (torch.relu_, torch.exp, torch.Tensor.add_) if "gradsan" in type(f).__module__]
-        assert not left, "wrappers were left in torch"
+    assert were_wrapped or not wrappers(), "wrappers were left in torch"
+
+
+def is_on() -> bool:
+    capture = sys.modules.get("gradsan.capture.recorder")
+    return capture is not None and capture._recorder is not None and capture._recorder.is_on
+
+
+def wrappers() -> list[object]:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return []
+    return [one for one in (torch.relu_, torch.exp, torch.Tensor.add_) if "gradsan" in type(one).__module__]

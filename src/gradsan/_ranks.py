@@ -22,7 +22,6 @@ from typing import Any
 
 from gradsan.model import Diagnosis, Message, Report
 from gradsan.options import REPORT_FILES, Options
-from gradsan.present.merge import identity
 
 _CONNECT_SECONDS = 2.0
 _FIRST_WORD_SECONDS = 3.0
@@ -195,6 +194,9 @@ def _with_mark(path: str, mark: str) -> str:
 
 
 def _name_of(diagnosis: Diagnosis) -> str:
+    # Not before there is something to tell: presenting takes rich.
+    from gradsan.present.merge import identity
+
     return hashlib.sha256(repr(identity(diagnosis)).encode()).hexdigest()
 
 

@@ -18,9 +18,10 @@ PROGRAMS = sorted((HERE / "programs").glob("*.py"))
 
 
 def failed(program):
-    with warnings.catch_warnings(), pytest.raises(RuntimeError) as caught:
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        runpy.run_path(str(program), run_name="__main__")
+        with pytest.raises(RuntimeError) as caught:
+            runpy.run_path(str(program), run_name="__main__")
     return caught.value
 
 

@@ -169,7 +169,17 @@ class Core:
         return self.write_count > len(self._writes)
 
     def log_write(self, tensor: Any, op: str, kind: str, index: Any, stack: Stack) -> None:
-        """Put one in-place change of ``tensor`` into the log."""
+        """Put one in-place change of ``tensor`` into the log; the program's own ``__torch_function__`` is not asked."""
+        if type(tensor) not in _torch.PLAIN_TENSORS or _torch.has_function_modes():
+            before = _torch.hush()
+            try:
+                self._log_write(tensor, op, kind, index, stack)
+            finally:
+                _torch.unhush(before)
+        else:
+            self._log_write(tensor, op, kind, index, stack)
+
+    def _log_write(self, tensor: Any, op: str, kind: str, index: Any, stack: Stack) -> None:
         try:
             storage = tensor.untyped_storage()._cdata
             version = tensor._version
@@ -214,9 +224,13 @@ class Core:
         self._open.add(id(optimizer))
         self.open_steps = len(self._open)
         try:
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            storages = array("q", map(_torch.storage_or_none, parameters)).tobytes()
-            versions = array("q", [p._version for p in parameters]).tobytes()
+            before = _torch.hush() if _torch.has_function_modes() else None
+            try:
+                parameters = [p for group in optimizer.param_groups for p in group["params"]]
+                storages = array("q", map(_torch.storage_or_none, parameters)).tobytes()
+                versions = array("q", [p._version for p in parameters]).tobytes()
+            finally:
+                _torch.unhush(before)
             stack = self.stack_from(sys._getframe().f_back)
             name, sequence = type(optimizer).__name__, _torch.sequence_number()
             entry = ("begin", self.clock, self.steps, id(optimizer), name, stack, sequence, storages, versions)
@@ -237,7 +251,11 @@ class Core:
         self.steps += 1
         self.clock += 1
         try:
-            versions = array("q", [p._version for group in optimizer.param_groups for p in group["params"]])
+            before = _torch.hush() if _torch.has_function_modes() else None
+            try:
+                versions = array("q", [p._version for group in optimizer.param_groups for p in group["params"]])
+            finally:
+                _torch.unhush(before)
             entry = ("end", self.clock, id(optimizer), versions.tobytes(), _torch.sequence_number())
             self.step_log.append(entry)
         except Exception:

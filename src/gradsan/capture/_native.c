@@ -36,6 +36,7 @@ static struct {
     PyGetSetDef *attributes[ATTRIBUTES], *cdata; /* NULL: not the kind of descriptor expected, go by attribute */
     PyObject *methods[METHODS];                  /* NULL: as above */
     PyObject *sequence_number, *is_grad_enabled, *weak_identity, *dress, *optimizer_folder, *reduction;
+    PyObject *has_function_modes, *hush, *unhush;
 } torch;
 
 /* The C getter behind `type.name`, NULL without an exception where there is none. The type keeps the descriptor alive. */
@@ -110,6 +111,9 @@ static int find_torch(void)
         (torch.dress = attribute_of_module(here, "dress")) == NULL ||
         (torch.optimizer_folder = attribute_of_module(here, "optimizer_folder")) == NULL ||
         (torch.reduction = attribute_of_module("gradsan.capture._writer_pure", "reduction")) == NULL ||
+        (torch.has_function_modes = attribute_of_module(here, "has_function_modes")) == NULL ||
+        (torch.hush = attribute_of_module(here, "hush")) == NULL ||
+        (torch.unhush = attribute_of_module(here, "unhush")) == NULL ||
         (torch.cdata_name = PyUnicode_InternFromString("_cdata")) == NULL || let_compilers_trace() < 0)
         return -1;
     for (int i = 0; i < ATTRIBUTES; i++) {
@@ -173,6 +177,34 @@ static inline long long integer(PyObject *given)
     long long found = PyLong_AsLongLong(given);
     Py_DECREF(given);
     return found;
+}
+
+/* Lets what is read of tensors pass by the program's own __torch_function__, of modes and of subclasses. What is given
+ * goes to `unhush`; NULL where nobody listens. `tensor` may be NULL: then only modes count. Raises nothing. */
+static PyObject *hush(PyObject *tensor)
+{
+    int listens = tensor != NULL && !is_plain(tensor);
+    if (!listens)
+        listens = truth(PyObject_Vectorcall(torch.has_function_modes, NULL, 0, NULL));
+    PyObject *before = listens > 0 ? PyObject_Vectorcall(torch.hush, NULL, 0, NULL) : NULL;
+    if (before == NULL && listens != 0)
+        PyErr_Clear();
+    return before;
+}
+
+/* Takes what `hush` gave; an exception that is set stays. */
+static void unhush(PyObject *before)
+{
+    if (before == NULL)
+        return;
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyObject *done = PyObject_CallOneArg(torch.unhush, before);
+    if (done == NULL)
+        PyErr_Clear();
+    Py_XDECREF(done);
+    Py_DECREF(before);
+    PyErr_Restore(type, value, traceback);
 }
 
 static PyObject *storage_identity(PyObject *tensor)
@@ -752,7 +784,7 @@ static int read_weak_identity(PyObject *tensor, LoggedWrite *write)
     return ok ? 0 : -1;
 }
 
-static int log_write(Core *core, PyObject *tensor, PyObject *op, PyObject *kind, PyObject *index, PyObject *stack)
+static int log_write_hushed(Core *core, PyObject *tensor, PyObject *op, PyObject *kind, PyObject *index, PyObject *stack)
 {
     LoggedWrite write = {0}, dropped;
     PyObject **r = write.references;
@@ -806,6 +838,14 @@ failed:
         PyErr_Restore(type, value, traceback);
     }
     return -1;
+}
+
+static int log_write(Core *core, PyObject *tensor, PyObject *op, PyObject *kind, PyObject *index, PyObject *stack)
+{
+    PyObject *before = hush(tensor);
+    int status = log_write_hushed(core, tensor, op, kind, index, stack);
+    unhush(before);
+    return status;
 }
 
 static PyObject *Core_log_write(Core *self, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
@@ -1323,7 +1363,9 @@ static void sweep(PyObject *optimizer, PyObject **versions, PyObject **storages)
     Numbers version_list, storage_list;
     start_numbers(&version_list);
     start_numbers(&storage_list);
+    PyObject *before = hush(NULL);
     int is_good = add_parameters(optimizer, &version_list, storages == NULL ? NULL : &storage_list) == 0;
+    unhush(before);
     *versions = as_bytes(&version_list, is_good);
     if (storages != NULL)
         *storages = as_bytes(&storage_list, *versions != NULL);

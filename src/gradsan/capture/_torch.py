@@ -6,6 +6,7 @@ Nothing outside this module may name something of torch that starts with an unde
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -31,6 +32,40 @@ is_tensor = torch.is_tensor
 is_grad_enabled = torch.is_grad_enabled
 is_compiling = torch.compiler.is_compiling
 is_traced_by_dynamo = torch.compiler.is_dynamo_compiling
+
+# Missing: modes are not noticed, and see what gradsan reads.
+has_function_modes: Callable[[], bool] = getattr(torch._C, "_is_torch_function_mode_enabled", lambda: False)
+PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+"""The classes that have no ``__torch_function__`` of the program's."""
+
+
+def hush() -> Any:
+    """Let no ``__torch_function__``, of modes and of subclasses, be asked; gives what :func:`unhush` takes.
+
+    Missing: None, and they see what gradsan reads.
+    """
+    state = getattr(torch._C, "_TorchFunctionState", None)
+    if state is None or not hasattr(torch._C, "_set_torch_function_state"):
+        return None
+    before = torch._C._get_torch_function_state()  # type: ignore[attr-defined]
+    torch._C._set_torch_function_state(state.ALL_DISABLED)
+    return before
+
+
+def unhush(before: Any) -> None:
+    """End what :func:`hush` began."""
+    if before is not None:
+        torch._C._set_torch_function_state(before)  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def hushed() -> Iterator[None]:
+    """The same for a block."""
+    before = hush()
+    try:
+        yield
+    finally:
+        unhush(before)
 
 
 def _zero() -> int:
@@ -583,11 +618,20 @@ _VIEWS = frozenset(
 )
 
 
+def own_tensors(module: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Parameters and buffers of a module itself, some of them None. Missing: read by its iterators."""
+    parameters, buffers = getattr(module, "_parameters", None), getattr(module, "_buffers", None)
+    if isinstance(parameters, dict) and isinstance(buffers, dict):
+        return parameters, buffers
+    return dict(module.named_parameters(recurse=False)), dict(module.named_buffers(recurse=False))
+
+
 def has_forward_pre_hooks(module: Any) -> bool:
     """Whether something runs before a module's forward. Missing: False."""
     return bool(getattr(module, "_forward_pre_hooks", None))
 
 
+@functools.lru_cache(maxsize=1)
 def normalisation_classes() -> tuple[type, ...]:
     """The modules that keep running statistics. Missing: only the public ones by name."""
     base = getattr(torch.nn.modules.batchnorm, "_NormBase", None)
@@ -679,3 +723,13 @@ def with_lookup(argument: Any, change: Callable[[Callable[[str], Any]], Callable
     if hasattr(argument, "resolution_callback"):
         return argument._replace(resolution_callback=change(argument.resolution_callback))
     return argument
+
+
+def is_module_call(file: str) -> bool:
+    """Whether a frame of this file is ``nn.Module`` calling ``forward``."""
+    return file == torch.nn.modules.module.__file__
+
+
+def is_function_call(file: str) -> bool:
+    """Whether a frame of this file is ``autograd.Function`` applying a Function."""
+    return file == torch.autograd.function.__file__

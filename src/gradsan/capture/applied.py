@@ -31,11 +31,17 @@ _ROUNDS_KEPT = 64
 _DEEPEST, _ITEMS = 3, 64
 
 
-class Given(NamedTuple):
-    """A tensor with a graph that a Function is about to be given: its position among the arguments."""
+class Before(NamedTuple):
+    """What is known when a Function is about to be applied: clock, number of its Node, and its arguments by position.
 
-    position: int
-    noted: Noted
+    Of each argument with a graph that is its version, of others None; ``copies`` are the bytes of those whose memory
+    has been handed out.
+    """
+
+    clock: int
+    number: int
+    versions: list[int | None]
+    copies: dict[int, Any]
 
 
 class Functions:
@@ -57,11 +63,10 @@ class Functions:
         def apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
             if not core.active or _torch.is_compiling() or _is_torchs(kind) or not _torch.is_grad_enabled():
                 return original(kind, *args, **kwargs)
-            first, given = _torch.sequence_number(), list[Given]()
-            guard(lambda: given.extend(self._given(args)))
+            before = self._before(args)
             result = original(kind, *args, **kwargs)
-            stack = core.stack(1)
-            guard(lambda: self._applied(kind, result, args, given, first, stack))
+            if before is not None:
+                guard(lambda: self._applied(kind, result, args, before))
             return result
 
         patches.set(owner, name, classmethod(apply))
@@ -99,42 +104,59 @@ class Functions:
             if (use is not None and not backward.retain_graph) or len(unmarked.rounds) >= _ROUNDS_KEPT:
                 self._unmarked.remove(unmarked)
 
-    def _given(self, args: tuple[Any, ...]) -> Iterator[Given]:
-        for position, tensor in enumerate(args):
-            if torch.is_tensor(tensor) and tensor.requires_grad and not tensor.is_leaf:
-                noted = self._notes.note(tensor)
-                if noted is not None:
-                    yield Given(position, noted)
+    def _before(self, args: tuple[Any, ...]) -> Before | None:
+        try:
+            # Written out, because it runs at every call of every custom Function.
+            versions = [
+                one._version if isinstance(one, torch.Tensor) and one.requires_grad and not one.is_leaf else None
+                for one in args
+            ]
+            copies = {} if self._notes.is_quiet else self._copies(args, versions)
+            return Before(self._core.clock, _torch.sequence_number(), versions, copies)
+        except RuntimeError:  # no versions within a transform
+            return None
 
-    def _applied(
-        self, kind: Any, result: Any, args: tuple[Any, ...], given: list[Given], first: int, stack: Any
-    ) -> None:
-        outputs = result if isinstance(result, tuple) else (result,)
-        for one in given:
-            self._look_for_unmarked(kind, one, args[one.position], first, stack)
-        nodes = (one.grad_fn for one in outputs if torch.is_tensor(one) and one.requires_grad)
-        node = next((one for one in nodes if one is not None and _torch.function_class(one) is kind), None)
-        if node is None:
+    def _copies(self, args: tuple[Any, ...], versions: list[int | None]) -> dict[int, Any]:
+        found = (
+            (position, self._notes.copy_of(args[position])) for position, one in enumerate(versions) if one is not None
+        )
+        return {position: copy for position, copy in found if copy is not None}
+
+    def _applied(self, kind: Any, result: Any, args: tuple[Any, ...], before: Before) -> None:
+        is_quiet = self._notes.is_quiet
+        for position, version in enumerate(before.versions):
+            if version is not None and (args[position]._version != version or not is_quiet):
+                self._look_for_unmarked(kind, position, args[position], before)
+        node = _node_of(result)
+        # Most Functions keep nothing there.
+        if (
+            node is None
+            or not (attributes := getattr(node, "__dict__", None))
+            or _torch.function_class(node) is not kind
+        ):
             return
         reads = _read_of_context(kind)
         kept = [
             (path, noted)
-            for name, value in vars(node).items()
+            for name, value in attributes.items()
             if reads is None or name in reads
             for path, tensor in _tensors_in(name, value)
             if (noted := self._notes.note(tensor)) is not None
         ]
         if kept:
             self._listen()
-            number = _torch.node_sequence(node) or 0
-            self._kept[node] = Kept(kind.__name__, _forward_code(kind), stack, self._core.tick(), tuple(kept), number)
+            number, core = _torch.node_sequence(node) or 0, self._core
+            stack, code = core.stack(1), _forward_code(kind)
+            self._kept[node] = Kept(kind.__name__, code, stack, core.tick(), tuple(kept), number)
 
-    def _look_for_unmarked(self, kind: Any, given: Given, tensor: Any, first: int, stack: Any) -> None:
-        noted = given.noted
-        if tensor._version != noted.version and _is_connected(tensor, first):
+    def _look_for_unmarked(self, kind: Any, position: int, tensor: Any, before: Before) -> None:
+        if _is_connected(tensor, before.number):
             return
+        version = before.versions[position] or 0
+        storage = _torch.storage_or_none(tensor)
+        noted = Noted(weakref.ref(tensor), version, storage, before.clock, before.copies.get(position))
         overwritten = self._notes.changed(noted, tensor)
-        if overwritten is None or _is_connected(tensor, first):
+        if overwritten is None:
             return
         base = tensor._base
         whole = None if base is None or base.grad_fn is None else _edge(base)
@@ -143,17 +165,17 @@ class Functions:
             Unmarked(
                 name=kind.__name__,
                 code=_forward_code(kind),
-                parameter=_parameter(kind, given.position),
-                position=given.position,
-                stack=stack,
+                parameter=_parameter(kind, position),
+                position=position,
+                stack=self._core.stack(1),
                 clock=self._core.clock,
                 thread=threading.get_ident(),
-                number=first,
+                number=before.number,
                 edge=_edge(tensor),
                 whole=whole,
                 weak=weakref.ref(tensor),
                 overwritten=overwritten,
-                version=noted.version,
+                version=version,
                 rounds=[],
             )
         )
@@ -161,13 +183,19 @@ class Functions:
     def _changed(self, node: Any, kept: Kept) -> Iterator[tuple[str, Noted, Any]]:
         for path, noted in kept.tensors:
             tensor = noted.weak()
-            if tensor is None or not any(one is tensor for _, one in _tensors_in("", vars(node))):
-                continue
-            overwritten = self._notes.changed(noted, tensor)
-            if overwritten is not None:
+            overwritten = None if tensor is None else self._notes.changed(noted, tensor)
+            if overwritten is not None and any(one is tensor for _, one in _tensors_in("", vars(node))):
                 yield path, noted, overwritten
 
 
+def _node_of(result: Any) -> Any:
+    for one in result if isinstance(result, tuple) else (result,):
+        if isinstance(one, torch.Tensor) and one.requires_grad and one.grad_fn is not None:
+            return one.grad_fn
+    return None
+
+
+@functools.lru_cache(maxsize=1024)
 def _is_torchs(kind: Any) -> bool:
     """PyTorch's own Functions keep their own accounts (a compiled function's, checkpoint's, those of hooks)."""
     return str(kind.__module__).partition(".")[0] == "torch"

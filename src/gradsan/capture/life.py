@@ -71,6 +71,7 @@ class Life:
             )
         self._found(Failure("parameter_not_reached", "", "", site, tuple(clues), raised=False))
 
+    @_torch.hushed()
     def _look_at_graphs(self, entry: Any, rounds: int) -> None:
         clock, stack = entry[:2]
         past = [one for one in self._backwards.before_in_thread(clock) if one.stack is stack]

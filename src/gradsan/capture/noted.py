@@ -43,6 +43,15 @@ class Notes:
         """The logs that tell who wrote."""
         self._core, self._steps, self._uncounted, self._exports = core, steps, uncounted, exports
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether there is no way by which memory could be written past the counter."""
+        return not (self._uncounted.doors or self._uncounted.replaced or self._exports.any)
+
+    def copy_of(self, tensor: Any) -> Any:
+        """The bytes of a tensor whose memory has been handed out, else None."""
+        return self._exports.copy_of(tensor)
+
     def note(self, tensor: Any) -> Noted | None:
         """The tensor as it is now; None where it counts no versions (inference tensors)."""
         try:
@@ -55,8 +64,10 @@ class Notes:
 
     def changed(self, noted: Noted, tensor: Any) -> Overwritten | None:
         """How ``tensor``, which shares memory with what was noted, has been written since; None where it has not."""
-        storage = _torch.storage_or_none(tensor)
         version = int(tensor._version)
+        if version == noted.version and self.is_quiet:
+            return None
+        storage = _torch.storage_or_none(tensor)
         replaced = self._uncounted.replaced.get(id(tensor))
         if replaced is not None and replaced.clock > noted.clock and replaced.tensor() is tensor:
             info = conflicts.tensor_info(tensor, was_leaf=tensor.is_leaf)

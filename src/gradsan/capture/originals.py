@@ -22,6 +22,7 @@ _SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class Kept:
     """A saved tensor: an alias that shares memory and version counter with it, and its original.
 
+    ``maker`` is the number of the Node that made it, None for a leaf and for the result of the saving Node itself.
     ``is_copied`` says that the original was copied when it was saved. A tensor of a kind that can be neither copied nor
     compared (sparse, a subclass) has no original: only its version is looked at.
     """
@@ -31,6 +32,7 @@ class Kept:
         "alias",
         "clock",
         "is_copied",
+        "maker",
         "original",
         "reported",
         "requires_grad",
@@ -45,6 +47,8 @@ class Kept:
         self.alias = tensor.detach()
         self.version = _version_of(self.alias)
         self.was_leaf, self.requires_grad = tensor.is_leaf, tensor.requires_grad
+        # Its number, because the Node itself would close a circle: it may keep what is kept here.
+        self.maker = None if self.was_leaf or tensor.grad_fn is None else _torch.node_sequence(tensor.grad_fn)
         self.clock, self.stack, self.thread = clock, stack, thread
         self.is_copied = is_known_outside or not _torch.can_be_cloned_lazily(self.alias)
         self.original = _copy(self.alias, self.is_copied)

@@ -44,6 +44,11 @@ class Prescan:
         written = uncounted.writes()
         if not written and not uncounted.replaced and not self._exports.any:
             return
+        with _torch.hushed():
+            self._look_through(entry, args, written)
+
+    def _look_through(self, entry: Any, args: tuple[Any, ...], written: dict[int, list[Any]]) -> None:
+        uncounted = self._uncounted
         backward = read_backward(entry)
         youngest = max((writes[-1].sequence for writes in written.values()), default=0)
         youngest = max(youngest, *(one.sequence for one in uncounted.replaced.values()), 0)

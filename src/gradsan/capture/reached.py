@@ -194,23 +194,20 @@ class _Search:
             if id(inner) in self._known:
                 continue
             self._known.add(id(inner))
-            for name, parameter in inner.named_parameters(recurse=False):
-                self._add(f"{prefix}.{name}", parameter)
-            if not only_updates_statistics(inner):
-                for name, buffer in inner.named_buffers(recurse=False):
-                    self._add(f"{prefix}.{name}", buffer)
+            parameters, buffers = _torch.own_tensors(inner)
+            if buffers and only_updates_statistics(inner):
+                buffers = {}
+            for name, tensor in (*parameters.items(), *buffers.items()):
+                if tensor is not None:
+                    self._add(f"{prefix}.{name}", tensor)
             kind: Any = type(inner)
-            reads = reads_of_method(kind, "forward")
-            if "training" in reads.attributes:
-                self._add(f"{prefix}.training", inner.training)
-            own = vars(inner)
-            for name in sorted((reads.attributes - _MODULE_INTERNALS - reads.bound) & own.keys()):
+            own, (names, functions) = vars(inner), _read_by_forward(kind)
+            for name in names:
                 # Hooks before a forward put there what it shall read, each time anew (torch.nn.utils.spectral_norm).
-                if not (torch.is_tensor(own[name]) and _torch.has_forward_pre_hooks(inner)):
+                if name in own and not (torch.is_tensor(own[name]) and _torch.has_forward_pre_hooks(inner)):
                     self.whole(f"{prefix}.{name}", own[name], depth + 1)
-            for function in reads.functions:
-                if is_user_file(function.__code__.co_filename):
-                    self._function(function, depth + 1)
+            for function in functions:
+                self._function(function, depth + 1)
 
     def _add(self, path: str, value: Any) -> None:
         if torch.is_tensor(value):
@@ -233,6 +230,14 @@ def only_updates_statistics(module: nn.Module) -> bool:
     return module.training and isinstance(module, _torch.normalisation_classes())
 
 
+@functools.lru_cache(maxsize=1024)
+def _read_by_forward(kind: Any) -> tuple[tuple[str, ...], tuple[types.FunctionType, ...]]:
+    """The attributes that the forward of a class of modules reads and does not bind; the user's functions in it."""
+    reads = reads_of_method(kind, "forward")
+    names = reads.attributes - (_MODULE_INTERNALS - {"training"}) - reads.bound
+    return tuple(sorted(names)), tuple(one for one in reads.functions if is_user_file(one.__code__.co_filename))
+
+
 def _bound_by(kind: Any, method: str) -> frozenset[str]:
     return reads_of_method(kind, method).bound
 
@@ -240,7 +245,7 @@ def _bound_by(kind: Any, method: str) -> frozenset[str]:
 def _held(value: Any, name: str) -> Any:
     """An attribute that an object keeps itself; nothing of the program's is run to get it."""
     if isinstance(value, nn.Module):
-        for held in (value.named_parameters(recurse=False), value.named_buffers(recurse=False), value.named_children()):
+        for held in (*map(dict.items, _torch.own_tensors(value)), value.named_children()):
             for known, item in held:
                 if known == name:
                     return item

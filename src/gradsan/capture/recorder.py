@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from gradsan.capture import _core, _torch, autopsy, conflicts, failures, kept_conflicts, saves, warned, writes
 from gradsan.capture.applied import Functions
 from gradsan.capture.backwards import Backwards
+from gradsan.capture.changed_values import ChangedValues
 from gradsan.capture.checkpoints import Checkpoints
 from gradsan.capture.deep import Deep
 from gradsan.capture.exports import Exports
@@ -61,7 +62,7 @@ class Recorder:
         self.failures: list[Failure] = []
         self.backwards = Backwards(self.core)
         self.life = Life(self.core, self.backwards, self._on_life)
-        self.core.on_round = lambda entry, rounds: self.guard(partial(self.life.before_round, entry, rounds))
+        self.core.on_round = self._on_round
         self.before_backward: list[BeforeBackward] = []
         self.after_backward: list[Callable[[Any], None]] = []
         self.after_nodes: list[Callable[[Any, int, int], None]] = []
@@ -76,6 +77,7 @@ class Recorder:
         self._findings = Findings(self.conflicts, _CONFLICTS_KEPT)
         self.functions = Functions(self.core, self.steps, notes, self._findings, self._scan_functions)
         self.checkpoints = Checkpoints(self.core, self.steps, notes, self._findings, self.note_blind_spot)
+        self.changed_values = ChangedValues(self.core, self.steps, self._findings)
         self._settling = Settling(
             self.core,
             lambda optimizer, frame: self.guard(partial(self.life.first_step, optimizer, frame)),
@@ -125,7 +127,12 @@ class Recorder:
         if len(self._deep_depths) == 1:
             self.deep.mode = "heal" if mode == "heal" else "deep"
             self.deep.healed_bytes = 0
-            self.before_backward.append(self.deep.before_backward)
+            self.before_backward = [
+                *self.before_backward,
+                self.deep.before_backward,
+                self.changed_values.before_backward,
+            ]
+            self.changed_values.looks_always = True
             self.checkpoints.compares_values = True
             self._attempt(self._keep_originals)
             self.listen()
@@ -139,7 +146,9 @@ class Recorder:
         if self._deep_depths:
             self.deep.mode = "heal" if any(mode == "heal" for _, mode in self._deep_depths) else "deep"
         elif self.deep.before_backward in self.before_backward:
-            self.before_backward.remove(self.deep.before_backward)
+            for listener in (self.deep.before_backward, self.changed_values.before_backward):
+                self.before_backward.remove(listener)
+            self.changed_values.looks_always = False
             self.checkpoints.compares_values = False
             self.listen()
             self._deep_patches.undo()
@@ -203,6 +212,10 @@ class Recorder:
             except Exception as failure:
                 self._note_failure(failure)
 
+    def _on_round(self, entry: Any, rounds: int) -> None:
+        for look in (self.life.before_round, self.changed_values.before_round):
+            self.guard(partial(look, entry, rounds))
+
     def _on_leave(self, entry: Any) -> None:
         for listener in self.after_backward:
             try:
@@ -214,7 +227,7 @@ class Recorder:
 
     def _on_nodes(self, holder: Any, first: int, end: int) -> None:
         for listener in tuple(self.after_nodes):
-            self.guard(partial(listener, holder, first, end))
+            self._guard_hushed(partial(listener, holder, first, end))
 
     def guard(self, work: Callable[[], object]) -> None:
         """Do some work of gradsan's own in the middle of the program, which must not suffer if it fails."""
@@ -224,6 +237,11 @@ class Recorder:
             raise
         except Exception as failure:
             self._note_failure(failure)
+
+    def _guard_hushed(self, work: Callable[[], object]) -> None:
+        """The same for work that only reads tensors: the program's own ``__torch_function__`` is not asked."""
+        with _torch.hushed():
+            self.guard(work)
 
     def _note_failure(self, failure: Exception) -> None:
         if os.environ.get("GRADSAN_DEBUG"):
@@ -254,8 +272,8 @@ class Recorder:
             self.failures.append(failure)
 
     def _watch_doors(self) -> None:
-        self.uncounted.install(self._patches, self.guard)
-        self.exports.install(self._patches, self.guard)
+        self.uncounted.install(self._patches, self._guard_hushed)
+        self.exports.install(self._patches, self._guard_hushed)
 
     def _watch_functions(self) -> None:
         self.functions.install(self._patches, self.guard)
@@ -319,7 +337,7 @@ class Recorder:
         if getattr(error, _SEEN, False):
             return
         if not autopsy.is_version_error(error):
-            self.guard(partial(self._look_at, error, entry))
+            self._guard_hushed(partial(self._look_at, error, entry))
             return
         if _torch.is_building_graph(error):
             return
@@ -327,7 +345,8 @@ class Recorder:
         with contextlib.suppress(AttributeError):
             setattr(error, _SEEN, True)
         backward = read_backward(entry)
-        self._keep(lambda: conflicts.of_failure(self.core, self.steps, backward, error))
+        with _torch.hushed():
+            self._keep(lambda: conflicts.of_failure(self.core, self.steps, backward, error))
 
     def _look_at(self, error: BaseException, entry: Any) -> None:
         backward = read_backward(entry)

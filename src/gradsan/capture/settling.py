@@ -10,6 +10,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from gradsan.capture import _torch
+
 
 class Settling:
     """Has ``first`` called once for each optimizer, and ``fused`` after each step of a fused one."""
@@ -39,9 +41,11 @@ class Settling:
             backwards, missing = waited
             # More than before without a backward: the step itself has cleared gradients, and nothing can be told.
             if self._core.backwards > backwards or _without_gradient(optimizer) == missing:
-                self._first(optimizer, sys._getframe(1))
+                with _torch.hushed():
+                    self._first(optimizer, sys._getframe(1))
         if any(group.get("fused") for group in optimizer.param_groups):
-            self._fused(optimizer)
+            with _torch.hushed():
+                self._fused(optimizer)
         elif optimizer in self._seen:
             number, settled = id(optimizer), self._core.settled
             settled.add(number)
@@ -49,4 +53,5 @@ class Settling:
 
 
 def _without_gradient(optimizer: Any) -> int:
-    return sum(one.grad is None for group in optimizer.param_groups for one in group["params"])
+    with _torch.hushed():
+        return sum(one.grad is None for group in optimizer.param_groups for one in group["params"])

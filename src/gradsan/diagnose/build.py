@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from gradsan.diagnose import labels as label_room
@@ -56,6 +57,14 @@ def diagnosis(
         notes=(*notes, *_measured(conflict), *_limits(facts)),
         count=conflict.count,
     )
+
+
+def about(found: Diagnosis, name: str | Message) -> Diagnosis:
+    """A diagnosis of a value used after it had been changed: its name, and no formula that needs the old one."""
+    tensor = found.tensor
+    if tensor is not None and isinstance(name, str):
+        tensor = replace(tensor, name=name)
+    return replace(found, tensor=tensor, why=None)
 
 
 def gradient(conflict: Conflict) -> Gradient:

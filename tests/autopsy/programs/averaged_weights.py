@@ -14,7 +14,7 @@ class Block(nn.Module):
 
 @torch.no_grad()
 def follow(teacher, student):
-    for mine, theirs in zip(teacher.buffers(), student.buffers()):
+    for mine, theirs in zip(teacher.buffers(), student.buffers(), strict=True):
         mine.copy_(theirs)  # written
 
 

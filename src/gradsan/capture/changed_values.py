@@ -1,0 +1,238 @@
+"""Values that were changed without autograd's knowledge before they were used: no saved value is stale, and yet the
+gradient is that of another function.
+
+Two kinds. A value that autograd has computed is written where autograd does not record (under ``no_grad``, through
+``.data`` or a detached alias) and then used on: backward differentiates as if nothing had been written. And a tensor of
+the caller's is written by a module's ``forward`` and then used by the caller, who meant what it had been.
+
+Looked for in the graph of a backward, by the operations that saved such a value after the write. In watch mode that is
+at the 1st, 2nd, 4th, 8th … backward of a line; in deep mode at each.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from typing import Any, NamedTuple
+
+from gradsan import source
+from gradsan.capture import _torch, conflicts, graphs, ledger, naming
+from gradsan.capture.ledger import RawWrite
+from gradsan.capture.noted import Findings
+from gradsan.capture.originals import Kept
+from gradsan.capture.stacks import symbolise
+from gradsan.capture.steps import read_backward
+from gradsan.model import Conflict, Save, Site, Write
+from gradsan.overlap import overlap
+
+UNRECORDED, CALLERS = "no_grad_write", "forward_alias"
+
+_WRITES_READ = 4_096
+_WRITES_OF_A_STORAGE = 16
+_QUIET_KINDS = ("step", "metadata", "statistics", "collective", "outside")
+_SAME_MEMORY = ("View", "Reshape", "Alias", "Slice", "Select", "Transpose", "TBackward", "Permute", "Squeeze", "Expand")
+"""Beginnings of the names of Nodes whose output is a view of their input."""
+
+
+class Read(NamedTuple):
+    """A value that a Node of the graph has saved: an alias of it, and the number of the Node that made it, if any."""
+
+    node: Any
+    number: int
+    slot: str
+    alias: Any
+    maker: int | None
+
+
+class ChangedValues:
+    """Looks at the graph of a backward; what it finds goes to ``findings``."""
+
+    def __init__(self, core: Any, steps: Any, findings: Findings) -> None:
+        """``core`` and ``steps`` are the logs that tell who wrote."""
+        self._core, self._steps, self._findings = core, steps, findings
+        self.looks_always = False
+
+    def before_round(self, entry: Any, rounds: int) -> None:
+        """Look at some of the rounds of a line that calls backward; as ``on_round`` of the core."""
+        if not self.looks_always:
+            self._look(entry, ())
+
+    def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Look at every backward; the arguments are those of ``Recorder.before_backward``."""
+        self._look(entry, tuple(args[3]) if len(args) > 3 and args[3] else ())
+
+    def _look(self, entry: Any, inputs: tuple[Any, ...]) -> None:
+        writes = self._writes(entry[2])
+        if not writes:
+            return
+        backward = read_backward(entry)
+        order = graphs.engine_order(backward.roots, inputs, backward.via == "backward")
+        by_number = {number: node for node in order if (number := _torch.node_sequence(node)) is not None}
+        for number, node in by_number.items():
+            for slot, saved in _torch.saved_slots(node):
+                # What was saved before a write is stale, and told elsewhere.
+                raws = [raw for raw in writes.get(_storage_of(saved), ()) if raw.sequence <= number]
+                read = _read(node, number, slot, saved) if raws else None
+                if read is not None:
+                    self._judge(backward, read, raws, by_number)
+
+    def _judge(self, backward: Any, read: Read, raws: list[RawWrite], by_number: dict[int, Any]) -> None:
+        made = self._made(read.number, backward.thread)
+        if made is None:
+            return
+        info = conflicts.tensor_info(read.alias, was_leaf=read.maker is None)
+        touching = [
+            (raw, write)
+            for raw in sorted(raws, key=lambda raw: raw.clock)
+            if raw.clock < made[2]
+            and ((write := ledger.as_write(raw)).region is None or overlap(info.region, write.region))
+        ]
+        way, alias_site = CALLERS, None
+        if read.maker is None:
+            site = symbolise(made[3])
+            touching = [(raw, write) for raw, write in touching if _is_callers(raw, write.site, site)]
+        else:
+            way = UNRECORDED
+            origin = _origin(read.maker, max((raw.sequence for raw, _ in touching), default=0), by_number)
+            touching = [(raw, write) for raw, write in touching if origin is not None and origin < raw.sequence]
+            near = None if origin is None else self._made(origin, backward.thread)
+            alias_site = None if near is None else symbolise(near[3])
+        if touching:
+            written = tuple(write for _, write in touching)
+            self._findings.add(
+                (way, touching[0][0].stack, made[3], read.slot),
+                functools.partial(
+                    self._conflict, backward, read, written, made, info, way, alias_site, sys._getframe(1)
+                ),
+            )
+
+    def _conflict(
+        self,
+        backward: Any,
+        read: Read,
+        written: tuple[Write, ...],
+        made: Any,
+        info: Any,
+        way: str,
+        alias: Site | None,
+        frame: Any,
+    ) -> Conflict:
+        core, steps = self._core, self._steps
+        return Conflict(
+            save=Save(
+                clock=made[2],
+                site=symbolise(made[3]),
+                tensor=info,
+                version=int(read.alias._version),
+                node=read.node.name(),
+                slot=read.slot,
+                sequence=read.number,
+                step=conflicts.steps_before(steps, made[2], core.steps),
+            ),
+            writes=written,
+            use=conflicts.use_of(core, backward, int(read.alias._version)),
+            names=naming.names_of(read.alias, frame),
+            root_sequence=backward.root_sequence,
+            raised=False,
+            way=way,
+            alias_site=alias,
+            certain=way == UNRECORDED,
+        )
+
+    def _writes(self, thread: int) -> dict[int, list[RawWrite]]:
+        """The youngest writes that autograd has not recorded, by storage."""
+        found: dict[int, list[RawWrite]] = {}
+        for entry in reversed(self._core.writes()[-_WRITES_READ:]):
+            raw = RawWrite(*entry)
+            if (
+                not raw.storage
+                or raw.is_parameter
+                or raw.kind in _QUIET_KINDS
+                or len(found.get(raw.storage, ())) >= (_WRITES_OF_A_STORAGE)
+            ):
+                continue
+            # What the forward of a custom Function writes is looked at in applied.py.
+            within = any(_torch.is_function_call(code.co_filename) for code in raw.stack.codes)
+            if not within and not (raw.grad_enabled and self._is_recorded(raw, thread)):
+                found.setdefault(raw.storage, []).append(raw)
+        return found
+
+    def _is_recorded(self, raw: RawWrite, thread: int) -> bool:
+        """Whether the operation that wrote made a Node, the last before the number that the log has for the write."""
+        made = self._made(raw.sequence - 1, thread)
+        return made is not None and made[3] is raw.stack and made[2] <= raw.clock <= made[2] + 2
+
+    def _made(self, number: int, thread: int) -> Any:
+        for entry in self._core.nodes_near(number, thread):
+            if entry[0] <= number < entry[1]:
+                return entry
+        return None
+
+
+def _storage_of(saved: Any) -> int:
+    packed = _torch.packed_object(saved)
+    held = packed.alias if isinstance(packed, Kept) else packed
+    return _torch.storage_or_none(held) if _torch.is_tensor(held) else 0
+
+
+def _read(node: Any, number: int, slot: str, saved: Any) -> Read | None:
+    """What a slot holds, with its way into the graph; None where it is the Node's own result, or cannot be read."""
+    if slot.startswith("result"):
+        return None
+    packed = _torch.packed_object(saved)
+    if isinstance(packed, Kept):
+        return Read(node, number, slot, packed.alias, packed.maker)
+    if not _torch.is_tensor(packed) or _torch.is_hooked(saved):
+        return None
+    name, _, position = slot.partition("[")
+    try:
+        value = _torch.read_slot(node, name)
+        tensor = value[int(position.rstrip("]"))] if position else value
+    except (RuntimeError, IndexError, TypeError):
+        return None
+    if not _torch.is_tensor(tensor):
+        return None
+    maker = None if tensor.grad_fn is None else _torch.node_sequence(tensor.grad_fn)
+    if maker is None and tensor.requires_grad:
+        return None
+    return Read(node, number, slot, packed, maker)
+
+
+def _origin(maker: int, before: int, by_number: dict[int, Any]) -> int | None:
+    """The Node that computed a value, past those that only look at it; None where it is not older than ``before``."""
+    while maker >= before:
+        node = by_number.get(maker)
+        if node is None or not node.name().startswith(_SAME_MEMORY):
+            return None
+        below = [number for child, _ in node.next_functions if (number := _torch.node_sequence(child)) is not None]
+        if len(below) != 1:
+            return None
+        maker = below[0]
+    return maker
+
+
+def _is_callers(raw: RawWrite, written: Site, read: Site) -> bool:
+    """Whether a module's ``forward`` wrote into an argument that its caller then read."""
+    frames = written.frames
+    inner = max((position for position, frame in enumerate(frames) if frame.is_user), default=0)
+    own = frames[inner] if frames else None
+    if (
+        own is None
+        or inner == 0
+        or not own.function.endswith("forward")
+        or not _torch.is_module_call(frames[inner - 1].file)
+    ):
+        return False
+    outer = max((position for position, frame in enumerate(frames[:inner]) if frame.is_user), default=None)
+    if outer is None or len(read.frames) <= outer:
+        return False
+    caller = [(frame.file, frame.function) for frame in frames[: outer + 1]]
+    inside = any((frame.file, frame.function) == (own.file, own.function) for frame in read.frames[outer + 1 :])
+    if inside or [(frame.file, frame.function) for frame in read.frames[: outer + 1]] != caller:
+        return False
+    named = source.written_expression(own, raw.op, frames[inner + 1 :])
+    code = next((one for one in raw.stack.codes if one.co_filename == own.file and one.co_name == "forward"), None)
+    if named is None or code is None:
+        return False
+    return re.split(r"[.\[]", named, maxsplit=1)[0] in code.co_varnames[1 : code.co_argcount]

@@ -1,0 +1,62 @@
+"""Two processes with gloo, started as users start them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+OPENING = """\
+import sys, time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+"""
+CLOSING = "dist.destroy_process_group()\n"
+_PERSONAL = ("GRADSAN", "LC_", "LANG", "FORCE_COLOR", "COLUMNS", "RANK", "WORLD_SIZE", "MASTER_", "TORCHELASTIC")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a job has left behind; ``reports`` are its JSON files by rank."""
+
+    status: int
+    stderr: str
+    stdout: str
+    seconds: float
+    reports: dict[int, dict]
+
+    def codes(self, rank: int) -> list[str]:
+        return [one["code"] for one in self.reports[rank]["diagnoses"]]
+
+
+def run_job(
+    folder: Path, body: str, *options: str, torchrun: tuple[str, ...] = ("-m", "gradsan"), env: dict | None = None
+) -> Job:
+    """Run ``body`` in two ranks under ``gradsan run --json out.json``; ``torchrun`` is how that is started."""
+    (folder / "main.py").write_text(OPENING + textwrap.dedent(body) + CLOSING, encoding="utf-8")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_PERSONAL)}
+    own = {"LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "GRADSAN_TEXT": "strict", "GRADSAN_DEBUG": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *torchrun]
+    began = time.monotonic()
+    done = subprocess.run(
+        [*command, "run", "--json", "out.json", *options, "main.py"],
+        cwd=folder,
+        env={**inherited, **own, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    seconds = time.monotonic() - began
+    files = {int(file.name.split(".")[1].removeprefix("rank")): file for file in folder.glob("out.rank*.json")}
+    reports = {rank: json.loads(file.read_text(encoding="utf-8")) for rank, file in files.items()}
+    return Job(done.returncode, done.stderr, done.stdout, seconds, reports)

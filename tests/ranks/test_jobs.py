@@ -1,0 +1,147 @@
+"""``gradsan run`` under torchrun: who writes what, who tells, how a job ends."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RIGHT = """
+weight = torch.ones(3, requires_grad=True)
+weight.exp().sum().backward()
+dist.all_reduce(weight.grad)
+"""
+FAILING = """
+weight = torch.ones(3, requires_grad=True)
+curve = weight.exp()
+curve += 1
+curve.sum().backward()
+"""
+SILENT = """
+weight = torch.ones(3, requires_grad=True)
+curve = weight.exp()
+curve.data.add_(1)
+curve.sum().backward()
+"""
+
+
+def test_a_right_job(run):
+    job = run(RIGHT)
+    assert job.status == 0, job.stderr
+    assert "gradsan" not in job.stderr
+    assert (job.codes(0), job.codes(1)) == ([], [])
+
+
+@pytest.mark.parametrize("way", ["module", "command"])
+def test_a_failure_of_all_is_told_once_and_written_by_each(run, way, tmp_path: Path):
+    if way == "command":
+        command = Path(sys.executable).with_name("gradsan")
+        if not command.exists():
+            pytest.skip("gradsan is not installed beside this python")
+        job = run(FAILING, "--html", "out.html", torchrun=("--no-python", str(command)))
+    else:
+        job = run(FAILING, "--html", "out.html")
+    assert job.status == 1
+    assert job.stderr.count("error[GS101]") == 1
+    assert "gradsan: rank 0 of 2 reports" in job.stderr
+    assert "gradsan report out.rank*.json" in job.stderr
+    assert (job.codes(0), job.codes(1)) == (["GS101"], ["GS101"])
+    assert len(list(tmp_path.glob("out.rank?.*.html"))) == 2
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_the_reports_of_all_ranks_are_merged(run, tmp_path: Path):
+    run(FAILING)
+    files = sorted(str(file) for file in tmp_path.glob("out.rank*.json"))
+    words = [sys.executable, "-m", "gradsan", "report", *files]
+    merged = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert merged.count("error[GS101]") == 1
+    assert "(2 times)" in merged
+    assert "2 of 2 reports have this" in merged
+
+
+def test_a_failure_of_one_rank_ends_the_others_and_is_told_by_it(run):
+    job = run(
+        """
+        if rank == 1:
+            weight = torch.ones(3, requires_grad=True)
+            curve = weight.exp()
+            curve += 1
+            curve.sum().backward()
+        dist.all_reduce(torch.ones(1))  # rank 0 waits for rank 1, which never comes
+        """
+    )
+    assert job.status == 1
+    assert job.seconds < 60
+    assert job.stderr.count("error[GS101]") == 1
+    assert "gradsan: rank 1 of 2 reports" in job.stderr
+    assert job.codes(1) == ["GS101"]
+
+
+def test_what_rank_0_did_not_have_is_told_by_the_rank_that_had_it(run):
+    job = run(f"if rank == 0:\n    {SILENT.strip().replace(chr(10), chr(10) + '    ')}\nelse:\n    pass\n{SILENT}")
+    assert job.codes(0)[:1] == ["GS202"]
+    assert job.stderr.count("gradsan: rank") == 1
+
+
+def test_silent_findings_of_single_ranks(run):
+    job = run(
+        """
+        weight = torch.ones(3, requires_grad=True)
+        curve = weight.exp()
+        if rank == 0:
+            curve.data.add_(1)
+        else:
+            curve.data.mul_(2)
+        curve.sum().backward()
+        """
+    )
+    assert "gradsan: rank 0 of 2 reports" in job.stderr
+    assert "gradsan: rank 1 of 2 reports" in job.stderr
+    assert job.stderr.count("error[GS202]") == 2
+
+
+def test_a_finding_lets_every_rank_end_its_work(run, tmp_path: Path):
+    """A status of 66 ends the other ranks: it may only come when they have ended."""
+    body = f"""{SILENT}
+dist.destroy_process_group()
+if rank == 0:
+    time.sleep(6)  # longer than rank 1 takes for its report
+    open("saved", "w").close()
+sys.exit()
+"""
+    job = run(body)
+    assert (tmp_path / "saved").exists()
+    assert job.status == 1, "torchrun's, where a rank has failed"
+    assert "exitcode  : 66" in job.stderr
+    assert (job.codes(0), job.codes(1)) == (["GS202"], ["GS202"])
+
+
+def test_a_finding_does_not_start_the_job_anew(run, tmp_path: Path):
+    body = f"open(f'began{{rank}}-{{time.time()}}', 'w').close()\n{SILENT}"
+    job = run(body, torchrun=("--max-restarts", "2", "-m", "gradsan"))
+    assert len(list(tmp_path.glob("began*"))) == 2
+    assert job.status == 0
+
+
+def test_the_exit_code_can_be_left_alone(run):
+    assert run(SILENT, "--exit-code", "0").status == 0
+
+
+def test_a_rank_that_is_ended_by_torchrun_ends(run):
+    """The default of SIGTERM holds while the program runs."""
+    job = run("if rank == 1:\n    sys.exit(3)\nwhile True:\n    time.sleep(0.1)\n")
+    assert job.status == 1
+    assert job.seconds < 40
+    assert "exitcode  : 3" in job.stderr
+
+
+def test_a_pipe_stays_a_pipe(run, tmp_path: Path):
+    if shutil.which("torchrun") is None and not Path("/dev/stdout").exists():
+        pytest.skip("no /dev/stdout here")
+    job = run(RIGHT, "--sarif", "/dev/stdout")
+    assert job.stdout.count('"version": "2.1.0"') == 2
+    assert not list(tmp_path.glob("stdout*"))
