@@ -33,6 +33,7 @@ RAISED_BY = {
     "dlpack_of_parameter": "export_requires_grad",
     "expanded_written": "memory_overlap",
     "expanded_written_by_mask": "memory_overlap",
+    "expanded_written_in_turn": "memory_overlap",
     "flag_of_integer": "flag_of_integer",
     "flag_of_result": "flag_of_result",
     "inference_requires_grad": "inference_requires_grad",

@@ -137,6 +137,11 @@ def _spaces(frame: Any) -> list[_Space]:
     return spaces
 
 
+def is_loop_variable(frame: types.FrameType, name: str) -> bool:
+    """Whether ``name`` is a variable of a ``for`` loop in the code of ``frame``."""
+    return name in _loop_variables(frame.f_code)
+
+
 @functools.lru_cache(maxsize=1024)
 def _loop_variables(code: types.CodeType) -> frozenset[str]:
     """The variables that the ``for`` loops of a function or module give values to."""

@@ -33,11 +33,15 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """The statement that gave a name its value: where, and the text of the value. ``is_loop`` for a loop's variable."""
+    """The statement that gave a name its value: where, and the text of the value. ``is_loop`` for a loop's variable.
+
+    ``elements`` are the names that it stands for in turn, where the loop goes over a display of names: ``(row, col)``.
+    """
 
     frame: Frame
     value: str
     is_loop: bool = False
+    elements: tuple[str, ...] = ()
 
 
 def writing_at(frame: Frame, inner: Sequence[Frame] = ()) -> Written | None:
@@ -171,4 +175,12 @@ def _made(source: SourceFile, node: ast.stmt, name: str, like: Frame) -> Made | 
         end_line=place.end_line,
         end_column=place.end_column,
     )
-    return Made(frame, source.text(value), is_loop)
+    return Made(frame, source.text(value), is_loop, _names_in_turn(node))
+
+
+def _names_in_turn(node: ast.stmt) -> tuple[str, ...]:
+    if not isinstance(node, ast.For) or not isinstance(node.target, ast.Name):
+        return ()
+    elements = node.iter.elts if isinstance(node.iter, ast.Tuple | ast.List) else []
+    names = tuple(element.id for element in elements if isinstance(element, ast.Name))
+    return names if len(names) == len(elements) else ()

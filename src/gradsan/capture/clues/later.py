@@ -1,7 +1,8 @@
 """Clues to errors that a backward raises although an earlier statement was at fault.
 
 Roles: ``overlapping_write`` (a logged write to a tensor with several elements at one place of memory: ``op``, and
-``values`` with its ``shape``), ``detached`` (a logged ``detach_``), ``forward`` (the call that made the failing Node).
+``values`` with its ``shape`` and ``turn``, how many writes by the same line came before), ``detached`` (a logged
+``detach_``), ``forward`` (the call that made the failing Node).
 """
 
 from __future__ import annotations
@@ -34,10 +35,16 @@ def gather(context: Context) -> tuple[Clue, ...]:
     writes = [RawWrite(*entry) for entry in context.core.writes()]
     if context.row == "saved_detached":
         return tuple(Clue("detached", symbolise(raw.stack), op=raw.op) for raw in writes if raw.op == "detach_")[-3:]
+    overlapping = [raw for raw in writes if _overlaps_itself(raw)]
+    stacks = [raw.stack for raw in overlapping]
     return tuple(
-        Clue("overlapping_write", symbolise(raw.stack), op=raw.op, values=_described(context, raw))
-        for raw in writes
-        if _overlaps_itself(raw)
+        Clue(
+            "overlapping_write",
+            symbolise(raw.stack),
+            op=raw.op,
+            values={"turn": stacks[:position].count(raw.stack), **_described(context, raw)},
+        )
+        for position, raw in enumerate(overlapping)
     )[-3:]
 
 

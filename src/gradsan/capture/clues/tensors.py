@@ -10,6 +10,7 @@ from torch import nn
 from gradsan.capture import _torch, naming
 from gradsan.capture.ledger import RawWrite
 from gradsan.capture.stacks import symbolise
+from gradsan.capture.variables import is_loop_variable
 from gradsan.model import Clue, Frame, Site
 
 _WRITES_TOLD = 3
@@ -22,8 +23,12 @@ def inner_frames(site: Site) -> tuple[Frame, ...]:
     return site.frames[position + 1 :]
 
 
-def described(tensor: Any, frame: Any) -> dict[str, Any]:
-    """What ``tensor`` is, as plain facts: those of the role ``target`` in :mod:`gradsan.capture.clues.written`."""
+def described(tensor: Any, frame: Any, name: str | None = None) -> dict[str, Any]:
+    """What ``tensor`` is, as plain facts: those of the role ``target`` in :mod:`gradsan.capture.clues.written`.
+
+    ``name`` is what the statement calls it.
+    """
+    is_passing = name is not None and is_loop_variable(frame, name)
     facts: dict[str, Any] = {
         "shape": tuple(tensor.shape),
         "dtype": str(tensor.dtype).removeprefix("torch."),
@@ -32,14 +37,14 @@ def described(tensor: Any, frame: Any) -> dict[str, Any]:
     }
     if is_refused(tensor):
         return facts
-    names = [name.text for name in naming.names_of(tensor, frame) if name.origin == "module"]
+    names = [found.text for found in naming.names_of(tensor, frame) if is_passing or found.origin == "module"]
     is_leaf = bool(tensor.is_leaf)
     return {
         **facts,
         "is_leaf": is_leaf,
         "requires_grad": bool(tensor.requires_grad),
         "has_grad": is_leaf and tensor.grad is not None,
-        "known_as": names[0] if names else "",
+        "known_as": names[0] if names and names[0] != name else "",
     }
 
 

@@ -2,8 +2,9 @@
 
 Roles: ``target`` (the written tensor, else the operand that the message is about: ``name`` as the source says it,
 ``op`` the operation; ``values``: ``part`` the written expression, ``backwards`` before it and, where it was found,
-``known_as`` its name in a module, ``shape``, ``dtype``, ``device``, ``is_parameter``, ``is_leaf``, ``requires_grad``,
-``has_grad``), ``made`` (the operation that made it, where it is the result of one).
+``known_as`` its name in a module or, of a ``for`` loop's variable, another one, ``shape``, ``dtype``, ``device``,
+``is_parameter``, ``is_leaf``, ``requires_grad``, ``has_grad``), ``made`` (the operation that made it, where it is the
+result of one).
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def gather(context: Context) -> tuple[Clue, ...]:
             return ()
         name, tensor = found
         op, part = source.called_expression(own) or "", name
-    facts = {} if tensor is None else described(tensor, context.frame)
+    facts = {} if tensor is None else described(tensor, context.frame, name)
     values = {"part": part, "backwards": context.core.backwards, **facts}
     target = Clue("target", context.site, name=name, op=op, values=values)
     made = made_by(context.core, tensor)

@@ -41,6 +41,8 @@ def _found_late(failure: Failure) -> Diagnosis:
         for label in parts.label_of(clue, "written", "label.expanded_written_late", values)
     }
     made = None if frame is None or written is None else source.definition_of(frame, written.target)
+    # Backward begins with what was computed last.
+    passing = made.elements[clues[-1].values.get("turn", 0) % len(made.elements)] if made and made.elements else None
     key = "label.taken_in_turn" if made is not None and made.is_loop else "label.bound"
     created = (
         ()
@@ -55,7 +57,7 @@ def _found_late(failure: Failure) -> Diagnosis:
         explanation="explanation.expanded_written_late",
         labels=(*created, *labels.values(), *label_room.at("used", failure.site, Message("label.overlap_found"))),
         tensor=NamedTensor(
-            name if isinstance(name, str) else None,
+            passing or (name if isinstance(name, str) else None),
             clues[-1].values.get("shape", ()),
             clues[-1].values.get("dtype", "?"),
             clues[-1].values.get("device", "cpu"),
