@@ -606,7 +606,7 @@ MODULE_CALLS = ("__call__", "_call_impl", "_wrapped_call_impl")
 
 def makes_view(node: Any) -> bool:
     """Whether a Node stands for an operation that makes a view, by its name."""
-    name = type(node).__name__.removesuffix("0").removesuffix("Backward")
+    name = type(node).__name__.rstrip("0123456789").removesuffix("Backward")
     return name in _VIEWS
 
 

@@ -21,6 +21,7 @@ from gradsan.capture import _torch, conflicts, graphs, ledger, naming
 from gradsan.capture.ledger import RawWrite
 from gradsan.capture.noted import Findings
 from gradsan.capture.originals import Kept
+from gradsan.capture.stack_pairs import begin_elsewhere, is_around
 from gradsan.capture.stacks import symbolise
 from gradsan.capture.steps import read_backward
 from gradsan.model import Conflict, Save, Site, Write
@@ -30,9 +31,9 @@ UNRECORDED, CALLERS = "no_grad_write", "forward_alias"
 
 _WRITES_READ = 4_096
 _WRITES_OF_A_STORAGE = 16
+_LOGGED_TOGETHER = 2
+"""By how much the clock may have moved from the entry of an operation's Node to that of its write."""
 _QUIET_KINDS = ("step", "metadata", "statistics", "collective", "outside")
-_SAME_MEMORY = ("View", "Reshape", "Alias", "Slice", "Select", "Transpose", "TBackward", "Permute", "Squeeze", "Expand")
-"""Beginnings of the names of Nodes whose output is a view of their input."""
 
 
 class Read(NamedTuple):
@@ -63,7 +64,7 @@ class ChangedValues:
         self._look(entry, tuple(args[3]) if len(args) > 3 and args[3] else ())
 
     def _look(self, entry: Any, inputs: tuple[Any, ...]) -> None:
-        writes = self._writes(entry[2])
+        writes = self._writes()
         if not writes:
             return
         backward = read_backward(entry)
@@ -79,7 +80,8 @@ class ChangedValues:
 
     def _judge(self, backward: Any, read: Read, raws: list[RawWrite], by_number: dict[int, Any]) -> None:
         made = self._made(read.number, backward.thread)
-        if made is None:
+        raws = [raw for raw in raws if made is not None and not self._is_recorded(raw, made, backward.thread)]
+        if not raws:
             return
         info = conflicts.tensor_info(read.alias, was_leaf=read.maker is None)
         touching = [
@@ -140,28 +142,37 @@ class ChangedValues:
             certain=way == UNRECORDED,
         )
 
-    def _writes(self, thread: int) -> dict[int, list[RawWrite]]:
-        """The youngest writes that autograd has not recorded, by storage."""
+    def _writes(self) -> dict[int, list[RawWrite]]:
+        """The youngest writes that may have gone unrecorded, by storage."""
         found: dict[int, list[RawWrite]] = {}
         for entry in reversed(self._core.writes()[-_WRITES_READ:]):
             raw = RawWrite(*entry)
-            if (
-                not raw.storage
-                or raw.is_parameter
-                or raw.kind in _QUIET_KINDS
-                or len(found.get(raw.storage, ())) >= (_WRITES_OF_A_STORAGE)
-            ):
-                continue
-            # What the forward of a custom Function writes is looked at in applied.py.
-            within = any(_torch.is_function_call(code.co_filename) for code in raw.stack.codes)
-            if not within and not (raw.grad_enabled and self._is_recorded(raw, thread)):
-                found.setdefault(raw.storage, []).append(raw)
+            if raw.storage and not raw.is_parameter and raw.kind not in _QUIET_KINDS:
+                of_storage = found.setdefault(raw.storage, [])
+                if len(of_storage) < _WRITES_OF_A_STORAGE:
+                    of_storage.append(raw)
         return found
 
-    def _is_recorded(self, raw: RawWrite, thread: int) -> bool:
-        """Whether the operation that wrote made a Node, the last before the number that the log has for the write."""
+    def _is_recorded(self, raw: RawWrite, reader: Any, thread: int) -> bool:
+        """Whether autograd knows of a write, or it is none of the reading call's own thread.
+
+        What autograd knows of has made a Node, the last before the number that the log has for the write. The call at
+        the same place has made it, or one around it: ``torch.nn.functional.elu`` around ``elu_``.
+        """
+        # What the forward of a custom Function writes is looked at in applied.py.
+        if any(_torch.is_function_call(code.co_filename) for code in raw.stack.codes):
+            return True
+        if begin_elsewhere(raw.stack, reader[3]):
+            return True
+        if not raw.grad_enabled:
+            return False
         made = self._made(raw.sequence - 1, thread)
-        return made is not None and made[3] is raw.stack and made[2] <= raw.clock <= made[2] + 2
+        if made is None:
+            return False
+        if made[3] is raw.stack:
+            return bool(made[2] <= raw.clock) and (raw.kind == "foreach" or raw.clock <= made[2] + _LOGGED_TOGETHER)
+        # Of operators called directly the write is logged last, and further in.
+        return (raw.kind == "op" or made[2] > raw.clock) and is_around(made[3], raw.stack)
 
     def _made(self, number: int, thread: int) -> Any:
         for entry in self._core.nodes_near(number, thread):
@@ -203,7 +214,7 @@ def _origin(maker: int, before: int, by_number: dict[int, Any]) -> int | None:
     """The Node that computed a value, past those that only look at it; None where it is not older than ``before``."""
     while maker >= before:
         node = by_number.get(maker)
-        if node is None or not node.name().startswith(_SAME_MEMORY):
+        if node is None or not _torch.makes_view(node):
             return None
         below = [number for child, _ in node.next_functions if (number := _torch.node_sequence(child)) is not None]
         if len(below) != 1:
