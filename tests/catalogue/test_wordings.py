@@ -16,6 +16,7 @@ RAISED_BY = {
     "checkpoint_reentrant_grad": "checkpoint_reentrant_grad",
     "checkpoint_shape_changed": "checkpoint_metadata",
     "checkpoint_without_gradient": "checkpoint_needless",
+    "compiled_layers": "compiled_version_error",
     "compiled_leaf_written": "leaf_inplace",
     "compiled_result_overwritten": "compiled_version_error",
     "custom_op_returns_input": "custom_op_aliases",

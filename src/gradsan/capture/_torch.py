@@ -413,6 +413,17 @@ def lazy_clone(tensor: Any) -> Any:
         return tensor.clone()
 
 
+def give_own_memory(holder: Any) -> None:
+    """Let a tensor, or a storage, share its memory with no lazy clone any more.
+
+    Torch cannot resize memory that is shared so: the next write fails within it (``c10/core/impl/COW.cpp``, 2.13).
+    """
+    with contextlib.suppress(RuntimeError, NotImplementedError):
+        storage = holder.untyped_storage() if torch.is_tensor(holder) else holder
+        # Asking a storage for its pointer is asking for memory to write to.
+        storage.data_ptr()
+
+
 def same_memory(one: Any, other: Any) -> bool:
     """Whether two tensors still share their memory copy-on-write. Missing ``const_data_ptr``: not known, False."""
     if not (_is_cow(one) and _is_cow(other)) or not hasattr(one, "const_data_ptr"):
@@ -517,6 +528,37 @@ def _captures_graph(frame: Any) -> bool:
     # Compiled functions run in files of the same folder.
     file: str = frame.f_code.co_filename
     return "_aot_autograd" in file and "graph_capture" in file
+
+
+def traced_graph(error: BaseException) -> Any:
+    """The program's own operations as torch.compile had traced them (an fx.GraphModule), where a compiler failed.
+
+    Read off the frames of ``error`` and of what it was raised from. Missing: None, and the report names no line within
+    the compiled function.
+    """
+    seen: set[int] = set()
+    looked_at: BaseException | None = error
+    while looked_at is not None and id(looked_at) not in seen:
+        seen.add(id(looked_at))
+        trace = looked_at.__traceback__
+        while trace is not None:
+            frame = trace.tb_frame
+            graph = frame.f_locals.get("gm") if "/_dynamo/" in frame.f_code.co_filename.replace("\\", "/") else None
+            if isinstance(graph, torch.fx.GraphModule):
+                return graph
+            trace = trace.tb_next
+        looked_at = looked_at.__cause__
+    return None
+
+
+def without_data(graph: Any) -> contextlib.AbstractContextManager[Any]:
+    """The mode in which a traced graph was traced: tensors made in it have no data. Missing: a context of no effect."""
+    for node in graph.graph.nodes:
+        mode = getattr(node.meta.get("example_value"), "fake_mode", None)
+        if mode is not None:
+            found: contextlib.AbstractContextManager[Any] = mode
+            return found
+    return contextlib.nullcontext()
 
 
 def function_class(node: Any) -> Any:
@@ -649,6 +691,18 @@ def wrapped_module(module: Any) -> Any:
     if inner is None and type(module).__name__ in ("DataParallel", "DistributedDataParallel"):
         inner = dict(module.named_children()).get("module")
     return inner
+
+
+SHARDED_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+
+
+def sharded_group() -> Any:
+    """The class of FSDP2 that gathers the parameters of a module, where the program has imported it.
+
+    Missing: None, and what backward gathers anew is not compared with what forward had.
+    """
+    group = getattr(sys.modules.get(SHARDED_MODULE), "FSDPParamGroup", None)
+    return group if all(hasattr(group, name) for name in ("wait_for_unshard", "pre_backward", "is_unsharded")) else None
 
 
 def anomaly_stack(node: Any) -> list[str]:

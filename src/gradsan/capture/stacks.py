@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import linecache
 import os
+import re
 import site as _site
 import sys
 import sysconfig
@@ -99,6 +100,31 @@ def of_traceback(trace: TracebackType | None) -> tuple[Site, tuple[FrameType, ..
         (frame for (frame, _), shown in reversed(list(zip(kept, site.frames, strict=True))) if shown.is_user), None
     )
     return site, tuple(frame for frame, _ in kept), own
+
+
+_FORMATTED = re.compile(
+    r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)\n(?:    \S.*\n?)?(?:    (?P<marks>[ ~^]+)\n?)?',
+    re.MULTILINE,
+)
+
+
+def of_formatted(text: str) -> Site:
+    """A stack as ``traceback.format_list`` writes it, outermost first; where no part is marked, the line is meant."""
+    frames = []
+    for told in _FORMATTED.finditer(text):
+        file, line, marks = told["file"], int(told["line"]), told["marks"]
+        path = file if file.startswith("<") else str(Path(file).absolute())
+        columns: tuple[int | None, int | None] = (None, None)
+        source = linecache.getline(path, line)
+        if source.strip():
+            indent = len(source) - len(source.lstrip())
+            first = len(marks) - len(marks.lstrip()) if marks else 0
+            last = len(marks.rstrip()) if marks else len(source.strip())
+            columns = (indent + first + 1, indent + last + 1)
+        frames.append(
+            Frame(path, line, told["name"], columns[0], line if columns[0] else None, columns[1], is_user_file(path))
+        )
+    return Site(tuple(frames))
 
 
 def definition_site(code: CodeType) -> Site:

@@ -10,13 +10,23 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from gradsan.capture.clues import checkpoints, graph_nodes, later, live, non_leaf, second_backward, views, written
+from gradsan.capture.clues import (
+    checkpoints,
+    graph_nodes,
+    later,
+    live,
+    non_leaf,
+    second_backward,
+    traced,
+    views,
+    written,
+)
 from gradsan.model import Clue
 
 if TYPE_CHECKING:
     from gradsan.capture.failures import Context
 
-_TOPICS = (written, second_backward, views, later, live, graph_nodes, non_leaf, checkpoints)
+_TOPICS = (written, second_backward, views, later, live, graph_nodes, non_leaf, checkpoints, traced)
 
 
 def gather(context: Context) -> tuple[Clue, ...]:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from gradsan import source
+from gradsan.diagnose import labels as label_room
 from gradsan.diagnose.failures import parts, statements
-from gradsan.model import Diagnosis, Failure, Message
+from gradsan.diagnose.needs import Need, need_of
+from gradsan.model import Clue, Diagnosis, Failure, Fix, Label, Message, NamedTensor, Why
 
 ROWS = ("compiled_version_error",)
 CODE = "GS505"
@@ -11,12 +18,84 @@ SLUG = "compiled_overwritten"
 
 
 def match(failure: Failure) -> Diagnosis | None:
-    """Every such failure."""
-    return statements.stopped(
+    """Every such failure; with both lines where the traced graph was found."""
+    save = parts.clue(failure, "saved")
+    need = None if save is None or save.op is None else need_of(save.op, str(save.values["slot"]).partition("[")[0])
+    name = _name(failure)
+    values = {"name": name or Message("label.unnamed"), "op": parts.op_of(save), **_targets(need)}
+    writes = parts.clues(failure, "written")
+    found = parts.diagnosis(
         failure,
         CODE,
         SLUG,
-        role="used",
-        fixes=lambda values: (parts.fix("run_uncompiled", "preserved", values),),
+        values=values,
+        labels=(
+            *_saved(save, need, values),
+            *_written(writes, values),
+            *label_room.at("used", failure.site, Message("label.compiled_overwritten", values)),
+        ),
+        tensor=_tensor(save, name),
+        fixes=(*_fixes(failure, writes, values), *(() if writes else _uncompiled(values))),
         notes=(Message("note.compile_does_not_repair"),),
     )
+    return replace(found, why=_why(need, values))
+
+
+def _name(failure: Failure) -> str | None:
+    """What the program calls the value: where it is written, else where it is made."""
+    for write in parts.clues(failure, "written"):
+        own = None if write.site is None else write.site.user_frame
+        written = None if own is None else source.writing_at(own)
+        if written is not None:
+            return written.target
+    made = parts.clue(failure, "made")
+    frames = () if made is None or made.site is None else made.site.frames
+    bound = source.bound_name([frame for frame in frames if frame.is_user])
+    return None if bound is None else bound[0]
+
+
+def _targets(need: Need | None) -> Mapping[str, Any]:
+    return {} if need is None else {"target": ", ".join(need.shown)}
+
+
+def _saved(save: Clue | None, need: Need | None, values: Mapping[str, Any]) -> tuple[Label, ...]:
+    kind = "plain" if need is None or not need.shown else "result" if need.is_output else "operand"
+    return parts.label_of(save, "saved", f"label.saved.{kind}", values)
+
+
+def _written(writes: tuple[Clue, ...], values: Mapping[str, Any]) -> tuple[Label, ...]:
+    """Each line once."""
+    found: dict[tuple[str, int], Label] = {}
+    for write in writes:
+        op = label_room.as_written([write.op or "?"])[0]
+        for label in parts.label_of(write, "written", "label.written.op", {**values, "op": op}):
+            found.setdefault((label.frame.file, label.frame.line), label)
+    return tuple(found.values())
+
+
+def _fixes(failure: Failure, writes: tuple[Clue, ...], values: Mapping[str, Any]) -> tuple[Fix, ...]:
+    """A new tensor at the first write."""
+    first = next((write for write in writes if write.site is not None), None)
+    name = values["name"]
+    if first is None or first.site is None or not isinstance(name, str):
+        return ()
+    target = Clue("target", first.site, name=name, op=first.op)
+    return statements.new_tensor(replace(failure, site=first.site, clues=(target,)), values)
+
+
+def _uncompiled(values: Mapping[str, Any]) -> tuple[Fix, ...]:
+    return (parts.fix("run_uncompiled", "preserved", values),)
+
+
+def _tensor(save: Clue | None, name: str | None) -> NamedTensor | None:
+    if save is None:
+        return None
+    facts = save.values
+    return NamedTensor(name, facts["shape"], facts["dtype"], facts["device"], save.op, facts["slot"])
+
+
+def _why(need: Need | None, values: Mapping[str, Any]) -> Why | None:
+    if need is None or not need.formula:
+        return None
+    key = "why.result" if need.is_output else "why.operand"
+    return Why(need.formula, Message(key, {**values, "op": need.op, "formula": need.formula}))
