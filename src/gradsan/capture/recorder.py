@@ -23,6 +23,7 @@ from gradsan.capture.noted import Findings, Notes
 from gradsan.capture.patches import Patches
 from gradsan.capture.prescan import Prescan, way_of
 from gradsan.capture.settling import Settling
+from gradsan.capture.sharded import Sharded
 from gradsan.capture.steps import Steps, read_backward
 from gradsan.capture.uncounted import Uncounted
 from gradsan.model import Conflict, Deviation, Evidence, Failure, Message, Moment, Seen
@@ -78,6 +79,7 @@ class Recorder:
         self.functions = Functions(self.core, self.steps, notes, self._findings, self._scan_functions)
         self.checkpoints = Checkpoints(self.core, self.steps, notes, self._findings, self.note_blind_spot)
         self.changed_values = ChangedValues(self.core, self.steps, self._findings)
+        self.sharded = Sharded(self.core, self.steps, notes, self._findings)
         self._settling = Settling(
             self.core,
             lambda optimizer, frame: self.guard(partial(self.life.first_step, optimizer, frame)),
@@ -117,6 +119,7 @@ class Recorder:
             self._watch_warnings,
             self._watch_doors,
             self._watch_functions,
+            self._watch_sharded_parameters,
         ):
             self._attempt(part)
 
@@ -278,6 +281,9 @@ class Recorder:
     def _watch_functions(self) -> None:
         self.functions.install(self._patches, self.guard)
         self.checkpoints.install(self._patches, self.guard)
+
+    def _watch_sharded_parameters(self) -> None:
+        self.sharded.install(self._patches, self._guard_hushed)
 
     def _watch_steps(self) -> None:
         self.steps.install(self._patches)
