@@ -17,6 +17,7 @@ from gradsan.capture.changed_values import ChangedValues
 from gradsan.capture.checkpoints import Checkpoints
 from gradsan.capture.deep import Deep
 from gradsan.capture.exports import Exports
+from gradsan.capture.kept_gradients import KeptGradients
 from gradsan.capture.life import Life
 from gradsan.capture.moments import moments
 from gradsan.capture.noted import Findings, Notes
@@ -80,6 +81,7 @@ class Recorder:
         self.checkpoints = Checkpoints(self.core, self.steps, notes, self._findings, self.note_blind_spot)
         self.changed_values = ChangedValues(self.core, self.steps, self._findings)
         self.sharded = Sharded(self.core, self.steps, notes, self._findings)
+        self.kept_gradients = KeptGradients(self.core, self.steps, self.backwards, self.uncounted, self._on_life)
         self._settling = Settling(
             self.core,
             lambda optimizer, frame: self.guard(partial(self.life.first_step, optimizer, frame)),
@@ -216,7 +218,7 @@ class Recorder:
                 self._note_failure(failure)
 
     def _on_round(self, entry: Any, rounds: int) -> None:
-        for look in (self.life.before_round, self.changed_values.before_round):
+        for look in (self.life.before_round, self.changed_values.before_round, self.kept_gradients.before_round):
             self.guard(partial(look, entry, rounds))
 
     def _on_leave(self, entry: Any) -> None:
