@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 from gradsan._api import disable, enable, heal, watch
 from gradsan._autopsy import autopsy, explain_exception
+from gradsan._errors import GradsanError, HaltError, HealingEndedError, MemoryFreedError
 from gradsan._install import install, uninstall
 
 
@@ -31,6 +32,10 @@ def unload_ipython_extension(ipython: Any) -> None:
 
 
 __all__ = [
+    "GradsanError",
+    "HaltError",
+    "HealingEndedError",
+    "MemoryFreedError",
     "__version__",
     "autopsy",
     "disable",

@@ -9,15 +9,18 @@ from gradsan.model import Report
 
 
 def annotate(error: BaseException, report: Report, language: Literal["en", "zh", "auto"]) -> None:
-    """Add a note to ``error``, once, if it is autograd's: the last diagnosis, or what kept gradsan from having any.
+    """Add a note to ``error``, once, if it is autograd's or gradsan's own.
+
+    The note is the last diagnosis, or what kept gradsan from having any.
 
     Python 3.10 has no exception notes; there the text goes behind the message.
     """
+    from gradsan._errors import GradsanError
     from gradsan.catalogue import is_of_autograd
 
     raised = [diagnosis for diagnosis in report.diagnoses if diagnosis.gradient.status == "raised"]
     unseen = () if report.diagnoses else report.seen.blind_spots
-    if not (raised or unseen) or not is_of_autograd(error):
+    if not (raised or unseen) or not (isinstance(error, GradsanError) or is_of_autograd(error)):
         return
     from gradsan.present import short_note, unseen_note
     from gradsan.text import choose_language

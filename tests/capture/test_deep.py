@@ -281,3 +281,23 @@ def test_everything_is_put_back():
     assert torch.Tensor.numpy is before[0]
     assert threading.Thread._bootstrap_inner is run
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+
+
+@pytest.mark.parametrize("mode", ["deep", "heal"])
+@pytest.mark.parametrize(
+    "grow",
+    [
+        lambda t: t.detach().resize_(10).fill_(2),
+        lambda t: t.detach().resize_as_(torch.ones(10)).fill_(2),
+        lambda t: t.untyped_storage().resize_(40).fill_(0),
+    ],
+    ids=["resize_", "resize_as_", "storage"],
+)
+def test_memory_of_a_saved_value_may_grow(mode, grow):
+    with gradsan.watch(mode) as watched:
+        x, t, loss = build("operand")
+        grow(t)
+        if mode == "heal":
+            loss.backward()
+            assert x.grad.tolist() == [4.5, 9.0, 13.5]
+    assert [one.severity for one in watched.diagnoses] in ([], ["warning"])

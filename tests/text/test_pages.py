@@ -8,6 +8,7 @@ import pytest
 import torch
 from rich.cells import cell_len
 
+import gradsan
 import gradsan.text
 from gradsan.catalogue import recognise
 from gradsan.text import LANGUAGES, codes, page, resolve
@@ -114,8 +115,10 @@ def test_failing_examples_fail_where_they_say(source, section):
     with pytest.raises(RuntimeError) as caught:
         execute(source, "<example>")
     message = str(caught.value)
-    assert "modified by an inplace operation" in message or recognise(
-        [kind.__name__ for kind in type(caught.value).__mro__], message
+    assert (
+        isinstance(caught.value, gradsan.GradsanError)
+        or "modified by an inplace operation" in message
+        or recognise([kind.__name__ for kind in type(caught.value).__mro__], message)
     )
     line = next(f.lineno for f in traceback.extract_tb(caught.value.__traceback__) if f.filename == "<example>")
     assert "RuntimeError" in source.splitlines()[line - 1].partition("#")[2]

@@ -16,12 +16,13 @@ from typing import Any, Literal
 import torch
 
 from gradsan.capture import _torch, graphs, naming
+from gradsan.capture.emptied import Emptied, freed
+from gradsan.capture.known_outside import KnownOutside
 from gradsan.capture.originals import Kept
-from gradsan.capture.patches import Patches, standing
+from gradsan.capture.patches import Patches
 from gradsan.model import Deviation, Message
 
 Mode = Literal["deep", "heal"]
-_DOORS = ("numpy", "__array__", "__dlpack__", "data_ptr", "share_memory_")
 _LEAVES_MEASURED = 1_000
 
 
@@ -30,19 +31,22 @@ class HealingEndedError(RuntimeError):
 
 
 class Deep:
-    """The hooks of a run. ``on_conflict(kept, node, slot, deviation, healed)`` is told of every value that changed."""
+    """The hooks of a run. ``on_conflict(kept, counted, raised, changed, deviation, healed)`` hears of what changed."""
 
-    def __init__(self, core: Any, on_conflict: Callable[..., None], note: Callable[[Message], None]) -> None:
-        """Prepare; nothing is installed yet."""
+    def __init__(
+        self, core: Any, on_conflict: Callable[..., None], emptied: Emptied, note: Callable[[Message], None]
+    ) -> None:
+        """Prepare; nothing is installed yet. ``emptied`` knows of memory that was taken away."""
         self.mode: Mode = "deep"
         self.max_bytes: int | None = None
         self.healed_bytes = 0
         self._core = core
         self._on_conflict = on_conflict
+        self._emptied = emptied
         self._note = note
         self._reading: Literal["", "original", "current"] = ""
         self._deviation: Deviation | None = None
-        self._known_outside: dict[int, Any] = {}
+        self._known_outside = KnownOutside(core)
         self._local = threading.local()
 
     def start(self, patches: Patches) -> None:
@@ -51,7 +55,7 @@ class Deep:
         patches.on_undo(self._pop)
         self._follow_threads(patches)
         self._step_aside(patches)
-        self._watch_doors(patches)
+        self._known_outside.install(patches)
 
     def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look at the graph before the engine runs; where a saved value has changed, measure what that does."""
@@ -105,9 +109,11 @@ class Deep:
             return Kept(tensor, False, core.clock, core.stack(1), threading.get_ident())
         core.clock += 1
         storage = _torch.storage_or_none(tensor)
-        return Kept(tensor, self._is_known_outside(storage), core.clock, core.stack(1), threading.get_ident())
+        return Kept(tensor, self._known_outside.holds(storage), core.clock, core.stack(1), threading.get_ident())
 
     def _unpack(self, kept: Kept) -> Any:
+        if self._emptied.since(kept.alias, kept.clock) is not None and kept.is_emptied:
+            return self._of_emptied(kept)
         if self._reading:
             if self._reading == "current" or kept.original is None or (kept.changed and _is_filled_after_save(kept)):
                 return kept.alias
@@ -136,6 +142,27 @@ class Deep:
             error._gradsan_seen = True  # type: ignore[attr-defined]
             raise error
         return kept.alias
+
+    def _of_emptied(self, kept: Kept) -> Any:
+        """What backward gets where the memory of a saved value has been taken away."""
+        node = _torch.current_node()
+        if node is not None and _torch.function_class(node) is not None:
+            return kept.alias  # its own code may be about to give the memory back
+        heals = (self.mode == "heal" or self._reading == "original") and kept.original is not None
+        if not kept.reported and not self._reading:
+            kept.reported = True
+            self._emptied.found(
+                node,
+                _torch.slot_of(node, kept),
+                kept.alias,
+                kept.clock,
+                kept.stack,
+                sys._getframe(1),
+                kept.nbytes if heals else None,
+            )
+        if heals:
+            return kept.original
+        raise freed(kept.alias)
 
     def _push(self) -> None:
         if getattr(self._local, "pushed", False) or _torch.hooks_forbidden() is not None:
@@ -191,39 +218,6 @@ class Deep:
 
         patches.set(switch, "_saved_tensors_hooks_disable", disabled)
         patches.set(switch, "_saved_tensors_hooks_enable", enabled)
-
-    def _watch_doors(self, patches: Patches) -> None:
-        for name in _DOORS:
-            door = standing(torch.Tensor, name)
-            if door is not None:
-                patches.set(torch.Tensor, name, self._door(door))
-
-    def _door(self, door: Any) -> Any:
-        """Wrap a method by which memory becomes known outside of torch."""
-        deep = self
-
-        @functools.wraps(door)
-        def opened(self: Any, *args: Any, **kwargs: Any) -> Any:
-            result = door(self, *args, **kwargs)
-            deep._mark_known_outside(self)
-            return result
-
-        return opened
-
-    def _mark_known_outside(self, tensor: Any) -> None:
-        if self._core.active and not self._reading:
-            storage = _torch.storage_reference(tensor)
-            if storage is not None:
-                self._known_outside[_torch.storage_or_none(tensor)] = storage
-
-    def _is_known_outside(self, storage: int) -> bool:
-        reference = self._known_outside.get(storage)
-        if reference is None:
-            return False
-        if _torch.is_gone(reference):
-            del self._known_outside[storage]
-            return False
-        return True
 
 
 def _is_filled_after_save(kept: Kept) -> bool:

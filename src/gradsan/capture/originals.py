@@ -67,7 +67,12 @@ class Kept:
         # Still the same memory: nobody has written who asked torch for it.
         if not self.is_copied and _torch.same_memory(self.alias, self.original):
             return False
-        return not _same_bytes(self.alias, self.original)
+        return not (self.is_emptied or _same_bytes(self.alias, self.original))
+
+    @property
+    def is_emptied(self) -> bool:
+        """Whether its memory has been taken away: nothing is there to be read, or compared."""
+        return not fits_its_memory(self.alias)
 
     @property
     def nbytes(self) -> int:
@@ -85,6 +90,18 @@ class Kept:
             for place in places.tolist()
         )
         return ByteChange(int(different.sum()), different.numel(), samples)
+
+
+def fits_its_memory(tensor: Any) -> bool:
+    """Whether all elements of a tensor lie within its storage, as ``resize_`` of a storage does not see to."""
+    try:
+        held = tensor.untyped_storage().nbytes()
+    except (RuntimeError, NotImplementedError):
+        return True  # sparse, lazy, a subclass: no memory of its own
+    if not tensor.numel():
+        return True
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return bool(held >= (tensor.storage_offset() + last + 1) * tensor.element_size())
 
 
 def _version_of(tensor: Any) -> int:

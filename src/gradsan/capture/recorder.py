@@ -16,6 +16,7 @@ from gradsan.capture.backwards import Backwards
 from gradsan.capture.changed_values import ChangedValues
 from gradsan.capture.checkpoints import Checkpoints
 from gradsan.capture.deep import Deep
+from gradsan.capture.emptied import Emptied
 from gradsan.capture.exports import Exports
 from gradsan.capture.kept_gradients import KeptGradients
 from gradsan.capture.life import Life
@@ -69,7 +70,8 @@ class Recorder:
         self.after_backward: list[Callable[[Any], None]] = []
         self.after_nodes: list[Callable[[Any, int, int], None]] = []
         self.blind_spots: dict[str, Message] = {}
-        self.deep = Deep(self.core, self._on_changed, self.note_blind_spot)
+        self.emptied = Emptied(self.core, self.steps, self._scan_emptied, self._keep)
+        self.deep = Deep(self.core, self._on_changed, self.emptied, self.note_blind_spot)
         self._deep_depths: list[tuple[int, str]] = []
         self._deep_patches = Patches()
         self.uncounted = Uncounted(self.core, self._scan_before_backward)
@@ -171,7 +173,8 @@ class Recorder:
                 changed=changed,
                 deviation=deviation,
                 healed=healed,
-                door=way_of(self.uncounted, _torch.storage_or_none(kept.alias), kept.clock),
+                door=self.emptied.door(kept.alias, kept.clock)
+                or way_of(self.uncounted, _torch.storage_or_none(kept.alias), kept.clock),
             )
         )
 
@@ -188,6 +191,10 @@ class Recorder:
     def _scan_before_backward(self) -> None:
         """Have graphs looked through from now on: something can be written past the version counter."""
         self._ask_before_backward(self.prescan.before_backward)
+
+    def _scan_emptied(self) -> None:
+        """Have graphs looked through from now on: memory has been taken away from under a storage."""
+        self._ask_before_backward(self.emptied.before_backward)
 
     def _scan_functions(self) -> None:
         """Have custom Functions looked at from now on: one has kept or written something."""
@@ -279,6 +286,7 @@ class Recorder:
     def _watch_doors(self) -> None:
         self.uncounted.install(self._patches, self._guard_hushed)
         self.exports.install(self._patches, self._guard_hushed)
+        self.emptied.install(self._patches, self._guard_hushed)
 
     def _watch_functions(self) -> None:
         self.functions.install(self._patches, self.guard)

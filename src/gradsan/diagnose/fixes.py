@@ -96,6 +96,11 @@ def increment_or_name(facts: Facts) -> tuple[Fix, ...]:
     return (_fix("find_writer", "preserved", facts, ()),)
 
 
+def give_memory_back(facts: Facts) -> tuple[Fix, ...]:
+    """Take memory away after the last backward that needs it, or put size and content back before."""
+    return (_fix("give_memory_back", "preserved", facts, ()),)
+
+
 def save_copy_in_hooks(facts: Facts) -> tuple[Fix, ...]:
     """Have the pack hook keep a copy instead of the tensor itself."""
     return (_fix("pack_a_copy", "preserved", facts, ()),)

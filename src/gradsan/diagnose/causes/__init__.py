@@ -31,6 +31,7 @@ from gradsan.diagnose.causes import (
     statistics_updated,
     step_between_forward_and_backward,
     storage_alias,
+    storage_emptied,
     unknown_writer,
 )
 from gradsan.diagnose.facts import Facts
@@ -43,6 +44,7 @@ CAUSES: tuple[Callable[[Facts], Diagnosis | None], ...] = (
     missing_mark_dirty.match,
     no_grad_write.match,
     forward_alias.match,
+    storage_emptied.match,
     gathered_anew.match,
     data_attribute.match,
     memory_alias.match,
