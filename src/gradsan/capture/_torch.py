@@ -696,6 +696,15 @@ def wrapped_module(module: Any) -> Any:
 SHARDED_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 
 
+def buffer_sync() -> tuple[Any, str]:
+    """(owner, name) of the method by which DistributedDataParallel gives its buffers to the other ranks.
+
+    Missing: (None, ""), and such writes are not seen.
+    """
+    owner = getattr(torch.nn.parallel, "DistributedDataParallel", None)
+    return (owner, "_sync_buffers") if hasattr(owner, "_sync_buffers") else (None, "")
+
+
 def sharded_group() -> Any:
     """The class of FSDP2 that gathers the parameters of a module, where the program has imported it.
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from gradsan.capture import _core, _torch, autopsy, conflicts, failures, kept_conflicts, saves, warned, writes
 from gradsan.capture.applied import Functions
 from gradsan.capture.backwards import Backwards
+from gradsan.capture.buffer_sync import BufferSync
 from gradsan.capture.changed_values import ChangedValues
 from gradsan.capture.checkpoints import Checkpoints
 from gradsan.capture.deep import Deep
@@ -82,6 +83,7 @@ class Recorder:
         self.functions = Functions(self.core, self.steps, notes, self._findings, self._scan_functions)
         self.checkpoints = Checkpoints(self.core, self.steps, notes, self._findings, self.note_blind_spot)
         self.changed_values = ChangedValues(self.core, self.steps, self._findings)
+        self.buffer_sync = BufferSync(self.core, self.uncounted, self.note_blind_spot)
         self.sharded = Sharded(self.core, self.steps, notes, self._findings)
         self.kept_gradients = KeptGradients(self.core, self.steps, self.backwards, self.uncounted, self._on_life)
         self._settling = Settling(
@@ -123,7 +125,7 @@ class Recorder:
             self._watch_warnings,
             self._watch_doors,
             self._watch_functions,
-            self._watch_sharded_parameters,
+            self._watch_parallel,
         ):
             self._attempt(part)
 
@@ -292,8 +294,9 @@ class Recorder:
         self.functions.install(self._patches, self.guard)
         self.checkpoints.install(self._patches, self.guard)
 
-    def _watch_sharded_parameters(self) -> None:
+    def _watch_parallel(self) -> None:
         self.sharded.install(self._patches, self._guard_hushed)
+        self.buffer_sync.install(self._patches, self._guard_hushed)
 
     def _watch_steps(self) -> None:
         self.steps.install(self._patches)

@@ -91,6 +91,11 @@ def update_outside_graph(facts: Facts) -> tuple[Fix, ...]:
     return (_fix("reorder_update", "preserved", facts, ()),)
 
 
+def keep_buffers_local(facts: Facts) -> tuple[Fix, ...]:
+    """Have each rank compute with its own buffers, and give them to the others when no graph is waiting."""
+    return (_fix("keep_buffers_local", "changed", facts, ()),)
+
+
 def increment_or_name(facts: Facts) -> tuple[Fix, ...]:
     """Let gradsan see the write: deep mode, or a declared mutation."""
     return (_fix("find_writer", "preserved", facts, ()),)
