@@ -10,7 +10,6 @@ import functools
 import math
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -70,7 +69,6 @@ def measure(core: Any, depth: int) -> dict[str, float]:
     small, partial = torch.zeros(4), functools.partial
     leaf = torch.ones(4, requires_grad=True)
     optimizer = torch.optim.SGD([torch.ones(4, requires_grad=True) for _ in range(10)], lr=0.1)
-    core.step_log = deque(maxlen=1024)
     exp = core.writer(torch.exp, "exp", "plain", -1, None)
     item = core.writer(torch.Tensor.__getitem__, "__getitem__", "plain", -1, None)
     run_backward = core.engine(no_engine)

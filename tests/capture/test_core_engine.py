@@ -7,6 +7,7 @@ import traceback
 
 import pytest
 import torch
+from core_kit import constants
 
 from gradsan.capture import _torch
 
@@ -357,11 +358,25 @@ def test_a_call_that_raised_ends_where_it_began(core):
     assert entry[5] == entry[6]
 
 
-def test_a_log_of_backwards_that_takes_nothing_is_counted(core):
+def test_outputs_that_cannot_be_told_are_counted(core):
     core.active = True
-    core.backward_log = 3
-    assert core.engine(lambda t_outputs: 7)(()) == 7
-    assert core.log_errors == 1
+    assert core.engine(lambda t_outputs: 7)(3) == 7
+    assert (core.log_errors, core.backward_log) == (1, [])
+
+
+def test_the_logs_keep_the_youngest(core):
+    core.active = True
+    run, optimizer = core.engine(lambda t_outputs: None), torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)
+    kept = constants(core).BACKWARDS_KEPT, constants(core).STEPS_KEPT
+    for _ in range(kept[0] + 3):
+        run(())
+    for _ in range(kept[1] // 2 + 3):
+        core.step_begin(optimizer, (), {})
+        core.step_end(optimizer, (), {})
+    assert [entry[0] for entry in core.backward_log] == list(range(4, kept[0] + 4))
+    assert (len(core.step_log), core.step_log[0][0], core.step_log[-1][1]) == (kept[1], "begin", core.clock)
+    core.clear()
+    assert core.step_log == core.backward_log == []
 
 
 def test_is_told_of_rounds_of_one_line(core):

@@ -5,7 +5,6 @@ import resource
 import sys
 import threading
 import weakref
-from collections import deque
 from pathlib import Path
 
 import pytest
@@ -88,8 +87,6 @@ def resident_pages():
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_a_million_calls_leave_nothing_behind():
     core = _core.make_core(True)
-    core.step_log = deque(maxlen=64)
-    core.backward_log = deque(maxlen=64)
     core.active = True
     leaf, other, key = torch.ones(3, requires_grad=True), torch.zeros(2, 3), (slice(0, 1), 2)
     outputs = (leaf,)
@@ -127,20 +124,18 @@ def test_a_million_calls_leave_nothing_behind():
     watched = (leaf, outputs, other, key, optimizer, core, add, turn.__code__, torch.add, "add_", "inplace", "begin")
     turn(40_000)
     rare(500)
-    core.writes(), core.clear(), core.step_log.clear(), core.backward_log.clear()
+    core.writes(), core.clear()
     gc.collect()
     turn(40_000)
     pages = resident_pages()
     core.clear()
-    core.step_log.clear()
-    core.backward_log.clear()
     counts = [sys.getrefcount(item) for item in watched]
     turn(90_000)
     grown = resident_pages() - pages
     # What the log of Nodes holds: at most 40 bytes each, in a ring that doubles.
     assert grown < 500 + 2 * 40 * 180_000 / resource.getpagesize()
     rare(500)
-    core.writes(), core.clear(), core.step_log.clear(), core.backward_log.clear()
+    core.writes(), core.clear()
     gc.collect()
     after = [sys.getrefcount(item) for item in watched]
     assert all(abs(one - other) <= 20 for one, other in zip(counts, after, strict=True)), (counts, after)
@@ -169,7 +164,6 @@ def test_a_core_in_a_cycle_is_collected(core):
     owner.core.on_failure = owner.failed
     owner.engine = owner.core.engine(len)
     owner.engine.home = owner
-    owner.core.step_log = [owner]
     owner.writer = owner.core.writer(torch.Tensor.add_, "add_", "inplace", 0, None)
     owner.writer.home = owner
     owner.core.active = True

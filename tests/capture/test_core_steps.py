@@ -231,14 +231,6 @@ def test_what_cannot_be_read_is_counted(core, groups):
     assert list(core.step_log) == []
 
 
-def test_a_log_that_takes_nothing_is_counted(core):
-    core.step_log = ()
-    core.step_begin(Odd([]), (), {})
-    del core.step_log
-    core.step_end(Odd([]), (), {})
-    assert core.log_errors == 2
-
-
 def test_an_interrupt_is_not_swallowed(core):
     class Interrupting(Refusing):
         refusal = KeyboardInterrupt

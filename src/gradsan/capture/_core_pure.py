@@ -22,6 +22,9 @@ WRITES_KEPT = 32_768
 NODES_KEPT = 1_048_576
 STACKS_KEPT = 65_536
 DEPTH_KEPT = 128
+STEPS_KEPT = 1024
+"""Beginnings and ends, each one."""
+BACKWARDS_KEPT = 256
 
 
 class Stack:
@@ -53,8 +56,6 @@ class Core:
         self.log_errors = 0
         self.backwards = 0
         self._running: list[tuple[Any, ...]] = []
-        self.step_log: Any = []
-        self.backward_log: Any = []
         self.settled: set[int] = set()
         self.quiet_operators: set[int] = set()
         self.optimizer_folder = _torch.optimizer_folder()
@@ -71,11 +72,23 @@ class Core:
         self._lives = itertools.count(1)
         self._nodes: deque[list[Any]] = deque(maxlen=NODES_KEPT)
         self._writes: deque[tuple[Any, ...]] = deque(maxlen=WRITES_KEPT)
+        self._step_log: deque[tuple[Any, ...]] = deque(maxlen=STEPS_KEPT)
+        self._backward_log: deque[list[Any]] = deque(maxlen=BACKWARDS_KEPT)
 
     @property
     def running(self) -> list[tuple[Any, ...]]:
         """The backward calls that run, outermost first; see :meth:`engine`."""
         return self._running
+
+    @property
+    def step_log(self) -> list[tuple[Any, ...]]:
+        """The logged steps, oldest first; see :meth:`step_begin` and :meth:`step_end`."""
+        return list(self._step_log)
+
+    @property
+    def backward_log(self) -> list[tuple[Any, ...]]:
+        """The logged calls into the engine, oldest first; see :meth:`engine`."""
+        return [tuple(entry) for entry in self._backward_log]
 
     def tick(self) -> int:
         """Advance the clock that orders all events and return its new value."""
@@ -87,6 +100,8 @@ class Core:
         self._stacks.clear()
         self._nodes.clear()
         self._writes.clear()
+        self._step_log.clear()
+        self._backward_log.clear()
         self.saves = self.write_count = self.steps = self.log_errors = self.backwards = 0
 
     def stack(self, skip: int = 0) -> Stack:
@@ -234,7 +249,7 @@ class Core:
             stack = self.stack_from(sys._getframe().f_back)
             name, sequence = type(optimizer).__name__, _torch.sequence_number()
             entry = ("begin", self.clock, self.steps, id(optimizer), name, stack, sequence, storages, versions)
-            self.step_log.append(entry)
+            self._step_log.append(entry)
         except Exception:
             self.log_errors += 1
         if self.on_step_begin is not None and id(optimizer) not in self.settled:
@@ -257,7 +272,7 @@ class Core:
             finally:
                 _torch.unhush(before)
             entry = ("end", self.clock, id(optimizer), versions.tobytes(), _torch.sequence_number())
-            self.step_log.append(entry)
+            self._step_log.append(entry)
         except Exception:
             self.log_errors += 1
         if self.on_step_end is not None and id(optimizer) not in self.settled:
@@ -271,7 +286,7 @@ class Core:
         it ended well; ``on_round`` before, at the 1st, 2nd, 4th, 8th … call of one line, with that number; what they
         raise takes the place of the backward. ``on_failure`` is told how it failed.
 
-        ``backward_log`` gets a list for each call: clock, stack, thread, retain_graph, accumulate_grad, the number of
+        ``backward_log`` gets a tuple for each call: clock, stack, thread, retain_graph, accumulate_grad, the number of
         the next Node when it began, the same when it ended (or again when it began), the steps before, a number for
         this thread's life (numbers of threads are used again), weak references to the outputs (None: has none).
         """
@@ -323,7 +338,7 @@ class Core:
                 self._local.life = next(self._lives)
             weak = tuple(map(_weakly, outputs))
             remembered = [clock, stack, thread, retain, accumulate, number, number, self.steps, self._local.life, weak]
-            self.backward_log.append(remembered)
+            self._backward_log.append(remembered)
         except Exception:
             self.log_errors += 1
             return None

@@ -18,6 +18,8 @@
 #define NODES_KEPT 1048576
 #define STACKS_KEPT 65536
 #define DEPTH_KEPT 128
+#define STEPS_KEPT 1024 /* beginnings and ends, each one */
+#define BACKWARDS_KEPT 256
 
 /* ---- torch, as Python shows it ---------------------------------------------------------------------------------- */
 
@@ -379,6 +381,57 @@ typedef struct {
     PyObject *stack;
 } LoggedNodes;
 
+/* A list of numbers that needs no memory of its own while it is short. */
+typedef struct {
+    int count, capacity;
+    long long *many, few[8]; /* many: NULL while they are few */
+} Numbers;
+
+static void start_numbers(Numbers *numbers)
+{
+    numbers->count = 0;
+    numbers->capacity = sizeof numbers->few / sizeof *numbers->few;
+    numbers->many = NULL;
+}
+
+static inline long long *items_of(Numbers *numbers)
+{
+    return numbers->many == NULL ? numbers->few : numbers->many;
+}
+
+static void forget_numbers(Numbers *numbers)
+{
+    PyMem_Free(numbers->many);
+    start_numbers(numbers);
+}
+
+static int add_number(Numbers *numbers, long long number)
+{
+    if (numbers->count == numbers->capacity) {
+        long long *wider = PyMem_Realloc(numbers->many, numbers->capacity * 2 * sizeof *wider);
+        if (wider == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        if (numbers->many == NULL)
+            memcpy(wider, numbers->few, sizeof numbers->few);
+        numbers->many = wider;
+        numbers->capacity *= 2;
+    }
+    items_of(numbers)[numbers->count++] = number;
+    return 0;
+}
+
+/* Every `each`-th number, the first of them at `from`. */
+static PyObject *as_bytes(Numbers *numbers, int from, int each)
+{
+    int count = numbers->count / each;
+    PyObject *found = PyBytes_FromStringAndSize(NULL, count * sizeof(long long));
+    for (int i = 0; found != NULL && i < count; i++)
+        memcpy(PyBytes_AS_STRING(found) + i * sizeof(long long), items_of(numbers) + from + i * each, sizeof(long long));
+    return found;
+}
+
 enum { W_OP, W_KIND, W_SHAPE, W_STRIDE, W_INDEX, W_STACK, W_REFERENCES };
 
 /* Numbers as numbers and tuples shared between writes: once the log is full every new write lets an old one go, and
@@ -389,6 +442,39 @@ typedef struct {
     int itemsize;
     char grad_enabled, is_parameter;
 } LoggedWrite;
+
+/* A step of an optimizer that begins (`name` is its class, `numbers` for each of its parameters the storage and
+ * the version) or ends (`name` and `stack` are NULL, `numbers` the versions). As numbers in one place for the same reason. */
+typedef struct {
+    long long clock, steps, sequence;
+    void *optimizer;
+    PyObject *name, *stack;
+    Numbers numbers;
+} LoggedStep;
+
+/* A call into the engine; the fields of what Core.backward_log shows. */
+typedef struct {
+    long long clock, begun, ended, steps;
+    unsigned long long life;
+    unsigned long thread;
+    PyObject *stack, *retain, *accumulate;
+    PyObject *outputs; /* a weak reference, or a tuple of them and of None */
+} LoggedBackward;
+
+static void drop_step(LoggedStep *step)
+{
+    Py_CLEAR(step->name);
+    Py_CLEAR(step->stack);
+    forget_numbers(&step->numbers);
+}
+
+static void drop_backward(LoggedBackward *backward)
+{
+    Py_CLEAR(backward->stack);
+    Py_CLEAR(backward->retain);
+    Py_CLEAR(backward->accumulate);
+    Py_CLEAR(backward->outputs);
+}
 
 static void drop_references(LoggedWrite *write)
 {
@@ -454,12 +540,12 @@ typedef struct {
     long long open_steps, clock, saves;
     PyObject *open; /* the ids of the optimizers whose step has begun; a set, for one that raised begins again some time */
     PyObject *optimizer_code; /* the function of torch's optimizers that called last */
-    Ring nodes, writes;
+    Ring nodes, writes, step_log, backward_log;
+    unsigned long long backwards_logged;
     long long write_count, steps, log_errors, backwards;
     PyObject *optimizer_folder;
-    PyObject *running, *step_log; /* a list of the backward calls that run; what step_begin and step_end append to */
-    PyObject *backward_log;       /* what the engine's wrapper appends a list for each call to */
-    PyObject *settled;            /* the ids of the optimizers whose steps nobody wants to be told of any more; a set */
+    PyObject *running; /* a list of the backward calls that run */
+    PyObject *settled; /* the ids of the optimizers whose steps nobody wants to be told of any more; a set */
     PyObject *on_failure; /* called with a record of `running` and the exception that ends it */
     PyObject *on_enter;   /* called with a record of `running` and what else the engine was given, before it runs */
     PyObject *on_leave;   /* called with a record of `running` whose backward has ended well */
@@ -488,15 +574,22 @@ static void forget_stacks(Core *core)
 
 static void forget_logs(Core *core)
 {
-    Ring nodes = core->nodes, writes = core->writes;
-    memset(&core->nodes, 0, sizeof(Ring));
-    memset(&core->writes, 0, sizeof(Ring));
+    Ring nodes = core->nodes, writes = core->writes, steps = core->step_log, backwards = core->backward_log;
+    Ring *rings[] = {&core->nodes, &core->writes, &core->step_log, &core->backward_log};
+    for (int i = 0; i < 4; i++)
+        memset(rings[i], 0, sizeof(Ring));
     for (size_t i = 0; i < nodes.count; i++)
         Py_DECREF(((LoggedNodes *)nodes.items)[i].stack);
     for (size_t i = 0; i < writes.count; i++)
         drop_references((LoggedWrite *)writes.items + i);
+    for (size_t i = 0; i < steps.count; i++)
+        drop_step((LoggedStep *)steps.items + i);
+    for (size_t i = 0; i < backwards.count; i++)
+        drop_backward((LoggedBackward *)backwards.items + i);
     PyMem_Free(nodes.items);
     PyMem_Free(writes.items);
+    PyMem_Free(steps.items);
+    PyMem_Free(backwards.items);
 }
 
 static int widen_stacks(Core *core)
@@ -1265,68 +1358,28 @@ static PyObject *Core_writer(Core *self, PyObject *const *args, Py_ssize_t count
 
 /* ---- steps and backward calls ----------------------------------------------------------------------------------- */
 
-/* A list of numbers that lies on the C stack while it is short. */
-typedef struct {
-    Py_ssize_t count, capacity;
-    long long *items, few[64];
-} Numbers;
-
-static void start_numbers(Numbers *numbers)
+/* Adds the identity of a parameter's storage where asked for, and its version; -1 with an exception. */
+static int add_parameter(PyObject *parameter, int with_storage, Numbers *numbers)
 {
-    numbers->count = 0;
-    numbers->capacity = sizeof numbers->few / sizeof *numbers->few;
-    numbers->items = numbers->few;
-}
-
-static int add_number(Numbers *numbers, long long number)
-{
-    if (numbers->count == numbers->capacity) {
-        long long *before = numbers->items == numbers->few ? NULL : numbers->items;
-        long long *wider = PyMem_Realloc(before, numbers->capacity * 2 * sizeof *wider);
-        if (wider == NULL) {
-            PyErr_NoMemory();
-            return -1;
+    long long number;
+    if (with_storage) {
+        number = integer(storage_identity(parameter));
+        if (number == -1 && PyErr_Occurred()) {
+            /* No ordinary storage (sparse): its steps are then told by the logged writes alone. */
+            if (!PyErr_ExceptionMatches(PyExc_RuntimeError))
+                return -1;
+            PyErr_Clear();
+            number = 0;
         }
-        if (before == NULL)
-            memcpy(wider, numbers->few, sizeof numbers->few);
-        numbers->items = wider;
-        numbers->capacity *= 2;
-    }
-    numbers->items[numbers->count++] = number;
-    return 0;
-}
-
-/* The numbers as bytes; NULL with an exception. The list is let go. */
-static PyObject *as_bytes(Numbers *numbers, int is_good)
-{
-    PyObject *found =
-        is_good ? PyBytes_FromStringAndSize((const char *)numbers->items, numbers->count * sizeof *numbers->items) : NULL;
-    if (numbers->items != numbers->few)
-        PyMem_Free(numbers->items);
-    return found;
-}
-
-/* The version of a parameter and, where asked for, the identity of its storage; -1 with an exception. */
-static int add_parameter(PyObject *parameter, Numbers *versions, Numbers *storages)
-{
-    long long number = integer(attribute(parameter, VERSION));
-    if ((number == -1 && PyErr_Occurred()) || add_number(versions, number) < 0)
-        return -1;
-    if (storages == NULL)
-        return 0;
-    number = integer(storage_identity(parameter));
-    if (number == -1 && PyErr_Occurred()) {
-        /* No ordinary storage (sparse): its steps are then told by the logged writes alone. */
-        if (!PyErr_ExceptionMatches(PyExc_RuntimeError))
+        if (add_number(numbers, number) < 0)
             return -1;
-        PyErr_Clear();
-        number = 0;
     }
-    return add_number(storages, number);
+    number = integer(attribute(parameter, VERSION));
+    return number == -1 && PyErr_Occurred() ? -1 : add_number(numbers, number);
 }
 
-/* Runs through the parameters of an optimizer; -1 with an exception. */
-static int add_parameters(PyObject *optimizer, Numbers *versions, Numbers *storages)
+/* The same for each parameter of an optimizer. */
+static int add_parameters(PyObject *optimizer, int with_storage, Numbers *numbers)
 {
     static PyObject *groups_name, *params_name;
     if ((groups_name == NULL && (groups_name = PyUnicode_InternFromString("param_groups")) == NULL) ||
@@ -1347,28 +1400,13 @@ static int add_parameters(PyObject *optimizer, Numbers *versions, Numbers *stora
             done = -1;
         for (Py_ssize_t j = 0; done == 0 && j < PySequence_Fast_GET_SIZE(parameters); j++) {
             PyObject *parameter = Py_NewRef(PySequence_Fast_GET_ITEM(parameters, j));
-            done = add_parameter(parameter, versions, storages);
+            done = add_parameter(parameter, with_storage, numbers);
             Py_DECREF(parameter);
         }
         Py_XDECREF(parameters);
     }
     Py_DECREF(groups);
     return done;
-}
-
-/* Puts the versions of an optimizer's parameters and, where asked for, the identities of their storages, both as bytes,
- * where the arguments point; NULL there with an exception. */
-static void sweep(PyObject *optimizer, PyObject **versions, PyObject **storages)
-{
-    Numbers version_list, storage_list;
-    start_numbers(&version_list);
-    start_numbers(&storage_list);
-    PyObject *before = hush(NULL);
-    int is_good = add_parameters(optimizer, &version_list, storages == NULL ? NULL : &storage_list) == 0;
-    unhush(before);
-    *versions = as_bytes(&version_list, is_good);
-    if (storages != NULL)
-        *storages = as_bytes(&storage_list, *versions != NULL);
 }
 
 /* A tuple of the given objects, which are given away; NULL with an exception where one of them is NULL. */
@@ -1397,23 +1435,60 @@ static PyObject *class_name(PyObject *object)
     return PyObject_GetAttrString((PyObject *)type, "__name__");
 }
 
-/* What goes wrong while logging is counted and does not reach the program. */
-static PyObject *logged(Core *core, PyObject *entry)
+/* Puts a step into the log; -1 with an exception. */
+static int log_step(Core *core, PyObject *optimizer, int begins, long long clock)
 {
-    static PyObject *append_name;
-    PyObject *done = NULL;
-    if (core->step_log == NULL && entry != NULL)
-        PyErr_SetString(PyExc_AttributeError, "step_log");
-    else if (entry != NULL && (append_name != NULL || (append_name = PyUnicode_InternFromString("append")) != NULL)) {
-        PyObject *log = Py_NewRef(core->step_log);
-        done = PyObject_CallMethodOneArg(log, append_name, entry);
-        Py_DECREF(log);
+    LoggedStep step = {.clock = clock, .steps = core->steps, .optimizer = optimizer}, dropped;
+    start_numbers(&step.numbers);
+    LoggedStep *place = NULL;
+    PyObject *before = hush(NULL);
+    int is_good = add_parameters(optimizer, begins, &step.numbers) == 0;
+    unhush(before);
+    if (is_good && (!begins || ((step.stack = stack_here(core, 0)) != NULL && (step.name = class_name(optimizer)) != NULL))) {
+        step.sequence = sequence_here();
+        place = ring_push(&core->step_log, sizeof step, STEPS_KEPT, &dropped);
     }
-    Py_XDECREF(entry);
-    if (done == NULL && forgive(core) < 0)
-        return NULL;
-    Py_XDECREF(done);
-    Py_RETURN_NONE;
+    if (place == NULL) {
+        drop_step(&step);
+        return -1;
+    }
+    *place = step;
+    drop_step(&dropped);
+    return 0;
+}
+
+/* The tuple of a logged step. What is logged may change while it is made: an allocation can run the program's code. */
+static PyObject *step_as_tuple(LoggedStep *logged)
+{
+    long long clock = logged->clock, steps = logged->steps, sequence = logged->sequence;
+    PyObject *name = Py_XNewRef(logged->name), *stack = Py_XNewRef(logged->stack), *fields = NULL;
+    PyObject *number = PyLong_FromVoidPtr(logged->optimizer);
+    int each = name == NULL ? 1 : 2;
+    PyObject *storages = as_bytes(&logged->numbers, 0, each), *versions = as_bytes(&logged->numbers, each - 1, each);
+    if (number != NULL && storages != NULL && versions != NULL)
+        fields = name == NULL ? Py_BuildValue("sLOOL", "end", clock, number, versions, sequence)
+                              : Py_BuildValue("sLLOOOLOO", "begin", clock, steps, number, name, stack, sequence,
+                                              storages, versions);
+    Py_XDECREF(name);
+    Py_XDECREF(stack);
+    Py_XDECREF(number);
+    Py_XDECREF(storages);
+    Py_XDECREF(versions);
+    return fields;
+}
+
+/* The logged steps, oldest first, each as the tuple that _core_pure.py says. */
+static PyObject *Core_step_log(Core *self, void *Py_UNUSED(closure))
+{
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && i < self->step_log.count; i++) {
+        size_t place = (self->step_log.first + i) & (self->step_log.capacity - 1);
+        PyObject *fields = step_as_tuple((LoggedStep *)self->step_log.items + place);
+        if (fields == NULL || PyList_Append(list, fields) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(fields);
+    }
+    return list;
 }
 
 /* Notes that a step of `optimizer` has begun, or has ended. */
@@ -1426,21 +1501,20 @@ static int open_step(Core *core, PyObject *optimizer, int begins)
     return done < 0 ? forgive(core) : 0;
 }
 
-/* Tells `told` of a step of `optimizer`, and gives `done`, unless what is told raises. */
-static PyObject *tell_step(Core *core, PyObject *told, PyObject *optimizer, PyObject *done)
+/* Tells `told` of a step of `optimizer`; None, unless what is told raises. */
+static PyObject *tell_step(Core *core, PyObject *told, PyObject *optimizer)
 {
-    if (done == NULL || !is_set(told))
-        return done;
+    if (!is_set(told))
+        Py_RETURN_NONE;
     PyObject *number = PyLong_FromVoidPtr(optimizer);
     int known = number == NULL ? -1 : PySet_Contains(core->settled, number);
     Py_XDECREF(number);
-    if (known > 0)
-        return done;
-    Py_DECREF(done);
     if (known < 0)
         return NULL;
+    if (known > 0)
+        Py_RETURN_NONE;
     Py_INCREF(told);
-    done = PyObject_CallOneArg(told, optimizer);
+    PyObject *done = PyObject_CallOneArg(told, optimizer);
     Py_DECREF(told);
     if (done == NULL)
         return NULL;
@@ -1450,58 +1524,25 @@ static PyObject *tell_step(Core *core, PyObject *told, PyObject *optimizer, PyOb
 
 static PyObject *Core_step_begin(Core *self, PyObject *const *args, Py_ssize_t count)
 {
-    static PyObject *begin_name;
     if (count < 1)
         return PyErr_Format(PyExc_TypeError, "step_begin() needs the optimizer");
-    if (begin_name == NULL && (begin_name = PyUnicode_InternFromString("begin")) == NULL)
-        return NULL;
     long long clock = ++self->clock;
-    if (open_step(self, args[0], 1) < 0)
+    if (open_step(self, args[0], 1) < 0 || (log_step(self, args[0], 1, clock) < 0 && forgive(self) < 0))
         return NULL;
-    PyObject *versions, *storages;
-    sweep(args[0], &versions, &storages);
-    if (versions == NULL || storages == NULL) {
-        Py_XDECREF(versions);
-        return tell_step(self, self->on_step_begin, args[0], logged(self, NULL));
-    }
-    PyObject *stack = stack_here(self, 0);
-    PyObject *sequence = stack == NULL ? NULL : PyObject_Vectorcall(torch.sequence_number, NULL, 0, NULL);
-    PyObject *name = sequence == NULL ? NULL : class_name(args[0]);
-    PyObject *fields[] = {Py_NewRef(begin_name),
-                          name == NULL ? NULL : PyLong_FromLongLong(clock),
-                          name == NULL ? NULL : PyLong_FromLongLong(self->steps),
-                          name == NULL ? NULL : PyLong_FromVoidPtr(args[0]),
-                          name,
-                          stack,
-                          sequence,
-                          storages,
-                          versions};
-    PyObject *done = logged(self, tuple_of(fields, sizeof fields / sizeof *fields));
-    return tell_step(self, self->on_step_begin, args[0], done);
+    return tell_step(self, self->on_step_begin, args[0]);
 }
 
 static PyObject *Core_step_end(Core *self, PyObject *const *args, Py_ssize_t count)
 {
-    static PyObject *end_name;
     if (count < 1)
         return PyErr_Format(PyExc_TypeError, "step_end() needs the optimizer");
-    if (end_name == NULL && (end_name = PyUnicode_InternFromString("end")) == NULL)
-        return NULL;
     if (open_step(self, args[0], 0) < 0)
         return NULL;
     self->steps++;
     long long clock = ++self->clock;
-    PyObject *versions;
-    sweep(args[0], &versions, NULL);
-    if (versions == NULL)
-        return tell_step(self, self->on_step_end, args[0], logged(self, NULL));
-    PyObject *fields[] = {Py_NewRef(end_name),
-                          PyLong_FromLongLong(clock),
-                          PyLong_FromVoidPtr(args[0]),
-                          versions,
-                          PyLong_FromLongLong(sequence_here())};
-    PyObject *done = logged(self, tuple_of(fields, sizeof fields / sizeof *fields));
-    return tell_step(self, self->on_step_end, args[0], done);
+    if (log_step(self, args[0], 0, clock) < 0 && forgive(self) < 0)
+        return NULL;
+    return tell_step(self, self->on_step_end, args[0]);
 }
 
 /* Stands in for the function by which backward and grad enter the engine; without a Python frame of its own, so that the
@@ -1535,17 +1576,26 @@ static PyObject *backward_record(Core *core, PyObject *const *args, Py_ssize_t c
     return tuple_of(fields, sizeof fields / sizeof *fields);
 }
 
-/* Weak references to what a backward starts from; None for what has none (a GradientEdge). */
+/* A weak reference to what a backward starts from; None for what has none (a GradientEdge). */
+static PyObject *weak_reference(PyObject *output)
+{
+    PyObject *weak = PyWeakref_NewRef(output, NULL);
+    if (weak == NULL && PyErr_ExceptionMatches(PyExc_TypeError)) {
+        PyErr_Clear();
+        weak = Py_NewRef(Py_None);
+    }
+    return weak;
+}
+
+/* The same for each of several, in a tuple; of one alone without a tuple. */
 static PyObject *weakly(PyObject *outputs)
 {
+    if (PyTuple_CheckExact(outputs) && PyTuple_GET_SIZE(outputs) == 1)
+        return weak_reference(PyTuple_GET_ITEM(outputs, 0));
     PyObject *items = PySequence_Fast(outputs, "outputs cannot be iterated");
     PyObject *found = items == NULL ? NULL : PyTuple_New(PySequence_Fast_GET_SIZE(items));
     for (Py_ssize_t i = 0; found != NULL && i < PyTuple_GET_SIZE(found); i++) {
-        PyObject *weak = PyWeakref_NewRef(PySequence_Fast_GET_ITEM(items, i), NULL);
-        if (weak == NULL && PyErr_ExceptionMatches(PyExc_TypeError)) {
-            PyErr_Clear();
-            weak = Py_NewRef(Py_None);
-        }
+        PyObject *weak = weak_reference(PySequence_Fast_GET_ITEM(items, i));
         if (weak == NULL)
             Py_CLEAR(found);
         else
@@ -1555,38 +1605,66 @@ static PyObject *weakly(PyObject *outputs)
     return found;
 }
 
-/* Appends to `backward_log` what is to be remembered of the call with this record; the list that was appended, or NULL
- * with an exception. */
-static PyObject *remember_backward(Core *core, PyObject *record, long long sequence)
+static inline LoggedBackward *backward_at(const Ring *ring, size_t i)
 {
-    static PyObject *append_name;
-    if (append_name == NULL && (append_name = PyUnicode_InternFromString("append")) == NULL)
-        return NULL;
-    PyObject *entry = PyList_New(10), *number = PyLong_FromLongLong(sequence), *done = NULL;
-    PyObject *steps = PyLong_FromLongLong(core->steps);
-    PyObject *life = PyLong_FromUnsignedLongLong(PyThreadState_GetID(PyThreadState_Get()));
-    PyObject *outputs = weakly(PyTuple_GET_ITEM(record, 3));
-    if (entry != NULL && number != NULL && steps != NULL && life != NULL && outputs != NULL) {
-        static const int kept[] = {0, 1, 2, 4, 5};
-        for (int i = 0; i < 5; i++)
-            PyList_SET_ITEM(entry, i, Py_NewRef(PyTuple_GET_ITEM(record, kept[i])));
-        PyList_SET_ITEM(entry, 5, Py_NewRef(number));
-        PyList_SET_ITEM(entry, 6, Py_NewRef(number));
-        PyList_SET_ITEM(entry, 7, Py_NewRef(steps));
-        PyList_SET_ITEM(entry, 8, Py_NewRef(life));
-        PyList_SET_ITEM(entry, 9, Py_NewRef(outputs));
-        PyObject *log = Py_NewRef(core->backward_log);
-        done = PyObject_CallMethodOneArg(log, append_name, entry);
-        Py_DECREF(log);
+    return (LoggedBackward *)ring->items + ((ring->first + i) & (ring->capacity - 1));
+}
+
+/* Puts the call with this record into `backward_log`; its number there, 0 with an exception. */
+static unsigned long long remember_backward(Core *core, PyObject *record, long long clock, long long sequence)
+{
+    LoggedBackward backward = {.clock = clock,
+                               .begun = sequence,
+                               .ended = sequence,
+                               .steps = core->steps,
+                               .life = PyThreadState_GetID(PyThreadState_Get()),
+                               .thread = PyThread_get_thread_ident(),
+                               .outputs = weakly(PyTuple_GET_ITEM(record, 3))},
+                   dropped;
+    LoggedBackward *place =
+        backward.outputs == NULL ? NULL : ring_push(&core->backward_log, sizeof backward, BACKWARDS_KEPT, &dropped);
+    if (place == NULL) {
+        Py_XDECREF(backward.outputs);
+        return 0;
     }
-    Py_XDECREF(number);
-    Py_XDECREF(steps);
-    Py_XDECREF(life);
-    Py_XDECREF(outputs);
-    if (done == NULL)
-        Py_CLEAR(entry);
-    Py_XDECREF(done);
-    return entry;
+    backward.stack = Py_NewRef(PyTuple_GET_ITEM(record, 1));
+    backward.retain = Py_NewRef(PyTuple_GET_ITEM(record, 4));
+    backward.accumulate = Py_NewRef(PyTuple_GET_ITEM(record, 5));
+    *place = backward;
+    drop_backward(&dropped);
+    return ++core->backwards_logged;
+}
+
+/* Notes the number of the next Node after the call that has this number in the log, if it is still there. */
+static void end_backward(Core *core, unsigned long long number, long long sequence)
+{
+    unsigned long long younger = core->backwards_logged - number;
+    if (number != 0 && younger < core->backward_log.count)
+        backward_at(&core->backward_log, core->backward_log.count - 1 - younger)->ended = sequence;
+}
+
+/* The logged calls, oldest first, each as the tuple that _core_pure.py says. */
+static PyObject *Core_backward_log(Core *self, void *Py_UNUSED(closure))
+{
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && i < self->backward_log.count; i++) {
+        /* A copy, because an allocation can run the program's code, and that can change the log. */
+        LoggedBackward one = *backward_at(&self->backward_log, i);
+        PyObject *held[] = {one.stack, one.retain, one.accumulate, one.outputs};
+        for (int k = 0; k < 4; k++)
+            Py_INCREF(held[k]);
+        PyObject *outputs = PyTuple_CheckExact(one.outputs) ? Py_NewRef(one.outputs) : PyTuple_Pack(1, one.outputs);
+        PyObject *fields = NULL;
+        if (outputs != NULL)
+            fields = Py_BuildValue("LOkOOLLLKO", one.clock, one.stack, one.thread, one.retain, one.accumulate, one.begun,
+                                   one.ended, one.steps, one.life, outputs);
+        if (fields == NULL || PyList_Append(list, fields) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(fields);
+        Py_XDECREF(outputs);
+        drop_backward(&one);
+    }
+    return list;
 }
 
 /* Counts the call for its line, and tells `on_round` where its number is a power of two. */
@@ -1672,7 +1750,7 @@ static PyObject *Engine_vectorcall(PyObject *self, PyObject *const *args, size_t
     if (!core->active || count < 1 || core->running == NULL)
         return PyObject_Vectorcall(engine->original, args, flagged_count, keywords);
 
-    core->clock++;
+    long long clock = ++core->clock;
     core->backwards++;
     PyObject *record = backward_record(core, args, count, keywords);
     if (record == NULL || PyList_Append(core->running, record) < 0) {
@@ -1681,18 +1759,16 @@ static PyObject *Engine_vectorcall(PyObject *self, PyObject *const *args, size_t
             return NULL;
     }
     long long first = sequence_here();
-    PyObject *remembered = record == NULL || core->backward_log == NULL ? NULL : remember_backward(core, record, first);
-    if (remembered == NULL && PyErr_Occurred() && forgive(core) < 0) {
-        forget_record(core, record);
-        return NULL;
+    unsigned long long remembered = 0;
+    if (record != NULL) {
+        remembered = remember_backward(core, record, clock, first);
+        if ((remembered == 0 && forgive(core) < 0) || count_round(core, record) < 0 ||
+            (is_set(core->on_enter) && tell_entry(core, record, args, count, keywords) < 0)) {
+            forget_record(core, record);
+            return NULL;
+        }
+        first = sequence_here();
     }
-    if (record != NULL && (count_round(core, record) < 0 ||
-                           (is_set(core->on_enter) && tell_entry(core, record, args, count, keywords) < 0))) {
-        Py_XDECREF(remembered);
-        forget_record(core, record);
-        return NULL;
-    }
-    first = sequence_here();
     PyObject *result = PyObject_Vectorcall(engine->original, args, flagged_count, keywords);
     if (result == NULL) {
         if (record != NULL && is_set(core->on_failure))
@@ -1702,9 +1778,7 @@ static PyObject *Engine_vectorcall(PyObject *self, PyObject *const *args, size_t
         long long end = sequence_here();
         if (end != first && log_nodes(core, first, end) < 0 && forgive(core) < 0)
             Py_CLEAR(result);
-        PyObject *number = result == NULL || remembered == NULL ? NULL : PyLong_FromLongLong(end);
-        if (number != NULL && PyList_SetItem(remembered, 6, number) < 0 && forgive(core) < 0)
-            Py_CLEAR(result);
+        end_backward(core, remembered, end);
         if (result != NULL && record != NULL && is_set(core->on_leave)) {
             PyObject *on_leave = Py_NewRef(core->on_leave);
             PyObject *told = PyObject_CallFunctionObjArgs(on_leave, record, NULL);
@@ -1716,7 +1790,6 @@ static PyObject *Engine_vectorcall(PyObject *self, PyObject *const *args, size_t
     }
     if (record != NULL)
         forget_record(core, record);
-    Py_XDECREF(remembered);
     return result;
 }
 
@@ -1790,12 +1863,10 @@ static PyObject *Core_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->optimizer_folder = PyObject_CallNoArgs(torch.optimizer_folder);
     self->running = PyList_New(0);
     self->open = PySet_New(NULL);
-    self->step_log = PyList_New(0);
-    self->backward_log = PyList_New(0);
     self->settled = PySet_New(NULL);
     self->quiet_operators = PySet_New(NULL);
-    if (self->optimizer_folder == NULL || self->running == NULL || self->step_log == NULL || self->open == NULL ||
-        self->backward_log == NULL || self->settled == NULL || self->quiet_operators == NULL)
+    if (self->optimizer_folder == NULL || self->running == NULL || self->open == NULL || self->settled == NULL ||
+        self->quiet_operators == NULL)
         Py_CLEAR(self);
     return (PyObject *)self;
 }
@@ -1811,8 +1882,6 @@ static int Core_traverse(Core *self, visitproc visit, void *arg)
     Py_VISIT(self->on_step_begin);
     Py_VISIT(self->on_step_end);
     Py_VISIT(self->running);
-    Py_VISIT(self->step_log);
-    Py_VISIT(self->backward_log);
     return 0;
 }
 
@@ -1827,8 +1896,6 @@ static int Core_clear(Core *self)
     Py_CLEAR(self->on_step_begin);
     Py_CLEAR(self->on_step_end);
     Py_CLEAR(self->running);
-    Py_CLEAR(self->step_log);
-    Py_CLEAR(self->backward_log);
     return 0;
 }
 
@@ -1891,8 +1958,6 @@ static PyMemberDef Core_members[] = {
     {"quiet_operators", T_OBJECT_EX, offsetof(Core, quiet_operators), READONLY, NULL},
     {"on_step_begin", T_OBJECT, offsetof(Core, on_step_begin), 0, NULL},
     {"on_step_end", T_OBJECT, offsetof(Core, on_step_end), 0, NULL},
-    {"step_log", T_OBJECT_EX, offsetof(Core, step_log), 0, NULL},
-    {"backward_log", T_OBJECT_EX, offsetof(Core, backward_log), 0, NULL},
     {"settled", T_OBJECT_EX, offsetof(Core, settled), READONLY, NULL},
     {"optimizer_folder", T_OBJECT, offsetof(Core, optimizer_folder), 0, NULL},
     {NULL},
@@ -1901,6 +1966,8 @@ static PyMemberDef Core_members[] = {
 static PyGetSetDef Core_getset[] = {
     {"writes_were_cut", (getter)Core_writes_were_cut, NULL, "Whether the bounded write log dropped its oldest entries.",
      NULL},
+    {"step_log", (getter)Core_step_log, NULL, "The logged steps, oldest first.", NULL},
+    {"backward_log", (getter)Core_backward_log, NULL, "The logged calls into the engine, oldest first.", NULL},
     {NULL},
 };
 
@@ -1932,7 +1999,8 @@ PyMODINIT_FUNC PyInit__native(void)
     if (module == NULL || PyModule_AddObjectRef(module, "Core", (PyObject *)&Core_Type) < 0 ||
         PyModule_AddObjectRef(module, "Stack", (PyObject *)&Stack_Type) < 0 ||
         PyModule_AddIntMacro(module, WRITES_KEPT) < 0 || PyModule_AddIntMacro(module, NODES_KEPT) < 0 ||
-        PyModule_AddIntMacro(module, STACKS_KEPT) < 0 || PyModule_AddIntMacro(module, DEPTH_KEPT) < 0) {
+        PyModule_AddIntMacro(module, STACKS_KEPT) < 0 || PyModule_AddIntMacro(module, DEPTH_KEPT) < 0 ||
+        PyModule_AddIntMacro(module, STEPS_KEPT) < 0 || PyModule_AddIntMacro(module, BACKWARDS_KEPT) < 0) {
         Py_XDECREF(module);
         return NULL;
     }

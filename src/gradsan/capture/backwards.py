@@ -6,13 +6,10 @@ longer than it would. Where the loss is still alive, its graph tells exactly whi
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
 from gradsan.capture import _torch
-
-BACKWARDS_KEPT = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +53,8 @@ class Backwards:
     """The bounded log of the backward calls of this process, as the core fills it."""
 
     def __init__(self, core: Any) -> None:
-        """Have ``core`` log into a bounded list."""
+        """Read the log of ``core``."""
         self._core = core
-        core.backward_log = deque(maxlen=BACKWARDS_KEPT)
 
     def before_in_thread(self, clock: int) -> list[PastBackward]:
         """The calls before the one that began at ``clock``, of the same thread, oldest first."""
@@ -71,10 +67,10 @@ class Backwards:
         return [one for one in self._read() if one.clock < clock]
 
     def _read(self) -> list[PastBackward]:
-        return [_read(entry) for entry in list(self._core.backward_log)]
+        return [_read(entry) for entry in self._core.backward_log]
 
 
-def _read(entry: list[Any]) -> PastBackward:
+def _read(entry: tuple[Any, ...]) -> PastBackward:
     """An entry of the core's log, whose fields ``Core.engine`` names."""
     clock, stack, thread, retain, accumulate, begun_at, sequence, step, life, outputs = entry
     via = "backward" if accumulate else "grad"

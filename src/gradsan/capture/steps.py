@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 from array import array
-from collections import deque
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
@@ -14,8 +13,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from gradsan.capture import _torch
 from gradsan.capture.patches import Patches
-
-STEPS_KEPT = 512
 
 
 @dataclass(slots=True)
@@ -61,9 +58,8 @@ class Steps:
     """The steps and backward calls of a run, read out of the core's logs when they are asked for."""
 
     def __init__(self, core: Any) -> None:
-        """Have ``core`` log into a bounded list: two entries a step."""
+        """Read the log of ``core``: two entries a step."""
         self._core = core
-        core.step_log = deque(maxlen=2 * STEPS_KEPT)
 
     def install(self, patches: Patches) -> None:
         """Watch every optimizer's ``step`` (by torch's public hooks) and every entry into the engine."""
@@ -79,7 +75,7 @@ class Steps:
         """The steps still in the log, oldest first."""
         records: list[StepRecord] = []
         open_by_optimizer: dict[int, StepRecord] = {}
-        for entry in list(self._core.step_log):
+        for entry in self._core.step_log:
             if entry[0] == "begin":
                 _, clock, number, optimizer, name, stack, sequence, storages, versions = entry
                 short = name.rpartition(".")[2]
