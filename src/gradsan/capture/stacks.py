@@ -56,6 +56,7 @@ def is_user_file(file: str) -> bool:
     return program > library if library else True
 
 
+@functools.cache
 def is_own_file(file: str) -> bool:
     """Whether a file belongs to gradsan itself; its frames never appear in a site."""
     return file.startswith(_GRADSAN) or os.path.realpath(file).startswith(_GRADSAN)
