@@ -333,10 +333,12 @@ class Recorder:
         core = self.core
         first, failed, saved, written, backwards, steps = since or Mark()
         around: list[tuple[Moment, ...]] = []
-        self.guard(lambda: around.append(moments(self.steps, self.backwards, core.clock + 1)))
+        found = tuple(self.conflicts[first:])
+        if found:  # moments are only told around conflicts, and hundreds of them take a while
+            self.guard(lambda: around.append(moments(self.steps, self.backwards, core.clock + 1)))
         return Evidence(
             moments=around[0] if around else (),
-            conflicts=tuple(self.conflicts[first:]),
+            conflicts=found,
             failures=tuple(self.failures[failed:]),
             seen=Seen(
                 saves=core.saves - saved,
