@@ -58,6 +58,7 @@ class Session:
             return
         self._recorder.stop()
         self._evidence = self._recorder.evidence(self._since)
+        self._recorder.let_go()
 
     def evidence(self) -> Evidence:
         """What was captured so far, as plain data."""

@@ -349,6 +349,12 @@ class Recorder:
             ),
         )
 
+    def let_go(self) -> None:
+        """Forget what was found, where nobody watches any more: the bound on findings is one of a stretch of watching."""
+        if not self.is_on:
+            self.conflicts.clear()
+            self.failures.clear()
+
     def note_blind_spot(self, message: Message) -> None:
         """Remember, once, something this run did that gradsan could not see."""
         self.blind_spots.setdefault(f"{message.key} {message.values}", message)
