@@ -714,18 +714,6 @@ def sharded_group() -> Any:
     return group if all(hasattr(group, name) for name in ("wait_for_unshard", "pre_backward", "is_unsharded")) else None
 
 
-SHARDED_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
-
-
-def sharded_group() -> Any:
-    """The class of FSDP2 that gathers the parameters of a module, where the program has imported it.
-
-    Missing: None, and what backward gathers anew is not compared with what forward had.
-    """
-    group = getattr(sys.modules.get(SHARDED_MODULE), "FSDPParamGroup", None)
-    return group if all(hasattr(group, name) for name in ("wait_for_unshard", "pre_backward", "is_unsharded")) else None
-
-
 def anomaly_stack(node: Any) -> list[str]:
     """The stack at which a Node was made, as ``traceback.format_stack`` writes it, where anomaly mode was on then.
 
