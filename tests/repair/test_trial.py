@@ -5,7 +5,7 @@ import textwrap
 import pytest
 
 from gradsan.repair.patch import Patch
-from gradsan.repair.trial import run_trial
+from gradsan.repair.trial import Request, run_trial
 
 PROGRAM = """
 import torch
@@ -32,7 +32,7 @@ def program(tmp_path, monkeypatch):
 
 
 def trial(patch=None, steps=0, timeout=120, mode="watch"):
-    return run_trial(("script", "main.py", ()), mode, patch or Patch(), steps, timeout)
+    return run_trial(Request(("script", "main.py", ()), mode, (patch or Patch()).files, steps, timeout))
 
 
 def test_a_failing_program_comes_back_with_its_fixes(program):

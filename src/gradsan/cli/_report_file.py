@@ -21,7 +21,7 @@ class ReportFile:
         Raises:
             OptionsError: where it cannot.
         """
-        self._shown = path
+        self.shown = path
         try:
             self._path = (directory or Path()) / path
             if not self._is_special():
@@ -31,13 +31,13 @@ class ReportFile:
         except (OSError, RuntimeError, ValueError) as failure:
             raise OptionsError(self._cannot(failure)) from None
 
-    def write(self, text: str) -> Message | None:
-        """Write ``text`` (UTF-8); the sentence that says why it could not be written, or None.
+    def write(self, content: str | bytes) -> Message | None:
+        """Write ``content`` (text as UTF-8); the sentence that says why it could not be written, or None.
 
         Readers see the former file or the whole new one, never a part. What is no regular file (a pipe,
         ``/dev/stdout``) is written as it is.
         """
-        data = text.encode("utf-8", "backslashreplace")
+        data = content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
         try:
             if self._is_special():
                 self._path.write_bytes(data)
@@ -80,4 +80,4 @@ class ReportFile:
 
     def _cannot(self, failure: Exception) -> Message:
         reason = (isinstance(failure, OSError) and failure.strerror) or str(failure)
-        return Message("cli.unwritable_json", {"path": self._shown, "reason": reason})
+        return Message("cli.unwritable_json", {"path": self.shown, "reason": reason})

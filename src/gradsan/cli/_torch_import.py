@@ -30,22 +30,28 @@ def torch_is_installed() -> bool:
 
 def call_after_torch_import(action: Callable[[], None]) -> None:
     """Call ``action`` once, as soon as torch has been imported: now, if it is; ``action`` must not raise."""
-    if sys.modules.get(_TORCH) is not None:
+    call_after_import(_TORCH, action)
+
+
+def call_after_import(name: str, action: Callable[[], None]) -> None:
+    """Call ``action`` once, as soon as the top-level module ``name`` has been imported; ``action`` must not raise."""
+    if sys.modules.get(name) is not None:
         action()
     else:
-        sys.meta_path.insert(0, _TorchFinder(action))
+        sys.meta_path.insert(0, _NotifyingFinder(name, action))
 
 
-class _TorchFinder(MetaPathFinder):
-    """Finds torch with the other finders, and puts a _NotifyingLoader before its loader."""
+class _NotifyingFinder(MetaPathFinder):
+    """Finds a module with the other finders, and puts a _NotifyingLoader before its loader."""
 
-    def __init__(self, action: Callable[[], None]) -> None:
+    def __init__(self, name: str, action: Callable[[], None]) -> None:
+        self._name = name
         self._action = action
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != _TORCH:
+        if fullname != self._name:
             return None
         # Only those behind it: one that does the same (another gradsan, a tracer) would ask this one in turn.
         position = sys.meta_path.index(self) + 1 if self in sys.meta_path else 0

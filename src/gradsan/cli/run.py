@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from gradsan._ranks import Board, heading, own_files, rank_of, undisturbed
-from gradsan.cli._parser import NO_VALUE
+from gradsan.cli import _program_words
 from gradsan.cli._program import Ending, Target, gradsan_path, perform, prepare, take_stage
 from gradsan.cli._report_file import ReportFile
 from gradsan.cli._reporting import Presentation, own_surroundings, present
@@ -48,30 +48,18 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
     def words(key: str) -> str:
         return say(Message(f"cli.{key}"), language)
 
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "run",
-        help=words("run_summary"),
-        description=words("run_description"),
-        usage="gradsan run [options] (SCRIPT | -m MODULE | -c CODE) [args ...]",
-    )
-    for name in _OPTIONS_WITH_VALUE:
-        metavar = words(f"value_{name.replace('-', '_')}")
-        parser.add_argument(f"--{name}", nargs="?", const=NO_VALUE, metavar=metavar, help=_option_help(name, words))
+    parser = _program_words.add_program_parser(subparsers, "run", words("run_summary"), words("run_description"))
+    _program_words.add_options_with_value(parser, _OPTIONS_WITH_VALUE, words)
     for name in _SWITCHES:
-        parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, help=_option_help(name, words))
+        sentence = words(f"option_{name}").replace("%", "%%")
+        parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, help=sentence)
     parser.set_defaults(handler=run)
     return parser
 
 
 def program_start(words: Sequence[str]) -> int:
     """Where in ``words``, which follow ``run``, the program begins: at the script, ``-m``, ``-c`` or after ``--``."""
-    position = 0
-    while position < len(words):
-        word = words[position]
-        if word in ("-", "--") or word[:1] != "-" or word[:2] in ("-m", "-c"):
-            return position
-        position += 2 if word.startswith("--") and word[2:] in _OPTIONS_WITH_VALUE else 1
-    return len(words)
+    return _program_words.program_start(words, _OPTIONS_WITH_VALUE)
 
 
 def run(namespace: argparse.Namespace) -> int:
@@ -82,8 +70,8 @@ def run(namespace: argparse.Namespace) -> int:
         KeyboardInterrupt: where the program ended by it.
     """
     directory = _working_directory()
-    options = read_options(_said(namespace), os.environ, directory)
-    target = target_of(namespace.program)
+    options = read_options(_program_words.said(namespace, (*_OPTIONS_WITH_VALUE, *_SWITCHES)), os.environ, directory)
+    target = _program_words.target_of(namespace.program)
     return execute(target, options, directory, partial(_open_session, options))
 
 
@@ -175,36 +163,6 @@ def _open_session(options: Options) -> Session:
     mode: Literal["watch", "deep", "heal"] = "heal" if options.heal else "deep" if options.deep else "watch"
     session: Session = WatchSession(mode=mode, heal_max_bytes=options.heal_max_bytes)
     return session
-
-
-def _said(namespace: argparse.Namespace) -> dict[str, Any]:
-    said: dict[str, Any] = {}
-    for name in (*_OPTIONS_WITH_VALUE, *_SWITCHES):
-        value = getattr(namespace, name.replace("-", "_"))
-        if value is NO_VALUE:
-            raise OptionsError(Message("cli.missing_value", {"name": f"--{name}"}))
-        if value is not None:
-            said[name] = value
-    return said
-
-
-def target_of(words: Sequence[str]) -> Target:
-    """The program that the words after the options name. Raises OptionsError where they name none."""
-    rest = list(words[1:] if words[:1] == ["--"] else words)
-    if not rest:
-        raise OptionsError(Message("cli.no_program"))
-    kind = {"-m": "module", "-c": "code"}.get(rest[0][:2])
-    if kind is None:
-        return Target("script", rest[0], tuple(rest[1:]))
-    glued = rest.pop(0)[2:]
-    if not glued and not rest:
-        raise OptionsError(Message("cli.missing_value", {"name": "-m" if kind == "module" else "-c"}))
-    name = glued or rest.pop(0)
-    return Target("module" if kind == "module" else "code", name, tuple(rest))
-
-
-def _option_help(name: str, words: Callable[[str], str]) -> str:
-    return words(f"option_{name.replace('-', '_')}").replace("%", "%%")
 
 
 def _working_directory() -> Path | None:

@@ -16,6 +16,7 @@ from gradsan.cli._torch_import import call_after_torch_import
 from gradsan.cli._uncaught import call_when_uncaught, wait_for_threads
 from gradsan.model import Diagnosis
 from gradsan.repair.overlay import lay_over, text_of
+from gradsan.repair.seeding import seed_generators
 from gradsan.repair.trial import Request
 from gradsan.source.lines import source_line
 
@@ -31,16 +32,24 @@ class _Watch:
     def start(self) -> None:
         from gradsan._session import Session
         from gradsan.capture.recorder import recorder
+        from gradsan.capture.stacks import count_as_user_code
         from gradsan.repair.recording import Recorder
 
+        for folder in self.request.own_folders:
+            count_as_user_code(folder)
         self.session = Session(mode="heal" if self.request.mode == "heal" else "watch")
         self.session.start()
         call_when_uncaught(self.session.meet)
         self.recorder = Recorder(self.request.steps)
-        listen = self.recorder.start()
+        self.recorder.start()
         capture = recorder()
-        capture.after_backward.append(listen)
+        capture.before_backward = [*capture.before_backward, self.recorder.before_backward]
+        capture.after_backward.append(self.recorder.after_backward)
         capture.listen()
+        if self.request.allowances:
+            from gradsan.repair.allowances import allow
+
+            allow(self.request.allowances)
 
     @property
     def started(self) -> bool:
@@ -101,6 +110,7 @@ def main() -> None:
     own_path = gradsan_path()
     stage = take_stage(launch)
     watch = _Measure(request) if request.mode == "measure" else _Watch(request)
+    seed_generators()
     call_after_torch_import(watch.start)
     began = time.perf_counter()
     ending = perform(launch, stage)

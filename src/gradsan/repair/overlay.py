@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import linecache
 import os
 from collections.abc import Mapping
 from importlib.machinery import SourceFileLoader
 from types import CodeType
 from typing import Any
+
+from gradsan.repair.patch import decoded
 
 
 def lay_over(files: Mapping[str, bytes]) -> None:
@@ -29,10 +32,11 @@ def lay_over(files: Mapping[str, bytes]) -> None:
 
     SourceFileLoader.get_data = get_data  # type: ignore[method-assign]
     SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
-    for path, text in files.items():
-        lines = text.decode("utf-8", "replace").splitlines(keepends=True)
+    for path, content in files.items():
+        text, _ = decoded(path, content)
+        lines = io.StringIO(text, newline=None).readlines()
         # Without a time of change an entry is never held against the file on disk.
-        linecache.cache[path] = (len(text), None, lines, path)
+        linecache.cache[path] = (len(content), None, lines, path)
 
 
 def text_of(files: Mapping[str, bytes], path: str) -> bytes | None:

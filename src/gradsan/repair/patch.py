@@ -36,8 +36,27 @@ class Patch:
         return Patch(files)
 
     def diff(self, cwd: Path | None) -> str:
-        """The patch as a unified diff for ``patch -p1`` and ``git apply``; paths below ``cwd`` are relative to it."""
-        return "".join(_file_diff(file, content, cwd) for file, content in sorted(self.files.items()))
+        """The patch as a unified diff for people; paths below ``cwd`` are relative to it."""
+        return "".join(_file_diff(file, content, cwd)[0] for file, content in sorted(self.files.items()))
+
+    def diff_bytes(self, cwd: Path | None) -> bytes:
+        """The same for ``git apply`` and ``patch -p1``: each file's lines in that file's own encoding."""
+        diffs = (_file_diff(file, content, cwd) for file, content in sorted(self.files.items()))
+        return b"".join(text.encode(encoding) for text, encoding in diffs)
+
+    def line_before(self, file: str, line: int) -> tuple[int, bool]:
+        """The line of the file on disk that ``line`` of its new text comes from, and whether it reads the same.
+
+        Of a line that is new, the nearest.
+        """
+        content = self.files.get(file)
+        if content is None:
+            return line, True
+        old, new = (_split_like_python(decoded(file, text)[0]) for text in (Path(file).read_bytes(), content))
+        for tag, start, end, begin, stop in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+            if begin <= line - 1 < stop:
+                return min(start + line - begin, max(start + 1, end)), tag == "equal"
+        return min(line, max(1, len(old))), False
 
     @property
     def size(self) -> int:
@@ -52,8 +71,8 @@ def _changed(file: str, content: bytes | None, changes: Mapping[int, str]) -> by
             content = Path(file).read_bytes()
         except OSError as failure:
             raise PatchError(str(failure)) from None
-    text, encoding = _decoded(file, content)
-    rows = text.splitlines(keepends=True) if "\r" not in text.replace("\r\n", "") else _split_like_python(text)
+    text, encoding = decoded(file, content)
+    rows = _split_like_python(text)
     if not all(1 <= line <= len(rows) for line in changes):
         raise PatchError(f"{file} has {len(rows)} lines")
     new: list[str] = []
@@ -76,7 +95,12 @@ def _changed(file: str, content: bytes | None, changes: Mapping[int, str]) -> by
     return result.encode(encoding)
 
 
-def _decoded(file: str, content: bytes) -> tuple[str, str]:
+def decoded(file: str, content: bytes) -> tuple[str, str]:
+    """The text of a Python file as its declaration or byte order mark says, and the encoding that gives it back.
+
+    Raises:
+        PatchError: where it is no text in that encoding.
+    """
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
         return content.decode(encoding), encoding
@@ -85,20 +109,21 @@ def _decoded(file: str, content: bytes) -> tuple[str, str]:
 
 
 def _split_like_python(text: str) -> list[str]:
-    # A lone carriage return ends a line for Python's tokenizer, too.
+    # Not str.splitlines: a form feed ends no line, a lone carriage return does.
     return io.StringIO(text, newline="").readlines()
 
 
-def _file_diff(file: str, content: bytes, cwd: Path | None) -> str:
-    old, _ = _decoded(file, Path(file).read_bytes())
-    new, _ = _decoded(file, content)
+def _file_diff(file: str, content: bytes, cwd: Path | None) -> tuple[str, str]:
+    before = Path(file).read_bytes()
+    encoding = decoded(file, before)[1].replace("utf-8-sig", "utf-8")
+    # A byte order mark is part of the first line for whoever applies the diff.
+    old, new = before.decode(encoding), content.decode(encoding)
     path = _shown(file, cwd)
-    before, after = (path, path) if Path(path).is_absolute() else (f"a/{path}", f"b/{path}")
-    rows = difflib.unified_diff(_rows(old), _rows(new), before, after)
+    names = (path, path) if Path(path).is_absolute() else (f"a/{path}", f"b/{path}")
     said: list[str] = []
-    for row in rows:
+    for row in difflib.unified_diff(_rows(old), _rows(new), *names):
         said.append(row if row.endswith("\n") else f"{row}\n\\ No newline at end of file\n")
-    return "".join(said)
+    return "".join(said), encoding
 
 
 def _rows(text: str) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import zlib
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,14 +38,14 @@ class Recorder:
         self._steps: list[Gradients] = []
         self._backwards: list[Gradients] = []
         self._losses: list[float] = []
+        self._begun: list[float] = []
         self._labels: Any = WeakIdKeyDictionary()
         self._met: dict[str, int] = {}
 
-    def start(self) -> Callable[[Any], None]:
-        """Begin; returns the listener that wants to be told of every backward that ended (its entry)."""
+    def start(self) -> None:
+        """Begin to listen to optimizers."""
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
-        return self._after_backward
 
     def recording(self, finished: bool, exception: tuple[str, str] | None) -> Recording:
         """What was recorded."""
@@ -54,6 +53,7 @@ class Recorder:
             tuple(self._steps),
             tuple(self._backwards),
             tuple(self._losses),
+            tuple(self._begun),
             finished or bool(self._limit and self._made >= self._limit),
             exception,
             self._bytes >= _BYTES_KEPT,
@@ -69,12 +69,14 @@ class Recorder:
         if self._limit and self._made >= self._limit:
             raise EnoughSteps(0)
 
-    def _after_backward(self, entry: Any) -> None:
+    def before_backward(self, entry: Any, *_: Any) -> None:
+        """To be called with the entry of every backward that begins."""
+        self._begun.extend(_scalars(entry[3]))
+
+    def after_backward(self, entry: Any) -> None:
+        """To be called with the entry of every backward that ended."""
         outputs, accumulates = entry[3], entry[5]
-        for output in outputs:
-            if torch.is_tensor(output) and output.numel() == 1:
-                with contextlib.suppress(*_MEASURED):
-                    self._losses.append(float(output.detach()))
+        self._losses.extend(_scalars(outputs))
         if accumulates:
             leaves = _leaves(outputs)
             self._keep(self._backwards, "backward", [leaf.grad for leaf in leaves], self._labels_of(leaves))
@@ -93,6 +95,15 @@ class Recorder:
                 self._met[look] = self._met.get(look, 0) + 1
                 self._labels[leaf] = f"{look} {self._met[look]}"
         return tuple(self._labels[leaf] for leaf in leaves)
+
+
+def _scalars(outputs: Any) -> list[float]:
+    found: list[float] = []
+    for output in outputs:
+        if torch.is_tensor(output) and output.numel() == 1:
+            with contextlib.suppress(*_MEASURED):
+                found.append(float(output.detach()))
+    return found
 
 
 def _numbers(gradient: Any) -> tuple[tuple[int, ...], bytes, float] | None:

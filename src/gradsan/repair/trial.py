@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from gradsan.model import Diagnosis, Seen
-from gradsan.repair.patch import Patch
 
 TrialMode = Literal["watch", "heal", "measure"]
 
@@ -24,14 +24,19 @@ class Request:
     """What a child is asked to do. ``target`` is (kind, name, arguments) of ``gradsan.cli._program.Target``.
 
     ``files`` are the texts laid over the program's files, ``steps`` the optimizer steps after which it may end, 0 for
-    no limit.
+    no limit, ``timeout`` the seconds after which it is stopped. ``own_folders`` are counted as the user's own code,
+    ``allowances`` name what PyTorch refuses and this run carries out (see ``repair.allowances``); ``result`` is the
+    file for the answer.
     """
 
     target: tuple[str, str, tuple[str, ...]]
     mode: TrialMode
-    files: dict[str, bytes]
+    files: Mapping[str, bytes]
     steps: int
-    result: str
+    timeout: float
+    own_folders: tuple[str, ...] = ()
+    allowances: frozenset[str] = frozenset()
+    result: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +56,14 @@ class Gradients:
 class Recording:
     """What the program computed: gradients at each optimizer step and after each backward, and the losses.
 
-    ``finished`` says that it ran to its end or to the limit of steps.
+    ``losses`` are those of backwards that ended, ``begun`` those of backwards that began. ``finished`` says that it ran
+    to its end or to the limit of steps.
     """
 
     steps: tuple[Gradients, ...] = ()
     backwards: tuple[Gradients, ...] = ()
     losses: tuple[float, ...] = ()
+    begun: tuple[float, ...] = ()
     finished: bool = False
     exception: tuple[str, str] | None = None
     was_cut: bool = False
@@ -94,39 +101,49 @@ class Trial:
         return self.status is None
 
 
-def run_trial(
-    target: tuple[str, str, Sequence[str]], mode: TrialMode, patch: Patch, steps: int, timeout: float
-) -> Trial:
+def run_trial(request: Request) -> Trial:
     """Run the program once, in the working directory and environment of this process, its output kept aside."""
-    kind, name, arguments = target
     with tempfile.TemporaryDirectory(prefix="gradsan-fix-") as folder:
-        request = Request((kind, name, tuple(arguments)), mode, dict(patch.files), steps, str(Path(folder, "result")))
-        asked = Path(folder, "request")
-        asked.write_bytes(pickle.dumps(request))
-        status, output = _run(asked, timeout)
+        result, asked = Path(folder, "result"), Path(folder, "request")
+        asked.write_bytes(pickle.dumps(replace(request, result=str(result))))
+        status, output = _run(asked, request.timeout)
         answer: dict[str, Any] = {}
         with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
-            answer = pickle.loads(Path(request.result).read_bytes())
+            answer = pickle.loads(result.read_bytes())
     return Trial(status=status, output=output, **answer)
 
 
 def _run(asked: Path, timeout: float) -> tuple[int | None, str]:
     command = [sys.executable, "-m", "gradsan.repair._child", str(asked)]
-    # Bytecode compiled from a patched text must never be kept for the file on disk.
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    # Bytecode compiled from a patched text must never be kept for the file on disk; a set of strings is walked in the
+    # order of their hashes, which are drawn anew in every process.
+    environment = {"PYTHONHASHSEED": "0", **os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
         )
         try:
             status: int | None = process.wait(timeout)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            _end(process)
             status = None
         except BaseException:
-            process.kill()
-            process.wait()
+            _end(process)
             raise
         output.seek(0)
         return status, output.read().decode("utf-8", "replace")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Stop the program and the processes that it started."""
+    with contextlib.suppress(OSError):
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+    process.wait()

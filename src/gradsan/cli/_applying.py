@@ -1,0 +1,56 @@
+"""Writing a fix to the files: ask first, run the program from disk afterwards, and put everything back if it fails."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+from gradsan.cli._sentences import complain, write_to_stderr
+from gradsan.model import Message
+from gradsan.options import OptionsError
+from gradsan.repair import Patch, apply_patch, dirty_files
+from gradsan.text import Language, say
+
+
+class _StillFailsError(Exception):
+    """The program, run again from disk, has a fault."""
+
+
+def apply_fix(
+    patches: Sequence[Patch], number: int, is_well: Callable[[], bool], *, asks: bool, language: Language
+) -> bool:
+    """Write patch ``number`` (from 1); whether it stands. ``is_well`` runs the program as it then lies on disk.
+
+    Where ``asks`` is true, files with changes that are not committed are only written if somebody agrees.
+
+    Raises:
+        OptionsError: where there is no such patch, or a file cannot be written; none has changed then.
+    """
+    if not 1 <= number <= len(patches):
+        raise OptionsError(Message("fix.no_such_fix", {"number": number, "count": len(patches)}))
+    patch = patches[number - 1]
+    dirty = dirty_files(patch) if asks else ()
+    if dirty and not _agreed(dirty, language):
+        complain(Message("fix.left_alone"), language)
+        return False
+    complain(Message("fix.running_applied"), language)
+    try:
+        with apply_patch(patch):
+            if not is_well():
+                raise _StillFailsError
+    except _StillFailsError:
+        complain(Message("fix.restored"), language)
+        return False
+    except OSError as failure:
+        raise OptionsError(Message("fix.cannot_write", {"reason": failure.strerror or str(failure)})) from None
+    complain(Message("fix.applied", {"files": ", ".join(sorted(patch.files))}), language)
+    return True
+
+
+def _agreed(dirty: tuple[str, ...], language: Language) -> bool:
+    question = say(Message("fix.ask_dirty", {"files": ", ".join(dirty)}), language)
+    if not sys.stdin or not sys.stdin.isatty():
+        write_to_stderr(f"{question}\n")
+        return False
+    write_to_stderr(question)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -1,0 +1,102 @@
+"""What PyTorch refuses, carried out all the same: so that a refused program, too, has gradients to be held against.
+
+Each allowance does what the program says and gives autograd what it lacks for that; which of them a run has is decided
+by the faults of the program (:mod:`gradsan.repair.replay`). They are for the reference run alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+_SPLITTING = frozenset({"unbind", "split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit", "split_with_sizes"})
+_EXPANDING = frozenset({"expand", "expand_as", "broadcast_to", "broadcast_tensors"})
+_REFUSED_LEAF = ("a leaf Variable that requires grad", "a view of a leaf Variable", "don't support automatic diff")
+
+
+def allow(names: Iterable[str]) -> None:
+    """Have this process carry out what ``names`` name, from now on.
+
+    ``keep_graphs``: a backward frees nothing. ``write_leaves``: a write to a leaf is not recorded. ``renew_leaves``: as
+    before, but ``x += y`` gives a new, recorded tensor. ``single_views``: the views that one call makes are made one by
+    one. ``record_views``: views made under ``no_grad`` are recorded. ``own_memory``: expanded tensors have memory of
+    their own. ``run_eagerly``: nothing is compiled.
+    """
+    wanted = frozenset(names)
+    if "keep_graphs" in wanted:
+        torch.autograd.backward = _keeping(torch.autograd.backward, 2)
+        torch.autograd.grad = _keeping(torch.autograd.grad, 3)
+    if "run_eagerly" in wanted:
+        torch.compiler.set_stance("force_eager")
+    if wanted & {"write_leaves", "renew_leaves", "single_views", "record_views", "own_memory"}:
+        _Carrying(wanted).__enter__()  # type: ignore[no-untyped-call]
+
+
+def _keeping(original: Callable[..., Any], position: int) -> Callable[..., Any]:
+    """``original`` with ``retain_graph``, its argument at ``position``, always true."""
+
+    @functools.wraps(original)
+    def keeping(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > position:
+            args = (*args[:position], True, *args[position + 1 :])
+        else:
+            kwargs["retain_graph"] = True
+        return original(*args, **kwargs)
+
+    return keeping
+
+
+class _Carrying(TorchFunctionMode):
+    def __init__(self, wanted: frozenset[str]) -> None:
+        super().__init__()
+        self._wanted = wanted
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        name = getattr(func, "__name__", "")
+        try:
+            result = func(*args, **named)
+        except RuntimeError as failure:
+            if not self._may_write(failure):
+                raise
+            return self._written(func, name, args, named)
+        if "single_views" in self._wanted and name in _SPLITTING:
+            return _one_by_one(result)
+        if "own_memory" in self._wanted and name in _EXPANDING:
+            return tuple(one.clone() for one in result) if isinstance(result, list | tuple) else result.clone()
+        if "record_views" in self._wanted and torch.is_tensor(result) and _is_unrecorded_view(result, args):
+            with torch.enable_grad():
+                return func(*args, **named)
+        return result
+
+    def _may_write(self, failure: RuntimeError) -> bool:
+        wanted = self._wanted & {"write_leaves", "renew_leaves"}
+        return bool(wanted) and any(words in str(failure) for words in _REFUSED_LEAF)
+
+    def _written(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        is_bound_anew = name.startswith("__i") and name.endswith("__") and "renew_leaves" in self._wanted
+        if is_bound_anew:
+            return func(args[0].clone(), *args[1:], **kwargs)
+        with torch.no_grad():
+            return func(*args, **kwargs)
+
+
+def _one_by_one(views: Any) -> Any:
+    """The views of one call as views that were made each by a call of its own, of the same memory."""
+    return type(views)(
+        one if one._base is None else one._base.as_strided(one.shape, one.stride(), one.storage_offset())
+        for one in views
+    )
+
+
+def _is_unrecorded_view(result: Any, args: Any) -> bool:
+    return (
+        not torch.is_grad_enabled()
+        and not torch.is_inference_mode_enabled()
+        and result._base is not None
+        and any(torch.is_tensor(one) and one is not result for one in args)
+    )

@@ -1,0 +1,93 @@
+"""Installed packages: what of a fault happens in them, and what to do about code that is not the user's to edit."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sysconfig
+from collections.abc import Iterable, Iterator
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from pathlib import Path
+
+from gradsan.model import Diagnosis, Fix, Frame, Message, Site
+
+_PYTHON = ("stdlib", "platstdlib")
+_PACKAGES = ("purelib", "platlib")
+_NEVER = frozenset({"torch", "functorch", "gradsan"})
+"""Packages that are no part of a program: what happens in them is what the program asked for."""
+
+
+def is_library(file: str) -> bool:
+    """Whether ``file`` belongs to an installed package or to Python itself."""
+    real = os.path.realpath(file)
+    return _below_packages(real) is not None or any(real.startswith(root + os.sep) for root in _roots(_PYTHON))
+
+
+def taking_part(faults: Iterable[Diagnosis]) -> tuple[str, ...]:
+    """The folders of the packages in whose code the faults' writes and saves happen, below the user's last frame."""
+    frames = [frame for fault in faults for frame in _inner_frames(fault, ("saved", "written", "bridge"))]
+    return tuple(dict.fromkeys(folder for frame in frames if (folder := _folder(frame.file)) is not None))
+
+
+def advice(fault: Diagnosis) -> tuple[Fix, ...]:
+    """For a write in an installed package: where it is, and what can be done without changing that package."""
+    for frame in _inner_frames(fault, ("written",)):
+        folder = _folder(frame.file)
+        if folder is not None:
+            package = Path(folder).stem
+            values = {
+                "package": package,
+                "version": _version(package),
+                "function": frame.function,
+                "file": frame.file,
+                "line": frame.line,
+            }
+            return (Fix("change_library", "preserved", Message("fix.change_library", values)),)
+    return ()
+
+
+def _inner_frames(fault: Diagnosis, roles: tuple[str, ...]) -> Iterator[Frame]:
+    """Frames of packages that were called by the user's code, the innermost first."""
+    for label in fault.labels:
+        if label.role in roles:
+            yield from reversed(_below_user(label.site))
+
+
+def _below_user(site: Site) -> tuple[Frame, ...]:
+    last = max((index for index, frame in enumerate(site.frames) if frame.is_user), default=-1)
+    return tuple(frame for frame in site.frames[last + 1 :] if _folder(frame.file) is not None)
+
+
+def _folder(file: str) -> str | None:
+    """The folder (or the one file) of the installed package that ``file`` is part of."""
+    real = os.path.realpath(file)
+    root = _below_packages(real)
+    if root is None:
+        return None
+    name = Path(real).relative_to(root).parts[0]
+    return None if Path(name).stem in _NEVER else str(Path(root, name))
+
+
+def _below_packages(real: str) -> str | None:
+    root = next((root for root in _roots(_PACKAGES) if real.startswith(root + os.sep)), None)
+    if root is not None:
+        return root
+    for mark in ("site-packages", "dist-packages"):
+        head, found, _ = real.rpartition(f"{os.sep}{mark}{os.sep}")
+        if found:
+            return f"{head}{os.sep}{mark}"
+    return None
+
+
+@functools.cache
+def _roots(names: tuple[str, ...]) -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    return tuple(os.path.realpath(paths[name]) for name in names)
+
+
+def _version(package: str) -> str:
+    names = packages_distributions().get(package, [package])
+    try:
+        return version(names[0])
+    except (PackageNotFoundError, ValueError):
+        return "?"

@@ -1,0 +1,47 @@
+"""The run that candidates are held against, and whether the program computes the same when it is run again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gradsan.model import Diagnosis
+from gradsan.repair.trial import Recording, Request, Trial
+
+_TOLERANCE = 1e-6
+"""Relative difference of losses up to which two runs computed the same: threads add up in any order."""
+
+_ALLOWANCES = {
+    "freed_state_carried_over": "keep_graphs",
+    "forward_shared_by_two_backwards": "keep_graphs",
+    "graph_built_once": "keep_graphs",
+    "same_loss_twice": "keep_graphs",
+    "out_requires_grad": "write_leaves",
+    "one_of_several_views_written": "single_views",
+    "unrecorded_view_written": "record_views",
+    "expanded_written": "own_memory",
+    "compiled_overwritten": "run_eagerly",
+}
+"""By the cause of a fault, what a run has to allow so that the program comes past it as it is written."""
+
+
+def reference_for(request: Request, faults: Sequence[Diagnosis]) -> Request:
+    """The request for the run whose gradients are right: healed, and with what PyTorch refuses carried out."""
+    allowances = {_ALLOWANCES[fault.cause] for fault in faults if fault.cause in _ALLOWANCES}
+    for fault in faults:
+        if fault.cause == "leaf_written":
+            first = next((fix.kind for fix in fault.fixes), "no_grad")
+            allowances.add("renew_leaves" if first == "out_of_place" else "write_leaves")
+    return replace(request, mode="heal", allowances=frozenset(allowances))
+
+
+def is_replayable(first: Trial, again: Recording) -> bool:
+    """Whether both runs began the same backwards with the same losses, as far as healing cannot have changed them."""
+    # What a silent fault did to a gradient, healing undoes: from the first step on the losses may differ.
+    silent = any(one.silent for one in first.diagnoses)
+    losses = zip(first.recording.begun[: 1 if silent else None], again.begun, strict=False)
+    return all(
+        math.isclose(one, other, rel_tol=_TOLERANCE, abs_tol=1e-12) or (math.isnan(one) and math.isnan(other))
+        for one, other in losses
+    )
