@@ -41,6 +41,7 @@ class Deep:
         self.max_bytes: int | None = None
         self.healed_bytes = 0
         self._core = core
+        self.leaves_alone: Callable[[int], bool] = lambda storage: False
         self._on_conflict = on_conflict
         self._emptied = emptied
         self._note = note
@@ -70,6 +71,9 @@ class Deep:
 
     def _measured(self, outputs: Any, gradients: Any, order: list[Any]) -> Deviation | None:
         """Run the backward twice on the side, with the originals and with what stands there now."""
+        if _torch.may_communicate(order):
+            self._note(Message("blind.not_measured_among_ranks"))
+            return None
         leaves = _leaves_of(order)
         if not leaves or len(leaves) > _LEAVES_MEASURED:
             return None
@@ -109,7 +113,8 @@ class Deep:
             return Kept(tensor, False, core.clock, core.stack(1), threading.get_ident())
         core.clock += 1
         storage = _torch.storage_or_none(tensor)
-        return Kept(tensor, self._known_outside.holds(storage), core.clock, core.stack(1), threading.get_ident())
+        known, keeps = self._known_outside.holds(storage), not self.leaves_alone(storage)
+        return Kept(tensor, known, core.clock, core.stack(1), threading.get_ident(), keeps_original=keeps)
 
     def _unpack(self, kept: Kept) -> Any:
         if self._emptied.since(kept.alias, kept.clock) is not None and kept.is_emptied:

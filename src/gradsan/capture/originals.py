@@ -42,7 +42,16 @@ class Kept:
         "was_leaf",
     )
 
-    def __init__(self, tensor: Any, is_known_outside: bool, clock: int, stack: Any, thread: int) -> None:
+    def __init__(
+        self,
+        tensor: Any,
+        is_known_outside: bool,
+        clock: int,
+        stack: Any,
+        thread: int,
+        *,
+        keeps_original: bool = True,
+    ) -> None:
         """Keep ``tensor`` as it is now. ``stack`` and ``thread`` are those of the operation that saves it."""
         self.alias = tensor.detach()
         self.version = _version_of(self.alias)
@@ -51,7 +60,7 @@ class Kept:
         self.maker = None if self.was_leaf or tensor.grad_fn is None else _torch.node_sequence(tensor.grad_fn)
         self.clock, self.stack, self.thread = clock, stack, thread
         self.is_copied = is_known_outside or not _torch.can_be_cloned_lazily(self.alias)
-        self.original = _copy(self.alias, self.is_copied)
+        self.original = _copy(self.alias, self.is_copied) if keeps_original else None
         self.reported = False
 
     @property

@@ -85,6 +85,8 @@ class Recorder:
         self.changed_values = ChangedValues(self.core, self.steps, self._findings)
         self.buffer_sync = BufferSync(self.core, self.uncounted, self.note_blind_spot)
         self.sharded = Sharded(self.core, self.steps, notes, self._findings)
+        # What they hold comes and goes; GS217 tells of what changed, and copies would undo what sharding is for.
+        self.deep.leaves_alone = self.sharded.holds
         self.kept_gradients = KeptGradients(self.core, self.steps, self.backwards, self.uncounted, self._on_life)
         self._settling = Settling(
             self.core,

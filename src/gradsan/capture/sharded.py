@@ -57,7 +57,16 @@ class Sharded:
     def __init__(self, core: Any, steps: Any, notes: Notes, findings: Findings) -> None:
         """Start with none."""
         self._core, self._steps, self._notes, self._findings = core, steps, notes, findings
+        self._storages: dict[int, Any] = {}
         self._gathered: weakref.WeakKeyDictionary[Any, deque[Gathering]] = weakref.WeakKeyDictionary()
+
+    def holds(self, storage: int) -> bool:
+        """Whether a storage is that of a whole parameter, which comes and goes with each gathering."""
+        weak = self._storages.get(storage)
+        if weak is not None and weak.expired():
+            del self._storages[storage]
+            return False
+        return weak is not None
 
     def install(self, patches: Patches, guard: Guard) -> None:
         """Watch until ``patches`` is undone: now, or as soon as the program has imported FSDP."""
@@ -101,6 +110,11 @@ class Sharded:
         root = None if backward is None else backward.root_sequence
         sequence = _torch.sequence_number() if root is None else root + 1
         noted = tuple(self._notes.note(one.sharded_param) for one in group.fsdp_params)
+        for one in group.fsdp_params:
+            whole = getattr(one, "_unsharded_param", None)
+            storage = _torch.storage_or_none(whole) if whole is not None else 0
+            if storage and not self.holds(storage):
+                self._storages[storage] = _torch.weak_storage(whole.untyped_storage())
         kept = self._gathered.setdefault(group, deque(maxlen=_GATHERINGS_KEPT))
         kept.append(Gathering(sequence, self._core.tick(), stack, noted))
 
