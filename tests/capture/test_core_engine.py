@@ -317,6 +317,38 @@ def test_is_told_of_nodes(core):
     assert len(told) == 1
 
 
+def test_is_told_of_writes_while_a_backward_runs(core):
+    core.active = True
+    told = []
+    core.on_write = lambda *what: told.append(what)
+    x = torch.ones(2)
+    write = core.writer(torch.Tensor.mul_, "mul_", "inplace", 0, None)
+    write(x, 2)
+    assert told == []
+    core.engine(lambda t_outputs: write(x, 2))(())
+    [(tensor, op, stack)] = told
+    assert tensor is x
+    assert op == "mul_"
+    assert stack is core.writes()[-1][10]
+    core.on_write = None
+    core.engine(lambda t_outputs: write(x, 2))(())
+    assert len(told) == 1
+
+
+def test_what_goes_wrong_there_does_not_reach_the_program(core):
+    core.active = True
+
+    def stop(*_):
+        raise KeyError("stop")
+
+    core.on_write = stop
+    x = torch.ones(2)
+    write = core.writer(torch.Tensor.mul_, "mul_", "inplace", 0, None)
+    core.engine(lambda t_outputs: write(x, 2))(())
+    assert x.tolist() == [2, 2]
+    assert core.log_errors == 1
+
+
 def test_every_call_is_remembered(core):
     core.active = True
     core.steps = 3

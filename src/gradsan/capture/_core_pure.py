@@ -68,6 +68,7 @@ class Core:
         self.on_step_begin: Callable[[Any], None] | None = None
         self.on_step_end: Callable[[Any], None] | None = None
         self.on_nodes: Callable[[Any, int, int], None] | None = None
+        self.on_write: Callable[[Any, str, Stack], None] | None = None
         self._local = threading.local()
         self._lives = itertools.count(1)
         self._nodes: deque[list[Any]] = deque(maxlen=NODES_KEPT)
@@ -184,7 +185,11 @@ class Core:
         return self.write_count > len(self._writes)
 
     def log_write(self, tensor: Any, op: str, kind: str, index: Any, stack: Stack) -> None:
-        """Put one in-place change of ``tensor`` into the log; the program's own ``__torch_function__`` is not asked."""
+        """Put one in-place change of ``tensor`` into the log; the program's own ``__torch_function__`` is not asked.
+
+        While a backward runs, ``on_write`` is then called with the tensor, ``op`` and ``stack``; what it raises, the
+        caller gets.
+        """
         if type(tensor) not in _torch.PLAIN_TENSORS or _torch.has_function_modes():
             before = _torch.hush()
             try:
@@ -193,6 +198,8 @@ class Core:
                 _torch.unhush(before)
         else:
             self._log_write(tensor, op, kind, index, stack)
+        if self._running and self.on_write is not None:
+            self.on_write(tensor, op, stack)
 
     def _log_write(self, tensor: Any, op: str, kind: str, index: Any, stack: Stack) -> None:
         try:

@@ -554,6 +554,7 @@ typedef struct {
     PyObject *on_operator;     /* called with the positional (first the operator) and the named arguments of a call */
     PyObject *on_step_begin, *on_step_end; /* called with an optimizer that is not in `settled` */
     PyObject *on_nodes;   /* called with what holds the Nodes that a call has made, the first number and their end */
+    PyObject *on_write;   /* called while a backward runs with a written tensor, what was called, and the stack */
     Stack **stacks; /* open addressing; capacity is 0 or a power of two, at most half full */
     size_t stack_capacity, stack_count;
 } Core;
@@ -877,6 +878,11 @@ static int read_weak_identity(PyObject *tensor, LoggedWrite *write)
     return ok ? 0 : -1;
 }
 
+static int is_set(PyObject *callback)
+{
+    return callback != NULL && callback != Py_None;
+}
+
 static int log_write_hushed(Core *core, PyObject *tensor, PyObject *op, PyObject *kind, PyObject *index, PyObject *stack)
 {
     LoggedWrite write = {0}, dropped;
@@ -938,7 +944,13 @@ static int log_write(Core *core, PyObject *tensor, PyObject *op, PyObject *kind,
     PyObject *before = hush(tensor);
     int status = log_write_hushed(core, tensor, op, kind, index, stack);
     unhush(before);
-    return status;
+    if (status < 0 || !is_set(core->on_write) || PyList_GET_SIZE(core->running) == 0)
+        return status;
+    PyObject *on_write = Py_NewRef(core->on_write);
+    PyObject *told = PyObject_CallFunctionObjArgs(on_write, tensor, op, stack, NULL);
+    Py_DECREF(on_write);
+    Py_XDECREF(told);
+    return told == NULL ? -1 : 0;
 }
 
 static PyObject *Core_log_write(Core *self, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
@@ -1103,11 +1115,6 @@ static int forgive(Core *core)
     PyErr_Clear();
     core->log_errors++;
     return 0;
-}
-
-static int is_set(PyObject *callback)
-{
-    return callback != NULL && callback != Py_None;
 }
 
 /* Tells `on_operator` of a call of the operator args[0], with all arguments, unless it is known to write nothing. */
@@ -1877,6 +1884,7 @@ static int Core_traverse(Core *self, visitproc visit, void *arg)
     Py_VISIT(self->on_enter);
     Py_VISIT(self->on_leave);
     Py_VISIT(self->on_nodes);
+    Py_VISIT(self->on_write);
     Py_VISIT(self->on_round);
     Py_VISIT(self->on_operator);
     Py_VISIT(self->on_step_begin);
@@ -1891,6 +1899,7 @@ static int Core_clear(Core *self)
     Py_CLEAR(self->on_enter);
     Py_CLEAR(self->on_leave);
     Py_CLEAR(self->on_nodes);
+    Py_CLEAR(self->on_write);
     Py_CLEAR(self->on_round);
     Py_CLEAR(self->on_operator);
     Py_CLEAR(self->on_step_begin);
@@ -1952,6 +1961,7 @@ static PyMemberDef Core_members[] = {
     {"on_enter", T_OBJECT, offsetof(Core, on_enter), 0, NULL},
     {"on_leave", T_OBJECT, offsetof(Core, on_leave), 0, NULL},
     {"on_nodes", T_OBJECT, offsetof(Core, on_nodes), 0, NULL},
+    {"on_write", T_OBJECT, offsetof(Core, on_write), 0, NULL},
     {"running", T_OBJECT_EX, offsetof(Core, running), READONLY, NULL},
     {"on_round", T_OBJECT, offsetof(Core, on_round), 0, NULL},
     {"on_operator", T_OBJECT, offsetof(Core, on_operator), 0, NULL},
