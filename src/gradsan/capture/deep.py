@@ -47,6 +47,7 @@ class Deep:
         self._note = note
         self._reading: Literal["", "original", "current"] = ""
         self._deviation: Deviation | None = None
+        self._measured_with: set[int] = set()
         self._known_outside = KnownOutside(core)
         self._local = threading.local()
 
@@ -66,15 +67,20 @@ class Deep:
         outputs = entry[3]
         roots = [node for one in outputs if (node := getattr(one, "grad_fn", None)) is not None]
         order = graphs.engine_order(roots)
-        if any(kept.changed for kept in _kept_of(order)):
-            self._deviation = self._measured(outputs, args[0] if args else None, order)
+        changed = {id(kept) for kept in _kept_of(order) if kept.changed}
+        if changed:
+            asked_for = list(args[3]) if len(args) > 3 and args[3] else _leaves_of(order)
+            self._deviation = self._measured(outputs, args[0] if args else None, asked_for, order)
+            self._measured_with = changed
 
-    def _measured(self, outputs: Any, gradients: Any, order: list[Any]) -> Deviation | None:
-        """Run the backward twice on the side, with the originals and with what stands there now."""
+    def _measured(self, outputs: Any, gradients: Any, leaves: list[Any], order: list[Any]) -> Deviation | None:
+        """Run the backward twice on the side, with the originals and with what stands there now.
+
+        ``leaves`` are what gradients are wanted of; ``torch.autograd.grad`` may want those of any tensor or edge.
+        """
         if _torch.may_communicate(order):
             self._note(Message("blind.not_measured_among_ranks"))
             return None
-        leaves = _leaves_of(order)
         if not leaves or len(leaves) > _LEAVES_MEASURED:
             return None
         found: dict[str, Any] = {}
@@ -90,12 +96,10 @@ class Deep:
         for leaf, right, wrong in zip(leaves, found["original"], found["current"], strict=True):
             if right is None or wrong is None:
                 continue
-            gap = torch.linalg.vector_norm((wrong - right).to(torch.float64))
-            size = torch.linalg.vector_norm(right.to(torch.float64))
-            error = float(gap / size) if size else (float("inf") if gap else 0.0)
+            error = _relative_error(right, wrong)
             if error > 0 or error != error:
-                names = naming.names_of(leaf, sys._getframe(1))
-                errors.append((names[0].text if names else str(tuple(leaf.shape)), error))
+                names = naming.names_of(leaf, sys._getframe(1)) if torch.is_tensor(leaf) else ()
+                errors.append((names[0].text if names else str(tuple(right.shape)), error))
         return Deviation(tuple(sorted(errors, key=lambda one: -one[1])))
 
     @contextmanager
@@ -137,7 +141,9 @@ class Deep:
             if heals and changed:
                 self.healed_bytes += kept.nbytes
             healed = kept.nbytes if heals and changed else None
-            self._on_conflict(kept, moved, moved and not heals, changed, self._deviation, healed)
+            # What a hook writes while backward runs was not there to be measured.
+            deviation = self._deviation if id(kept) in self._measured_with or not changed else None
+            self._on_conflict(kept, moved, moved and not heals, changed, deviation, healed)
         if heals:
             if self.max_bytes is not None and self.healed_bytes > self.max_bytes:
                 raise HealingEndedError(f"gradsan: healing has used {self.healed_bytes} of {self.max_bytes} bytes")
@@ -228,6 +234,18 @@ class Deep:
 def _is_filled_after_save(kept: Kept) -> bool:
     node = _torch.current_node()
     return _torch.is_filled_after_save(node, _torch.slot_of(node, kept))
+
+
+def _relative_error(right: Any, wrong: Any) -> float:
+    """How far ``wrong`` is from ``right``; elements that are NaN in both, or infinite, are the same."""
+    same = (wrong == right) | (wrong.isnan() & right.isnan())
+    gap, size = _norm((wrong - right).masked_fill(same, 0)), _norm(right)
+    return gap / size if size else (float("inf") if gap else 0.0)
+
+
+def _norm(tensor: Any) -> float:
+    parts = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    return float(torch.linalg.vector_norm(parts.to(torch.float64)))
 
 
 def _kept_of(nodes: list[Any]) -> Iterator[Kept]:

@@ -45,7 +45,7 @@ def diagnosis(
     return Diagnosis(
         code=code,
         cause=cause,
-        severity="warning" if conflict.healed_bytes is not None and severity == "error" else severity,
+        severity=_severity(conflict, severity),
         silent=not conflict.raised and conflict.healed_bytes is None,
         title=Message(f"title.{cause}", filled),
         explanation=Message(f"explanation.{explanation or cause}", filled),
@@ -57,6 +57,23 @@ def diagnosis(
         notes=(*notes, *_measured(conflict), *_limits(facts)),
         count=conflict.count,
     )
+
+
+def _severity(conflict: Conflict, severity: Severity) -> Severity:
+    """What it comes to in this run: an error that was healed is a warning, one that changes no gradient a note.
+
+    Where PyTorch has stopped the program it is an error all the same.
+    """
+    if severity != "error" or conflict.raised:
+        return severity
+    if _is_harmless(conflict):
+        return "note"
+    return "error" if conflict.healed_bytes is None else "warning"
+
+
+def _is_harmless(conflict: Conflict) -> bool:
+    """Whether it was measured that every gradient is what it would have been with the value as it was saved."""
+    return conflict.deviation is not None and not conflict.deviation.errors
 
 
 def about(found: Diagnosis, name: str | Message) -> Diagnosis:
@@ -90,6 +107,8 @@ def _measured(conflict: Conflict) -> tuple[Message, ...]:
     if conflict.deviation is not None and conflict.deviation.errors:
         errors = ", ".join(f"{name} {error:.2g}" for name, error in conflict.deviation.errors[:_ERRORS_SHOWN])
         notes.append(Message("note.gradient_errors", {"errors": errors}))
+    if _is_harmless(conflict):
+        notes.append(Message("note.gradients_unaffected"))
     if conflict.healed_bytes is not None:
         notes.append(Message("note.healed", {"bytes": conflict.healed_bytes}))
     return tuple(notes)
