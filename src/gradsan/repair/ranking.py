@@ -39,17 +39,18 @@ def measured(tried: Sequence[Tried], measure: Callable[[Patch], Cost | None]) ->
     return [one if cost is None else _with_cost(one, cost, leanest) for one, cost in zip(tried, costs, strict=True)]
 
 
-def ranked_fixes(tried: Sequence[Tried]) -> list[Tried]:
+def ranked_fixes(tried: Sequence[Tried], *, was_refused: bool = False) -> list[Tried]:
     """Best first; of what is equal, what was suggested first stays first.
 
     Fixes that keep the gradients compute the same, so their costs decide. Those that change them differ in what is
-    computed: there the order in which the diagnosis names the kinds decides first.
+    computed: there the order in which the diagnosis names the kinds decides first. So it does where PyTorch
+    has refused the statement (``was_refused``): what it is meant to do is what the first of them says.
     """
     kinds = list(dict.fromkeys(one.fix.kind for one in tried))
-    return sorted(tried, key=lambda one: _rank(one, kinds.index(one.fix.kind)))
+    return sorted(tried, key=lambda one: _rank(one, kinds.index(one.fix.kind), was_refused))
 
 
-def _rank(tried: Tried, named: int) -> tuple[object, ...]:
+def _rank(tried: Tried, named: int, was_refused: bool) -> tuple[object, ...]:
     verification = tried.fix.verification
     cost = ((verification.time_ratio or 1.0) + (verification.memory_ratio or 1.0)) / 2 - 1.0
     is_preserved = tried.fix.meaning == "preserved"
@@ -57,7 +58,7 @@ def _rank(tried: Tried, named: int) -> tuple[object, ...]:
         not tried.passed,
         not tried.went_further,
         not is_preserved,
-        0 if is_preserved else named,
+        0 if is_preserved and not was_refused else named,
         int(cost / COST_TOLERANCE),
         tried.patch.size,
     )

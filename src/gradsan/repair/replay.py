@@ -36,6 +36,11 @@ def reference_for(request: Request, faults: Sequence[Diagnosis]) -> Request:
     return replace(request, mode="heal", allowances=frozenset(allowances))
 
 
+def was_refused(fault: Diagnosis) -> bool:
+    """Whether PyTorch refused a statement, so that there are no gradients of the program as it is written."""
+    return fault.cause == "leaf_written"
+
+
 def is_replayable(first: Trial, again: Recording) -> bool:
     """Whether both runs began the same backwards with the same losses, as far as healing cannot have changed them."""
     # What a silent fault did to a gradient, healing undoes: from the first step on the losses may differ.

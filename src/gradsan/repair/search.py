@@ -13,7 +13,7 @@ from gradsan.repair.judging import Judge, Say, faults_of
 from gradsan.repair.patch import Patch, PatchError
 from gradsan.repair.places import on_disk
 from gradsan.repair.ranking import Tried, measured, ranked_fixes
-from gradsan.repair.replay import is_replayable, reference_for
+from gradsan.repair.replay import is_replayable, reference_for, was_refused
 from gradsan.repair.trial import Cost, Request, Trial, run_trial
 
 Target = tuple[str, str, Sequence[str]]
@@ -93,7 +93,7 @@ def find_fixes(target: Target, limits: Limits, progress: Progress, say: Say, cwd
     for _ in range(limits.faults):
         fault = faults_of(current)[0]
         tried, rest = _try_all(search, fault, patch, current)
-        ranked = ranked_fixes(measured(tried, partial(_measure, search)))
+        ranked = ranked_fixes(measured(tried, partial(_measure, search)), was_refused=was_refused(fault))
         diagnoses.append(on_disk(replace(fault, fixes=(*(one.fix for one in ranked), *rest)), patch))
         winners = tuple(one for one in ranked if one.passed)
         best = next((one for one in ranked if one.passed or one.went_further), None)

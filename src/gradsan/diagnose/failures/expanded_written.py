@@ -41,6 +41,7 @@ def _found_late(failure: Failure) -> Diagnosis:
         for label in parts.label_of(clue, "written", "label.expanded_written_late", values)
     }
     made = None if frame is None or written is None else source.definition_of(frame, written.target)
+    copied = () if frame is None or written is None else statements.copied_where_made(frame, written.target)
     # Backward begins with what was computed last.
     passing = made.elements[clues[-1].values.get("turn", 0) % len(made.elements)] if made and made.elements else None
     key = "label.taken_in_turn" if made is not None and made.is_loop else "label.bound"
@@ -65,7 +66,7 @@ def _found_late(failure: Failure) -> Diagnosis:
             None,
         ),
         fixes=(
-            parts.fix("clone_before_mutation", "preserved", values),
+            parts.fix("clone_before_mutation", "preserved", values, lines=copied),
             parts.fix("out_of_place", "preserved", values),
         ),
     )

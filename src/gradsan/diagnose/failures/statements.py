@@ -79,13 +79,17 @@ def new_tensor(failure: Failure, values: Mapping[str, Any], *, of_view: bool = F
         return ()
     op = target.op or ""
     fixes = []
-    for kind, suggest in (("out_of_place", source.out_of_place), ("clone_before_mutation", source.clone_before)):
+    for kind, suggest in (("out_of_place", _new_value), ("clone_before_mutation", source.clone_before)):
         lines, is_hidden = _lines_and_notes(failure, partial(suggest, op=op))
         fix = parts.fix(kind, "changed" if of_view or is_hidden else "preserved", values, lines=lines)
         if of_view:
             fix = replace(fix, how_changed=Message("help.base_keeps_values", dict(values)))
         fixes.append(fix)
     return tuple(sorted(fixes, key=lambda fix: not fix.lines))
+
+
+def _new_value(frame: Frame, op: str) -> source.Change | None:
+    return source.out_of_place(frame, op) or source.part_out_of_place(frame, op)
 
 
 def _lines_and_notes(failure: Failure, suggest: Callable[[Frame], source.Change | None]) -> tuple[Lines, bool]:
@@ -136,11 +140,18 @@ def copy_where_made(
 ) -> tuple[Fix, ...]:
     """Let the name be a copy from the start: ``x = y.expand(3, 4).clone()``; without a line where that is not told."""
     target, frame = parts.clue(failure, "target"), failure.site.user_frame
-    lines: Lines = ()
-    if target is not None and target.name and frame is not None:
-        made = source.definition_of(frame, target.name)
-        if made is not None and not made.is_loop:
-            change = source.clone_at_save(made.frame, target.name)
-            if change is not None and made.frame.line == change.line:
-                lines = source.changed_lines(made.frame.file, change)
+    lines = copied_where_made(frame, target.name) if target is not None and target.name and frame is not None else ()
     return (parts.fix(kind, "preserved", values, lines=lines),)
+
+
+def copied_where_made(frame: Frame, name: str) -> Lines:
+    """The changed lines that let ``name`` be a copy from the start; of a loop over names, each of them."""
+    made = source.definition_of(frame, name)
+    if made is None:
+        return ()
+    if made.is_loop:
+        each = [copied_where_made(made.frame, element) for element in made.elements]
+        return tuple(line for lines in each for line in lines) if all(each) else ()
+    change = source.clone_at_save(made.frame, name)
+    is_there = change is not None and made.frame.line == change.line
+    return source.changed_lines(made.frame.file, change) if change is not None and is_there else ()

@@ -10,7 +10,9 @@ from dataclasses import replace
 
 from gradsan.model import Diagnosis, Fix, Message
 from gradsan.repair.fixes import (
+    clone_for_layer,
     disable_inplace_module,
+    index_views,
     list_and_stack,
     rebuild_in_loop,
     recompute_forward,
@@ -23,6 +25,8 @@ from gradsan.source.suggest import drop_keyword
 
 _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     disable_inplace_module.suggest,
+    clone_for_layer.suggest,
+    index_views.suggest,
     list_and_stack.suggest,
     reorder_step.suggest,
     recompute_forward.suggest,

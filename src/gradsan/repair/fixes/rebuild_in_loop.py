@@ -1,4 +1,4 @@
-"""A forward that ran once before a loop runs in every round, where every round backpropagates through it."""
+"""A forward that ran once runs in every round of a loop, or call of a function, that backpropagates through it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def suggest(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         return ()
     found: list[Fix] = []
     for made in (*blocks.labels(diagnosis, "bridge"), *blocks.labels(diagnosis, "saved")):
-        for fix in (_moved(made, used), _as_property(made)):
+        for fix in (_moved(made, used), _into_function(made, used), _as_property(made)):
             if fix is not None and fix not in found:
                 found.append(fix)
     return tuple(found)
@@ -32,18 +32,32 @@ def _moved(made: Label, used: Label) -> Fix | None:
     pair = blocks.in_one_block(made, used)
     if pair is None or pair[0].index >= pair[1].index:
         return None
-    first, loop_at = pair
-    source, loop = first.source, loop_at.statement
-    if not isinstance(loop, ast.For | ast.While) or loop.body[0].lineno == loop.lineno:
+    loop = pair[1].statement
+    return _put_into(pair[0], loop, "rebuild_in_loop") if isinstance(loop, ast.For | ast.While) else None
+
+
+def _into_function(made: Label, used: Label) -> Fix | None:
+    """The same for a function that is defined beside the forward and called again and again (a closure)."""
+    function = next((place.source.function(place.statement) for place in blocks.placements(used)), None)
+    if not isinstance(function, ast.FunctionDef):
         return None
-    between = first.block[first.index : loop_at.index]
-    moving = _depending(source, between, blocks.names_read([loop]))
+    first = next((place for place in blocks.placements(made) if function in place.block), None)
+    return None if first is None else _put_into(first, function, "rebuild_in_function")
+
+
+def _put_into(first: blocks.Placed, loop: ast.For | ast.While | ast.FunctionDef, words: str) -> Fix | None:
+    """The statement ``first``, and what hangs on it, at the start of ``loop``, a later statement of the same block."""
+    source, index = first.source, first.block.index(loop)
+    if first.index >= index or loop.body[0].lineno == loop.lineno:
+        return None
+    between = first.block[first.index : index]
+    moving = _depending(between, blocks.names_read([loop]))
     if not moving or not all(isinstance(node, ast.Assign) and blocks.is_whole_lines(source, node) for node in moving):
         return None
     if any(map(blocks.constructs, moving)):
         return None
     bound = set().union(*(blocks.names_bound(node) for node in moving))
-    body = source.span(loop.body[0])
+    body = source.span(_first_after_docstring(loop))
     indent = source.lines[body.line - 1][: body.column - 1]
     text = "\n".join(textwrap.indent(textwrap.dedent(blocks.text_of(source, node)), indent) for node in moving)
     changes = {body.line: f"{text}\n{source.lines[body.line - 1]}"}
@@ -52,10 +66,15 @@ def _moved(made: Label, used: Label) -> Fix | None:
     if not blocks.names_read(others) & bound:
         for node in moving:
             changes |= blocks.removed(source, node)
-    return blocks.fix("recompute_forward", blocks.lines_changed(source, changes), "rebuild_in_loop")
+    return blocks.fix("recompute_forward", blocks.lines_changed(source, changes), words)
 
 
-def _depending(source: SourceFile, between: list[ast.stmt], wanted: set[str]) -> list[ast.stmt]:
+def _first_after_docstring(loop: ast.For | ast.While | ast.FunctionDef) -> ast.stmt:
+    is_documented = isinstance(loop, ast.FunctionDef) and ast.get_docstring(loop, clean=False) is not None
+    return loop.body[1] if is_documented and len(loop.body) > 1 else loop.body[0]
+
+
+def _depending(between: list[ast.stmt], wanted: set[str]) -> list[ast.stmt]:
     """Of the statements, the first and those that hang on it, as far as ``wanted`` names are computed by them."""
     hanging, tainted = [], set[str]()
     for position, node in enumerate(between):
