@@ -808,3 +808,26 @@ def is_module_call(file: str) -> bool:
 def is_function_call(file: str) -> bool:
     """Whether a frame of this file is ``autograd.Function`` applying a Function."""
     return file == torch.autograd.function.__file__
+
+
+def use_count(tensor: Any) -> int | None:
+    """How many hold a tensor, beside Python, which counts once. Missing: None."""
+    count = getattr(tensor, "_use_count", None)
+    return None if count is None else int(count())
+
+
+def is_engine_frame(frame: Any) -> bool:
+    """Whether a frame is torch's call into the engine: what it has called runs inside a backward."""
+    code = frame.f_code
+    return bool(code.co_name == "_engine_run_backward" and code.co_filename == _graph.__file__)
+
+
+def gradients_given(frame: Any) -> tuple[Any, ...]:
+    """The gradients that a backward began with; ``frame`` as of :func:`is_engine_frame`. Missing: none are known."""
+    args = frame.f_locals.get("args", ())
+    return tuple(args[0] or ()) if args and isinstance(args[0], tuple) else ()
+
+
+def is_hook_frame(frame: Any) -> bool:
+    """Whether a frame is torch's own between the engine and a hook of a module, or the backward of a Function."""
+    return frame.f_code.co_filename in (torch.utils.hooks.__file__, torch.autograd.function.__file__)

@@ -19,6 +19,7 @@ from gradsan.capture.checkpoints import Checkpoints
 from gradsan.capture.deep import Deep
 from gradsan.capture.emptied import Emptied
 from gradsan.capture.exports import Exports
+from gradsan.capture.gradient_writes import GradientWrites
 from gradsan.capture.kept_gradients import KeptGradients
 from gradsan.capture.life import Life
 from gradsan.capture.moments import moments
@@ -87,6 +88,8 @@ class Recorder:
         self.sharded = Sharded(self.core, self.steps, notes, self._findings)
         # What they hold comes and goes; GS217 tells of what changed, and copies would undo what sharding is for.
         self.deep.leaves_alone = self.sharded.holds
+        self.gradient_writes = GradientWrites(self.core, self.failures, _CONFLICTS_KEPT)
+        self.core.on_write = self._on_write
         self.kept_gradients = KeptGradients(self.core, self.steps, self.backwards, self.uncounted, self._on_life)
         self._settling = Settling(
             self.core,
@@ -119,6 +122,7 @@ class Recorder:
         self.core.active = True
         self.prescan.forget()
         self._findings.forget()
+        self.gradient_writes.forget()
         self.listen()
         for part in (
             self._watch_user_hooks,
@@ -231,6 +235,9 @@ class Recorder:
     def _on_round(self, entry: Any, rounds: int) -> None:
         for look in (self.life.before_round, self.changed_values.before_round, self.kept_gradients.before_round):
             self.guard(partial(look, entry, rounds))
+
+    def _on_write(self, tensor: Any, op: str, stack: Any) -> None:
+        self._guard_hushed(lambda: self.gradient_writes.on_write(tensor, op, stack))
 
     def _on_leave(self, entry: Any) -> None:
         for listener in self.after_backward:
