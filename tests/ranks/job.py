@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -38,19 +39,52 @@ class Job:
         return [one["code"] for one in self.reports[rank]["diagnoses"]]
 
 
+def own_environment(env: dict | None = None) -> dict[str, str]:
+    """The environment of a job: this one, without what is personal."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_PERSONAL)}
+    own = {"LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "GRADSAN_TEXT": "strict", "GRADSAN_DEBUG": "1"}
+    return {**inherited, **own, **(env or {})}
+
+
+def run_pair(folder: Path, *words: str, timeout: float = 240) -> tuple[subprocess.CompletedProcess, ...]:
+    """Run ``python WORDS`` as two ranks, without torchrun, which takes a process of its own; both must end in time."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, *words],
+            cwd=folder,
+            env=own_environment({**job, "RANK": str(rank), "LOCAL_RANK": str(rank)}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    ended = []
+    try:
+        for process in started:
+            stdout, stderr = process.communicate(timeout=timeout)
+            ended.append(subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr))
+    finally:
+        for process in started:
+            process.kill()
+    return tuple(ended)
+
+
 def run_job(
     folder: Path, body: str, *options: str, torchrun: tuple[str, ...] = ("-m", "gradsan"), env: dict | None = None
 ) -> Job:
     """Run ``body`` in two ranks under ``gradsan run --json out.json``; ``torchrun`` is how that is started."""
     (folder / "main.py").write_text(OPENING + textwrap.dedent(body) + CLOSING, encoding="utf-8")
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_PERSONAL)}
-    own = {"LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "GRADSAN_TEXT": "strict", "GRADSAN_DEBUG": "1"}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *torchrun]
     began = time.monotonic()
     done = subprocess.run(
         [*command, "run", "--json", "out.json", *options, "main.py"],
         cwd=folder,
-        env={**inherited, **own, **(env or {})},
+        env=own_environment(env),
         capture_output=True,
         text=True,
         timeout=120,

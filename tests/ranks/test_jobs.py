@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
-import pytest
+from job import OPENING, run_pair
 
 RIGHT = """
 weight = torch.ones(3, requires_grad=True)
@@ -28,22 +28,19 @@ curve.sum().backward()
 """
 
 
-def test_a_right_job(run):
-    job = run(RIGHT)
+def test_a_right_job_says_nothing_and_leaves_pipes_alone(run, tmp_path: Path):
+    job = run(RIGHT, "--sarif", "/dev/stdout")
     assert job.status == 0, job.stderr
     assert "gradsan" not in job.stderr
     assert (job.codes(0), job.codes(1)) == ([], [])
+    assert job.stdout.count('"version": "2.1.0"') == 2
+    assert not list(tmp_path.glob("stdout*"))
 
 
-@pytest.mark.parametrize("way", ["module", "command"])
-def test_a_failure_of_all_is_told_once_and_written_by_each(run, way, tmp_path: Path):
-    if way == "command":
-        command = Path(sys.executable).with_name("gradsan")
-        if not command.exists():
-            pytest.skip("gradsan is not installed beside this python")
-        job = run(FAILING, "--html", "out.html", torchrun=("--no-python", str(command)))
-    else:
-        job = run(FAILING, "--html", "out.html")
+def test_a_failure_of_all_is_told_once_written_by_each_and_merged(run, tmp_path: Path):
+    command = Path(sys.executable).with_name("gradsan")
+    started = ("--no-python", str(command)) if command.exists() else ("-m", "gradsan")
+    job = run(FAILING, "--html", "out.html", torchrun=started)
     assert job.status == 1
     assert job.stderr.count("error[GS101]") == 1
     assert "gradsan: rank 0 of 2 reports" in job.stderr
@@ -51,10 +48,6 @@ def test_a_failure_of_all_is_told_once_and_written_by_each(run, way, tmp_path: P
     assert (job.codes(0), job.codes(1)) == (["GS101"], ["GS101"])
     assert len(list(tmp_path.glob("out.rank?.*.html"))) == 2
     assert not (tmp_path / "out.json").exists()
-
-
-def test_the_reports_of_all_ranks_are_merged(run, tmp_path: Path):
-    run(FAILING)
     files = sorted(str(file) for file in tmp_path.glob("out.rank*.json"))
     words = [sys.executable, "-m", "gradsan", "report", *files]
     merged = subprocess.run(words, capture_output=True, text=True, check=True).stdout
@@ -81,27 +74,40 @@ def test_a_failure_of_one_rank_ends_the_others_and_is_told_by_it(run):
     assert job.codes(1) == ["GS101"]
 
 
+def test_without_torchrun_a_failure_of_one_rank_ends_the_other(tmp_path: Path):
+    """gloo tells the other that it is alone; there is nobody who keeps a store, so each speaks for itself."""
+    program = f"{OPENING}if rank == 1:\n{textwrap.indent(FAILING.strip(), '    ')}\ndist.all_reduce(torch.ones(1))\n"
+    (tmp_path / "main.py").write_text(program, encoding="utf-8")
+    waiting, failing = run_pair(tmp_path, "-m", "gradsan", "run", "--json", "out.json", "main.py", timeout=90)
+    assert (waiting.returncode, failing.returncode) == (1, 1)
+    assert "error[GS" not in waiting.stderr
+    assert "error[GS101]" in failing.stderr
+    assert len(list(tmp_path.glob("out.rank*.json"))) == 2
+
+
 def test_what_rank_0_did_not_have_is_told_by_the_rank_that_had_it(run):
-    job = run(f"if rank == 0:\n    {SILENT.strip().replace(chr(10), chr(10) + '    ')}\nelse:\n    pass\n{SILENT}")
-    assert job.codes(0)[:1] == ["GS202"]
-    assert job.stderr.count("gradsan: rank") == 1
-
-
-def test_silent_findings_of_single_ranks(run):
+    """Both have one finding in common, and each one of its own; one status would end the other rank, so it waits."""
     job = run(
         """
-        weight = torch.ones(3, requires_grad=True)
-        curve = weight.exp()
+        def spoiled(change):
+            curve = torch.ones(3, requires_grad=True).exp()
+            change(curve.data)
+            curve.sum().backward()
+
+        spoiled(lambda data: data.add_(1))
         if rank == 0:
-            curve.data.add_(1)
+            spoiled(lambda data: data.sub_(1))
         else:
-            curve.data.mul_(2)
-        curve.sum().backward()
-        """
+            spoiled(lambda data: data.mul_(2))
+        """,
+        "--exit-code",
+        "0",
     )
+    assert job.status == 0, "as --exit-code says"
     assert "gradsan: rank 0 of 2 reports" in job.stderr
     assert "gradsan: rank 1 of 2 reports" in job.stderr
-    assert job.stderr.count("error[GS202]") == 2
+    assert job.stderr.count("error[GS202]") == 3
+    assert (job.codes(0), job.codes(1)) == (["GS202"] * 2, ["GS202"] * 2)
 
 
 def test_a_finding_lets_every_rank_end_its_work(run, tmp_path: Path):
@@ -109,7 +115,7 @@ def test_a_finding_lets_every_rank_end_its_work(run, tmp_path: Path):
     body = f"""{SILENT}
 dist.destroy_process_group()
 if rank == 0:
-    time.sleep(6)  # longer than rank 1 takes for its report
+    time.sleep(4)  # longer than rank 1 takes for its report
     open("saved", "w").close()
 sys.exit()
 """
@@ -127,21 +133,9 @@ def test_a_finding_does_not_start_the_job_anew(run, tmp_path: Path):
     assert job.status == 0
 
 
-def test_the_exit_code_can_be_left_alone(run):
-    assert run(SILENT, "--exit-code", "0").status == 0
-
-
 def test_a_rank_that_is_ended_by_torchrun_ends(run):
     """The default of SIGTERM holds while the program runs."""
     job = run("if rank == 1:\n    sys.exit(3)\nwhile True:\n    time.sleep(0.1)\n")
     assert job.status == 1
     assert job.seconds < 40
     assert "exitcode  : 3" in job.stderr
-
-
-def test_a_pipe_stays_a_pipe(run, tmp_path: Path):
-    if shutil.which("torchrun") is None and not Path("/dev/stdout").exists():
-        pytest.skip("no /dev/stdout here")
-    job = run(RIGHT, "--sarif", "/dev/stdout")
-    assert job.stdout.count('"version": "2.1.0"') == 2
-    assert not list(tmp_path.glob("stdout*"))

@@ -111,8 +111,8 @@ class Sharded:
         sequence = _torch.sequence_number() if root is None else root + 1
         noted = tuple(self._notes.note(one.sharded_param) for one in group.fsdp_params)
         for one in group.fsdp_params:
-            whole = getattr(one, "_unsharded_param", None)
-            storage = _torch.storage_or_none(whole) if whole is not None else 0
+            whole: Any = one.unsharded_param
+            storage = _torch.storage_or_none(whole)
             if storage and not self.holds(storage):
                 self._storages[storage] = _torch.weak_storage(whole.untyped_storage())
         kept = self._gathered.setdefault(group, deque(maxlen=_GATHERINGS_KEPT))
