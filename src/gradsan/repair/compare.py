@@ -43,10 +43,11 @@ def compare(reference: Recording, candidate: Recording) -> Comparison:
     """Compare at the optimizer steps; where neither program has an optimizer, after each backward."""
     records = reference.steps if reference.steps and candidate.steps else reference.backwards
     pairs = list(_pairs(records, candidate.steps if records is reference.steps else candidate.backwards))
-    largest, equal, lost = 0.0, True, 0
+    largest, equal, lost, met = 0.0, True, 0, 0
     for position, (right, tried) in enumerate(pairs):
         tolerance = FIRST_TOLERANCE if position < FIRST else TOLERANCE
         for before, after in _belonging(right, tried):
+            met += before is not None
             if before is not None and before[2] > 0 and (after is None or after[2] == 0):
                 lost += 1
             difference = _difference(before, after)
@@ -55,7 +56,7 @@ def compare(reference: Recording, candidate: Recording) -> Comparison:
         equal = equal and len(right.values) == len(tried.values)
     # A reference that did not come to its end does not tell what would have come.
     whole = reference.finished and len(pairs) == len(records) and not (reference.was_cut or candidate.was_cut)
-    return Comparison(largest if pairs else None, bool(pairs) and equal and whole, lost, len(pairs), reference.finished)
+    return Comparison(largest if met else None, bool(met) and equal and whole, lost, len(pairs), reference.finished)
 
 
 def _pairs(reference: Sequence[Gradients], candidate: Sequence[Gradients]) -> Iterator[tuple[Gradients, Gradients]]:

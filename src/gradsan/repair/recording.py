@@ -59,15 +59,22 @@ class Recorder:
             self._bytes >= _BYTES_KEPT,
         )
 
-    def _before_step(self, optimizer: Any, *_: Any) -> None:
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        key = "step " + ";".join("x".join(map(str, p.shape)) for p in parameters)
-        self._keep(self._steps, key, [p.grad for p in parameters])
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not _has_closure(args, kwargs):
+            self._keep_step(optimizer)
 
-    def _after_step(self, *_: Any) -> None:
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if _has_closure(args, kwargs):
+            # The gradients are those that the closure has computed, the last time it was called.
+            self._keep_step(optimizer)
         self._made += 1
         if self._limit and self._made >= self._limit:
             raise EnoughSteps(0)
+
+    def _keep_step(self, optimizer: Any) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        key = "step " + ";".join("x".join(map(str, p.shape)) for p in parameters)
+        self._keep(self._steps, key, [p.grad for p in parameters])
 
     def before_backward(self, entry: Any, *_: Any) -> None:
         """To be called with the entry of every backward that begins."""
@@ -95,6 +102,12 @@ class Recorder:
                 self._met[look] = self._met.get(look, 0) + 1
                 self._labels[leaf] = f"{look} {self._met[look]}"
         return tuple(self._labels[leaf] for leaf in leaves)
+
+
+def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    # The optimizer itself is the first of the arguments.
+    given = args[1] if len(args) > 1 else kwargs.get("closure")
+    return given is not None
 
 
 def _scalars(outputs: Any) -> list[float]:

@@ -205,7 +205,26 @@ def _is_position(source: SourceFile, node: ast.expr) -> bool:
         return _is_position(source, node.left) and _is_position(source, node.right)
     if not isinstance(node, ast.Name):
         return False
-    return any(isinstance(around, ast.For) and _counts(around, node.id) for around, _ in source.ancestors(node))
+    if any(isinstance(around, ast.For) and _counts(around, node.id) for around, _ in source.ancestors(node)):
+        return True
+    return _is_always_number(source, node.id)
+
+
+def _is_always_number(source: SourceFile, name: str) -> bool:
+    """Whether all that the file binds to ``name`` are whole numbers written out."""
+    nodes = list(ast.walk(source.module))
+    if any(isinstance(node, ast.arg) and node.arg == name for node in nodes):
+        return False
+    bound = sum(isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store) for node in nodes)
+    numbers = [
+        node
+        for node in nodes
+        if isinstance(node, ast.Assign)
+        and any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
+        and isinstance(node.value, ast.Constant)
+        and type(node.value.value) is int
+    ]
+    return bound == len(numbers) > 0
 
 
 def _counts(loop: ast.For, name: str) -> bool:

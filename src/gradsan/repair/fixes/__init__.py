@@ -16,9 +16,12 @@ from gradsan.repair.fixes import (
     list_and_stack,
     rebuild_in_loop,
     recompute_forward,
+    record_view,
     reorder_step,
+    state_in_module,
     step_after_loop,
     sum_losses,
+    views_after_write,
 )
 from gradsan.source.change import changed_lines
 from gradsan.source.suggest import drop_keyword
@@ -27,6 +30,9 @@ _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     disable_inplace_module.suggest,
     clone_for_layer.suggest,
     index_views.suggest,
+    record_view.suggest,
+    views_after_write.suggest,
+    state_in_module.suggest,
     list_and_stack.suggest,
     reorder_step.suggest,
     recompute_forward.suggest,
