@@ -21,11 +21,11 @@ def match(failure: Failure) -> Diagnosis | None:
         "name": gradient.name,
         "writer": next(iter(label_room.as_written([gradient.op or "?"])), gradient.op),
         "op": parts.op_of(branching),
-        "sibling": sibling.name if sibling is not None and sibling.name else Message("label.other_branch"),
+        "sibling": None if sibling is None else sibling.name,
     }
     is_shared = bool(failure.values.get("shared"))
     variant = "" if is_shared else "_alone"
-    explained = "_by" if is_shared and branching is not None else variant
+    is_named = is_shared and branching is not None and bool(values["sibling"])
     return parts.diagnosis(
         failure,
         CODE,
@@ -33,11 +33,11 @@ def match(failure: Failure) -> Diagnosis | None:
         values=values,
         severity="warning" if is_shared else "note",
         title=f"title.{SLUG}{variant}",
-        explanation=f"explanation.{SLUG}{explained}",
+        explanation=f"explanation.{SLUG}{'_by' if is_named else variant}",
         labels=(
             *parts.label_of(branching, "note", "label.gradient_branches", values),
             *label_room.at("used", failure.site, Message("label.hands_gradients", values)),
-            *parts.label_of(gradient, "written", f"label.gradient_written{variant}", values),
+            *parts.label_of(gradient, "written", f"label.gradient_written{'_by' if is_named else variant}", values),
         ),
         tensor=NamedTensor(gradient.name, facts["shape"], facts["dtype"], facts["device"], None, None),
         fixes=(parts.fix("return_new_gradient", "changed" if is_shared else "preserved", values),),
