@@ -10,6 +10,7 @@ test reports.
 from __future__ import annotations
 
 from collections.abc import Generator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -84,9 +85,9 @@ def pytest_runtest_makereport(
     found = [one for one in watching.diagnoses if one.severity in ("error", "warning")]
     if not found:
         return report
-    text = str(watching)
+    text = _told(watching)
     report.sections.append(("gradsan", text))
-    report.user_properties.extend((_PROPERTY, _summary(one)) for one in found)
+    report.user_properties.extend((_PROPERTY, _summary(one, item.config.rootpath)) for one in found)
     if report.passed and any(one.silent for one in found):
         report.outcome = "failed"
         report.longrepr = text
@@ -121,7 +122,18 @@ def _mode(item: pytest.Item) -> str:
     return str(item.config.getoption("--gradsan") or item.config.getini("gradsan"))
 
 
-def _summary(diagnosis: Diagnosis) -> str:
+def _told(watching: Any) -> str:
+    """The report; where it cannot be made, a sentence that says so, because the other tests are to run on."""
+    try:
+        return str(watching)
+    except Exception as failure:
+        return f"gradsan could not make its report: {type(failure).__name__}: {failure}"
+
+
+def _summary(diagnosis: Diagnosis, root: Path) -> str:
     where = [label.frame for label in diagnosis.labels if label.role == "written"]
-    place = f" ({where[0].file}:{where[0].line})" if where else ""
+    if not where:
+        return f"{diagnosis.code} {diagnosis.cause}"
+    file = Path(where[0].file)
+    place = f" ({file.relative_to(root) if file.is_relative_to(root) else file}:{where[0].line})"
     return f"{diagnosis.code} {diagnosis.cause}{place}"

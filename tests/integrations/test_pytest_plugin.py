@@ -1,13 +1,19 @@
-"""``pytest --gradsan``, in pytest runs of its own."""
+"""``pytest --gradsan``, in pytest runs of its own: few runs, each of a whole suite, as starting torch takes longest."""
+
+from __future__ import annotations
 
 import pytest
 
+import gradsan_pytest
+
 pytest_plugins = ["pytester"]
 
-SILENT = """
+PROGRAMS = """
+import gradsan_pytest
+import pytest
 import torch
 
-def test_silent():
+def silent():
     w = torch.ones(3, requires_grad=True)
     y = w * 1
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
@@ -15,98 +21,145 @@ def test_silent():
     with torch.no_grad():
         z.add_(1)
     z.sum().backward()
-"""
-RAISED = """
-import pytest
-import torch
 
 def broken():
     w = torch.ones(3, requires_grad=True)
     y = w.exp()
     y += 1
     y.sum().backward()
-
-def test_expected():
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        broken()
-
-def test_raising():
-    broken()
+    return w.grad
 """
-CLEAN = """
-import torch
+SUITE = {
+    "programs": PROGRAMS,
+    "test_silent": """
+        from programs import silent
 
-def test_clean():
-    w = torch.ones(3, requires_grad=True)
-    w.exp().sum().backward()
-    assert w.grad is not None
-"""
+        def test_silent():
+            silent()
+        """,
+    "test_raised": """
+        import pytest
+        from programs import broken
+
+        def test_expected():
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                broken()
+
+        def test_raising():
+            broken()
+        """,
+    "test_clean": """
+        import torch
+
+        def test_clean():
+            w = torch.ones(3, requires_grad=True)
+            w.exp().sum().backward()
+            assert w.grad is not None
+        """,
+    "test_marked": """
+        import pytest
+        import torch
+        from programs import broken, silent
+
+        @pytest.mark.gradsan
+        def test_marked():
+            silent()
+
+        @pytest.mark.gradsan("off")
+        def test_left_alone():
+            silent()
+
+        @pytest.mark.gradsan(mode="heal")
+        def test_healed():
+            torch.testing.assert_close(broken(), torch.ones(3).exp())
+
+        @pytest.mark.gradsan("all")
+        def test_wrongly_marked():
+            silent()
+        """,
+}
+SILENT_ROW = "test_silent.py::test_silent: GS201 hidden_by_saved_tensor_hooks (programs.py:10)"
+EXPECTED_ROW = "test_raised.py::test_expected: GS101 result_overwritten (programs.py:16)"
+RAISED_ROW = "test_raised.py::test_raising: GS101 result_overwritten (programs.py:16)"
+MARKED_ROW = "test_marked.py::test_marked: GS201 hidden_by_saved_tensor_hooks (programs.py:10)"
+HEALED_ROW = "test_marked.py::test_healed: GS101 result_overwritten (programs.py:16)"
 
 
 @pytest.fixture
 def run(pytester, monkeypatch):
     monkeypatch.setenv("GRADSAN_TEXT", "strict")
-
-    def run(text, *words):
-        pytester.makepyfile(text)
-        return pytester.runpytest_subprocess("-p", "no:cacheprovider", *words)
-
-    return run
+    return lambda *words: pytester.runpytest_subprocess("-p", "no:cacheprovider", *words)
 
 
-def test_without_the_option_nothing_is_imported(run):
-    text = (
-        "import sys\ndef test_it():\n    assert 'torch' not in sys.modules\n    assert 'gradsan' not in sys.modules\n"
-    )
-    run(text).assert_outcomes(passed=1)
+@pytest.fixture
+def suite(pytester, run):
+    """Run the whole suite; what failed comes by the names of the tests, sorted."""
+    for name, text in SUITE.items():
+        pytester.makepyfile(**{name: text})
+
+    def run_suite(*words):
+        done = run("-rf", *words)
+        failed = [line.split("::")[1].split()[0] for line in done.outlines if line.startswith("FAILED ")]
+        return done, sorted(failed)
+
+    return run_suite
 
 
-def test_a_silent_conflict_fails_the_test(run):
-    run(SILENT).assert_outcomes(passed=1)
-    done = run(SILENT, "--gradsan")
-    done.assert_outcomes(failed=1)
-    done.stdout.fnmatch_lines(["*GS201*", "*test_silent: GS201 hidden_by_saved_tensor_hooks (*:9)"])
+def rows(done):
+    """The lines of gradsan's own section at the end."""
+    lines = done.outlines
+    first = next(number for number, line in enumerate(lines) if line.strip("= ") == "gradsan" and line[0] == "=")
+    return sorted(line for line in lines[first + 1 :] if ": GS" in line)
 
 
-def test_a_raised_conflict_is_explained_and_judged_by_the_test(run):
-    done = run(RAISED, "--gradsan=watch")
-    done.assert_outcomes(passed=1, failed=1)
-    done.stdout.fnmatch_lines(["*RuntimeError*", "*error*GS101*", "*test_raising: GS101 result_overwritten (*:7)"])
+def test_without_the_option_nothing_is_imported(run, pytester):
+    pytester.makepyfile("import sys\ndef test_it():\n    assert not {'torch', 'gradsan'} & set(sys.modules)\n")
+    run().assert_outcomes(passed=1)
 
 
-def test_a_clean_test_stays_clean(run):
-    done = run(CLEAN, "--gradsan")
-    done.assert_outcomes(passed=1)
-    assert "GS" not in done.stdout.str()
+def test_every_test_is_watched_and_has_findings_of_its_own(suite):
+    done, failed = suite("--gradsan")
+    assert failed == ["test_marked", "test_raising", "test_silent", "test_wrongly_marked"]
+    done.assert_outcomes(passed=4, failed=4)
+    done.stdout.fnmatch_lines(["*RuntimeError: one of the variables needed*", "*error*GS101*"])
+    # One test expected its error: it is told of all the same.
+    assert rows(done) == sorted([EXPECTED_ROW, RAISED_ROW, SILENT_ROW, MARKED_ROW, HEALED_ROW])
+    done.stdout.fnmatch_lines(["*@pytest.mark.gradsan('all'): it takes watch, deep, heal, off*"])
 
 
-def test_the_ini_file_and_off(run, pytester):
+def test_the_option_is_stronger_than_the_ini_file_and_a_marker_than_the_option(suite, pytester):
     pytester.makeini("[pytest]\ngradsan = watch\n")
-    run(SILENT).assert_outcomes(failed=1)
-    run(SILENT, "--gradsan=off").assert_outcomes(passed=1)
+    done, failed = suite("--gradsan=off")
+    assert failed == ["test_marked", "test_raising", "test_wrongly_marked"]
+    assert rows(done) == sorted([MARKED_ROW, HEALED_ROW])
 
 
-def test_markers(run):
-    marked = SILENT.replace("def test_silent", "import pytest\n@pytest.mark.gradsan\ndef test_silent")
-    run(marked).assert_outcomes(failed=1)
-    run(marked.replace("mark.gradsan", "mark.gradsan('off')"), "--gradsan").assert_outcomes(passed=1)
-    run(marked.replace("mark.gradsan", "mark.gradsan('all')")).assert_outcomes(failed=1)
+def test_the_ini_file_asks_and_chooses_the_language(suite, pytester):
+    pytester.makeini("[pytest]\ngradsan = watch\ngradsan_language = zh\n")
+    done, failed = suite("test_silent.py", "test_clean.py")
+    assert failed == ["test_silent"]
+    done.stdout.fnmatch_lines(["*在保存之后被覆盖*"])
+
+
+def test_deep_mode_with_xdist(suite):
+    pytest.importorskip("xdist")
+    done, failed = suite("--gradsan=deep", "-n", "2")
+    assert failed == ["test_marked", "test_raising", "test_silent", "test_wrongly_marked"]
+    assert rows(done) == sorted([EXPECTED_ROW, RAISED_ROW, SILENT_ROW, MARKED_ROW, HEALED_ROW])
+    done.stdout.fnmatch_lines(["*gradients are off by (relative): w 0.37"])
 
 
 def test_wrong_values_are_one_sentence(run, pytester):
+    pytester.makepyfile("def test_it(): pass")
     pytester.makeini("[pytest]\ngradsan = loud\n")
-    done = run(CLEAN)
+    done = run()
     assert done.ret == pytest.ExitCode.USAGE_ERROR
     done.stderr.fnmatch_lines(["*gradsan = loud: it takes watch, deep, heal, off*"])
 
 
-def test_with_xdist(run):
-    pytest.importorskip("xdist")
-    done = run(SILENT, "--gradsan", "-n", "2")
-    done.assert_outcomes(failed=1)
-    done.stdout.fnmatch_lines(["*test_silent: GS201 hidden_by_saved_tensor_hooks (*:9)"])
+def test_a_report_that_cannot_be_made_is_no_end_of_the_run():
+    class Broken:
+        def __str__(self):
+            raise LookupError("a word is missing")
 
-
-def test_chinese(run, pytester):
-    pytester.makeini("[pytest]\ngradsan_language = zh\n")
-    run(SILENT, "--gradsan").stdout.fnmatch_lines(["*在保存之后被覆盖*"])
+    assert "LookupError: a word is missing" in gradsan_pytest._told(Broken())
