@@ -13,22 +13,23 @@ _TOLERANCE = 1e-6
 """Relative difference of losses up to which two runs computed the same: threads add up in any order."""
 
 _ALLOWANCES = {
-    "freed_state_carried_over": "keep_graphs",
-    "forward_shared_by_two_backwards": "keep_graphs",
-    "graph_built_once": "keep_graphs",
-    "same_loss_twice": "keep_graphs",
-    "out_requires_grad": "write_leaves",
-    "one_of_several_views_written": "single_views",
-    "unrecorded_view_written": "record_views",
-    "expanded_written": "own_memory",
-    "compiled_overwritten": "run_eagerly",
+    "freed_state_carried_over": ("keep_graphs",),
+    "forward_shared_by_two_backwards": ("keep_graphs",),
+    "graph_built_once": ("keep_graphs",),
+    "same_loss_twice": ("keep_graphs",),
+    "out_requires_grad": ("write_leaves",),
+    "one_of_several_views_written": ("single_views",),
+    "unrecorded_view_written": ("record_views",),
+    "view_base_written": ("single_views", "record_views"),
+    "expanded_written": ("own_memory",),
+    "compiled_overwritten": ("run_eagerly",),
 }
 """By the cause of a fault, what a run has to allow so that the program comes past it as it is written."""
 
 
 def reference_for(request: Request, faults: Sequence[Diagnosis]) -> Request:
     """The request for the run whose gradients are right: healed, and with what PyTorch refuses carried out."""
-    allowances = {_ALLOWANCES[fault.cause] for fault in faults if fault.cause in _ALLOWANCES}
+    allowances = {name for fault in faults for name in _ALLOWANCES.get(fault.cause, ())}
     for fault in faults:
         if fault.cause == "leaf_written":
             first = next((fix.kind for fix in fault.fixes), "no_grad")

@@ -1,0 +1,248 @@
+"""Candidates of single kinds, from diagnoses written by hand, and the text that they lead to."""
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from gradsan.model import Diagnosis, Frame, Label, Message, NamedTensor, Site
+from gradsan.repair.fixes import (
+    clone_for_layer,
+    index_views,
+    rebuild_in_loop,
+    record_view,
+    state_in_module,
+    views_after_write,
+)
+from gradsan.repair.patch import Patch
+
+
+@pytest.fixture
+def program(tmp_path):
+    def write(text, name="program.py"):
+        file = tmp_path / name
+        file.write_text(textwrap.dedent(text).lstrip("\n"))
+        return str(file)
+
+    return write
+
+
+def at(file, line, function="<module>", text=None):
+    source = Path(file).read_text().splitlines()[line - 1]
+    part = text or source.strip()
+    column = source.index(part) + 1
+    return Frame(file, line, function, column, line, column + len(part), is_user=True)
+
+
+def diagnosis(cause, *labels, name=None, **values):
+    tensor = None if name is None else NamedTensor(name, (2,), "float32", "cpu", None, None)
+    said = Message("title.any", values)
+    marks = tuple(Label(role, frames[-1], said, op, Site(frames)) for role, op, frames in labels)
+    return Diagnosis("GS000", cause, "error", False, said, said, marks, tensor)
+
+
+def patched(suggested, file):
+    patch = Patch()
+    return [patch.with_lines(fix.lines).files[file].decode() for fix in suggested]
+
+
+def test_a_layer_gets_a_copy(program):
+    file = program("""
+        h = conv(x)
+        skip = act(h + 1).mean()
+    """)
+    found = clone_for_layer.suggest(
+        diagnosis("inplace_module", ("written", "relu_", (at(file, 2, text="act(h + 1)"),)))
+    )
+    assert patched(found, file) == ["h = conv(x)\nskip = act((h + 1).clone()).mean()\n"]
+    assert [fix.kind for fix in found] == ["clone_before_mutation"]
+
+
+def test_a_loss_of_a_closure_is_computed_in_it(program):
+    file = program("""
+        loss = model(x)
+
+
+        def closure():
+            "What L-BFGS asks for."
+            loss.backward()
+            return loss
+
+
+        optimizer.step(closure)
+    """)
+    found = rebuild_in_loop.suggest(
+        diagnosis(
+            "step_between_forward_and_backward",
+            ("saved", None, (at(file, 1),)),
+            ("used", None, (at(file, 10), at(file, 6, "closure"))),
+        )
+    )
+    (text,) = patched(found, file)
+    assert text == (
+        "\n\ndef closure():\n"
+        '    "What L-BFGS asks for."\n'
+        "    loss = model(x)\n    loss.backward()\n    return loss\n\n\n"
+        "optimizer.step(closure)\n"
+    )
+
+
+def test_what_is_read_elsewhere_stays_as_well(program):
+    file = program("""
+        loss = model(x)
+
+        def closure():
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        print(loss)
+    """)
+    found = rebuild_in_loop.suggest(
+        diagnosis(
+            "step_between_forward_and_backward",
+            ("saved", None, (at(file, 1),)),
+            ("used", None, (at(file, 7), at(file, 4, "closure"))),
+        )
+    )
+    (text,) = patched(found, file)
+    assert text.startswith("loss = model(x)\n\ndef closure():\n    loss = model(x)\n")
+
+
+@pytest.mark.parametrize(
+    ("head", "write", "name", "new_head", "bound"),
+    [
+        ("for row in x:", "row.mul_(2)", "row", "for index, row in enumerate(x):", "row = x[index]"),
+        (
+            "for row, k in zip(x.unbind(1), n):",
+            "row[0] = k",
+            "row",
+            "for index, (row, k) in enumerate(zip(x.unbind(1), n)):",
+            "row = x.select(1, index)",
+        ),
+        (
+            "for i, row in enumerate(torch.unbind(self.x)):",
+            "row += i",
+            "row",
+            "for i, row in enumerate(torch.unbind(self.x)):",
+            "row = self.x[i]",
+        ),
+    ],
+)
+def test_views_are_taken_by_index(program, head, write, name, new_head, bound):
+    file = program(f"{head}\n    {write}\n")
+    found = index_views.suggest(diagnosis("one_of_several_views_written", ("written", None, (at(file, 2),)), name=name))
+    assert patched(found, file) == [f"{new_head}\n    {bound}\n    {write}\n"]
+
+
+@pytest.mark.parametrize("head", ["for row in make():", "for row in x.split(2):", "for other in x:"])
+def test_views_are_left_alone_where_an_index_would_not_say_the_same(program, head):
+    file = program(f"{head}\n    row.mul_(2)\n")
+    wanted = diagnosis("one_of_several_views_written", ("written", None, (at(file, 2),)), name="row")
+    assert index_views.suggest(wanted) == ()
+
+
+def test_a_view_leaves_the_block_without_autograd(program):
+    file = program("""
+        with torch.no_grad():
+            start = int(x.argmax())
+            part = x[start:]
+        part.mul_(2)
+    """)
+    found = record_view.suggest(diagnosis("unrecorded_view_written", ("created", None, (at(file, 3),))))
+    assert patched(found, file) == [
+        "with torch.no_grad():\n    start = int(x.argmax())\npart = x[start:]\npart.mul_(2)\n"
+    ]
+
+
+def test_a_view_that_the_block_reads_is_recorded_where_it_stands(program):
+    file = program("""
+        with torch.no_grad():
+            part = x[1:]
+            start = int(part.argmax())
+        part.mul_(2)
+    """)
+    found = record_view.suggest(diagnosis("unrecorded_view_written", ("created", None, (at(file, 2),))))
+    assert patched(found, file) == [
+        "with torch.no_grad():\n    with torch.enable_grad():\n        part = x[1:]\n"
+        "    start = int(part.argmax())\npart.mul_(2)\n"
+    ]
+
+
+def test_views_come_after_the_write_to_their_base(program):
+    file = program("""
+        left, right = x.unbind(1)
+        x.mul_(0.5)
+        y = left - right
+    """)
+    labels = (("created", None, (at(file, 1),)), ("written", "mul_", (at(file, 2),)))
+    found = views_after_write.suggest(diagnosis("view_base_written", *labels))
+    assert patched(found, file) == [
+        "x.mul_(0.5)\nleft, right = x.unbind(1)\ny = left - right\n",
+        "x = x.mul(0.5)\nleft, right = x.unbind(1)\ny = left - right\n",
+        "left, right = x.unbind(1)\nx = x.mul(0.5)\ny = left - right\n",
+    ]
+    assert [fix.kind for fix in found] == ["view_after_write", "out_of_place", "out_of_place"]
+
+
+def test_views_that_are_read_before_the_write_stay(program):
+    file = program("""
+        left, right = x.unbind(1)
+        print(left)
+        x.mul_(0.5)
+    """)
+    labels = (("created", None, (at(file, 1),)), ("written", "mul_", (at(file, 3),)))
+    found = views_after_write.suggest(diagnosis("view_base_written", *labels))
+    assert [fix.kind for fix in found] == ["out_of_place"]
+
+
+NEURON = """
+    class Neuron(nn.Module):
+        def __init__(self):
+            self.v = None
+
+        def reset(self):
+            self.v = None
+
+        def decay(self):
+            self.v = self.v * 0.5
+
+        def forward(self, x):
+            self.v = x if self.v is None else self.v + x
+            return self.v
+"""
+
+
+def test_states_kept_in_modules_are_cut_or_forgotten_by_the_loop(program):
+    neurons = program(NEURON, "neurons.py")
+    main = program("""
+        from neurons import Neuron
+        net = nn.Sequential(nn.Linear(2, 2), Neuron())
+        for x in data:
+            loss = sum(net(x) for _ in range(4)).mean()
+            loss.backward()
+            optimizer.step()
+    """)
+    inside = at(neurons, 12, "Neuron.forward")
+    found = state_in_module.suggest(
+        diagnosis(
+            "freed_state_carried_over",
+            ("bridge", None, (at(main, 4, text="sum(net(x) for _ in range(4))"), inside)),
+            ("note", None, (at(main, 6),)),
+            ("used", None, (at(main, 5),)),
+        )
+    )
+    cut, forgotten = patched(found, main)
+    assert cut.splitlines()[6:] == [
+        "    for module in net.modules():",
+        "        if isinstance(module, Neuron) and module.v is not None:",
+        "            module.v = module.v.detach()",
+    ]
+    # decay() forgets nothing: what it binds is made of the state.
+    assert forgotten.splitlines()[3:7] == [
+        "    for module in net.modules():",
+        "        if isinstance(module, Neuron):",
+        "            module.reset()",
+        "    loss = sum(net(x) for _ in range(4)).mean()",
+    ]
+    assert [fix.kind for fix in found] == ["detach_carried_state", "reset_state"]
