@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from gradsan._session import Mode, Session
+from gradsan._terms import Terms, rules_of
 from gradsan.model import Diagnosis, Program, Report
 
 if TYPE_CHECKING:
@@ -26,6 +27,12 @@ class watch:  # noqa: N801 - used as a function: ``with gradsan.watch():``
     short diagnosis added as an exception note. ``report`` and ``diagnoses`` tell everything, in the block and after.
     Nested and repeated use is harmless; one instance may be entered again, and then reports the last stretch.
 
+    ``halt`` stops the program at the first error found, silent ones included, with a :class:`HaltError`; ``early``
+    already where a value is overwritten that a live graph still holds (it needs and chooses deep mode). ``strict``
+    makes warnings of notes, and halts at warnings, too. In heal mode ``only`` names the conflicts that are healed, by
+    code and place (``"GS101"``, ``"GS2xx"``, ``"train.py:12"``, ``"GS101:train.py:12"``; others fail as PyTorch would
+    have it), and ``max_bytes`` bounds what the originals may take; beyond it a :class:`HealingEndedError` is raised.
+
     ``language``: ``"en"``, ``"zh"`` or ``"auto"`` (from the environment), for the note and the shown report.
     """
 
@@ -35,10 +42,19 @@ class watch:  # noqa: N801 - used as a function: ``with gradsan.watch():``
         *,
         language: LanguageOption = "auto",
         native: bool | None = None,
-        heal_max_bytes: int | None = None,
+        halt: bool = False,
+        early: bool = False,
+        strict: bool = False,
+        only: str | Iterable[str] | None = None,
+        max_bytes: int | None = None,
     ) -> None:
-        """Choose how to watch; nothing happens before the block is entered."""
-        self._heal_max_bytes = heal_max_bytes
+        """Choose how to watch; nothing happens before the block is entered.
+
+        Raises:
+            ValueError: for an ``only`` that names neither codes nor places.
+        """
+        rules = () if only is None else rules_of(only)
+        self._terms = Terms(halt=halt, early=early, strict=strict, only=rules, max_bytes=max_bytes)
         self._mode: Mode = mode
         self._native = native
         self._language = language
@@ -48,7 +64,7 @@ class watch:  # noqa: N801 - used as a function: ``with gradsan.watch():``
 
     def __enter__(self) -> Self:
         """Begin to watch."""
-        session = Session(self._mode, native=self._native, heal_max_bytes=self._heal_max_bytes)
+        session = Session(self._mode, native=self._native, terms=self._terms)
         session.start()
         self._sessions.append(session)
         self._last = session
@@ -119,12 +135,19 @@ class watch:  # noqa: N801 - used as a function: ``with gradsan.watch():``
         return render_fragment(self.report, language=choose_language(self._language, os.environ))
 
 
-def heal(max_bytes: int | None = None, *, language: LanguageOption = "auto") -> watch:
+def heal(
+    max_bytes: int | None = None, *, only: str | Iterable[str] | None = None, language: LanguageOption = "auto"
+) -> watch:
     """Watch in heal mode: backward gets each saved value as it was, and every healed conflict is reported.
 
-    ``max_bytes`` bounds how many bytes are healed; beyond it backward raises a ``RuntimeError``. None: no bound.
+    ``max_bytes`` bounds the memory that the originals take at once: those that a write has separated from what the
+    program sees, and copies of what cannot be kept copy-on-write. Beyond it :class:`HealingEndedError` is raised. None:
+    no bound. ``only`` as in :class:`watch`; None: every conflict is healed.
+
+    Raises:
+        ValueError: for an ``only`` that names neither codes nor places.
     """
-    return watch("heal", language=language, heal_max_bytes=max_bytes)
+    return watch("heal", language=language, only=only, max_bytes=max_bytes)
 
 
 _enabled: list[Session] = []

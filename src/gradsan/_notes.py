@@ -15,10 +15,11 @@ def annotate(error: BaseException, report: Report, language: Literal["en", "zh",
 
     Python 3.10 has no exception notes; there the text goes behind the message.
     """
-    from gradsan._errors import GradsanError
+    from gradsan._errors import GradsanError, HaltError
     from gradsan.catalogue import is_of_autograd
 
-    raised = [diagnosis for diagnosis in report.diagnoses if diagnosis.gradient.status == "raised"]
+    halted = isinstance(error, HaltError)
+    raised = [diagnosis for diagnosis in report.diagnoses if halted or diagnosis.gradient.status == "raised"]
     unseen = () if report.diagnoses else report.seen.blind_spots
     if not (raised or unseen) or not (isinstance(error, GradsanError) or is_of_autograd(error)):
         return

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import platform
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from gradsan import __version__
+from gradsan._terms import Mode, Terms
 from gradsan.model import Evidence, Program, Report
 
 if TYPE_CHECKING:
     from gradsan.capture.recorder import Mark, Recorder
 
-Mode = Literal["watch", "deep", "heal"]
+__all__ = ["Mode", "Session", "Terms"]
 
 
 class Session:
     """Watches from :meth:`start` to :meth:`stop` and reports what happened between. Importing it imports no torch."""
 
-    def __init__(self, mode: Mode = "watch", *, native: bool | None = None, heal_max_bytes: int | None = None) -> None:
+    def __init__(self, mode: Mode = "watch", *, native: bool | None = None, terms: Terms | None = None) -> None:
         """``native`` chooses the hot path: True the C extension, False pure Python, None the best there is.
 
-        ``heal_max_bytes`` is how much healing may copy before it ends with an error; None: as much as it takes.
+        ``terms`` is what is asked for beyond being told; they may need a stronger ``mode``.
         """
-        self._heal_max_bytes = heal_max_bytes
-        self.mode = mode
+        self._terms = terms if terms is not None else Terms()
+        self.mode: Mode = self._terms.mode(mode)
         self._native = native
         self._recorder: Recorder | None = None
         self._since: Mark | None = None
@@ -43,9 +44,7 @@ class Session:
         self._recorder = recorder(self._native)
         self._evidence = None
         self._since = self._recorder.mark()
-        if self.mode == "heal":
-            self._recorder.deep.max_bytes = self._heal_max_bytes
-        self._recorder.start(self.mode)
+        self._recorder.start(self.mode, self._terms.asked())
 
     def meet(self, error: BaseException) -> None:
         """Look at an exception that has ended the program or is leaving the watched block; nothing where not on."""
@@ -70,13 +69,14 @@ class Session:
         """The diagnoses of what was captured so far."""
         import torch
 
-        from gradsan.diagnose import diagnose
+        from gradsan.diagnose import diagnose, strictly
 
         evidence = self.evidence()
+        diagnoses = diagnose(evidence)
         return Report(
             program=program or Program(),
             seen=evidence.seen,
-            diagnoses=diagnose(evidence),
+            diagnoses=strictly(diagnoses) if self._terms.strict else diagnoses,
             gradsan=__version__,
             torch=str(torch.__version__),
             python=platform.python_version(),

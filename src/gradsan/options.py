@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
+from gradsan._terms import rules_of
 from gradsan.model import Message
 from gradsan.suppress import parse_rule
 
@@ -20,6 +21,7 @@ _TOML = "tomllib" if sys.version_info >= (3, 11) else "tomli"
 _ENVIRONMENT_NAME = "GRADSAN_OPTIONS"
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kKmMgGtT])(?:i?[bB])?)?", re.ASCII)
 _SETTING = re.compile(r"""([^=:]+)=("[^"]*"|'[^']*'|[^:]*)(?::|$)""")
 
 REPORT_FILES = ("json", "html", "sarif")
@@ -39,8 +41,9 @@ class Options:
     annotations of GitHub Actions on the standard output; ``exit_code`` (0 to 255) the status that takes the
     place of 0 where the program finished but a conflict was found, 0 leaving the program's status alone; ``stacks``
     asks for whole stacks, ``quiet`` for no report on the terminal. ``deep`` keeps originals, ``heal`` lets backward use
-    them, with copies of at most ``heal_max_bytes``. ``autopsy`` watches nothing and explains the error that ends the
-    run; it is stronger than the other two.
+    them, of all conflicts or of those that the rules ``heal_only`` take, as long as they need at most ``max_bytes``.
+    ``halt``, ``early`` and ``strict`` as in :class:`gradsan.watch`. ``autopsy`` watches nothing and explains the error
+    that ends the run; it is stronger than the others.
 
     ``ignore`` are rules for findings that are not wanted, ``suppressions`` a file of such rules, ``baseline`` a file of
     findings that are known already, ``write_baseline`` the file that those of this run are written to.
@@ -53,7 +56,11 @@ class Options:
     deep: bool = False
     heal: bool = False
     autopsy: bool = False
-    heal_max_bytes: int | None = None
+    heal_only: tuple[str, ...] = ()
+    max_bytes: int | None = None
+    halt: bool = False
+    early: bool = False
+    strict: bool = False
     lang: Literal["en", "zh", "auto"] = "auto"
     color: Literal["auto", "always", "never"] = "auto"
     stacks: bool = False
@@ -229,8 +236,21 @@ def _switch(value: Any) -> bool:
     raise ValueError(value)
 
 
+def _scope(value: Any) -> tuple[str, ...]:
+    words = value.split(",") if isinstance(value, str) else value
+    if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
+        raise ValueError(value)
+    return tuple(str(rule) for rule in rules_of(words))
+
+
 def _bytes(value: Any) -> int:
-    number = int(value) if isinstance(value, (int, str)) and not isinstance(value, bool) else -1
+    if isinstance(value, int) and not isinstance(value, bool):
+        number = value
+    else:
+        said = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+        if said is None:
+            raise ValueError(value)
+        number = int(float(said[1]) * 1024 ** " KMGT".index((said[2] or " ").upper()))
     if number <= 0:
         raise ValueError(value)
     return number
@@ -262,7 +282,11 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "deep": (_switch, "switch"),
     "heal": (_switch, "switch"),
     "autopsy": (_switch, "switch"),
-    "heal_max_bytes": (_bytes, "bytes"),
+    "heal_only": (_scope, "scope"),
+    "max_bytes": (_bytes, "bytes"),
+    "halt": (_switch, "switch"),
+    "early": (_switch, "switch"),
+    "strict": (_switch, "switch"),
     "lang": (_one_of("en", "zh", "auto"), "lang"),
     "color": (_one_of("auto", "always", "never"), "color"),
     "stacks": (_switch, "switch"),

@@ -41,5 +41,5 @@ class FakeSession:
 
 
 behaviour = sys.argv[1]
-run._open_session = lambda options: FakeSession(behaviour)
+run._open_session = lambda options, directory: FakeSession(behaviour)
 sys.exit(cli.main(sys.argv[2:]))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+from gradsan._errors import GradsanError
 from gradsan.capture import _core, _torch, autopsy, conflicts, failures, kept_conflicts, saves, warned, writes
 from gradsan.capture.applied import Functions
 from gradsan.capture.backwards import Backwards
@@ -17,6 +18,7 @@ from gradsan.capture.buffer_sync import BufferSync
 from gradsan.capture.changed_values import ChangedValues
 from gradsan.capture.checkpoints import Checkpoints
 from gradsan.capture.deep import Deep
+from gradsan.capture.demands import Asked, Demands, Found
 from gradsan.capture.emptied import Emptied
 from gradsan.capture.exports import Exports
 from gradsan.capture.gradient_writes import GradientWrites
@@ -51,10 +53,6 @@ class Mark(NamedTuple):
     steps: int = 0
 
 
-class HaltError(RuntimeError):
-    """Raised in the program where it asked gradsan to stop at the first conflict."""
-
-
 class Recorder:
     """Clock, logs and conflicts of this process."""
 
@@ -63,8 +61,9 @@ class Recorder:
         self.core = _core.make_core(native)
         self.core.on_failure = self._on_failure
         self.steps = Steps(self.core)
-        self.conflicts: list[Conflict] = []
-        self.failures: list[Failure] = []
+        self.demands = Demands()
+        self.conflicts: list[Conflict] = Found(self.demands.met)
+        self.failures: list[Failure] = Found(self.demands.met)
         self.backwards = Backwards(self.core)
         self.life = Life(self.core, self.backwards, self._on_life)
         self.core.on_round = self._on_round
@@ -106,15 +105,20 @@ class Recorder:
         """Whether capture is running."""
         return self._depth > 0
 
-    def start(self, mode: str = "watch") -> None:
-        """Begin to record; nested starts only count, and of their modes the strongest holds."""
+    def start(self, mode: str = "watch", asked: Asked | None = None) -> None:
+        """Begin to record; nested starts only count, and of their modes the strongest holds.
+
+        ``asked`` is what this stretch wants beyond being told.
+        """
         with self._lock:
             self._depth += 1
+            self.demands.begin(self._depth, mode, asked if asked is not None else Asked())
             if self._depth == 1:
                 self._start_watching()
             # After the rest, because what was replaced last is put back first.
             if mode != "watch":
                 self._start_deep(mode)
+            self._listen_for_halts()
 
     def _start_watching(self) -> None:
         # A stretch of watching tells what it could not see itself.
@@ -189,12 +193,20 @@ class Recorder:
     def listen(self) -> None:
         """Have the core call what stands in ``before_backward``, ``after_backward`` and ``after_nodes`` by now.
 
-        What they raise is noted as a blind spot and goes no further, except a :class:`HaltError`.
+        What they raise is noted as a blind spot and goes no further, except a :class:`GradsanError`.
         """
         core = self.core
         core.on_enter = self._on_enter if self.before_backward else None
         core.on_leave = self._on_leave if self.after_backward else None
         core.on_nodes = self._on_nodes if self.after_nodes else None
+
+    def _listen_for_halts(self) -> None:
+        listener = self.demands.before_backward
+        if self.demands.stop:
+            self._ask_before_backward(listener)
+        elif listener in self.before_backward:
+            self.before_backward = [one for one in self.before_backward if one != listener]
+            self.listen()
 
     def _scan_before_backward(self) -> None:
         """Have graphs looked through from now on: something can be written past the version counter."""
@@ -227,7 +239,7 @@ class Recorder:
         for listener in self.before_backward:
             try:
                 listener(entry, args, kwargs)
-            except HaltError:
+            except GradsanError:
                 raise
             except Exception as failure:
                 self._note_failure(failure)
@@ -243,7 +255,7 @@ class Recorder:
         for listener in self.after_backward:
             try:
                 listener(entry)
-            except HaltError:
+            except GradsanError:
                 raise
             except Exception as failure:
                 self._note_failure(failure)
@@ -256,7 +268,7 @@ class Recorder:
         """Do some work of gradsan's own in the middle of the program, which must not suffer if it fails."""
         try:
             work()
-        except HaltError:
+        except GradsanError:
             raise
         except Exception as failure:
             self._note_failure(failure)
@@ -326,7 +338,9 @@ class Recorder:
             if self._depth == 0:
                 return
             self._depth -= 1
+            self.demands.end(self._depth)
             self._stop_deep()
+            self._listen_for_halts()
             if self._depth:
                 return
             self.core.active = False
@@ -370,7 +384,7 @@ class Recorder:
 
     def _on_failure(self, entry: Any, error: BaseException) -> None:
         """A backward has ended with an exception; find out what lies behind it while graph and variables are there."""
-        if getattr(error, _SEEN, False):
+        if getattr(error, _SEEN, False) or isinstance(error, GradsanError):
             return
         if not autopsy.is_version_error(error):
             self._guard_hushed(partial(self._look_at, error, entry))

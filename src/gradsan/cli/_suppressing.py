@@ -7,7 +7,7 @@ import sysconfig
 from dataclasses import replace
 from pathlib import Path
 
-from gradsan.model import Message, Report
+from gradsan.model import Diagnosis, Message, Report
 from gradsan.options import Options, OptionsError
 from gradsan.suppress import Rule, RuleError, parse_rule, read_baseline, read_rules, suppress, write_baseline
 
@@ -37,6 +37,10 @@ class Suppressions:
         except (ValueError, KeyError, TypeError):
             path = options.baseline if options.baseline is not None else options.suppressions
             raise OptionsError(Message("suppress.not_understood", {"path": path})) from None
+
+    def wants(self, diagnosis: Diagnosis) -> bool:
+        """Whether neither a comment nor a rule nor the baseline has a finding."""
+        return bool(suppress((diagnosis,), self._rules, self._baseline).kept)
 
     def applied(self, report: Report) -> tuple[Report, list[Message]]:
         """The report that is left, and sentences about what was taken away, and about rules that nothing met."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from gradsan import __version__
+from gradsan._errors import HaltError
 from gradsan.model import Message, Program, Report, Seen
 
 
@@ -26,7 +27,8 @@ class Session(Protocol):
 class Watcher:
     """Starts, stops and asks a session. What goes wrong in it is kept in ``problems`` instead of being raised.
 
-    ``met_autograd_error`` tells whether one of the exceptions that nobody caught was autograd's.
+    ``met_autograd_error`` tells whether one of the exceptions that nobody caught was autograd's, ``was_halted`` whether
+    one was gradsan's own, by which it stopped the program as it was asked to.
     """
 
     def __init__(self, open_session: Callable[[], Session]) -> None:
@@ -34,6 +36,7 @@ class Watcher:
         self._open_session = open_session
         self._session: Session | None = None
         self.met_autograd_error = False
+        self.was_halted = False
         self._has_been_asked = False
 
     def start(self) -> None:
@@ -49,6 +52,7 @@ class Watcher:
 
     def meet(self, error: BaseException) -> None:
         """Have the session look at an exception that nobody caught."""
+        self.was_halted = self.was_halted or isinstance(error, HaltError)
         self.met_autograd_error = self.met_autograd_error or self._is_of_autograd(error)
         meet = getattr(self._session, "meet", None)
         if meet is None:

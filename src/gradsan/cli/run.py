@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 from gradsan._ranks import Board, heading, own_files, rank_of, undisturbed
+from gradsan._terms import chosen
 from gradsan.cli import _program_words
 from gradsan.cli._program import Ending, Target, gradsan_path, perform, prepare, take_stage
 from gradsan.cli._report_file import ReportFile
@@ -36,9 +37,10 @@ _OPTIONS_WITH_VALUE = (
     "suppressions",
     "baseline",
     "write-baseline",
-    "heal-max-bytes",
+    "heal-only",
+    "max-bytes",
 )
-_SWITCHES = ("stacks", "quiet", "github", "deep", "heal", "autopsy")
+_SWITCHES = ("stacks", "quiet", "github", "deep", "heal", "halt", "early", "strict", "autopsy")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
@@ -72,7 +74,7 @@ def run(namespace: argparse.Namespace) -> int:
     directory = _working_directory()
     options = read_options(_program_words.said(namespace, (*_OPTIONS_WITH_VALUE, *_SWITCHES)), os.environ, directory)
     target = _program_words.target_of(namespace.program)
-    return execute(target, options, directory, partial(_open_session, options))
+    return execute(target, options, directory, partial(_open_session, options, directory))
 
 
 def execute(target: Target, options: Options, directory: Path | None, open_session: Callable[[], Session]) -> int:
@@ -135,6 +137,8 @@ def execute(target: Target, options: Options, directory: Path | None, open_sessi
         _die_of(interrupt)
     if ending.interrupt is not None:
         _die_of(ending.interrupt)
+    if watcher.was_halted:
+        return options.exit_code or ending.status
     return _status(ending, report, options, board) if is_original else ending.status
 
 
@@ -153,15 +157,15 @@ def _die_of(interrupt: KeyboardInterrupt) -> NoReturn:
     raise interrupt
 
 
-def _open_session(options: Options) -> Session:
+def _open_session(options: Options, directory: Path | None) -> Session:
     if options.autopsy:
         from gradsan._autopsy import AutopsySession
 
         return AutopsySession()
     from gradsan._session import Session as WatchSession
 
-    mode: Literal["watch", "deep", "heal"] = "heal" if options.heal else "deep" if options.deep else "watch"
-    session: Session = WatchSession(mode=mode, heal_max_bytes=options.heal_max_bytes)
+    mode, terms = chosen(options, Suppressions(options, directory).wants)
+    session: Session = WatchSession(mode, terms=terms)
     return session
 
 

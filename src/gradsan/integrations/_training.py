@@ -13,6 +13,7 @@ from typing import Any, Literal
 from gradsan._notes import annotate
 from gradsan._ranks import Board, Rank, heading, own_files, undisturbed
 from gradsan._session import Mode, Session
+from gradsan._terms import chosen
 from gradsan.cli._report_file import ReportFile
 from gradsan.cli._reporting import Presentation, present
 from gradsan.cli._sentences import complain
@@ -112,9 +113,8 @@ class Training:
         return report
 
     def _open_session(self) -> Session:
-        options = self._options
-        mode: Mode = "heal" if options.heal else "deep" if options.deep else "watch"
-        return Session(mode, heal_max_bytes=options.heal_max_bytes)
+        mode, terms = chosen(self._options, self._suppressions.wants)
+        return Session(mode, terms=terms)
 
     def _attempt(self, work: Callable[[], object]) -> None:
         try:
