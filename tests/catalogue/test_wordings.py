@@ -5,6 +5,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from torch.testing._internal.optests.generate_tests import OpCheckError
 
 import gradsan
 from gradsan.catalogue import recognise, rows
@@ -12,21 +13,22 @@ from gradsan.catalogue import recognise, rows
 PROGRAMS = Path(__file__).parent.parent / "failures" / "programs"
 
 RAISED_BY = {
+    "apply_on_parameter": "apply_requires_grad",
+    "cached_overwritten": "cached_overwritten",
     "checkpoint_fewer_saves": "checkpoint_count",
     "checkpoint_reentrant_grad": "checkpoint_reentrant_grad",
     "checkpoint_shape_changed": "checkpoint_metadata",
+    "checkpoint_unpacked_twice": "checkpoint_unpacked_twice",
     "checkpoint_without_gradient": "checkpoint_needless",
+    "chunk_saved_then_base_written": "multi_view_base_written",
+    "chunk_used_after_write": "multi_view_base_written",
+    "compiled_backward_writes": "compiled_backward_writes",
+    "compiled_inputs_detached": "compiled_inputs_share",
+    "compiled_inputs_reinterpreted": "compiled_inputs_share",
     "compiled_layers": "compiled_version_error",
     "compiled_leaf_written": "leaf_inplace",
     "compiled_result_overwritten": "compiled_version_error",
     "custom_op_returns_input": "custom_op_aliases",
-    "pack_hook_writes": "pack_hook_writes",
-    "transform_writes_captured": "transform_writes_captured",
-    "unpack_hook_number": "unpack_hook_result",
-    "vmap_writes_smaller": "vmap_writes_smaller",
-    "apply_on_parameter": "apply_requires_grad",
-    "chunk_saved_then_base_written": "multi_view_base_written",
-    "chunk_used_after_write": "multi_view_base_written",
     "data_incompatible": "data_incompatible",
     "data_not_floating": "data_not_floating",
     "dirty_not_returned": "dirty_not_returned",
@@ -37,30 +39,48 @@ RAISED_BY = {
     "expanded_written_in_turn": "memory_overlap",
     "flag_of_integer": "flag_of_integer",
     "flag_of_result": "flag_of_result",
+    "hooks_on_freed": "hooks_on_freed",
+    "hooks_on_none": "hooks_on_none",
+    "hooks_set_again": "hooks_set_again",
+    "hooks_under_transform": "hooks_under_transform",
     "inference_requires_grad": "inference_requires_grad",
     "inference_saved": "inference_saved",
     "inference_version": "inference_version",
     "inference_written": "inference_written",
     "leaf_filled_at_start": "leaf_view_inplace",
+    "leaf_in_checkpoint": "leaf_inplace",
     "leaf_in_computation": "leaf_inplace",
     "leaf_marked_dirty": "leaf_marked_dirty",
     "leaf_updated_by_hand": "leaf_inplace",
     "module_hook_and_inplace": "function_view_inplace",
+    "mutation_context_left": "mutation_context_left",
+    "mutation_contexts_nested": "mutation_contexts_nested",
     "negative_slope": "negative_slope",
     "numpy_of_parameter": "numpy_requires_grad",
     "out_argument": "out_requires_grad",
+    "pack_hook_writes": "pack_hook_writes",
+    "reduced_twice": "ready_twice",
+    "reduction_unfinished": "reduction_unfinished",
     "resized": "resize_requires_grad",
     "result_dtype": "result_dtype",
     "result_shape": "result_shape",
     "rows_scaled_in_turn": "multi_view_inplace",
     "saved_detached": "saved_detached",
+    "saved_read_twice": "saved_read_twice",
     "shifted_sum": "source_overlap",
     "state_deepcopied": "deepcopy_of_result",
+    "transform_writes_captured": "transform_writes_captured",
+    "undeclared_mutation": "undeclared_mutation",
+    "undeclared_mutation_checked": "undeclared_mutation_checked",
+    "unpack_hook_number": "unpack_hook_result",
     "unrecorded_view_of_written_base": "unrecorded_view_base_written",
     "view_detached": "view_detached",
     "view_from_function": "function_view_inplace",
     "view_from_inference_mode": "unrecorded_view_inplace",
     "view_from_no_grad": "unrecorded_view_inplace",
+    "view_same_as_base": "view_same_as_base",
+    "view_with_history": "view_with_history",
+    "vmap_writes_smaller": "vmap_writes_smaller",
 }
 
 # (row, kind, message as other versions word it, groups)
@@ -110,7 +130,7 @@ RECORDED = [
 def test_what_this_torch_raises(program, row):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with pytest.raises((RuntimeError, BufferError, TypeError)) as caught:
+        with pytest.raises((RuntimeError, BufferError, TypeError, AssertionError, OpCheckError)) as caught:
             runpy.run_path(str(PROGRAMS / f"{program}.py"))
     found = recognise([kind.__name__ for kind in type(caught.value).__mro__], str(caught.value))
     assert found is not None

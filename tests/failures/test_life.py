@@ -70,8 +70,10 @@ def test_every_label_is_at_a_line_of_the_program(program):
 
 
 CODES = {
+    "checkpoint_input_plain": "GS517",
     "cut_": "GS405",
     "custom_backward_": "GS410",
+    "dirty_not_input": "GS307",
     "graph_": "GS422",
     "leaf_": "GS420",
     "parameter_": "GS421",

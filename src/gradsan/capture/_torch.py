@@ -487,14 +487,15 @@ def version_error(tensor: Any, saved: int, node: Any, packed: Any) -> str:
 
 
 def checkpointed_functions(frame: Any) -> list[Any]:
-    """The callables that checkpoint's recomputation closes over, if ``frame`` is one of torch.utils.checkpoint.
+    """What checkpoint runs again, or that closes over it, if ``frame`` is one of torch.utils.checkpoint.
 
     Missing: empty, and the report does not say which function was checkpointed.
     """
     if not frame.f_code.co_filename.replace("\\", "/").endswith("torch/utils/checkpoint.py"):
         return []
     holders = [frame.f_locals.get("frame"), frame.f_locals.get("self")]
-    found: list[Any] = []
+    reentrant = getattr(frame.f_locals.get("ctx"), "run_function", None) or frame.f_locals.get("run_function")
+    found: list[Any] = [] if reentrant is None else [reentrant]
     for recompute in (getattr(holder, "recompute_fn", None) for holder in holders):
         for cell in getattr(recompute, "__closure__", None) or ():
             try:
@@ -561,6 +562,35 @@ def without_data(graph: Any) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext()
 
 
+def checked_operator(error: BaseException) -> Any:
+    """The Python function behind the custom operator whose schema check failed.
+
+    Read off the frames of the error and of what it was raised from. Missing: None, and no line of it is named.
+    """
+    known = getattr(getattr(torch._library, "custom_ops", None), "OPDEFS", {})
+    found = None
+    looked_at: BaseException | None = error
+    while looked_at is not None:
+        trace = looked_at.__traceback__
+        while trace is not None:
+            func = trace.tb_frame.f_locals.get("func")
+            name = getattr(getattr(func, "_schema", None), "name", None)
+            definition = known.get(name) if isinstance(name, str) else None
+            found = getattr(definition, "_init_fn", found)
+            trace = trace.tb_next
+        looked_at = looked_at.__cause__
+    return found
+
+
+def wrapped_by_ddp(frames: Iterable[Any]) -> Any:
+    """The module within the DistributedDataParallel that the frames know. Missing: None, no parameter has a name."""
+    for frame in frames:
+        for value in (frame.f_locals.get("self"), *frame.f_locals.values(), *frame.f_globals.values()):
+            if isinstance(value, torch.nn.parallel.DistributedDataParallel):
+                return value.module
+    return None
+
+
 def function_class(node: Any) -> Any:
     """The custom Function whose Node this is; None for every other Node, and where the name is missing."""
     return getattr(type(node), "_forward_cls", None)
@@ -582,6 +612,24 @@ def checkpoint_module() -> tuple[Any, str, Any] | None:
     if not hasattr(_checkpoint, name) or not all(hasattr(frames, one) for one in needed):
         return None
     return _checkpoint, name, frames
+
+
+def cached_in_checkpoint(frames: Iterable[Any]) -> tuple[Any, str] | None:
+    """The tensor that selective checkpointing kept and found changed, and the operator whose result it is.
+
+    Read off the frames of the error. Missing: None, and the report does not say what was kept.
+    """
+    op = "?"
+    for frame in frames:
+        if not frame.f_code.co_filename.replace("\\", "/").endswith("torch/utils/checkpoint.py"):
+            continue
+        names = frame.f_locals
+        packet = getattr(names.get("func"), "overloadpacket", None)
+        op = getattr(packet, "__name__", op)
+        kept = getattr(names.get("self"), "val", None)
+        if torch.is_tensor(kept) and hasattr(names["self"], "version"):
+            return kept, op
+    return None
 
 
 def determinism_checks() -> dict[str, Any]:
@@ -751,6 +799,11 @@ class EngineCall(NamedTuple):
     trace: Any
 
 
+def enters_engine(frame: Any) -> bool:
+    """Whether this is the frame of the Python function through which torch enters the engine. Missing: False."""
+    return frame.f_code.co_name == "_engine_run_backward" and "t_outputs" in frame.f_locals
+
+
 def engine_call(error: BaseException) -> EngineCall | None:
     """The innermost engine call that ``error`` came through; None where it came through none.
 
@@ -761,7 +814,7 @@ def engine_call(error: BaseException) -> EngineCall | None:
     trace = error.__traceback__
     while trace is not None:
         frame = trace.tb_frame
-        if frame.f_code.co_name == "_engine_run_backward" and "t_outputs" in frame.f_locals:
+        if enters_engine(frame):
             names = frame.f_locals
             args, keywords = tuple(names.get("args", ())), names.get("kwargs", {})
             inputs = tuple(args[3]) if len(args) > 3 else ()

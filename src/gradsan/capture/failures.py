@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from gradsan.capture import clues
+from gradsan.capture import _torch, clues
 from gradsan.capture.stacks import is_user_file, of_traceback
 from gradsan.capture.steps import BackwardRecord
 from gradsan.catalogue import recognise
@@ -45,6 +45,14 @@ class Context:
     frame: FrameType | None
     backward: BackwardRecord | None = None
     inputs: tuple[Any, ...] = ()
+
+    @property
+    def is_at_statement(self) -> bool:
+        """Whether a line of the user's raised it, outside of any backward or in what a backward calls."""
+        if self.backward is None or self.frame is None:
+            return self.backward is None
+        entries = [at for at, frame in enumerate(self.frames) if _torch.enters_engine(frame)]
+        return not entries or any(frame is self.frame for frame in self.frames[entries[-1] + 1 :])
 
 
 def of_exception(

@@ -42,13 +42,15 @@ def of_warning(recorder: Any, message: Any, category: type[Warning]) -> Failure 
     row, values = found
     core = recorder.core
     frame: Any = sys._getframe(1)
+    frames: list[Any] = []
     while frame is not None and not _is_users(frame):
+        frames.insert(0, frame)
         frame = frame.f_back
     site = symbolise(core.stack())
     backward = recorder.steps.current_backward()
     error = Warning(str(message))
     context = Context(
-        core, recorder.steps, recorder.backwards, error, row.slug, dict(values), site, (), frame, backward
+        core, recorder.steps, recorder.backwards, error, row.slug, dict(values), site, tuple(frames), frame, backward
     )
     return Failure(
         row=row.slug,

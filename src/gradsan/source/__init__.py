@@ -9,13 +9,21 @@ from gradsan.source.bindings import Carried, carried_names
 from gradsan.source.calls import alias_of, callers_expression, dies_with_call
 from gradsan.source.change import Change, apply_change, changed_lines
 from gradsan.source.cuts import Cut, Live, find_cuts, grad_switched_off
-from gradsan.source.functions import bind_early, kept_on_context, mark_dirty, rebound_at, save_for_backward
+from gradsan.source.functions import (
+    bind_early,
+    earlier_reads,
+    kept_on_context,
+    mark_dirty,
+    rebound_at,
+    save_for_backward,
+)
 from gradsan.source.layers import inplace_layer_false
 from gradsan.source.lines import is_cell, source_line, source_lines
 from gradsan.source.listing import list_and_stack
 from gradsan.source.locate import Expression, Statement, expression_at, expressions_at, statement_at, statements_at
 from gradsan.source.names import assigned_names, consumed_names
 from gradsan.source.out_of_place import out_of_place, written_for_others
+from gradsan.source.past_graph import read_with_graph
 from gradsan.source.results import bound_name, method_receiver
 from gradsan.source.rounds import (
     detach_after,
@@ -70,6 +78,7 @@ __all__ = [
     "detach_at",
     "dies_with_call",
     "drop_keyword",
+    "earlier_reads",
     "element_out_of_place",
     "expression_at",
     "expressions_at",
@@ -91,6 +100,7 @@ __all__ = [
     "operand_expressions",
     "out_of_place",
     "part_out_of_place",
+    "read_with_graph",
     "reads_gradient",
     "rebound_at",
     "save_for_backward",

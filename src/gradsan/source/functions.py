@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gradsan.model import Frame
 from gradsan.source.chains import chain_key, local_nodes, parameters
@@ -12,7 +13,7 @@ from gradsan.source.locate import statement_at
 from gradsan.source.names import bindings_of
 from gradsan.source.tree import FunctionNode, SourceFile, read_source
 
-__all__ = ["bind_early", "kept_on_context", "mark_dirty", "rebound_at", "save_for_backward"]
+__all__ = ["bind_early", "earlier_reads", "kept_on_context", "mark_dirty", "rebound_at", "save_for_backward"]
 
 _Method = ast.FunctionDef | ast.AsyncFunctionDef
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
@@ -69,6 +70,26 @@ def save_for_backward(frame: Frame, attribute: str) -> tuple[Change, ...]:
         lines.setdefault(span.line, []).append(Edit(span, f"{source.text(node.value)}.saved_tensors[0]"))
     changes += [edited(source, edits, "save_for_backward") for edits in lines.values()]
     return tuple(change for change in changes if change is not None) if all(changes) else ()
+
+
+def earlier_reads(frame: Frame, attribute: str) -> tuple[Frame, ...]:
+    """The other places where the function at ``frame`` reads ``<something>.<attribute>``, up to its line."""
+    statement = statement_at(frame)
+    if statement is None or statement.function is None:
+        return ()
+    source = statement.source
+    reads = [
+        source.span(node)
+        for node in local_nodes(statement.function)
+        if isinstance(node, ast.Attribute) and node.attr == attribute and isinstance(node.ctx, ast.Load)
+    ]
+    places = sorted((span.line, span.column, span.end_line, span.end_column) for span in reads)
+    here = (frame.line, frame.column or 1)
+    return tuple(
+        replace(frame, line=line, column=column, end_line=end_line, end_column=end_column)
+        for line, column, end_line, end_column in places
+        if (line, column) < here
+    )
 
 
 def mark_dirty(frame: Frame, parameter: str) -> Change | None:

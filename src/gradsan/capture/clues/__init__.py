@@ -11,11 +11,15 @@ import os
 from typing import TYPE_CHECKING
 
 from gradsan.capture.clues import (
+    cached,
     checkpoints,
+    distributed,
+    functions,
     graph_nodes,
     later,
     live,
     non_leaf,
+    operators,
     second_backward,
     traced,
     views,
@@ -26,7 +30,21 @@ from gradsan.model import Clue
 if TYPE_CHECKING:
     from gradsan.capture.failures import Context
 
-_TOPICS = (written, second_backward, views, later, live, graph_nodes, non_leaf, checkpoints, traced)
+_TOPICS = (
+    written,
+    second_backward,
+    views,
+    later,
+    live,
+    graph_nodes,
+    non_leaf,
+    checkpoints,
+    traced,
+    functions,
+    cached,
+    operators,
+    distributed,
+)
 
 
 def gather(context: Context) -> tuple[Clue, ...]:

@@ -1,7 +1,8 @@
 """Clues to errors of checkpoint's recomputation: which function was checkpointed.
 
 Roles: ``checkpointed`` (the definition of that function, or of the ``__call__`` or ``forward`` of that object:
-``name``, ``site``).
+``name``, ``site``; ``values``: ``trains``, whether it has parameters that require grad), ``rerun`` (the backward that
+was running it again).
 """
 
 from __future__ import annotations
@@ -9,25 +10,44 @@ from __future__ import annotations
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from gradsan.capture import _torch
-from gradsan.capture.stacks import file_of, is_user_file
-from gradsan.model import Clue, Frame, Site
+from gradsan.capture.stacks import definition_site, is_user_file, symbolise
+from gradsan.model import Clue
 
 if TYPE_CHECKING:
     from gradsan.capture.failures import Context
 
-ROWS = ("checkpoint_count", "checkpoint_metadata")
+_AGAIN = ("leaf_inplace", "leaf_view_inplace", "cached_overwritten", "checkpoint_unpacked_twice")
+ROWS = ("checkpoint_count", "checkpoint_metadata", "checkpoint_input_plain", *_AGAIN)
 
 
 def gather(context: Context) -> tuple[Clue, ...]:
     """The checkpointed function, where it is the program's own."""
+    rerun = None if context.backward is None else Clue("rerun", symbolise(context.backward.stack))
     for frame in reversed(context.frames):
         for function in _torch.checkpointed_functions(frame):
             code = _code_of(function)
             if code is not None and is_user_file(code.co_filename):
-                place = Frame(file_of(code), code.co_firstlineno, code.co_name, is_user=True)
-                return (Clue("checkpointed", Site((place,)), name=code.co_name),)
+                clue = Clue(
+                    "checkpointed",
+                    definition_site(code),
+                    name=_name(function, code),
+                    values={"trains": _trains(function)},
+                )
+                return (clue,) if rerun is None or context.row not in _AGAIN else (clue, rerun)
     return ()
+
+
+def _name(function: Any, code: CodeType) -> str:
+    return type(function).__name__ if isinstance(function, nn.Module) else code.co_name
+
+
+def _trains(function: Any) -> bool:
+    """Whether a module, or the one whose method or forward it is, has parameters that require grad."""
+    owner = getattr(function, "__self__", function)
+    return isinstance(owner, nn.Module) and any(one.requires_grad for one in owner.parameters())
 
 
 def _code_of(function: Any) -> CodeType | None:

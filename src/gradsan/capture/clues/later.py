@@ -23,7 +23,7 @@ ROWS = ("memory_overlap", "negative_slope", "saved_detached")
 
 def gather(context: Context) -> tuple[Clue, ...]:
     """What the logs know; nothing for an error raised at the statement."""
-    if context.backward is None:
+    if context.backward is None or context.is_at_statement:
         return ()
     if context.row == "negative_slope":
         for node in graphs.engine_order(context.backward.roots, context.inputs, context.backward.via == "backward"):

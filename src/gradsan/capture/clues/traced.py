@@ -2,10 +2,11 @@
 
 What the compiler had traced is on the traceback, each operation with the line of the program that called it. It is run
 again on tensors of the same sizes without data, and looked at in between: which call made the Node whose saved value
-is out of date, and which calls moved that version.
+is out of date, and which calls moved that version. Likewise for compiled functions that write inputs.
 
 Roles: ``saved`` (``op`` the Node; ``values``: ``slot``, ``shape``, ``dtype``, ``device``), ``made`` (the call whose
-result the value is, where one of the program's own is), ``written`` (a call that moved the version after the save).
+result the value is, where one of the program's own is), ``written`` (a call that moved the version after the save, or
+that wrote an input).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from gradsan.model import Clue, Site
 if TYPE_CHECKING:
     from gradsan.capture.failures import Context
 
-ROWS = ("compiled_version_error",)
+ROWS = ("compiled_version_error", "compiled_inputs_share")
 
 
 def gather(context: Context) -> tuple[Clue, ...]:
@@ -35,6 +36,8 @@ def gather(context: Context) -> tuple[Clue, ...]:
     with torch.enable_grad(), _torch.hushed(), _torch.without_data(graph):
         run = _Run(graph)
         results = run.outputs()
+        if context.row == "compiled_inputs_share":
+            return tuple(run.writes_to_inputs())
         found = _first_stale([one.grad_fn for one in results if one.grad_fn is not None])
     return () if found is None else tuple(run.clues(*found))
 
@@ -110,6 +113,12 @@ class _Run(fx.Interpreter):
             for at, one, moved in self._moved
             if moved == storage and at > position + 1
         ]
+
+    def writes_to_inputs(self) -> list[Clue]:
+        """The calls that wrote an argument of the traced function."""
+        given = [self.env.get(node) for node in self.graph.find_nodes(op="placeholder")]
+        storages = {_torch.storage_identity(one) for one in given if torch.is_tensor(one)}
+        return [Clue("written", _site(one), op=_called(one)) for _, one, moved in self._moved if moved in storages]
 
     def _is_of(self, node: fx.Node, storage: int) -> bool:
         value = self.env.get(node)

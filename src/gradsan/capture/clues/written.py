@@ -88,7 +88,7 @@ ROWS = (*_OPERAND, *_WRITTEN_ONLY)
 def gather(context: Context) -> tuple[Clue, ...]:
     """The tensor of the statement; nothing for an error of a backward, and where the source does not show it."""
     own = context.site.user_frame
-    if own is None or context.frame is None or context.backward is not None:
+    if own is None or context.frame is None or not context.is_at_statement:
         return ()
     written = None if context.row in _READING else source.writing_at(own, inner_frames(context.site))
     if written is not None:

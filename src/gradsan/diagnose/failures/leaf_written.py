@@ -25,8 +25,11 @@ def match(failure: Failure) -> Diagnosis | None:
     """Every such failure."""
     target = parts.clue(failure, "target")
     name = statements.name_of(target)
-    purpose = _purpose(failure)
+    again = parts.clue(failure, "checkpointed")
+    purpose = _purpose(failure) if again is None else "checkpoint"
     values: dict[str, Any] = {"name": name, "op": statements.op_shown(target)}
+    if again is not None:
+        values["function"] = again.name
     known_as = statements.known_as(target)
     return parts.diagnosis(
         failure,
@@ -39,11 +42,18 @@ def match(failure: Failure) -> Diagnosis | None:
             *label_room.at(
                 "written", failure.site, Message("label.leaf_written", values), op=statements.op_shown(target)
             ),
+            *parts.label_of(parts.clue(failure, "rerun"), "used", "label.checkpoint_differs", values),
         ),
         tensor=statements.named_tensor(target),
         fixes=_fixes(failure, purpose, values),
-        notes=(*known_as, Message("note.data_hides_writes", {"name": name})),
+        notes=(*known_as, *_notes(purpose, values)),
     )
+
+
+def _notes(purpose: str, values: Mapping[str, Any]) -> tuple[Message, ...]:
+    if purpose == "checkpoint":
+        return (Message("note.written_input_runs_twice", dict(values)),)
+    return (Message("note.data_hides_writes", {"name": values["name"]}),)
 
 
 def _purpose(failure: Failure) -> str:
@@ -67,4 +77,4 @@ def _fixes(failure: Failure, purpose: str, values: Mapping[str, Any]) -> tuple[F
     if purpose == "initialisation":
         target = parts.clue(failure, "target")
         return (outside,) if target is not None and target.values.get("is_parameter") else (outside, *new)
-    return (*new, outside)
+    return new if purpose == "checkpoint" else (*new, outside)

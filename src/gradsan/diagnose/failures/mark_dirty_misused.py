@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from gradsan.diagnose.failures import parts, statements
-from gradsan.model import Diagnosis, Failure
+from gradsan.model import Diagnosis, Failure, Message
 
 ROWS = (
+    "dirty_not_input",
     "dirty_not_returned",
     "dirty_view_of_several",
 )
@@ -15,6 +16,8 @@ SLUG = "mark_dirty_misused"
 
 def match(failure: Failure) -> Diagnosis | None:
     """Every such failure."""
+    if failure.row == "dirty_not_input":
+        return _needless(failure)
     is_view = failure.row == "dirty_view_of_several"
     return statements.stopped(
         failure,
@@ -29,4 +32,22 @@ def match(failure: Failure) -> Diagnosis | None:
                 summary="help.clone_input" if is_view else None,
             ),
         ),
+    )
+
+
+def _needless(failure: Failure) -> Diagnosis:
+    """PyTorch only warns of a tensor that was no input."""
+    function = parts.clue(failure, "definition")
+    values = {"function": function.name if function is not None else Message("label.a_function")}
+    return statements.stopped(
+        failure,
+        CODE,
+        SLUG,
+        role="used",
+        title=f"title.{failure.row}",
+        explanation=f"explanation.{failure.row}",
+        values=values,
+        between=parts.label_of(function, "note", "label.forward_defined", values),
+        fixes=lambda _: (parts.fix("drop_mark_dirty", "preserved", values),),
+        severity="warning",
     )

@@ -10,7 +10,7 @@ from typing import Any
 from gradsan import source
 from gradsan.diagnose import labels as label_room
 from gradsan.diagnose.failures import parts
-from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Label, Message, NamedTensor, Role, Site
+from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Label, Message, NamedTensor, Role, Severity, Site
 
 Lines = tuple[tuple[str, int, str], ...]
 
@@ -113,6 +113,8 @@ def stopped(
     fixes: Callable[[Mapping[str, Any]], tuple[Fix, ...]] = lambda values: (),
     notes: tuple[Message, ...] = (),
     values: Mapping[str, Any] | None = None,
+    severity: Severity = "error",
+    title: str | None = None,
 ) -> Diagnosis:
     """The diagnosis of a statement that PyTorch stopped: where its tensor was made, what came ``between``, the place.
 
@@ -127,6 +129,8 @@ def stopped(
         code,
         slug,
         values=filled,
+        severity=severity,
+        title=title,
         explanation=explanation,
         labels=(*created(failure, target), *between, *label_room.at(role, failure.site, here, op=op)),
         tensor=named_tensor(target),

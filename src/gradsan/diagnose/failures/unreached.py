@@ -1,13 +1,16 @@
 """GS420, GS421, GS422 and GS409: leaves that were lost, parameters without a gradient, graphs that grow.
 
 PyTorch says nothing of the first three. A lost leaf and a growing graph are warnings. A parameter without a gradient
-may be meant so, and is a note, unless the optimizer gets none at all.
+may be meant so, and is a note, unless the optimizer gets none at all, or a forward reads the parameter and only past its
+graph.
 """
 
 from __future__ import annotations
 
+from gradsan import source
 from gradsan.diagnose import labels as label_room
 from gradsan.diagnose.failures import parts
+from gradsan.diagnose.levels import place
 from gradsan.model import Clue, Diagnosis, Failure, Message, NamedTensor
 
 ROWS = ("leaf_lost", "parameter_not_reached", "graph_grows", "grad_of_non_leaf")
@@ -57,6 +60,9 @@ def _not_reached(failure: Failure) -> Diagnosis:
         "missing": counts.get("missing", "?"),
         "total": counts.get("total", "?"),
     }
+    read = parts.clue(failure, "read")
+    if read is not None:
+        return _read_past_graph(failure, read, {**values, "read": read.name}, _tensor(parameter))
     return parts.diagnosis(
         failure,
         "GS421",
@@ -66,6 +72,26 @@ def _not_reached(failure: Failure) -> Diagnosis:
         labels=label_room.at("used", failure.site, Message("label.not_reached_step", values)),
         tensor=_tensor(parameter),
         fixes=(parts.fix("use_it", "changed", values),),
+    )
+
+
+def _read_past_graph(failure: Failure, read: Clue, values: dict[str, object], tensor: NamedTensor | None) -> Diagnosis:
+    frame = place(read.site) if read.site is not None else None
+    change = None if frame is None else source.read_with_graph(frame)
+    lines = () if frame is None or change is None else source.changed_lines(frame.file, change)
+    return parts.diagnosis(
+        failure,
+        "GS421",
+        "parameter_not_reached",
+        values=values,
+        severity="warning",
+        explanation="explanation.parameter_read_past_graph",
+        labels=(
+            *parts.label_of(read, "created", "label.read_past_graph", values),
+            *label_room.at("used", failure.site, Message("label.not_reached_step", values)),
+        ),
+        tensor=tensor,
+        fixes=(parts.fix("read_with_graph", "changed", values, lines=lines),),
     )
 
 

@@ -1,0 +1,89 @@
+"""Clues to errors of DistributedDataParallel's reducer: which parameters, whose they are, and what ran before.
+
+Roles: ``parameter`` (``name`` in the wrapped module; ``values``: ``owner``, the class whose attribute it hangs on,
+``attribute``; ``site`` the definition of that class's forward), ``past_backward`` (the last backward before),
+``checkpoint_call`` (a call of reentrant checkpoint in the graph).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from gradsan.capture import _torch, graphs
+from gradsan.capture.clues.tensors import of_node
+from gradsan.capture.stacks import definition_site, is_user_file, symbolise
+from gradsan.model import Clue
+
+if TYPE_CHECKING:
+    from gradsan.capture.failures import Context
+
+ROWS = ("ready_twice", "reduction_unfinished", "hooks_on_freed")
+
+_PARAMETERS_TOLD = 8
+
+
+def gather(context: Context) -> tuple[Clue, ...]:
+    """The parameters that the message numbers or names, then where they were left out, or reduced twice."""
+    if context.row == "hooks_on_freed":
+        return tuple(_past(context))
+    if context.row == "ready_twice":
+        return (*_named(context, [context.values["name"]] if "name" in context.values else []), *_checkpoints(context))
+    module = _torch.wrapped_by_ddp(context.frames)
+    names: list[str] = []
+    if module is not None and "indices" in context.values:
+        reduced = [name for name, one in module.named_parameters() if one.requires_grad]
+        numbers = [int(number) for number in re.findall(r"\d+", context.values["indices"])]
+        names = [reduced[number] for number in numbers if number < len(reduced)]
+    names += re.findall(r"[\w.]+", context.values.get("names", ""))
+    return (*_named(context, names), *_past(context))
+
+
+def _named(context: Context, names: list[str]) -> Iterator[Clue]:
+    module = _torch.wrapped_by_ddp(context.frames)
+    for name in names[:_PARAMETERS_TOLD]:
+        owner, attribute = (None, "") if module is None else _owner(module, name)
+        code = getattr(getattr(type(owner), "forward", None), "__code__", None)
+        site = None if code is None or not is_user_file(code.co_filename) else definition_site(code)
+        values = {"owner": type(owner).__name__, "attribute": attribute} if site is not None else {}
+        yield Clue("parameter", site, name=name, values=values)
+
+
+def _owner(module: nn.Module, name: str) -> tuple[Any, str]:
+    """The innermost module of the program's own classes that holds the parameter, and the name in it."""
+    parts = name.split(".")
+    best, rest = module, name
+    at: Any = module
+    for position, part in enumerate(parts[:-1]):
+        at = dict(at.named_children()).get(part)
+        code = getattr(getattr(type(at), "forward", None), "__code__", None)
+        if code is None:
+            break
+        if is_user_file(code.co_filename):
+            best, rest = at, ".".join(parts[position + 1 :])
+    return best, rest.partition(".")[0]
+
+
+def _past(context: Context) -> Iterator[Clue]:
+    past = [] if context.backwards is None else context.backwards.before(context.core.clock + 1)
+    for one in past[-1:]:
+        yield Clue("past_backward", symbolise(one.stack), op=one.via)
+
+
+def _checkpoints(context: Context) -> Iterator[Clue]:
+    """The calls of reentrant checkpoint in the graph of the outermost backward of the stack."""
+    entry = next((frame for frame in context.frames if _torch.enters_engine(frame)), None)
+    if entry is None:
+        return
+    yield Clue("outer_backward", context.site, op="backward")
+    roots = [one.grad_fn for one in entry.f_locals["t_outputs"] if getattr(one, "grad_fn", None) is not None]
+    nodes = [
+        node for node in graphs.engine_order(roots) if _torch.function_class(node) is _torch.reentrant_checkpoint()
+    ]
+    for node in sorted(nodes, key=lambda one: _torch.node_sequence(one) or 0):
+        call = of_node(context.core, node, "checkpoint_call")
+        if call is not None:
+            yield call

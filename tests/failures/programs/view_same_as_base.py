@@ -1,0 +1,14 @@
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Keep(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.view.default:
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+x = torch.ones(4, requires_grad=True).clone()
+with Keep():
+    y = x.view(2, 2)
