@@ -9,7 +9,6 @@ import gradsan_pytest
 pytest_plugins = ["pytester"]
 
 PROGRAMS = """
-import gradsan_pytest
 import pytest
 import torch
 
