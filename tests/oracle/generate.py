@@ -40,6 +40,7 @@ class Author:
         self._optimizer: str | None = None
         self._names = iter([*(letter for letter in string.ascii_lowercase), *(f"v{number}" for number in range(99))])
         self._replaced: set[str] = set()
+        self._touched: list[str] = []
 
     def write(self) -> s.Program:
         """The program."""
@@ -83,6 +84,13 @@ class Author:
             return None
         return fitting[-1 - min(int(self._random.expovariate(0.4)), len(fitting) - 1)]
 
+    def _target(self, rank: tuple[int, ...] | None) -> str | None:
+        """What to write: rather something that an operation has taken or made."""
+        fitting = [name for name in self._touched if rank is None or len(self._variable(name).shape) in rank]
+        if fitting and self._random.random() < 0.7:
+            return self._random.choice(fitting[-6:])
+        return self._some(rank)
+
     def _variable(self, name: str) -> Variable:
         return self._reference.variables[name]
 
@@ -104,8 +112,8 @@ class Author:
     def _filled(self, template: str, name: str) -> dict[str, str]:
         """What the fields of a template become for the tensor ``name``."""
         shape, pick = self._variable(name).shape, self._random
-        rows = shape[0] if shape else 1
-        columns = shape[-1] if shape else 1
+        rows = max(1, shape[0]) if shape else 1
+        columns = max(1, shape[-1]) if shape else 1
         mask = torch.rand(shape, generator=torch.Generator().manual_seed(pick.randrange(99))) > 0.5
         order = list(range(rows))
         pick.shuffle(order)
@@ -122,7 +130,7 @@ class Author:
             "rows": f"torch.tensor([{pick.randrange(rows)}])",
             "all_rows": f"torch.tensor({order})",
             "places": f"torch.tensor({places.tolist()})",
-            "one_place": f"torch.tensor([{pick.randrange(max(1, rows))}])",
+            "one_place": f"torch.tensor([{pick.randrange(rows)}])",
             "matrix": same,
             "square": self._constant((columns, columns)),
             "vector": same,
@@ -143,7 +151,9 @@ class Author:
             text = pick.choice(o.BINARY).format(first, second)
         else:
             text = pick.choice(o.PRODUCTS).format(first, second)
-        self._take(s.Compute(self._name(), text, no_grad=pick.random() < 0.05))
+        name = self._name()
+        if self._take(s.Compute(name, text, no_grad=pick.random() < 0.05)):
+            self._touched += [one for one in (first, second, name) if one.isidentifier()]
 
     def _view(self) -> None:
         of = self._some()
@@ -154,17 +164,23 @@ class Author:
     def _write(self) -> None:
         """A write by PyTorch's own means, under grad mode or not."""
         pick = self._random
-        no_grad = pick.random() < 0.4
         kind = pick.choices((o.METHODS, o.STATEMENTS, o.FUNCTIONS, o.OUT), (60, 15, 15, 10))[0]
         operation = pick.choice(kind)
-        target = self._some(operation.rank)
+        target = self._target(operation.rank)
         if target is None:
             return
+        # A leaf may be written under no_grad only.
+        no_grad = pick.random() < 0.35 or self._variable(target).family.is_leaf
         fields = self._filled(operation.call, target)
         call = operation.call.format_map(fields)
         text = operation.first + (f"{target}{call}" if kind in (o.METHODS, o.STATEMENTS) else call)
         self._take(
-            s.Write(text, ((target, operation.result.format_map(fields)),), no_grad=no_grad or kind is o.OUT)
+            s.Write(
+                text,
+                ((target, operation.result.format_map(fields)),),
+                recorded=operation.is_recorded,
+                no_grad=no_grad or kind is o.OUT,
+            )
         )
 
     def _pass_by(self) -> None:
@@ -172,14 +188,14 @@ class Author:
         pick = self._random
         if pick.random() < 0.3:
             operation = pick.choice(o.RAW)
-            target = self._some(operation.rank)
+            target = self._target(operation.rank)
             if target is not None:
                 fields = {"t": target}
                 result = ((target, operation.result.format_map(fields)),)
                 self._take(s.Write(operation.call.format_map(fields), result, recorded=False))
             return
         operation = pick.choice(o.METHODS)
-        target = self._some(operation.rank)
+        target = self._target(operation.rank)
         if target is None:
             return
         alias = pick.choice(o.ALIASES).format(t=target)

@@ -7,20 +7,22 @@ Templates: ``{t}`` is the tensor that is written, ``{same}`` one of its shape, `
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
 class InPlace:
     """A write: ``call`` follows the tensor; ``result`` is what its elements become, by what does not write.
 
-    ``first`` is a statement that goes before.
+    ``first`` is a statement that goes before. ``is_recorded`` is False where autograd takes no notice even in grad mode: the
+    operation has no derivative, and the gradient passes as if nothing had been written.
     """
 
     call: str
     result: str
     rank: tuple[int, ...] | None = None
     first: str = ""
+    is_recorded: bool = True
 
 
 def _method(call: str, rank: tuple[int, ...] | None = None) -> InPlace:
@@ -43,8 +45,8 @@ cos cosh deg2rad digamma erf erfc erfinv exp exp2 expm1 fix floor frac i0 lgamma
 neg negative rad2deg reciprocal relu round rsqrt sgn sigmoid sign sin sinc sinh sqrt square tan tanh trunc"""
 
 _BINARY = """add sub subtract mul multiply div divide true_divide pow float_power atan2 arctan2 hypot fmod remainder
-copysign floor_divide eq ne not_equal lt less le less_equal gt greater ge greater_equal heaviside nextafter xlogy
-ldexp logical_and logical_or logical_xor"""
+copysign floor_divide eq ne not_equal lt less le less_equal gt greater ge greater_equal heaviside nextafter xlogy ldexp"""
+_UNNOTICED = "logical_and logical_or logical_xor"
 
 METHODS: tuple[InPlace, ...] = (
     *(_method(f"{name}_()") for name in _UNARY.split()),
@@ -54,7 +56,8 @@ METHODS: tuple[InPlace, ...] = (
     _method("add_({same}, alpha=0.5)"),
     _method("add_({same}.sum())"),
     _method("mul_(1)"),
-    _method("logical_not_()"),
+    *(replace(_method(f"{name}_({{same}})"), is_recorded=False) for name in _UNNOTICED.split()),
+    replace(_method("logical_not_()"), is_recorded=False),
     _method("clamp_(0.3, 0.7)"),
     _method("clip_(0.3, 0.7)"),
     _method("clamp_({same}, None)"),

@@ -42,10 +42,11 @@ class NewNumbers(torch.autograd.Function):
 
 @dataclass
 class Family:
-    """A tensor with its views: the flat value, and what of it a gradient hook sits on."""
+    """A tensor with its views: the flat value, what of it a gradient hook sits on, and whether the tensor is a leaf."""
 
     value: Any
     hooked: Any
+    is_leaf: bool = False
 
 
 @dataclass
@@ -126,7 +127,7 @@ class Reference:
         if not dense or value.storage_offset():
             value = value.clone(memory_format=torch.contiguous_format)
         flat = value.as_strided((size,), (1,))
-        family = Family(flat, flat)
+        family = Family(flat, flat, leaf is not None)
         return Variable(Storage(size, [family]), family, tuple(value.shape), value.stride(), 0, True, leaf)
 
     def _tensor(self, statement: s.Tensor) -> None:
@@ -197,7 +198,7 @@ class Reference:
             new = self._evaluate(statement.expression)
         _check(new)
         value = NewNumbers.apply(old.family.value, new.contiguous().reshape(-1))
-        family = Family(value, old.family.hooked)
+        family = Family(value, old.family.hooked, is_leaf=True)
         self.variables[statement.name] = replace(
             old, storage=Storage(new.numel(), [family]), family=family, stride=new.contiguous().stride(), offset=0
         )
@@ -287,7 +288,7 @@ def differs(one: list[list[Any]], other: list[list[Any]]) -> float:
                 continue
             first = torch.zeros_like(second) if first is None else first
             second = torch.zeros_like(first) if second is None else second
-            size = max(1e-3, float(second.abs().max()))
-            gap = float((first - second).abs().max()) / size
+            both = first.isnan() & second.isnan()
+            gap = float((first - second).masked_fill(both, 0.0).abs().max()) / max(1e-3, float(second.abs().max()))
             worst = max(worst, gap if gap == gap else float("inf"))
     return worst

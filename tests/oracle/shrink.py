@@ -18,7 +18,7 @@ def shrunk(program: s.Program, kinds: frozenset[str], tries: int = 400) -> s.Pro
             truth = judge.accepted(program[:position] + program[position + 1 :])
             if truth is None or len(truth.program) >= len(program):
                 continue
-            if kinds & kinds_of(judge.complaints(truth)):
+            if kinds & kinds_of(judge.complaints([truth])[0]):
                 program, shortened = truth.program, True
                 break
     return program

@@ -24,6 +24,8 @@ from gradsan.model import Deviation, Message
 
 Mode = Literal["deep", "heal"]
 _LEAVES_MEASURED = 1_000
+_WORTH_MOST = 3
+_ROUNDINGS = 8
 
 
 class HealingEndedError(RuntimeError):
@@ -97,7 +99,8 @@ class Deep:
             if right is None or wrong is None:
                 continue
             error = _relative_error(right, wrong)
-            if error > 0 or error != error:
+            # What only rounding tells apart is the same gradient.
+            if not error <= _ROUNDINGS * torch.finfo(right.dtype).eps:
                 names = naming.names_of(leaf, sys._getframe(1)) if torch.is_tensor(leaf) else ()
                 errors.append((names[0].text if names else str(tuple(right.shape)), error))
         return Deviation(tuple(sorted(errors, key=lambda one: -one[1])))
@@ -125,7 +128,7 @@ class Deep:
             return self._of_emptied(kept)
         if self._reading:
             if self._reading == "current" or kept.original is None or (kept.changed and _is_filled_after_save(kept)):
-                return kept.alias
+                return kept.current
             return kept.original
         moved, changed = kept.moved, kept.changed
         if not (moved or changed):
@@ -134,15 +137,17 @@ class Deep:
             node = _torch.current_node()
             slot = _torch.slot_of(node, kept)
             if not _torch.is_read_by_backward(node, slot) or _torch.is_filled_after_save(node, slot):
-                return kept.alias
+                return kept.current
         heals = self.mode == "heal" and kept.original is not None
-        if not kept.reported:
-            kept.reported = True
-            if heals and changed:
-                self.healed_bytes += kept.nbytes
+        # What a hook writes while backward runs was not there to be measured.
+        deviation = self._deviation if id(kept) in self._measured_with or not changed else None
+        worth = _worth(moved and not heals, changed, deviation)
+        if worth > kept.reported:
             healed = kept.nbytes if heals and changed else None
-            # What a hook writes while backward runs was not there to be measured.
-            deviation = self._deviation if id(kept) in self._measured_with or not changed else None
+            if healed and not kept.is_healed:
+                kept.is_healed = True
+                self.healed_bytes += healed
+            kept.reported = worth
             self._on_conflict(kept, moved, moved and not heals, changed, deviation, healed)
         if heals:
             if self.max_bytes is not None and self.healed_bytes > self.max_bytes:
@@ -152,7 +157,7 @@ class Deep:
             error = RuntimeError(_torch.version_error(kept.alias, kept.version, _torch.current_node(), kept))
             error._gradsan_seen = True  # type: ignore[attr-defined]
             raise error
-        return kept.alias
+        return kept.current
 
     def _of_emptied(self, kept: Kept) -> Any:
         """What backward gets where the memory of a saved value has been taken away."""
@@ -161,7 +166,7 @@ class Deep:
             return kept.alias  # its own code may be about to give the memory back
         heals = (self.mode == "heal" or self._reading == "original") and kept.original is not None
         if not kept.reported and not self._reading:
-            kept.reported = True
+            kept.reported = _WORTH_MOST
             self._emptied.found(
                 node,
                 _torch.slot_of(node, kept),
@@ -234,6 +239,13 @@ class Deep:
 def _is_filled_after_save(kept: Kept) -> bool:
     node = _torch.current_node()
     return _torch.is_filled_after_save(node, _torch.slot_of(node, kept))
+
+
+def _worth(raises: bool, changed: bool, deviation: Deviation | None) -> int:
+    """How much there is to tell; of a value that several backwards ask for, more is told when there is more."""
+    if raises:
+        return _WORTH_MOST
+    return 1 if not changed or (deviation is not None and not deviation.errors) else 2
 
 
 def _relative_error(right: Any, wrong: Any) -> float:

@@ -8,6 +8,7 @@ such a writer does not ask (and after a move would write somewhere else), so the
 from __future__ import annotations
 
 import math
+import weakref
 from typing import Any
 
 import torch
@@ -32,10 +33,12 @@ class Kept:
         "alias",
         "clock",
         "is_copied",
+        "is_healed",
         "maker",
         "original",
         "reported",
         "requires_grad",
+        "source",
         "stack",
         "thread",
         "version",
@@ -61,7 +64,18 @@ class Kept:
         self.clock, self.stack, self.thread = clock, stack, thread
         self.is_copied = is_known_outside or not _torch.can_be_cloned_lazily(self.alias)
         self.original = _copy(self.alias, self.is_copied) if keeps_original else None
-        self.reported = False
+        self.reported, self.is_healed = 0, False
+        # All but results PyTorch keeps as the very tensor, and later reads what that has become (``tensor.data = …``).
+        is_result = self.maker is not None and self.maker == _torch.sequence_number() - 1
+        self.source = None if is_result else weakref.ref(tensor)
+
+    @property
+    def current(self) -> Any:
+        """What PyTorch would hand to backward: the memory that was saved, or what its tensor was given instead."""
+        source = None if self.source is None else self.source()
+        if source is None or _torch.storage_or_none(source) == _torch.storage_or_none(self.alias):
+            return self.alias
+        return source.detach()
 
     @property
     def moved(self) -> bool:
@@ -73,10 +87,11 @@ class Kept:
         """Whether a byte of it has changed (by the counter where there is no original)."""
         if self.original is None:
             return self.moved
+        current = self.current
         # Still the same memory: nobody has written who asked torch for it.
-        if not self.is_copied and _torch.same_memory(self.alias, self.original):
+        if current is self.alias and not self.is_copied and _torch.same_memory(current, self.original):
             return False
-        return not (self.is_emptied or _same_bytes(self.alias, self.original))
+        return not (self.is_emptied or _same_bytes(current, self.original))
 
     @property
     def is_emptied(self) -> bool:
@@ -90,12 +105,13 @@ class Kept:
 
     def change(self) -> ByteChange | None:
         """Which elements differ, and the first few of them; None where that cannot be told."""
-        if self.original is None or self.alias.shape != self.original.shape:
+        current = self.current
+        if self.original is None or current.shape != self.original.shape or current.dtype != self.original.dtype:
             return None
-        different = _differing(self.alias, self.original)
+        different = _differing(current, self.original)
         places = torch.nonzero(different)[:_SAMPLES]
         samples = tuple(
-            (tuple(place), _shown(self.original[tuple(place)]), _shown(self.alias[tuple(place)]))
+            (tuple(place), _shown(self.original[tuple(place)]), _shown(current[tuple(place)]))
             for place in places.tolist()
         )
         return ByteChange(int(different.sum()), different.numel(), samples)
