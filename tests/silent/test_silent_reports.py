@@ -21,6 +21,7 @@ from gradsan.text import LANGUAGES
 HERE = Path(__file__).parent
 PROGRAMS = sorted((HERE / "programs").glob("*.py"))
 CODES = {
+    "parameter_": "GS421",
     "gradient_overwritten_": "GS213",
     "gradient_kept_": "GS214",
     "value_": "GS215",

@@ -6,8 +6,8 @@ them alive.
 
 Rows: ``leaf_lost``, ``parameter_not_reached``, ``graph_grows``. Roles: ``parameter`` (what has no gradient; ``values``:
 ``missing`` of ``total``, ``shape``, ``dtype``, ``device``), ``replaced`` (what the program uses instead; ``site``:
-where it was made), ``holder`` (the optimizer), ``grown`` (the variable; ``values``: ``rounds``, ``nodes``, ``bytes``,
-``bytes_per_round``).
+where it was made), ``read`` (the expression and the place that read the parameter past its graph), ``holder`` (the
+optimizer), ``grown`` (the variable; ``values``: ``rounds``, ``nodes``, ``bytes``, ``bytes_per_round``).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch.optim.optimizer import Optimizer
 
 from gradsan.capture import _torch, graphs, naming
 from gradsan.capture.backwards import Backwards
+from gradsan.capture.bypassed import bypassed
 from gradsan.capture.stacks import symbolise
 from gradsan.capture.variables import Found
 from gradsan.model import Clue, Failure
@@ -63,6 +64,16 @@ class Life:
                 clues.append(Clue("parameter", name=instead.path, values={**_facts(parameter), **counts}))
                 clues.append(Clue("replaced", _made_at(self._core, instead.tensor), name=instead.path))
             self._found(Failure("leaf_lost", "", "", site, tuple(clues), raised=False))
+            return
+        past_graph = bypassed(self._core, missing)
+        for parameter in [one for one in missing if id(one) in past_graph]:
+            read = past_graph[id(parameter)]
+            names = naming.names_of(parameter, frame)
+            shown = Clue("parameter", name=names[0].text if names else None, values={**_facts(parameter), **counts})
+            where = Clue("read", symbolise(read.stack), name=read.expression)
+            self._found(Failure("parameter_not_reached", "", "", site, (shown, where, clues[0]), raised=False))
+        missing = [one for one in missing if id(one) not in past_graph]
+        if not missing:
             return
         for parameter in missing[:_SHOWN]:
             names = naming.names_of(parameter, frame)

@@ -1,8 +1,8 @@
 """GS420, GS421, GS422 and GS409: leaves that were lost, parameters without a gradient, graphs that grow.
 
 PyTorch says nothing of the first three. A lost leaf and a growing graph are warnings. A parameter without a gradient
-may be meant so, and is a note, unless the optimizer gets none at all, or a forward reads the parameter and only past its
-graph.
+may be meant so, and is a note, unless the optimizer gets none at all, or a forward reads the parameter, but only past
+its graph.
 """
 
 from __future__ import annotations
