@@ -433,3 +433,46 @@ def test_may_be_stopped_at_a_round(core):
     with pytest.raises(KeyError, match="stop"):
         core.engine(lambda t_outputs: None)(())
     assert core.running == []
+
+
+class Passing(RuntimeError):
+    pass
+
+
+def raises_passing(*_):
+    raise Passing
+
+
+def test_tells_of_all_writes_if_wanted(core):
+    core.active = core.tells_all_writes = True
+    told = []
+    core.on_write = lambda *what: told.append(what[1])
+    x = torch.ones(2)
+    core.writer(torch.Tensor.mul_, "mul_", "inplace", 0, None)(x, 2)
+    core.log_write(x, "add_", "op", None, core.stack())
+    assert told == ["mul_", "add_"]
+
+
+def test_some_errors_may_pass(core):
+    core.active = core.tells_all_writes = True
+    core.on_write = raises_passing
+    x = torch.ones(2)
+    write = core.writer(torch.Tensor.mul_, "mul_", "inplace", 0, None)
+    write(x, 2)
+    assert core.log_errors == 1
+    core.lets_pass = Passing
+    with pytest.raises(Passing):
+        write(x, 2)
+    assert x.tolist() == [4, 4]
+    assert core.log_errors == 1
+    core.on_write = None
+    core.on_failure = raises_passing
+    with pytest.raises(Passing):
+        core.engine(stop)(())
+    core.lets_pass = None
+    with pytest.raises(KeyError):
+        core.engine(stop)(())
+
+
+def stop(_):
+    raise KeyError("stop")

@@ -68,6 +68,8 @@ class Core:
         self.on_step_begin: Callable[[Any], None] | None = None
         self.on_step_end: Callable[[Any], None] | None = None
         self.on_nodes: Callable[[Any, int, int], None] | None = None
+        self.tells_all_writes = False
+        self.lets_pass: type[BaseException] | None = None
         self.on_write: Callable[[Any, str, Stack], None] | None = None
         self._local = threading.local()
         self._lives = itertools.count(1)
@@ -95,6 +97,12 @@ class Core:
         """Advance the clock that orders all events and return its new value."""
         self.clock += 1
         return self.clock
+
+    def forgive(self, failure: Exception) -> None:
+        """Count what has gone wrong in gradsan's own work; what is of the class ``lets_pass`` reaches the program."""
+        if self.lets_pass is not None and isinstance(failure, self.lets_pass):
+            raise failure
+        self.log_errors += 1
 
     def clear(self) -> None:
         """Forget everything logged; the clock goes on."""
@@ -187,8 +195,8 @@ class Core:
     def log_write(self, tensor: Any, op: str, kind: str, index: Any, stack: Stack) -> None:
         """Put one in-place change of ``tensor`` into the log; the program's own ``__torch_function__`` is not asked.
 
-        While a backward runs, ``on_write`` is then called with the tensor, ``op`` and ``stack``; what it raises, the
-        caller gets.
+        While a backward runs, and with ``tells_all_writes`` at any time, ``on_write`` is then called with the tensor,
+        ``op`` and ``stack``; what it raises, the caller gets.
         """
         if type(tensor) not in _torch.PLAIN_TENSORS or _torch.has_function_modes():
             before = _torch.hush()
@@ -198,7 +206,7 @@ class Core:
                 _torch.unhush(before)
         else:
             self._log_write(tensor, op, kind, index, stack)
-        if self._running and self.on_write is not None:
+        if (self._running or self.tells_all_writes) and self.on_write is not None:
             self.on_write(tensor, op, stack)
 
     def _log_write(self, tensor: Any, op: str, kind: str, index: Any, stack: Stack) -> None:
@@ -257,8 +265,8 @@ class Core:
             name, sequence = type(optimizer).__name__, _torch.sequence_number()
             entry = ("begin", self.clock, self.steps, id(optimizer), name, stack, sequence, storages, versions)
             self._step_log.append(entry)
-        except Exception:
-            self.log_errors += 1
+        except Exception as failure:
+            self.forgive(failure)
         if self.on_step_begin is not None and id(optimizer) not in self.settled:
             self.on_step_begin(optimizer)
 
@@ -280,8 +288,8 @@ class Core:
                 _torch.unhush(before)
             entry = ("end", self.clock, id(optimizer), versions.tobytes(), _torch.sequence_number())
             self._step_log.append(entry)
-        except Exception:
-            self.log_errors += 1
+        except Exception as failure:
+            self.forgive(failure)
         if self.on_step_end is not None and id(optimizer) not in self.settled:
             self.on_step_end(optimizer)
 
@@ -321,8 +329,8 @@ class Core:
                     if core.on_failure is not None:
                         try:
                             core.on_failure(record, failure)
-                        except Exception:
-                            core.log_errors += 1
+                        except Exception as failure:
+                            core.forgive(failure)
                     raise
                 # Nodes of a backward that is itself differentiable.
                 if (end := _torch.sequence_number()) != first:
@@ -346,8 +354,8 @@ class Core:
             weak = tuple(map(_weakly, outputs))
             remembered = [clock, stack, thread, retain, accumulate, number, number, self.steps, self._local.life, weak]
             self._backward_log.append(remembered)
-        except Exception:
-            self.log_errors += 1
+        except Exception as failure:
+            self.forgive(failure)
             return None
         return remembered
 

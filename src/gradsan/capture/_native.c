@@ -555,6 +555,8 @@ typedef struct {
     PyObject *on_step_begin, *on_step_end; /* called with an optimizer that is not in `settled` */
     PyObject *on_nodes;   /* called with what holds the Nodes that a call has made, the first number and their end */
     PyObject *on_write;   /* called while a backward runs with a written tensor, what was called, and the stack */
+    char tells_all_writes; /* on_write is called at any time */
+    PyObject *lets_pass;   /* exceptions of this class reach the program from whatever is called here; NULL, None: none */
     Stack **stacks; /* open addressing; capacity is 0 or a power of two, at most half full */
     size_t stack_capacity, stack_count;
 } Core;
@@ -944,7 +946,7 @@ static int log_write(Core *core, PyObject *tensor, PyObject *op, PyObject *kind,
     PyObject *before = hush(tensor);
     int status = log_write_hushed(core, tensor, op, kind, index, stack);
     unhush(before);
-    if (status < 0 || !is_set(core->on_write) || PyList_GET_SIZE(core->running) == 0)
+    if (status < 0 || !is_set(core->on_write) || !(core->tells_all_writes || PyList_GET_SIZE(core->running) > 0))
         return status;
     PyObject *on_write = Py_NewRef(core->on_write);
     PyObject *told = PyObject_CallFunctionObjArgs(on_write, tensor, op, stack, NULL);
@@ -1107,10 +1109,11 @@ static int log_nodes(Core *core, long long first, long long end)
     return 0;
 }
 
-/* What goes wrong while logging is counted; only what is no Exception reaches the program. -1: it does. */
+/* What goes wrong while logging is counted; what is no Exception, or of `lets_pass`, reaches the program. -1: it does. */
 static int forgive(Core *core)
 {
-    if (!PyErr_ExceptionMatches(PyExc_Exception))
+    if (!PyErr_ExceptionMatches(PyExc_Exception) ||
+        (is_set(core->lets_pass) && PyErr_ExceptionMatches(core->lets_pass)))
         return -1;
     PyErr_Clear();
     core->log_errors++;
@@ -1885,6 +1888,7 @@ static int Core_traverse(Core *self, visitproc visit, void *arg)
     Py_VISIT(self->on_leave);
     Py_VISIT(self->on_nodes);
     Py_VISIT(self->on_write);
+    Py_VISIT(self->lets_pass);
     Py_VISIT(self->on_round);
     Py_VISIT(self->on_operator);
     Py_VISIT(self->on_step_begin);
@@ -1900,6 +1904,7 @@ static int Core_clear(Core *self)
     Py_CLEAR(self->on_leave);
     Py_CLEAR(self->on_nodes);
     Py_CLEAR(self->on_write);
+    Py_CLEAR(self->lets_pass);
     Py_CLEAR(self->on_round);
     Py_CLEAR(self->on_operator);
     Py_CLEAR(self->on_step_begin);
@@ -1962,6 +1967,8 @@ static PyMemberDef Core_members[] = {
     {"on_leave", T_OBJECT, offsetof(Core, on_leave), 0, NULL},
     {"on_nodes", T_OBJECT, offsetof(Core, on_nodes), 0, NULL},
     {"on_write", T_OBJECT, offsetof(Core, on_write), 0, NULL},
+    {"tells_all_writes", T_BOOL, offsetof(Core, tells_all_writes), 0, NULL},
+    {"lets_pass", T_OBJECT, offsetof(Core, lets_pass), 0, NULL},
     {"running", T_OBJECT_EX, offsetof(Core, running), READONLY, NULL},
     {"on_round", T_OBJECT, offsetof(Core, on_round), 0, NULL},
     {"on_operator", T_OBJECT, offsetof(Core, on_operator), 0, NULL},

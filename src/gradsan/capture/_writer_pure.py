@@ -63,22 +63,22 @@ class FunctionWriter:
     def _log_nodes(self, first: int, end: int) -> None:
         try:
             self._core.log_nodes(first, end, _caller())
-        except Exception:
-            self._core.log_errors += 1
+        except Exception as failure:
+            self._core.forgive(failure)
 
     def _tell_nodes(self, holder: Any, first: int, end: int) -> None:
         try:
             self._core.on_nodes(holder, first, end)
-        except Exception:
-            self._core.log_errors += 1
+        except Exception as failure:
+            self._core.forgive(failure)
 
     def _tell_operator(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         core = self._core
         if args and core.on_operator is not None and id(args[0]) not in core.quiet_operators:
             try:
                 core.on_operator(args, kwargs)
-            except Exception:
-                core.log_errors += 1
+            except Exception as failure:
+                core.forgive(failure)
 
     def _log(self, target: Any, index: Any) -> None:
         core = self._core
@@ -91,8 +91,8 @@ class FunctionWriter:
                 for item in target:
                     if _torch.is_tensor(item):
                         core.log_write(item, self._op, self._kind, index, stack)
-        except Exception:
-            core.log_errors += 1
+        except Exception as failure:
+            core.forgive(failure)
 
     def __repr__(self) -> str:
         """As the original's."""
