@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from gradsan.cli._sentences import complain, write_to_stderr
 from gradsan.model import Message
 from gradsan.options import OptionsError
+from gradsan.present._places import shown_path, working_directory
 from gradsan.repair import Patch, apply_patch, dirty_files
 from gradsan.text import Language, say
 
@@ -43,12 +44,16 @@ def apply_fix(
         return False
     except OSError as failure:
         raise OptionsError(Message("fix.cannot_write", {"reason": failure.strerror or str(failure)})) from None
-    complain(Message("fix.applied", {"files": ", ".join(sorted(patch.files))}), language)
+    complain(Message("fix.applied", {"files": _shown(patch.files)}), language)
     return True
 
 
+def _shown(files: Iterable[str]) -> str:
+    return ", ".join(shown_path(file, working_directory(None)) for file in sorted(files))
+
+
 def _agreed(dirty: tuple[str, ...], language: Language) -> bool:
-    question = say(Message("fix.ask_dirty", {"files": ", ".join(dirty)}), language)
+    question = say(Message("fix.ask_dirty", {"files": _shown(dirty)}), language)
     if not sys.stdin or not sys.stdin.isatty():
         write_to_stderr(f"{question}\n")
         return False

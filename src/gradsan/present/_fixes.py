@@ -57,6 +57,8 @@ def _code(row: str, style: str, number: str, canvas: Canvas) -> Iterator[Text]:
 
 def standing_of(fix: Fix, canvas: Canvas) -> str:
     """Say whether the change was run and what it does to the gradients; "" where nothing needs to be said."""
+    if fix.verification.status == "failed":
+        return _tried(fix.verification, canvas)
     if fix.meaning == "preserved":
         meaning = canvas.word("meaning.preserved")
     elif fix.how_changed is None:

@@ -6,12 +6,16 @@ by the faults of the program (:mod:`gradsan.repair.replay`). They are for the re
 
 from __future__ import annotations
 
+import dis
 import functools
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+from gradsan.capture.stacks import is_own_file
 
 _SPLITTING = frozenset({"unbind", "split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit", "split_with_sizes"})
 _EXPANDING = frozenset({"expand", "expand_as", "broadcast_to", "broadcast_tensors"})
@@ -63,7 +67,7 @@ class _Carrying(TorchFunctionMode):
         except RuntimeError as failure:
             if not self._may_write(failure):
                 raise
-            return self._written(func, name, args, named)
+            return self._written(func, args, named)
         if "single_views" in self._wanted and name in _SPLITTING:
             return _one_by_one(result)
         if "own_memory" in self._wanted and name in _EXPANDING:
@@ -77,12 +81,23 @@ class _Carrying(TorchFunctionMode):
         wanted = self._wanted & {"write_leaves", "renew_leaves"}
         return bool(wanted) and any(words in str(failure) for words in _REFUSED_LEAF)
 
-    def _written(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        is_bound_anew = name.startswith("__i") and name.endswith("__") and "renew_leaves" in self._wanted
-        if is_bound_anew:
+    def _written(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if "renew_leaves" in self._wanted and _is_augmented_assignment():
             return func(args[0].clone(), *args[1:], **kwargs)
         with torch.no_grad():
             return func(*args, **kwargs)
+
+
+def _is_augmented_assignment() -> bool:
+    """Whether the program stands at ``x += y``, which binds ``x`` to whatever comes back."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and is_own_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    found = next((one for one in dis.get_instructions(frame.f_code) if one.offset == frame.f_lasti), None)
+    # BINARY_OP has the operators in place among its arguments; before Python 3.11 each had an opcode.
+    return found is not None and (
+        found.opname.startswith("INPLACE_") or (found.opname == "BINARY_OP" and found.argrepr.endswith("="))
+    )
 
 
 def _one_by_one(views: Any) -> Any:

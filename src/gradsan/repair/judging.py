@@ -51,6 +51,9 @@ class Judge:
         elif passed:
             how = fix.how_changed or self._how_changed(comparison)
             tested = replace(tested, meaning="changed", how_changed=how)
+        else:
+            # Whatever was suggested, nothing of it has been measured to its end.
+            tested = replace(tested, meaning="changed", how_changed=Message("fix.not_measured"))
         return Tried(tested, patch, trial, passed, went_further and not comparison.lost)
 
     def _how_changed(self, comparison: Comparison) -> Message:

@@ -1,0 +1,89 @@
+"""What PyTorch refuses, carried out: the values and gradients are those of the same thing said in a way it takes."""
+
+import pytest
+import torch
+
+from gradsan.repair import allowances
+from gradsan.repair.allowances import _Carrying
+
+
+def carrying(*names):
+    return _Carrying(frozenset(names))
+
+
+@pytest.fixture
+def x():
+    return torch.arange(6.0).reshape(2, 3).requires_grad_()
+
+
+def gradient_of(x, loss):
+    loss.backward()
+    return x.grad.tolist()
+
+
+def test_one_of_several_views_is_written(x):
+    with carrying("single_views"):
+        whole = x * 1
+        for row, factor in zip(whole.unbind(0), (2.0, 5.0), strict=True):
+            row.mul_(factor)
+        left, right = whole.chunk(2, 1)
+        left.add_(1)
+    assert isinstance(whole.unbind(0), tuple)
+    assert whole.tolist() == [[1, 3, 4], [16, 21, 25]]
+    assert torch.equal(torch.cat([left, right], 1), whole)
+    assert gradient_of(x, whole.sum()) == [[2, 2, 2], [5, 5, 5]]
+
+
+def test_a_view_made_without_autograd_is_written(x):
+    with carrying("record_views"):
+        whole = x * 1
+        with torch.no_grad():
+            part = whole[0]
+            count = part.sum()
+        part.mul_(3)
+    assert not count.requires_grad
+    assert gradient_of(x, whole.sum()) == [[3, 3, 3], [1, 1, 1]]
+
+
+def test_an_expanded_tensor_is_written():
+    w = torch.ones(3, requires_grad=True)
+    with carrying("own_memory"):
+        rows = w.expand(2, 3)
+        rows.mul_(torch.tensor([[1.0], [4.0]]))
+    assert gradient_of(w, rows.sum()) == [5, 5, 5]
+
+
+def test_a_leaf_is_written(x):
+    with carrying("write_leaves"):
+        x += 1
+        x[0] = 7
+        torch.add(x, 1, out=x)
+    assert x.is_leaf
+    assert x.tolist() == [[8, 8, 8], [5, 6, 7]]
+
+
+def test_an_augmented_leaf_becomes_a_new_tensor(x):
+    leaf = x
+    with carrying("renew_leaves"):
+        x *= 3
+    assert not x.is_leaf
+    assert leaf.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert gradient_of(leaf, x.sum()) == [[3, 3, 3], [3, 3, 3]]
+
+
+def test_what_was_not_asked_for_is_still_refused(x):
+    with carrying("record_views"), pytest.raises(RuntimeError, match="leaf Variable"):
+        x += 1
+    with carrying("write_leaves"), pytest.raises(RuntimeError, match="size"):
+        x + torch.ones(4)
+
+
+def test_a_backward_frees_nothing(x, monkeypatch):
+    monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
+    monkeypatch.setattr(torch.autograd, "grad", torch.autograd.grad)
+    allowances.allow({"keep_graphs"})
+    loss = x.exp().sum()
+    loss.backward()
+    loss.backward(None, False)
+    first = torch.autograd.grad(loss, x)[0]
+    assert torch.equal(x.grad, 2 * first)

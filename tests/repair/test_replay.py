@@ -1,0 +1,130 @@
+"""Programs that draw random numbers, load data with workers, or never compute the same twice."""
+
+import textwrap
+
+import pytest
+
+from gradsan.model import Diagnosis, Fix, Label, Message
+from gradsan.repair import Limits, find_fixes
+from gradsan.repair.replay import is_replayable, reference_for, was_refused
+from gradsan.repair.trial import Recording, Request, Trial
+from gradsan.text import say
+
+WORKERS = """
+    import random
+    import numpy
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+
+    class Numbers(Dataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, position):
+            return torch.full((3,), float(position)) / 10 + random.random() + numpy.random.rand()
+
+
+    if __name__ == "__main__":
+        # Nothing is seeded.
+        net = torch.nn.Linear(3, 3)
+        optimizer = torch.optim.SGD(net.parameters(), lr=random.random())
+        for batch in DataLoader(Numbers(), batch_size=4, shuffle=True, num_workers=2):
+            out = net(batch * float(numpy.random.rand())).sigmoid()
+            out *= 2
+            optimizer.zero_grad()
+            out.sum().backward()
+            optimizer.step()
+"""
+ENTROPY = """
+    import os
+    import torch
+    w = torch.full((3,), float(os.urandom(1)[0]) + os.urandom(1)[0] / 256, requires_grad=True)
+    a = (w * 0.001).exp()
+    a += 1
+    a.sum().backward()
+"""
+
+
+def search(tmp_path, monkeypatch, text, **limits):
+    (tmp_path / "main.py").write_text(textwrap.dedent(text))
+    monkeypatch.chdir(tmp_path)
+    return find_fixes(
+        ("script", "main.py", ()), Limits(**limits), lambda message: None, lambda one: say(one, "en"), tmp_path
+    )
+
+
+def best(found):
+    return found.diagnoses[-1].fixes[0]
+
+
+def test_random_numbers_and_workers_are_the_same_in_every_trial(tmp_path, monkeypatch):
+    found = search(tmp_path, monkeypatch, WORKERS)
+    assert found.problems == ()
+    assert (best(found).kind, best(found).meaning) == ("out_of_place", "preserved")
+    assert best(found).verification.gradient_difference == 0
+
+
+def test_what_cannot_be_replayed_is_said_to_be_so(tmp_path, monkeypatch):
+    found = search(tmp_path, monkeypatch, ENTROPY)
+    assert [one.key for one in found.problems] == ["fix.not_replayable"]
+    fix = best(found)
+    assert (fix.verification.status, fix.meaning, fix.applicability) == ("passed", "changed", "review")
+    assert fix.verification.gradient_difference is None
+    assert "two runs" in say(fix.how_changed, "en")
+
+
+def fault(cause, *kinds, silent=False):
+    said = Message("title.any")
+    fixes = tuple(Fix(kind, "preserved", said) for kind in kinds)
+    return Diagnosis("GS000", cause, "error", silent, said, said, (), fixes=fixes)
+
+
+@pytest.mark.parametrize(
+    ("first", "again", "silent", "same"),
+    [
+        ((1.0, 2.0), (1.0, 2.0, 3.0), False, True),
+        ((1.0, 2.0), (1.0, 2.1), False, False),
+        # What a healed gradient has moved is no sign of chance.
+        ((1.0, 2.0), (1.0, 2.1), True, True),
+        ((1.0,), (1.1,), True, False),
+        ((float("nan"),), (float("nan"),), False, True),
+        ((), (1.0,), False, True),
+    ],
+)
+def test_losses_tell_whether_two_runs_are_the_same(first, again, silent, same):
+    trial = Trial(1, Recording(begun=first), (fault("any", silent=silent),))
+    assert is_replayable(trial, Recording(begun=again)) is same
+
+
+def test_the_reference_carries_out_what_pytorch_refuses():
+    request = Request(("script", "main.py", ()), "watch", {}, 3, 9.0)
+    healed = reference_for(request, [fault("result_overwritten")])
+    assert (healed.mode, healed.allowances, healed.steps) == ("heal", frozenset(), 3)
+    assert reference_for(request, [fault("same_loss_twice")]).allowances == {"keep_graphs"}
+    update, computation = fault("leaf_written", "no_grad"), fault("leaf_written", "out_of_place", "no_grad")
+    assert reference_for(request, [update]).allowances == {"write_leaves"}
+    assert reference_for(request, [computation]).allowances == {"renew_leaves"}
+    assert was_refused(update)
+    assert not was_refused(fault("result_overwritten"))
+
+
+def test_places_of_a_patched_program_are_told_by_the_files_on_disk(tmp_path):
+    from gradsan.model import Frame, Site
+    from gradsan.repair.patch import Patch
+    from gradsan.repair.places import on_disk
+
+    file = tmp_path / "main.py"
+    file.write_text("a = 1\nb = 2\nc = 3\n")
+    patch = Patch().with_lines(((str(file), 1, "z = 0\na = 1"), (str(file), 2, "b = 9")))
+
+    def label(line):
+        frame = Frame(str(file), line, "<module>", 1, line, 6, is_user=True)
+        return Label("written", frame, Message("label.any"), site=Site((frame,)))
+
+    wrong = Diagnosis("GS000", "any", "error", False, Message("t"), Message("e"), (label(2), label(3), label(4)))
+    moved = on_disk(wrong, patch).labels
+    assert [one.frame.line for one in moved] == [1, 2, 3]
+    # Columns of a line that reads otherwise would point at something else.
+    assert [one.frame.column for one in moved] == [1, None, 1]
+    assert moved[2].site.frames == (moved[2].frame,)
