@@ -15,6 +15,7 @@ import torch
 
 from gradsan._errors import MemoryFreedError
 from gradsan.capture import _torch, conflicts, graphs, naming
+from gradsan.capture.kept_conflicts import PastCounter
 from gradsan.capture.originals import fits_its_memory
 from gradsan.capture.patches import Patches, standing
 from gradsan.capture.stacks import symbolise
@@ -76,10 +77,10 @@ class Emptied:
         found = self._shrunk.get(_torch.storage_or_none(tensor)) if self._shrunk else None
         return found if found is not None and found.clock > clock and not found.weak.expired() else None
 
-    def door(self, tensor: Any, clock: int) -> tuple[str, Site] | None:
-        """The same as (slug of the cause, place)."""
+    def door(self, tensor: Any, clock: int) -> PastCounter | None:
+        """The same as a way past the counter."""
         found = self.since(tensor, clock)
-        return None if found is None else (WAY, symbolise(found.stack))
+        return None if found is None else PastCounter(WAY, symbolise(found.stack))
 
     def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Have the Nodes that saved such a value look once more right before they run.
@@ -116,21 +117,17 @@ class Emptied:
         number = _torch.node_sequence(node) or 0
         made = next((one for one in self._core.nodes_near(number, thread) if one[0] <= number < one[1]), None)
         clock, stack = (made[2], made[3]) if made is not None else (0, None)
-        self.found(node, slot, tensor, clock, stack, sys._getframe(1))
+        frame = sys._getframe(1)
+        self._keep(lambda: self.conflict(node, slot, tensor, clock, stack, frame))
         raise freed(tensor)
 
-    def found(
+    def conflict(
         self, node: Any, slot: str | None, tensor: Any, clock: int, stack: Any, frame: Any, healed: int | None = None
-    ) -> None:
-        """Keep the conflict of a value saved at ``clock`` and ``stack`` that backward asks for just now.
+    ) -> Conflict:
+        """The conflict of a value saved at ``clock`` and ``stack`` that backward asks for just now.
 
         ``healed`` as in the Conflict; ``frame`` is where variables are looked for.
         """
-        self._keep(lambda: self._conflict(node, slot, tensor, clock, stack, frame, healed))
-
-    def _conflict(
-        self, node: Any, slot: str | None, tensor: Any, clock: int, stack: Any, frame: Any, healed: int | None
-    ) -> Conflict:
         core, steps = self._core, self._steps
         backward = steps.current_backward()
         version = 0 if tensor.is_inference() else int(tensor._version)

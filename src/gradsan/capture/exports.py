@@ -105,6 +105,11 @@ class Exports:
             return None
         return None if torch.equal(before, _bytes(tensor)) else export
 
+    def of(self, storage: int) -> Export | None:
+        """Where the memory of a storage was handed out; None where it was not."""
+        export = self._exports.get(storage)
+        return None if export is None or export.weak.expired() else export
+
     def copy_of(self, tensor: Any) -> Any:
         """The bytes of a tensor whose memory has been handed out; None where it has not, or is too large."""
         export = self._exports.get(_torch.storage_or_none(tensor)) if self._exports else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from gradsan.capture import _torch, ledger, naming
 from gradsan.capture.conflicts import bridge_over, steps_before, tensor_info, use_of
@@ -12,6 +12,17 @@ from gradsan.capture.originals import Kept
 from gradsan.capture.origins import Origin
 from gradsan.capture.stacks import symbolise
 from gradsan.model import Conflict, Deviation, Save, Site, Write
+
+
+class PastCounter(NamedTuple):
+    """How memory was written past the version counter (the slug of a GS2xx cause), and where that way began.
+
+    ``write`` stands for the writes where nothing could log them.
+    """
+
+    way: str
+    site: Site
+    write: Write | None = None
 
 
 def of_kept(
@@ -24,16 +35,17 @@ def of_kept(
     changed: bool,
     deviation: Deviation | None,
     healed: int | None,
-    door: tuple[str, Site] | None,
+    door: PastCounter | None,
+    node: Any = None,
 ) -> Conflict:
-    """The conflict of a value that backward asks for just now.
+    """The conflict of a value that backward asks for just now, or that ``node`` keeps for a backward.
 
     ``counted``: its version counter moved. ``raised``: backward ends by it. ``changed``: a byte of it differs; where
     none does the writes touched other bytes, or wrote what was there. ``deviation`` and ``healed`` as in the Conflict;
-    ``door`` is the (way, place) by which the memory was reached past the counter, where that was seen.
+    ``door`` is how the memory was reached past the counter, where that was seen.
     """
     frame = sys._getframe(1)
-    node = _torch.current_node()
+    node = _torch.current_node() if node is None else node
     slot = _torch.slot_of(node, kept)
     backward = steps.current_backward()
     info = tensor_info(kept.alias, was_leaf=kept.was_leaf)
@@ -43,6 +55,8 @@ def of_kept(
         writes = ledger.writes_since(core, steps, info.storage, kept.clock, kept.version, version)
     else:
         writes = ledger.uncounted_since(core, steps, info.storage, kept.clock, kept.stack)
+        if not writes and door is not None and door.write is not None:
+            writes = (door.write,)
     made = Origin(kept.clock, kept.stack, kept.thread, True)
     return Conflict(
         save=Save(
@@ -64,8 +78,8 @@ def of_kept(
         bridge=bridge_over(core, backward, node, made, writes, frame) if backward and counted else None,
         raised=raised,
         log_was_cut=core.writes_were_cut,
-        way=None if counted else door[0] if door else _way(kept, writes),
-        alias_site=None if counted or door is None else door[1],
+        way=None if counted else door.way if door else _way(kept, writes),
+        alias_site=None if counted or door is None else door.site,
         change=kept.change() if changed else None,
         deviation=deviation,
         healed_bytes=healed,

@@ -13,6 +13,8 @@ from typing import Any
 
 from gradsan.capture import _torch, conflicts, graphs, ledger, naming
 from gradsan.capture.exports import Exports
+from gradsan.capture.kept_conflicts import PastCounter
+from gradsan.capture.originals import Kept
 from gradsan.capture.stacks import symbolise
 from gradsan.capture.steps import read_backward
 from gradsan.capture.uncounted import Uncounted
@@ -65,10 +67,10 @@ class Prescan:
     def _look_at(self, backward: Any, node: Any, number: int, slot: str, tensor: Any) -> None:
         storage = _torch.storage_or_none(tensor)
         made = self._made(number, backward.thread)
-        replaced = self._uncounted.replaced.get(id(tensor))
+        replaced = self._uncounted.replacement_of(tensor)
         writes: tuple[Write, ...] = ()
         way, door_stack = "data_attribute", None
-        if replaced is not None and replaced.tensor() is tensor and _younger(replaced, number, made):
+        if replaced is not None and _younger(replaced, number, made):
             info = conflicts.tensor_info(tensor, was_leaf=tensor.is_leaf)
             writes = (_write(replaced.clock, replaced.stack, "data =", "op", info.region, replaced.sequence),)
             door_stack = replaced.stack
@@ -138,11 +140,20 @@ class Prescan:
         return None
 
 
-def way_of(uncounted: Uncounted, storage: int, since: int) -> tuple[str, Site] | None:
-    """How ``storage`` was written past the counter after the clock ``since``: the slug of the cause, and the door."""
-    raw = next((one for one in uncounted.writes().get(storage, ()) if one.clock > since), None)
+def way_of(uncounted: Uncounted, exports: Exports, kept: Kept) -> PastCounter | None:
+    """How a value that was kept has been overwritten past the counter; None where no such way was seen."""
+    replaced = uncounted.replacement_of(kept.source() if kept.source is not None else None)
+    if replaced is not None and replaced.clock > kept.clock and kept.current is not kept.alias:
+        write = _write(replaced.clock, replaced.stack, "data =", "op", None, replaced.sequence)
+        return PastCounter("data_attribute", write.site, write)
+    storage = _torch.storage_or_none(kept.alias)
+    raw = next((one for one in uncounted.writes().get(storage, ()) if one.clock > kept.clock), None)
+    export = exports.of(storage)
+    if raw is None and export is not None:
+        write = _write(export.clock, export.stack, export.op, "outside", None, 0)
+        return PastCounter("memory_alias", write.site, write)
     door = uncounted.door_of(storage, raw.clock if raw is not None else uncounted.now)
-    return None if door is None else (door.way, symbolise(door.stack))
+    return None if door is None else PastCounter(door.way, symbolise(door.stack))
 
 
 def _younger(event: Any, number: int, made: Any) -> bool:

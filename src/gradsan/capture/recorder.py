@@ -26,6 +26,7 @@ from gradsan.capture.kept_gradients import KeptGradients
 from gradsan.capture.life import Life
 from gradsan.capture.moments import moments
 from gradsan.capture.noted import Findings, Notes
+from gradsan.capture.overwriting import Overwriting
 from gradsan.capture.patches import Patches
 from gradsan.capture.prescan import Prescan, way_of
 from gradsan.capture.settling import Settling
@@ -72,7 +73,8 @@ class Recorder:
         self.after_nodes: list[Callable[[Any, int, int], None]] = []
         self.blind_spots: dict[str, Message] = {}
         self.emptied = Emptied(self.core, self.steps, self._scan_emptied, self._keep)
-        self.deep = Deep(self.core, self._on_changed, self.emptied, self.note_blind_spot)
+        self.deep = Deep(self.core, self._describe, self._keep, self._is_healed, self.emptied, self.note_blind_spot)
+        self.overwriting = Overwriting(self.core, self.deep, self.demands, self._keep, self._guard_hushed)
         self._deep_depths: list[tuple[int, str]] = []
         self._deep_patches = Patches()
         self.uncounted = Uncounted(self.core, self._scan_before_backward)
@@ -119,6 +121,7 @@ class Recorder:
             if mode != "watch":
                 self._start_deep(mode)
             self._listen_for_halts()
+            self.overwriting.follow(bool(self._deep_depths))
 
     def _start_watching(self) -> None:
         # A stretch of watching tells what it could not see itself.
@@ -145,7 +148,6 @@ class Recorder:
             self.deep.mode = "heal"
         if len(self._deep_depths) == 1:
             self.deep.mode = "heal" if mode == "heal" else "deep"
-            self.deep.healed_bytes = 0
             self.before_backward = [
                 *self.before_backward,
                 self.deep.before_backward,
@@ -172,23 +174,36 @@ class Recorder:
             self.listen()
             self._deep_patches.undo()
 
-    def _on_changed(
-        self, kept: Any, counted: bool, raised: bool, changed: bool, deviation: Deviation | None, healed: int | None
-    ) -> None:
-        self._keep(
-            lambda: kept_conflicts.of_kept(
-                self.core,
-                self.steps,
-                kept,
-                counted=counted,
-                raised=raised,
-                changed=changed,
-                deviation=deviation,
-                healed=healed,
-                door=self.emptied.door(kept.alias, kept.clock)
-                or way_of(self.uncounted, _torch.storage_or_none(kept.alias), kept.clock),
-            )
+    def _describe(
+        self,
+        kept: Any,
+        counted: bool,
+        raised: bool,
+        changed: bool,
+        deviation: Deviation | None,
+        healed: int | None,
+        node: Any = None,
+    ) -> Conflict:
+        return kept_conflicts.of_kept(
+            self.core,
+            self.steps,
+            kept,
+            counted=counted,
+            raised=raised,
+            changed=changed,
+            deviation=deviation,
+            healed=healed,
+            door=self.emptied.door(kept.alias, kept.clock) or way_of(self.uncounted, self.exports, kept),
+            node=node,
         )
+
+    def _is_healed(self, describe: Callable[[], Conflict]) -> bool:
+        heals = self.demands.heals
+        if heals is None:
+            return True
+        answer: list[bool] = []
+        self.guard(lambda: answer.append(heals(describe())))
+        return answer == [True]
 
     def listen(self) -> None:
         """Have the core call what stands in ``before_backward``, ``after_backward`` and ``after_nodes`` by now.
@@ -249,7 +264,9 @@ class Recorder:
             self.guard(partial(look, entry, rounds))
 
     def _on_write(self, tensor: Any, op: str, stack: Any) -> None:
-        self._guard_hushed(lambda: self.gradient_writes.on_write(tensor, op, stack))
+        if self.core.running:
+            self._guard_hushed(lambda: self.gradient_writes.on_write(tensor, op, stack))
+        self.overwriting.written(tensor)
 
     def _on_leave(self, entry: Any) -> None:
         for listener in self.after_backward:
@@ -341,6 +358,7 @@ class Recorder:
             self.demands.end(self._depth)
             self._stop_deep()
             self._listen_for_halts()
+            self.overwriting.follow(bool(self._deep_depths))
             if self._depth:
                 return
             self.core.active = False
@@ -373,7 +391,7 @@ class Recorder:
         )
 
     def let_go(self) -> None:
-        """Forget what was found, where nobody watches any more: the bound on findings is one of a stretch of watching."""
+        """Forget what was found, where nobody watches any more: the bound on findings is one stretch's."""
         if not self.is_on:
             self.conflicts.clear()
             self.failures.clear()

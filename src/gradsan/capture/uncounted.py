@@ -110,6 +110,11 @@ class Uncounted:
                 self.open(tensor, way, stack)
                 self._core.log_write(tensor, op, kind, None, stack)
 
+    def replacement_of(self, tensor: Any) -> Replaced | None:
+        """When a tensor was last given other memory; None where it was not."""
+        found = self.replaced.get(id(tensor))
+        return found if found is not None and found.tensor() is tensor and tensor is not None else None
+
     def door_of(self, storage: int, clock: int) -> Door | None:
         """The last door of a storage that was opened before ``clock``."""
         return next((door for door in reversed(self.doors.get(storage, ())) if door.clock <= clock), None)
