@@ -5,13 +5,15 @@ calls backward for the 16th and the 32nd time; a variable whose graph reaches ba
 them alive.
 
 Rows: ``leaf_lost``, ``parameter_not_reached``, ``graph_grows``. Roles: ``parameter`` (what has no gradient; ``values``:
-``missing`` of ``total``, ``shape``, ``dtype``, ``device``), ``replaced`` (what the program uses instead; ``site``:
-where it was made), ``read`` (the expression and the place that read the parameter past its graph), ``holder`` (the
-optimizer), ``grown`` (the variable; ``values``: ``rounds``, ``nodes``, ``bytes``, ``bytes_per_round``).
+``missing`` of ``total``, ``shape``, ``dtype``, ``device``, and where a module of the program's own holds it ``owner``,
+its class, and ``attribute``; ``site``: the definition of that class's forward), ``replaced`` (what the program uses
+instead; ``site``: where it was made), ``read`` (the expression and the place that read the parameter past its graph),
+``holder`` (the optimizer), ``grown`` (the variable; ``values``: ``rounds``, ``nodes``, ``bytes``, ``bytes_per_round``).
 """
 
 from __future__ import annotations
 
+import heapq
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -20,7 +22,7 @@ from typing import Any
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 
-from gradsan.capture import _torch, graphs, naming
+from gradsan.capture import _torch, graphs, naming, owners
 from gradsan.capture.backwards import Backwards
 from gradsan.capture.bypassed import bypassed
 from gradsan.capture.stacks import symbolise
@@ -30,6 +32,7 @@ from gradsan.model import Clue, Failure
 _FIRST_LOOK, _SECOND_LOOK = 16, 32
 _NODE_BYTES = 400
 _SHOWN = 3
+_NAMED = 12
 _STEPS_DOWN = 2_000
 
 
@@ -75,11 +78,11 @@ class Life:
         missing = [one for one in missing if id(one) not in past_graph]
         if not missing:
             return
-        for parameter in missing[:_SHOWN]:
-            names = naming.names_of(parameter, frame)
-            clues.append(
-                Clue("parameter", name=names[0].text if names else None, values={**_facts(parameter), **counts})
-            )
+        named = _names(missing, frame)
+        for parameter in missing[:_NAMED]:
+            path = named.get(id(parameter))
+            facts = {**_facts(parameter), **counts}
+            clues.append(owners.clue_of(path, frame, facts))
         self._found(Failure("parameter_not_reached", "", "", site, tuple(clues), raised=False))
 
     @_torch.hushed()
@@ -130,19 +133,23 @@ def _groups(frame: Any) -> dict[str, list[Found]]:
 
 
 def _reaches_back(node: Any, border: int) -> bool:
-    """Whether the oldest way down from a Node leads to one made before ``border``.
+    """Whether a Node made before ``border`` is found below, going down to the oldest first.
 
     This spares the graphs of the round itself the whole walk: Nodes that Python has looked at are costly to free.
     """
+    waiting: list[tuple[int, int, Any]] = [(0, 0, node)]
+    seen = {node}
     for _ in range(_STEPS_DOWN):
-        number = _torch.node_sequence(node)
-        if number is not None and number < border:
-            return True
-        below = [(_torch.node_sequence(child), child) for child, _ in node.next_functions if child is not None]
-        older = [(number, child) for number, child in below if number is not None]
-        if not older:
+        if not waiting:
             return False
-        node = min(older, key=lambda one: one[0])[1]
+        for child, _ in heapq.heappop(waiting)[2].next_functions:
+            number = None if child is None or child in seen else _torch.node_sequence(child)
+            if number is None:
+                continue
+            if number < border:
+                return True
+            seen.add(child)
+            heapq.heappush(waiting, (number, len(seen), child))
     return False
 
 
@@ -183,6 +190,17 @@ def _replacements(held: list[Any], missing: list[Any], frame: Any) -> Iterator[t
                 used.add(id(one.tensor))
                 yield parameter, one
                 break
+
+
+def _names(tensors: list[Any], frame: Any) -> dict[int, str]:
+    """What the program calls the tensors, by ``id``; the name in a module before others."""
+    wanted = {id(one) for one in tensors}
+    found: dict[int, Found] = {}
+    for one in naming.find(frame, lambda tensor: id(tensor) in wanted):
+        known = found.get(id(one.tensor))
+        if known is None or (known.origin != "module" and one.origin == "module"):
+            found[id(one.tensor)] = one
+    return {key: one.path for key, one in found.items()}
 
 
 def _comes_from(tensor: Any, leaf: Any) -> bool:

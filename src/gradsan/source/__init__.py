@@ -17,6 +17,7 @@ from gradsan.source.functions import (
     rebound_at,
     save_for_backward,
 )
+from gradsan.source.kept import Addition, Used, additions, assignments, uses_in
 from gradsan.source.layers import inplace_layer_false
 from gradsan.source.lines import is_cell, source_line, source_lines
 from gradsan.source.listing import list_and_stack
@@ -49,6 +50,7 @@ from gradsan.source.writing import (
 )
 
 __all__ = [
+    "Addition",
     "Carried",
     "Change",
     "Cut",
@@ -57,10 +59,13 @@ __all__ = [
     "Made",
     "Shape",
     "Statement",
+    "Used",
     "Written",
+    "additions",
     "alias_of",
     "apply_change",
     "assigned_names",
+    "assignments",
     "attribute_owner",
     "backward_of_sum",
     "bind_early",
@@ -110,6 +115,7 @@ __all__ = [
     "statement_at",
     "statements_at",
     "under_no_grad",
+    "uses_in",
     "writing_at",
     "written_expression",
     "written_for_others",

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from torch import nn
-
-from gradsan.capture import _torch, graphs
+from gradsan.capture import _torch, graphs, owners
 from gradsan.capture.clues.tensors import of_node
-from gradsan.capture.stacks import definition_site, is_user_file, symbolise
+from gradsan.capture.stacks import symbolise
 from gradsan.model import Clue
 
 if TYPE_CHECKING:
@@ -45,26 +43,12 @@ def gather(context: Context) -> tuple[Clue, ...]:
 def _named(context: Context, names: list[str]) -> Iterator[Clue]:
     module = _torch.wrapped_by_ddp(context.frames)
     for name in names[:_PARAMETERS_TOLD]:
-        owner, attribute = (None, "") if module is None else _owner(module, name)
-        code = getattr(getattr(type(owner), "forward", None), "__code__", None)
-        site = None if code is None or not is_user_file(code.co_filename) else definition_site(code)
-        values = {"owner": type(owner).__name__, "attribute": attribute} if site is not None else {}
-        yield Clue("parameter", site, name=name, values=values)
-
-
-def _owner(module: nn.Module, name: str) -> tuple[Any, str]:
-    """The innermost module of the program's own classes that holds the parameter, and the name in it."""
-    parts = name.split(".")
-    best, rest = module, name
-    at: Any = module
-    for position, part in enumerate(parts[:-1]):
-        at = dict(at.named_children()).get(part)
-        code = getattr(getattr(type(at), "forward", None), "__code__", None)
-        if code is None:
-            break
-        if is_user_file(code.co_filename):
-            best, rest = at, ".".join(parts[position + 1 :])
-    return best, rest.partition(".")[0]
+        if module is None:
+            yield Clue("parameter", name=name)
+            continue
+        owner, rest = owners.owner_in(module, name)
+        values = {"owner": type(owner).__name__, "attribute": rest.partition(".")[0]}
+        yield Clue("parameter", owners.forward_of(owner), name=name, values=values)
 
 
 def _past(context: Context) -> Iterator[Clue]:

@@ -7,11 +7,15 @@ its graph.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gradsan import source
 from gradsan.diagnose import labels as label_room
-from gradsan.diagnose.failures import parts
+from gradsan.diagnose.failures import parts, statements
 from gradsan.diagnose.levels import place
-from gradsan.model import Clue, Diagnosis, Failure, Message, NamedTensor
+from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Label, Message, NamedTensor
+
+_ATTRIBUTES_SHOWN = 4
 
 ROWS = ("leaf_lost", "parameter_not_reached", "graph_grows", "grad_of_non_leaf")
 
@@ -39,7 +43,7 @@ def _lost(failure: Failure) -> Diagnosis:
         severity="warning",
         explanation="explanation.leaf_lost_step" if was_computed else "explanation.leaf_lost_moved",
         labels=(
-            *parts.label_of(replaced, "created", "label.leaf_lost_at", values),
+            *_where_lost(failure, replaced, values),
             *label_room.at("used", failure.site, Message("label.not_reached_step", values)),
         ),
         tensor=_tensor(parameter),
@@ -69,10 +73,71 @@ def _not_reached(failure: Failure) -> Diagnosis:
         "parameter_not_reached",
         values=values,
         severity="warning" if is_all else "note",
-        labels=label_room.at("used", failure.site, Message("label.not_reached_step", values)),
+        labels=(
+            *_where_left_out(parts.clues(failure, "parameter")),
+            *label_room.at("used", failure.site, Message("label.not_reached_step", values)),
+        ),
         tensor=_tensor(parameter),
         fixes=(parts.fix("use_it", "changed", values),),
+        notes=_others(parts.clues(failure, "parameter"), counts.get("missing", 0)),
     )
+
+
+def _others(parameters: tuple[Clue, ...], missing: int) -> tuple[Message, ...]:
+    """The names of those that the title does not name."""
+    names = [one.name for one in parameters[1:] if one.name]
+    if not names:
+        return ()
+    key = "note.also_without" if len(names) + 1 == missing else "note.also_without_and_more"
+    return (Message(key, {"names": ", ".join(names), "more": missing - 1 - len(names)}),)
+
+
+def _where_left_out(parameters: tuple[Clue, ...]) -> tuple[Label, ...]:
+    """What the forwards that own the parameters do with them; of at most four attributes."""
+    found: list[Label] = []
+    told: set[tuple[Frame, str]] = set()
+    for one in parameters:
+        frame = one.site.user_frame if one.site is not None else None
+        attribute = str(one.values.get("attribute", ""))
+        if frame is None or (frame, attribute) in told or len(told) == _ATTRIBUTES_SHOWN:
+            continue
+        told.add((frame, attribute))
+        uses = source.uses_in(frame, attribute)
+        values = {"attribute": attribute, "owner": one.values.get("owner", "?")}
+        if uses == ():
+            found += statements.at_frame("note", frame, Message("label.not_read", values))
+        for use in (uses or ())[:1]:
+            if use.mode is not None:
+                found += statements.at_frame("note", use.mode, Message("label.gradients_off"))
+                found += statements.at_frame("note", use.frame, Message("label.used_without_graph", values))
+            else:
+                found += statements.at_frame("note", use.frame, Message("label.used_in_vain", values))
+    # One ``with`` may hold several of them.
+    places = {(one.frame, one.message.key, one.message.values.get("attribute")): one for one in found}
+    return tuple(places.values())
+
+
+def _where_lost(failure: Failure, replaced: Clue | None, values: Mapping[str, object]) -> tuple[Label, ...]:
+    """Where the optimizer took the tensor, and the statement after it that gave its name to another one."""
+    told = parts.label_of(replaced, "created", "label.leaf_lost_at", values)
+    frame = failure.site.user_frame
+    if frame is None or replaced is None or not replaced.name:
+        return told
+    receiver = source.method_receiver(frame)
+    made = [] if receiver is None else [place for _, place in source.assignments(frame, receiver)]
+    holder = made[0] if len(made) == 1 else None
+    if not told:
+        bound = [
+            (part, place)
+            for part, place in source.assignments(frame, replaced.name)
+            if holder is None or place.function != holder.function or place.line > holder.line
+        ]
+        places = [place for part, place in bound if part == bound[0][0]]
+        if len(places) == 1 and (holder is not None or len(bound) == 1):
+            told = statements.at_frame("created", places[0], Message("label.leaf_lost_at", dict(values)))
+    if holder is None:
+        return told
+    return (*statements.at_frame("note", holder, Message("label.holder_made", dict(values))), *told)
 
 
 def _read_past_graph(failure: Failure, read: Clue, values: dict[str, object], tensor: NamedTensor | None) -> Diagnosis:
@@ -104,6 +169,8 @@ def _grows(failure: Failure) -> Diagnosis:
         "depth": facts.get("nodes", "?"),
         "bytes": _bytes(facts.get("bytes_per_round", 0)),
     }
+    used = failure.site.user_frame
+    added = () if used is None or grown is None or not grown.name else source.additions(used, grown.name)
     return parts.diagnosis(
         failure,
         "GS422",
@@ -111,13 +178,34 @@ def _grows(failure: Failure) -> Diagnosis:
         values=values,
         severity="warning",
         labels=(
-            *parts.label_of(grown, "bridge", "label.grows_by", values),
+            *(
+                statements.at_frame("bridge", added[0].frame, Message("label.grows_by", values))
+                if len(added) == 1
+                else parts.label_of(grown, "bridge", "label.grows_by", values)
+            ),
             *label_room.at("used", failure.site, Message("label.loss_at")),
         ),
         tensor=None,
-        fixes=(parts.fix("detach_kept", "changed", values),),
+        fixes=(_cut_growth(failure, grown, added, values),),
         notes=(Message("note.graph_growth", {**values, "bytes": _bytes(facts.get("bytes", 0))}),),
     )
+
+
+def _cut_growth(
+    failure: Failure, grown: Clue | None, added: tuple[source.Addition, ...], values: Mapping[str, object]
+) -> Fix:
+    """Keep values without a graph: where they are added to what is kept, else at the end of a round."""
+    if len(added) == 1:
+        lines = source.changed_lines(added[0].frame.file, added[0].change) if added[0].change is not None else ()
+        filled = {**values, "value": added[0].value}
+        return parts.fix("detach_kept", "changed", filled, lines=lines, summary="help.detach_added")
+    used = failure.site.user_frame
+    made = grown.site.user_frame if grown is not None and grown.site is not None else None
+    if grown is None or grown.name is None or used is None or made is None or not source.in_same_function(made, used):
+        return parts.fix("detach_kept", "changed", values)
+    change = source.detach_after_round([used], {grown.name: "tensor"})
+    lines = () if change is None else source.changed_lines(used.file, change)
+    return parts.fix("detach_kept", "changed", values, lines=lines, summary="help.detach_each_round")
 
 
 def _non_leaf(failure: Failure) -> Diagnosis:

@@ -1,0 +1,148 @@
+"""Where the program puts something to keep it: into a list, a sum, an attribute, an optimizer; and what a forward uses.
+
+Expressions are compared as Python writes them, so that ``self.log['loss']`` and ``self.log["loss"]`` are one.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from gradsan.model import Frame
+from gradsan.source.chains import local_nodes
+from gradsan.source.change import Change, Edit, edited
+from gradsan.source.cut_kinds import mode_around, mode_of_decorators
+from gradsan.source.locate import statement_at
+from gradsan.source.tree import FunctionNode, SourceFile, read_source
+
+__all__ = ["Addition", "Used", "additions", "assignments", "uses_in"]
+
+_ADDING = {"append": 0, "appendleft": 0, "add": 0, "put": 0, "insert": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """A place that adds ``value`` to something kept, and the line with the value cut off its graph, where told."""
+
+    frame: Frame
+    value: str
+    change: Change | None
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """A place in a forward that uses an attribute; ``mode`` is where gradients were switched off around it."""
+
+    frame: Frame
+    mode: Frame | None
+
+
+def additions(frame: Frame, path: str) -> tuple[Addition, ...]:
+    """The places in the file of ``frame`` that add to ``path``: ``path.append(x)``, ``path += x``, ``path[k] = x``."""
+    wanted, source = _as_python(path), read_source(frame.file)
+    if wanted is None or source is None:
+        return ()
+    found = []
+    for node in ast.walk(source.module):
+        value = _added(node, wanted)
+        if value is not None:
+            statement = source.statement(value) or node
+            found.append(Addition(_frame(source, frame, statement), source.text(value), _detached(source, value)))
+    return tuple(found)
+
+
+def assignments(frame: Frame, path: str) -> tuple[tuple[str, Frame], ...]:
+    """The statements in the file of ``frame`` that bind ``path`` or what it is a part of, innermost part first.
+
+    ``path`` may say ``net.0.weight`` for ``net[0].weight``. Each comes with the part that it binds.
+    """
+    source = read_source(frame.file)
+    if source is None:
+        return ()
+    found = []
+    for part in _parts(path):
+        for node in ast.walk(source.module):
+            if isinstance(node, ast.stmt) and any(ast.unparse(target) == part for target in _targets(node)):
+                found.append((part, _frame(source, frame, node)))
+    return tuple(found)
+
+
+def uses_in(definition: Frame, attribute: str) -> tuple[Used, ...] | None:
+    """Where the method defined at ``definition`` reads ``self.<attribute>``; None where the source does not tell."""
+    source = read_source(definition.file)
+    function = None if source is None else _defined_at(source, definition)
+    if source is None or function is None or not function.args.args:
+        return None
+    own = function.args.args[0].arg
+    found = []
+    for node in local_nodes(function):
+        is_read = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == own
+        if is_read and isinstance(node, ast.Attribute) and node.attr == attribute:
+            mode = mode_around(source, node, function) or mode_of_decorators(source, function)
+            place = None if mode is None else _frame(source, definition, mode[1])
+            found.append(Used(_frame(source, definition, node), place))
+    return tuple(found)
+
+
+def _as_python(path: str) -> str | None:
+    try:
+        return ast.unparse(ast.parse(path, mode="eval"))
+    except SyntaxError:
+        return None
+
+
+def _parts(path: str) -> Iterator[str]:
+    """``net[0].weight``, ``net[0]`` and ``net`` of ``net.0.weight``."""
+    names = path.split(".")
+    for length in range(len(names), 0, -1):
+        text = names[0] + "".join(f"[{name}]" if name.isdigit() else f".{name}" for name in names[1:length])
+        part = _as_python(text)
+        if part is not None and part != "self":
+            yield part
+
+
+def _targets(node: ast.stmt) -> list[ast.expr]:
+    if isinstance(node, ast.Assign):
+        return node.targets
+    return [node.target] if isinstance(node, ast.AnnAssign) and node.value is not None else []
+
+
+def _added(node: ast.AST, wanted: str) -> ast.expr | None:
+    """What ``node`` adds to ``wanted``; None where it adds nothing to it."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _ADDING:
+        position = _ADDING[node.func.attr]
+        if len(node.args) > position and ast.unparse(node.func.value) == wanted:
+            return node.args[position]
+    if isinstance(node, ast.AugAssign) and ast.unparse(node.target) == wanted:
+        return node.value
+    if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Subscript):
+        return node.value if ast.unparse(node.targets[0].value) == wanted else None
+    return None
+
+
+def _detached(source: SourceFile, value: ast.expr) -> Change | None:
+    """The statement with ``.detach()`` at a value that is one name, attribute or call; None for others."""
+    if not isinstance(value, ast.Name | ast.Attribute | ast.Call | ast.Subscript):
+        return None
+    span = source.span(value)
+    return edited(source, [Edit.insert(span.end_line, span.end_column, ".detach()")], "detach")
+
+
+def _defined_at(source: SourceFile, definition: Frame) -> FunctionNode | None:
+    name = definition.function.rpartition(".")[2]
+    for node in ast.walk(source.module):
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+            if first == definition.line:
+                return node
+    return None
+
+
+def _frame(source: SourceFile, like: Frame, node: ast.AST) -> Frame:
+    span = source.span(node)
+    function = source.scope_name(node) if isinstance(node, ast.stmt) else like.function
+    place = statement_at(replace(like, line=span.line, column=span.column))
+    if place is not None and isinstance(node, ast.expr):
+        function = source.scope_name(place.node)
+    return Frame(like.file, span.line, function, span.column, span.end_line, span.end_column, True)
