@@ -1,0 +1,93 @@
+"""How far ``gradsan fix`` goes: steps, seconds, packages, and what it does not take for a fix."""
+
+import json
+import time
+
+LONG = """\
+import torch
+import time
+net = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(100_000):
+    out = net(torch.ones(1, 2)).exp()
+    out *= 2
+    optimizer.zero_grad()
+    out.sum().backward()
+    optimizer.step()
+    if step == 3:
+        print("step 3 was reached", flush=True)
+        time.sleep(600)
+"""
+
+
+def test_a_run_ends_after_so_many_steps(tmp_path, run_gradsan):
+    (tmp_path / "main.py").write_text(LONG)
+    began = time.monotonic()
+    done = run_gradsan("fix", "--steps", "2", "main.py")
+    assert done.status == 0, done.stderr
+    assert "ran 2 optimizer steps" in done.stderr
+    assert time.monotonic() - began < 300
+
+
+def test_a_run_ends_after_so_many_seconds(tmp_path, run_gradsan):
+    (tmp_path / "main.py").write_text("import torch, time\ntime.sleep(600)\n")
+    done = run_gradsan("fix", "--timeout", "5", "main.py")
+    assert done.status == 1
+    assert "did not end within 5 seconds" in done.stderr
+    assert "nothing to mend" not in done.stderr
+
+
+PACKAGE = """\
+def scaled(x):
+    x *= 2
+    return x
+"""
+USER = """\
+import torch
+from borrowed.ops import scaled
+w = torch.ones(3, requires_grad=True)
+scaled(w.exp()).sum().backward()
+"""
+
+
+def test_an_installed_package_is_advised_on_and_changed_only_if_asked(tmp_path, run_gradsan):
+    packages = tmp_path / "env" / "site-packages"
+    (packages / "borrowed").mkdir(parents=True)
+    (packages / "borrowed" / "__init__.py").touch()
+    file = packages / "borrowed" / "ops.py"
+    file.write_text(PACKAGE)
+    (tmp_path / "main.py").write_text(USER)
+    path = {"PYTHONPATH": str(packages)}
+
+    advised = run_gradsan("fix", "main.py", env=path)
+    assert "the write is in borrowed" in " ".join(advised.stderr.split())
+    assert "+++ " not in advised.stderr or "ops.py" not in advised.stderr.split("+++ ")[1].splitlines()[0]
+    assert file.read_text() == PACKAGE
+
+    asked = run_gradsan("fix", "--include", "--apply", "main.py", env=path)
+    assert asked.status == 0, asked.stderr
+    assert file.read_text() == PACKAGE.replace("x *= 2", "x = x * 2")
+
+
+TRAINS_NOTHING = """\
+import torch
+torch.manual_seed(0)
+net = torch.nn.Linear(2, 3)
+x = torch.zeros(3, requires_grad=True)
+x += net(torch.ones(2))
+x.pow(2).sum().backward()
+"""
+
+
+def test_a_candidate_under_which_a_network_does_not_train_is_rejected_and_shown(tmp_path, run_gradsan):
+    (tmp_path / "main.py").write_text(TRAINS_NOTHING)
+    done = run_gradsan("fix", "--json", "out.json", "main.py")
+    assert done.status == 0, done.stderr
+    fixes = json.loads((tmp_path / "out.json").read_text())["diagnoses"][0]["fixes"]
+    tried = {fix["kind"]: fix for fix in fixes}
+    # Under no_grad the program runs, but what the network adds is no part of the graph.
+    assert tried["no_grad"]["verification"]["status"] == "failed"
+    assert "gradients are lost" in tried["no_grad"]["verification"]["detail"]
+    assert fixes[0]["kind"] == "out_of_place"
+    assert (fixes[0]["meaning"], fixes[0]["verification"]["status"]) == ("preserved", "passed")
+    assert "gradients are lost" in " ".join(done.stderr.split())
