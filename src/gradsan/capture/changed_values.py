@@ -21,6 +21,7 @@ from gradsan.capture import _torch, conflicts, graphs, ledger, naming
 from gradsan.capture.ledger import RawWrite
 from gradsan.capture.noted import Findings
 from gradsan.capture.originals import Kept
+from gradsan.capture.snapshots import Snapshots
 from gradsan.capture.stack_pairs import begin_elsewhere, is_around
 from gradsan.capture.stacks import symbolise
 from gradsan.capture.steps import read_backward
@@ -49,8 +50,9 @@ class Read(NamedTuple):
 class ChangedValues:
     """Looks at the graph of a backward; what it finds goes to ``findings``."""
 
-    def __init__(self, core: Any, steps: Any, findings: Findings) -> None:
-        """``core`` and ``steps`` are the logs that tell who wrote."""
+    def __init__(self, core: Any, steps: Any, findings: Findings, snapshots: Snapshots) -> None:
+        """``core`` and ``steps`` are the logs that tell who wrote, ``snapshots`` knows what was there before."""
+        self._snapshots = snapshots
         self._core, self._steps, self._findings = core, steps, findings
         self.looks_always = False
 
@@ -100,6 +102,8 @@ class ChangedValues:
             touching = [(raw, write) for raw, write in touching if origin is not None and origin < raw.sequence]
             near = None if origin is None else self._made(origin, backward.thread)
             alias_site = None if near is None else symbolise(near[3])
+        if way == UNRECORDED and touching and self._has_kept(read.alias, [raw.clock for raw, _ in touching]):
+            return
         if touching:
             written = tuple(write for _, write in touching)
             self._findings.add(
@@ -108,6 +112,11 @@ class ChangedValues:
                     self._conflict, backward, read, written, made, info, way, alias_site, sys._getframe(1)
                 ),
             )
+
+    def _has_kept(self, alias: Any, clocks: list[int]) -> bool:
+        """Whether a value has the bytes that it had before it was written: ``clamp_`` that had nothing to clamp."""
+        with _torch.hushed():
+            return self._snapshots.shows_same(alias, clocks[0] - 1, clocks)
 
     def _conflict(
         self,

@@ -35,6 +35,7 @@ class Prescan:
     def forget(self) -> None:
         """Begin anew: what an earlier stretch of watching has found does not count for this one."""
         self._known.clear()
+        self._uncounted.snapshots.forget()
 
     def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look at the graph behind the outputs; the arguments are those of ``Recorder.before_backward``."""
@@ -91,6 +92,7 @@ class Prescan:
             door = self._uncounted.door_of(storage, writes[0].clock) if writes else None
             if door is not None:
                 way, door_stack = door.way, door.stack
+        is_same = bool(writes) and door_stack is not None and self._is_same(storage, tensor, made)
         if not writes:
             outside = self._exports.changed(storage, number, backward.thread, slot, tensor, made)
             if outside is None:
@@ -100,7 +102,7 @@ class Prescan:
             writes = (_write(outside.clock, outside.stack, outside.op, "outside", None, number),)
         if not _reads(node, slot):
             return
-        key = (made and made[3], slot, way, writes[0].op, door_stack, node.name())
+        key = (made and made[3], slot, way, writes[0].op, door_stack, node.name(), is_same)
         at = self._known.get(key)
         if at is not None and at < len(self._found):
             self._found[at] = dataclasses.replace(self._found[at], count=self._found[at].count + 1)
@@ -130,8 +132,16 @@ class Prescan:
                 raised=False,
                 way=way,
                 alias_site=symbolise(door_stack) if door_stack is not None else None,
+                unchanged=is_same,
             )
         )
+
+    def _is_same(self, storage: int, tensor: Any, made: Any) -> bool:
+        """Whether what was written has left every byte as it was when the value was saved."""
+        if made is None or self._exports.of(storage) is not None:
+            return False
+        logged = self._uncounted.writes().get(storage, ())
+        return self._uncounted.snapshots.shows_same(tensor, made[2], [raw.clock for raw in logged])
 
     def _made(self, number: int, thread: int) -> Any:
         for entry in self._core.nodes_near(number, thread):

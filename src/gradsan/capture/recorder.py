@@ -84,7 +84,7 @@ class Recorder:
         self._findings = Findings(self.conflicts, _CONFLICTS_KEPT)
         self.functions = Functions(self.core, self.steps, notes, self._findings, self._scan_functions)
         self.checkpoints = Checkpoints(self.core, self.steps, notes, self._findings, self.note_blind_spot)
-        self.changed_values = ChangedValues(self.core, self.steps, self._findings)
+        self.changed_values = ChangedValues(self.core, self.steps, self._findings, self.uncounted.snapshots)
         self.buffer_sync = BufferSync(self.core, self.uncounted, self.note_blind_spot)
         self.sharded = Sharded(self.core, self.steps, notes, self._findings)
         # What they hold comes and goes; GS217 tells of what changed, and copies would undo what sharding is for.

@@ -16,6 +16,7 @@ import torch
 from gradsan.capture import _torch
 from gradsan.capture.ledger import RawWrite
 from gradsan.capture.patches import Patches, standing
+from gradsan.capture.snapshots import Snapshots
 
 _WRITES_OF_A_STORAGE = 64
 _COLLECTIVES = {"all_reduce": 0, "broadcast": 0, "reduce": 0, "scatter": 0, "all_to_all_single": 0, "recv": 0}
@@ -51,6 +52,7 @@ class Uncounted:
         self._evaluated: set[int] = set()
         self._read_up_to = 0
         self._prune_at = 1_024
+        self.snapshots = Snapshots(core)
 
     def open(self, holder: Any, way: str, stack: Any) -> int:
         """Note that the memory of ``holder`` (a tensor or a storage) can be written past the counter from now on."""
@@ -79,6 +81,7 @@ class Uncounted:
 
     def prune(self) -> None:
         """Forget what died."""
+        self.snapshots.forget_dead()
         for key in [key for key, weak in self._alive.items() if weak.expired()]:
             self._evaluated.discard(key)
             for table in (self._alive, self.doors, self._writes):
@@ -169,7 +172,7 @@ class Uncounted:
         def data(tensor: Any) -> Any:
             if core.active and not _torch.is_compiling():
                 stack = core.stack(1)
-                guard(lambda: self.open(tensor, "data_attribute", stack))
+                guard(lambda: self._open_data(tensor, stack))
             return get(tensor)
 
         def set_data(tensor: Any, value: Any) -> None:
@@ -180,6 +183,10 @@ class Uncounted:
                 guard(lambda: self._replace(tensor, stack))
 
         patches.set(torch.Tensor, "data", property(data, set_data))
+
+    def _open_data(self, tensor: Any, stack: Any) -> None:
+        if self.open(tensor, "data_attribute", stack):
+            self.snapshots.take(tensor)
 
     def _replace(self, tensor: Any, stack: Any) -> None:
         core = self._core

@@ -48,6 +48,6 @@ def _explain_failure(failure: Failure) -> Diagnosis | None:
 
 
 def _identity(diagnosis: Diagnosis) -> object:
-    """What makes two findings the same: the cause, and the same lines in the same roles, whatever counts and steps."""
+    """What makes two findings the same: cause, severity, the same lines in the same roles; whatever counts, steps."""
     places = tuple((label.role, label.frame.file, label.frame.line) for label in diagnosis.labels)
-    return diagnosis.code, diagnosis.silent, places
+    return diagnosis.code, diagnosis.silent, diagnosis.severity, places

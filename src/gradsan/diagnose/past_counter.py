@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gradsan.diagnose import build, fixes
 from gradsan.diagnose import labels as label_room
 from gradsan.diagnose.facts import Facts
-from gradsan.model import Diagnosis
+from gradsan.model import Diagnosis, Message
 
 
 def diagnosis(facts: Facts, code: str, slug: str) -> Diagnosis | None:
     """The diagnosis of a silent conflict whose write went the way ``slug``; None for every other conflict."""
     if facts.conflict.raised or facts.conflict.way != slug:
         return None
-    return build.diagnosis(
+    found = build.diagnosis(
         facts,
         code,
         slug,
         severity="note" if facts.is_false_alarm else "error",
         values={"writer": facts.first.op if facts.first is not None else "?"},
         labels=label_room.standard(facts, writes=facts.writes or facts.missed),
+        explanation="written_unchanged" if facts.conflict.unchanged else None,
         fixes=fixes.instead_of_overwriting(facts),
     )
+    if not facts.conflict.unchanged:
+        return found
+    return replace(found, title=Message("title.written_unchanged", found.title.values))

@@ -1,0 +1,281 @@
+"""Writes behind ``.data`` that leave every byte as it was are notes; others are what they were before."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import gradsan
+from gradsan.capture import snapshots
+from gradsan.capture.recorder import recorder
+
+
+@pytest.fixture(autouse=True)
+def rounds_begin_anew() -> None:
+    """Lines are known by their stacks, which equal each other in all cases of a test."""
+    recorder().core.clear()
+
+
+def told(watched: Any) -> list[tuple[str, str]]:
+    return [(one.code, one.severity) for one in watched.diagnoses]
+
+
+def scaled_by_one(t: torch.Tensor) -> None:
+    t.data.mul_(1)
+
+
+def added_nothing(t: torch.Tensor) -> None:
+    t.data += 0
+
+
+def copied_from_itself(t: torch.Tensor) -> None:
+    t.data.copy_(t.detach())
+
+
+def clamped_nothing(t: torch.Tensor) -> None:
+    t.data.clamp_(-100, 100)
+
+
+def assigned_by_an_empty_mask(t: torch.Tensor) -> None:
+    t.data[t.data > 100] = 0.0
+
+
+def out_of_the_same(t: torch.Tensor) -> None:
+    torch.mul(t.detach(), 1, out=t.data)
+
+
+def through_a_kept_alias(t: torch.Tensor) -> None:
+    alias = t.data
+    alias.mul_(1)
+    alias.clamp_(-100, 100)
+
+
+def there_and_back(t: torch.Tensor) -> None:
+    alias = t.data
+    before = alias.clone()
+    alias.zero_()
+    alias.copy_(before)
+
+
+def foreach_by_one(t: torch.Tensor) -> None:
+    torch._foreach_mul_([t.data], 1.0)
+
+
+SAME = [
+    scaled_by_one,
+    added_nothing,
+    copied_from_itself,
+    clamped_nothing,
+    assigned_by_an_empty_mask,
+    out_of_the_same,
+    through_a_kept_alias,
+    there_and_back,
+    foreach_by_one,
+]
+
+
+def doubled(t: torch.Tensor) -> None:
+    t.data.mul_(2)
+
+
+def clamped(t: torch.Tensor) -> None:
+    t.data.clamp_(-100, 1.2)
+
+
+def one_element(t: torch.Tensor) -> None:
+    t.data[..., 1:2] = 7.0
+
+
+def first_not_then_so(t: torch.Tensor) -> None:
+    t.data.mul_(1)
+    t.data.mul_(2)
+    t.data.mul_(1)
+
+
+def sign_of_zero(t: torch.Tensor) -> None:
+    t.data[0] *= -1
+
+
+OTHER = [doubled, clamped, one_element, first_not_then_so, sign_of_zero]
+
+
+def input_saved() -> tuple[torch.Tensor, torch.Tensor]:
+    t = torch.tensor([1.0, 1.5, 2.0], requires_grad=True) * 1
+    return t, t.pow(2).sum()
+
+
+def output_saved() -> tuple[torch.Tensor, torch.Tensor]:
+    t = torch.tensor([1.0, 1.5, 2.0], requires_grad=True).exp()
+    return t, t.sum()
+
+
+def leaf_saved() -> tuple[torch.Tensor, torch.Tensor]:
+    t = torch.tensor([1.0, 1.5, 2.0], requires_grad=True)
+    return t, t.pow(2).sum()
+
+
+def part_saved() -> tuple[torch.Tensor, torch.Tensor]:
+    t = torch.tensor([[1.0, 1.5, 2.0], [3.0, 4.0, 5.0]], requires_grad=True) * 1
+    return t, t.t()[:, :1].pow(2).sum()
+
+
+def buffer_saved() -> tuple[torch.Tensor, torch.Tensor]:
+    t = torch.tensor([1.0, 1.5, 2.0])
+    return t, (torch.ones(3, requires_grad=True) * t).sum()
+
+
+every_save = pytest.mark.parametrize("saved", [input_saved, output_saved, leaf_saved, part_saved, buffer_saved])
+Saved = Callable[[], tuple[torch.Tensor, torch.Tensor]]
+
+
+@every_save
+@pytest.mark.parametrize("write", SAME)
+def test_the_same_bytes_are_a_note(write: Any, saved: Saved) -> None:
+    with gradsan.watch() as watched:
+        t, loss = saved()
+        write(t)
+        loss.backward()
+    assert told(watched) == [("GS202", "note")]
+    (one,) = watched.diagnoses
+    assert one.gradient.status == "right"
+
+
+@every_save
+@pytest.mark.parametrize("write", OTHER)
+def test_other_bytes_are_an_error(write: Any, saved: Saved) -> None:
+    with gradsan.watch() as watched:
+        t, loss = saved()
+        write(t)
+        loss.backward()
+    assert told(watched) == [("GS202", "error")]
+
+
+@pytest.mark.parametrize("write", SAME)
+def test_an_alias_from_before_the_save(write: Any) -> None:
+    with gradsan.watch() as watched:
+        t = torch.tensor([1.0, 1.5, 2.0], requires_grad=True) * 1
+        alias = t.data
+        loss = t.pow(2).sum()
+        alias.mul_(1)
+        loss.backward()
+    assert told(watched) == [("GS202", "note")]
+
+
+def test_a_copy_from_before_a_change_tells_nothing_of_what_was_saved_after_it() -> None:
+    with gradsan.watch() as watched:
+        t = torch.tensor([1.0, 1.5, 2.0], requires_grad=True) * 1
+        alias = t.data
+        before = alias.clone()
+        alias.mul_(2)  # what is saved is twice as much
+        loss = t.pow(2).sum()
+        alias.copy_(before)
+        loss.backward()
+    assert told(watched)[0] == ("GS202", "error")
+
+
+def test_nor_one_from_before_a_counted_change() -> None:
+    with gradsan.watch() as watched:
+        w = torch.tensor([1.0, 1.5, 2.0], requires_grad=True)
+        optimizer = torch.optim.SGD([w], lr=0.1)
+        alias = w.data
+        before = alias.clone()
+        w.grad = torch.ones(3)
+        optimizer.step()
+        loss = w.pow(2).sum()
+        alias.copy_(before)
+        loss.backward()
+    assert told(watched)[0] == ("GS202", "error")
+
+
+def test_large_memory_is_not_copied() -> None:
+    with gradsan.watch() as watched:
+        t = torch.ones(snapshots.BYTES_OF_A_COPY // 4 + 1, requires_grad=True) * 1
+        loss = t.pow(2).sum()
+        t.data.mul_(1)
+        loss.backward()
+    assert told(watched) == [("GS202", "error")]
+
+
+def test_a_note_and_an_error_of_one_place_are_two_findings() -> None:
+    with gradsan.watch() as watched:
+        for factor in (1, 2, 1):
+            t, loss = input_saved()
+            t.data.mul_(factor)
+            loss.backward()
+    assert sorted((*kind, one.count) for kind, one in zip(told(watched), watched.diagnoses, strict=True)) == [
+        ("GS202", "error", 1),
+        ("GS202", "note", 2),
+    ]
+
+
+@pytest.mark.parametrize("write", SAME)
+def test_a_value_that_was_not_changed_before_it_was_used(write: Any) -> None:
+    with gradsan.watch() as watched:
+        h = torch.tensor([1.0, 1.5, 2.0], requires_grad=True) * 2
+        write(h)
+        h.pow(2).sum().backward()
+    assert told(watched) == []
+
+
+@pytest.mark.parametrize("write", OTHER)
+def test_a_value_that_was_changed_before_it_was_used(write: Any) -> None:
+    with gradsan.watch() as watched:
+        h = torch.tensor([1.0, 1.5, 2.0], requires_grad=True) * 1
+        write(h)
+        h.pow(2).sum().backward()
+    assert told(watched) == [("GS215", "warning")]
+
+
+def test_undone_where_autograd_knows_of_the_change_is_a_change() -> None:
+    with gradsan.watch() as watched:
+        h = torch.tensor([1.0, 1.5, 2.0], requires_grad=True) * 1
+        alias = h.data
+        h.mul_(2)  # recorded
+        alias.mul_(0.5)  # not recorded
+        h.pow(2).sum().backward()
+    assert told(watched) == [("GS215", "warning")]
+
+
+def test_copies_are_let_go_with_their_storage() -> None:
+    kept = recorder().uncounted.snapshots
+    with gradsan.watch():
+        for _ in range(3):
+            t = torch.ones(100, requires_grad=True) * 1
+            assert t.data.sum() == 100
+        del t
+        gc.collect()
+        kept.forget_dead()
+        assert kept._copies == {}
+        assert kept._bytes == 0
+
+
+def test_no_more_is_kept_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "BYTES_KEPT", 1_000)
+    with gradsan.watch() as watched:
+        held = [torch.ones(100, requires_grad=True) * 1 for _ in range(4)]
+        losses = [t.pow(2).sum() for t in held]
+        for t in held:
+            t.data.mul_(1)
+        sum(losses).backward()
+    assert recorder().uncounted.snapshots._bytes <= 1_000
+    assert {severity for _, severity in told(watched)} == {"note", "error"}
+
+
+def test_the_program_is_as_it_was_without() -> None:
+    def run() -> torch.Tensor:
+        w = torch.tensor([1.0, 1.5, 2.0], requires_grad=True)
+        for _ in range(4):
+            w.pow(2).sum().backward()
+            w.data -= 0.1 * w.grad
+            w.grad = None
+        return w.detach()
+
+    alone = run()
+    with gradsan.watch() as watched:
+        beside = run()
+    assert torch.equal(alone, beside)
+    assert watched.diagnoses == ()
