@@ -9,7 +9,9 @@ test reports.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 _MODES = ("watch", "deep", "heal")
 _WATCHED = pytest.StashKey[Any]()
+_SUPPRESSIONS = pytest.StashKey[Any]()
 _PROPERTY = "gradsan"
 
 
@@ -82,10 +85,10 @@ def pytest_runtest_makereport(
     if report.when != "call" or watching is None:
         return report
     del item.stash[_WATCHED]
-    found = [one for one in watching.diagnoses if one.severity in ("error", "warning")]
+    wanted, text = _told(watching, item.config)
+    found = [one for one in wanted if one.severity in ("error", "warning")]
     if not found:
         return report
-    text = _told(watching)
     report.sections.append(("gradsan", text))
     report.user_properties.extend((_PROPERTY, _summary(one, item.config.rootpath)) for one in found)
     if report.passed and any(one.silent for one in found):
@@ -122,12 +125,33 @@ def _mode(item: pytest.Item) -> str:
     return str(item.config.getoption("--gradsan") or item.config.getini("gradsan"))
 
 
-def _told(watching: Any) -> str:
-    """The report; where it cannot be made, a sentence that says so, because the other tests are to run on."""
+def _told(watching: Any, config: pytest.Config) -> tuple[tuple[Diagnosis, ...], str]:
+    """The findings that are wanted, and the report of them; where it cannot be made, a sentence that says so.
+
+    What is not wanted is said where ``gradsan run`` reads it, too: in comments, ``[tool.gradsan]`` and files it names.
+    """
+    from gradsan.present import render_terminal
+    from gradsan.text import choose_language
+
+    found = watching.diagnoses
     try:
-        return str(watching)
+        suppressions = _suppressions(config)
+        wanted = tuple(one for one in found if suppressions.wants(one))
+        language = choose_language(config.getini("gradsan_language"), os.environ)
+        report = replace(watching.report, diagnoses=wanted)
+        return wanted, render_terminal(report, language=language, color=False, width=100, stacks=False)
     except Exception as failure:
-        return f"gradsan could not make its report: {type(failure).__name__}: {failure}"
+        # The other tests are to run on.
+        return found, f"gradsan could not make its report: {type(failure).__name__}: {failure}"
+
+
+def _suppressions(config: pytest.Config) -> Any:
+    if _SUPPRESSIONS not in config.stash:
+        from gradsan.cli._suppressing import Suppressions
+        from gradsan.options import read_options
+
+        config.stash[_SUPPRESSIONS] = Suppressions(read_options({}, os.environ, config.rootpath), config.rootpath)
+    return config.stash[_SUPPRESSIONS]
 
 
 def _summary(diagnosis: Diagnosis, root: Path) -> str:

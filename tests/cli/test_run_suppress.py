@@ -54,6 +54,27 @@ def test_a_suppression_file(program, run_gradsan):
     assert run_gradsan("run", "--suppressions", "known.txt", "main.py").status == 0
 
 
+def test_hits_are_counted_and_what_nothing_met_is_said(program, run_gradsan):
+    folder = program()
+    rounds = "".join(f"    {line}\n" for line in SILENT.format(comment="").splitlines()[1:])
+    source = f"import torch  # gradsan: ignore[GS120]\nfor _ in range(3):\n{rounds}"
+    (folder / "main.py").write_text(source)
+    (folder / "rules.txt").write_text("# known\nGS201:main.py  # meant\nGS111:old/*.py\n")
+    (folder / "known.json").write_text(
+        json.dumps({"schema": "gradsan.baseline/1", "known": [{"code": "GS101", "fingerprint": "0" * 16}]})
+    )
+    words = ["--ignore", "GS103", "--suppressions", "rules.txt", "--baseline", "known.json"]
+    done = run_gradsan("run", *words, "main.py")
+    assert done.status == 0
+    assert [line.replace(str(folder), "…") for line in done.stderr.splitlines()] == [
+        "gradsan: 3 findings are left out by GS201:main.py (rules.txt:2)",
+        "gradsan: GS103 (ignore) left nothing out in this run",
+        "gradsan: GS111:old/*.py (rules.txt:3) left nothing out in this run",
+        "gradsan: GS120:1 (…/main.py:1) left nothing out in this run",
+        "gradsan: one entry of the baseline was not found in this run",
+    ]
+
+
 def test_a_baseline(program, run_gradsan):
     folder = program()
     assert run_gradsan("run", "--write-baseline", "known.json", "main.py").status == 66

@@ -77,6 +77,14 @@ SUITE = {
             silent()
         """,
 }
+COMMENTED = """
+    import torch
+
+    def test_commented():
+        curve = torch.ones(3, requires_grad=True).exp()
+        curve.data.add_(1)  # gradsan: ignore[GS202] meant
+        curve.sum().backward()
+    """
 SILENT_ROW = "test_silent.py::test_silent: GS201 hidden_by_saved_tensor_hooks (programs.py:10)"
 EXPECTED_ROW = "test_raised.py::test_expected: GS101 result_overwritten (programs.py:16)"
 RAISED_ROW = "test_raised.py::test_raising: GS101 result_overwritten (programs.py:16)"
@@ -134,9 +142,13 @@ def test_the_option_is_stronger_than_the_ini_file_and_a_marker_than_the_option(s
 
 
 def test_the_ini_file_asks_and_chooses_the_language(suite, pytester):
+    """And what is not wanted fails no test, whether a comment says so or the project's rules."""
     pytester.makeini("[pytest]\ngradsan = watch\ngradsan_language = zh\n")
-    done, failed = suite("test_silent.py", "test_clean.py")
-    assert failed == ["test_silent"]
+    pytester.makepyprojecttoml('[tool.gradsan]\nignore = ["GS101"]\n')
+    pytester.makepyfile(test_commented=COMMENTED)
+    done, failed = suite("test_silent.py", "test_raised.py", "test_commented.py")
+    assert failed == ["test_raising", "test_silent"], "an error stays one"
+    assert rows(done) == [SILENT_ROW]
     done.stdout.fnmatch_lines(["*在保存之后被覆盖*"])
 
 
@@ -156,9 +168,12 @@ def test_wrong_values_are_one_sentence(run, pytester):
     done.stderr.fnmatch_lines(["*gradsan = loud: it takes watch, deep, heal, off*"])
 
 
-def test_a_report_that_cannot_be_made_is_no_end_of_the_run():
+def test_a_report_that_cannot_be_made_is_no_end_of_the_run(request):
     class Broken:
-        def __str__(self):
+        diagnoses = ()
+
+        @property
+        def report(self):
             raise LookupError("a word is missing")
 
-    assert "LookupError: a word is missing" in gradsan_pytest._told(Broken())
+    assert "LookupError: a word is missing" in gradsan_pytest._told(Broken(), request.config)[1]
