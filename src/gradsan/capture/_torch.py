@@ -431,6 +431,16 @@ def same_memory(one: Any, other: Any) -> bool:
     return bool(one.const_data_ptr() == other.const_data_ptr())
 
 
+def memory_of(tensor: Any) -> tuple[int, int]:
+    """(address, bytes) of the whole storage of a tensor, asked for without asking for memory to write to.
+
+    Missing ``const_data_ptr``: memory shared copy-on-write is counted as if it were not.
+    """
+    storage = tensor.untyped_storage()
+    pointer = tensor.const_data_ptr() if hasattr(tensor, "const_data_ptr") else int(storage._cdata)
+    return int(pointer) - tensor.storage_offset() * tensor.element_size(), int(storage.nbytes())
+
+
 def hooks_switch() -> Any:
     """The namespace whose ``_saved_tensors_hooks_disable`` and ``_enable`` forbid hooks, None where there is none."""
     switch = torch._C._autograd

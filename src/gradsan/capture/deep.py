@@ -17,10 +17,11 @@ import torch
 
 from gradsan.capture import _torch, graphs, naming
 from gradsan.capture.emptied import Emptied, freed
+from gradsan.capture.holdings import Holdings
 from gradsan.capture.known_outside import KnownOutside
 from gradsan.capture.originals import Kept
 from gradsan.capture.patches import Patches
-from gradsan.model import Deviation, Message
+from gradsan.model import Conflict, Deviation, Message
 
 Mode = Literal["deep", "heal"]
 _LEAVES_MEASURED = 1_000
@@ -28,23 +29,28 @@ _WORTH_MOST = 3
 _ROUNDINGS = 8
 
 
-class HealingEndedError(RuntimeError):
-    """Healing has used up the memory that it was given."""
-
-
 class Deep:
-    """The hooks of a run. ``on_conflict(kept, counted, raised, changed, deviation, healed)`` hears of what changed."""
+    """The hooks of a run.
+
+    ``describe(kept, counted, raised, changed, deviation, healed)`` makes the conflict of a value that changed, ``keep``
+    is given a function that makes one. ``is_healed`` says, of such a function, whether that conflict is one to heal.
+    """
 
     def __init__(
-        self, core: Any, on_conflict: Callable[..., None], emptied: Emptied, note: Callable[[Message], None]
+        self,
+        core: Any,
+        describe: Callable[..., Conflict],
+        keep: Callable[[Callable[[], Conflict]], None],
+        is_healed: Callable[[Callable[[], Conflict]], bool],
+        emptied: Emptied,
+        note: Callable[[Message], None],
     ) -> None:
         """Prepare; nothing is installed yet. ``emptied`` knows of memory that was taken away."""
         self.mode: Mode = "deep"
-        self.max_bytes: int | None = None
-        self.healed_bytes = 0
+        self.holdings: Holdings | None = None
         self._core = core
         self.leaves_alone: Callable[[int], bool] = lambda storage: False
-        self._on_conflict = on_conflict
+        self.describe, self._keep, self._is_healed = describe, keep, is_healed
         self._emptied = emptied
         self._note = note
         self._reading: Literal["", "original", "current"] = ""
@@ -52,6 +58,11 @@ class Deep:
         self._measured_with: set[int] = set()
         self._known_outside = KnownOutside(core)
         self._local = threading.local()
+
+    @property
+    def is_measuring(self) -> bool:
+        """Whether a backward runs on the side just now."""
+        return bool(self._reading)
 
     def start(self, patches: Patches) -> None:
         """Install the hooks in this thread and in those that start from now on."""
@@ -65,6 +76,8 @@ class Deep:
         """Look at the graph before the engine runs; where a saved value has changed, measure what that does."""
         if self._reading:
             return
+        if self.holdings is not None and self.holdings.max_bytes is not None:
+            self.holdings.look_at_all()
         self._deviation = None
         outputs = entry[3]
         roots = [node for one in outputs if (node := getattr(one, "grad_fn", None)) is not None]
@@ -121,7 +134,10 @@ class Deep:
         core.clock += 1
         storage = _torch.storage_or_none(tensor)
         known, keeps = self._known_outside.holds(storage), not self.leaves_alone(storage)
-        return Kept(tensor, known, core.clock, core.stack(1), threading.get_ident(), keeps_original=keeps)
+        kept = Kept(tensor, known, core.clock, core.stack(1), threading.get_ident(), keeps_original=keeps)
+        if self.holdings is not None:
+            self.holdings.add(kept)
+        return kept
 
     def _unpack(self, kept: Kept) -> Any:
         if self._emptied.since(kept.alias, kept.clock) is not None and kept.is_emptied:
@@ -138,20 +154,15 @@ class Deep:
             slot = _torch.slot_of(node, kept)
             if not _torch.is_read_by_backward(node, slot) or _torch.is_filled_after_save(node, slot):
                 return kept.current
-        heals = self.mode == "heal" and kept.original is not None
+        heals = self.heals(kept, lambda: self.describe(kept, moved, moved, changed, None, None))
         # What a hook writes while backward runs was not there to be measured.
         deviation = self._deviation if id(kept) in self._measured_with or not changed else None
         worth = _worth(moved and not heals, changed, deviation)
         if worth > kept.reported:
             healed = kept.nbytes if heals and changed else None
-            if healed and not kept.is_healed:
-                kept.is_healed = True
-                self.healed_bytes += healed
             kept.reported = worth
-            self._on_conflict(kept, moved, moved and not heals, changed, deviation, healed)
+            self._keep(lambda: self.describe(kept, moved, moved and not heals, changed, deviation, healed))
         if heals:
-            if self.max_bytes is not None and self.healed_bytes > self.max_bytes:
-                raise HealingEndedError(f"gradsan: healing has used {self.healed_bytes} of {self.max_bytes} bytes")
             return kept.original
         if moved:
             error = RuntimeError(_torch.version_error(kept.alias, kept.version, _torch.current_node(), kept))
@@ -164,21 +175,30 @@ class Deep:
         node = _torch.current_node()
         if node is not None and _torch.function_class(node) is not None:
             return kept.alias  # its own code may be about to give the memory back
-        heals = (self.mode == "heal" or self._reading == "original") and kept.original is not None
-        if not kept.reported and not self._reading:
-            kept.reported = _WORTH_MOST
-            self._emptied.found(
-                node,
-                _torch.slot_of(node, kept),
-                kept.alias,
-                kept.clock,
-                kept.stack,
-                sys._getframe(1),
-                kept.nbytes if heals else None,
-            )
+        slot = _torch.slot_of(node, kept)
+
+        def describe(healed: int | None = None) -> Conflict:
+            return self._emptied.conflict(node, slot, kept.alias, kept.clock, kept.stack, frame, healed)
+
+        frame = sys._getframe(1)
+        if self._reading:
+            heals = self._reading == "original" and kept.original is not None
+        else:
+            heals = self.heals(kept, describe)
+            if not kept.reported:
+                kept.reported = _WORTH_MOST
+                self._keep(lambda: describe(kept.nbytes if heals else None))
         if heals:
             return kept.original
         raise freed(kept.alias)
+
+    def heals(self, kept: Kept, describe: Callable[[], Conflict]) -> bool:
+        """Whether backward is given the original."""
+        if self.mode != "heal" or kept.original is None:
+            return False
+        if kept.heals is None:
+            kept.heals = self._is_healed(describe)
+        return kept.heals
 
     def _push(self) -> None:
         if getattr(self._local, "pushed", False) or _torch.hooks_forbidden() is not None:

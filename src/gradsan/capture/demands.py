@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 from gradsan._errors import HaltError
 from gradsan.model import Conflict, Failure, Message
 
+FOUND_AT_WRITE = "write"
+"""``Use.via`` of a conflict that was found when its value was overwritten: no backward has asked for it."""
+
 
 class Asked(NamedTuple):
     """What one stretch asks for.
@@ -78,7 +81,7 @@ class Demands:
             words = None if asked.stops is None else asked.stops(found)
             if words is not None:
                 self._halted = words
-                if not found.raised:
+                if not found.raised or (isinstance(found, Conflict) and found.use.via == FOUND_AT_WRITE):
                     raise HaltError(words)
 
     def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -32,8 +32,8 @@ class Kept:
         "__weakref__",
         "alias",
         "clock",
+        "heals",
         "is_copied",
-        "is_healed",
         "maker",
         "original",
         "reported",
@@ -64,7 +64,8 @@ class Kept:
         self.clock, self.stack, self.thread = clock, stack, thread
         self.is_copied = is_known_outside or not _torch.can_be_cloned_lazily(self.alias)
         self.original = _copy(self.alias, self.is_copied) if keeps_original else None
-        self.reported, self.is_healed = 0, False
+        self.reported = 0
+        self.heals: bool | None = None
         # All but results PyTorch keeps as the very tensor, and later reads what that has become (``tensor.data = …``).
         is_result = self.maker is not None and self.maker == _torch.sequence_number() - 1
         self.source = None if is_result else weakref.ref(tensor)
@@ -102,6 +103,12 @@ class Kept:
     def nbytes(self) -> int:
         """The bytes that the original takes, if it does not share them any more."""
         return 0 if self.original is None else self.original.numel() * self.original.element_size()
+
+    def own_memory(self) -> tuple[int, int] | None:
+        """(address, bytes) of the memory that only originals hold; None while it is that of the program, too."""
+        if self.original is None or (not self.is_copied and _torch.same_memory(self.alias, self.original)):
+            return None
+        return _torch.memory_of(self.original)
 
     def change(self) -> ByteChange | None:
         """Which elements differ, and the first few of them; None where that cannot be told."""

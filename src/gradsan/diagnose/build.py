@@ -143,6 +143,8 @@ def why(facts: Facts) -> Why | None:
 def _limits(facts: Facts) -> tuple[Message, ...]:
     """What keeps this diagnosis from being complete."""
     notes = []
+    if facts.conflict.use.via == "write":
+        notes.append(Message("note.found_at_write", {"name": facts.name}))
     if facts.in_compiled and not facts.updates:
         notes.append(Message("note.in_compiled", {"op": facts.op, "name": facts.name}))
     if facts.conflict.unexplained and facts.writes:

@@ -119,7 +119,11 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Backward unpacked a saved tensor; the site is the call that started that backward."""
+    """Backward unpacked a saved tensor; the site is the call that started that backward.
+
+    ``via`` is ``backward`` or ``grad``; ``write`` where no backward has asked for the value yet: the conflict was found
+    when it was overwritten, and there is no site.
+    """
 
     clock: int
     site: Site
