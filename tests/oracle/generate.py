@@ -9,10 +9,9 @@ from __future__ import annotations
 import random
 import string
 
-import torch
-
 import operations as o
 import statements as s
+import torch
 from reference import NotAProgramError, Reference, Variable
 
 _SHAPES = ((2, 3), (2, 3), (3, 2), (3, 3), (3,), (4,), (6,), (2,), (), (1, 2, 3))
@@ -51,8 +50,15 @@ class Author:
             self._take(s.Tensor(self._name(), shape, pick.randrange(1000), leaf=position == 0 or pick.random() < 0.5))
         self._leaves = [one.name for one in self._program if isinstance(one, s.Tensor) and one.leaf]
         kinds = {
-            **{self._compute: 30, self._view: 12, self._write: 26, self._pass_by: 14, self._alias: 5},
-            **{self._backward: 5, self._step: 6, self._hook: 3, self._replace: 1},
+            self._compute: 30,
+            self._view: 12,
+            self._write: 26,
+            self._pass_by: 14,
+            self._alias: 5,
+            self._backward: 5,
+            self._step: 6,
+            self._hook: 3,
+            self._replace: 1,
         }
         for _ in range(pick.randint(4, 16)):
             [kind] = pick.choices(list(kinds), list(kinds.values()))
@@ -201,9 +207,7 @@ class Author:
         alias = pick.choice(o.ALIASES).format(t=target)
         fields = self._filled(operation.call, target)
         text = operation.first + alias + operation.call.format_map(fields)
-        self._take(
-            s.Write(text, ((target, operation.result.format_map(fields)),), recorded=False, no_grad=True)
-        )
+        self._take(s.Write(text, ((target, operation.result.format_map(fields)),), recorded=False, no_grad=True))
 
     def _alias(self) -> None:
         """An alias that stays, or a write through one."""
@@ -267,7 +271,9 @@ class Author:
         """``leaf.data = …``, where no other name has the leaf's memory."""
         name = self._random.choice(self._leaves)
         variable = self._variable(name)
-        alone = all(one is variable or one.storage is not variable.storage for one in self._reference.variables.values())
+        alone = all(
+            one is variable or one.storage is not variable.storage for one in self._reference.variables.values()
+        )
         if alone and self._optimizer is None and self._take(s.Replace(name, f"{name} * 1.5")):
             self._replaced.add(name)
 

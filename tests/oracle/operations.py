@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 class InPlace:
     """A write: ``call`` follows the tensor; ``result`` is what its elements become, by what does not write.
 
-    ``first`` is a statement that goes before. ``is_recorded`` is False where autograd takes no notice even in grad mode: the
-    operation has no derivative, and the gradient passes as if nothing had been written.
+    ``first`` is a statement that goes before. ``is_recorded`` is False where autograd takes no notice even in grad
+    mode: the operation has no derivative, and the gradient passes as if nothing had been written.
     """
 
     call: str
@@ -23,6 +23,10 @@ class InPlace:
     rank: tuple[int, ...] | None = None
     first: str = ""
     is_recorded: bool = True
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
 
 
 def _method(call: str, rank: tuple[int, ...] | None = None) -> InPlace:
@@ -40,12 +44,13 @@ def _fill(call: str, seed: int) -> InPlace:
     return InPlace(f".{call}", f"filled({{t}}, lambda t: t.{call}, {seed})", first=f"torch.manual_seed({seed}); ")
 
 
-_UNARY = """abs absolute acos acosh arccos arccosh arcsin arcsinh arctan arctanh asin asinh atan atanh ceil conj_physical
-cos cosh deg2rad digamma erf erfc erfinv exp exp2 expm1 fix floor frac i0 lgamma log log10 log1p log2 logit nan_to_num
-neg negative rad2deg reciprocal relu round rsqrt sgn sigmoid sign sin sinc sinh sqrt square tan tanh trunc"""
+_UNARY = """abs absolute acos acosh arccos arccosh arcsin arcsinh arctan arctanh asin asinh atan atanh ceil
+conj_physical cos cosh deg2rad digamma erf erfc erfinv exp exp2 expm1 fix floor frac i0 lgamma log log10 log1p log2 logit
+nan_to_num neg negative rad2deg reciprocal relu round rsqrt sgn sigmoid sign sin sinc sinh sqrt square tan tanh trunc"""
 
 _BINARY = """add sub subtract mul multiply div divide true_divide pow float_power atan2 arctan2 hypot fmod remainder
-copysign floor_divide eq ne not_equal lt less le less_equal gt greater ge greater_equal heaviside nextafter xlogy ldexp"""
+copysign floor_divide eq ne not_equal lt less le less_equal gt greater ge greater_equal heaviside nextafter
+xlogy ldexp"""
 _UNNOTICED = "logical_and logical_or logical_xor"
 
 METHODS: tuple[InPlace, ...] = (
@@ -168,11 +173,11 @@ OUT: tuple[InPlace, ...] = tuple(
 
 # Why an in-place method of torch.Tensor is in none of the lists above.
 LEFT_OUT: dict[str, tuple[str, ...]] = {
-    "metadata only": tuple(
-        "as_strided_ t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_ resize_ resize_as_ detach_ requires_grad_".split()
+    "metadata only": _words(
+        "as_strided_ t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_ resize_ resize_as_ detach_ requires_grad_"
     ),
-    "integers only": tuple(
-        "bitwise_and_ bitwise_or_ bitwise_xor_ bitwise_not_ bitwise_left_shift_ bitwise_right_shift_ gcd_ lcm_".split()
+    "integers only": _words(
+        "bitwise_and_ bitwise_or_ bitwise_xor_ bitwise_not_ bitwise_left_shift_ bitwise_right_shift_ gcd_ lcm_"
     ),
     "another layout": ("resize_as_sparse_", "sparse_resize_", "sparse_resize_and_clear_"),
     "an alias rather than an operation": ("apply_", "map_", "map2_", "set_", "share_memory_"),
@@ -204,18 +209,19 @@ RAW: tuple[InPlace, ...] = tuple(
 )
 """Writes that no version counter sees."""
 
-UNARY = tuple(
-    "{0}.exp() {0}.sin() {0}.cos() {0}.tanh() {0}.sigmoid() {0}.sqrt() {0}.square() {0}.log1p() {0}.reciprocal() {0}.erf() "
-    "{0}*2 {0}+1 -{0} {0}**3 1/{0} {0}.relu() {0}.abs() {0}.clamp(0.3,0.8) {0}.pow(1.5) {0}.cumsum(0) {0}.softmax(0) "
-    "{0}.log_softmax(0) {0}.logsumexp(0) {0}.prod() {0}.max() {0}.norm() {0}.sum(0) {0}.mean() {0}.std() {0}.flip(0) "
-    "F.softplus({0}) F.gelu({0}) F.elu({0}) F.leaky_relu({0}) F.layer_norm({0},{0}.shape[-1:]) {0}.sort(0)[0] {0}.clone() "
-    "{0}.cumprod(0) {0}.expm1() {0}.atan() F.silu({0}) {0}.amax(0) {0}.roll(1) {0}.tril() {0}.var() {0}.sgn()".split()
+UNARY = _words(
+    "{0}.exp() {0}.sin() {0}.cos() {0}.tanh() {0}.sigmoid() {0}.sqrt() {0}.square() {0}.log1p() {0}.reciprocal() "
+    "{0}.erf() {0}*2 {0}+1 -{0} {0}**3 1/{0} {0}.relu() {0}.abs() {0}.clamp(0.3,0.8) {0}.pow(1.5) {0}.cumsum(0) "
+    "{0}.softmax(0) {0}.log_softmax(0) {0}.logsumexp(0) {0}.prod() {0}.max() {0}.norm() {0}.sum(0) {0}.mean() "
+    "{0}.std() {0}.flip(0) F.softplus({0}) F.gelu({0}) F.elu({0}) F.leaky_relu({0}) F.layer_norm({0},{0}.shape[-1:]) {0}.sort(0)[0] "
+    "{0}.clone() {0}.cumprod(0) {0}.expm1() {0}.atan() F.silu({0}) {0}.amax(0) {0}.roll(1) {0}.tril() {0}.var() "
+    "{0}.sgn()"
 )
-BINARY = tuple(
+BINARY = _words(
     "{0}*{1} {0}+{1} {0}-{1} {0}/{1} {0}.pow({1}) torch.atan2({0},{1}) torch.hypot({0},{1}) torch.maximum({0},{1}) "
     "torch.lerp({0},{1},0.3) torch.lerp({0},{1},{0}) torch.where({0}>{1},{0},{1}) F.mse_loss({0},{1}) "
     "torch.stack([{0},{1}]) torch.addcmul({0},{1},{0}) torch.addcdiv({0},{0},{1}) F.smooth_l1_loss({0},{1}) "
-    "torch.cdist({0},{1}) F.cosine_similarity({0},{1},0) torch.xlogy({0},{1})".split()
+    "torch.cdist({0},{1}) F.cosine_similarity({0},{1},0) torch.xlogy({0},{1})"
 )
 PRODUCTS = ("{0} @ {1}.t()", "torch.mm({0}.t(), {1})", "torch.einsum('ij,kj->ik', {0}, {1})", "F.linear({0}, {1})")
 """Of two matrices of the same shape."""

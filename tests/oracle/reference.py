@@ -1,8 +1,8 @@
 """The meaning of a program, computed without writing any memory.
 
-Each storage is a flat tensor that is never written. A write makes a new one: the written elements from the result of the
-out-of-place operation, the rest from the old one. A view is read anew, by its shape, strides and offset, each time it is
-asked for. Autograd therefore keeps only values that nobody can change.
+Each storage is a flat tensor that is never written. A write makes a new one: the written elements from the result of
+the out-of-place operation, the rest from the old one. A view is read anew, by its shape, strides and offset, each time
+it is asked for. Autograd therefore keeps only values that nobody can change.
 
 Several *families* may share a storage: a tensor with its views, and what ``detach()``, ``.data`` or NumPy made of it.
 Autograd follows a write in the family through which it was made. The others only get the new numbers, and so does the
@@ -16,10 +16,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy
+import statements as s
 import torch
 import torch.nn.functional as F
-
-import statements as s
 
 TOLERANCE = 1e-9
 
@@ -279,8 +278,11 @@ def _check(value: Any, smallest: float = 0.0, largest: float = 1e4) -> None:
         raise NotAProgramError("numbers out of bounds")
 
 
-def differs(one: list[list[Any]], other: list[list[Any]]) -> float:
-    """How far apart two outcomes are: the largest difference, relative to the size of the gradient it is in."""
+def differs(one: list[list[Any]], other: list[list[Any]], smallest: float = 1e-3) -> float:
+    """How far apart two outcomes are: the largest difference, relative to the size of the gradient it is in.
+
+    Gradients smaller than ``smallest`` are taken for as large.
+    """
     worst = 0.0
     for left, right in zip(one, other, strict=False):
         for first, second in zip(left, right, strict=True):
@@ -289,6 +291,7 @@ def differs(one: list[list[Any]], other: list[list[Any]]) -> float:
             first = torch.zeros_like(second) if first is None else first
             second = torch.zeros_like(first) if second is None else second
             both = first.isnan() & second.isnan()
-            gap = float((first - second).masked_fill(both, 0.0).abs().max()) / max(1e-3, float(second.abs().max()))
+            size = max(smallest, 1e-300, float(second.abs().max()))
+            gap = float((first - second).masked_fill(both, 0.0).abs().max()) / size
             worst = max(worst, gap if gap == gap else float("inf"))
     return worst
