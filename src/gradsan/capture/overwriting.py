@@ -77,12 +77,10 @@ class Overwriting:
     def _tell(self, kept: Kept) -> None:
         node, root = _holder(kept)
         slot = _torch.slot_of(node, kept)
-        if node is not None and not _torch.is_read_by_backward(node, slot):
-            kept.reported = 1
-            return
-        if _torch.is_filled_after_save(node, slot):
-            return
         counted = kept.moved
+        # A counter that moved stops backward whether or not it reads the value.
+        if not counted and (not _torch.is_read_by_backward(node, slot) or _torch.is_filled_after_save(node, slot)):
+            return
 
         def describe() -> Conflict:
             found = self._deep.describe(kept, counted, counted, True, None, None, node)
