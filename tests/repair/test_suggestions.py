@@ -10,8 +10,10 @@ from gradsan.repair.fixes import (
     clone_for_layer,
     index_views,
     rebuild_in_loop,
+    recompute_forward,
     record_view,
     state_in_module,
+    step_after_loop,
     views_after_write,
 )
 from gradsan.repair.patch import Patch
@@ -246,3 +248,56 @@ def test_states_kept_in_modules_are_cut_or_forgotten_by_the_loop(program):
         "    loss = sum(net(x) for _ in range(4)).mean()",
     ]
     assert [fix.kind for fix in found] == ["detach_carried_state", "reset_state"]
+
+
+def test_an_update_by_hand_moves_behind_the_loop(program):
+    file = program("""
+        first, second = losses(w)
+        for loss in (first, second):
+            loss.backward(retain_graph=True)
+            with torch.no_grad():
+                w -= 0.1 * w.grad
+            w.grad = None
+    """)
+    found = step_after_loop.suggest(
+        diagnosis(
+            "step_between_forward_and_backward",
+            ("saved", None, (at(file, 1),)),
+            ("written", None, (at(file, 5),)),
+            ("used", None, (at(file, 3),)),
+        )
+    )
+    assert patched(found, file) == [
+        "first, second = losses(w)\nfor loss in (first, second):\n    loss.backward(retain_graph=True)\n"
+        "with torch.no_grad():\n    w -= 0.1 * w.grad\nw.grad = None\n"
+    ]
+
+
+@pytest.mark.parametrize("update", ["w -= 0.1 * loss.item() * w.grad", "w -= rate * w.grad"])
+def test_an_update_that_belongs_to_its_round_stays(program, update):
+    file = program(f"""
+        first, second = losses(w)
+        for loss in (first, second):
+            loss.backward(retain_graph=True)
+            rate = schedule()
+            with torch.no_grad():
+                {update}
+    """)
+    labels = (("saved", None, (at(file, 1),)), ("written", None, (at(file, 6),)), ("used", None, (at(file, 3),)))
+    assert step_after_loop.suggest(diagnosis("step_between_forward_and_backward", *labels)) == ()
+
+
+def test_a_loss_of_a_network_with_a_capital_name_is_computed_again(program):
+    file = program("""
+        D = Discriminator()
+        score = D(fake)
+        first, second = score.mean(), score.exp().mean()
+        optimizer.step()
+        second.backward()
+    """)
+    labels = (("saved", None, (at(file, 2),)), ("written", None, (at(file, 4),)), ("used", None, (at(file, 5),)))
+    found = recompute_forward.suggest(diagnosis("step_between_forward_and_backward", *labels))
+    texts = patched(found, file)
+    assert texts[0].splitlines()[4:6] == ["score = D(fake)", "first, second = score.mean(), score.exp().mean()"]
+    # The class is called once.
+    assert all(text.count("Discriminator()") == 1 for text in texts)

@@ -102,10 +102,23 @@ def names_bound(node: ast.AST) -> set[str]:
     return {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
 
 
-def constructs(node: ast.stmt) -> bool:
-    """Whether something is made that is made once: a model, an optimizer, a data set. A second one would be another."""
-    names = [leaf_name(call.func) or "" for call in ast.walk(node) if isinstance(call, ast.Call)]
-    return any(name.lstrip("_")[:1].isupper() for name in names)
+def constructs(source: SourceFile, node: ast.stmt) -> bool:
+    """Whether something is made that is made once: a model, an optimizer, a data set. A second one would be another.
+
+    Classes begin with a capital letter; so do some variables (``D(fake)``), which the file binds.
+    """
+    names = {leaf_name(call.func) or "" for call in ast.walk(node) if isinstance(call, ast.Call)}
+    capital = {name for name in names if name.lstrip("_")[:1].isupper()}
+    return bool(capital - _bound_anywhere(source)) if capital else False
+
+
+def _bound_anywhere(source: SourceFile) -> set[str]:
+    """The last parts of all names and attributes that the file gives a value, arguments included."""
+    nodes = list(ast.walk(source.module))
+    stored = [node for node in nodes if isinstance(getattr(node, "ctx", None), ast.Store)]
+    return {name for node in stored if (name := leaf_name(node))} | {
+        node.arg for node in nodes if isinstance(node, ast.arg)
+    }
 
 
 def fresh_name(source: SourceFile, name: str) -> str:

@@ -51,10 +51,12 @@ def _put_into(first: blocks.Placed, loop: ast.For | ast.While | ast.FunctionDef,
     if first.index >= index or loop.body[0].lineno == loop.lineno:
         return None
     between = first.block[first.index : index]
-    moving = _depending(between, blocks.names_read([loop]))
+    # What a ``for`` walks over was read before its first round.
+    read = [*loop.body, loop.test] if isinstance(loop, ast.While) else loop.body
+    moving = _depending(between, blocks.names_read(read))
     if not moving or not all(isinstance(node, ast.Assign) and blocks.is_whole_lines(source, node) for node in moving):
         return None
-    if any(map(blocks.constructs, moving)):
+    if any(blocks.constructs(source, node) for node in moving):
         return None
     bound = set().union(*(blocks.names_bound(node) for node in moving))
     body = source.span(_first_after_docstring(loop))

@@ -26,6 +26,7 @@ def suggest(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         return ()
     start = None if saved is None else blocks.at_block(saved, last.block)
     found: list[Fix] = []
+    words = "recompute_forward" if diagnosis.cause == _CAUSES[0] else "recompute_after_change"
     for first, only_dependent in ((start, True), (0, False)):
         if first is None or first >= last.index:
             continue
@@ -35,7 +36,7 @@ def suggest(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         copies = "\n".join(blocks.text_of(last.source, node) for node in again)
         span = last.source.span(last.statement)
         text = f"{last.source.lines[span.end_line - 1]}\n{copies}"
-        fix = blocks.fix("recompute_forward", blocks.lines_changed(last.source, {span.end_line: text}))
+        fix = blocks.fix("recompute_forward", blocks.lines_changed(last.source, {span.end_line: text}), words)
         if fix not in found:
             found.append(fix)
     return tuple(found)
@@ -58,7 +59,7 @@ def _slice(write: blocks.Placed, backward: blocks.Placed, first: int, only_depen
     again: list[ast.stmt] = []
     for node in reversed(between):
         bound = blocks.names_bound(node)
-        if not bound & needed or (only_dependent and node not in hanging) or blocks.constructs(node):
+        if not bound & needed or (only_dependent and node not in hanging) or blocks.constructs(write.source, node):
             continue
         if not isinstance(node, ast.Assign | ast.AnnAssign) or not blocks.is_whole_lines(write.source, node):
             return []

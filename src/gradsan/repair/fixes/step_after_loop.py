@@ -7,6 +7,7 @@ zeroing in between), they are kept and stepped with one after the other, which c
 from __future__ import annotations
 
 import ast
+import textwrap
 
 from gradsan.model import Diagnosis, Fix
 from gradsan.repair.fixes import _blocks as blocks
@@ -26,25 +27,33 @@ def suggest(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     backward, step = pair
     source = step.source
     loop = source.parents[step.statement][0]
-    call = blocks.method_call(step.statement, "step")
-    if not isinstance(loop, ast.For) or call is None or loop.orelse or step.index < backward.index:
+    if not isinstance(loop, ast.For) or loop.orelse or step.index < backward.index:
         return ()
     is_shared = blocks.at_block(saved, step.block) is None
-    if not is_shared or len(step.block) < 2 or not blocks.is_whole_lines(source, step.statement):
+    if not is_shared or len(step.block) < 2:
+        return ()
+    call = blocks.method_call(step.statement, "step")
+    # An update by hand ends with clearing the gradients: what follows it belongs to it.
+    moving = [step.statement] if call is not None else step.block[step.index :]
+    if len(moving) == len(step.block) or not all(blocks.is_whole_lines(source, node) for node in moving):
         return ()
     found = []
-    if not blocks.names_read([step.statement]) & blocks.names_bound(loop.target):
-        found.append(_once(source, loop, step.statement))
-    if not call.args and not call.keywords:
+    if not blocks.names_read(moving) & (blocks.names_bound(loop.target) | _bound_before(step)):
+        found.append(_once(source, loop, moving))
+    if call is not None and not call.args and not call.keywords:
         found.append(_each_round(source, loop, step.statement, call))
     return tuple(found)
 
 
-def _once(source: SourceFile, loop: ast.For, step: ast.stmt) -> Fix:
-    inside = blocks.text_of(source, step)
-    indent = " " * (source.span(loop).column - 1)
-    changes = blocks.removed(source, step)
-    moved = indent + inside.strip()
+def _bound_before(step: blocks.Placed) -> set[str]:
+    """The names that a round binds before its update: behind the loop they would be those of the last round."""
+    return {name for node in step.block[: step.index] for name in blocks.names_bound(node)}
+
+
+def _once(source: SourceFile, loop: ast.For, moving: list[ast.stmt]) -> Fix:
+    lines = "\n".join(blocks.text_of(source, node) for node in moving)
+    moved = textwrap.indent(textwrap.dedent(lines), " " * (source.span(loop).column - 1))
+    changes = {line: text for node in moving for line, text in blocks.removed(source, node).items()}
     end = source.span(loop).end_line
     changes[end] = moved if end in changes else f"{source.lines[end - 1]}\n{moved}"
     return blocks.fix("reorder_step", blocks.lines_changed(source, changes), "step_after_loop")
