@@ -100,7 +100,8 @@ def stale_errors(roots: Iterable[Any]) -> list[RuntimeError]:
                 _torch.read_slot(node, slot.partition("[")[0])
             except RuntimeError as error:
                 if is_version_error(error):
-                    found.setdefault(f"{id(node)} {error}", error)
+                    # The frames of this search hold saved tensors; those of a backward would be the program's.
+                    found.setdefault(f"{id(node)} {error}", error.with_traceback(None))
     return list(found.values())
 
 
