@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -108,9 +108,9 @@ class CarriedState(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-def fit(module, *callbacks, **settings):
+def fit(module, *callbacks, package=pl, **settings):
     """Train ``module`` on four fixed batches, twice."""
-    trainer = pl.Trainer(
+    trainer = package.Trainer(
         max_epochs=2,
         accelerator="cpu",
         logger=False,
@@ -257,14 +257,32 @@ def test_a_file_that_cannot_be_written_ends_it_before_it_begins(tmp_path):
     assert module.losses == []
 
 
-def test_the_other_package_of_lightning():
+def test_the_other_package_of_lightning(monkeypatch):
+    """A program that has imported ``pytorch_lightning`` and not ``lightning`` gets a callback of that."""
     other = pytest.importorskip("pytorch_lightning")
-    code = f"""
-    import {other.__name__} as pl
-    from gradsan.integrations.lightning import GradsanCallback
-    assert issubclass(GradsanCallback, pl.Callback)
-    """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
+    monkeypatch.delitem(sys.modules, "lightning.pytorch")
+    spec = importlib.util.find_spec("gradsan.integrations.lightning")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert issubclass(module.GradsanCallback, other.Callback)
+    assert not issubclass(module.GradsanCallback, pl.Callback)
+
+    class Small(other.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+
+        def training_step(self, batch, index):
+            curve = self.layer(batch[0]).exp()
+            curve.data.mul_(2)
+            return curve.mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    callback = module.GradsanCallback(quiet=True)
+    fit(Small(), callback, package=other)
+    assert [one.code for one in callback.report.diagnoses] == ["GS202"]
 
 
 RANKS = """

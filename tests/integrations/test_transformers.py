@@ -50,7 +50,8 @@ def bert(spoil="nothing"):
 def sentences():
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(0, WORDS, (16, 8), generator=generator)
-    return [{"input_ids": one, "labels": int(one[0] % 2)} for one in ids]
+    # The Trainer drops what the signature of forward does not name: "number" would be one argument too many.
+    return [{"input_ids": one, "labels": int(one[0] % 2), "number": number} for number, one in enumerate(ids)]
 
 
 def train(model, folder, *callbacks, trainer_class=Trainer, **settings):
