@@ -80,8 +80,10 @@ def main() -> None:
     """Print the page."""
     print("# Healing, and `allow_mutation_on_saved_tensors`\n")
     print('`gradsan run --heal train.py`, or `with gradsan.watch(mode="heal"):`, keeps each saved tensor as it was and')
-    print("gives backward the original. Every healed conflict is reported. What may be healed, and how much memory that")
-    print("may take, is said by `--heal-only` and `--max-bytes`: [Stopping, and healing within bounds](how-to/stop-or-heal.md).")
+    print("gives backward the original. Every healed conflict is reported.", end=" ")
+    print("What may be healed, and how much memory that")
+    print("may take, is said by `--heal-only` and `--max-bytes`:", end=" ")
+    print("[Stopping, and healing within bounds](how-to/stop-or-heal.md).")
     print("\nTorch has a context of its own for counted writes. Side by side, each gradient")
     print(
         f"held against that of the program without the write "
