@@ -96,6 +96,35 @@ def test_writes_are_bounded(core):
     assert [entry[2] for entry in core.writes()] == list(range(11, kept + 11))
 
 
+def test_the_writes_after_a_moment(core):
+    core.active = True
+    write = core.writer(torch.Tensor.mul_, "mul_", "inplace", 0, None)
+    x = torch.ones(2)
+    assert core.writes_after(0) == []
+    for _ in range(5):
+        write(x, 2)
+        core.tick()
+    log = core.writes()
+    for number, entry in enumerate(log):
+        assert core.writes_after(entry[0]) == log[number + 1 :]
+        assert core.writes_after(entry[0] - 1) == log[number:]
+    assert core.writes_after(-1) == log
+    assert core.writes_after(core.clock) == []
+
+
+def test_the_writes_after_a_moment_when_old_ones_were_dropped(core):
+    core.active = True
+    write = core.writer(torch.Tensor.mul_, "mul_", "inplace", 0, None)
+    x = torch.ones(1)
+    for _ in range(33_000):
+        write(x, 1)
+    log = core.writes()
+    assert core.writes_were_cut
+    assert core.writes_after(0) == log
+    assert core.writes_after(log[-4][0]) == log[-3:]
+    assert core.writes_after(log[3][0]) == log[4:]
+
+
 def test_no_logged_write_keeps_a_tensor(patched):
     tensor = torch.zeros(4)
     tensor[0] = 1

@@ -187,6 +187,11 @@ class Core:
         """The logged writes, oldest first, as the fields of :class:`gradsan.capture.ledger.RawWrite`."""
         return list(self._writes)
 
+    def writes_after(self, clock: int) -> list[tuple[Any, ...]]:
+        """Those of the logged writes that are younger than ``clock``, oldest first."""
+        younger = itertools.takewhile(lambda entry: entry[0] > clock, reversed(self._writes))
+        return list(younger)[::-1]
+
     @property
     def writes_were_cut(self) -> bool:
         """Whether the bounded write log has dropped its oldest entries."""

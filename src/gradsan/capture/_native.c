@@ -360,20 +360,6 @@ static inline void *ring_push(Ring *ring, size_t size, size_t most, void *droppe
     return ring->items + ring->count++ * size;
 }
 
-/* The items, oldest first, in new memory; the caller takes over its own references. NULL with an exception. */
-static void *ring_copy(const Ring *ring, size_t size)
-{
-    char *items = PyMem_Malloc(ring->count ? ring->count * size : 1);
-    if (items == NULL)
-        return PyErr_NoMemory();
-    size_t before_wrap = ring->capacity - ring->first < ring->count ? ring->capacity - ring->first : ring->count;
-    if (ring->count) {
-        memcpy(items, ring->items + ring->first * size, before_wrap * size);
-        memcpy(items + before_wrap * size, ring->items, (ring->count - before_wrap) * size);
-    }
-    return items;
-}
-
 /* Nodes with the sequence numbers first <= n < end, made in one thread by one call. */
 typedef struct {
     long long first, end, clock;
@@ -802,15 +788,26 @@ static PyObject *Core_ran_since(Core *self, PyObject *const *args, Py_ssize_t co
     Py_RETURN_FALSE;
 }
 
-static PyObject *Core_writes(Core *self, PyObject *Py_UNUSED(ignored))
+static inline LoggedWrite *write_at(const Ring *ring, size_t i)
 {
-    Py_ssize_t count = (Py_ssize_t)self->writes.count, i;
-    LoggedWrite *copy = ring_copy(&self->writes, sizeof(LoggedWrite));
+    return (LoggedWrite *)ring->items + ((ring->first + i) & (ring->capacity - 1));
+}
+
+/* The logged writes younger than the clock `after`, oldest first. They are copied first: Python runs what it likes. */
+static PyObject *list_writes(Core *self, long long after)
+{
+    size_t first = self->writes.count;
+    while (first > 0 && write_at(&self->writes, first - 1)->clock > after)
+        first--;
+    Py_ssize_t count = (Py_ssize_t)(self->writes.count - first), i;
+    LoggedWrite *copy = PyMem_Malloc(count ? (size_t)count * sizeof(LoggedWrite) : 1);
     if (copy == NULL)
-        return NULL;
-    for (i = 0; i < count; i++)
+        return PyErr_NoMemory();
+    for (i = 0; i < count; i++) {
+        copy[i] = *write_at(&self->writes, first + (size_t)i);
         for (int k = 0; k < W_REFERENCES; k++)
             Py_INCREF(copy[i].references[k]);
+    }
     PyObject *list = PyList_New(count);
     for (i = 0; list != NULL && i < count; i++) {
         LoggedWrite *w = copy + i;
@@ -829,6 +826,17 @@ static PyObject *Core_writes(Core *self, PyObject *Py_UNUSED(ignored))
         drop_references(copy + i);
     PyMem_Free(copy);
     return list;
+}
+
+static PyObject *Core_writes(Core *self, PyObject *Py_UNUSED(ignored))
+{
+    return list_writes(self, -1);
+}
+
+static PyObject *Core_writes_after(Core *self, PyObject *given)
+{
+    long long after = PyLong_AsLongLong(given);
+    return after == -1 && PyErr_Occurred() ? NULL : list_writes(self, after);
 }
 
 static PyObject *Core_writes_were_cut(Core *self, void *Py_UNUSED(closure))
@@ -1939,6 +1947,8 @@ static PyMethodDef Core_methods[] = {
     {"ran_since", (PyCFunction)(void (*)(void))Core_ran_since, METH_FASTCALL,
      "ran_since($self, stack, sequence, thread, /)\n--\n\nWhether the call at a stack made Nodes again since."},
     {"writes", (PyCFunction)Core_writes, METH_NOARGS, "writes($self, /)\n--\n\nThe logged writes, oldest first."},
+    {"writes_after", (PyCFunction)Core_writes_after, METH_O,
+     "writes_after($self, clock, /)\n--\n\nThose of the logged writes that are younger, oldest first."},
     {"log_write", (PyCFunction)(void (*)(void))Core_log_write, METH_FASTCALL | METH_KEYWORDS,
      "log_write($self, tensor, op, kind, index, stack)\n--\n\nPut one in-place change of tensor into the log."},
     {"writer", (PyCFunction)(void (*)(void))Core_writer, METH_FASTCALL | METH_KEYWORDS,

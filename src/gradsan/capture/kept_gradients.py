@@ -110,9 +110,8 @@ class KeptGradients:
         if len(borders) < rounds or borders[0] > since + 1:
             return []
         writes: dict[int, list[RawWrite]] = {}
-        for item in self._core.writes():
-            if item[0] > since:
-                writes.setdefault(item[1], []).append(RawWrite(*item))
+        for item in self._core.writes_after(since):
+            writes.setdefault(item[1], []).append(RawWrite(*item))
         kept = []
         for standing in earlier:
             leaf = standing.leaf()

@@ -43,7 +43,7 @@ class Snapshots:
             return
         storage = tensor.untyped_storage()
         size, key, core = int(storage.nbytes()), int(storage._cdata), self._core
-        if not 0 < size <= BYTES_OF_A_COPY:
+        if not 0 < size <= BYTES_OF_A_COPY or _nothing_saved_since_backward(core):
             return
         known = self._copies.get(key)
         if known and known[-1].write_count == core.write_count:
@@ -87,6 +87,12 @@ class Snapshots:
         for key in [key for key, weak in self._alive.items() if weak.expired()]:
             del self._alive[key]
             self._bytes -= sum(map(_size, self._copies.pop(key)))
+
+
+def _nothing_saved_since_backward(core: Any) -> bool:
+    """Whether no Node was made since the last backward: where a parameter is updated by hand, there is none."""
+    log = core.backward_log
+    return bool(log) and log[-1][6] == _torch.sequence_number()
 
 
 def _size(snapshot: Snapshot) -> int:

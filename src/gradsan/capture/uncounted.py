@@ -93,9 +93,7 @@ class Uncounted:
         """The logged writes to storages with a door, each younger than its first door."""
         last = self._read_up_to
         fresh: list[RawWrite] = []
-        for entry in reversed(self._core.writes()):
-            if entry[0] <= last:
-                break
+        for entry in reversed(self._core.writes_after(last)):
             if entry[1] in self.doors:
                 fresh.append(RawWrite(*entry))
         self._read_up_to = self._core.clock
