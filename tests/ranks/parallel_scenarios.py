@@ -13,8 +13,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import gradsan
 from gradsan.capture.recorder import recorder
@@ -187,6 +188,39 @@ def fsdp_right_two_forwards():
     losses = train(module, optimizer, 2)
     (module(batch()).mean() + module(batch()).mean()).backward()
     return losses, gradients(module)
+
+
+class Checkpointed(nn.Module):
+    """Each block is run again in backward, while its parameters are gathered; in forward's end they are shards."""
+
+    def __init__(self, **settings):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(4, 8)
+        self.block = fully_shard(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)), **settings)
+
+    def forward(self, x):
+        return checkpoint(self.block, self.first(x), use_reentrant=False)
+
+
+@scenario
+def fsdp_right_checkpointed():
+    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    module = fully_shard(Checkpointed())
+    losses = train(module, torch.optim.AdamW(module.parameters(), 0.01), 2)
+    module = fully_shard(Checkpointed(mp_policy=half), mp_policy=half)
+    return losses, train(module, torch.optim.AdamW(module.parameters(), 0.01), 2)
+
+
+@scenario
+def fsdp_update_before_the_recomputation():
+    module = fully_shard(Checkpointed())
+    loss = module(batch()).square().mean()
+    with torch.no_grad():
+        for parameter in module.block.parameters():
+            parameter.mul_(2)
+    loss.backward()
+    return gradients(module)
 
 
 @scenario

@@ -42,6 +42,8 @@ class Notes:
     def __init__(self, core: Any, steps: Any, uncounted: Uncounted, exports: Exports) -> None:
         """The logs that tell who wrote."""
         self._core, self._steps, self._uncounted, self._exports = core, steps, uncounted, exports
+        self.lasting: Callable[[Any], Any] = lambda tensor: tensor
+        """What stays of a tensor that comes and goes (a whole parameter of ``fully_shard``); of others themselves."""
 
     @property
     def is_quiet(self) -> bool:

@@ -54,7 +54,7 @@ class Change(NamedTuple):
 
 def marks_of(notes: Notes, function: Any, arguments: Mapping[str, Any]) -> dict[str, Mark]:
     """What ``function`` reaches now. Raises :class:`gradsan.capture.reached.TooMuchError`."""
-    things = reached(function, arguments)
+    things = _lasting(notes, reached(function, arguments))
     return {path: mark for path, value in things.items() if (mark := _mark(notes, value)) is not None}
 
 
@@ -63,7 +63,7 @@ def compare(notes: Notes, call: Call, function: Any, arguments: Mapping[str, Any
     found: list[Change] = []
     rebound: list[str] = []
     writers: set[Any] = set()
-    things = reached(function, arguments)
+    things = _lasting(notes, reached(function, arguments))
     for path, mark in call.marks.items():
         if path not in things or any(path.startswith((f"{one}.", f"{one}[")) for one in rebound):
             continue
@@ -163,6 +163,10 @@ def code_of(function: Any) -> Any:
     if isinstance(owner, nn.Module) and getattr(function, "__name__", "") in _torch.MODULE_CALLS:
         return code_of(owner)
     return getattr(function, "__code__", None)
+
+
+def _lasting(notes: Notes, things: Mapping[str, Any]) -> dict[str, Any]:
+    return {path: notes.lasting(value) if torch.is_tensor(value) else value for path, value in things.items()}
 
 
 def _mark(notes: Notes, value: Any) -> Mark | None:

@@ -57,16 +57,23 @@ class Sharded:
     def __init__(self, core: Any, steps: Any, notes: Notes, findings: Findings) -> None:
         """Start with none."""
         self._core, self._steps, self._notes, self._findings = core, steps, notes, findings
-        self._storages: dict[int, Any] = {}
+        self._wholes: dict[int, tuple[Any, Any]] = {}
+        notes.lasting = self.shard_of
         self._gathered: weakref.WeakKeyDictionary[Any, deque[Gathering]] = weakref.WeakKeyDictionary()
 
     def holds(self, storage: int) -> bool:
         """Whether a storage is that of a whole parameter, which comes and goes with each gathering."""
-        weak = self._storages.get(storage)
-        if weak is not None and weak.expired():
-            del self._storages[storage]
+        known = self._wholes.get(storage)
+        if known is not None and known[0].expired():
+            del self._wholes[storage]
             return False
-        return weak is not None
+        return known is not None
+
+    def shard_of(self, tensor: Any) -> Any:
+        """The shard that a module has in the place of a whole parameter while it does not run; of others themselves."""
+        storage = _torch.storage_or_none(tensor) if self._wholes else 0
+        parameter = self._wholes[storage][1]() if storage and self.holds(storage) else None
+        return parameter.sharded_param if parameter is not None and parameter.unsharded_param is tensor else tensor
 
     def install(self, patches: Patches, guard: Guard) -> None:
         """Watch until ``patches`` is undone: now, or as soon as the program has imported FSDP."""
@@ -114,7 +121,7 @@ class Sharded:
             whole: Any = one.unsharded_param
             storage = _torch.storage_or_none(whole)
             if storage and not self.holds(storage):
-                self._storages[storage] = _torch.weak_storage(whole.untyped_storage())
+                self._wholes[storage] = _torch.weak_storage(whole.untyped_storage()), weakref.ref(one)
         kept = self._gathered.setdefault(group, deque(maxlen=_GATHERINGS_KEPT))
         kept.append(Gathering(sequence, self._core.tick(), stack, noted))
 
