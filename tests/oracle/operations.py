@@ -46,7 +46,8 @@ def _fill(call: str, seed: int) -> InPlace:
 
 _UNARY = """abs absolute acos acosh arccos arccosh arcsin arcsinh arctan arctanh asin asinh atan atanh ceil
 conj_physical cos cosh deg2rad digamma erf erfc erfinv exp exp2 expm1 fix floor frac i0 lgamma log log10 log1p log2
-logit nan_to_num neg negative rad2deg reciprocal relu round rsqrt sgn sigmoid sign sin sinc sinh sqrt square tan tanh trunc"""
+logit nan_to_num neg negative rad2deg reciprocal relu round rsqrt sgn sigmoid sign sin sinc sinh sqrt square
+tan tanh trunc"""
 
 _BINARY = """add sub subtract mul multiply div divide true_divide pow float_power atan2 arctan2 hypot fmod remainder
 copysign floor_divide eq ne not_equal lt less le less_equal gt greater ge greater_equal heaviside nextafter
@@ -214,8 +215,8 @@ UNARY = _words(
     "{0}.erf() {0}*2 {0}+1 -{0} {0}**3 1/{0} {0}.relu() {0}.abs() {0}.clamp(0.3,0.8) {0}.pow(1.5) {0}.cumsum(0) "
     "{0}.softmax(0) {0}.log_softmax(0) {0}.logsumexp(0) {0}.prod() {0}.max() {0}.norm() {0}.sum(0) {0}.mean() "
     "{0}.std() {0}.flip(0) F.softplus({0}) F.gelu({0}) F.elu({0}) F.leaky_relu({0}) F.layer_norm({0},{0}.shape[-1:]) "
-    "{0}.sort(0)[0] {0}.clone() {0}.cumprod(0) {0}.expm1() {0}.atan() F.silu({0}) {0}.amax(0) {0}.roll(1) {0}.tril() {0}.var() "
-    "{0}.sgn()"
+    "{0}.sort(0)[0] {0}.clone() {0}.cumprod(0) {0}.expm1() {0}.atan() F.silu({0}) {0}.amax(0) {0}.roll(1) {0}.tril() "
+    "{0}.var() {0}.sgn()"
 )
 BINARY = _words(
     "{0}*{1} {0}+{1} {0}-{1} {0}/{1} {0}.pow({1}) torch.atan2({0},{1}) torch.hypot({0},{1}) torch.maximum({0},{1}) "
