@@ -349,6 +349,24 @@ def test_what_goes_wrong_there_does_not_reach_the_program(core):
     assert core.log_errors == 1
 
 
+def test_the_end_of_the_last_backward_is_known(core):
+    core.active = True
+    assert core.backward_end == 0
+    x = torch.ones(2, requires_grad=True)
+    core.engine(lambda t_outputs: x.exp())(())
+    ended = core.backward_end
+    assert ended == torch.ones(2, requires_grad=True).exp().grad_fn._sequence_nr()
+    x.exp()
+    assert core.backward_end == ended
+
+    def fail(t_outputs):
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        core.engine(fail)(())
+    assert core.backward_end == ended
+
+
 def test_every_call_is_remembered(core):
     core.active = True
     core.steps = 3

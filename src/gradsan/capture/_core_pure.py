@@ -55,6 +55,7 @@ class Core:
         self._open: set[int] = set()
         self.log_errors = 0
         self.backwards = 0
+        self.backward_end = 0
         self._running: list[tuple[Any, ...]] = []
         self.settled: set[int] = set()
         self.quiet_operators: set[int] = set()
@@ -306,6 +307,8 @@ class Core:
         it ended well; ``on_round`` before, at the 1st, 2nd, 4th, 8th … call of one line, with that number; what they
         raise takes the place of the backward. ``on_failure`` is told how it failed.
 
+        ``backward_end`` is the number of the next Node when a backward last ended well, 0 before.
+
         ``backward_log`` gets a tuple for each call: clock, stack, thread, retain_graph, accumulate_grad, the number of
         the next Node when it began, the same when it ended (or again when it began), the steps before, a number for
         this thread's life (numbers of threads are used again), weak references to the outputs (None: has none).
@@ -340,6 +343,7 @@ class Core:
                 # Nodes of a backward that is itself differentiable.
                 if (end := _torch.sequence_number()) != first:
                     core.log_nodes(first, end, sys._getframe().f_back)
+                self.backward_end = end
                 if remembered is not None:
                     remembered[6] = end
                 if core.on_leave is not None:

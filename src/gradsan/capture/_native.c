@@ -528,7 +528,7 @@ typedef struct {
     PyObject *optimizer_code; /* the function of torch's optimizers that called last */
     Ring nodes, writes, step_log, backward_log;
     unsigned long long backwards_logged;
-    long long write_count, steps, log_errors, backwards;
+    long long write_count, steps, log_errors, backwards, backward_end;
     PyObject *optimizer_folder;
     PyObject *running; /* a list of the backward calls that run */
     PyObject *settled; /* the ids of the optimizers whose steps nobody wants to be told of any more; a set */
@@ -1653,9 +1653,10 @@ static unsigned long long remember_backward(Core *core, PyObject *record, long l
     return ++core->backwards_logged;
 }
 
-/* Notes the number of the next Node after the call that has this number in the log, if it is still there. */
+/* Notes the number of the next Node after a call, and in the log where the call with this number is still there. */
 static void end_backward(Core *core, unsigned long long number, long long sequence)
 {
+    core->backward_end = sequence;
     unsigned long long younger = core->backwards_logged - number;
     if (number != 0 && younger < core->backward_log.count)
         backward_at(&core->backward_log, core->backward_log.count - 1 - younger)->ended = sequence;
@@ -1972,6 +1973,7 @@ static PyMemberDef Core_members[] = {
     {"open_steps", T_LONGLONG, offsetof(Core, open_steps), 0, NULL},
     {"log_errors", T_LONGLONG, offsetof(Core, log_errors), 0, NULL},
     {"backwards", T_LONGLONG, offsetof(Core, backwards), 0, NULL},
+    {"backward_end", T_LONGLONG, offsetof(Core, backward_end), 0, NULL},
     {"on_failure", T_OBJECT, offsetof(Core, on_failure), 0, NULL},
     {"on_enter", T_OBJECT, offsetof(Core, on_enter), 0, NULL},
     {"on_leave", T_OBJECT, offsetof(Core, on_leave), 0, NULL},

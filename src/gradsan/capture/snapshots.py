@@ -91,8 +91,7 @@ class Snapshots:
 
 def _nothing_saved_since_backward(core: Any) -> bool:
     """Whether no Node was made since the last backward: where a parameter is updated by hand, there is none."""
-    log = core.backward_log
-    return bool(log) and log[-1][6] == _torch.sequence_number()
+    return bool(core.backward_end == _torch.sequence_number() != 0)
 
 
 def _size(snapshot: Snapshot) -> int:
