@@ -78,3 +78,11 @@ def test_a_labelled_leaf_that_is_not_reached_any_more_is_lost():
     right = Gradients("backward", gradients([1.0], [2.0]).values, ("a", "b"))
     fewer = Gradients("backward", gradients([1.0]).values, ("a",))
     assert compare(run(backwards=(right,)), run(backwards=(fewer,))).lost == 1
+
+
+def test_gradients_that_nobody_has_show_nothing():
+    # Steps whose closure computes them later: both sides None is no equality that was measured.
+    nothing = Recording(steps=(Gradients("step 3", (None,)),), finished=True)
+    found = compare(nothing, nothing)
+    assert found.difference is None
+    assert not found.is_equal

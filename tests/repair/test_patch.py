@@ -53,3 +53,28 @@ def test_git_takes_the_diff(tmp_path, content):
 def test_size_counts_changed_lines(tmp_path):
     assert patched(tmp_path, b"a = 1\nb = 2\n", [(1, "a = 2")])[0].size == 1
     assert patched(tmp_path, b"a = 1\nb = 2\n", [(1, "a = 2\na = 3")])[0].size == 2
+
+
+def test_lines_are_counted_as_python_counts_them(tmp_path):
+    # A form feed and a line separator end no line, a lone carriage return does.
+    content = "a = 1\n\fb = '\u2028'\rc = 3\n".encode()
+    patch, file = patched(tmp_path, content, [(3, "c = 4")])
+    assert patch.files[file] == content.replace(b"c = 3", b"c = 4")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"\xef\xbb\xbfa = 1\nb = 2\n", "# coding: latin-1\na = 'größer'\nb = 2\n".encode("latin-1")],
+    ids=["bom", "latin-1"],
+)
+def test_git_takes_the_diff_in_the_encoding_of_the_file(tmp_path, content):
+    patch, file = patched(tmp_path, content, [(content.count(b"\n"), "b = 3")])
+    (tmp_path / "fix.diff").write_bytes(patch.diff_bytes(tmp_path))
+    subprocess.run(["git", "apply", "fix.diff"], cwd=tmp_path, check=True)
+    assert (tmp_path / "program.py").read_bytes() == patch.files[file] == content.replace(b"b = 2", b"b = 3")
+
+
+def test_a_line_of_the_new_text_is_found_in_the_old(tmp_path):
+    patch, file = patched(tmp_path, b"a = 1\nb = 2\nc = 3\n", [(2, "b = 4\nb = 5")])
+    assert [patch.line_before(file, line) for line in range(1, 5)] == [(1, True), (2, False), (2, False), (3, True)]
+    assert patch.line_before("other.py", 7) == (7, True)

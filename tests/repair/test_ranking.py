@@ -67,3 +67,10 @@ def test_where_the_gradients_change_the_diagnosis_order_decides_before_the_cost(
     again = replace(pair[0], fix=replace(pair[0].fix, summary=Message("fix.ran_to_end")))
     found = measured([*pair, again], costs(advised=Cost(200, 200), cheap=Cost(100, 100)))
     assert kinds(ranked_fixes(found)) == ["advised", "advised", "cheap"]
+
+
+def test_where_a_statement_was_refused_the_diagnosis_order_decides_before_the_cost(tmp_path):
+    pair = [tried(tmp_path, "meant", size=3), tried(tmp_path, "cheap")]
+    found = measured(pair, costs(meant=Cost(200, 200), cheap=Cost(100, 100)))
+    assert kinds(ranked_fixes(found)) == ["cheap", "meant"]
+    assert kinds(ranked_fixes(found, was_refused=True)) == ["meant", "cheap"]
