@@ -286,3 +286,14 @@ def test_memory_of_a_saved_value_may_grow(mode, grow):
             loss.backward()
             assert x.grad.tolist() == [4.5, 9.0, 13.5]
     assert [one.severity for one in watched.diagnoses] in ([], ["warning"])
+
+
+def test_statistics_that_training_does_not_read_are_not_measured():
+    ran = []
+    with gradsan.watch("deep"):
+        norm = nn.BatchNorm1d(2)
+        x = torch.randn(3, 2, requires_grad=True)
+        y = norm(x)
+        y.register_hook(lambda gradient: ran.append(gradient))
+        y.sum().backward()
+    assert len(ran) == 1

@@ -6,7 +6,6 @@ saved-tensor hooks PyTorch checks no versions, so its check is done here, with i
 
 from __future__ import annotations
 
-import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from typing import Any, Literal
 import torch
 
 from gradsan.capture import _torch, graphs, naming
+from gradsan.capture.default_hooks import DefaultHooks
 from gradsan.capture.emptied import Emptied, freed
 from gradsan.capture.holdings import Holdings
 from gradsan.capture.known_outside import KnownOutside
@@ -57,7 +57,7 @@ class Deep:
         self._deviation: Deviation | None = None
         self._measured_with: set[int] = set()
         self._known_outside = KnownOutside(core)
-        self._local = threading.local()
+        self._hooks = DefaultHooks(core, self._pack, self._unpack, note)
 
     @property
     def is_measuring(self) -> bool:
@@ -66,10 +66,7 @@ class Deep:
 
     def start(self, patches: Patches) -> None:
         """Install the hooks in this thread and in those that start from now on."""
-        self._push()
-        patches.on_undo(self._pop)
-        self._follow_threads(patches)
-        self._step_aside(patches)
+        self._hooks.install(patches)
         self._known_outside.install(patches)
 
     def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -82,7 +79,12 @@ class Deep:
         outputs = entry[3]
         roots = [node for one in outputs if (node := getattr(one, "grad_fn", None)) is not None]
         order = graphs.engine_order(roots)
-        changed = {id(kept) for kept in _kept_of(order) if kept.changed}
+        changed = {
+            id(kept)
+            for node, slot, kept in _kept_of(order)
+            # What its kernel changes itself, and backward does not read, is no reason to run anything.
+            if (kept.moved or _torch.is_read_by_backward(node, slot)) and kept.changed
+        }
         if changed:
             asked_for = list(args[3]) if len(args) > 3 and args[3] else _leaves_of(order)
             self._deviation = self._measured(outputs, args[0] if args else None, asked_for, order)
@@ -200,61 +202,6 @@ class Deep:
             kept.heals = self._is_healed(describe)
         return kept.heals
 
-    def _push(self) -> None:
-        if getattr(self._local, "pushed", False) or _torch.hooks_forbidden() is not None:
-            return
-        _torch.push_hooks(self._pack, self._unpack)
-        self._local.pushed = True
-
-    def _pop(self) -> None:
-        if not getattr(self._local, "pushed", False):
-            return
-        top = _torch.top_hooks()
-        # Hooks that the program has entered since, and not left, lie above ours: then ours stay below them.
-        if top is None or top[0] == self._pack:
-            _torch.pop_hooks()
-            self._local.pushed = False
-
-    def _follow_threads(self, patches: Patches) -> None:
-        run = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
-        deep = self
-
-        @functools.wraps(run)
-        def hooked(self: Any) -> Any:
-            if not deep._core.active:
-                return run(self)
-            deep._push()
-            try:
-                return run(self)
-            finally:
-                deep._pop()
-
-        patches.set(threading.Thread, "_bootstrap_inner", hooked)
-
-    def _step_aside(self, patches: Patches) -> None:
-        """Where hooks are being forbidden (functorch does that), ours go first, and come back afterwards."""
-        switch = _torch.hooks_switch()
-        if switch is None:
-            return
-        disable, enable = switch._saved_tensors_hooks_disable, switch._saved_tensors_hooks_enable
-
-        @functools.wraps(disable)
-        def disabled(*args: Any, **kwargs: Any) -> Any:
-            if getattr(self._local, "pushed", False):
-                self._note(Message("blind.hooks_forbidden", {"reason": str(args[0]) if args else ""}))
-                self._pop()
-            return disable(*args, **kwargs)
-
-        @functools.wraps(enable)
-        def enabled(*args: Any, **kwargs: Any) -> Any:
-            result = enable(*args, **kwargs)
-            if self._core.active:
-                self._push()
-            return result
-
-        patches.set(switch, "_saved_tensors_hooks_disable", disabled)
-        patches.set(switch, "_saved_tensors_hooks_enable", enabled)
-
 
 def _is_filled_after_save(kept: Kept) -> bool:
     node = _torch.current_node()
@@ -280,12 +227,12 @@ def _norm(tensor: Any) -> float:
     return float(torch.linalg.vector_norm(parts.to(torch.float64)))
 
 
-def _kept_of(nodes: list[Any]) -> Iterator[Kept]:
+def _kept_of(nodes: list[Any]) -> Iterator[tuple[Any, str, Kept]]:
     for node in nodes:
-        for _, saved in _torch.saved_slots(node):
+        for slot, saved in _torch.saved_slots(node):
             packed = _torch.packed_object(saved)
             if isinstance(packed, Kept):
-                yield packed
+                yield node, slot, packed
 
 
 def _leaves_of(nodes: list[Any]) -> list[Any]:
