@@ -142,3 +142,11 @@ def test_what_gradsan_cannot_explain_is_said_to_be_so(tmp_path, monkeypatch, kin
     found = search(tmp_path, monkeypatch, f"raise {kind}")
     assert found.diagnoses == ()
     assert found.exception[0] == kind
+
+
+def test_what_pytorch_does_not_report_is_mended_too(tmp_path, monkeypatch):
+    fused = REORDER.replace("SGD(", "Adam(").replace("lr=0.1", "lr=0.1, fused=True").replace("range(2)", "range(1)")
+    found = search(tmp_path, monkeypatch, fused)
+    assert found.exception is None
+    assert found.diagnoses[0].code == "GS205"
+    assert passed(found)[0] == ("reorder_step", "preserved")

@@ -12,6 +12,9 @@ from gradsan.source.chains import leaf_name
 from gradsan.source.locate import statement_at
 from gradsan.source.tree import SourceFile
 
+STEPPED = frozenset({"step_between_forward_and_backward", "fused_optimizer"})
+"""Causes by which an update of parameters came between a forward and its backward."""
+
 
 @dataclass(frozen=True, slots=True)
 class Placed:
@@ -166,6 +169,7 @@ def fix(kind: str, lines: tuple[tuple[str, int, str], ...], words: str = "", **v
 
 
 __all__ = [
+    "STEPPED",
     "Placed",
     "at_block",
     "constructs",

@@ -10,9 +10,7 @@ from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.chains import local_nodes
 from gradsan.source.tree import SourceFile
 
-_CAUSES = frozenset(
-    {"step_between_forward_and_backward", "graph_built_once", "same_loss_twice", "forward_shared_by_two_backwards"}
-)
+_CAUSES = blocks.STEPPED | {"graph_built_once", "same_loss_twice", "forward_shared_by_two_backwards"}
 
 
 def suggest(diagnosis: Diagnosis) -> tuple[Fix, ...]:

@@ -7,7 +7,7 @@ import ast
 from gradsan.model import Diagnosis, Fix
 from gradsan.repair.fixes import _blocks as blocks
 
-_CAUSES = ("step_between_forward_and_backward", "input_changed_between_passes", "statistics_updated")
+_CAUSES = blocks.STEPPED | {"input_changed_between_passes", "statistics_updated"}
 
 
 def suggest(diagnosis: Diagnosis) -> tuple[Fix, ...]:
@@ -26,7 +26,7 @@ def suggest(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         return ()
     start = None if saved is None else blocks.at_block(saved, last.block)
     found: list[Fix] = []
-    words = "recompute_forward" if diagnosis.cause == _CAUSES[0] else "recompute_after_change"
+    words = "recompute_forward" if diagnosis.cause in blocks.STEPPED else "recompute_after_change"
     for first, only_dependent in ((start, True), (0, False)):
         if first is None or first >= last.index:
             continue

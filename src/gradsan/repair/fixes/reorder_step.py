@@ -15,7 +15,7 @@ from gradsan.repair.fixes import _blocks as blocks
 def suggest(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     """Move the steps that wrote, and do the same with ``inputs=`` where another optimizer steps afterwards."""
     used = next(iter(blocks.labels(diagnosis, "used")), None)
-    if used is None or diagnosis.cause != "step_between_forward_and_backward":
+    if used is None or diagnosis.cause not in blocks.STEPPED:
         return ()
     steps: dict[ast.stmt, blocks.Placed] = {}
     place = None

@@ -19,7 +19,7 @@ def suggest(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     used = next(iter(blocks.labels(diagnosis, "used")), None)
     written = blocks.labels(diagnosis, "written")
     saved = next(iter(blocks.labels(diagnosis, "saved")), None)
-    if used is None or saved is None or len(written) != 1 or diagnosis.cause != "step_between_forward_and_backward":
+    if used is None or saved is None or len(written) != 1 or diagnosis.cause not in blocks.STEPPED:
         return ()
     pair = blocks.in_one_block(used, written[0])
     if pair is None:
