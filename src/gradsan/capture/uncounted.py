@@ -184,7 +184,7 @@ class Uncounted:
 
     def _open_data(self, tensor: Any, stack: Any) -> None:
         if self.open(tensor, "data_attribute", stack):
-            self.snapshots.take(tensor)
+            self.snapshots.take(tensor, stack)
 
     def _replace(self, tensor: Any, stack: Any) -> None:
         core = self._core
@@ -215,7 +215,10 @@ class Uncounted:
     def _communicated(self, name: str, position: int, _: Any, args: Any, kwargs: Any, stack: Any) -> None:
         if name in ("broadcast", "reduce"):
             root = kwargs.get("src" if name == "broadcast" else "dst", args[1] if len(args) > 1 else None)
-            if root is not None and (torch.distributed.get_rank() == root) == (name == "broadcast"):
+            writes_here = (torch.distributed.get_rank() == root) != (name == "broadcast")
+            # Gloo adds up in the memory of all ranks, whoever is to get the sum.
+            in_all = name == "reduce" and torch.distributed.get_backend(kwargs.get("group")) == "gloo"
+            if root is not None and not writes_here and not in_all:
                 return
         target = args[position] if len(args) > position else next(iter(kwargs.values()), None)
         self.log(target, "collective", name, "collective", stack)
