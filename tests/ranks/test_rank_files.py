@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,3 +49,30 @@ def test_every_file_that_is_written_gets_one_and_no_other(tmp_path: Path):
     mark = f"rank1.{os.getpid()}"
     assert (own.json, own.html, own.write_baseline) == (f"a.{mark}.json", f"b.{mark}.html", f"c.{mark}.json")
     assert (own.sarif, own.baseline) == ("/dev/null", "d.json")
+
+
+ENDED = """
+import os, signal
+from gradsan._ranks import Rank, undisturbed
+if {own}:
+    signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))
+with undisturbed({rank}):
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("written", flush=True)
+print("went on", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("rank", "own", "said", "status"),
+    [
+        (Rank(0, 2), False, ["written"], -signal.SIGTERM),
+        (Rank(0, 2), True, ["asked", "written", "went on"], 0),
+        (None, False, [], -signal.SIGTERM),
+    ],
+    ids=["a rank finishes its report", "the program's own handler", "a process that is alone"],
+)
+def test_what_torchrun_ends_while_a_report_is_written(rank, own, said, status):
+    program = ENDED.format(own=own, rank=rank)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.stdout.split("\n")[:-1], done.returncode) == (said, status), done.stderr
