@@ -240,6 +240,21 @@ def test_undone_where_autograd_knows_of_the_change_is_a_change() -> None:
     assert told(watched) == [("GS215", "warning")]
 
 
+def test_nothing_is_copied_where_nothing_is_saved() -> None:
+    kept = recorder().uncounted.snapshots
+    with gradsan.watch():
+        w = torch.ones(100, requires_grad=True)
+        w.data.normal_()
+        assert kept._copies == {}
+        w.pow(2).sum().backward()
+        w.data -= 0.1 * w.grad.data
+        assert kept._copies == {}
+        loss = w.pow(2).sum()
+        w.data.mul_(1)
+        assert len(kept._copies) == 1
+        loss.backward()
+
+
 def test_copies_are_let_go_with_their_storage() -> None:
     kept = recorder().uncounted.snapshots
     with gradsan.watch():

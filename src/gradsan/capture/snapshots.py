@@ -1,7 +1,8 @@
 """Small memory as it was when ``.data`` was asked for: what is written behind it may leave every byte as it was.
 
 A copy of the bytes at one moment is what a value was at another if nothing was logged in between. Only memory of
-ordinary tensors on the CPU up to ``BYTES_OF_A_COPY`` is copied; of larger memory a write is taken for a change.
+ordinary tensors on the CPU up to ``BYTES_OF_A_COPY`` is copied, where the program's own code asks and something may
+have been saved since the last backward; else a write is taken for a change.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gradsan.capture import _torch
+from gradsan.capture.stacks import is_user_file
 
 BYTES_OF_A_COPY = 64 * 2**10
 BYTES_KEPT = 16 * 2**20
@@ -37,13 +39,18 @@ class Snapshots:
         self._alive: dict[int, Any] = {}
         self._bytes = 0
 
-    def take(self, tensor: Any) -> None:
-        """Copy the memory of ``tensor``, if it is small and may have been written since the last time."""
+    def take(self, tensor: Any, stack: Any) -> None:
+        """Copy the memory of ``tensor``, if it is small and may have been written since the last time.
+
+        ``stack`` is where ``.data`` was asked for: libraries that copy or move parameters have no part in this.
+        """
+        if not stack.codes or not is_user_file(stack.codes[0].co_filename):
+            return
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
             return
         storage = tensor.untyped_storage()
         size, key, core = int(storage.nbytes()), int(storage._cdata), self._core
-        if not 0 < size <= BYTES_OF_A_COPY or _nothing_saved_since_backward(core):
+        if not 0 < size <= BYTES_OF_A_COPY or _nothing_is_saved(core):
             return
         known = self._copies.get(key)
         if known and known[-1].write_count == core.write_count:
@@ -89,9 +96,9 @@ class Snapshots:
             self._bytes -= sum(map(_size, self._copies.pop(key)))
 
 
-def _nothing_saved_since_backward(core: Any) -> bool:
-    """Whether no Node was made since the last backward: where a parameter is updated by hand, there is none."""
-    return bool(core.backward_end == _torch.sequence_number() != 0)
+def _nothing_is_saved(core: Any) -> bool:
+    """Whether no Node was made yet, or none since the last backward: parameters are initialised, or updated by hand."""
+    return not core.saves or bool(core.backward_end == _torch.sequence_number() != 0)
 
 
 def _size(snapshot: Snapshot) -> int:
