@@ -90,11 +90,17 @@ def fault(cause, *kinds, silent=False):
         ((1.0,), (1.1,), True, False),
         ((float("nan"),), (float("nan"),), False, True),
         ((), (1.0,), False, True),
+        # Something that the first run left behind stops the second.
+        ((1.0,), (), False, False),
     ],
 )
 def test_losses_tell_whether_two_runs_are_the_same(first, again, silent, same):
     trial = Trial(1, Recording(begun=first), (fault("any", silent=silent),))
-    assert is_replayable(trial, Recording(begun=again)) is same
+    assert is_replayable(trial, Trial(1, Recording(begun=again))) is same
+
+
+def test_a_run_that_was_stopped_is_no_sign_of_chance():
+    assert is_replayable(Trial(1, Recording(begun=(1.0,))), Trial(None))
 
 
 def test_the_reference_carries_out_what_pytorch_refuses():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
@@ -25,12 +26,12 @@ _OUTPUT_SHOWN = 4000
 
 
 def report_of(found: Found, target: Target) -> Report:
-    """The report of the program as it stands, with the fixes of all its faults."""
+    """The report of the program as it stands, with the fixes of all its faults, and what the trials cannot tell."""
     argv = (target.name if target.kind == "script" else f"-{target.kind[0]}", *target.arguments)
     outcome = "finished" if found.exception is None else "failed"
     return Report(
         program=Program(argv, "failed" if outcome == "failed" else "finished", found.exception),
-        seen=found.seen,
+        seen=replace(found.seen, blind_spots=(*found.seen.blind_spots, *found.problems)),
         diagnoses=found.diagnoses,
         gradsan=__version__,
         torch=_torch_version(),
@@ -72,6 +73,8 @@ def series(found: Found) -> list[Message]:
 def say_nothing_found(found: Found, language: Language) -> int:
     """Why there is nothing to show; the exit status."""
     if found.is_incomplete:
+        for problem in found.problems:
+            complain(problem, language)
         return 1
     if found.exception is None:
         complain(Message("fix.nothing_to_do"), language)

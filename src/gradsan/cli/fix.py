@@ -95,8 +95,6 @@ class _Fixing:
         found = self._search()
         report = report_of(found, self.target)
         self._write("json", lambda: render_json(report, language=self.language, cwd=working_directory(None)))
-        for problem in found.problems:
-            complain(problem, self.language)
         if not found.diagnoses:
             return say_nothing_found(found, self.language)
         show(report, self.options, self.language)

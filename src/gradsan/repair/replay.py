@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gradsan.model import Diagnosis
-from gradsan.repair.trial import Recording, Request, Trial
+from gradsan.repair.trial import Request, Trial
 
 _TOLERANCE = 1e-6
 """Relative difference of losses up to which two runs computed the same: threads add up in any order."""
@@ -42,12 +42,17 @@ def was_refused(fault: Diagnosis) -> bool:
     return fault.cause == "leaf_written"
 
 
-def is_replayable(first: Trial, again: Recording) -> bool:
-    """Whether both runs began the same backwards with the same losses, as far as healing cannot have changed them."""
+def is_replayable(first: Trial, again: Trial) -> bool:
+    """Whether both runs began the same backwards with the same losses, as far as healing cannot have changed them.
+
+    A run that was stopped for its time tells nothing against it.
+    """
+    before, after = first.recording.begun, again.recording.begun
+    if len(after) < len(before):
+        return again.timed_out
     # What a silent fault did to a gradient, healing undoes: from the first step on the losses may differ.
     silent = any(one.silent for one in first.diagnoses)
-    losses = zip(first.recording.begun[: 1 if silent else None], again.begun, strict=False)
     return all(
         math.isclose(one, other, rel_tol=_TOLERANCE, abs_tol=1e-12) or (math.isnan(one) and math.isnan(other))
-        for one, other in losses
+        for one, other in zip(before[: 1 if silent else None], after, strict=False)
     )

@@ -82,8 +82,8 @@ def find_fixes(target: Target, limits: Limits, progress: Progress, say: Say, cwd
     if not faults_of(current):
         return Found(exception=current.recording.exception, output=current.output)
     progress(Message("fix.running_healed"))
-    reference = run_trial(reference_for(request, faults_of(current))).recording
-    judge = Judge(reference, is_replayable(current, reference), say, cwd)
+    healed = run_trial(reference_for(request, faults_of(current)))
+    judge = Judge(healed.recording, is_replayable(current, healed), say, cwd)
     search = _Search(request, limits, progress, judge)
 
     diagnoses: list[Diagnosis] = []
