@@ -33,7 +33,7 @@ def chinese(page: Path) -> Path:
 
 
 def with_console(page: Path) -> bool:
-    """Whether a page has commands that are worth running: Chinese ones, which are the English ones, for their output."""
+    """Whether a page has commands worth running: Chinese ones, which are the English ones, for their output."""
     texts = [block.text for block in examples.blocks(page) if block.language == "console"]
     shows_output = any(not line.startswith("$ ") for text in texts for line in text.splitlines())
     return shows_output if page.name.endswith(".zh.md") else bool(texts)
