@@ -809,6 +809,14 @@ class EngineCall(NamedTuple):
     trace: Any
 
 
+def frames_of(error: BaseException) -> Iterator[Any]:
+    """The frames that an exception came through, outermost first."""
+    trace = error.__traceback__
+    while trace is not None:
+        yield trace.tb_frame
+        trace = trace.tb_next
+
+
 def enters_engine(frame: Any) -> bool:
     """Whether this is the frame of the Python function through which torch enters the engine. Missing: False."""
     return frame.f_code.co_name == "_engine_run_backward" and "t_outputs" in frame.f_locals

@@ -12,6 +12,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ from gradsan.capture.noted import Findings, Notes
 from gradsan.capture.patches import Patches
 from gradsan.capture.reached import TooMuchError, parameter_names
 from gradsan.capture.recomputation import Call, Change
-from gradsan.model import Message
+from gradsan.capture.stacks import symbolise
+from gradsan.model import Conflict, Message
 
 Guard = Callable[[Callable[[], object]], None]
 
@@ -50,6 +52,19 @@ class Checkpoints:
             compare_values(patches, lambda: self.compares_values and self._core.active, self._tally)
         if function is not None:
             self._watch_reentrant(patches, guard, function)
+
+    def kept(self, conflict: Conflict | None, error: BaseException) -> Conflict | None:
+        """``conflict`` with checkpoint as what saved the value, where ``error`` arose while it took its inputs."""
+        if conflict is None or conflict.save.node is not None:
+            return conflict
+        known = _torch.checkpoint_module()
+        for frame in _torch.frames_of(error) if known is not None else ():
+            holder = frame.f_locals.get("self")
+            call = self._calls.get(holder) if known is not None and isinstance(holder, known[2]) else None
+            if call is not None:
+                save = replace(conflict.save, site=symbolise(call.stack), node="checkpoint", slot="input")
+                return replace(conflict, save=save)
+        return conflict
 
     def _watch_generator(self, patches: Patches, guard: Guard, owner: Any, name: str, _: Any) -> None:
         core, local, original = self._core, self._local, getattr(owner, name)

@@ -414,7 +414,9 @@ class Recorder:
             setattr(error, _SEEN, True)
         backward = read_backward(entry)
         with _torch.hushed():
-            self._keep(lambda: conflicts.of_failure(self.core, self.steps, backward, error))
+            self._keep(
+                lambda: self.checkpoints.kept(conflicts.of_failure(self.core, self.steps, backward, error), error)
+            )
 
     def _look_at(self, error: BaseException, entry: Any) -> None:
         backward = read_backward(entry)
