@@ -37,12 +37,16 @@ PARTS = [
     ("x[idx] = 0.0", "__setitem__", True, "x = x.index_put((idx,), x.new_tensor(0.0))"),
     ("x[idx, idx] = row", "__setitem__", True, "x = x.index_put((idx, idx), row)"),
     ("x[idx] = v", "__setitem__", True, "x = x.index_put((idx,), v)"),
+    # What the run does not tell, the source does: a name that is only ever bound to whole numbers.
+    ("LAST = 2\nx[:, LAST] = 0.5", "__setitem__", None,
+     "x = x.select_scatter(torch.full_like(x[:, LAST], 0.5), 1, LAST)"),
 ]  # fmt: skip
 NONE = [
     ("x[None, 0] = v", "__setitem__", False),
     ("x[:, idx] = rows[:, 0]", "__setitem__", True),
     ("x[0, 1, 1] = 3.0", "__setitem__", False),
     ("states[0][1] = 3.0", "__setitem__", False),
+    ("LAST = 2\nLAST = idx\nx[:, LAST] = 0.5", "__setitem__", None),
     ("for q in (x,):\n    (lambda: q[0].mul_(2))()", "mul_", False),
 ]
 
