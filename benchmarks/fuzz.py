@@ -18,8 +18,6 @@ import pprint
 import sys
 import time
 import warnings
-from collections.abc import Iterable
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 _ORACLE = Path(__file__).resolve().parent.parent / "tests" / "oracle"
 _AT_ONCE = 100
+_BATCHES_OF_A_PROCESS = 5
 
 
 class Disagreement(NamedTuple):
@@ -94,12 +93,11 @@ def main() -> int:
     verdicts: collections.Counter[str] = collections.Counter()
     disagreements: list[Disagreement] = []
     began = time.monotonic()
-    with (
-        ProcessPoolExecutor(asked.jobs, mp_context=multiprocessing.get_context("spawn")) as pool,
-        _progress() as progress,
-    ):
+    # Processes of their own, and new ones from time to time: gradsan's logs are bounded, but not small.
+    processes = multiprocessing.get_context("spawn").Pool(asked.jobs, maxtasksperchild=_BATCHES_OF_A_PROCESS)
+    with processes as pool, _progress() as progress:
         task = progress.add_task("programs", total=asked.programs, found=0)
-        for batch in _results(pool.submit(run_batch, *one) for one in zip(firsts, sizes, strict=True)):
+        for batch in pool.imap_unordered(_run_one, zip(firsts, sizes, strict=True)):
             verdicts += batch.verdicts
             disagreements += batch.disagreements
             for one in batch.disagreements:
@@ -110,9 +108,8 @@ def main() -> int:
     return 1 if disagreements else 0
 
 
-def _results(futures: Iterable[Future[Batch]]) -> Iterable[Batch]:
-    for future in as_completed(list(futures)):
-        yield future.result()
+def _run_one(batch: tuple[int, int]) -> Batch:
+    return run_batch(*batch)
 
 
 def _progress() -> Progress:
