@@ -47,6 +47,8 @@ def test_the_program_is_stopped_at_the_write(way, native):
     assert found.silent == (way in SILENT)
     assert [label.role for label in found.labels] == ["saved", "written"]
     assert found.notes[-1].key == "note.found_at_write"
+    assert {event.kind for event in found.events} == {"saved", "written"}
+    assert found.gradient.status == "unknown"
     assert found.tensor.name == "t"
     assert (found.tensor.op, found.tensor.operand) == ("ExpBackward0", "result")
 

@@ -87,6 +87,8 @@ def about(found: Diagnosis, name: str | Message) -> Diagnosis:
 def gradient(conflict: Conflict) -> Gradient:
     """What became of the gradient, as far as it was measured."""
     error = None if conflict.deviation is None else conflict.deviation.largest
+    if conflict.use.via == "write":
+        return Gradient("unknown", error)
     if conflict.raised:
         return Gradient("raised", error)
     if conflict.healed_bytes is not None or conflict.unchanged:

@@ -27,10 +27,11 @@ def events_of(facts: Facts, moments: Sequence[Moment] = ()) -> tuple[Event, ...]
         touches = id(write) in counting
         events.append(Event(kind, write.clock, write.step, write.op, write.version, place(write.site), touches))
     events += _around(conflict, moments)
-    if not any(event.kind == "backward" for event in events):
-        # The log of calls does not reach back that far; the one that failed is known all the same.
-        events.append(Event("backward", use.clock, use.step, use.via, None, place(use.site)))
-    events.append(Event("used", use.clock, use.step, save.node, use.version, place(use.site)))
+    if use.via != "write":
+        if not any(event.kind == "backward" for event in events):
+            # The log of calls does not reach back that far; the one that failed is known all the same.
+            events.append(Event("backward", use.clock, use.step, use.via, None, place(use.site)))
+        events.append(Event("used", use.clock, use.step, save.node, use.version, place(use.site)))
     return tuple(sorted(events, key=lambda event: event.clock)[:EVENTS_KEPT])
 
 
