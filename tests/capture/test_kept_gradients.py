@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -342,3 +343,44 @@ def test_no_leaf_and_no_gradient_is_kept_alive() -> None:
         run()
         gc.collect()
         assert [one() for one in kept] == [None, None]
+
+
+class Shy(torch.Tensor):
+    """A leaf that notes when its gradient is read."""
+
+    reads = 0
+
+    @property
+    def grad(self) -> Any:
+        Shy.reads += 1
+        return torch.ones(3)
+
+
+def test_gradients_of_other_threads_are_left_alone() -> None:
+    """The engine may set one in its thread while it is read here, and that can end the process."""
+    shy = torch.ones(3).as_subclass(Shy).requires_grad_()
+    idle = threading.Event()
+    other = threading.Thread(target=idle.wait)
+    other.start()
+    Shy.reads = 0
+    try:
+        with gradsan.watch() as watched:
+            attack(by_data, 12, None)
+    finally:
+        idle.set()
+        other.join()
+    assert told(watched) == [("GS214", "delta.grad")]
+    assert Shy.reads == 0
+    assert shy.is_leaf
+
+
+def test_several_threads_that_call_backward() -> None:
+    def once() -> None:
+        torch.ones(3, requires_grad=True).sum().backward()
+
+    with gradsan.watch() as watched:
+        other = threading.Thread(target=once)
+        other.start()
+        other.join()
+        attack(by_data, 12, None)
+    assert told(watched) == []

@@ -14,6 +14,7 @@ import dis
 import functools
 import itertools
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from types import CodeType
@@ -79,15 +80,31 @@ class KeptGradients:
             return
         with _torch.hushed(), torch.no_grad():
             earlier = self._standing.pop(id(entry[1]), [])
+            if self._others_run(entry):
+                return
             kept = self._kept(entry, earlier, rounds - rounds // 2) if earlier else []
             if kept:
                 self._tell(entry, kept, rounds)
             if rounds < _ROUNDS[-1]:
-                self._standing[id(entry[1])] = self._note()
+                self._standing[id(entry[1])] = self._note(entry)
 
-    def _note(self) -> list[Standing]:
+    def _others_run(self, entry: Any) -> bool:
+        """Whether backward has been called in several threads.
+
+        To read ``.grad`` while the engine sets it in another thread can end the process.
+        """
+        lives = {one[8] for one in self._core.backward_log}
+        return len(lives) > 1 or any(one[2] != entry[2] for one in self._core.running)
+
+    def _note(self, entry: Any) -> list[Standing]:
         clock = self._core.clock
-        live = naming.find(sys._getframe(1), lambda one: one.is_leaf and one.requires_grad and one.grad is not None)
+        # A thread that exists may call its first backward meanwhile.
+        own = _leaves_of(entry) if threading.active_count() > 1 else None
+
+        def has_gradient(one: Any) -> bool:
+            return one.is_leaf and one.requires_grad and (own is None or id(one) in own) and one.grad is not None
+
+        live = naming.find(sys._getframe(1), has_gradient)
         noted: dict[int, Standing] = {}
         for one in itertools.islice(live, _LEAVES_NOTED):
             grad = one.tensor.grad
