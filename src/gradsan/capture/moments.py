@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from gradsan.capture.steps import Steps
 
 
-def moments(steps: Steps, backwards: Backwards, until: int) -> tuple[Moment, ...]:
-    """Every step and backward call that the logs hold and that began before ``until``, by the clock.
+def moments(steps: Steps, backwards: Backwards, since: int, until: int) -> tuple[Moment, ...]:
+    """Every step and backward call in the logs that began after ``since`` and before ``until``, by the clock.
 
     A step stands where it ended, as the writes of a step do; a backward call where it began.
     """
@@ -26,9 +26,11 @@ def moments(steps: Steps, backwards: Backwards, until: int) -> tuple[Moment, ...
             site=symbolise(record.stack),
         )
         for record in steps.steps
+        if record.clock > since
     ]
     found += [
         Moment(kind="backward", clock=call.clock, step=call.step, op=call.via, site=symbolise(call.stack))
         for call in backwards.before(until)
+        if call.clock > since
     ]
     return tuple(sorted(found, key=lambda moment: moment.clock))

@@ -52,6 +52,7 @@ class Mark(NamedTuple):
     writes: int = 0
     backwards: int = 0
     steps: int = 0
+    clock: int = 0
 
 
 class Recorder:
@@ -367,16 +368,17 @@ class Recorder:
     def mark(self) -> Mark:
         """A point in the run; :meth:`evidence` tells what came after it."""
         core = self.core
-        return Mark(len(self.conflicts), len(self.failures), core.saves, core.write_count, core.backwards, core.steps)
+        counts = (core.saves, core.write_count, core.backwards, core.steps)
+        return Mark(len(self.conflicts), len(self.failures), *counts, core.clock)
 
     def evidence(self, since: Mark | None = None) -> Evidence:
         """What was found since a mark, as plain data."""
         core = self.core
-        first, failed, saved, written, backwards, steps = since or Mark()
+        first, failed, saved, written, backwards, steps, began = since or Mark()
         around: list[tuple[Moment, ...]] = []
         found = tuple(self.conflicts[first:])
         if found:  # moments are only told around conflicts, and hundreds of them take a while
-            self.guard(lambda: around.append(moments(self.steps, self.backwards, core.clock + 1)))
+            self.guard(lambda: around.append(moments(self.steps, self.backwards, began, core.clock + 1)))
         return Evidence(
             moments=around[0] if around else (),
             conflicts=found,
