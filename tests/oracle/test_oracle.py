@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def test_what_gradsan_says_is_the_truth(first: int) -> None:
     truths = [truth for seed in range(first, first + _AT_ONCE) if (truth := judge.accepted(generate.program(seed)))]
     assert len(truths) > 0.9 * _AT_ONCE
-    assert {"right", "wrong", "raises"} <= {truth.verdict for truth in truths}
+    assert {"right", "raises"} <= {truth.verdict for truth in truths}
     wrong = [
         f"{s.body(truth.program)}\n{complaints}"
         for truth, complaints in zip(truths, judge.complaints(truths), strict=True)
