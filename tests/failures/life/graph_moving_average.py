@@ -5,7 +5,7 @@ torch.manual_seed(0)
 net = nn.Linear(8, 8)
 opt = torch.optim.SGD(net.parameters(), lr=0.01)
 ema = None
-for step in range(40):
+for _ in range(40):
     loss = net(torch.randn(16, 8)).pow(2).mean()
     opt.zero_grad()
     loss.backward()
