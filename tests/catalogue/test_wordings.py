@@ -116,6 +116,26 @@ RECORDED = [
         "inplace with grad mode enabled.",
         {"output": "0", "op": "SliceBackward0", "mode": "no_grad"},
     ),
+    (  # 2.6 to 2.12; the later words are raised by the installed torch
+        "unused_in_graph",
+        "RuntimeError",
+        "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True if this "
+        "is the desired behavior.",
+        {},
+    ),
+    (  # 2.13 on
+        "unused_in_graph",
+        "RuntimeError",
+        "The differentiated Tensor at index 1 appears to not have been used in the graph.",
+        {"index": "1"},
+    ),
+    (  # 2.6
+        "compiled_backward_writes",
+        "BackendCompilerFailed",
+        "backend='aot_eager' raised:\nAssertionError: Found an input to the backward that was mutated during the "
+        "backward pass. This is not supported",
+        {},
+    ),
     (
         "inference_saved",
         "RuntimeError",
