@@ -208,3 +208,11 @@ def test_importing_gradsan_imports_no_torch() -> None:
 def test_the_public_names() -> None:
     assert sorted(gradsan.__all__) == gradsan.__all__
     assert all(hasattr(gradsan, name) for name in gradsan.__all__)
+
+
+def test_watching_leaves_nothing_in_the_way_of_imports():
+    before = list(sys.meta_path)
+    for _ in range(3):
+        with gradsan.watch():
+            pass
+    assert sys.meta_path == before

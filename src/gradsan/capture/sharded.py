@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from gradsan._imports import call_after_import
 from gradsan.capture import _torch, conflicts, graphs, naming
 from gradsan.capture.noted import Findings, Noted, Notes, Overwritten
 from gradsan.capture.patches import Patches
@@ -77,17 +78,13 @@ class Sharded:
 
     def install(self, patches: Patches, guard: Guard) -> None:
         """Watch until ``patches`` is undone: now, or as soon as the program has imported FSDP."""
-        from gradsan.cli._torch_import import call_after_import
-
-        is_wanted = [True]
-        patches.on_undo(functools.partial(is_wanted.__setitem__, 0, False))
 
         def watch() -> None:
             group = _torch.sharded_group()
-            if is_wanted[0] and group is not None:
+            if group is not None:
                 guard(lambda: self._watch(group, patches, guard))
 
-        call_after_import(_torch.SHARDED_MODULE, watch)
+        patches.on_undo(call_after_import(_torch.SHARDED_MODULE, watch))
 
     def _watch(self, kind: Any, patches: Patches, guard: Guard) -> None:
         core, fill, begin = self._core, kind.wait_for_unshard, kind.pre_backward

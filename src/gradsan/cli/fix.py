@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from gradsan._imports import torch_is_installed
 from gradsan.cli import _program_words
 from gradsan.cli._fix_report import report_of, say_nothing_found, series, show
 from gradsan.cli._program import Target, prepare
 from gradsan.cli._report_file import ReportFile
 from gradsan.cli._sentences import complain
-from gradsan.cli._torch_import import torch_is_installed
 from gradsan.model import Message
 from gradsan.options import Options, OptionsError, read_options
 from gradsan.present import render_json, working_directory

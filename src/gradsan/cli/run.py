@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from gradsan._imports import call_after_torch_import, torch_is_installed
 from gradsan._ranks import Board, heading, own_files, rank_of, undisturbed
 from gradsan._terms import chosen
 from gradsan.cli import _program_words
@@ -19,7 +20,6 @@ from gradsan.cli._report_file import ReportFile
 from gradsan.cli._reporting import Presentation, own_surroundings, present
 from gradsan.cli._sentences import complain
 from gradsan.cli._suppressing import Suppressions
-from gradsan.cli._torch_import import call_after_torch_import, torch_is_installed
 from gradsan.cli._uncaught import call_when_uncaught, clean_tracebacks_of_threads, wait_for_threads
 from gradsan.cli._watcher import Session, Watcher
 from gradsan.model import Message, Program, Report

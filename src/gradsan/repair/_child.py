@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from gradsan._imports import call_after_torch_import
 from gradsan.cli._program import Target, gradsan_path, perform, prepare, take_stage
-from gradsan.cli._torch_import import call_after_torch_import
 from gradsan.cli._uncaught import call_when_uncaught, wait_for_threads
 from gradsan.model import Diagnosis
 from gradsan.repair.overlay import lay_over, text_of

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import sys
 
-from gradsan.cli._torch_import import call_after_import
+from gradsan._imports import call_after_import
 
 _SEED = 0
 

@@ -1,4 +1,4 @@
-"""Doing something right after the program has imported torch, and nothing before.
+"""Doing something right after the program has imported torch (or another module), and nothing before.
 
 Importing torch for the program would come too early: programs set environment variables and warning filters first, and
 some never import it.
@@ -33,12 +33,17 @@ def call_after_torch_import(action: Callable[[], None]) -> None:
     call_after_import(_TORCH, action)
 
 
-def call_after_import(name: str, action: Callable[[], None]) -> None:
-    """Call ``action`` once, as soon as the top-level module ``name`` has been imported; ``action`` must not raise."""
+def call_after_import(name: str, action: Callable[[], None]) -> Callable[[], None]:
+    """Call ``action`` once, as soon as the module ``name`` has been imported; ``action`` must not raise.
+
+    What is returned takes the wish back, as long as nothing has been imported.
+    """
     if sys.modules.get(name) is not None:
         action()
-    else:
-        sys.meta_path.insert(0, _NotifyingFinder(name, action))
+        return lambda: None
+    finder = _NotifyingFinder(name, action)
+    sys.meta_path.insert(0, finder)
+    return finder.forget
 
 
 class _NotifyingFinder(MetaPathFinder):
@@ -63,6 +68,11 @@ class _NotifyingFinder(MetaPathFinder):
                     spec.loader = _NotifyingLoader(spec.loader, self._imported)  # type: ignore[assignment]
                 return spec
         return None
+
+    def forget(self) -> None:
+        """Stand in nobody's way any more."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
 
     def _imported(self) -> None:
         if self in sys.meta_path:
