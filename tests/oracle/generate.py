@@ -12,7 +12,7 @@ import string
 import operations as o
 import statements as s
 import torch
-from reference import NotAProgramError, Reference, Variable
+from reference_run import NotAProgramError, Reference, Variable
 
 _SHAPES = ((2, 3), (2, 3), (3, 2), (3, 3), (3,), (4,), (6,), (2,), (), (1, 2, 3))
 _OPTIMIZERS = (

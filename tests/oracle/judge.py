@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import statements as s
-from reference import TOLERANCE, NotAProgramError, Reference, differs
+from reference_run import TOLERANCE, NotAProgramError, Reference, differs
 
 import gradsan
 
