@@ -7,11 +7,12 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 # What an editable install is made from; the Python sources themselves are read in place.
 INSTALLED_FROM := pyproject.toml constraints.txt hatch_build.py $(wildcard src/gradsan/capture/*.c)
 
-.PHONY: help demo test lint types bench docs build clean
+.PHONY: help demo test test-long lint types bench docs build clean
 
 help:
 	@echo "make demo    run a failing GAN training under gradsan and see the report"
 	@echo "make test    run the tests"
+	@echo "make test-long  the long ones, too"
 	@echo "make lint    ruff check and ruff format --check"
 	@echo "make types   strict mypy"
 	@echo "make bench   what gradsan costs, on this machine"
@@ -29,6 +30,9 @@ demo: $(STAMPS)/test
 
 test: $(STAMPS)/test
 	$(BIN)/python -m pytest -n 2
+
+test-long: $(STAMPS)/test
+	$(BIN)/python -m pytest -n 2 --long
 
 lint: $(STAMPS)/lint
 	$(BIN)/ruff check .

@@ -10,6 +10,29 @@ import pytest
 os.environ["GRADSAN_TEXT"] = "strict"
 os.environ["GRADSAN_DEBUG"] = "1"
 
+LONG = (
+    "capture/test_ways.py",
+    "cli/test_fix_limits.py",
+    "ranks/test_collective_writes.py",
+    "ranks/test_data_parallel.py",
+    "repair/test_replay.py",
+    "silent/test_quiet_trainings.py",
+    "test_examples_fixed.py",
+)
+"""Files whose tests take minutes together; they and what is marked ``long`` run with ``--long`` (``make test-long``)."""
+
+
+def pytest_addoption(parser):
+    parser.addoption("--long", action="store_true", help="run the long tests, too")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--long"):
+        return
+    long = [one for one in items if one.get_closest_marker("long") or one.path.as_posix().endswith(LONG)]
+    config.hook.pytest_deselected(items=long)
+    items[:] = [one for one in items if one not in set(long)]
+
 
 @pytest.fixture(autouse=True)
 def nothing_left_on():

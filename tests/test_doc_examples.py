@@ -49,7 +49,15 @@ def runs_by_itself() -> list[object]:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="the pages show columns, which Python knows since 3.11")
-@pytest.mark.parametrize("page", [page for page in PAGES if with_console(page)], ids=name)
+@pytest.mark.parametrize(
+    "page",
+    [
+        # The Chinese pages run the same commands as the English ones.
+        pytest.param(page, marks=pytest.mark.long if page.name.endswith(".zh.md") else (), id=name(page))
+        for page in PAGES
+        if with_console(page)
+    ],
+)
 def test_commands_write_what_the_page_shows(page: Path, tmp_path: Path) -> None:
     assert "\n\n".join(map(str, examples.differences(page, tmp_path))) == ""
 

@@ -1,8 +1,8 @@
 """Programs as data: each statement knows its Python text, and what it means where memory is never written.
 
 A program is a tuple of statements. Rendered, it is ordinary Python that PyTorch runs, in-place writes and all; the
-reference (``reference_run.py``) reads the same statements without ever writing. ``repr`` of a program is Python, too: that
-is how a disagreement becomes a fixed case.
+reference (``reference_run.py``) reads the same statements without ever writing. ``repr`` of a program is Python, too:
+that is how a disagreement becomes a fixed case.
 """
 
 from __future__ import annotations

@@ -80,7 +80,9 @@ def _any_words(monkeypatch):
     monkeypatch.setitem(sample_reports.WORDS, "{text}", "{text}")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None, max_examples=30
+)
 @given(
     made=REPORTS,
     sources=st.tuples(*[st.lists(SOURCE_TEXT, max_size=12)] * 2),
