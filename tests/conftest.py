@@ -19,7 +19,7 @@ LONG = (
     "silent/test_quiet_trainings.py",
     "test_examples_fixed.py",
 )
-"""Files whose tests take minutes together; they and what is marked ``long`` run with ``--long`` (``make test-long``)."""
+"""Files that take minutes together; they and what is marked ``long`` run with ``--long`` (``make test-long``)."""
 
 
 def pytest_addoption(parser):
