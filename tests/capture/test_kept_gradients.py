@@ -374,13 +374,28 @@ def test_gradients_of_other_threads_are_left_alone() -> None:
     assert shy.is_leaf
 
 
-def test_several_threads_that_call_backward() -> None:
-    def once() -> None:
-        torch.ones(3, requires_grad=True).sum().backward()
+def test_another_thread_that_calls_backward_and_lives() -> None:
+    called, idle = threading.Event(), threading.Event()
 
+    def call() -> None:
+        torch.ones(3, requires_grad=True).sum().backward()
+        called.set()
+        idle.wait()
+
+    other = threading.Thread(target=call)
     with gradsan.watch() as watched:
-        other = threading.Thread(target=once)
+        other.start()
+        called.wait()
+        attack(by_data, 12, None)
+    idle.set()
+    other.join()
+    assert told(watched) == []
+
+
+def test_another_thread_that_has_called_backward_and_ended() -> None:
+    other = threading.Thread(target=lambda: torch.ones(3, requires_grad=True).sum().backward())
+    with gradsan.watch() as watched:
         other.start()
         other.join()
         attack(by_data, 12, None)
-    assert told(watched) == []
+    assert told(watched) == [("GS214", "delta.grad")]

@@ -89,12 +89,12 @@ class KeptGradients:
                 self._standing[id(entry[1])] = self._note(entry)
 
     def _others_run(self, entry: Any) -> bool:
-        """Whether backward has been called in several threads.
+        """Whether another thread that still lives calls backward, or has called it.
 
         To read ``.grad`` while the engine sets it in another thread can end the process.
         """
-        lives = {one[8] for one in self._core.backward_log}
-        return len(lives) > 1 or any(one[2] != entry[2] for one in self._core.running)
+        callers = {one[2] for one in (*self._core.backward_log, *self._core.running)}
+        return not callers.isdisjoint(sys._current_frames().keys() - {entry[2]})
 
     def _note(self, entry: Any) -> list[Standing]:
         clock = self._core.clock
