@@ -10,17 +10,6 @@ import pytest
 os.environ["GRADSAN_TEXT"] = "strict"
 os.environ["GRADSAN_DEBUG"] = "1"
 
-LONG = (
-    "capture/test_ways.py",
-    "cli/test_fix_limits.py",
-    "ranks/test_collective_writes.py",
-    "ranks/test_data_parallel.py",
-    "repair/test_replay.py",
-    "silent/test_quiet_trainings.py",
-    "test_examples_fixed.py",
-)
-"""Files that take minutes together; they and what is marked ``long`` run with ``--long`` (``make test-long``)."""
-
 
 def pytest_addoption(parser):
     parser.addoption("--long", action="store_true", help="run the long tests, too")
@@ -29,9 +18,9 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(config, items):
     if config.getoption("--long"):
         return
-    long = [one for one in items if one.get_closest_marker("long") or one.path.as_posix().endswith(LONG)]
-    config.hook.pytest_deselected(items=long)
-    items[:] = [one for one in items if one not in set(long)]
+    long = {one for one in items if one.get_closest_marker("long")}
+    config.hook.pytest_deselected(items=[one for one in items if one in long])
+    items[:] = [one for one in items if one not in long]
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,8 @@ import pytest
 
 from example_programs import EXAMPLES, NAMES, ROOT
 
+pytestmark = pytest.mark.long
+
 PAGES = (ROOT / "docs" / "how-to" / "fix.md", ROOT / "docs" / "how-to" / "fix.zh.md")
 _ROW = re.compile(
     r"^\| (\w+) \| `(\w+)`[:：].*\| ([\d.]*) *\| (preserved|changed|rejected|保持不变|改变|淘汰)", re.MULTILINE

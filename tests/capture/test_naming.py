@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
+import collections
 import sys
+import types
 
 import pytest
 import torch
 from torch import nn
 
+import gradsan
 from gradsan.capture import naming
 
 
@@ -28,3 +32,28 @@ def test_a_compiled_module_is_called_as_if_it_were_not(inner: bool) -> None:
     assert f"{prefix}.1.weight" in names_here(weight, model=model)  # type: ignore[arg-type]
     assert f"{prefix}.1.kept" in names_here(kept, model=model)  # type: ignore[arg-type]
     assert not any("_orig_mod" in name for name in names_here(weight, model=model))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [types.SimpleNamespace, argparse.Namespace])
+def test_what_holds_anything_is_searched(kind: type) -> None:
+    weight = torch.ones(3)
+    assert "args.weight" in names_here(weight, args=kind(weight=weight))
+
+
+def test_a_named_tuple_is_searched() -> None:
+    weight = torch.ones(3)
+    pair = collections.namedtuple("Pair", "weight bias")(weight, torch.zeros(3))
+    assert "pair.weight" in names_here(weight, pair=pair)
+
+
+def test_what_only_watches_a_program_is_not_searched(request: pytest.FixtureRequest) -> None:
+    weight = torch.ones(3)
+    watched = gradsan.watch()
+    watched.kept = weight  # type: ignore[attr-defined]
+    request.config.kept = weight  # type: ignore[attr-defined]
+    try:
+        names = names_here(weight, watched=watched, request=request)
+        assert names
+        assert not any("kept" in name for name in names)
+    finally:
+        del request.config.kept  # type: ignore[attr-defined]

@@ -3,6 +3,10 @@
 import json
 import time
 
+import pytest
+
+pytestmark = pytest.mark.long
+
 LONG = """\
 import torch
 import time

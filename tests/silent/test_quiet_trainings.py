@@ -14,6 +14,8 @@ from torch.utils.checkpoint import checkpoint
 import gradsan
 from gradsan.capture.recorder import recorder
 
+pytestmark = pytest.mark.long
+
 ROUNDS = 9
 
 

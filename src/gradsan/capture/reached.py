@@ -19,6 +19,7 @@ from torch import nn
 from gradsan.capture import _torch
 from gradsan.capture.reads import ASKS_FOR_SHAPE, functions_of, getattr_static, reads_of, reads_of_method
 from gradsan.capture.stacks import is_user_file
+from gradsan.capture.values import own_attribute
 
 MOST_THINGS = 2_000
 _ITEMS, _DEEPEST = 64, 4
@@ -185,7 +186,7 @@ class _Search:
                     if key not in self._known:
                         self._known.add(key)
                         self._function(method, depth + 1, value)
-            elif (held := _held(value, attribute)) is not _NOTHING:
+            elif (held := own_attribute(value, attribute, _NOTHING)) is not _NOTHING:
                 self.whole(f"{name}.{attribute}", held, depth + 1)
 
     def _module(self, path: str, module: nn.Module, depth: int) -> None:
@@ -240,13 +241,3 @@ def _read_by_forward(kind: Any) -> tuple[tuple[str, ...], tuple[types.FunctionTy
 
 def _bound_by(kind: Any, method: str) -> frozenset[str]:
     return reads_of_method(kind, method).bound
-
-
-def _held(value: Any, name: str) -> Any:
-    """An attribute that an object keeps itself; nothing of the program's is run to get it."""
-    if isinstance(value, nn.Module):
-        for held in (*map(dict.items, _torch.own_tensors(value)), value.named_children()):
-            for known, item in held:
-                if known == name:
-                    return item
-    return vars(value).get(name, _NOTHING)

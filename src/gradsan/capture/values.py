@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from gradsan.capture import _torch
+
 _MISSING = object()
 
 
@@ -41,30 +43,27 @@ def first_named(frame: FrameType, names: list[str], wanted: Callable[[Any], bool
     return None
 
 
+def own_attribute(owner: Any, name: str, missing: Any) -> Any:
+    """What an object itself keeps under a name, a module its parameters, buffers and children; else ``missing``."""
+    if isinstance(owner, nn.Module):
+        for kept in (*map(dict.items, _torch.own_tensors(owner)), owner.named_children()):
+            for known, value in kept:
+                if known == name:
+                    return value
+    variables = getattr(owner, "__dict__", None)
+    return variables.get(name, missing) if isinstance(variables, Mapping) else missing
+
+
 def _value(node: ast.expr, frame: FrameType) -> Any:
     if isinstance(node, ast.Name):
         local = frame.f_locals
         return local[node.id] if node.id in local else frame.f_globals.get(node.id, _MISSING)
     if isinstance(node, ast.Attribute):
-        return _attribute(_value(node.value, frame), node.attr)
+        return own_attribute(_value(node.value, frame), node.attr, _MISSING)
     if isinstance(node, ast.Subscript):
         key = _key(node.slice, frame)
         return _MISSING if key is _MISSING else _element(_value(node.value, frame), key)
     return _MISSING
-
-
-def _attribute(owner: Any, name: str) -> Any:
-    if isinstance(owner, nn.Module):
-        for kept in (
-            owner.named_parameters(recurse=False, remove_duplicate=False),
-            owner.named_buffers(recurse=False, remove_duplicate=False),
-            owner.named_children(),
-        ):
-            for known, value in kept:
-                if known == name:
-                    return value
-    variables = getattr(owner, "__dict__", None) if owner is not _MISSING else None
-    return variables.get(name, _MISSING) if isinstance(variables, Mapping) else _MISSING
 
 
 def _key(node: ast.expr, frame: FrameType) -> Any:

@@ -227,6 +227,11 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_plain_object(value: Any) -> bool:
-    """Objects of the user's own classes and of the libraries built on torch; not interpreter or torch internals."""
-    module = type(value).__module__
-    return module.partition(".")[0] not in {"builtins", "torch", "numpy", "threading", "logging", "tqdm", "rich"}
+    """Objects of the user's own classes and of the libraries built on torch; not what only runs or reports programs."""
+    package = type(value).__module__.partition(".")[0]
+    return package in _HOLDS_ANYTHING or (package not in _HOLDS_NO_TENSOR and package not in sys.stdlib_module_names)
+
+
+_HOLDS_ANYTHING = frozenset({"argparse", "collections", "contextlib", "functools", "queue", "types"})
+"""Packages of Python whose objects hold what the program puts into them."""
+_HOLDS_NO_TENSOR = frozenset({"torch", "numpy", "tqdm", "rich", "gradsan", "_pytest", "pluggy", "xdist", "hypothesis"})

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import BuiltinFunctionType
+from types import BuiltinFunctionType, MappingProxyType
 from typing import Any
 
 import torch
@@ -89,8 +90,9 @@ def mutable_schemas() -> Iterator[tuple[str, str, tuple[int, ...], bool]]:
             yield namespace, name, tuple(positions), keyword
 
 
-def aten_writers() -> dict[str, Writer]:
-    """Every aten operator that writes, by name, with what its Python binding writes."""
+@functools.lru_cache(maxsize=1)
+def aten_writers() -> Mapping[str, Writer]:
+    """Every aten operator that writes, by name, with what its Python binding writes; read off the schemas once."""
     positions: dict[str, set[int]] = {}
     keywords: set[str] = set()
     for namespace, name, where, keyword in mutable_schemas():
@@ -99,10 +101,12 @@ def aten_writers() -> dict[str, Writer]:
         positions.setdefault(name, set()).update(where)
         if keyword:
             keywords.add(name)
-    return {
-        name: Writer(name, tuple(sorted(where)), "out" if name in keywords else None)
-        for name, where in positions.items()
-    }
+    return MappingProxyType(
+        {
+            name: Writer(name, tuple(sorted(where)), "out" if name in keywords else None)
+            for name, where in positions.items()
+        }
+    )
 
 
 def tensor_methods() -> Iterator[Writer]:
@@ -179,6 +183,7 @@ _OPERATORS = frozenset(
 )
 
 
+@functools.lru_cache(maxsize=1)
 def _returning_tensors() -> frozenset[str]:
     return frozenset(
         schema.name.partition("::")[2]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from gradsan.diagnose.facts import Facts
 from gradsan.diagnose.levels import place
@@ -75,7 +77,7 @@ def written(facts: Facts, writes: Iterable[Write]) -> tuple[Label, ...]:
         if first.kind == "step":
             message = Message("label.written.step", {"optimizer": first.optimizer, "name": facts.name})
         else:
-            message = Message("label.written.op", {"name": facts.name, "op": ", ".join(as_written(ops))})
+            message = Message("label.written.op", {"name": facts.name, "op": ", ".join(all_as_written(ops))})
         times = max(ops.values())
         if times > 1:
             message = Message("label.counted", {"what": message, "count": times})
@@ -83,19 +85,34 @@ def written(facts: Facts, writes: Iterable[Write]) -> tuple[Label, ...]:
     return tuple(labels)
 
 
-def as_written(ops: Iterable[str]) -> list[str]:
-    """Python's special methods as one writes them. ``x[i] += y`` ends with an assignment, which goes without saying."""
-    shown = [_OPERATORS.get(op, op) for op in ops]
+def changed_value(facts: Facts, values: Mapping[str, Any], *, written: str, saved: str, used: str) -> tuple[Label, ...]:
+    """Each write of a value, what read it changed, the backward that followed; the last three are keys of words."""
+    conflict = facts.conflict
+    writes = (
+        at("written", write.site, Message(written, {**values, "writer": as_written(write.op)}), op=write.op)
+        for write in facts.writes
+    )
+    return (
+        *itertools.chain.from_iterable(writes),
+        *at("saved", conflict.save.site, Message(saved, values), op=conflict.save.node),
+        *at("used", conflict.use.site, Message(used, values), op=conflict.use.via),
+    )
+
+
+def as_written(op: str | None) -> str:
+    """What wrote, as one writes it: a special method of Python's as its operator."""
+    return "?" if op is None else _OPERATORS.get(op, op)
+
+
+def all_as_written(ops: Iterable[str]) -> list[str]:
+    """Several that wrote. ``x[i] += y`` ends with an assignment, which goes without saying."""
+    shown = [as_written(op) for op in ops]
     return [op for op in shown if op != _ASSIGNMENT or not any(other in _AUGMENTED.values() for other in shown)]
 
 
 def update_name(update: Write) -> str | Message:
     """What updated a parameter: ``Adam.step``, or words for an update by hand."""
-    return (
-        update.op
-        if update.kind == "step"
-        else Message("label.update_by_hand", {"op": _OPERATORS.get(update.op, update.op)})
-    )
+    return update.op if update.kind == "step" else Message("label.update_by_hand", {"op": as_written(update.op)})
 
 
 def _used(facts: Facts) -> Message:

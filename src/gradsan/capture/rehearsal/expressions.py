@@ -11,6 +11,7 @@ from torch import nn
 from gradsan.capture.rehearsal import lookup
 from gradsan.capture.rehearsal.calls import Calls
 from gradsan.capture.rehearsal.values import UNKNOWN, Bound, Closure, Namespace, Value, joined, made, of_thing
+from gradsan.capture.values import own_attribute
 
 _OPERATORS = {
     ast.Add: "add",
@@ -168,7 +169,7 @@ class Expressions(Calls):
         if owner.attributes is not None:
             owner.attributes[name] = value
         elif owner.is_known and not torch.is_tensor(owner.thing):
-            live = lookup.of_instance(owner.thing, name)
+            live = own_attribute(owner.thing, name, UNKNOWN)
             self.fields.setdefault(id(owner.thing), {})[name] = lookup.live_instead(live, value)
 
     def augment(self, node: ast.AugAssign, space: Namespace) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import builtins
 import types
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from gradsan.capture.rehearsal.values import UNKNOWN, Bound, Namespace, TensorMethod, Value, of_thing
+from gradsan.capture.values import own_attribute
 
 NUMBERS = (int, float, complex, bool, str, bytes, type(None))
 """What is no object with an identity of its own."""
@@ -62,26 +62,11 @@ def attribute(owner: Value, text: str) -> Value:
         if text == "apply" and issubclass(thing, torch.autograd.Function):
             return Value(Bound(plain, owner))
         return Value() if plain is UNKNOWN else of_thing(plain)
-    own = of_instance(thing, text)
+    own = own_attribute(thing, text, UNKNOWN)
     if own is not UNKNOWN:
         return of_thing(own)
     found = _of_class(type(thing), text)
     return Value(TensorMethod(text, owner)) if found is UNKNOWN else _bound(found, owner)
-
-
-def of_instance(thing: Any, text: str) -> Any:
-    """What an object itself keeps under a name; UNKNOWN where it keeps nothing."""
-    if isinstance(thing, nn.Module):
-        for kept in (
-            thing.named_parameters(recurse=False, remove_duplicate=False),
-            thing.named_buffers(recurse=False, remove_duplicate=False),
-            thing.named_children(),
-        ):
-            for known, value in kept:
-                if known == text:
-                    return value
-    variables = getattr(thing, "__dict__", None)
-    return variables.get(text, UNKNOWN) if isinstance(variables, Mapping) else UNKNOWN
 
 
 def _of_class(kind: Any, text: str) -> Any:

@@ -7,7 +7,7 @@ from gradsan.diagnose import build, value_fixes
 from gradsan.diagnose import labels as label_room
 from gradsan.diagnose.facts import Facts
 from gradsan.diagnose.levels import inner_frames, place
-from gradsan.model import Diagnosis, Message, Write
+from gradsan.model import Diagnosis
 
 CODE = "GS216"
 SLUG = "forward_alias"
@@ -27,7 +27,7 @@ def match(facts: Facts) -> Diagnosis | None:
         "argument": inner or name,
         "function": "forward" if frame is None else frame.function,
         "op": facts.op,
-        "writer": _shown(write),
+        "writer": label_room.as_written(write.op),
     }
     found = build.diagnosis(
         facts,
@@ -35,23 +35,13 @@ def match(facts: Facts) -> Diagnosis | None:
         SLUG,
         severity="warning",
         values=values,
-        labels=(
-            *(
-                label
-                for one in facts.writes
-                for label in label_room.at(
-                    "written", one.site, Message("label.argument_written", {**values, "writer": _shown(one)}), op=one.op
-                )
-            ),
-            *label_room.at(
-                "saved", conflict.save.site, Message("label.argument_read_again", values), op=conflict.save.node
-            ),
-            *label_room.at("used", conflict.use.site, Message("label.new_value_used", values), op=conflict.use.via),
+        labels=label_room.changed_value(
+            facts,
+            values,
+            written="label.argument_written",
+            saved="label.argument_read_again",
+            used="label.new_value_used",
         ),
         fixes=value_fixes.for_argument(facts, values),
     )
     return build.about(found, name)
-
-
-def _shown(write: Write) -> str:
-    return next(iter(label_room.as_written([write.op])), write.op)

@@ -7,7 +7,7 @@ from gradsan.diagnose import build, value_fixes
 from gradsan.diagnose import labels as label_room
 from gradsan.diagnose.facts import Facts
 from gradsan.diagnose.levels import place
-from gradsan.model import Diagnosis, Message, Write
+from gradsan.model import Diagnosis, Message
 
 CODE = "GS215"
 SLUG = "no_grad_write"
@@ -20,7 +20,7 @@ def match(facts: Facts) -> Diagnosis | None:
         return None
     write = facts.first
     name = _made_as(facts) or facts.name
-    values = {"name": name, "op": facts.op, "writer": _shown(write)}
+    values = {"name": name, "op": facts.op, "writer": label_room.as_written(write.op)}
     recorded = "no_grad" if not write.grad_enabled else "alias"
     found = build.diagnosis(
         facts,
@@ -31,20 +31,13 @@ def match(facts: Facts) -> Diagnosis | None:
         explanation=f"{SLUG}.{recorded}",
         labels=(
             *label_room.at("note", conflict.alias_site, Message("label.computed_here", values)),
-            *(
-                label
-                for one in facts.writes
-                for label in label_room.at(
-                    "written",
-                    one.site,
-                    Message(f"label.not_recorded.{recorded}", {**values, "writer": _shown(one)}),
-                    op=one.op,
-                )
+            *label_room.changed_value(
+                facts,
+                values,
+                written=f"label.not_recorded.{recorded}",
+                saved="label.changed_value_used",
+                used="label.old_function",
             ),
-            *label_room.at(
-                "saved", conflict.save.site, Message("label.changed_value_used", values), op=conflict.save.node
-            ),
-            *label_room.at("used", conflict.use.site, Message("label.old_function", values), op=conflict.use.via),
         ),
         fixes=value_fixes.for_unrecorded(facts, name),
     )
@@ -57,7 +50,3 @@ def _made_as(facts: Facts) -> str | None:
     statement = source.statement_at(frame) if frame is not None else None
     names = source.assigned_names(statement) if statement is not None else []
     return names[0] if len(names) == 1 else None
-
-
-def _shown(write: Write) -> str:
-    return next(iter(label_room.as_written([write.op])), write.op)

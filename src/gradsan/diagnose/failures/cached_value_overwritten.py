@@ -28,7 +28,7 @@ def match(failure: Failure) -> Diagnosis | None:
         (label.frame.file, label.frame.line): label
         for write in writes
         for label in parts.label_of(
-            write, "written", "label.written.op", {**values, "op": label_room.as_written([write.op or "?"])[0]}
+            write, "written", "label.written.op", {**values, "op": label_room.as_written(write.op)}
         )
     }
     return parts.diagnosis(

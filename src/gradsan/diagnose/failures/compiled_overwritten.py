@@ -67,7 +67,7 @@ def _written(writes: tuple[Clue, ...], values: Mapping[str, Any]) -> tuple[Label
     """Each line once."""
     found: dict[tuple[str, int], Label] = {}
     for write in writes:
-        op = label_room.as_written([write.op or "?"])[0]
+        op = label_room.as_written(write.op)
         for label in parts.label_of(write, "written", "label.written.op", {**values, "op": op}):
             found.setdefault((label.frame.file, label.frame.line), label)
     return tuple(found.values())

@@ -34,7 +34,7 @@ def _found_late(failure: Failure) -> Diagnosis:
     frame = None if clues[-1].site is None else clues[-1].site.user_frame
     written = None if frame is None else source.writing_at(frame)
     name = written.target if written is not None else Message("label.unnamed")
-    values = {"name": name, "op": label_room.as_written([clues[-1].op or "?"])[0]}
+    values = {"name": name, "op": label_room.as_written(clues[-1].op)}
     labels = {
         (label.frame.file, label.frame.line): label
         for clue in clues

@@ -41,7 +41,7 @@ def match(failure: Failure) -> Diagnosis | None:
 
 
 def _writer(name: str, op: str) -> str:
-    return f"{name}.data = ..." if op == "data =" else next(iter(label_room.as_written([op])), op)
+    return f"{name}.data = ..." if op == "data =" else label_room.as_written(op)
 
 
 def _fixes(by_step: bool, values: dict[str, object]) -> tuple[Fix, ...]:

@@ -19,7 +19,7 @@ def match(failure: Failure) -> Diagnosis | None:
     facts = gradient.values
     values = {
         "name": gradient.name,
-        "writer": next(iter(label_room.as_written([gradient.op or "?"])), gradient.op),
+        "writer": label_room.as_written(gradient.op),
         "op": parts.op_of(branching),
         "sibling": None if sibling is None else sibling.name,
     }

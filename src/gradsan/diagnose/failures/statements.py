@@ -24,7 +24,7 @@ def op_shown(target: Clue | None) -> str:
     """The operation as one writes it: ``+=`` for ``__iadd__``."""
     if target is None or not target.op:
         return "?"
-    return label_room.as_written([target.op])[0]
+    return label_room.as_written(target.op)
 
 
 def known_as(target: Clue | None) -> tuple[Message, ...]:

@@ -34,7 +34,7 @@ def match(failure: Failure) -> Diagnosis | None:
                     write,
                     "written",
                     "label.written_in_operator",
-                    {**values, "by": label_room.as_written([write.op or "?"])[0]},
+                    {**values, "by": label_room.as_written(write.op)},
                 )
             ),
         ),

@@ -19,9 +19,7 @@ def match(failure: Failure) -> Diagnosis | None:
     writes = tuple(
         label
         for clue in parts.clues(failure, "base_written")
-        for label in parts.label_of(
-            clue, "written", "label.base_written", {"op": label_room.as_written([clue.op or "?"])[0]}
-        )
+        for label in parts.label_of(clue, "written", "label.base_written", {"op": label_room.as_written(clue.op)})
     )
     is_recorded = failure.row == "multi_view_base_written"
     return statements.stopped(

@@ -1,0 +1,97 @@
+"""What torch.utils.checkpoint keeps and runs again, reentrant and not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.utils.checkpoint as _checkpoint
+
+
+def checkpointed_functions(frame: Any) -> list[Any]:
+    """What checkpoint runs again, or that closes over it, if ``frame`` is one of torch.utils.checkpoint.
+
+    Missing: empty, and the report does not say which function was checkpointed.
+    """
+    if not frame.f_code.co_filename.replace("\\", "/").endswith("torch/utils/checkpoint.py"):
+        return []
+    holders = [frame.f_locals.get("frame"), frame.f_locals.get("self")]
+    reentrant = getattr(frame.f_locals.get("ctx"), "run_function", None) or frame.f_locals.get("run_function")
+    found: list[Any] = [] if reentrant is None else [reentrant]
+    for recompute in (getattr(holder, "recompute_fn", None) for holder in holders):
+        for cell in getattr(recompute, "__closure__", None) or ():
+            try:
+                content = cell.cell_contents
+            except ValueError:
+                continue
+            if callable(content) and not isinstance(content, type):
+                found.append(content)
+    return found
+
+
+def reentrant_checkpoint() -> Any:
+    """The custom Function behind ``checkpoint(use_reentrant=True)``. Missing: that form is not watched."""
+    return getattr(_checkpoint, "CheckpointFunction", None)
+
+
+def checkpoint_module() -> tuple[Any, str, Any] | None:
+    """(owner, name, class of frames) of what stands behind ``checkpoint(use_reentrant=False)``.
+
+    Missing: None, that form is not watched.
+    """
+    name = "_checkpoint_without_reentrant_generator"
+    frames = getattr(_checkpoint, "_CheckpointFrame", None)
+    needed = ("save_inputs", "get_inputs", "check_recomputed_tensors_match")
+    if not hasattr(_checkpoint, name) or not all(hasattr(frames, one) for one in needed):
+        return None
+    return _checkpoint, name, frames
+
+
+def cached_in_checkpoint(frames: Iterable[Any]) -> tuple[Any, str] | None:
+    """The tensor that selective checkpointing kept and found changed, and the operator whose result it is.
+
+    Read off the frames of the error. Missing: None, and the report does not say what was kept.
+    """
+    op = "?"
+    for frame in frames:
+        if not frame.f_code.co_filename.replace("\\", "/").endswith("torch/utils/checkpoint.py"):
+            continue
+        names = frame.f_locals
+        packet = getattr(names.get("func"), "overloadpacket", None)
+        op = getattr(packet, "__name__", op)
+        kept = getattr(names.get("self"), "val", None)
+        if torch.is_tensor(kept) and hasattr(names["self"], "version"):
+            return kept, op
+    return None
+
+
+def determinism_checks() -> dict[str, Any]:
+    """What checkpoint looks at of each saved tensor, by name of the check. Missing: empty, no value is compared."""
+    found = getattr(_checkpoint, "_allowed_determinism_checks_to_fns", None)
+    return found if isinstance(found, dict) else {}
+
+
+def saved_in_checkpoint(frame: Any) -> list[tuple[Any, Any]]:
+    """(what stands in the graph, what checkpoint looked at) of each tensor that a checkpoint's forward saved.
+
+    Missing: empty, and no value is told to be another.
+    """
+    holders, looked_at = getattr(frame, "weak_holders", ()), getattr(frame, "x_metadatas", ())
+    return [(holder(), found) for holder, found in zip(holders, looked_at, strict=False)]
+
+
+def recomputed_call(frame: Any) -> tuple[Any, dict[str, Any]] | None:
+    """The function that checkpoint runs again for one of its frames, and its keyword arguments.
+
+    Read off the closure of ``recompute_fn``. Missing: None, and nothing is noted.
+    """
+    recompute: Any = getattr(frame, "recompute_fn", None)
+    code = getattr(recompute, "__code__", None)
+    if code is None:
+        return None
+    found: dict[str, Any] = {}
+    for name, cell in zip(code.co_freevars, recompute.__closure__ or (), strict=False):
+        if name in ("fn", "kwargs"):
+            found[name] = cell.cell_contents
+    return (found["fn"], dict(found.get("kwargs") or {})) if "fn" in found else None

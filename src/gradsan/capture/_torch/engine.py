@@ -1,0 +1,104 @@
+"""Calls into the autograd engine, told by their frames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd import graph as _graph
+
+
+def engine_entry_points() -> list[tuple[Any, str]]:
+    """(namespace, name) of the one function through which ``backward`` and ``grad`` enter the engine."""
+    return [
+        (namespace, "_engine_run_backward")
+        for namespace in (torch.autograd, _graph)
+        if hasattr(namespace, "_engine_run_backward")
+    ]
+
+
+def engine_inputs(error: BaseException, outputs: Any) -> tuple[Any, ...]:
+    """The ``inputs`` of the engine call on ``outputs`` that ended with ``error``; empty where none were named.
+
+    Read off the frame of the Python function through which torch enters the engine. Missing: empty, and all Nodes are
+    thought to run.
+    """
+    for frame in filter(enters_engine, frames_of(error)):
+        args = frame.f_locals.get("args", ())
+        if frame.f_locals["t_outputs"] is outputs and len(args) > 3:
+            return tuple(args[3])
+    return ()
+
+
+class EngineCall(NamedTuple):
+    """A call into the engine that ended with an exception, read off its traceback; ``trace`` is the engine's own part.
+
+    ``outputs`` and ``inputs`` as given, ``accumulates`` tells ``backward`` from ``grad``.
+    """
+
+    outputs: tuple[Any, ...]
+    inputs: tuple[Any, ...]
+    accumulates: bool
+    retain_graph: bool
+    trace: Any
+
+
+def frames_of(error: BaseException) -> Iterator[Any]:
+    """The frames that an exception came through, outermost first."""
+    trace = error.__traceback__
+    while trace is not None:
+        yield trace.tb_frame
+        trace = trace.tb_next
+
+
+def enters_engine(frame: Any) -> bool:
+    """Whether this is the frame of the Python function through which torch enters the engine. Missing: False."""
+    return frame.f_code.co_name == "_engine_run_backward" and "t_outputs" in frame.f_locals
+
+
+def engine_call(error: BaseException) -> EngineCall | None:
+    """The innermost engine call that ``error`` came through; None where it came through none.
+
+    Read off the frame of the Python function through which torch enters the engine. Missing: None, and an error that
+    nobody watched is not explained.
+    """
+    found = None
+    trace = error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        if enters_engine(frame):
+            names = frame.f_locals
+            args, keywords = tuple(names.get("args", ())), names.get("kwargs", {})
+            inputs = tuple(args[3]) if len(args) > 3 else ()
+            retain = bool(args[1]) if len(args) > 1 else False
+            found = EngineCall(tuple(names["t_outputs"]), inputs, keywords.get("accumulate_grad", True), retain, trace)
+        trace = trace.tb_next
+    return found
+
+
+def is_module_call(file: str) -> bool:
+    """Whether a frame of this file is ``nn.Module`` calling ``forward``."""
+    return file == torch.nn.modules.module.__file__
+
+
+def is_function_call(file: str) -> bool:
+    """Whether a frame of this file is ``autograd.Function`` applying a Function."""
+    return file == torch.autograd.function.__file__
+
+
+def is_engine_frame(frame: Any) -> bool:
+    """Whether a frame is torch's call into the engine: what it has called runs inside a backward."""
+    code = frame.f_code
+    return bool(code.co_name == "_engine_run_backward" and code.co_filename == _graph.__file__)
+
+
+def gradients_given(frame: Any) -> tuple[Any, ...]:
+    """The gradients that a backward began with; ``frame`` as of :func:`is_engine_frame`. Missing: none are known."""
+    args = frame.f_locals.get("args", ())
+    return tuple(args[0] or ()) if args and isinstance(args[0], tuple) else ()
+
+
+def is_hook_frame(frame: Any) -> bool:
+    """Whether a frame is torch's own between the engine and a hook of a module, or the backward of a Function."""
+    return frame.f_code.co_filename in (torch.utils.hooks.__file__, torch.autograd.function.__file__)

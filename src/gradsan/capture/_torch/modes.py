@@ -1,0 +1,57 @@
+"""What asks before torch's functions run: modes, subclasses, compilation."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+is_tensor = torch.is_tensor
+
+
+is_grad_enabled = torch.is_grad_enabled
+
+
+is_compiling = torch.compiler.is_compiling
+
+
+is_traced_by_dynamo = torch.compiler.is_dynamo_compiling
+
+
+# Missing: modes are not noticed, and see what gradsan reads.
+has_function_modes: Callable[[], bool] = getattr(torch._C, "_is_torch_function_mode_enabled", lambda: False)
+
+
+PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+"""The classes that have no ``__torch_function__`` of the program's."""
+
+
+def hush() -> Any:
+    """Let no ``__torch_function__``, of modes and of subclasses, be asked; gives what :func:`unhush` takes.
+
+    Missing: None, and they see what gradsan reads.
+    """
+    state = getattr(torch._C, "_TorchFunctionState", None)
+    if state is None or not hasattr(torch._C, "_set_torch_function_state"):
+        return None
+    before = torch._C._get_torch_function_state()  # type: ignore[attr-defined]
+    torch._C._set_torch_function_state(state.ALL_DISABLED)
+    return before
+
+
+def unhush(before: Any) -> None:
+    """End what :func:`hush` began."""
+    if before is not None:
+        torch._C._set_torch_function_state(before)  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def hushed() -> Iterator[None]:
+    """The same for a block."""
+    before = hush()
+    try:
+        yield
+    finally:
+        unhush(before)

@@ -1,0 +1,61 @@
+"""What modules keep of themselves."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+
+def has_backward_hooks(module: Any) -> bool:
+    """Whether a module has full backward hooks, which pass its inputs and outputs through a custom Function.
+
+    Missing: False, and a view made by a hook is told like one of any custom Function.
+    """
+    return bool(getattr(module, "_backward_hooks", None) or getattr(module, "_backward_pre_hooks", None))
+
+
+# The names of what ``module(…)`` runs, as they stand on a bound method of it.
+MODULE_CALLS = ("__call__", "_call_impl", "_wrapped_call_impl")
+
+
+def own_tensors(module: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Parameters and buffers of a module itself, some of them None. Missing: read by its iterators."""
+    parameters, buffers = getattr(module, "_parameters", None), getattr(module, "_buffers", None)
+    if isinstance(parameters, dict) and isinstance(buffers, dict):
+        return parameters, buffers
+    return dict(module.named_parameters(recurse=False)), dict(module.named_buffers(recurse=False))
+
+
+def has_forward_pre_hooks(module: Any) -> bool:
+    """Whether something runs before a module's forward. Missing: False."""
+    return bool(getattr(module, "_forward_pre_hooks", None))
+
+
+@functools.lru_cache(maxsize=1)
+def normalisation_classes() -> tuple[type, ...]:
+    """The modules that keep running statistics. Missing: only the public ones by name."""
+    base = getattr(torch.nn.modules.batchnorm, "_NormBase", None)
+    return (base,) if base is not None else (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
+
+
+def wrapped_module(module: Any) -> Any:
+    """The user's module inside one that only runs it otherwise (compiled, data parallel); None for any other.
+
+    Missing ``_orig_mod``: a compiled module is taken for one without source.
+    """
+    inner = vars(module).get("_orig_mod")
+    if inner is None and type(module).__name__ == "OptimizedModule":
+        inner = dict(module.named_children()).get("_orig_mod")
+    if inner is None and type(module).__name__ in ("DataParallel", "DistributedDataParallel"):
+        inner = dict(module.named_children()).get("module")
+    return inner
+
+
+def name_in_module(name: str) -> str:
+    """A dotted name within a module as programs say it: the wrapper of torch.compile hands on what it holds.
+
+    ``l.weight`` of ``_orig_mod.l.weight``. Missing ``_orig_mod``: names are what they are.
+    """
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")

@@ -1,0 +1,145 @@
+"""What a program can call: operators, builtins, custom Functions, and what scripts are compiled from."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import FunctionType, MethodDescriptorType, WrapperDescriptorType
+from typing import Any
+
+import torch
+import torch._VF
+import torch.fft
+import torch.jit._builtins as _jit_builtins
+import torch.linalg
+import torch.nn.functional
+import torch.optim
+import torch.sparse
+import torch.special
+
+
+def optimizer_folder() -> str:
+    """The folder of torch's own optimizers, whose inner writes are accounted for per step."""
+    return str(Path(torch.optim.__file__).parent) + os.sep
+
+
+def package_folder() -> str:
+    """The folder torch is installed in."""
+    return str(Path(torch.__file__).parent) + os.sep
+
+
+_METHODS_IN_C = (MethodDescriptorType, WrapperDescriptorType)
+
+
+def dress(wrapper: Callable[..., Any], original: Any) -> Callable[..., Any]:
+    """Give ``wrapper`` the name, documentation and signature of ``original``.
+
+    ``names_method`` tells whether ``__name__`` is that of a method in C, which may be looked up on an instance.
+    """
+    dressed = functools.wraps(original)(wrapper)
+    dressed.names_method = getattr(original, "names_method", isinstance(original, _METHODS_IN_C))  # type: ignore[attr-defined]
+    return dressed
+
+
+def all_schemas() -> list[Any]:
+    """The schema of every operator known to the dispatcher."""
+    return list(torch._C._jit_get_all_schemas())
+
+
+def function_namespaces() -> list[Any]:
+    """Every namespace of torch that holds builtin functions which may write to a tensor."""
+    names = ("_nn", "_linalg", "_fft", "_special", "_sparse", "_nested")
+    inner = [getattr(torch._C, name) for name in names if hasattr(torch._C, name)]
+    return [torch, torch._VF, *inner, torch.nn.functional, torch.linalg, torch.fft, torch.special, torch.sparse]
+
+
+def variable_function(name: str) -> Any:
+    """The builtin behind ``torch.<name>``, None where there is none."""
+    return getattr(torch._C._VariableFunctions, name, None)
+
+
+def operator_class() -> Any:
+    """The class of ``torch.ops.<library>.<op>.<overload>``. Missing: operators called directly are a blind spot."""
+    return getattr(getattr(torch, "_ops", None), "OpOverload", None)
+
+
+def operator_packet_class() -> Any:
+    """The class of ``torch.ops.<library>.<op>``; as for :func:`operator_class`."""
+    return getattr(getattr(torch, "_ops", None), "OpOverloadPacket", None)
+
+
+def function_apply() -> tuple[Any, str, Any]:
+    """(owner, name, function taking the class first) of what makes the Node of every custom Function.
+
+    A classmethod in Python up to 2.14; since 2.15 the C class's own, which takes the class as its first argument.
+    """
+    owner = torch.autograd.Function
+    method = next(vars(kind)["apply"] for kind in owner.__mro__ if "apply" in vars(kind))
+    return owner, "apply", getattr(method, "__func__", method)
+
+
+def vf_module() -> Any:
+    """The module object by which ``torch.nn.functional`` reaches builtin functions."""
+    return torch._VF
+
+
+def introduce_to_jit(pairs: Iterable[tuple[Any, Any]]) -> Callable[[], None]:
+    """Make ``torch.jit.script`` take wrappers for the builtins they wrap; returns how to undo that.
+
+    Missing table: nothing is done, and scripting a function that calls a wrapper says that the builtin is unknown.
+    """
+    table_of = getattr(_jit_builtins, "_get_builtin_table", None)
+    if table_of is None:
+        return lambda: None
+    table = table_of()
+    added = {id(wrapper): table[id(original)] for original, wrapper in pairs if id(original) in table}
+    table.update(added)
+
+    def undo() -> None:
+        for key in added:
+            table.pop(key, None)
+
+    return undo
+
+
+def checked_operator(error: BaseException) -> Any:
+    """The Python function behind the custom operator whose schema check failed.
+
+    Read off the frames of the error and of what it was raised from. Missing: None, and no line of it is named.
+    """
+    known = getattr(getattr(torch._library, "custom_ops", None), "OPDEFS", {})
+    found = None
+    looked_at: BaseException | None = error
+    while looked_at is not None:
+        trace = looked_at.__traceback__
+        while trace is not None:
+            func = trace.tb_frame.f_locals.get("func")
+            name = getattr(getattr(func, "_schema", None), "name", None)
+            definition = known.get(name) if isinstance(name, str) else None
+            found = getattr(definition, "_init_fn", found)
+            trace = trace.tb_next
+        looked_at = looked_at.__cause__
+    return found
+
+
+def script_compilers() -> list[tuple[Any, str]]:
+    """(namespace, name) of what compiles the source of a function or of a module's methods for ``torch.jit.script``.
+
+    Missing: scripts that call Python functions of torch which gradsan wraps cannot be compiled while it is on.
+    """
+    methods = getattr(torch.jit, "_recursive", None)
+    found = [(torch._C, "_jit_script_compile"), (methods, "create_methods_and_properties_from_stubs")]
+    return [(owner, name) for owner, name in found if hasattr(owner, name)]
+
+
+def with_lookup(argument: Any, change: Callable[[Callable[[str], Any]], Callable[[str], Any]]) -> Any:
+    """An argument of such a compiler with every callback in it by which names are looked up changed by ``change``."""
+    if isinstance(argument, FunctionType):
+        return change(argument)
+    if isinstance(argument, (list, tuple)) and not hasattr(argument, "_replace"):
+        return [with_lookup(one, change) for one in argument]
+    if hasattr(argument, "resolution_callback"):
+        return argument._replace(resolution_callback=change(argument.resolution_callback))
+    return argument
