@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dis
 import functools
-import gc
 from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
@@ -18,9 +17,10 @@ from torch import nn
 
 from gradsan.capture import _torch
 from gradsan.capture._core_pure import Stack
+from gradsan.capture.alive import modules_alive
 from gradsan.capture.reads import ASKS_FOR_SHAPE, functions_of, reads_of_method
 
-_PAST_GRAPH = ("data", "detach")
+_PAST_GRAPH = frozenset({"data", "detach"})
 _NO_READ = ASKS_FOR_SHAPE | {"grad", "requires_grad_"}
 _INITIALISES = frozenset({"__init__", "reset_parameters", "init_weights", "_init_weights", "initialize", "extra_repr"})
 _IGNORED = frozenset({"CACHE", "EXTENDED_ARG", "PUSH_NULL", "NOP", "RESUME", "PRECALL", "NOT_TAKEN"})
@@ -44,9 +44,11 @@ class _Read(NamedTuple):
 def bypassed(core: Any, missing: Iterable[Any]) -> dict[int, Bypass]:
     """Of parameters without a gradient, by their ``id``, those that a forward reads past their graph."""
     wanted = {id(one): one for one in missing}
+    if not wanted:
+        return {}
     written = _written_in_forward(core)
     found: dict[int, Bypass] = {}
-    for module in _modules_of_the_program():
+    for module in modules_alive(_may_bypass):
         for chain, parameter in _own_parameters(module):
             if id(parameter) in wanted and _torch.storage_or_none(parameter) not in written:
                 kind: Any = type(module)
@@ -56,12 +58,11 @@ def bypassed(core: Any, missing: Iterable[Any]) -> dict[int, Bypass]:
     return found
 
 
-def _modules_of_the_program() -> Iterator[Any]:
-    for candidate in gc.get_objects():
-        # A proxy's __class__ may run code or raise; only true modules are asked.
-        kind = type(candidate)
-        if issubclass(kind, nn.Module) and not kind.__module__.startswith("torch."):
-            yield candidate
+@functools.lru_cache(maxsize=4096)
+def _may_bypass(kind: type) -> bool:
+    """Whether the forward of a class takes anything past its graph."""
+    codes = (code for one in reads_of_method(kind, "forward").functions for code in _with_inner(one.__code__))
+    return any(not _PAST_GRAPH.isdisjoint(code.co_names) for code in codes)
 
 
 def _own_parameters(module: nn.Module) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -93,7 +94,7 @@ def _bypass(kind: type, chain: tuple[str, ...]) -> Bypass | None:
 
 def _is_plain(read: _Read) -> bool:
     """Whether the parameter is read with its graph."""
-    return not read.is_stored and (not read.after or read.after[0] not in (*_PAST_GRAPH, *_NO_READ))
+    return not read.is_stored and (not read.after or read.after[0] not in _PAST_GRAPH | _NO_READ)
 
 
 def _is_write(read: _Read) -> bool:

@@ -36,6 +36,9 @@ _LOGGED_TOGETHER = 2
 """By how much the clock may have moved from the entry of an operation's Node to that of its write."""
 _QUIET_KINDS = ("step", "metadata", "statistics", "collective", "outside")
 
+# Where these stand in an entry of the log, of which each backward looks at thousands.
+_STORAGE, _IS_PARAMETER, _KIND = (RawWrite._fields.index(name) for name in ("storage", "is_parameter", "kind"))
+
 
 class Read(NamedTuple):
     """A value that a Node of the graph has saved: an alias of it, and the number of the Node that made it, if any."""
@@ -155,11 +158,11 @@ class ChangedValues:
         """The youngest writes that may have gone unrecorded, by storage."""
         found: dict[int, list[RawWrite]] = {}
         for entry in reversed(self._core.writes()[-_WRITES_READ:]):
-            raw = RawWrite(*entry)
-            if raw.storage and not raw.is_parameter and raw.kind not in _QUIET_KINDS:
-                of_storage = found.setdefault(raw.storage, [])
+            storage = entry[_STORAGE]
+            if storage and not entry[_IS_PARAMETER] and entry[_KIND] not in _QUIET_KINDS:
+                of_storage = found.setdefault(storage, [])
                 if len(of_storage) < _WRITES_OF_A_STORAGE:
-                    of_storage.append(raw)
+                    of_storage.append(RawWrite(*entry))
         return found
 
     def _is_recorded(self, raw: RawWrite, reader: Any, thread: int) -> bool:

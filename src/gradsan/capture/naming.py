@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
 
 from gradsan.capture import _torch, graphs
+from gradsan.capture.alive import modules_alive
 from gradsan.capture.variables import Found, Scope, search
 from gradsan.model import Held, Name
 
@@ -81,10 +81,7 @@ def _extent(tensor: Any) -> tuple[int, int]:
 
 def _modules_alive(storage: int) -> Iterator[Found]:
     """Modules that no user frame reaches any more, named by their class."""
-    for candidate in gc.get_objects():
-        # A proxy's __class__ may run code or raise; only true modules are asked.
-        if not issubclass(type(candidate), nn.Module) or type(candidate).__module__.startswith("torch."):
-            continue
+    for candidate in modules_alive():
         for iterator in (candidate.named_parameters, candidate.named_buffers):
             for name, tensor in iterator():
                 if _torch.storage_identity(tensor) == storage:
