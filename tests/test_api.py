@@ -157,6 +157,30 @@ def test_a_write_before_watching_is_not_invented() -> None:
     assert not [label for label in diagnosis.labels if label.role == "written"]
 
 
+def overwritten_by(write: Any) -> tuple[int, tuple[Any, ...]]:
+    """The address of the storage that ``write`` has changed before backward, and what gradsan says."""
+    with gradsan.watch() as w:
+        x = torch.ones(3, requires_grad=True)
+        y = x.exp()
+        write(y)
+        with pytest.raises(RuntimeError):
+            y.sum().backward()
+    return y.untyped_storage()._cdata, w.diagnoses
+
+
+def test_a_write_to_memory_that_was_given_back_is_not_the_writer() -> None:
+    """As in a notebook: a cell fails, and the next one gets its memory, which is written by a name taken before."""
+    relu_ = torch.relu_
+    earlier, used_again = set(), 0
+    for _ in range(50):
+        earlier.add(overwritten_by(lambda y: y.add_(1))[0])
+        address, (diagnosis,) = overwritten_by(relu_)
+        assert diagnosis.code == "GS121"
+        assert diagnosis.labels[0].role == "saved"
+        used_again += address in earlier
+    assert used_again
+
+
 def test_threads() -> None:
     caught: list[str] = []
 

@@ -27,15 +27,18 @@ def of_node(core: Any, steps: Any, node: Any, thread: int, stale: Stale, storage
     number = _torch.node_sequence(node)
     if number is None:
         return None
-    latest = ledger.first_move(core, steps, storage, stale.saved_version, stale.version)
     found: list[Origin] = []
     before: Origin | None = None
     for one in (thread, *(other for other in _threads(core) if other != thread)):
         for first, end, clock, stack in core.nodes_near(number, one):
-            if first <= number < end and clock <= latest:
+            if first <= number < end:
                 found.append(Origin(clock, stack, one, True))
             elif one == thread and end <= number:
                 before = Origin(clock, stack, one, False)
+    if len(found) > 1:
+        latest = ledger.first_move(core, steps, storage, stale.saved_version, stale.version)
+        # Where none was early enough, what the log has of this address was written while it belonged to another.
+        found = [one for one in found if one.clock <= latest] or found
     # Nearly every backward runs in the thread of its forward; only a Node unknown there may be another thread's.
     if found and (len(found) == 1 or found[0].thread == thread):
         return found[0]
