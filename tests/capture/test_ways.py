@@ -15,8 +15,6 @@ from ways import WAYS
 
 import gradsan
 
-pytestmark = pytest.mark.long
-
 # What watch mode does not see (docs/blind-spots.md, "Writes past the version counter"): torch's own private ways to
 # write without counting, taken by hand.
 WATCH_MISSES = {

@@ -21,18 +21,11 @@ import statements as s
 from regressions import PROGRAMS
 
 _PROGRAMS, _AT_ONCE = 2_000, 100
-_WITHOUT_LONG = 300
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-@pytest.mark.parametrize(
-    "first",
-    [
-        pytest.param(first, marks=() if first < _WITHOUT_LONG else pytest.mark.long)
-        for first in range(0, _PROGRAMS, _AT_ONCE)
-    ],
-)
+@pytest.mark.parametrize("first", range(0, _PROGRAMS, _AT_ONCE))
 def test_what_gradsan_says_is_the_truth(first: int) -> None:
     truths = [truth for seed in range(first, first + _AT_ONCE) if (truth := judge.accepted(generate.program(seed)))]
     assert len(truths) > 0.9 * _AT_ONCE

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 from job import own_environment, run_pair
 
-pytestmark = pytest.mark.long
-
 # docs/blind-spots.md, "Writes past the version counter": a collective that is called as an operator.
 WATCH_MISSES = {f"torch.ops._c10d_functional {saved}" for saved in ("into_an_operand", "into_a_buffer")}
 FOLDER = Path(__file__).parent

@@ -10,8 +10,6 @@ import parallel_scenarios
 import pytest
 from job import run_pair
 
-pytestmark = pytest.mark.long
-
 FOUND = {
     "ddp_step_between_forward_and_backward": "GS110",
     "ddp_update_by_hand": "GS110",

@@ -10,8 +10,6 @@ from gradsan.repair.replay import is_replayable, reference_for, was_refused
 from gradsan.repair.trial import Recording, Request, Trial
 from gradsan.text import say
 
-pytestmark = pytest.mark.long
-
 WORKERS = """
     import random
     import numpy

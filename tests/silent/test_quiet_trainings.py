@@ -14,8 +14,6 @@ from torch.utils.checkpoint import checkpoint
 import gradsan
 from gradsan.capture.recorder import recorder
 
-pytestmark = pytest.mark.long
-
 ROUNDS = 9
 
 
