@@ -92,7 +92,7 @@ class Core:
     @property
     def backward_log(self) -> list[tuple[Any, ...]]:
         """The logged calls into the engine, oldest first; see :meth:`engine`."""
-        return [tuple(entry) for entry in self._backward_log]
+        return [tuple(entry) for entry in list(self._backward_log)]
 
     def tick(self) -> int:
         """Advance the clock that orders all events and return its new value."""
@@ -165,7 +165,7 @@ class Core:
         Each is (first number, end of its numbers, clock, stack); of calls within calls the innermost one made the Node.
         """
         exact = before = after = None
-        for entry in self._nodes:
+        for entry in list(self._nodes):  # other threads go on meanwhile
             first, end, _, owner, _ = entry
             if owner != thread:
                 continue
@@ -182,7 +182,7 @@ class Core:
 
     def ran_since(self, stack: Stack, sequence: int, thread: int) -> bool:
         """Whether the call at ``stack`` made Nodes again, numbered ``sequence`` or later."""
-        return any(entry[4] is stack and entry[1] > sequence and entry[3] == thread for entry in self._nodes)
+        return any(entry[4] is stack and entry[1] > sequence and entry[3] == thread for entry in list(self._nodes))
 
     def writes(self) -> list[tuple[Any, ...]]:
         """The logged writes, oldest first, as the fields of :class:`gradsan.capture.ledger.RawWrite`."""
@@ -190,7 +190,7 @@ class Core:
 
     def writes_after(self, clock: int) -> list[tuple[Any, ...]]:
         """Those of the logged writes that are younger than ``clock``, oldest first."""
-        younger = itertools.takewhile(lambda entry: entry[0] > clock, reversed(self._writes))
+        younger = itertools.takewhile(lambda entry: entry[0] > clock, reversed(list(self._writes)))
         return list(younger)[::-1]
 
     @property

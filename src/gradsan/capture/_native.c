@@ -1,11 +1,24 @@
 /* The hot path of capture in C: _core_pure.py and _writer_pure.py, which are the specification.
  *
- * Only CPython's own public C API is used (3.10 and newer), never a header or the ABI of torch: a tensor is read through
- * the descriptors that torch.Tensor shows to Python. Everything runs under the GIL; on a free-threaded build importing
- * this module brings the GIL back, which is CPython's default for a module that does not say otherwise.
+ * Only CPython's own C API is used (3.10 and newer), never a header or the ABI of torch: a tensor is read through the
+ * descriptors that torch.Tensor shows to Python. Everything runs under the GIL; on a free-threaded build importing this
+ * module brings the GIL back, which is CPython's default for a module that does not say otherwise.
+ *
+ * One thing is not of the public API: 3.11 and 3.12 make an object for every frame that somebody asks for, so there the
+ * frames are read where the interpreter keeps them. Where the header is not installed, the public way is taken.
  */
 #define PY_SSIZE_T_CLEAN
+#include <patchlevel.h>
+#if PY_VERSION_HEX >= 0x030B0000 && PY_VERSION_HEX < 0x030D0000 && defined(__has_include)
+#if __has_include("internal/pycore_frame.h")
+#define FRAMES_IN_PLACE 1
+#define Py_BUILD_CORE_MODULE 1
+#endif
+#endif
 #include <Python.h>
+#ifdef FRAMES_IN_PLACE
+#include "internal/pycore_frame.h"
+#endif
 #include <structmember.h>
 #if PY_VERSION_HEX < 0x030B0000
 #include <frameobject.h>
@@ -604,15 +617,6 @@ static int widen_stacks(Core *core)
     return 0;
 }
 
-static inline int lasti_of(PyFrameObject *frame)
-{
-#if PY_VERSION_HEX >= 0x030B0000
-    return PyFrame_GetLasti(frame);
-#else
-    return frame->f_lasti < 0 ? -1 : frame->f_lasti * 2; /* counted in instructions of two bytes */
-#endif
-}
-
 /* The place in the table of the stack with these frames, or the free place where it belongs. The table is never full. */
 static inline Stack **place_of(Core *core, PyObject *const *codes, const int *lastis, Py_ssize_t depth, uint64_t hash)
 {
@@ -624,35 +628,86 @@ static inline Stack **place_of(Core *core, PyObject *const *codes, const int *la
     return core->stacks + place;
 }
 
+/* The code objects and places of the frames that run, innermost first, `skip` of them left out: how many there are, -1
+ * with an exception. The code objects are borrowed: the frames are suspended below this call and keep them alive. */
+#ifdef FRAMES_IN_PLACE
+static inline Py_ssize_t read_frames(long long skip, PyObject **codes, int *lastis)
+{
+    Py_ssize_t depth = 0;
+    struct _PyInterpreterFrame *frame = PyThreadState_Get()->cframe->current_frame;
+    for (; frame != NULL && depth < DEPTH_KEPT; frame = frame->previous) {
+        if (_PyFrame_IsIncomplete(frame) || skip-- > 0)
+            continue;
+        codes[depth] = (PyObject *)frame->f_code;
+        lastis[depth++] = _PyInterpreterFrame_LASTI(frame) * (int)sizeof(_Py_CODEUNIT);
+    }
+    return depth;
+}
+
+/* The code object of the Python frame that runs, borrowed from it; NULL where there is none. */
+static inline PyCodeObject *running_code(void)
+{
+    struct _PyInterpreterFrame *frame = PyThreadState_Get()->cframe->current_frame;
+    while (frame != NULL && _PyFrame_IsIncomplete(frame))
+        frame = frame->previous;
+    return frame == NULL ? NULL : frame->f_code;
+}
+#else
+static inline int lasti_of(PyFrameObject *frame)
+{
+#if PY_VERSION_HEX >= 0x030B0000
+    return PyFrame_GetLasti(frame);
+#else
+    return frame->f_lasti < 0 ? -1 : frame->f_lasti * 2; /* counted in instructions of two bytes */
+#endif
+}
+
+static inline Py_ssize_t read_frames(long long skip, PyObject **codes, int *lastis)
+{
+    Py_ssize_t depth = 0;
+    PyFrameObject *frame = PyThreadState_GetFrame(PyThreadState_Get());
+    while (frame != NULL && depth < DEPTH_KEPT) {
+        if (skip > 0)
+            skip--;
+        else {
+            codes[depth] = (PyObject *)PyFrame_GetCode(frame);
+            Py_DECREF(codes[depth]);
+            lastis[depth++] = lasti_of(frame);
+        }
+        PyFrameObject *outer = PyFrame_GetBack(frame);
+        Py_DECREF(frame);
+        frame = outer;
+    }
+    if (frame == NULL && PyErr_Occurred())
+        return -1;
+    Py_XDECREF(frame);
+    return depth;
+}
+
+static inline PyCodeObject *running_code(void)
+{
+    PyFrameObject *frame = PyThreadState_GetFrame(PyThreadState_Get());
+    if (frame == NULL)
+        return NULL;
+    PyCodeObject *code = PyFrame_GetCode(frame);
+    Py_DECREF(code);
+    Py_DECREF(frame);
+    return code;
+}
+#endif
+
 /* The stack of the Python frame that runs, `skip` frames further out: a new reference, equal stacks being one object.
  * It is empty where no Python frame is left (a hook called in a thread of the engine). */
 static PyObject *stack_here(Core *core, long long skip)
 {
     PyObject *codes[DEPTH_KEPT];
     int lastis[DEPTH_KEPT];
-    Py_ssize_t depth = 0;
-    uint64_t hash = 0;
-    PyFrameObject *frame = PyThreadState_GetFrame(PyThreadState_Get());
-    while (frame != NULL && depth < DEPTH_KEPT) {
-        if (skip > 0)
-            skip--;
-        else {
-            PyObject *code = (PyObject *)PyFrame_GetCode(frame);
-            /* Borrowed from here on: the frames seen are suspended below this call and keep their code alive. */
-            Py_DECREF(code);
-            codes[depth] = code;
-            lastis[depth] = lasti_of(frame);
-            hash = mixed(hash, code, lastis[depth]);
-            depth++;
-        }
-        PyFrameObject *outer = PyFrame_GetBack(frame);
-        Py_DECREF(frame);
-        frame = outer;
-    }
-    if (frame != NULL)
-        Py_DECREF(frame);
-    else if (PyErr_Occurred())
+    Py_ssize_t depth = read_frames(skip, codes, lastis);
+    if (depth < 0)
         return NULL;
+    uint64_t hash = 0;
+    for (Py_ssize_t i = 0; i < depth; i++)
+        hash = mixed(hash, codes[i], lastis[i]);
 
     if (core->stack_count) {
         Stack *known = *place_of(core, codes, lastis, depth, hash);
@@ -1018,25 +1073,20 @@ static PyObject *basic_index(PyObject *index)
 /* Whether the code that called lies in torch's optimizers, whose inner writes are accounted for per step. */
 static int called_by_optimizer(Core *core)
 {
-    PyFrameObject *frame = PyThreadState_GetFrame(PyThreadState_Get());
-    if (frame == NULL)
+    PyCodeObject *code = running_code();
+    if (code == NULL)
         return 0;
-    PyCodeObject *code = PyFrame_GetCode(frame);
-    Py_DECREF(frame);
     /* An optimizer's update is one function that calls dozens of operations. */
-    if ((PyObject *)code == core->optimizer_code) {
-        Py_DECREF(code);
+    if ((PyObject *)code == core->optimizer_code)
         return 1;
-    }
     int found = 0;
     if (core->optimizer_folder != NULL && PyUnicode_Check(core->optimizer_folder))
         found = (int)PyUnicode_Tailmatch(code->co_filename, core->optimizer_folder, 0, PY_SSIZE_T_MAX, -1);
     if (found > 0) {
         PyObject *before = core->optimizer_code;
-        core->optimizer_code = (PyObject *)code;
+        core->optimizer_code = Py_NewRef((PyObject *)code);
         Py_XDECREF(before);
-    } else
-        Py_DECREF(code);
+    }
     return found;
 }
 
