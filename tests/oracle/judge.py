@@ -219,6 +219,6 @@ def _of_heal(truth: Truth) -> list[str]:
     if truth.verdict != "right" and not said:
         found.append(f"heal: nothing is told, the truth is: {truth.verdict}")
     serious = any(one.severity != "note" for one in said)
-    if truth.verdict == "right" and serious and not _rounding_decides(truth, outcome):
+    if truth.verdict == "right" and serious and not _rounding_decides(truth, truth.plain):
         found.append(f"heal: {[one.code for one in said]}, the truth is: right")
     return found
