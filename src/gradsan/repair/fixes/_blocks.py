@@ -9,8 +9,11 @@ from typing import Any
 
 from gradsan.model import Diagnosis, Fix, Label, Message
 from gradsan.source.chains import leaf_name
+from gradsan.source.change import Change, changed_lines
 from gradsan.source.locate import statement_at
 from gradsan.source.tree import SourceFile
+
+_SWITCHING_OFF = frozenset({"no_grad", "inference_mode"})
 
 STEPPED = frozenset({"step_between_forward_and_backward", "fused_optimizer"})
 """Causes by which an update of parameters came between a forward and its backward."""
@@ -29,6 +32,11 @@ class Placed:
 def labels(diagnosis: Diagnosis, *roles: str) -> tuple[Label, ...]:
     """The labels with one of these roles."""
     return tuple(label for label in diagnosis.labels if label.role in roles)
+
+
+def advice(diagnosis: Diagnosis, kind: str) -> Fix | None:
+    """What the diagnosis suggests of ``kind`` without saying how the lines would read."""
+    return next((fix for fix in diagnosis.fixes if fix.kind == kind and not fix.lines), None)
 
 
 def placements(label: Label) -> Iterator[Placed]:
@@ -150,6 +158,28 @@ def lines_changed(source: SourceFile, changes: dict[int, str]) -> tuple[tuple[st
     return tuple((source.file, line, text) for line, text in sorted(changes.items()))
 
 
+def texts_of(source: SourceFile, change: Change) -> dict[int, str]:
+    """``change`` as new texts by line number."""
+    return {line: text for _, line, text in changed_lines(source.file, change)}
+
+
+def switches_grad_off(block: ast.With) -> bool:
+    """Whether autograd records nothing within ``block``."""
+    return any(_is_switch(item.context_expr) for item in block.items)
+
+
+def module_of(block: ast.With) -> str | None:
+    """What torch is called where ``block`` switches grad off: ``torch`` of ``with torch.no_grad():``."""
+    for call in (item.context_expr for item in block.items):
+        if isinstance(call, ast.Call) and _is_switch(call) and isinstance(call.func, ast.Attribute):
+            return ast.unparse(call.func.value)
+    return None
+
+
+def _is_switch(call: ast.expr) -> bool:
+    return isinstance(call, ast.Call) and leaf_name(call.func) in _SWITCHING_OFF
+
+
 def removed(source: SourceFile, node: ast.stmt) -> dict[int, str]:
     """The changes that take the statement's lines away."""
     span = source.span(node)
@@ -171,6 +201,7 @@ def fix(kind: str, lines: tuple[tuple[str, int, str], ...], words: str = "", **v
 __all__ = [
     "STEPPED",
     "Placed",
+    "advice",
     "at_block",
     "constructs",
     "fix",
@@ -181,9 +212,12 @@ __all__ = [
     "labels",
     "lines_changed",
     "method_call",
+    "module_of",
     "names_bound",
     "names_read",
     "placements",
     "removed",
+    "switches_grad_off",
     "text_of",
+    "texts_of",
 ]

@@ -7,10 +7,7 @@ import textwrap
 
 from gradsan.model import Diagnosis, Fix
 from gradsan.repair.fixes import _blocks as blocks
-from gradsan.source.chains import leaf_name
 from gradsan.source.tree import SourceFile
-
-_SWITCHING_OFF = frozenset({"no_grad", "inference_mode"})
 
 
 def suggest(diagnosis: Diagnosis) -> tuple[Fix, ...]:
@@ -22,17 +19,12 @@ def suggest(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         block = place.source.parents[place.statement][0]
         if (
             isinstance(block, ast.With)
-            and _switches_off(block)
+            and blocks.switches_grad_off(block)
             and blocks.is_whole_lines(place.source, place.statement)
         ):
             lines = _behind(place, block) or _recorded_in_place(place)
             return (blocks.fix("move_view_out_of_no_grad", lines),)
     return ()
-
-
-def _switches_off(block: ast.With) -> bool:
-    calls = [item.context_expr for item in block.items]
-    return any(isinstance(call, ast.Call) and leaf_name(call.func) in _SWITCHING_OFF for call in calls)
 
 
 def _behind(place: blocks.Placed, block: ast.With) -> tuple[tuple[str, int, str], ...]:
