@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from gradsan.capture import _torch, graphs, naming
+from gradsan.capture import _torch, graphs, naming, side_backward
 from gradsan.capture.default_hooks import DefaultHooks
 from gradsan.capture.emptied import Emptied, freed
 from gradsan.capture.holdings import Holdings
@@ -54,6 +54,7 @@ class Deep:
         self._emptied = emptied
         self._note = note
         self._reading: Literal["", "original", "current"] = ""
+        self._node_aside: Any = None
         self._deviation: Deviation | None = None
         self._measured_with: set[int] = set()
         self._known_outside = KnownOutside(core)
@@ -87,13 +88,16 @@ class Deep:
         }
         if changed:
             asked_for = list(args[3]) if len(args) > 3 and args[3] else _leaves_of(order)
+            if len(args) > 3 and args[3]:
+                order = graphs.engine_order(roots, tuple(args[3]), accumulates=False)
             self._deviation = self._measured(outputs, args[0] if args else None, asked_for, order)
             self._measured_with = changed
 
     def _measured(self, outputs: Any, gradients: Any, leaves: list[Any], order: list[Any]) -> Deviation | None:
         """Run the backward twice on the side, with the originals and with what stands there now.
 
-        ``leaves`` are what gradients are wanted of; ``torch.autograd.grad`` may want those of any tensor or edge.
+        ``leaves`` are what gradients are wanted of; ``torch.autograd.grad`` may want those of any tensor or edge. None
+        of the program's own code is run for it.
         """
         if _torch.may_communicate(order):
             self._note(Message("blind.not_measured_among_ranks"))
@@ -102,11 +106,12 @@ class Deep:
             return None
         found: dict[str, Any] = {}
         for reading in ("original", "current"):
-            with self._giving(reading), torch.random.fork_rng(devices=[]):
+            with self._giving(reading), torch.random.fork_rng(devices=[]), _torch.without_dispatch_modes():
                 try:
-                    found[reading] = torch.autograd.grad(
-                        outputs, leaves, gradients, retain_graph=True, allow_unused=True
-                    )
+                    found[reading] = side_backward.gradients(outputs, gradients, leaves, order, self._runs_aside)
+                except side_backward.NotOnTheSideError as stopped:
+                    self._note(Message("blind.not_measured_past_own_code", {"what": str(stopped)}))
+                    return None
                 except RuntimeError:
                     return None
         errors = []
@@ -120,6 +125,12 @@ class Deep:
                 errors.append((names[0].text if names else str(tuple(right.shape)), error))
         return Deviation(tuple(sorted(errors, key=lambda one: -one[1])))
 
+    def _runs_aside(self, node: Any) -> None:
+        self._node_aside = node
+
+    def _running_node(self) -> Any:
+        return self._node_aside if self._reading else _torch.current_node()
+
     @contextmanager
     def _giving(self, reading: Any) -> Iterator[None]:
         """Meanwhile backward gets what ``reading`` says, nothing is reported, and no event is logged."""
@@ -127,7 +138,7 @@ class Deep:
         try:
             yield
         finally:
-            self._core.active, self._reading = was_active, ""
+            self._core.active, self._reading, self._node_aside = was_active, "", None
 
     def _pack(self, tensor: Any) -> Any:
         core = self._core
@@ -145,7 +156,11 @@ class Deep:
         if self._emptied.since(kept.alias, kept.clock) is not None and kept.is_emptied:
             return self._of_emptied(kept)
         if self._reading:
-            if self._reading == "current" or kept.original is None or (kept.changed and _is_filled_after_save(kept)):
+            if (
+                self._reading == "current"
+                or kept.original is None
+                or (kept.changed and self._is_filled_after_save(kept))
+            ):
                 return kept.current
             return kept.original
         moved, changed = kept.moved, kept.changed
@@ -174,7 +189,7 @@ class Deep:
 
     def _of_emptied(self, kept: Kept) -> Any:
         """What backward gets where the memory of a saved value has been taken away."""
-        node = _torch.current_node()
+        node = self._running_node()
         if node is not None and _torch.function_class(node) is not None:
             return kept.alias  # its own code may be about to give the memory back
         slot = _torch.slot_of(node, kept)
@@ -194,6 +209,10 @@ class Deep:
             return kept.original
         raise freed(kept.alias)
 
+    def _is_filled_after_save(self, kept: Kept) -> bool:
+        node = self._running_node()
+        return _torch.is_filled_after_save(node, _torch.slot_of(node, kept))
+
     def heals(self, kept: Kept, describe: Callable[[], Conflict]) -> bool:
         """Whether backward is given the original."""
         if self.mode != "heal" or kept.original is None:
@@ -201,11 +220,6 @@ class Deep:
         if kept.heals is None:
             kept.heals = self._is_healed(describe)
         return kept.heals
-
-
-def _is_filled_after_save(kept: Kept) -> bool:
-    node = _torch.current_node()
-    return _torch.is_filled_after_save(node, _torch.slot_of(node, kept))
 
 
 def _worth(raises: bool, changed: bool, deviation: Deviation | None) -> int:

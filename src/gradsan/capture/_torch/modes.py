@@ -55,3 +55,15 @@ def hushed() -> Iterator[None]:
         yield
     finally:
         unhush(before)
+
+
+def without_dispatch_modes() -> contextlib.AbstractContextManager[Any]:
+    """A block in which no ``__torch_dispatch__`` of a mode (a counter of operations) is asked.
+
+    Missing: modes see what gradsan computes.
+    """
+    return _disable_modes() if _disable_modes is not None and _modes_entered() else contextlib.nullcontext()
+
+
+_disable_modes: Callable[[], Any] | None = getattr(torch.utils._python_dispatch, "_disable_current_modes", None)
+_modes_entered: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)

@@ -109,6 +109,31 @@ def output_info(node: Any, output: int) -> tuple[tuple[int, ...], str, str] | No
         return None
 
 
+def count_of_outputs(node: Any) -> int:
+    """How many tensors a Node made, so how many gradients it takes. Missing: 0, and it is given those there are."""
+    return len(getattr(node, "_input_metadata", ()))
+
+
+def kind_of_output(node: Any, output: int) -> tuple[tuple[int, ...], Any] | None:
+    """(shape, dtype) of one of the tensors that a Node made. Missing: None, and gradients are taken as they come.
+
+    Raises:
+        RuntimeError: where that is a nested tensor, which has no such shape.
+    """
+    found = getattr(node, "_input_metadata", ())
+    if output >= len(found):
+        return None
+    return tuple(int(size) for size in found[output].shape), found[output].dtype
+
+
+def hands_gradients_through(function: Any) -> bool:
+    """Whether a custom Function is the one by which modules get backward hooks: gradients pass it unchanged.
+
+    Missing: False, and such graphs are not measured.
+    """
+    return function is getattr(torch.nn.modules._functions, "BackwardHookFunction", None)
+
+
 def saved_number(node: Any, name: str) -> float | None:
     """A number that a Node keeps, such as ``negative_slope``. Missing: None, and the Node is not recognised by it."""
     found = getattr(node, f"_saved_{name}", None)

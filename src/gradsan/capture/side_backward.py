@@ -1,0 +1,109 @@
+"""A backward on the side that calls no hook: each Node is asked by itself, and what it gives is handed on here.
+
+The engine calls the hooks of tensors, Nodes and modules, fills ``.grad`` where ``retain_grad()`` was asked for, and
+compiled graphs give their memory away to it. None of that may happen once more than in the program without gradsan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gradsan.capture import _torch, graphs
+
+
+class NotOnTheSideError(RuntimeError):
+    """To go on, code of the program's own would have to run once more. The argument is the name of what it is."""
+
+
+def gradients(
+    outputs: Any, given: Any, wanted: list[Any], order: list[Any], running: Callable[[Any], None]
+) -> list[Any]:
+    """The gradients of ``wanted`` (leaves, other tensors, GradientEdges), None for those that none flows to.
+
+    ``outputs`` and ``given`` are what the engine was called with, ``order`` the Nodes between in the engine's order
+    (:func:`graphs.engine_order`); ``running`` is told each Node before it runs. The graph is kept.
+
+    Raises:
+        NotOnTheSideError: where a Node is code of the program's own, or a compiled graph.
+        RuntimeError: as the engine raises, where a Node does.
+    """
+    if len(order) >= graphs.NODES_WALKED:
+        raise RuntimeError("more Nodes than are walked")
+    waiting: dict[Any, dict[int, Any]] = {}
+    leaves: dict[int, Any] = {}
+    captured: dict[tuple[Any, int], Any] = {}
+    places = [_place(one) for one in wanted]
+    inner = {place for place in places if not torch.is_tensor(place[0])}
+    with torch.no_grad():
+        for position, output in enumerate(outputs):
+            gradient = given[position] if given is not None else None
+            if gradient is None and torch.is_tensor(output):
+                gradient = torch.ones_like(output)
+            _hand_on(_place(output), gradient, waiting, leaves)
+        for node in order:
+            received = waiting.pop(node, {})
+            for number in received:
+                if (node, number) in inner:
+                    captured[node, number] = received[number]
+            if received:
+                running(node)
+                for edge, result in zip(node.next_functions, _results(node, received), strict=False):
+                    _hand_on(_past_accumulation(*edge), result, waiting, leaves)
+    for place in inner:
+        if place not in captured:
+            captured[place] = waiting.get(place[0], {}).get(place[1])
+    return [leaves.get(id(place[0])) if torch.is_tensor(place[0]) else captured[place] for place in places]
+
+
+def _place(one: Any) -> tuple[Any, int]:
+    """(Node, number of its output) that a tensor or a GradientEdge stands for; (leaf, 0) for a leaf."""
+    if not torch.is_tensor(one):
+        return _past_accumulation(one.node, one.output_nr)
+    return (one, 0) if one.grad_fn is None else (one.grad_fn, one.output_nr)
+
+
+def _past_accumulation(node: Any, number: int) -> tuple[Any, int]:
+    if node is None or _torch.node_sequence(node) is not None:
+        return node, number
+    return getattr(node, "variable", None), 0
+
+
+def _results(node: Any, received: dict[int, Any]) -> tuple[Any, ...]:
+    count = _torch.count_of_outputs(node)
+    arguments = [received.get(position) for position in range(max(count, max(received) + 1))]
+    function = _torch.function_class(node)
+    if function is not None and not _torch.hands_gradients_through(function):
+        raise NotOnTheSideError(function.__qualname__)
+    results = arguments if function is not None else node(*arguments)
+    return tuple(results) if isinstance(results, (tuple, list)) else (results,)
+
+
+def _hand_on(place: tuple[Any, int], gradient: Any, waiting: dict[Any, dict[int, Any]], leaves: dict[int, Any]) -> None:
+    holder, number = place
+    if gradient is None or holder is None:
+        return
+    kind: tuple[Any, Any] | None
+    if torch.is_tensor(holder):
+        into, number, kind = leaves, id(holder), (holder.shape, holder.dtype)
+    else:
+        into, kind = waiting.setdefault(holder, {}), _torch.kind_of_output(holder, number)
+    if kind is not None:
+        gradient = _fitting(gradient, *kind)
+    known = into.get(number)
+    into[number] = gradient if known is None else _sum(known, gradient)
+
+
+def _sum(one: Any, other: Any) -> Any:
+    return other + one if one.layout is not torch.strided else one + other
+
+
+def _fitting(gradient: Any, shape: Any, dtype: Any) -> Any:
+    """What the engine makes of a gradient before the next Node gets it (``validate_outputs`` in its engine.cpp)."""
+    if tuple(gradient.shape) != tuple(shape):
+        gradient = gradient.sum_to_size(tuple(shape))
+    if gradient.is_complex() and not dtype.is_complex:
+        gradient = gradient.real
+    return gradient if gradient.dtype == dtype else gradient.to(dtype)
