@@ -16,7 +16,7 @@ import torch
 from gradsan import source
 from gradsan.capture import _torch, variables
 from gradsan.capture.rehearsal.align import Made
-from gradsan.capture.rehearsal.calls import definition_at
+from gradsan.capture.rehearsal.functions import definition_at
 from gradsan.capture.rehearsal.log import RehearsedLog, last_use
 from gradsan.capture.rehearsal.script import EnoughError, Script
 from gradsan.capture.rehearsal.stems import is_glue
