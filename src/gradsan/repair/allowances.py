@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -28,7 +29,8 @@ def allow(names: Iterable[str]) -> None:
     ``keep_graphs``: a backward frees nothing. ``write_leaves``: a write to a leaf is not recorded. ``renew_leaves``: as
     before, but ``x += y`` gives a new, recorded tensor. ``single_views``: the views that one call makes are made one by
     one. ``record_views``: views made under ``no_grad`` are recorded. ``own_memory``: expanded tensors have memory of
-    their own. ``run_eagerly``: nothing is compiled.
+    their own. ``run_eagerly``: nothing is compiled. ``own_gradients``: hooks of tensors and the backward of Functions
+    are given copies of gradients. ``own_context``: Functions keep copies on ``ctx``.
     """
     wanted = frozenset(names)
     if "keep_graphs" in wanted:
@@ -36,6 +38,11 @@ def allow(names: Iterable[str]) -> None:
         torch.autograd.grad = _keeping(torch.autograd.grad, 3)
     if "run_eagerly" in wanted:
         torch.compiler.set_stance("force_eager")
+    if "own_gradients" in wanted:
+        torch.Tensor.register_hook = _with_own_gradient(torch.Tensor.register_hook)  # type: ignore[method-assign]
+        _look_at_applied(lambda node: node.register_prehook(_copies))
+    if "own_context" in wanted:
+        _look_at_applied(_own_context)
     if wanted & {"write_leaves", "renew_leaves", "single_views", "record_views", "own_memory"}:
         _Carrying(wanted).__enter__()  # type: ignore[no-untyped-call]
 
@@ -52,6 +59,47 @@ def _keeping(original: Callable[..., Any], position: int) -> Callable[..., Any]:
         return original(*args, **kwargs)
 
     return keeping
+
+
+def _with_own_gradient(register: Callable[..., Any]) -> Callable[..., Any]:
+    """``register_hook`` whose hooks change a copy, which goes on in the place of the gradient."""
+
+    @functools.wraps(register)
+    def with_own_gradient(tensor: Any, hook: Callable[[Any], Any]) -> Any:
+        def own(gradient: Any) -> Any:
+            copy = gradient.clone()
+            result = hook(copy)
+            return copy if result is None else result
+
+        return register(tensor, own)
+
+    return with_own_gradient
+
+
+def _copies(gradients: Any) -> tuple[Any, ...]:
+    return tuple(one.clone() if torch.is_tensor(one) else one for one in gradients)
+
+
+def _own_context(node: Any) -> None:
+    for name, kept in list(vars(node).items()):
+        if torch.is_tensor(kept):
+            setattr(node, name, kept.clone())
+
+
+def _look_at_applied(look: Callable[[Any], object]) -> None:
+    """Have ``look`` called with the Node of every custom Function that is applied; the Node is its ``ctx``."""
+    standing = inspect.getattr_static(torch.autograd.Function, "apply")
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        result = standing.__get__(None, cls)(*args, **kwargs)
+        results = result if isinstance(result, list | tuple) else (result,)
+        nodes = (one.grad_fn for one in results if torch.is_tensor(one))
+        for node in dict.fromkeys(node for node in nodes if node is not None):
+            if hasattr(node, "register_prehook") and hasattr(node, "__dict__"):
+                look(node)
+        return result
+
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
 
 
 class _Carrying(TorchFunctionMode):

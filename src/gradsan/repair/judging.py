@@ -83,10 +83,6 @@ def _detail(trial: Trial, comparison: Comparison, runs: bool, went_further: bool
     return Message("fix.further_fault" if went_further else "fix.still_fails", {"what": what})
 
 
-def _went_further(trial: Trial, before: Trial) -> bool:
-    return _progress(trial) > _progress(before) or _has_another_fault(trial, before)
-
-
 def _progress(trial: Trial) -> tuple[bool, int, int]:
     return trial.recording.finished, len(trial.recording.losses), len(trial.recording.steps)
 

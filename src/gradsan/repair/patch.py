@@ -83,7 +83,10 @@ def _changed(file: str, content: bytes | None, changes: Mapping[int, str]) -> by
         body = row.rstrip("\r\n")
         end = row[len(body) :] or "\n"
         if changes[number].strip():
-            added = [f"{one}{end}" for one in changes[number].rstrip("\n").split("\n")]
+            # What is put before an empty line keeps that line.
+            keeps_empty = not body and changes[number].endswith("\n")
+            text = changes[number] if keeps_empty else changes[number].rstrip("\n")
+            added = [f"{one}{end}" for one in text.split("\n")]
             # The last line of a file may have no line end, and keeps it so.
             added[-1] = added[-1] if row != body else added[-1][: -len(end)]
             new.extend(added)

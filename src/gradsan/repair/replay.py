@@ -23,6 +23,8 @@ _ALLOWANCES = {
     "view_base_written": ("single_views", "record_views"),
     "expanded_written": ("own_memory",),
     "compiled_overwritten": ("run_eagerly",),
+    "gradient_overwritten": ("own_gradients",),
+    "context_attribute": ("own_context",),
 }
 """By the cause of a fault, what a run has to allow so that the program comes past it as it is written."""
 

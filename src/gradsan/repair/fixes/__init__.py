@@ -12,6 +12,7 @@ from gradsan.model import Diagnosis, Fix, Message
 from gradsan.repair.fixes import (
     clear_gradients,
     clone_for_layer,
+    copy_handed_out,
     copy_on_context,
     disable_inplace_module,
     index_views,
@@ -40,6 +41,7 @@ _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     clear_gradients.suggest,
     record_change.suggest,
     copy_on_context.suggest,
+    copy_handed_out.suggest,
     state_in_module.suggest,
     list_and_stack.suggest,
     reorder_step.suggest,
