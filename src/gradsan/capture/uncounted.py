@@ -98,7 +98,7 @@ class Uncounted:
                 fresh.append(RawWrite(*entry))
         self._read_up_to = self._core.clock
         for raw in reversed(fresh):
-            if raw.clock > self.doors[raw.storage][0].clock:
+            if raw.clock > self.doors[raw.storage][0].clock and not _is_put_back(raw):
                 kept = self._writes.setdefault(raw.storage, [])
                 kept.append(raw)
                 del kept[:-_WRITES_OF_A_STORAGE]
@@ -231,6 +231,11 @@ class Uncounted:
             if group.get("fused"):
                 written: Iterable[Any] = [one for one in group["params"] if one.grad is not None]
                 self.log(list(written), "fused_optimizer", f"{type(optimizer).__name__}.step", "step", stack)
+
+
+def _is_put_back(raw: RawWrite) -> bool:
+    codes = raw.stack.codes
+    return bool(codes) and _torch.puts_back_what_it_writes(codes[0].co_filename)
 
 
 def _memory(tensor: Any) -> Any:

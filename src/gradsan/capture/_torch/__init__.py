@@ -15,7 +15,14 @@ from gradsan.capture._torch.checkpoints import (
     reentrant_checkpoint,
     saved_in_checkpoint,
 )
-from gradsan.capture._torch.compilers import is_building_graph, traced_graph, without_data
+from gradsan.capture._torch.compilers import (
+    COMPILER_ERRORS,
+    compiler_error_class,
+    is_building_graph,
+    keep_traced_graph,
+    traced_graph,
+    without_data,
+)
 from gradsan.capture._torch.engine import (
     EngineCall,
     engine_call,
@@ -28,6 +35,7 @@ from gradsan.capture._torch.engine import (
     is_function_call,
     is_hook_frame,
     is_module_call,
+    puts_back_what_it_writes,
 )
 from gradsan.capture._torch.hooks import hooks_forbidden, hooks_switch, pop_hooks, push_hooks, top_hooks
 from gradsan.capture._torch.memory import (
@@ -109,6 +117,7 @@ from gradsan.capture._torch.operations import (
 from gradsan.capture._torch.ranks import SHARDED_MODULE, buffer_sync, may_communicate, sharded_group, wrapped_by_ddp
 
 __all__ = [
+    "COMPILER_ERRORS",
     "MODULE_CALLS",
     "PLAIN_TENSORS",
     "SHARDED_MODULE",
@@ -122,6 +131,7 @@ __all__ = [
     "checked_operator",
     "checkpoint_module",
     "checkpointed_functions",
+    "compiler_error_class",
     "count_of_outputs",
     "current_node",
     "determinism_checks",
@@ -160,6 +170,7 @@ __all__ = [
     "is_read_by_backward",
     "is_tensor",
     "is_traced_by_dynamo",
+    "keep_traced_graph",
     "kind_of_output",
     "lazy_clone",
     "makes_view",
@@ -177,6 +188,7 @@ __all__ = [
     "packed_object",
     "pop_hooks",
     "push_hooks",
+    "puts_back_what_it_writes",
     "read_slot",
     "recomputed_call",
     "reentrant_checkpoint",

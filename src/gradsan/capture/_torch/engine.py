@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -85,6 +86,14 @@ def is_module_call(file: str) -> bool:
 def is_function_call(file: str) -> bool:
     """Whether a frame of this file is ``autograd.Function`` applying a Function."""
     return file == torch.autograd.function.__file__
+
+
+def puts_back_what_it_writes(file: str) -> bool:
+    """Whether a file is that of ``gradcheck``: it moves inputs by ``.data``, and moves them back."""
+    return file == _gradcheck_file
+
+
+_gradcheck_file: str | None = getattr(sys.modules.get("torch.autograd.gradcheck"), "__file__", None)
 
 
 def is_engine_frame(frame: Any) -> bool:
