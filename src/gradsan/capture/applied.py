@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
@@ -186,6 +187,14 @@ class Functions:
             overwritten = None if tensor is None else self._notes.changed(noted, tensor)
             if overwritten is not None and any(one is tensor for _, one in _tensors_in("", vars(node))):
                 yield path, noted, overwritten
+
+
+def is_application(code: CodeType) -> bool:
+    """Whether a frame of this code applies a custom Function, as its ``cls`` or ``kind``: torch's own, or the wrapper.
+
+    Since 2.15 torch has no frame of its own there.
+    """
+    return _torch.is_function_call(code.co_filename) or (code.co_filename == __file__ and code.co_name == "apply")
 
 
 def _node_of(result: Any) -> Any:

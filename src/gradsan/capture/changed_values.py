@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from gradsan import source
 from gradsan.capture import _torch, conflicts, graphs, ledger, naming
+from gradsan.capture.applied import is_application
 from gradsan.capture.ledger import RawWrite
 from gradsan.capture.noted import Findings
 from gradsan.capture.originals import Kept
@@ -172,7 +173,7 @@ class ChangedValues:
         the same place has made it, or one around it: ``torch.nn.functional.elu`` around ``elu_``.
         """
         # What the forward of a custom Function writes is looked at in applied.py.
-        if any(_torch.is_function_call(code.co_filename) for code in raw.stack.codes):
+        if any(is_application(code) for code in raw.stack.codes):
             return True
         if begin_elsewhere(raw.stack, reader[3]):
             return True

@@ -11,7 +11,18 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from gradsan._errors import GradsanError
-from gradsan.capture import _core, _torch, autopsy, conflicts, failures, kept_conflicts, saves, warned, writes
+from gradsan.capture import (
+    _core,
+    _torch,
+    autopsy,
+    compilers,
+    conflicts,
+    failures,
+    kept_conflicts,
+    saves,
+    warned,
+    writes,
+)
 from gradsan.capture.applied import Functions
 from gradsan.capture.backwards import Backwards
 from gradsan.capture.buffer_sync import BufferSync
@@ -140,6 +151,7 @@ class Recorder:
             self._watch_doors,
             self._watch_functions,
             self._watch_parallel,
+            self._watch_compilers,
         ):
             self._attempt(part)
 
@@ -336,6 +348,9 @@ class Recorder:
     def _watch_parallel(self) -> None:
         self.sharded.install(self._patches, self._guard_hushed)
         self.buffer_sync.install(self._patches, self._guard_hushed)
+
+    def _watch_compilers(self) -> None:
+        compilers.install(self._patches, self._guard_hushed)
 
     def _watch_steps(self) -> None:
         self.steps.install(self._patches)

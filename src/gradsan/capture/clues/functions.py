@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gradsan.capture import _torch
+from gradsan.capture.applied import is_application
 from gradsan.capture.clues.tensors import of_node
 from gradsan.capture.stacks import definition_site, is_user_file, symbolise
 from gradsan.model import Clue
@@ -47,8 +48,10 @@ def _running(context: Context) -> Any:
 def _applied(context: Context) -> Any:
     """The Function that is being applied."""
     for frame in reversed(context.frames):
-        if _torch.is_function_call(frame.f_code.co_filename) and isinstance(frame.f_locals.get("cls"), type):
-            return frame.f_locals["cls"]
+        if is_application(frame.f_code):
+            applied = frame.f_locals.get("cls", frame.f_locals.get("kind"))
+            if isinstance(applied, type):
+                return applied
     return None
 
 
