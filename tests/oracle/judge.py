@@ -31,7 +31,7 @@ _ATTEMPT = """
 def attempt(code, scope, errors):
     try:
         exec(code, scope)
-    except RuntimeError as error:
+    except (RuntimeError, IndexError) as error:
         errors.append(error)
 """
 _names: dict[str, Any] = {}
@@ -93,7 +93,7 @@ class Compiled:
         # The functions of the prelude must find this run's list.
         for helper in ("see", "take"):
             scope[helper] = type(_names[helper])(_names[helper].__code__, scope, helper)
-        errors: list[RuntimeError] = []
+        errors: list[Exception] = []
         thread = threading.Thread(target=_harness["attempt"], args=(self._code, scope, errors))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -21,6 +21,7 @@ from gradsan.capture.holdings import Holdings
 from gradsan.capture.known_outside import KnownOutside
 from gradsan.capture.originals import Kept
 from gradsan.capture.patches import Patches
+from gradsan.capture.saves import HookedSave
 from gradsan.model import Conflict, Deviation, Message
 
 Mode = Literal["deep", "heal"]
@@ -47,6 +48,7 @@ class Deep:
     ) -> None:
         """Prepare; nothing is installed yet. ``emptied`` knows of memory that was taken away."""
         self.mode: Mode = "deep"
+        self.is_on = False
         self.holdings: Holdings | None = None
         self._core = core
         self.leaves_alone: Callable[[int], bool] = lambda storage: False
@@ -67,8 +69,13 @@ class Deep:
 
     def start(self, patches: Patches) -> None:
         """Install the hooks in this thread and in those that start from now on."""
+        self.is_on = True
+        patches.on_undo(self._stopped)
         self._hooks.install(patches)
         self._known_outside.install(patches)
+
+    def _stopped(self) -> None:
+        self.is_on = False
 
     def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look at the graph before the engine runs; where a saved value has changed, measure what that does."""
@@ -145,12 +152,25 @@ class Deep:
         if self._reading or not core.active:
             return Kept(tensor, False, core.clock, core.stack(1), threading.get_ident())
         core.clock += 1
+        return self.keep_original(tensor, core.clock, core.stack(1))
+
+    def keep_original(self, tensor: Any, clock: int, stack: Any) -> Kept:
+        """A value that was saved just now, as it is. Raises as :meth:`Holdings.add`."""
         storage = _torch.storage_or_none(tensor)
         known, keeps = self._known_outside.holds(storage), not self.leaves_alone(storage)
-        kept = Kept(tensor, known, core.clock, core.stack(1), threading.get_ident(), keeps_original=keeps)
+        kept = Kept(tensor, known, clock, stack, threading.get_ident(), keeps_original=keeps)
         if self.holdings is not None:
             self.holdings.add(kept)
         return kept
+
+    def given_aside(self, kept: Kept) -> Any:
+        """What a backward on the side gets of a value."""
+        is_given = self._reading == "original" and kept.original is not None
+        return kept.original if is_given and not (kept.changed and self._is_filled_after_save(kept)) else kept.current
+
+    def deviation_of(self, kept: Kept) -> Deviation | None:
+        """What the change of a value does, if it was there to be measured: not what a hook has written since."""
+        return self._deviation if id(kept) in self._measured_with else None
 
     def _unpack(self, kept: Kept) -> Any:
         if self._emptied.since(kept.alias, kept.clock) is not None and kept.is_emptied:
@@ -172,8 +192,7 @@ class Deep:
             if not _torch.is_read_by_backward(node, slot) or _torch.is_filled_after_save(node, slot):
                 return kept.current
         heals = self.heals(kept, lambda: self.describe(kept, moved, moved, changed, None, None))
-        # What a hook writes while backward runs was not there to be measured.
-        deviation = self._deviation if id(kept) in self._measured_with or not changed else None
+        deviation = self.deviation_of(kept) if changed else self._deviation
         worth = _worth(moved and not heals, changed, deviation)
         if worth > kept.reported:
             healed = kept.nbytes if heals and changed else None
@@ -245,8 +264,9 @@ def _kept_of(nodes: list[Any]) -> Iterator[tuple[Any, str, Kept]]:
     for node in nodes:
         for slot, saved in _torch.saved_slots(node):
             packed = _torch.packed_object(saved)
-            if isinstance(packed, Kept):
-                yield node, slot, packed
+            kept = packed.kept if isinstance(packed, HookedSave) else packed
+            if isinstance(kept, Kept):
+                yield node, slot, kept
 
 
 def _leaves_of(nodes: list[Any]) -> list[Any]:

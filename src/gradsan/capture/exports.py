@@ -121,19 +121,22 @@ class Exports:
             return None
         return _bytes(tensor)
 
-    def changed_since(self, tensor: Any, clock: int, copy: Any) -> Export | None:
+    def changed_since(self, tensor: Any, clock: int, copy: Any, storage: int = 0) -> Export | None:
         """The export through which the bytes of a tensor have changed since ``clock``, when they were ``copy``.
 
-        Where memory was handed out later, ``copy`` is None, and the bytes are those of that moment.
+        Where memory was handed out later, ``copy`` is None, and the bytes are those of that moment. ``storage`` is the
+        one that was handed out, where ``tensor`` reaches its memory by another (an array that was taken in again).
         """
-        export = self._exports.get(_torch.storage_or_none(tensor)) if self._exports else None
+        export = self._exports.get(storage or _torch.storage_or_none(tensor)) if self._exports else None
         if export is None or export.weak.expired():
             return None
         before = copy
         if before is None and export.snapshot is not None and export.clock > clock:
             whole = torch.empty(0, dtype=tensor.dtype).set_(export.snapshot)
             before = _bytes(whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()))
-        return None if before is None or torch.equal(before, _bytes(tensor)) else export
+        if before is None or (storage and before.numel() != tensor.numel() * tensor.element_size()):
+            return None
+        return None if torch.equal(before, _bytes(tensor)) else export
 
     def install(self, patches: Patches, guard: Callable[[Callable[[], object]], None]) -> None:
         """Watch the ways by which memory leaves and enters, until ``patches`` is undone."""

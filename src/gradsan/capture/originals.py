@@ -92,7 +92,7 @@ class Kept:
         # Still the same memory: nobody has written who asked torch for it.
         if current is self.alias and not self.is_copied and _torch.same_memory(current, self.original):
             return False
-        return not (self.is_emptied or _same_bytes(current, self.original))
+        return not (self.is_emptied or have_same_bytes(current, self.original))
 
     @property
     def is_emptied(self) -> bool:
@@ -146,7 +146,8 @@ def _copy(alias: Any, now: bool) -> Any:
     return alias.clone() if now else _torch.lazy_clone(alias)
 
 
-def _same_bytes(one: Any, other: Any) -> bool:
+def have_same_bytes(one: Any, other: Any) -> bool:
+    """Whether two tensors are the same in shape, dtype and every bit."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return torch.equal(_as_integers(one), _as_integers(other))

@@ -33,6 +33,7 @@ from gradsan.capture.demands import Asked, Demands, Found
 from gradsan.capture.emptied import Emptied
 from gradsan.capture.exports import Exports
 from gradsan.capture.gradient_writes import GradientWrites
+from gradsan.capture.hooked import HookedValues
 from gradsan.capture.kept_gradients import KeptGradients
 from gradsan.capture.life import Life
 from gradsan.capture.moments import moments
@@ -92,6 +93,7 @@ class Recorder:
         self.uncounted = Uncounted(self.core, self._scan_before_backward)
         self.exports = Exports(self.core, self.note_blind_spot, self._listen_to_nodes)
         self.prescan = Prescan(self.core, self.steps, self.uncounted, self.exports, self.conflicts, _CONFLICTS_KEPT)
+        self.hooked = HookedValues(self.core, self.steps, self.uncounted, self.exports, self.deep, self._keep)
         notes = Notes(self.core, self.steps, self.uncounted, self.exports)
         self._findings = Findings(self.conflicts, _CONFLICTS_KEPT)
         self.functions = Functions(self.core, self.steps, notes, self._findings, self._scan_functions)
@@ -314,7 +316,7 @@ class Recorder:
         self.note_blind_spot(Message("blind.collect_failed", {"error": _told(failure)}))
 
     def _watch_user_hooks(self) -> None:
-        saves.watch_user_hooks(self.core, self._patches, self._on_hooked_stale)
+        saves.watch_user_hooks(self.core, self._patches, self.hooked, self._guard_hushed)
 
     def _watch_operations(self) -> None:
         if self._replacements is None:
@@ -466,9 +468,6 @@ class Recorder:
                 return
             # ``raise TrainingFailed(...) from error``
             looked_at = looked_at.__cause__
-
-    def _on_hooked_stale(self, save: Any, alias: Any) -> None:
-        self._keep(lambda: conflicts.under_hooks(self.core, self.steps, save, alias))
 
     def _keep(self, collect: Callable[[], Conflict | None]) -> None:
         if len(self.conflicts) >= _CONFLICTS_KEPT:

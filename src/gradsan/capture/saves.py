@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.autograd import graph
@@ -14,9 +14,12 @@ from gradsan.capture.patches import Patches
 
 
 class HookedSave:
-    """A save that the user's own hooks packed: what they returned, and the tensors in it that alias the original."""
+    """A save that the user's own hooks packed: what they returned, and the tensors in it that alias the original.
 
-    __slots__ = ("aliases", "clock", "packed", "stack", "unpack")
+    ``memory`` and ``kept`` are what :class:`gradsan.capture.hooked.HookedValues` notes of it.
+    """
+
+    __slots__ = ("aliases", "clock", "kept", "memory", "packed", "stack", "unpack")
 
     def __init__(
         self, packed: Any, unpack: Callable[[Any], Any], aliases: tuple[tuple[Any, int], ...], clock: int, stack: Any
@@ -27,9 +30,31 @@ class HookedSave:
         self.aliases = aliases
         self.clock = clock
         self.stack = stack
+        self.memory: Any = None
+        self.kept: Any = None
 
 
-def watch_user_hooks(core: Any, patches: Patches, on_hooked_stale: Callable[[HookedSave, Any], None]) -> None:
+class Watcher(Protocol):
+    """What looks at saves under the program's hooks: see :class:`gradsan.capture.hooked.HookedValues`."""
+
+    @property
+    def is_measuring(self) -> bool:
+        """Whether the program's hooks must not be called just now."""
+
+    def look(self, save: HookedSave, tensor: Any) -> None:
+        """A tensor was packed."""
+
+    def aside(self, save: HookedSave) -> Any:
+        """What is given instead of calling the program's hook."""
+
+    def judge(self, save: HookedSave, stale: Any, result: Any) -> Any:
+        """A value was unpacked; gives what backward gets."""
+
+
+Guard = Callable[[Callable[[], object]], None]
+
+
+def watch_user_hooks(core: Any, patches: Patches, watcher: Watcher, guard: Guard) -> None:
     """Check what the program's hooks keep, whenever it enters ``saved_tensors_hooks`` from now on."""
     enter = graph.saved_tensors_hooks.__enter__
     hooks_class = graph.saved_tensors_hooks
@@ -39,7 +64,7 @@ def watch_user_hooks(core: Any, patches: Patches, on_hooked_stale: Callable[[Hoo
         pack, unpack = self.pack_hook, self.unpack_hook
         if not core.active or isinstance(pack, _Composed):
             return enter(self)
-        self.pack_hook, self.unpack_hook = _compose(core, pack, unpack, on_hooked_stale)
+        self.pack_hook, self.unpack_hook = _compose(core, pack, unpack, watcher, guard)
         try:
             return enter(self)
         finally:
@@ -61,11 +86,11 @@ class _Composed:
 
 
 def _compose(
-    core: Any,
-    pack: Callable[[Any], Any],
-    unpack: Callable[[Any], Any],
-    on_hooked_stale: Callable[[HookedSave, Any], None],
+    core: Any, pack: Callable[[Any], Any], unpack: Callable[[Any], Any], watcher: Watcher, guard: Guard
 ) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    # What checkpoint computes again is compared in checkpoints.py.
+    computes_again = _torch.is_of_checkpoint(pack)
+
     def pack_watched(tensor: Any) -> Any:
         packed = pack(tensor)
         if not core.active:
@@ -74,33 +99,40 @@ def _compose(
         core.saves += 1
         aliases = tuple(
             (alias, alias._version)
-            for alias in _tensors_in(packed)
+            for alias in tensors_in(packed)
             if _torch.storage_identity(alias) == _torch.storage_identity(tensor)
         )
-        return HookedSave(packed, unpack, aliases, clock, core.stack(1))
+        save = HookedSave(packed, unpack, aliases, clock, core.stack(1))
+        if not computes_again:
+            guard(lambda: watcher.look(save, tensor))
+        return save
 
     def unpack_watched(save: Any) -> Any:
         if not isinstance(save, HookedSave):
             return unpack(save)
+        if watcher.is_measuring:
+            return watcher.aside(save)
         stale = next((alias for alias, version in save.aliases if alias._version != version), None)
         result = unpack(save.packed)
         # A hook that checks for itself and raises has hidden nothing.
-        if stale is not None:
-            on_hooked_stale(save, stale)
-        return result
+        given = [result]
+        if not computes_again:
+            guard(lambda: given.append(watcher.judge(save, stale, result)))
+        return given[-1]
 
     return _Composed(pack_watched), unpack_watched
 
 
-def _tensors_in(packed: Any, depth: int = 3) -> Iterator[Any]:
+def tensors_in(packed: Any, depth: int = 3) -> Iterator[Any]:
+    """The tensors in what a pack hook returned: itself, or in tuples, lists, dicts and attributes."""
     if torch.is_tensor(packed):
         yield packed
     elif depth and isinstance(packed, (tuple, list)):
         for item in packed:
-            yield from _tensors_in(item, depth - 1)
+            yield from tensors_in(item, depth - 1)
     elif depth and isinstance(packed, dict):
         for item in packed.values():
-            yield from _tensors_in(item, depth - 1)
+            yield from tensors_in(item, depth - 1)
     elif depth and hasattr(packed, "__dict__") and not isinstance(packed, type):
         for item in list(vars(packed).values()):
             if torch.is_tensor(item):

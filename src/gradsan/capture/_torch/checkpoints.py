@@ -30,6 +30,11 @@ def checkpointed_functions(frame: Any) -> list[Any]:
     return found
 
 
+def is_of_checkpoint(hook: Any) -> bool:
+    """Whether a saved-tensor hook is one of those by which checkpoint computes values again."""
+    return getattr(getattr(hook, "__code__", None), "co_filename", "") == _checkpoint.__file__
+
+
 def reentrant_checkpoint() -> Any:
     """The custom Function behind ``checkpoint(use_reentrant=True)``. Missing: that form is not watched."""
     return getattr(_checkpoint, "CheckpointFunction", None)

@@ -42,16 +42,22 @@ def match(failure: Failure) -> Diagnosis | None:
 
 
 def _name(failure: Failure) -> str | None:
-    """What the program calls the value: where it is written, else where it is made."""
+    """What the program calls the value: where it is made, if a write names it so, too; else where it is written.
+
+    What is written may be a view of it, under another name.
+    """
+    made = parts.clue(failure, "made")
+    frames = () if made is None or made.site is None else made.site.frames
+    bound = source.bound_name([frame for frame in frames if frame.is_user])
+    targets = []
     for write in parts.clues(failure, "written"):
         own = None if write.site is None else write.site.user_frame
         written = None if own is None else source.writing_at(own)
         if written is not None:
-            return written.target
-    made = parts.clue(failure, "made")
-    frames = () if made is None or made.site is None else made.site.frames
-    bound = source.bound_name([frame for frame in frames if frame.is_user])
-    return None if bound is None else bound[0]
+            targets.append(written.target)
+    if not targets or (bound is not None and bound[0] in targets):
+        return None if bound is None else bound[0]
+    return targets[0]
 
 
 def _targets(need: Need | None) -> Mapping[str, Any]:
