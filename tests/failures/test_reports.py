@@ -4,66 +4,31 @@
 """
 
 import contextlib
-import functools
 import gc
-import os
 import pickle
-import runpy
-import threading
-import warnings
 import weakref
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import gradsan
-from gradsan.capture.recorder import recorder
-from gradsan.model import Seen
-from gradsan.present import render_terminal
+from golden_reports import assert_golden, run_watched
 from gradsan.text import LANGUAGES, codes
 
 HERE = Path(__file__).parent
 PROGRAMS = sorted((HERE / "programs").glob("*.py"))
 
 
-@functools.cache
-def watched(program):
-    """The report of one program, run in a thread of its own: what calls it is no user code, as under gradsan run."""
-    # Threads and storages get the numbers of earlier ones again; in one program that is rare, here it is the rule.
-    recorder().core.clear()
-    recorder().blind_spots.clear()
-    watch = gradsan.watch()
-    thread = threading.Thread(target=watch(runpy.run_path), args=(str(program),))
-    shown, threading.excepthook = threading.excepthook, lambda _: None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            thread.start()
-            thread.join()
-    finally:
-        threading.excepthook = shown
-    return watch.report
-
-
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
-def test_report(program, language, monkeypatch):
-    monkeypatch.setenv("GRADSAN_TEXT", "strict")
-    monkeypatch.setenv("GRADSAN_DEBUG", "1")
-    # How much was watched beside it is the business of other tests.
-    report = replace(watched(program), seen=Seen())
-    text = render_terminal(report, language=language, color=False, width=100, stacks=False, cwd=program.parent)
-    golden = HERE / "reports" / f"{program.stem}.{language}.txt"
-    if os.environ.get("GRADSAN_UPDATE_REPORTS"):
-        golden.write_text(text, encoding="utf-8")
-    assert text == golden.read_text(encoding="utf-8")
+def test_report(program, language):
+    assert_golden(program, HERE / "reports", language)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
 def test_one_diagnosis_with_a_page_at_lines_of_the_program(program):
-    report = watched(program)
+    report, _ = run_watched(program)
     assert report.seen.blind_spots == ()
     (diagnosis,) = report.diagnoses
     assert diagnosis.code in {entry.code for entry in codes()}

@@ -3,19 +3,11 @@
 ``GRADSAN_UPDATE_REPORTS=1 pytest tests/silent`` writes them anew.
 """
 
-import functools
-import os
-import runpy
-import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-import gradsan
-from gradsan.capture.recorder import recorder
-from gradsan.model import Seen
-from gradsan.present import render_terminal
+from golden_reports import assert_golden, run_watched
 from gradsan.text import LANGUAGES
 
 HERE = Path(__file__).parent
@@ -30,39 +22,16 @@ CODES = {
 """The code by the beginning of a program's name."""
 
 
-@functools.cache
-def watched(program):
-    """The report of one program, run in a thread of its own: what calls it is no user code, as under gradsan run."""
-    # Threads and storages get the numbers of earlier ones again; in one program that is rare, here it is the rule.
-    recorder().core.clear()
-    watch = gradsan.watch()
-    failures = []
-    thread = threading.Thread(target=watch(runpy.run_path), args=(str(program),))
-    shown, threading.excepthook = threading.excepthook, failures.append
-    try:
-        thread.start()
-        thread.join()
-    finally:
-        threading.excepthook = shown
-    assert not failures
-    return watch.report
-
-
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
-def test_report(program, language, monkeypatch):
-    # How much was watched beside it is the business of other tests.
-    report = replace(watched(program), seen=Seen())
-    text = render_terminal(report, language=language, color=False, width=100, stacks=False, cwd=program.parent)
-    golden = HERE / "reports" / f"{program.stem}.{language}.txt"
-    if os.environ.get("GRADSAN_UPDATE_REPORTS"):
-        golden.write_text(text, encoding="utf-8")
-    assert text == golden.read_text(encoding="utf-8")
+def test_report(program, language):
+    assert_golden(program, HERE / "reports", language)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
 def test_one_silent_diagnosis_at_lines_of_the_program(program):
-    report = watched(program)
+    report, failures = run_watched(program)
+    assert not failures
     assert report.seen.blind_spots == ()
     (diagnosis,) = report.diagnoses
     assert diagnosis.silent
