@@ -88,17 +88,18 @@ class Deep:
         roots = [node for one in outputs if (node := getattr(one, "grad_fn", None)) is not None]
         order = graphs.engine_order(roots)
         changed = {
-            id(kept)
+            id(kept): kept
             for node, slot, kept in _kept_of(order)
             # What its kernel changes itself, and backward does not read, is no reason to run anything.
             if (kept.moved or _torch.is_read_by_backward(node, slot)) and kept.changed
         }
-        if changed:
+        # The inside of a wrapper subclass is compared, not put together anew: there is nothing to measure with.
+        if changed and all(kept.original is not None for kept in changed.values()):
             asked_for = list(args[3]) if len(args) > 3 and args[3] else _leaves_of(order)
             if len(args) > 3 and args[3]:
                 order = graphs.engine_order(roots, tuple(args[3]), accumulates=False)
             self._deviation = self._measured(outputs, args[0] if args else None, asked_for, order)
-            self._measured_with = changed
+            self._measured_with = set(changed)
 
     def _measured(self, outputs: Any, gradients: Any, leaves: list[Any], order: list[Any]) -> Deviation | None:
         """Run the backward twice on the side, with the originals and with what stands there now.
@@ -159,6 +160,7 @@ class Deep:
         storage = _torch.storage_or_none(tensor)
         known, keeps = self._known_outside.holds(storage), not self.leaves_alone(storage)
         kept = Kept(tensor, known, clock, stack, threading.get_ident(), keeps_original=keeps)
+        kept.parts = tuple(self.keep_original(inner, clock, stack) for _, inner in _torch.inner_tensors(kept.alias))
         if self.holdings is not None:
             self.holdings.add(kept)
         return kept

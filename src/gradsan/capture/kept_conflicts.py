@@ -54,7 +54,9 @@ def of_kept(
     if counted:
         writes = ledger.writes_since(core, steps, info.storage, kept.clock, kept.version, version)
     else:
-        writes = ledger.uncounted_since(core, steps, info.storage, kept.clock, kept.stack)
+        written = kept.changed_part or kept
+        storage = info.storage if written is kept else _torch.storage_identity(written.alias)
+        writes = ledger.uncounted_since(core, steps, storage, kept.clock, kept.stack)
         if not writes and door is not None and door.write is not None:
             writes = (door.write,)
     made = Origin(kept.clock, kept.stack, kept.thread, True)
@@ -91,6 +93,8 @@ def _way(kept: Kept, writes: tuple[Write, ...]) -> str | None:
     """How a write that PyTorch did not count came about, as far as the log tells."""
     if any(write.kind == "step" for write in writes):
         return "fused_optimizer"
+    if kept.parts:
+        return "storage_alias"
     if writes:
         return "data_attribute"
     return "memory_alias" if kept.is_copied else None

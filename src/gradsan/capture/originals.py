@@ -25,7 +25,8 @@ class Kept:
 
     ``maker`` is the number of the Node that made it, None for a leaf and for the result of the saving Node itself.
     ``is_copied`` says that the original was copied when it was saved. A tensor of a kind that can be neither copied nor
-    compared (sparse, a subclass) has no original: only its version is looked at.
+    compared (sparse, a subclass) has no original: only its version is looked at, and ``parts``, what is kept of the
+    tensors that a wrapper subclass holds.
     """
 
     __slots__ = (
@@ -36,6 +37,7 @@ class Kept:
         "is_copied",
         "maker",
         "original",
+        "parts",
         "reported",
         "requires_grad",
         "source",
@@ -64,6 +66,7 @@ class Kept:
         self.clock, self.stack, self.thread = clock, stack, thread
         self.is_copied = is_known_outside or not _torch.can_be_cloned_lazily(self.alias)
         self.original = _copy(self.alias, self.is_copied) if keeps_original else None
+        self.parts: tuple[Kept, ...] = ()
         self.reported = 0
         self.heals: bool | None = None
         # All but results PyTorch keeps as the very tensor, and later reads what that has become (``tensor.data = …``).
@@ -87,12 +90,17 @@ class Kept:
     def changed(self) -> bool:
         """Whether a byte of it has changed (by the counter where there is no original)."""
         if self.original is None:
-            return self.moved
+            return self.moved or self.changed_part is not None
         current = self.current
         # Still the same memory: nobody has written who asked torch for it.
         if current is self.alias and not self.is_copied and _torch.same_memory(current, self.original):
             return False
         return not (self.is_emptied or have_same_bytes(current, self.original))
+
+    @property
+    def changed_part(self) -> Kept | None:
+        """The first of its parts of which a byte has changed."""
+        return next((part for part in self.parts if part.changed), None)
 
     @property
     def is_emptied(self) -> bool:

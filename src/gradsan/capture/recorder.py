@@ -45,6 +45,8 @@ from gradsan.capture.settling import Settling
 from gradsan.capture.sharded import Sharded
 from gradsan.capture.steps import Steps, read_backward
 from gradsan.capture.uncounted import Uncounted
+from gradsan.capture.unused_graphs import UnusedGraphs
+from gradsan.capture.wrapped import Wrapped
 from gradsan.model import Conflict, Deviation, Evidence, Failure, Message, Moment, Seen
 
 _CONFLICTS_KEPT = 1_000
@@ -85,6 +87,8 @@ class Recorder:
         self.after_backward: list[Callable[[Any], None]] = []
         self.after_nodes: list[Callable[[Any, int, int], None]] = []
         self.blind_spots: dict[str, Message] = {}
+        self.unused_graphs = UnusedGraphs(self.core, self._on_life, self._await_use)
+        self.core.on_quiet = self._on_quiet
         self.emptied = Emptied(self.core, self.steps, self._scan_emptied, self._keep)
         self.deep = Deep(self.core, self._describe, self._keep, self._is_healed, self.emptied, self.note_blind_spot)
         self.overwriting = Overwriting(self.core, self.deep, self.demands, self._keep, self._guard_hushed)
@@ -99,6 +103,7 @@ class Recorder:
         self.functions = Functions(self.core, self.steps, notes, self._findings, self._scan_functions)
         self.checkpoints = Checkpoints(self.core, self.steps, notes, self._findings, self.note_blind_spot)
         self.changed_values = ChangedValues(self.core, self.steps, self._findings, self.uncounted.snapshots)
+        self.wrapped = Wrapped(self.core, self.steps, self._findings, self._scan_wrapped)
         self.buffer_sync = BufferSync(self.core, self.uncounted, self.note_blind_spot)
         self.sharded = Sharded(self.core, self.steps, notes, self._findings)
         # What they hold comes and goes; GS217 tells of what changed, and copies would undo what sharding is for.
@@ -144,6 +149,7 @@ class Recorder:
         self.prescan.forget()
         self._findings.forget()
         self.gradient_writes.forget()
+        self.unused_graphs.forget()
         self.listen()
         for part in (
             self._watch_user_hooks,
@@ -208,7 +214,8 @@ class Recorder:
             changed=changed,
             deviation=deviation,
             healed=healed,
-            door=self.emptied.door(kept.alias, kept.clock) or way_of(self.uncounted, self.exports, kept),
+            door=self.emptied.door(kept.alias, kept.clock)
+            or way_of(self.uncounted, self.exports, kept.changed_part or kept),
             node=node,
         )
 
@@ -246,6 +253,10 @@ class Recorder:
         """Have graphs looked through from now on: memory has been taken away from under a storage."""
         self._ask_before_backward(self.emptied.before_backward)
 
+    def _scan_wrapped(self) -> None:
+        """Have graphs looked through from now on: the program has wrapper subclasses."""
+        self._ask_before_backward(self.wrapped.before_backward)
+
     def _scan_functions(self) -> None:
         """Have custom Functions looked at from now on: one has kept or written something."""
         self._ask_before_backward(self.functions.before_backward)
@@ -277,6 +288,14 @@ class Recorder:
     def _on_round(self, entry: Any, rounds: int) -> None:
         for look in (self.life.before_round, self.changed_values.before_round, self.kept_gradients.before_round):
             self.guard(partial(look, entry, rounds))
+        self.guard(self.wrapped.before_round)
+
+    def _on_quiet(self, end: int) -> None:
+        self.guard(partial(self.unused_graphs.look, end))
+
+    def _await_use(self) -> None:
+        """Have the next backward looked at: containers keep graphs that none has used so far."""
+        self._ask_before_backward(self.unused_graphs.before_backward)
 
     def _on_write(self, tensor: Any, op: str, stack: Any) -> None:
         if self.core.running:
@@ -381,6 +400,7 @@ class Recorder:
                 return
             self.core.active = False
             self._patches.undo()
+            self.guard(self.unused_graphs.settle)
 
     def mark(self) -> Mark:
         """A point in the run; :meth:`evidence` tells what came after it."""

@@ -116,6 +116,7 @@ from gradsan.capture._torch.operations import (
     with_lookup,
 )
 from gradsan.capture._torch.ranks import SHARDED_MODULE, buffer_sync, may_communicate, sharded_group, wrapped_by_ddp
+from gradsan.capture._torch.wrappers import has_wrapper_classes, inner_tensors
 
 __all__ = [
     "COMPILER_ERRORS",
@@ -151,11 +152,13 @@ __all__ = [
     "has_backward_hooks",
     "has_forward_pre_hooks",
     "has_function_modes",
+    "has_wrapper_classes",
     "hides_saves",
     "hooks_forbidden",
     "hooks_switch",
     "hush",
     "hushed",
+    "inner_tensors",
     "introduce_to_jit",
     "is_building_graph",
     "is_compiling",
