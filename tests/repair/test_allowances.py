@@ -87,3 +87,49 @@ def test_a_backward_frees_nothing(x, monkeypatch):
     loss.backward(None, False)
     first = torch.autograd.grad(loss, x)[0]
     assert torch.equal(x.grad, 2 * first)
+
+
+class _Halves(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.factor = x.detach()
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.mul_(ctx.factor)
+
+
+@pytest.fixture
+def functions(monkeypatch):
+    """What the allowances put in the place of torch's own is taken back."""
+    monkeypatch.setattr(torch.Tensor, "register_hook", torch.Tensor.register_hook)
+    monkeypatch.setattr(torch.autograd.Function, "apply", torch.autograd.Function.__dict__["apply"])
+
+
+def test_a_hook_changes_a_gradient_of_its_own(functions):
+    allowances.allow(["own_gradients"])
+    v, w = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    branch = w * 1
+    branch.register_hook(lambda gradient: gradient.mul_(0.5))
+    silent = v * 1
+    silent.register_hook(lambda gradient: None)
+    (silent + branch).sum().backward()
+    assert (v.grad.tolist(), w.grad.tolist()) == ([1, 1], [0.5, 0.5])
+
+
+def test_the_backward_of_a_function_changes_a_gradient_of_its_own(functions):
+    allowances.allow(["own_gradients"])
+    v, w = torch.ones(2, requires_grad=True), torch.full((2,), 3.0, requires_grad=True)
+    (v * 1 + _Halves.apply(w * 1)).sum().backward()
+    assert (v.grad.tolist(), w.grad.tolist()) == ([1, 1], [3, 3])
+
+
+def test_a_function_keeps_a_copy_on_its_context(functions):
+    allowances.allow(["own_context"])
+    w = torch.full((2,), 3.0, requires_grad=True)
+    h = w * 1
+    out = _Halves.apply(h)
+    h.data.zero_()
+    (out * torch.tensor([2.0, 2.0])).sum().backward()
+    assert w.grad.tolist() == [6, 6]

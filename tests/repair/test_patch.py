@@ -21,6 +21,8 @@ def patched(tmp_path, content, lines):
         (b"if 1:\n\ta = 1", [(2, "\ta = 2")], b"if 1:\n\ta = 2"),
         (b"a = 1\nb = 2\nc = 3\n", [(2, "")], b"a = 1\nc = 3\n"),
         ("# coding: gbk\na = '梯度'\n".encode("gbk"), [(2, "a = '值'")], "# coding: gbk\na = '值'\n".encode("gbk")),
+        (b"a = 1\n\nc = 3\n", [(2, "b = 2\n")], b"a = 1\nb = 2\n\nc = 3\n"),
+        (b"a = 1\r\n\r\nc = 3\r\n", [(2, "b = 2\n")], b"a = 1\r\nb = 2\r\n\r\nc = 3\r\n"),
         (b"\xef\xbb\xbfa = 1\n", [(1, "a = 2")], b"\xef\xbb\xbfa = 2\n"),
     ],
 )

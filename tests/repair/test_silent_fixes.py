@@ -1,0 +1,120 @@
+"""Programs that PyTorch runs to their end with a wrong gradient: the fixes that pass, and what they measured."""
+
+from pathlib import Path
+
+import pytest
+
+from gradsan.repair import Limits, find_fixes
+from gradsan.text import say
+
+PROGRAMS = Path(__file__).parents[1] / "silent" / "programs"
+ALWAYS = {"gradient_overwritten_in_hook", "gradient_kept_in_training"}
+
+GAN = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+G, D = nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1))
+G = nn.Sequential(G, nn.Tanh(), nn.Linear(4, 4))
+g_opt, d_opt = torch.optim.Adam(G.parameters()), torch.optim.Adam(D.parameters())
+for _ in range(2):
+    fake = G(torch.randn(6, 3))
+    g_opt.zero_grad()
+    D(fake).mean().backward(retain_graph=True)
+    g_opt.step()
+    d_opt.zero_grad()
+    loss = D(fake).exp().mean()
+    loss.backward()
+    d_opt.step()
+"""
+HANDED_OUT = """
+import torch
+
+torch.manual_seed(0)
+w = torch.rand(3, requires_grad=True)
+h = w.sigmoid()
+out = (h * h).sum()
+shown = h.detach().numpy()
+shown -= shown.mean()
+out.backward()
+"""
+ON_CONTEXT = """
+import torch
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.x = x.detach()
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * ctx.x * grad
+
+
+w = torch.ones(3, requires_grad=True)
+h = w * 2
+out = Square.apply(h).sum()
+h.data.mul_(0.1)
+out.backward()
+"""
+
+
+def search(folder, monkeypatch, text):
+    (folder / "main.py").write_text(text)
+    monkeypatch.chdir(folder)
+    target = ("script", "main.py", ())
+    return find_fixes(target, Limits(), lambda _: None, lambda message: say(message, "en"), folder)
+
+
+def first_that_passed(found):
+    assert found.patches
+    return next(fix for fix in found.diagnoses[0].fixes if fix.verification.status == "passed")
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "kind", "meaning", "added"),
+    [
+        pytest.param(program, *expected, marks=() if program in ALWAYS else pytest.mark.long, id=program)
+        for program, *expected in (
+            ("argument_normalised", "GS216", "leave_the_argument", "changed", "x = x - x.mean(1, keepdim=True)"),
+            ("gradient_kept_by_hand", "GS214", "clear_gradient", "changed", "w.grad = None"),
+            ("gradient_kept_in_training", "GS214", "clear_by_optimizer", "changed", "optimizer.zero_grad()"),
+            ("gradient_kept_of_input", "GS214", "clear_gradient", "changed", "delta.grad = None"),
+            ("gradient_overwritten_in_function", "GS213", "return_new_gradient", "preserved", "return grad.neg()"),
+            ("gradient_overwritten_in_hook", "GS213", "return_new_gradient", "preserved", "gradient = gradient * 0.1"),
+            ("value_clamped_through_data", "GS215", "record_the_change", "changed", "probs[probs < 0.2] = 0.2"),
+            ("value_scaled_under_no_grad", "GS215", "record_the_change", "changed", "hidden = hidden.mul(keep)"),
+            ("value_state_zeroed", "GS215", "change_a_copy", "changed", "self.state = torch.zeros_like(self.state)"),
+        )
+    ],
+)
+def test_a_silent_fault_is_mended(tmp_path, monkeypatch, program, code, kind, meaning, added):
+    found = search(tmp_path, monkeypatch, (PROGRAMS / f"{program}.py").read_text())
+    fix = first_that_passed(found)
+    assert (found.diagnoses[0].code, fix.kind, fix.meaning) == (code, kind, meaning)
+    assert any(row.startswith("+") and row[1:].strip() == added for row in fix.diff.splitlines())
+    # Nothing is called automatic that changes what the program computes.
+    assert fix.applicability == ("automatic" if meaning == "preserved" else "review")
+    assert fix.how_changed is None or meaning == "changed"
+    if meaning == "preserved":
+        assert fix.verification.gradient_difference == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("text", "code", "kind", "added"),
+    [
+        (GAN, "GS110", "detach_other_network", "    loss = D(fake.detach()).exp().mean()"),
+        (HANDED_OUT, "GS203", "clone_before_mutation", "shown = h.detach().clone().numpy()"),
+        (ON_CONTEXT, "GS211", "clone_before_mutation", "        ctx.x = x.detach().clone()"),
+    ],
+    ids=["other_network", "handed_out", "on_context"],
+)
+def test_what_is_cut_or_copied_keeps_the_gradients(tmp_path, monkeypatch, text, code, kind, added):
+    found = search(tmp_path, monkeypatch, text)
+    fix = first_that_passed(found)
+    assert (found.diagnoses[0].code, fix.kind, fix.meaning) == (code, kind, "preserved")
+    assert f"+{added}" in fix.diff.splitlines()
