@@ -28,6 +28,7 @@ def suggest(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     saved = next(iter(blocks.labels(diagnosis, "saved")), None)
     first = None if saved is None else blocks.at_block(saved, step.block)
     computed = _hanging_on(step.block[first or 0 : step.index])
+    losses = blocks.names_read([backward.statement])
     lines: list[tuple[str, int, str]] = []
     names: list[str] = []
     for node in step.block[step.index + 1 : backward.index]:
@@ -36,7 +37,7 @@ def suggest(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         reads = [
             one
             for one in header_nodes(node)
-            if isinstance(one, ast.Name) and one.id in computed and _is_argument(step, one)
+            if isinstance(one, ast.Name) and one.id in computed and _is_given(step, one, losses)
         ]
         spans = [step.source.span(one) for one in reads]
         edits = [Edit.insert(span.end_line, span.end_column, ".detach()") for span in spans]
@@ -63,7 +64,12 @@ def _computes(node: ast.stmt) -> bool:
     return isinstance(node, ast.Assign | ast.AnnAssign) and any(isinstance(one, ast.Call) for one in ast.walk(node))
 
 
-def _is_argument(place: blocks.Placed, name: ast.Name) -> bool:
-    """Whether the name itself is what a call is given: what ``fake`` is in ``critic(fake)``."""
+def _is_given(place: blocks.Placed, name: ast.Name, losses: set[str]) -> bool:
+    """Whether a network, as it seems, is given the name: ``fake`` of ``critic(fake).mean()``.
+
+    What makes up a whole loss (``loss = criterion(scores, ones)``) is left alone: cut off there, it has no graph.
+    """
     parent, field = place.source.parents[name]
-    return isinstance(parent, ast.Call) and field == "args"
+    statement = place.source.parents.get(parent, (None, ""))[0]
+    is_loss = isinstance(statement, ast.Assign | ast.AnnAssign) and bool(blocks.names_bound(statement) & losses)
+    return isinstance(parent, ast.Call) and field == "args" and not is_loss
