@@ -25,6 +25,8 @@ DEPTH_KEPT = 128
 STEPS_KEPT = 1024
 """Beginnings and ends, each one."""
 BACKWARDS_KEPT = 256
+QUIET_NODES = 1024
+"""So many Nodes after the last backward are looked at first."""
 
 
 class Stack:
@@ -69,6 +71,9 @@ class Core:
         self.on_step_begin: Callable[[Any], None] | None = None
         self.on_step_end: Callable[[Any], None] | None = None
         self.on_nodes: Callable[[Any, int, int], None] | None = None
+        self.quiet_nodes = QUIET_NODES
+        self.quiet_from = 0
+        self.on_quiet: Callable[[int], None] | None = None
         self.tells_all_writes = False
         self.lets_pass: type[BaseException] | None = None
         self.on_write: Callable[[Any, str, Stack], None] | None = None
@@ -307,7 +312,9 @@ class Core:
         it ended well; ``on_round`` before, at the 1st, 2nd, 4th, 8th … call of one line, with that number; what they
         raise takes the place of the backward. ``on_failure`` is told how it failed.
 
-        ``backward_end`` is the number of the next Node when a backward last ended well, 0 before.
+        ``backward_end`` is the number of the next Node when a backward last ended well, 0 before; ``quiet_from`` is the
+        same, and may be set. A call after which there are ``quiet_nodes`` or more from there on is told to
+        ``on_quiet``, with the number of the next Node; so is one of a thread that has not come to that number yet.
 
         ``backward_log`` gets a tuple for each call: clock, stack, thread, retain_graph, accumulate_grad, the number of
         the next Node when it began, the same when it ended (or again when it began), the steps before, a number for
@@ -343,7 +350,7 @@ class Core:
                 # Nodes of a backward that is itself differentiable.
                 if (end := _torch.sequence_number()) != first:
                     core.log_nodes(first, end, sys._getframe().f_back)
-                self.backward_end = end
+                self.quiet_from = self.backward_end = end
                 if remembered is not None:
                     remembered[6] = end
                 if core.on_leave is not None:

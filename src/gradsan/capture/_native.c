@@ -533,6 +533,8 @@ static PyObject *shared(PyObject *given)
 
 /* ---- Core ------------------------------------------------------------------------------------------------------- */
 
+#define QUIET_NODES 1024
+
 typedef struct {
     PyObject_HEAD
     char active;
@@ -542,6 +544,7 @@ typedef struct {
     Ring nodes, writes, step_log, backward_log;
     unsigned long long backwards_logged;
     long long write_count, steps, log_errors, backwards, backward_end;
+    long long quiet_nodes, quiet_from; /* so many Nodes from that number on are worth telling `on_quiet` */
     PyObject *optimizer_folder;
     PyObject *running; /* a list of the backward calls that run */
     PyObject *settled; /* the ids of the optimizers whose steps nobody wants to be told of any more; a set */
@@ -553,6 +556,7 @@ typedef struct {
     PyObject *on_operator;     /* called with the positional (first the operator) and the named arguments of a call */
     PyObject *on_step_begin, *on_step_end; /* called with an optimizer that is not in `settled` */
     PyObject *on_nodes;   /* called with what holds the Nodes that a call has made, the first number and their end */
+    PyObject *on_quiet;   /* called with the number of the next Node when `quiet_nodes` are reached */
     PyObject *on_write;   /* called while a backward runs with a written tensor, what was called, and the stack */
     char tells_all_writes; /* on_write is called at any time */
     PyObject *lets_pass;   /* exceptions of this class reach the program from whatever is called here; NULL, None: none */
@@ -1230,6 +1234,14 @@ static PyObject *Writer_vectorcall(PyObject *self, PyObject *const *args, size_t
         Py_DECREF(result);
         return NULL;
     }
+    if (end != first && (end < core->quiet_from || end - core->quiet_from >= core->quiet_nodes) && is_set(core->on_quiet)) {
+        PyObject *told = PyObject_CallFunction(core->on_quiet, "L", end);
+        if (told == NULL && forgive(core) < 0) {
+            Py_DECREF(result);
+            return NULL;
+        }
+        Py_XDECREF(told);
+    }
     if (end != first && is_set(core->on_nodes)) {
         PyObject *holder = result == Py_None && count > 0 ? args[0] : result;
         PyObject *told = PyObject_CallFunction(core->on_nodes, "OLL", holder, first, end);
@@ -1706,7 +1718,7 @@ static unsigned long long remember_backward(Core *core, PyObject *record, long l
 /* Notes the number of the next Node after a call, and in the log where the call with this number is still there. */
 static void end_backward(Core *core, unsigned long long number, long long sequence)
 {
-    core->backward_end = sequence;
+    core->quiet_from = core->backward_end = sequence;
     unsigned long long younger = core->backwards_logged - number;
     if (number != 0 && younger < core->backward_log.count)
         backward_at(&core->backward_log, core->backward_log.count - 1 - younger)->ended = sequence;
@@ -1932,6 +1944,7 @@ static PyObject *Core_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->optimizer_folder = PyObject_CallNoArgs(torch.optimizer_folder);
     self->running = PyList_New(0);
     self->open = PySet_New(NULL);
+    self->quiet_nodes = QUIET_NODES;
     self->settled = PySet_New(NULL);
     self->quiet_operators = PySet_New(NULL);
     if (self->optimizer_folder == NULL || self->running == NULL || self->open == NULL || self->settled == NULL ||
@@ -1946,6 +1959,7 @@ static int Core_traverse(Core *self, visitproc visit, void *arg)
     Py_VISIT(self->on_enter);
     Py_VISIT(self->on_leave);
     Py_VISIT(self->on_nodes);
+    Py_VISIT(self->on_quiet);
     Py_VISIT(self->on_write);
     Py_VISIT(self->lets_pass);
     Py_VISIT(self->on_round);
@@ -1962,6 +1976,7 @@ static int Core_clear(Core *self)
     Py_CLEAR(self->on_enter);
     Py_CLEAR(self->on_leave);
     Py_CLEAR(self->on_nodes);
+    Py_CLEAR(self->on_quiet);
     Py_CLEAR(self->on_write);
     Py_CLEAR(self->lets_pass);
     Py_CLEAR(self->on_round);
@@ -2024,10 +2039,13 @@ static PyMemberDef Core_members[] = {
     {"log_errors", T_LONGLONG, offsetof(Core, log_errors), 0, NULL},
     {"backwards", T_LONGLONG, offsetof(Core, backwards), 0, NULL},
     {"backward_end", T_LONGLONG, offsetof(Core, backward_end), 0, NULL},
+    {"quiet_from", T_LONGLONG, offsetof(Core, quiet_from), 0, NULL},
+    {"quiet_nodes", T_LONGLONG, offsetof(Core, quiet_nodes), 0, NULL},
     {"on_failure", T_OBJECT, offsetof(Core, on_failure), 0, NULL},
     {"on_enter", T_OBJECT, offsetof(Core, on_enter), 0, NULL},
     {"on_leave", T_OBJECT, offsetof(Core, on_leave), 0, NULL},
     {"on_nodes", T_OBJECT, offsetof(Core, on_nodes), 0, NULL},
+    {"on_quiet", T_OBJECT, offsetof(Core, on_quiet), 0, NULL},
     {"on_write", T_OBJECT, offsetof(Core, on_write), 0, NULL},
     {"tells_all_writes", T_BOOL, offsetof(Core, tells_all_writes), 0, NULL},
     {"lets_pass", T_OBJECT, offsetof(Core, lets_pass), 0, NULL},

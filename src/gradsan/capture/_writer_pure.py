@@ -42,6 +42,9 @@ class FunctionWriter:
             end = _torch.sequence_number()
             if end != first:
                 self._log_nodes(first, end)
+                is_early = core.quiet_from <= end < core.quiet_from + core.quiet_nodes
+                if not is_early and core.on_quiet is not None:
+                    self._tell_quiet(end)
                 if core.on_nodes is not None:
                     self._tell_nodes(args[0] if result is None and args else result, first, end)
             if self._kind == "operator":
@@ -69,6 +72,12 @@ class FunctionWriter:
     def _tell_nodes(self, holder: Any, first: int, end: int) -> None:
         try:
             self._core.on_nodes(holder, first, end)
+        except Exception as failure:
+            self._core.forgive(failure)
+
+    def _tell_quiet(self, end: int) -> None:
+        try:
+            self._core.on_quiet(end)
         except Exception as failure:
             self._core.forgive(failure)
 

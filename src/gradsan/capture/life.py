@@ -105,7 +105,7 @@ class Life:
             )
             if covered < 0.75 * len(borders):
                 continue
-            size = _bytes_kept(order)
+            size = bytes_kept(order)
             known = self._sizes.get((id(stack), path))
             self._sizes[id(stack), path] = (len(order), size)
             if known is not None and len(order) > 1.3 * known[0]:
@@ -153,7 +153,7 @@ def _reaches_back(node: Any, border: int) -> bool:
     return False
 
 
-def _bytes_kept(order: list[Any]) -> int:
+def bytes_kept(order: list[Any]) -> int:
     """About how much memory a graph keeps: what its Nodes saved and still hold, and the Nodes themselves."""
     storages: dict[int, int] = {}
     for node in order:

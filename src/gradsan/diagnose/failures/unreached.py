@@ -169,6 +169,7 @@ def _grows(failure: Failure) -> Diagnosis:
         "depth": facts.get("nodes", "?"),
         "bytes": _bytes(facts.get("bytes_per_round", 0)),
     }
+    is_unused = bool(facts.get("unused"))
     used = failure.site.user_frame
     added = () if used is None or grown is None or not grown.name else source.additions(used, grown.name)
     return parts.diagnosis(
@@ -183,12 +184,23 @@ def _grows(failure: Failure) -> Diagnosis:
                 if len(added) == 1
                 else parts.label_of(grown, "bridge", "label.grows_by", values)
             ),
-            *label_room.at("used", failure.site, Message("label.loss_at")),
+            *_round_label(failure, is_unused),
         ),
+        explanation="explanation.graph_kept_unused" if is_unused else None,
         tensor=None,
-        fixes=(_cut_growth(failure, grown, added, values),),
+        fixes=(
+            *((parts.fix("no_grad", "changed", values, summary="help.no_grad_rounds"),) if is_unused else ()),
+            _cut_growth(failure, grown, added, values),
+        ),
         notes=(Message("note.graph_growth", {**values, "bytes": _bytes(facts.get("bytes", 0))}),),
     )
+
+
+def _round_label(failure: Failure, is_unused: bool) -> tuple[Label, ...]:
+    """Where each round calls backward, or where it makes a graph that none uses."""
+    if is_unused:
+        return label_room.at("note", failure.site, Message("label.made_unused"))
+    return label_room.at("used", failure.site, Message("label.loss_at"))
 
 
 def _cut_growth(

@@ -1,0 +1,137 @@
+"""Containers that keep a graph of every round: named where no backward uses them, and only there."""
+
+import functools
+from collections import deque
+
+import pytest
+import torch
+from torch import nn
+
+import gradsan
+from gradsan.capture.recorder import Recorder
+from gradsan.capture.unused_graphs import UnusedGraphs
+
+ROUNDS, BATCH, WIDTH = 300, 32, 64
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
+
+
+def losses_of(model, kept, rounds=ROUNDS):
+    for _ in range(rounds):
+        kept.append(model(torch.randn(BATCH, 8)).pow(2).mean())
+    return kept
+
+
+def grown(watch):
+    return [one for one in watch.diagnoses if one.code == "GS422"]
+
+
+def test_what_an_evaluation_keeps_is_named_with_its_bytes():
+    with gradsan.watch() as watch:
+        losses = losses_of(net(), [])
+    assert len(losses) == ROUNDS
+    (found,) = grown(watch)
+    assert found.severity == "warning"
+    assert found.title.values["name"] in ("kept", "losses")
+    # Each round keeps its input, the result of tanh (for itself and for the layer behind it), and what pow has saved.
+    floats = BATCH * (8 + WIDTH + 1)
+    bytes_told = found.labels[0].message.values["bytes"]
+    assert bytes_told.endswith(" KB")
+    assert 4 * floats <= 1024 * (int(bytes_told.split()[0]) + 1) <= 4 * floats + 6_000
+
+
+def test_it_is_found_after_a_training_that_made_as_many_nodes_in_each_step():
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with gradsan.watch() as watch:
+        for _ in range(3):
+            optimizer.zero_grad()
+            sum(losses_of(model, [], 200)).backward()
+            optimizer.step()
+        assert len(losses_of(model, [], 2_000)) == 2_000
+    assert len(grown(watch)) == 1
+
+
+def test_it_is_told_though_training_goes_on_afterwards():
+    model = net()
+    with gradsan.watch() as watch:
+        losses = losses_of(model, [])
+        model(torch.randn(BATCH, 8)).sum().backward()
+    assert len(losses) == ROUNDS
+    assert len(grown(watch)) == 1
+
+
+def keep_window(model):
+    losses_of(model, deque(maxlen=20))
+
+
+def keep_values(model):
+    losses_of(model, Values())
+
+
+def use_all(model):
+    torch.stack(losses_of(model, [])).mean().backward()
+
+
+def use_state_of_each_step(model):
+    cell, state, states = nn.RNNCell(8, 8), torch.zeros(4, 8), []
+    for _ in range(ROUNDS):
+        state = cell(torch.randn(4, 8), state)
+        states.append(state)
+    torch.stack(states).sum().backward()
+
+
+def keep_nothing_under_no_grad(model):
+    with torch.no_grad():
+        losses_of(model, [])
+
+
+class Values(list):
+    def append(self, loss):
+        super().append(loss.item())
+
+
+@pytest.mark.parametrize(
+    "program", [keep_window, keep_values, use_all, use_state_of_each_step, keep_nothing_under_no_grad]
+)
+def test_what_is_bounded_or_used_is_no_alarm(program):
+    with gradsan.watch() as watch:
+        program(net())
+    assert watch.diagnoses == ()
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_both_cores_tell_of_nodes_since_the_last_backward(native):
+    recorder = Recorder(native=native)
+    told = []
+    recorder.core.on_quiet = told.append
+    recorder.start()
+    try:
+        recorder.core.quiet_nodes = 10
+        weight = torch.ones(3, requires_grad=True)
+        weight.mul(1.0).sum().backward()
+        assert told == []
+        first = recorder.core.quiet_from
+        assert first == recorder.core.backward_end
+        for _ in range(12):
+            weight = weight.mul(1.0)
+    finally:
+        recorder.stop()
+    assert [one - first for one in told] == [10, 11, 12]
+
+
+def test_looks_become_rarer():
+    class Core:
+        running, backwards, quiet_from, quiet_nodes = (), 0, 0, 1024
+
+    core = Core()
+    unused = UnusedGraphs(core, functools.partial(pytest.fail), lambda: None)
+    looks = []
+    for end in range(0, 100_000, 7):
+        if end >= core.quiet_nodes:
+            looks.append(end)
+            unused.look(end)
+    assert len(looks) <= 8
