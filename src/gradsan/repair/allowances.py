@@ -31,6 +31,7 @@ def allow(names: Iterable[str]) -> None:
     one. ``record_views``: views made under ``no_grad`` are recorded. ``own_memory``: expanded tensors have memory of
     their own. ``run_eagerly``: nothing is compiled. ``own_gradients``: hooks of tensors and the backward of Functions
     are given copies of gradients. ``own_context``: Functions keep copies on ``ctx``.
+    ``release_gradients``: ``zero_grad`` fills copies with zeros, so that a graph on the gradients stays.
     """
     wanted = frozenset(names)
     if "keep_graphs" in wanted:
@@ -43,6 +44,14 @@ def allow(names: Iterable[str]) -> None:
         _look_at_applied(lambda node: node.register_prehook(_copies))
     if "own_context" in wanted:
         _look_at_applied(_own_context)
+    if "release_gradients" in wanted:
+        torch.nn.Module.zero_grad = _releasing(  # type: ignore[method-assign]
+            torch.nn.Module.zero_grad, lambda module: module.parameters()
+        )
+        torch.optim.Optimizer.zero_grad = _releasing(  # type: ignore[method-assign]
+            torch.optim.Optimizer.zero_grad,
+            lambda optimizer: (one for group in optimizer.param_groups for one in group["params"]),
+        )
     if wanted & {"write_leaves", "renew_leaves", "single_views", "record_views", "own_memory"}:
         _Carrying(wanted).__enter__()  # type: ignore[no-untyped-call]
 
@@ -59,6 +68,19 @@ def _keeping(original: Callable[..., Any], position: int) -> Callable[..., Any]:
         return original(*args, **kwargs)
 
     return keeping
+
+
+def _releasing(zero: Callable[..., None], parameters: Callable[[Any], Iterable[Any]]) -> Callable[..., None]:
+    """``zero_grad`` that finds a copy where a gradient has a graph."""
+
+    @functools.wraps(zero)
+    def releasing(owner: Any, *args: Any, **kwargs: Any) -> None:
+        for parameter in parameters(owner):
+            if parameter.grad is not None and parameter.grad.requires_grad:
+                parameter.grad = parameter.grad.detach().clone()
+        zero(owner, *args, **kwargs)
+
+    return releasing
 
 
 def _with_own_gradient(register: Callable[..., Any]) -> Callable[..., Any]:

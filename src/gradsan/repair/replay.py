@@ -25,6 +25,7 @@ _ALLOWANCES = {
     "compiled_overwritten": ("run_eagerly",),
     "gradient_overwritten": ("own_gradients",),
     "context_attribute": ("own_context",),
+    "saved_tensor_detached": ("release_gradients",),
 }
 """By the cause of a fault, what a run has to allow so that the program comes past it as it is written."""
 
