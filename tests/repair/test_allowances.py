@@ -133,3 +133,20 @@ def test_a_function_keeps_a_copy_on_its_context(functions):
     h.data.zero_()
     (out * torch.tensor([2.0, 2.0])).sum().backward()
     assert w.grad.tolist() == [6, 6]
+
+
+@pytest.mark.parametrize("owner", ["module", "optimizer"])
+def test_gradients_are_cleared_beside_the_graph_on_them(monkeypatch, owner):
+    for kind in (torch.nn.Module, torch.optim.Optimizer):
+        monkeypatch.setattr(kind, "zero_grad", kind.zero_grad)
+    allowances.allow(["release_gradients"])
+    layer = torch.nn.Linear(2, 1, bias=False)
+    torch.nn.init.ones_(layer.weight)
+    layer(torch.tensor([[1.0, 2.0]])).pow(2).sum().backward(create_graph=True)
+    penalty = layer.weight.grad.sum()
+    cleared = layer if owner == "module" else torch.optim.SGD(layer.parameters())
+    cleared.zero_grad(set_to_none=False)
+    assert layer.weight.grad.tolist() == [[0, 0]]
+    penalty.backward()
+    # d/dw of sum(2 (w.x) x): 2 x sum(x).
+    assert layer.weight.grad.tolist() == [[6, 12]]

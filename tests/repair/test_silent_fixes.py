@@ -1,4 +1,4 @@
-"""Programs that PyTorch runs to their end with a wrong gradient: the fixes that pass, and what they measured."""
+"""Kinds of fixes, each by a program that it mends: most run to their end in PyTorch, with a wrong gradient."""
 
 from pathlib import Path
 
@@ -60,6 +60,21 @@ out = Square.apply(h).sum()
 h.data.mul_(0.1)
 out.backward()
 """
+PENALTY = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(2):
+    optimizer.zero_grad()
+    net(torch.randn(5, 3)).pow(2).mean().backward(create_graph=True)
+    penalty = sum(p.grad.pow(2).sum() for p in net.parameters())
+    optimizer.zero_grad(set_to_none=False)
+    penalty.backward()
+    optimizer.step()
+"""
 
 
 def search(folder, monkeypatch, text):
@@ -109,9 +124,10 @@ def test_a_silent_fault_is_mended(tmp_path, monkeypatch, program, code, kind, me
     [
         (GAN, "GS110", "detach_other_network", "    loss = D(fake.detach()).exp().mean()"),
         (HANDED_OUT, "GS203", "clone_before_mutation", "shown = h.detach().clone().numpy()"),
+        (PENALTY, "GS311", "set_to_none", "    optimizer.zero_grad(set_to_none=True)"),
         (ON_CONTEXT, "GS211", "clone_before_mutation", "        ctx.x = x.detach().clone()"),
     ],
-    ids=["other_network", "handed_out", "on_context"],
+    ids=["other_network", "handed_out", "let_go", "on_context"],
 )
 def test_what_is_cut_or_copied_keeps_the_gradients(tmp_path, monkeypatch, text, code, kind, added):
     found = search(tmp_path, monkeypatch, text)
