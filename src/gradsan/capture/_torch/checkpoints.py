@@ -43,9 +43,10 @@ def reentrant_checkpoint() -> Any:
 def checkpoint_module() -> tuple[Any, str, Any] | None:
     """(owner, name, class of frames) of what stands behind ``checkpoint(use_reentrant=False)``.
 
-    Missing: None, that form is not watched.
+    Since 2.15 the older name only passes on. Missing: None, that form is not watched.
     """
-    name = "_checkpoint_without_reentrant_generator"
+    names = ("_checkpoint_without_reentrant_generator_impl", "_checkpoint_without_reentrant_generator")
+    name = next((one for one in names if hasattr(_checkpoint, one)), names[-1])
     frames = getattr(_checkpoint, "_CheckpointFrame", None)
     needed = ("save_inputs", "get_inputs", "check_recomputed_tensors_match")
     if not hasattr(_checkpoint, name) or not all(hasattr(frames, one) for one in needed):
