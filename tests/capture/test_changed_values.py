@@ -421,6 +421,52 @@ def test_the_caller_reads_what_was_written_in_another_function(mode: str) -> Non
     assert named(watched) == ("GS216", "data")
 
 
+class GivesOn(nn.Module):
+    """Hands its argument on to a function of its own, or to a module inside, which writes into it."""
+
+    def __init__(self, inner: nn.Module | None) -> None:
+        super().__init__()
+        self.lin, self.inner = nn.Linear(3, 3), inner
+
+    def shift(self, value: torch.Tensor) -> torch.Tensor:
+        value -= 1
+        return value
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lin(self.shift(x) if self.inner is None else self.inner(x))
+
+
+class GivesCopyOn(GivesOn):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.clone())
+
+
+class Shifts(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x -= 1
+        return x
+
+
+@every_mode
+@pytest.mark.parametrize("inner", [None, Shifts()])
+def test_what_forward_gives_on_is_its_callers_still(mode: str, inner: nn.Module | None) -> None:
+    model = GivesOn(inner)
+    with gradsan.watch(mode) as watched:
+        data = batch()
+        F.mse_loss(model(data), data).backward()
+    assert named(watched) == ("GS216", "data")
+
+
+@every_mode
+@pytest.mark.parametrize("inner", [None, Shifts()])
+def test_a_copy_that_forward_gives_on_is_its_own(mode: str, inner: nn.Module | None) -> None:
+    model = GivesCopyOn(inner)
+    with gradsan.watch(mode) as watched:
+        data = batch()
+        F.mse_loss(model(data), data).backward()
+    assert codes(watched) == []
+
+
 class Averages(nn.Module):
     """Keeps running means of its input."""
 
@@ -584,3 +630,27 @@ def test_no_tensor_is_kept_and_the_gradient_is_the_same() -> None:
         beside = run()
     assert torch.equal(alone, beside)
     assert codes(watched) == ["GS215"]
+
+
+class TakesResults(nn.Module):
+    """Works on what a module returns, which is its argument with new numbers."""
+
+    def __init__(self, again: bool) -> None:
+        super().__init__()
+        self.lin, self.inner, self.again = nn.Linear(3, 3), Shifts(), again
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        if self.again:
+            data = self.inner(data)
+            return self.lin(data)
+        shifted = self.inner(data)
+        return self.lin(shifted)
+
+
+@every_mode
+@pytest.mark.parametrize("again", [False, True])
+def test_who_takes_the_result_means_the_new_numbers(mode: str, again: bool) -> None:
+    model = TakesResults(again)
+    with gradsan.watch(mode) as watched:
+        model(batch()).sum().backward()
+    assert codes(watched) == []

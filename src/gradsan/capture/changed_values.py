@@ -26,7 +26,7 @@ from gradsan.capture.snapshots import Snapshots
 from gradsan.capture.stack_pairs import begin_elsewhere, is_around
 from gradsan.capture.stacks import symbolise
 from gradsan.capture.steps import read_backward
-from gradsan.model import Conflict, Save, Site, Write
+from gradsan.model import Conflict, Frame, Save, Site, Write
 from gradsan.overlap import overlap
 
 UNRECORDED, CALLERS = "no_grad_write", "forward_alias"
@@ -237,26 +237,49 @@ def _origin(maker: int, before: int, by_number: dict[int, Any]) -> int | None:
 
 
 def _is_callers(raw: RawWrite, written: Site, read: Site) -> bool:
-    """Whether a module's ``forward`` wrote into an argument that its caller then read."""
+    """Whether a module's ``forward`` wrote into an argument that its caller then read.
+
+    What ``forward`` was given it may have given on: to a function of its own, or to a module inside.
+    """
     frames = written.frames
-    inner = max((position for position, frame in enumerate(frames) if frame.is_user), default=0)
-    own = frames[inner] if frames else None
-    if (
-        own is None
-        or inner == 0
-        or not own.function.endswith("forward")
-        or not _torch.is_module_call(frames[inner - 1].file)
-    ):
+    position = max((at for at, frame in enumerate(frames) if frame.is_user), default=0)
+    named = source.written_expression(frames[position], raw.op, frames[position + 1 :]) if frames else None
+    while named is not None and position:
+        own = frames[position]
+        outer = max((at for at, frame in enumerate(frames[:position]) if frame.is_user), default=None)
+        if outer is None:
+            return False
+        given = source.callers_expression(named, own, frames[outer], frames[outer + 1 : position])
+        is_forward = own.function.endswith("forward") and _torch.is_module_call(frames[position - 1].file)
+        if (
+            is_forward
+            and given is not None
+            and _is_argument(named, own, raw)
+            and _is_read_by_caller(frames, position, outer, read)
+            and source.reads_again(given, frames[outer], read.frames[outer])
+        ):
+            return True
+        named = given
+        position = outer
+    return False
+
+
+def _is_argument(named: str, own: Frame, raw: RawWrite) -> bool:
+    """Whether an expression begins with a parameter of the ``forward`` that stood at ``own``, ``self`` left out."""
+    root = re.split(r"[.\[]", named, maxsplit=1)[0]
+    codes = [
+        code
+        for code in raw.stack.codes
+        if code.co_filename == own.file and code.co_name == "forward" and code.co_firstlineno <= own.line
+    ]
+    code = max(codes, key=lambda code: int(code.co_firstlineno), default=None)
+    return code is not None and root in code.co_varnames[1 : code.co_argcount]
+
+
+def _is_read_by_caller(frames: tuple[Frame, ...], position: int, outer: int, read: Site) -> bool:
+    own = frames[position]
+    if len(read.frames) <= outer:
         return False
-    outer = max((position for position, frame in enumerate(frames[:inner]) if frame.is_user), default=None)
-    if outer is None or len(read.frames) <= outer:
-        return False
-    caller = [(frame.file, frame.function) for frame in frames[: outer + 1]]
     inside = any((frame.file, frame.function) == (own.file, own.function) for frame in read.frames[outer + 1 :])
-    if inside or [(frame.file, frame.function) for frame in read.frames[: outer + 1]] != caller:
-        return False
-    named = source.written_expression(own, raw.op, frames[inner + 1 :])
-    code = next((one for one in raw.stack.codes if one.co_filename == own.file and one.co_name == "forward"), None)
-    if named is None or code is None:
-        return False
-    return re.split(r"[.\[]", named, maxsplit=1)[0] in code.co_varnames[1 : code.co_argcount]
+    caller = [(frame.file, frame.function) for frame in frames[: outer + 1]]
+    return not inside and [(frame.file, frame.function) for frame in read.frames[: outer + 1]] == caller

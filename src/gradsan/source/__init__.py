@@ -25,6 +25,7 @@ from gradsan.source.locate import Expression, Statement, expression_at, expressi
 from gradsan.source.names import assigned_names, consumed_names
 from gradsan.source.out_of_place import out_of_place, written_for_others
 from gradsan.source.past_graph import read_with_graph
+from gradsan.source.read_again import reads_again
 from gradsan.source.results import bound_name, method_receiver
 from gradsan.source.rounds import (
     detach_after,
@@ -106,6 +107,7 @@ __all__ = [
     "out_of_place",
     "part_out_of_place",
     "read_with_graph",
+    "reads_again",
     "reads_gradient",
     "rebound_at",
     "save_for_backward",
