@@ -180,6 +180,10 @@ class Calls(NamedCalls):
         thing = owner.thing
         if name == "step" and self._is_optimizer(owner):
             return self._step(owner, args, node, space)
+        given = next((one for one in args if self._is_optimizer(one)), None)
+        if name == "step" and given is not None and not is_user_function(function):
+            # GradScaler and its like step the optimizer that they are given.
+            return self._step(given, [], node, space)
         if not owner.is_known and name in _PARAMETER_ITERATORS and owner.attributes is not None:
             whole = lookup.any_of(list(owner.attributes.values()))
             return Value(items=[Value(items=[Value(""), whole]) if name.startswith("named") else whole])
