@@ -71,21 +71,22 @@ class HookedValues:
         """Whether a backward runs on the side just now."""
         return self._deep.is_measuring
 
+    def must_look(self, save: HookedSave) -> bool:
+        """Whether there is anything to note of a save by :meth:`look`."""
+        return not save.aliases or self._deep.is_on or self._exports.any
+
+    def must_judge(self, save: HookedSave) -> bool:
+        """Whether a value whose version has not moved may have been written all the same."""
+        uncounted = self._uncounted
+        if save.memory is not None or save.kept is not None:
+            return True
+        return bool(uncounted.doors or uncounted.replaced or self._exports.any)
+
     def look(self, save: HookedSave, tensor: Any) -> None:
         """Note the memory of a tensor that a pack hook has just packed."""
-        storage = _torch.storage_or_none(tensor)
-        if not storage or tensor.is_inference():
-            return
-        _, _, (offset, shape, strides, itemsize) = _torch.weak_identity(tensor)
-        save.memory = Memory(
-            weakref.ref(tensor),
-            storage,
-            _torch.weak_storage(tensor.untyped_storage()),
-            Region(offset, shape, strides if strides is not None else (), itemsize),
-            int(tensor._version),
-            _torch.memory_of(tensor),
-            self._exports.copy_of(tensor),
-        )
+        # What the hook keeps alive in sight can be asked later, but for bytes that others may write.
+        if not save.aliases or self._exports.any:
+            save.memory = _memory(tensor, None if tensor.is_inference() else self._exports.copy_of(tensor))
         if save.aliases and self._deep.is_on:
             save.kept = self._deep.keep_original(tensor, save.clock, save.stack)
             if all(alias is not tensor for alias, _ in save.aliases):
@@ -122,9 +123,10 @@ class HookedValues:
         if stale is not None:
             self._keep(lambda: conflicts.under_hooks(self._core, self._steps, save, stale))
             return result
-        written = self._written(save, save.memory, alias) if save.memory is not None else None
+        memory = save.memory if save.memory is not None else _memory(alias, None)
+        written = None if memory is None else self._written(save, memory, alias)
         if written is not None:
-            self._keep(lambda: self._conflict(save, alias, written, node, slot))
+            self._keep(lambda: self._conflict(save, memory, alias, written, node, slot))
         return result
 
     def _has_moved(self, save: HookedSave, alias: Any) -> bool:
@@ -205,17 +207,18 @@ class HookedValues:
         site = symbolise(export.stack)
         return _Written((_outside(export.clock, site, export.op, "outside"),), "memory_alias", site)
 
-    def _conflict(self, save: HookedSave, alias: Any, written: _Written, node: Any, slot: str | None) -> Conflict:
+    def _conflict(
+        self, save: HookedSave, memory: Any, alias: Any, written: _Written, node: Any, slot: str | None
+    ) -> Conflict:
         core, steps = self._core, self._steps
-        assert save.memory is not None
         backward = steps.current_backward()
         version = int(alias._version)
         return Conflict(
             save=Save(
                 clock=save.clock,
                 site=symbolise(save.stack),
-                tensor=_info(alias, save.memory),
-                version=save.memory.version,
+                tensor=_info(alias, memory),
+                version=memory.version,
                 node=None if node is None else node.name(),
                 slot=slot,
                 is_output=bool(slot and slot.startswith("result")),
@@ -233,6 +236,22 @@ class HookedValues:
             alias_site=written.began,
             unchanged=written.unchanged,
         )
+
+
+def _memory(tensor: Any, copy: Any) -> Memory | None:
+    storage = _torch.storage_or_none(tensor)
+    if not storage or tensor.is_inference():
+        return None
+    _, version, (offset, shape, strides, itemsize) = _torch.weak_identity(tensor)
+    return Memory(
+        weakref.ref(tensor),
+        storage,
+        _torch.weak_storage(tensor.untyped_storage()),
+        Region(offset, shape, strides if strides is not None else (), itemsize),
+        version or 0,
+        _torch.memory_of(tensor),
+        copy,
+    )
 
 
 def _alias(save: HookedSave, result: Any) -> Any:

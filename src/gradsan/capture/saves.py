@@ -41,6 +41,12 @@ class Watcher(Protocol):
     def is_measuring(self) -> bool:
         """Whether the program's hooks must not be called just now."""
 
+    def must_look(self, save: HookedSave) -> bool:
+        """Whether :meth:`look` is wanted."""
+
+    def must_judge(self, save: HookedSave) -> bool:
+        """Whether :meth:`judge` is wanted of a value whose version has not moved."""
+
     def look(self, save: HookedSave, tensor: Any) -> None:
         """A tensor was packed."""
 
@@ -97,13 +103,12 @@ def _compose(
             return packed
         clock = core.tick()
         core.saves += 1
+        storage = _torch.storage_identity(tensor)
         aliases = tuple(
-            (alias, alias._version)
-            for alias in tensors_in(packed)
-            if _torch.storage_identity(alias) == _torch.storage_identity(tensor)
+            (alias, alias._version) for alias in tensors_in(packed) if _torch.storage_identity(alias) == storage
         )
         save = HookedSave(packed, unpack, aliases, clock, core.stack(1))
-        if not computes_again:
+        if not computes_again and watcher.must_look(save):
             guard(lambda: watcher.look(save, tensor))
         return save
 
@@ -115,9 +120,10 @@ def _compose(
         stale = next((alias for alias, version in save.aliases if alias._version != version), None)
         result = unpack(save.packed)
         # A hook that checks for itself and raises has hidden nothing.
+        if computes_again or (stale is None and not watcher.must_judge(save)):
+            return result
         given = [result]
-        if not computes_again:
-            guard(lambda: given.append(watcher.judge(save, stale, result)))
+        guard(lambda: given.append(watcher.judge(save, stale, result)))
         return given[-1]
 
     return _Composed(pack_watched), unpack_watched
