@@ -241,12 +241,9 @@ class Calls(NamedCalls):
         return made_object
 
     def _kept_in(self, space: Namespace, kind: Any) -> Value | None:
-        """The live object of class ``kind`` in the variable that the present statement assigns."""
-        for name in self.bound:
-            live = space.live.get(name, UNKNOWN)
-            if type(live) is kind:
-                return of_thing(live)
-        return None
+        """The live object of class ``kind`` in the variable that the present statement assigns, where it is one."""
+        kept = [live for name in self.bound if type(live := space.live.get(name, UNKNOWN)) is kind]
+        return of_thing(kept[0]) if len({id(live) for live in kept}) == 1 else None
 
     def grad_switch(self, node: ast.expr) -> bool | None:
         """Whether a context manager or decorator switches recording on or off; None for another."""

@@ -139,6 +139,9 @@ def any_of(values: list[Value]) -> Value:
     if len(values) > 1 and all(is_optimizer(value.thing) for value in values):
         updated = frozenset().union(*(memory_in_groups(value.thing) for value in values))
         return Value(attributes={"params": Value(memory=updated)}, kind=type(first.thing))
+    rows = [value.items for value in values if value.items is not None]
+    if len(rows) == len(values) > 1 and len({len(row) for row in rows}) == 1:
+        return Value(memory=memory, items=[any_of(list(column)) for column in zip(*rows, strict=True)])
     return Value(first.thing, memory, first.items, first.attributes, first.kind)
 
 
@@ -157,6 +160,8 @@ def live_instead(live: Any, value: Value) -> Value:
     """The object that a live variable holds, where it may be the one that is assigned; tensors come and go."""
     if live is UNKNOWN or isinstance(live, NUMBERS):
         return value
+    if value.is_known and is_optimizer(value.thing):
+        return value  # a loop over optimizers leaves the last one in its variable
     if torch.is_tensor(live):
         return of_thing(live) if not value.is_known and _is_lasting_leaf(live) else value
     if isinstance(live, list | tuple | dict):
