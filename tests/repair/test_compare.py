@@ -86,3 +86,19 @@ def test_gradients_that_nobody_has_show_nothing():
     found = compare(nothing, nothing)
     assert found.difference is None
     assert not found.is_equal
+
+
+@pytest.mark.parametrize(
+    ("right", "tried", "is_equal"),
+    [
+        (gradients([1.0]), gradients([1.0]), True),
+        (gradients([1.0]), gradients([2.0]), False),
+        (gradients([1.0]), None, False),
+        (gradients(None), gradients(None), False),
+        (None, gradients([2.0]), True),
+    ],
+)
+def test_what_the_last_backward_leaves_behind_the_last_step_counts(right, tried, is_equal):
+    step = (gradients([1.0, 2.0]),)
+    found = compare(Recording(steps=step, finished=True, left=right), Recording(steps=step, finished=True, left=tried))
+    assert found.is_equal is is_equal

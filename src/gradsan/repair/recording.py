@@ -41,6 +41,7 @@ class Recorder:
         self._begun: list[float] = []
         self._labels: Any = WeakIdKeyDictionary()
         self._met: dict[str, int] = {}
+        self._ends_with_backward = False
 
     def start(self) -> None:
         """Begin to listen to optimizers."""
@@ -57,6 +58,7 @@ class Recorder:
             finished or bool(self._limit and self._made >= self._limit),
             exception,
             self._bytes >= _BYTES_KEPT,
+            self._backwards[-1] if self._backwards and self._ends_with_backward else None,
         )
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -68,6 +70,7 @@ class Recorder:
             # The gradients are those that the closure has computed, the last time it was called.
             self._keep_step(optimizer)
         self._made += 1
+        self._ends_with_backward = False
         if self._limit and self._made >= self._limit:
             raise EnoughSteps(0)
 
@@ -86,6 +89,7 @@ class Recorder:
         self._losses.extend(_scalars(outputs))
         if accumulates:
             leaves = _leaves(outputs)
+            self._ends_with_backward = True
             self._keep(self._backwards, "backward", [leaf.grad for leaf in leaves], self._labels_of(leaves))
 
     def _keep(self, records: list[Gradients], key: str, gradients: list[Any], labels: tuple[str, ...] = ()) -> None:
@@ -123,7 +127,8 @@ def _numbers(gradient: Any) -> tuple[tuple[int, ...], bytes, float] | None:
     if gradient is None:
         return None
     with torch.no_grad():
-        dense = gradient.detach().to_dense() if gradient.layout is not torch.strided else gradient.detach()
+        own = _own_part(gradient.detach())
+        dense = own.to_dense() if own.layout is not torch.strided else own
         flat = torch.view_as_real(dense.resolve_conj()).reshape(-1) if dense.is_complex() else dense.reshape(-1)
         flat = flat.to("cpu", torch.float64)
         norm = float(torch.linalg.vector_norm(flat)) if flat.numel() else 0.0
@@ -131,9 +136,16 @@ def _numbers(gradient: Any) -> tuple[tuple[int, ...], bytes, float] | None:
         return tuple(gradient.shape), bytes(kept.contiguous().numpy().tobytes()), norm
 
 
+def _own_part(tensor: Any) -> Any:
+    """What this process holds of a tensor that is spread over several; any other as it is."""
+    to_local = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else to_local()
+
+
 def _look(leaf: Any) -> str:
     with torch.no_grad():
-        flat = leaf.detach().reshape(-1) if leaf.layout is torch.strided else leaf.detach().to_dense().reshape(-1)
+        own = _own_part(leaf.detach())
+        flat = own.reshape(-1) if own.layout is torch.strided else own.to_dense().reshape(-1)
         some = flat[:: max(1, flat.numel() // _NUMBERS_LOOKED_AT)]
         return f"{tuple(leaf.shape)} {leaf.dtype} {zlib.crc32(repr(some.tolist()).encode())}"
 

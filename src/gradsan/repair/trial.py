@@ -57,7 +57,7 @@ class Recording:
     """What the program computed: gradients at each optimizer step and after each backward, and the losses.
 
     ``losses`` are those of backwards that ended, ``begun`` those of backwards that began. ``finished`` says that it ran
-    to its end or to the limit of steps.
+    to its end or to the limit of steps. ``left`` is what the last backward left where no step came after it.
     """
 
     steps: tuple[Gradients, ...] = ()
@@ -67,6 +67,7 @@ class Recording:
     finished: bool = False
     exception: tuple[str, str] | None = None
     was_cut: bool = False
+    left: Gradients | None = None
 
 
 @dataclass(frozen=True, slots=True)
