@@ -183,6 +183,23 @@ def test_a_wrapper_subclass(kind: str, write: str, mode: Any) -> None:
         assert all(one.severity == "error" for one in watched.diagnoses)
 
 
+class Unwilling(TwoTensor):
+    """A wrapper whose own code fails when it is asked what it holds."""
+
+    def __tensor_flatten__(self) -> Any:
+        raise LookupError("not now")
+
+
+@pytest.mark.parametrize("mode", ["watch", "deep", "heal"])
+def test_a_wrapper_that_does_not_tell_what_it_holds_trains_on(mode: Any) -> None:
+    x = torch.ones(3, requires_grad=True)
+    wrapped = Unwilling(torch.full((3,), 2.0), torch.full((3,), 2.0))
+    with gradsan.watch(mode) as watched:
+        (x * wrapped).sum().backward()
+    assert x.grad is not None
+    assert watched.diagnoses == ()
+
+
 @pytest.mark.parametrize("mode", ["watch", "deep", "heal"])
 def test_a_training_with_wrapped_parameters_is_quiet(mode: Any) -> None:
     def train() -> list[float]:

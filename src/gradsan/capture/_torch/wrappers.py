@@ -24,8 +24,11 @@ def inner_tensors(tensor: Any) -> tuple[tuple[str, Any], ...]:
     if kind in PLAIN_TENSORS or not _is_wrapper(kind):
         return ()
     if hasattr(kind, "__tensor_flatten__"):
-        names, _ = tensor.__tensor_flatten__()
-        held = [(name, getattr(tensor, name)) for name in names]
+        try:
+            names, _ = tensor.__tensor_flatten__()
+            held = [(name, getattr(tensor, name)) for name in names]
+        except Exception:
+            return ()  # the program's own code, which nobody but gradsan has asked
     else:
         held = [(name, one) for name, one in _attributes(tensor) if torch.is_tensor(one)]
         held = held if len(held) == 1 else []
