@@ -5,8 +5,8 @@
 
 A wheel of any platform serves; nothing of it is run. Of each pattern the longest piece that is plain text is looked
 for, in the string literals of Python files and in the text of libraries; where it is not there as a whole, because the
-program puts it together, four words of it in a row. A wording that is there can be said by that version; under which
-circumstances, only a program shows (``tests/catalogue`` runs those for the installed one).
+program puts it together, at least half of its sequences of four words. A wording that is there can be said by that
+version; under which circumstances, only a program shows (``tests/catalogue`` runs those for the installed one).
 """
 
 from __future__ import annotations
@@ -64,12 +64,13 @@ def found_in(files: Iterable[tuple[str, Callable[[], bytes]]], wanted: dict[str,
         elif name.rpartition("/")[2].startswith(_LIBRARIES):
             texts += [one.decode() for one in _TEXT.findall(read())]
     said = "\0".join(texts)
-    return {key for key, piece in wanted.items() if piece in said or any(part in said for part in _parts(piece))}
+    return {key for key, piece in wanted.items() if piece in said or _is_mostly_in(said, piece)}
 
 
-def _parts(piece: str) -> list[str]:
-    words = piece.split(" ")
-    return [" ".join(words[at : at + _WORDS]) for at in range(len(words) - _WORDS + 1)]
+def _is_mostly_in(said: str, piece: str) -> bool:
+    words = piece.split()
+    parts = [" ".join(words[at : at + _WORDS]) for at in range(len(words) - _WORDS + 1)]
+    return bool(parts) and 2 * sum(part in said for part in parts) >= len(parts)
 
 
 def wheel_files(path: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
@@ -114,7 +115,8 @@ def main() -> None:
         for key in found_in(wheel_files(path), wanted):
             table[key].add(version)
     in_order = {key: sorted(versions, key=_order) for key, versions in sorted(table.items())}
-    print(json.dumps(in_order, indent=1))
+    lines = (f" {json.dumps(key)}: {json.dumps(versions)}" for key, versions in in_order.items())
+    print("{\n" + ",\n".join(lines) + "\n}")
 
 
 def _version(path: Path) -> str:

@@ -1,14 +1,22 @@
 """The catalogue's patterns: against what the installed torch raises, and against the words of other versions."""
 
+import importlib.util
+import json
 import runpy
 import warnings
 from pathlib import Path
 
 import pytest
+import torch
 from torch.testing._internal.optests.generate_tests import OpCheckError
 
 import gradsan
 from gradsan.catalogue import recognise, rows
+
+TOOL = Path(__file__).parent.parent.parent / "tools" / "wordings.py"
+spec = importlib.util.spec_from_file_location("wordings", TOOL)
+wordings = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(wordings)
 
 PROGRAMS = Path(__file__).parent.parent / "failures" / "programs"
 
@@ -191,3 +199,51 @@ def test_a_message_of_the_programs_own_gets_no_diagnosis():
     with pytest.raises(RuntimeError, match="no such thing"), gradsan.watch() as watch:
         raise RuntimeError("no such thing")
     assert watch.diagnoses == ()
+
+
+TABLE = json.loads((Path(__file__).parent / "wordings.json").read_text(encoding="utf-8"))
+OLDEST = "2.6.0"
+# Put together from pieces too short to be found in every build; programs of tests/failures raise them here.
+PUT_TOGETHER = {
+    "custom_backward_shape",
+    "function_view_inplace",
+    "multi_view_base_written",
+    "unrecorded_view_base_written",
+    "unrecorded_view_inplace",
+}
+OLDER = {"checkpoint_reentrant_grad/1"}
+# Rows of a later version than the oldest: what is new, and what says it since.
+LATER = {
+    row
+    for row in {key.partition("/")[0] for key in TABLE}
+    if not any(OLDEST in versions for key, versions in TABLE.items() if key.partition("/")[0] == row)
+}
+
+
+def test_the_table_knows_every_pattern():
+    assert sorted(TABLE) == sorted(f"{row.slug}/{at}" for row in rows() for at in range(len(row.patterns)))
+
+
+def test_every_pattern_is_said_by_some_version():
+    silent = {key for key, versions in TABLE.items() if not versions}
+    assert {key for key in silent if key.partition("/")[0] not in PUT_TOGETHER} == OLDER
+
+
+def test_what_the_oldest_version_does_not_say_is_known():
+    assert {"dirty_not_input", "saved_read_twice"} == LATER - PUT_TOGETHER
+
+
+def test_every_row_is_said_by_the_newest_version():
+    newest = max((one for versions in TABLE.values() for one in versions), key=lambda one: [*map(int, one.split("."))])
+    said = {key.partition("/")[0] for key, versions in TABLE.items() if newest in versions}
+    assert said | PUT_TOGETHER == {row.slug for row in rows()}
+
+
+@pytest.mark.long
+def test_the_table_is_right_for_the_installed_version():
+    version = torch.__version__.partition("+")[0]
+    if not any(version in versions for versions in TABLE.values()):
+        pytest.skip(f"the table does not know torch {version}")
+    wanted = wordings.pieces()
+    found = wordings.found_in(wordings.wheel_files(Path(torch.__file__).parent.parent), wanted)
+    assert found == {key for key, versions in TABLE.items() if version in versions}
