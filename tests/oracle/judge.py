@@ -175,16 +175,21 @@ def complaints(truths: Sequence[Truth]) -> list[list[str]]:
     gradsan is on for all of them together, since to put its wrappers into torch takes longer than a program.
     """
     found: list[list[str]] = [[] for _ in truths]
-    for mode, look in (("deep", _of_deep), ("heal", _of_heal)):
-        with gradsan.watch(mode):
-            for truth, said in zip(truths, found, strict=True):
-                if truth.verdict != "unclear":
-                    said += look(truth)
+    unmeasured: set[int] = set()
+    judged = [(number, truth) for number, truth in enumerate(truths) if truth.verdict != "unclear"]
+    with gradsan.watch("deep"):
+        for number, truth in judged:
+            outcome, said = watched(truth, "deep")
+            found[number] += _of_deep(truth, outcome, said)
+            if any(one.silent and one.gradient.status == "unknown" for one in said):
+                unmeasured.add(number)
+    with gradsan.watch("heal"):
+        for number, truth in judged:
+            found[number] += _of_heal(truth, number in unmeasured)
     return found
 
 
-def _of_deep(truth: Truth) -> list[str]:
-    outcome, said = watched(truth, "deep")
+def _of_deep(truth: Truth, outcome: Outcome, said: tuple[Any, ...]) -> list[str]:
     found = []
     plain = truth.plain
     if (outcome.at, outcome.stale) != (plain.at, plain.stale):
@@ -195,7 +200,9 @@ def _of_deep(truth: Truth) -> list[str]:
     if differs(outcome.seen, plain.seen) > _ROUNDING:
         found.append("deep: other gradients than without gradsan")
     errors = [one for one in said if one.severity == "error"]
-    silent, raised = any(one.silent for one in errors), any(one.gradient.status == "raised" for one in errors)
+    raised = any(one.gradient.status == "raised" for one in errors)
+    # That it does not know whether the gradient is right is a true word of a right one, too.
+    silent = any(one.silent and (truth.verdict != "right" or one.gradient.status != "unknown") for one in errors)
     # Of a backward that was stopped nobody knows what it would have computed.
     if silent != ("wrong" in truth.verdict) and not (silent and (plain.stale or _rounding_decides(truth, outcome))):
         found.append(f"deep: {'a' if silent else 'no'} silent error is told, the truth is: {truth.verdict}")
@@ -209,7 +216,7 @@ def _rounding_decides(truth: Truth, outcome: Outcome) -> bool:
     return truth.verdict == "right" and differs(outcome.seen, truth.right, smallest=0.0) > 0
 
 
-def _of_heal(truth: Truth) -> list[str]:
+def _of_heal(truth: Truth, is_unmeasured: bool) -> list[str]:
     outcome, said = watched(truth, "heal")
     found = []
     if outcome.error is not None and (outcome.stale or not truth.plain.stale):
@@ -219,6 +226,6 @@ def _of_heal(truth: Truth) -> list[str]:
     if truth.verdict != "right" and not said:
         found.append(f"heal: nothing is told, the truth is: {truth.verdict}")
     serious = any(one.severity != "note" for one in said)
-    if truth.verdict == "right" and serious and not _rounding_decides(truth, truth.plain):
+    if truth.verdict == "right" and serious and not is_unmeasured and not _rounding_decides(truth, truth.plain):
         found.append(f"heal: {[one.code for one in said]}, the truth is: right")
     return found

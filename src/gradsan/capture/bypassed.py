@@ -46,9 +46,10 @@ def bypassed(core: Any, missing: Iterable[Any]) -> dict[int, Bypass]:
     wanted = {id(one): one for one in missing}
     if not wanted:
         return {}
-    written = _written_in_forward(core)
     found: dict[int, Bypass] = {}
-    for module in modules_alive(_may_bypass):
+    modules = modules_alive(_may_bypass)
+    written = _written_in_forward(core) if modules else frozenset()
+    for module in modules:
         for chain, parameter in _own_parameters(module):
             if id(parameter) in wanted and _torch.storage_or_none(parameter) not in written:
                 kind: Any = type(module)

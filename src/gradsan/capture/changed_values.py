@@ -22,6 +22,7 @@ from gradsan.capture.applied import is_application
 from gradsan.capture.ledger import RawWrite
 from gradsan.capture.noted import Findings
 from gradsan.capture.originals import Kept
+from gradsan.capture.recent_writes import RecentWrites
 from gradsan.capture.snapshots import Snapshots
 from gradsan.capture.stack_pairs import begin_elsewhere, is_around
 from gradsan.capture.stacks import symbolise
@@ -31,14 +32,8 @@ from gradsan.overlap import overlap
 
 UNRECORDED, CALLERS = "no_grad_write", "forward_alias"
 
-_WRITES_READ = 4_096
-_WRITES_OF_A_STORAGE = 16
 _LOGGED_TOGETHER = 2
 """By how much the clock may have moved from the entry of an operation's Node to that of its write."""
-_QUIET_KINDS = ("step", "metadata", "statistics", "collective", "outside")
-
-# Where these stand in an entry of the log, of which each backward looks at thousands.
-_STORAGE, _IS_PARAMETER, _KIND = (RawWrite._fields.index(name) for name in ("storage", "is_parameter", "kind"))
 
 
 class Read(NamedTuple):
@@ -58,6 +53,7 @@ class ChangedValues:
         """``core`` and ``steps`` are the logs that tell who wrote, ``snapshots`` knows what was there before."""
         self._snapshots = snapshots
         self._core, self._steps, self._findings = core, steps, findings
+        self._recent = RecentWrites(core)
         self.looks_always = False
 
     def before_round(self, entry: Any, rounds: int) -> None:
@@ -70,7 +66,7 @@ class ChangedValues:
         self._look(entry, tuple(args[3]) if len(args) > 3 and args[3] else ())
 
     def _look(self, entry: Any, inputs: tuple[Any, ...]) -> None:
-        writes = self._writes()
+        writes = self._recent.by_storage()
         if not writes:
             return
         backward = read_backward(entry)
@@ -154,17 +150,6 @@ class ChangedValues:
             alias_site=alias,
             certain=way == UNRECORDED,
         )
-
-    def _writes(self) -> dict[int, list[RawWrite]]:
-        """The youngest writes that may have gone unrecorded, by storage."""
-        found: dict[int, list[RawWrite]] = {}
-        for entry in reversed(self._core.writes()[-_WRITES_READ:]):
-            storage = entry[_STORAGE]
-            if storage and not entry[_IS_PARAMETER] and entry[_KIND] not in _QUIET_KINDS:
-                of_storage = found.setdefault(storage, [])
-                if len(of_storage) < _WRITES_OF_A_STORAGE:
-                    of_storage.append(RawWrite(*entry))
-        return found
 
     def _is_recorded(self, raw: RawWrite, reader: Any, thread: int) -> bool:
         """Whether autograd knows of a write, or it is none of the reading call's own thread.

@@ -91,6 +91,8 @@ def _from_loader(file: str) -> list[str]:
 
 
 def _module_of(file: str) -> ModuleType | None:
+    if file.startswith("<"):
+        return None  # no file: ``<string>``, a cell
     for module in list(sys.modules.values()):
         found = getattr(module, "__file__", None) if isinstance(module, ModuleType) else None
         if isinstance(found, str) and (found == file or _absolute(found) == file):
