@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -297,3 +299,26 @@ def test_dispatch_tables_keyed_by_torch_functions_still_work(native: bool) -> No
         assert torch.add(x, x) == "add"
         assert x.mul_(2) == "mul_"
         assert torch.cat([x, x]) == "cat"
+
+
+LOOKED_AT = """
+import torch, gradsan
+from gradsan.capture.recorder import recorder
+
+layers = torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.ReLU(inplace=True), torch.nn.Linear(4, 1)
+net = torch.nn.Sequential(*layers)
+optimizer = torch.optim.Adam(net.parameters())
+with gradsan.watch():
+    for _ in range(20):
+        optimizer.zero_grad()
+        net(torch.randn(3, 4)).square().mean().backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+    print(recorder().before_backward, recorder().after_backward, recorder().after_nodes, recorder().core.on_enter)
+"""
+
+
+def test_a_plain_training_has_no_backward_looked_at() -> None:
+    """In a process of its own: what other tests have made, such as wrapper classes, is reason enough to look."""
+    done = subprocess.run([sys.executable, "-c", LOOKED_AT], capture_output=True, text=True, check=True)
+    assert done.stdout == "[] [] [] None\n"

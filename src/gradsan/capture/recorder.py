@@ -103,7 +103,7 @@ class Recorder:
         self.functions = Functions(self.core, self.steps, notes, self._findings, self._scan_functions)
         self.checkpoints = Checkpoints(self.core, self.steps, notes, self._findings, self.note_blind_spot)
         self.changed_values = ChangedValues(self.core, self.steps, self._findings, self.uncounted.snapshots)
-        self.wrapped = Wrapped(self.core, self.steps, self._findings, self._scan_wrapped)
+        self.wrapped = Wrapped(self.core, self.steps, self._findings)
         self.buffer_sync = BufferSync(self.core, self.uncounted, self.note_blind_spot)
         self.sharded = Sharded(self.core, self.steps, notes, self._findings)
         # What they hold comes and goes; GS217 tells of what changed, and copies would undo what sharding is for.
@@ -253,10 +253,6 @@ class Recorder:
         """Have graphs looked through from now on: memory has been taken away from under a storage."""
         self._ask_before_backward(self.emptied.before_backward)
 
-    def _scan_wrapped(self) -> None:
-        """Have graphs looked through from now on: the program has wrapper subclasses."""
-        self._ask_before_backward(self.wrapped.before_backward)
-
     def _scan_functions(self) -> None:
         """Have custom Functions looked at from now on: one has kept or written something."""
         self._ask_before_backward(self.functions.before_backward)
@@ -286,9 +282,8 @@ class Recorder:
                 self._note_failure(failure)
 
     def _on_round(self, entry: Any, rounds: int) -> None:
-        for look in (self.life.before_round, self.changed_values.before_round, self.kept_gradients.before_round):
-            self.guard(partial(look, entry, rounds))
-        self.guard(self.wrapped.before_round)
+        for part in (self.life, self.changed_values, self.kept_gradients, self.wrapped):
+            self.guard(partial(part.before_round, entry, rounds))
 
     def _on_quiet(self, end: int) -> None:
         self.guard(partial(self.unused_graphs.look, end))

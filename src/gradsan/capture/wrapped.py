@@ -1,14 +1,14 @@
 """Values saved as a wrapper subclass: writes to the tensors inside, which the counter of the wrapper does not see.
 
 What is written by way of the wrapper moves its counter, and PyTorch raises. What is written to an inner tensor past the
-wrapper stands in the log under the inner storage alone. Graphs are walked for it once the program has such a class.
+wrapper stands in the log under the inner storage alone. Where the program has such a class, graphs are walked for it at
+the 1st, 2nd, 4th, 8th … backward of a line.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -38,23 +38,17 @@ class _Inside(NamedTuple):
 class Wrapped:
     """Looks at the graph of a backward; what it finds goes to ``findings``."""
 
-    def __init__(self, core: Any, steps: Any, findings: Findings, begin: Callable[[], None]) -> None:
-        """``begin`` has :meth:`before_backward` called from now on."""
-        self._core, self._steps, self._findings, self._begin = core, steps, findings, begin
-        self._has_begun = False
+    def __init__(self, core: Any, steps: Any, findings: Findings) -> None:
+        """``core`` and ``steps`` are the logs that tell who wrote."""
+        self._core, self._steps, self._findings = core, steps, findings
 
-    def before_round(self) -> None:
-        """See whether the program has wrapper subclasses; as ``on_round`` of the core."""
-        if not self._has_begun and _torch.has_wrapper_classes():
-            self._has_begun = True
-            self._begin()
-
-    def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Look at the graph behind the outputs; the arguments are those of ``Recorder.before_backward``."""
+    def before_round(self, entry: Any, rounds: int) -> None:
+        """Look at some of the rounds of a line that calls backward; as ``on_round`` of the core."""
+        if not _torch.has_wrapper_classes():
+            return
         backward = read_backward(entry)
-        inputs = tuple(args[3]) if len(args) > 3 and args[3] else ()
         with _torch.hushed():
-            inside = self._inside(graphs.engine_order(backward.roots, inputs, backward.via == "backward"), backward)
+            inside = self._inside(graphs.engine_order(backward.roots, (), backward.via == "backward"), backward)
             if not inside:
                 return
             for entry_of_log in self._core.writes_after(min(one.made[2] for ones in inside.values() for one in ones)):

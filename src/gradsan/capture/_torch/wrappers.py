@@ -50,8 +50,7 @@ def has_wrapper_classes() -> bool:
     while waiting and seen < _CLASSES_READ:
         kind = waiting.pop()
         seen += 1
-        is_torchs = kind.__module__.startswith("torch.") and not kind.__module__.startswith("torch.testing.")
-        if _is_wrapper(kind) and not is_torchs:
+        if _is_wrapper(kind) and not kind.__module__.startswith("torch."):
             return True
         waiting += kind.__subclasses__()
     return False
