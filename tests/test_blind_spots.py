@@ -13,6 +13,7 @@ import torch
 
 import gradsan
 from example_programs import ROOT, refresh_reports, run_program
+from gradsan.capture.recorder import recorder
 from gradsan.model import Diagnosis
 
 PAGE = ROOT / "docs" / "blind-spots.md"
@@ -52,6 +53,8 @@ def execute(entry: Entry, file: Path, *, watch: bool = True) -> Outcome:
     program = entry.program if watch else entry.program.replace("blind_spots::", "plain::")
     file.write_text(program, encoding="utf-8")
     code = compile(program, str(file), "exec")
+    # Threads and storages get the numbers of earlier ones again; in one program that is rare, here it is the rule.
+    recorder().core.clear()
     variables: dict[str, Any] = {"__name__": "program"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
