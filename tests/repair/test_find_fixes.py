@@ -116,6 +116,7 @@ def test_two_faults_are_mended_one_after_the_other(tmp_path, monkeypatch):
     assert found.left is None
 
 
+@pytest.mark.long
 def test_two_faults_of_one_backward(tmp_path, monkeypatch):
     found = search(tmp_path, monkeypatch, ONE_BACKWARD)
     assert passed(found)[0] == ("out_of_place", "preserved")
@@ -144,6 +145,7 @@ def test_what_gradsan_cannot_explain_is_said_to_be_so(tmp_path, monkeypatch, kin
     assert found.exception[0] == kind
 
 
+@pytest.mark.long
 def test_what_pytorch_does_not_report_is_mended_too(tmp_path, monkeypatch):
     fused = REORDER.replace("SGD(", "Adam(").replace("lr=0.1", "lr=0.1, fused=True").replace("range(2)", "range(1)")
     found = search(tmp_path, monkeypatch, fused)
