@@ -178,13 +178,7 @@ class Deep:
         if self._emptied.since(kept.alias, kept.clock) is not None and kept.is_emptied:
             return self._of_emptied(kept)
         if self._reading:
-            if (
-                self._reading == "current"
-                or kept.original is None
-                or (kept.changed and self._is_filled_after_save(kept))
-            ):
-                return kept.current
-            return kept.original
+            return self.given_aside(kept)
         moved, changed = kept.moved, kept.changed
         if not (moved or changed):
             return kept.alias
