@@ -287,7 +287,7 @@ def test_is_told_before_and_after(core):
     assert kwargs == {"accumulate_grad": False}
 
 
-@pytest.mark.parametrize("moment", ["on_enter", "on_leave"])
+@pytest.mark.parametrize("moment", ["on_enter", "on_leave", "on_differentiable"])
 def test_may_be_stopped_before_and_after(core, moment):
     core.active = True
 
@@ -296,11 +296,28 @@ def test_may_be_stopped_before_and_after(core, moment):
 
     setattr(core, moment, stop)
     ran = []
-    run = core.engine(lambda t_outputs: ran.append(t_outputs))
+    run = core.engine(lambda t_outputs, *_: ran.append(t_outputs))
     with pytest.raises(KeyError, match="stop"):
-        run(())
-    assert bool(ran) == (moment == "on_leave")
+        run((), None, True, True)
+    assert bool(ran) == (moment != "on_enter")
     assert core.running == []
+
+
+def test_is_told_what_gradients_can_be_differentiated(core):
+    core.active = True
+    told = []
+    core.on_differentiable = lambda *given: told.append(given)
+    inputs, outputs = (object(),), (object(),)
+    run = core.engine(lambda t_outputs, *args, **kwargs: 7)
+    run(outputs, None, True, False, inputs, accumulate_grad=False)
+    run(outputs)
+    assert told == []
+    run(outputs, None, True, True, inputs, accumulate_grad=False)
+    run(outputs, None, True, True)
+    (record, given, result), (_, none, _) = told
+    assert record[3] is outputs
+    assert given is inputs
+    assert (none, result) == ((), 7)
 
 
 def test_is_told_of_nodes(core):

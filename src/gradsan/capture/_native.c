@@ -552,6 +552,7 @@ typedef struct {
     PyObject *on_enter;   /* called with a record of `running` and what else the engine was given, before it runs */
     PyObject *on_leave;   /* called with a record of `running` whose backward has ended well */
     PyObject *on_round;   /* called with a record of `running` at the 1st, 2nd, 4th, 8th ... call of one line, and that number */
+    PyObject *on_differentiable; /* called with a record of `running`, inputs and result, after a call with create_graph */
     PyObject *quiet_operators; /* the ids of operators that write nothing; a set */
     PyObject *on_operator;     /* called with the positional (first the operator) and the named arguments of a call */
     PyObject *on_step_begin, *on_step_end; /* called with an optimizer that is not in `settled` */
@@ -1823,6 +1824,20 @@ static int tell_entry(Core *core, PyObject *record, PyObject *const *args, Py_ss
     return failed ? -1 : 0;
 }
 
+/* Calls `on_differentiable` with the record, the inputs that the engine was given, and its result. */
+static int tell_differentiable(Core *core, PyObject *record, PyObject *const *args, Py_ssize_t count, PyObject *result)
+{
+    PyObject *inputs = count > 4 ? Py_NewRef(args[4]) : PyTuple_New(0);
+    if (inputs == NULL)
+        return -1;
+    PyObject *on_differentiable = Py_NewRef(core->on_differentiable);
+    PyObject *told = PyObject_CallFunctionObjArgs(on_differentiable, record, inputs, result, NULL);
+    Py_DECREF(on_differentiable);
+    Py_DECREF(inputs);
+    Py_XDECREF(told);
+    return told == NULL ? -1 : 0;
+}
+
 static PyObject *Engine_vectorcall(PyObject *self, PyObject *const *args, size_t flagged_count, PyObject *keywords)
 {
     Engine *engine = (Engine *)self;
@@ -1860,6 +1875,9 @@ static PyObject *Engine_vectorcall(PyObject *self, PyObject *const *args, size_t
         if (end != first && log_nodes(core, first, end) < 0 && forgive(core) < 0)
             Py_CLEAR(result);
         end_backward(core, remembered, end);
+        if (result != NULL && record != NULL && count > 3 && args[3] == Py_True && is_set(core->on_differentiable) &&
+            tell_differentiable(core, record, args, count, result) < 0)
+            Py_CLEAR(result);
         if (result != NULL && record != NULL && is_set(core->on_leave)) {
             PyObject *on_leave = Py_NewRef(core->on_leave);
             PyObject *told = PyObject_CallFunctionObjArgs(on_leave, record, NULL);
@@ -1963,6 +1981,7 @@ static int Core_traverse(Core *self, visitproc visit, void *arg)
     Py_VISIT(self->on_write);
     Py_VISIT(self->lets_pass);
     Py_VISIT(self->on_round);
+    Py_VISIT(self->on_differentiable);
     Py_VISIT(self->on_operator);
     Py_VISIT(self->on_step_begin);
     Py_VISIT(self->on_step_end);
@@ -1980,6 +1999,7 @@ static int Core_clear(Core *self)
     Py_CLEAR(self->on_write);
     Py_CLEAR(self->lets_pass);
     Py_CLEAR(self->on_round);
+    Py_CLEAR(self->on_differentiable);
     Py_CLEAR(self->on_operator);
     Py_CLEAR(self->on_step_begin);
     Py_CLEAR(self->on_step_end);
@@ -2051,6 +2071,7 @@ static PyMemberDef Core_members[] = {
     {"lets_pass", T_OBJECT, offsetof(Core, lets_pass), 0, NULL},
     {"running", T_OBJECT_EX, offsetof(Core, running), READONLY, NULL},
     {"on_round", T_OBJECT, offsetof(Core, on_round), 0, NULL},
+    {"on_differentiable", T_OBJECT, offsetof(Core, on_differentiable), 0, NULL},
     {"on_operator", T_OBJECT, offsetof(Core, on_operator), 0, NULL},
     {"quiet_operators", T_OBJECT_EX, offsetof(Core, quiet_operators), READONLY, NULL},
     {"on_step_begin", T_OBJECT, offsetof(Core, on_step_begin), 0, NULL},
