@@ -409,6 +409,22 @@ def test_several_writes_are_one_finding(mode: str) -> None:
     assert sum(label.role == "written" for label in one.labels) == 2
 
 
+def test_writes_to_a_tensor_whose_address_is_used_again_are_not_counted() -> None:
+    model, addresses = Fills(), set()
+    for _ in range(100):
+        with gradsan.watch("deep") as watched:
+            data = batch()
+            F.mse_loss(model(data, torch.ones(2, 1)), data).backward()
+        (one,) = watched.diagnoses
+        assert sum(label.role == "written" for label in one.labels) == 2
+        address = data.untyped_storage()._cdata
+        if address in addresses:
+            break
+        addresses.add(address)
+    else:
+        pytest.fail("no address was used again")
+
+
 @every_mode
 def test_the_caller_reads_what_was_written_in_another_function(mode: str) -> None:
     model = Subtracts()

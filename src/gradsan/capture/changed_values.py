@@ -82,6 +82,8 @@ class ChangedValues:
 
     def _judge(self, backward: Any, read: Read, raws: list[RawWrite], by_number: dict[int, Any]) -> None:
         made = self._made(read.number, backward.thread)
+        if read.maker is None:
+            raws = _of_this_life(raws, int(read.alias._version))
         raws = [raw for raw in raws if made is not None and not self._is_recorded(raw, made, backward.thread)]
         if not raws:
             return
@@ -206,6 +208,22 @@ def _read(node: Any, number: int, slot: str, saved: Any) -> Read | None:
     if maker is None and tensor.requires_grad:
         return None
     return Read(node, number, slot, packed, maker)
+
+
+def _of_this_life(raws: list[RawWrite], version: int) -> list[RawWrite]:
+    """The writes to a tensor that has come to ``version``, without those to another that had its address before.
+
+    Going back in time the versions of one tensor fall. A write that does not count for it (``.data``) has no place in
+    that order: where the last is such a one, each line's last is taken.
+    """
+    found: list[RawWrite] = []
+    at = version + 1
+    for raw in sorted(raws, key=lambda raw: raw.clock, reverse=True):
+        if raw.version is None or raw.version >= at:
+            break
+        found.append(raw)
+        at = raw.version
+    return found or list({raw.stack: raw for raw in sorted(raws, key=lambda raw: raw.clock)}.values())
 
 
 def _origin(maker: int, before: int, by_number: dict[int, Any]) -> int | None:
