@@ -18,6 +18,7 @@ CODES = {
     "gradient_kept_": "GS214",
     "value_": "GS215",
     "argument_": "GS216",
+    "update_": "GS218",
 }
 """The code by the beginning of a program's name."""
 

@@ -95,7 +95,7 @@ class Deep:
         }
         # The inside of a wrapper subclass is compared, not put together anew: there is nothing to measure with.
         if changed and all(kept.original is not None for kept in changed.values()):
-            asked_for = list(args[3]) if len(args) > 3 and args[3] else _leaves_of(order)
+            asked_for = list(args[3]) if len(args) > 3 and args[3] else graphs.leaves_of(order)
             if len(args) > 3 and args[3]:
                 order = graphs.engine_order(roots, tuple(args[3]), accumulates=False)
             self._deviation = self._measured(outputs, args[0] if args else None, asked_for, order)
@@ -263,13 +263,3 @@ def _kept_of(nodes: list[Any]) -> Iterator[tuple[Any, str, Kept]]:
             kept = packed.kept if isinstance(packed, HookedSave) else packed
             if isinstance(kept, Kept):
                 yield node, slot, kept
-
-
-def _leaves_of(nodes: list[Any]) -> list[Any]:
-    leaves: dict[int, Any] = {}
-    for node in nodes:
-        for child, _ in node.next_functions:
-            leaf = getattr(child, "variable", None)
-            if torch.is_tensor(leaf):
-                leaves[id(leaf)] = leaf
-    return list(leaves.values())

@@ -102,6 +102,17 @@ def _leading_to(inputs: tuple[Any, ...], accumulates: bool, order: list[Any]) ->
     return [node for node in order if node in running]
 
 
+def leaves_of(nodes: Iterable[Any]) -> list[Any]:
+    """The leaves to which ``nodes`` hand gradients, each once."""
+    leaves: dict[int, Any] = {}
+    for node in nodes:
+        for child, _ in node.next_functions:
+            leaf = getattr(child, "variable", None)
+            if _torch.is_tensor(leaf):
+                leaves[id(leaf)] = leaf
+    return list(leaves.values())
+
+
 def path(roots: list[Any], target: Any) -> list[tuple[Any, int]]:
     """A shortest way from a root to ``target`` as (Node, output number by which it was entered); empty if none.
 

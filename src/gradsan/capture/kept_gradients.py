@@ -227,5 +227,4 @@ def _reads_gradient(code: CodeType) -> bool:
 def _leaves_of(entry: Any) -> frozenset[int]:
     """The leaves to which the graph of a backward leads."""
     order = graphs.engine_order(read_backward(entry).roots)
-    children = (child for node in order for child, _ in node.next_functions if child is not None)
-    return frozenset(id(child.variable) for child in children if hasattr(child, "variable"))
+    return frozenset(map(id, graphs.leaves_of(order)))

@@ -36,6 +36,7 @@ from gradsan.capture.gradient_writes import GradientWrites
 from gradsan.capture.hooked import HookedValues
 from gradsan.capture.kept_gradients import KeptGradients
 from gradsan.capture.life import Life
+from gradsan.capture.lost_updates import LostUpdates
 from gradsan.capture.moments import moments
 from gradsan.capture.noted import Findings, Notes
 from gradsan.capture.overwriting import Overwriting
@@ -111,6 +112,8 @@ class Recorder:
         self.gradient_writes = GradientWrites(self.core, self.failures, _CONFLICTS_KEPT)
         self.core.on_write = self._on_write
         self.kept_gradients = KeptGradients(self.core, self.steps, self.backwards, self.uncounted, self._on_life)
+        self.lost_updates = LostUpdates(self.core, self.steps, self.uncounted, self._on_life, self._listen_for_updates)
+        self.core.on_differentiable = self._on_differentiable
         self._settling = Settling(
             self.core,
             lambda optimizer, frame: self.guard(partial(self.life.first_step, optimizer, frame)),
@@ -150,6 +153,7 @@ class Recorder:
         self._findings.forget()
         self.gradient_writes.forget()
         self.unused_graphs.forget()
+        self.lost_updates.forget()
         self.listen()
         for part in (
             self._watch_user_hooks,
@@ -282,8 +286,19 @@ class Recorder:
                 self._note_failure(failure)
 
     def _on_round(self, entry: Any, rounds: int) -> None:
-        for part in (self.life, self.changed_values, self.kept_gradients, self.wrapped):
+        for part in (self.life, self.changed_values, self.kept_gradients, self.wrapped, self.lost_updates):
             self.guard(partial(part.before_round, entry, rounds))
+
+    def _on_differentiable(self, entry: Any, inputs: Any, result: Any) -> None:
+        self.guard(partial(self.lost_updates.differentiable, entry, inputs, result))
+
+    def _listen_for_updates(self, wanted: bool) -> None:
+        listener = self.lost_updates.before_backward
+        if wanted:
+            self._ask_before_backward(listener)
+        elif listener in self.before_backward:
+            self.before_backward = [one for one in self.before_backward if one != listener]
+            self.listen()
 
     def _on_quiet(self, end: int) -> None:
         self.guard(partial(self.unused_graphs.look, end))
@@ -396,6 +411,7 @@ class Recorder:
             self.core.active = False
             self._patches.undo()
             self.guard(self.unused_graphs.settle)
+            self.guard(self.lost_updates.settle)
 
     def mark(self) -> Mark:
         """A point in the run; :meth:`evidence` tells what came after it."""

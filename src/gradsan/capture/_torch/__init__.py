@@ -62,6 +62,7 @@ from gradsan.capture._torch.modes import (
     is_grad_enabled,
     is_tensor,
     is_traced_by_dynamo,
+    is_transformed,
     unhush,
     without_dispatch_modes,
 )
@@ -175,6 +176,7 @@ __all__ = [
     "is_read_by_backward",
     "is_tensor",
     "is_traced_by_dynamo",
+    "is_transformed",
     "keep_traced_graph",
     "kind_of_output",
     "lazy_clone",

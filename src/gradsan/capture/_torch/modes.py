@@ -67,3 +67,13 @@ def without_dispatch_modes() -> contextlib.AbstractContextManager[Any]:
 
 _disable_modes: Callable[[], Any] | None = getattr(torch.utils._python_dispatch, "_disable_current_modes", None)
 _modes_entered: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
+
+
+def is_transformed() -> bool:
+    """Whether a transform of ``torch.func`` runs in this thread. Missing: False."""
+    return _transform_level is not None and _transform_level() is not None
+
+
+_transform_level: Callable[[], int | None] | None = getattr(
+    getattr(torch._C, "_functorch", None), "maybe_current_level", None
+)
