@@ -31,7 +31,7 @@ def test_a_fresh_core(core):
     assert (core.active, core.clock, core.saves, core.write_count, core.steps) == (False, 0, 0, 0, 0)
     assert (core.open_steps, core.log_errors, core.backwards, core.on_failure) == (0, 0, 0, None)
     assert core.writes() == core.nodes_near(0, 0) == core.running == core.step_log == core.backward_log == []
-    assert not core.writes_were_cut
+    assert not core.lost_writes_after(0)
     assert not core.ran_since(core.stack(), 0, 0)
 
 

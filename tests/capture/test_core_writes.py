@@ -87,10 +87,12 @@ def test_writes_are_bounded(core):
     add = core.writer(torch.Tensor.add_, "add_", "inplace", 0, None)
     for _ in range(kept):
         add(tensor, 1)
-    assert not core.writes_were_cut
+    assert not core.lost_writes_after(0)
     for number in range(10):
         add(tensor, number)
-    assert core.writes_were_cut
+    assert core.lost_writes_after(0)
+    assert core.lost_writes_after(10)
+    assert not core.lost_writes_after(11)
     assert core.write_count == kept + 10
     assert [entry[0] for entry in core.writes()] == list(range(11, kept + 11))
     assert [entry[2] for entry in core.writes()] == list(range(11, kept + 11))
@@ -119,7 +121,8 @@ def test_the_writes_after_a_moment_when_old_ones_were_dropped(core):
     for _ in range(33_000):
         write(x, 1)
     log = core.writes()
-    assert core.writes_were_cut
+    assert core.lost_writes_after(0)
+    assert not core.lost_writes_after(log[0][0])
     assert core.writes_after(0) == log
     assert core.writes_after(log[-4][0]) == log[-3:]
     assert core.writes_after(log[3][0]) == log[4:]

@@ -13,11 +13,15 @@ from gradsan.text import page
 
 
 def diagnoses_of(source, folder):
+    # Threads and storages get the numbers of earlier ones again; in one program that is rare, here it is the rule.
+    recorder().core.clear()
+    return diagnosed(source, folder)
+
+
+def diagnosed(source, folder):
     program = folder / "example.py"
     program.write_text(source, encoding="utf-8")
     failure = None
-    # Threads and storages get the numbers of earlier ones again; in one program that is rare, here it is the rule.
-    recorder().core.clear()
     watched = gradsan.watch()
     torch.set_warn_always(True)
     try:

@@ -199,10 +199,10 @@ class Core:
         younger = itertools.takewhile(lambda entry: entry[0] > clock, reversed(list(self._writes)))
         return list(younger)[::-1]
 
-    @property
-    def writes_were_cut(self) -> bool:
-        """Whether the bounded write log has dropped its oldest entries."""
-        return self.write_count > len(self._writes)
+    def lost_writes_after(self, clock: int) -> bool:
+        """Whether the bounded log may have dropped a write younger than ``clock``."""
+        writes = self._writes
+        return self.write_count > len(writes) and (not writes or bool(writes[0][0] > clock))
 
     def log_write(self, tensor: Any, op: str, kind: str, index: Any, stack: Stack) -> None:
         """Put one in-place change of ``tensor`` into the log; the program's own ``__torch_function__`` is not asked.

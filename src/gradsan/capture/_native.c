@@ -899,9 +899,13 @@ static PyObject *Core_writes_after(Core *self, PyObject *given)
     return after == -1 && PyErr_Occurred() ? NULL : list_writes(self, after);
 }
 
-static PyObject *Core_writes_were_cut(Core *self, void *Py_UNUSED(closure))
+static PyObject *Core_lost_writes_after(Core *self, PyObject *given)
 {
-    return PyBool_FromLong(self->write_count > (long long)self->writes.count);
+    long long after = PyLong_AsLongLong(given);
+    if (after == -1 && PyErr_Occurred())
+        return NULL;
+    int is_cut = self->write_count > (long long)self->writes.count;
+    return PyBool_FromLong(is_cut && (self->writes.count == 0 || write_at(&self->writes, 0)->clock > after));
 }
 
 /* The integer of an exact int that is given away; -1 with an exception otherwise. A symbolic integer is refused rather
@@ -2035,6 +2039,8 @@ static PyMethodDef Core_methods[] = {
     {"writes", (PyCFunction)Core_writes, METH_NOARGS, "writes($self, /)\n--\n\nThe logged writes, oldest first."},
     {"writes_after", (PyCFunction)Core_writes_after, METH_O,
      "writes_after($self, clock, /)\n--\n\nThose of the logged writes that are younger, oldest first."},
+    {"lost_writes_after", (PyCFunction)Core_lost_writes_after, METH_O,
+     "lost_writes_after($self, clock, /)\n--\n\nWhether the bounded log may have dropped a write younger than clock."},
     {"log_write", (PyCFunction)(void (*)(void))Core_log_write, METH_FASTCALL | METH_KEYWORDS,
      "log_write($self, tensor, op, kind, index, stack)\n--\n\nPut one in-place change of tensor into the log."},
     {"writer", (PyCFunction)(void (*)(void))Core_writer, METH_FASTCALL | METH_KEYWORDS,
@@ -2082,8 +2088,6 @@ static PyMemberDef Core_members[] = {
 };
 
 static PyGetSetDef Core_getset[] = {
-    {"writes_were_cut", (getter)Core_writes_were_cut, NULL, "Whether the bounded write log dropped its oldest entries.",
-     NULL},
     {"step_log", (getter)Core_step_log, NULL, "The logged steps, oldest first.", NULL},
     {"backward_log", (getter)Core_backward_log, NULL, "The logged calls into the engine, oldest first.", NULL},
     {NULL},

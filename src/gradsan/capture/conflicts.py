@@ -55,7 +55,7 @@ def of_failure(
         root_sequence=backward.root_sequence,
         bridge=bridge_over(core, backward, node, made, writes, frame),
         raised=True,
-        log_was_cut=core.writes_were_cut,
+        log_was_cut=core.lost_writes_after(since),
     )
 
 
@@ -87,7 +87,7 @@ def under_hooks(core: Any, steps: Any, save: Any, alias: Any) -> Conflict:
         root_sequence=backward.root_sequence if backward else None,
         raised=False,
         under_user_hooks=True,
-        log_was_cut=core.writes_were_cut,
+        log_was_cut=core.lost_writes_after(save.clock),
     )
 
 

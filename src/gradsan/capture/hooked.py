@@ -231,7 +231,7 @@ class HookedValues:
             root_sequence=backward.root_sequence if backward else None,
             raised=False,
             under_user_hooks=written.way is None,
-            log_was_cut=core.writes_were_cut,
+            log_was_cut=core.lost_writes_after(save.clock),
             way=written.way,
             alias_site=written.began,
             unchanged=written.unchanged,

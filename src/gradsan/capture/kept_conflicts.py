@@ -79,7 +79,7 @@ def of_kept(
         root_sequence=backward.root_sequence if backward else None,
         bridge=bridge_over(core, backward, node, made, writes, frame) if backward and counted else None,
         raised=raised,
-        log_was_cut=core.writes_were_cut,
+        log_was_cut=core.lost_writes_after(kept.clock),
         way=None if counted else door.way if door else _way(kept, writes),
         alias_site=None if counted or door is None else door.site,
         change=kept.change() if changed else None,

@@ -37,7 +37,6 @@ class RehearsedLog:
 
     running: tuple[Any, ...] = ()
     saves = 0
-    writes_were_cut = False
 
     def __init__(
         self,
@@ -104,6 +103,10 @@ class RehearsedLog:
             for event, number in zip(self.events, self._numbers, strict=True)
             if event.kind in ("op", "write")
         )
+
+    def lost_writes_after(self, clock: int) -> bool:
+        """Whether writes are missing: a script has all of them."""
+        return False
 
     def writes(self) -> list[tuple[Any, ...]]:
         """The writes that may have met the overwritten tensor, as a core tells them; all, where none is looked for."""
