@@ -32,6 +32,7 @@ def allow(names: Iterable[str]) -> None:
     their own. ``run_eagerly``: nothing is compiled. ``own_gradients``: hooks of tensors and the backward of Functions
     are given copies of gradients. ``own_context``: Functions keep copies on ``ctx``.
     ``release_gradients``: ``zero_grad`` fills copies with zeros, so that a graph on the gradients stays.
+    ``own_rank``: DistributedDataParallel exchanges no gradients, which of a single rank are right without.
     """
     wanted = frozenset(names)
     if "keep_graphs" in wanted:
@@ -52,6 +53,9 @@ def allow(names: Iterable[str]) -> None:
             torch.optim.Optimizer.zero_grad,
             lambda optimizer: (one for group in optimizer.param_groups for one in group["params"]),
         )
+    if "own_rank" in wanted:
+        parallel = torch.nn.parallel.DistributedDataParallel
+        parallel.__init__ = _by_itself(parallel.__init__)  # type: ignore[method-assign]
     if wanted & {"write_leaves", "renew_leaves", "single_views", "record_views", "own_memory"}:
         _Carrying(wanted).__enter__()  # type: ignore[no-untyped-call]
 
@@ -81,6 +85,17 @@ def _releasing(zero: Callable[..., None], parameters: Callable[[Any], Iterable[A
         zero(owner, *args, **kwargs)
 
     return releasing
+
+
+def _by_itself(initialise: Callable[..., None]) -> Callable[..., None]:
+    """``DistributedDataParallel.__init__`` with what its ``no_sync()`` does, for good."""
+
+    @functools.wraps(initialise)
+    def by_itself(module: Any, *args: Any, **kwargs: Any) -> None:
+        initialise(module, *args, **kwargs)
+        module.require_backward_grad_sync = False
+
+    return by_itself
 
 
 def _with_own_gradient(register: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Taking an argument out of a call, commas included."""
+"""Taking an argument out of a call, and putting one in, commas included."""
 
 from __future__ import annotations
 
@@ -9,9 +9,27 @@ import tokenize
 from gradsan.source.change import Edit
 from gradsan.source.tree import SourceFile, Span
 
-__all__ = ["without_keyword"]
+__all__ = ["with_keyword", "without_keyword"]
 
 _OPENING, _CLOSING = "([{", ")]}"
+
+
+def with_keyword(source: SourceFile, call: ast.Call, name: str, value: str) -> Edit | None:
+    """The edit that gives ``call`` the argument ``name=value``; None where it has that very one already."""
+    keyword = next((keyword for keyword in call.keywords if keyword.arg == name), None)
+    if keyword is not None:
+        return None if source.text(keyword.value) == value else Edit(source.span(keyword.value), value)
+    parentheses = _argument_bounds(source, call)
+    if parentheses is None:
+        return None
+    _, commas, closing = parentheses
+    given = [source.span(one) for one in (*call.args, *(keyword.value for keyword in call.keywords))]
+    if not given:
+        return Edit.insert(*closing, f"{name}={value}")
+    trailing = next((comma for comma in commas if comma >= max((one.end_line, one.end_column) for one in given)), None)
+    if trailing is not None:
+        return Edit.insert(trailing[0], trailing[1] + 1, f" {name}={value},")
+    return Edit.insert(*closing, f", {name}={value}")
 
 
 def without_keyword(source: SourceFile, call: ast.Call, name: str) -> Edit | None:

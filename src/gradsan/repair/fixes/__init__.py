@@ -18,6 +18,7 @@ from gradsan.repair.fixes import (
     disable_inplace_module,
     index_views,
     list_and_stack,
+    not_reentrant,
     rebuild_in_loop,
     recompute_forward,
     record_change,
@@ -30,6 +31,7 @@ from gradsan.repair.fixes import (
     state_in_module,
     step_after_loop,
     sum_losses,
+    told_to_data_parallel,
     views_after_write,
 )
 from gradsan.source.change import changed_lines
@@ -57,6 +59,8 @@ _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     rebuild_in_loop.suggest,
     step_after_loop.suggest,
     sum_losses.suggest,
+    not_reentrant.suggest,
+    told_to_data_parallel.suggest,
 )
 
 

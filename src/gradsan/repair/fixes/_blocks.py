@@ -15,7 +15,7 @@ from gradsan.source.tree import SourceFile
 
 _SWITCHING_OFF = frozenset({"no_grad", "inference_mode"})
 
-STEPPED = frozenset({"step_between_forward_and_backward", "fused_optimizer"})
+STEPPED = frozenset({"step_between_forward_and_backward", "fused_optimizer", "gathered_anew"})
 """Causes by which an update of parameters came between a forward and its backward."""
 
 
@@ -37,6 +37,12 @@ def labels(diagnosis: Diagnosis, *roles: str) -> tuple[Label, ...]:
 def advice(diagnosis: Diagnosis, kind: str) -> Fix | None:
     """What the diagnosis suggests of ``kind`` without saying how the lines would read."""
     return next((fix for fix in diagnosis.fixes if fix.kind == kind and not fix.lines), None)
+
+
+def user_files(diagnosis: Diagnosis) -> tuple[str, ...]:
+    """The user's files that the stacks of a diagnosis pass through, the innermost frames' first."""
+    frames = (frame for label in diagnosis.labels for frame in (label.frame, *reversed(label.site.frames)))
+    return tuple(dict.fromkeys(frame.file for frame in frames if frame.is_user))
 
 
 def placements(label: Label) -> Iterator[Placed]:
@@ -220,4 +226,5 @@ __all__ = [
     "switches_grad_off",
     "text_of",
     "texts_of",
+    "user_files",
 ]
