@@ -32,6 +32,7 @@ def test_every_label_is_at_a_line_of_the_program(program):
 
 
 CODES = {
+    "checkpoint_form_not_said": "GS518",
     "checkpoint_input_plain": "GS517",
     "cut_": "GS405",
     "custom_backward_": "GS410",

@@ -29,7 +29,7 @@ CODE_COLUMNS = 78
 
 SILENT = {*(f"GS2{number:02}" for number in (*range(1, 9), *range(10, 19))), "GS420", "GS421", "GS422"}
 """Codes whose failing example raises nothing: that is what they are about."""
-WARNED = {"GS409", "GS416", "GS418", "GS419", "GS517"}
+WARNED = {"GS409", "GS416", "GS418", "GS419", "GS517", "GS518"}
 """Codes of which PyTorch only warns."""
 
 CODES = [entry.code for entry in codes()]

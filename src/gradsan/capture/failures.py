@@ -17,7 +17,7 @@ from typing import Any
 from gradsan.capture import _torch, clues
 from gradsan.capture.stacks import is_user_file, of_traceback
 from gradsan.capture.steps import BackwardRecord
-from gradsan.catalogue import recognise
+from gradsan.catalogue import place_raised, recognise
 from gradsan.model import Failure, Frame, Site
 
 _WAITING = "_gradsan_failure"
@@ -68,7 +68,7 @@ def of_exception(
     waiting = getattr(error, _WAITING, None)
     if isinstance(waiting, Failure):
         return waiting
-    found = recognise([kind.__name__ for kind in type(error).__mro__], str(error))
+    found = recognise([kind.__name__ for kind in type(error).__mro__], str(error), place_raised(error))
     if found is None:
         return None
     row, values = found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradsan.catalogue._rows import recognise
+from gradsan.catalogue._rows import place_raised, recognise
 
 # How the version check's own message begins, which needs no row: what it means is for the causes to find out.
 _VERSION_CHECK = "one of the variables needed for gradient computation has been modified by an inplace operation"
@@ -12,7 +12,7 @@ def is_of_autograd(error: BaseException) -> bool:
     """Whether ``error`` is the version check's or one that the catalogue knows."""
     if isinstance(error, RuntimeError) and str(error).startswith(_VERSION_CHECK):
         return True
-    return recognise([kind.__name__ for kind in type(error).__mro__], str(error)) is not None
+    return recognise([kind.__name__ for kind in type(error).__mro__], str(error), place_raised(error)) is not None
 
 
 def comes_from_autograd(error: BaseException) -> bool:

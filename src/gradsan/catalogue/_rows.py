@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -9,21 +10,27 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.resources import files
+from pathlib import Path
 from typing import Literal
 
 Phase = Literal["statement", "backward"]
 
+_GRADSAN = str(Path(__file__).resolve().parent.parent) + os.sep
 _TOML = "tomllib" if sys.version_info >= (3, 11) else "tomli"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One message of PyTorch, in all its wordings; ``slug`` is what ``Failure.row`` calls it."""
+    """One message of PyTorch, in all its wordings; ``slug`` is what ``Failure.row`` calls it.
+
+    ``raised_in``: where the words are anybody's, the places that raise them, as :func:`place_raised` tells them.
+    """
 
     slug: str
     raised_as: str
     phase: Phase
     patterns: tuple[re.Pattern[str], ...]
+    raised_in: tuple[str, ...] = ()
 
 
 @cache
@@ -41,15 +48,33 @@ def rows() -> tuple[Row, ...]:
         for slug, table in sorted(tables.items()):
             if slug in found:
                 raise ValueError(f"{source.name} has the row {slug} again")
-            patterns = tuple(re.compile(pattern, re.DOTALL) for pattern in table["patterns"])
-            found[slug] = Row(slug, table["raised_as"], table["phase"], patterns)
+            patterns = tuple(re.compile(pattern, re.DOTALL) for pattern in table.get("patterns", ()))
+            found[slug] = Row(slug, table["raised_as"], table["phase"], patterns, tuple(table.get("raised_in", ())))
     return tuple(found.values())
 
 
-def recognise(kinds: Iterable[str], message: str) -> tuple[Row, Mapping[str, str]] | None:
+def place_raised(error: BaseException) -> str:
+    """The file and the function of the innermost frame that an exception came through: ``torch/_tensor.py:backward``.
+
+    Of torch's files the path from torch's folder on. gradsan's own frames do not count; empty
+    where no other is there.
+    """
+    place = ""
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not code.co_filename.startswith(_GRADSAN):
+            _, found, within = code.co_filename.replace("\\", "/").rpartition("/torch/")
+            place = f"{found[1:]}{within}:{code.co_name}"
+        trace = trace.tb_next
+    return place
+
+
+def recognise(kinds: Iterable[str], message: str, raised_in: str = "") -> tuple[Row, Mapping[str, str]] | None:
     """The row that a message belongs to and the named groups found in it, or None.
 
-    ``kinds`` are the names of the exception's class and of its bases. Groups that took no part are left out.
+    ``kinds`` are the names of the exception's class and of its bases, ``raised_in`` what :func:`place_raised` tells of
+    it; the words are looked at first. Groups that took no part are left out.
     """
     known = frozenset(kinds)
     for row in rows():
@@ -59,4 +84,5 @@ def recognise(kinds: Iterable[str], message: str) -> tuple[Row, Mapping[str, str
             match = pattern.search(message)
             if match is not None:
                 return row, {name: value for name, value in match.groupdict().items() if value is not None}
-    return None
+    here = (row for row in rows() if row.raised_as in known and raised_in in row.raised_in)
+    return next(((row, {"message": message}) for row in here), None)

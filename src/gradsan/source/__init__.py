@@ -8,6 +8,7 @@ from gradsan.source.backward_calls import backward_of_sum, keep_graph
 from gradsan.source.bindings import Carried, carried_names
 from gradsan.source.calls import alias_of, callers_expression, dies_with_call
 from gradsan.source.change import Change, apply_change, changed_lines
+from gradsan.source.contexts import context_around
 from gradsan.source.cuts import Cut, Live, find_cuts, grad_switched_off
 from gradsan.source.functions import (
     bind_early,
@@ -18,6 +19,7 @@ from gradsan.source.functions import (
     save_for_backward,
 )
 from gradsan.source.kept import Addition, Used, additions, assignments, uses_in
+from gradsan.source.keywords import add_keyword
 from gradsan.source.layers import inplace_layer_false
 from gradsan.source.lines import is_cell, source_line, source_lines
 from gradsan.source.listing import list_and_stack
@@ -62,6 +64,7 @@ __all__ = [
     "Statement",
     "Used",
     "Written",
+    "add_keyword",
     "additions",
     "alias_of",
     "apply_change",
@@ -78,6 +81,7 @@ __all__ = [
     "clone_at_save",
     "clone_before",
     "consumed_names",
+    "context_around",
     "definition_of",
     "detach_after",
     "detach_after_round",

@@ -7,6 +7,7 @@ import ast
 from gradsan.model import Frame
 from gradsan.source.chains import chain_key
 from gradsan.source.change import Change, Edit, edited
+from gradsan.source.keywords import add_keyword
 from gradsan.source.locate import Expression, expression_at, statement_at
 from gradsan.source.rounds import in_same_function
 from gradsan.source.tree import SourceFile, header_nodes
@@ -43,19 +44,7 @@ def backward_of_sum(first: Frame, second: Frame) -> tuple[tuple[str, int, str], 
 
 def keep_graph(frame: Frame) -> Change | None:
     """The line of ``frame``, a call of ``backward`` or ``grad``, with ``retain_graph=True``; None where it names it."""
-    found = expression_at(frame)
-    call = None if found is None else found.node
-    if (
-        found is None
-        or not isinstance(call, ast.Call)
-        or any(one.arg in ("retain_graph", None) for one in call.keywords)
-    ):
-        return None
-    span = found.span
-    text = "retain_graph=True" if not call.args and not call.keywords else ", retain_graph=True"
-    if found.source.lines[span.end_line - 1][span.end_column - 2] != ")":
-        return None
-    return edited(found.source, [Edit.insert(span.end_line, span.end_column - 1, text)], "retain_graph")
+    return add_keyword(frame, "retain_graph", "True")
 
 
 def _plain_loss(call: Expression) -> str | None:

@@ -38,7 +38,7 @@ from gradsan.capture._torch.engine import (
     is_module_call,
     puts_back_what_it_writes,
 )
-from gradsan.capture._torch.hooks import hooks_forbidden, hooks_switch, pop_hooks, push_hooks, top_hooks
+from gradsan.capture._torch.hooks import hooks_forbidden, hooks_switch, owner_of_hooks, pop_hooks, push_hooks, top_hooks
 from gradsan.capture._torch.memory import (
     can_be_cloned_lazily,
     give_own_memory,
@@ -116,7 +116,14 @@ from gradsan.capture._torch.operations import (
     vf_module,
     with_lookup,
 )
-from gradsan.capture._torch.ranks import SHARDED_MODULE, buffer_sync, may_communicate, sharded_group, wrapped_by_ddp
+from gradsan.capture._torch.ranks import (
+    SHARDED_MODULE,
+    buffer_sync,
+    flat_parameter_names,
+    may_communicate,
+    sharded_group,
+    wrapped_by_ddp,
+)
 from gradsan.capture._torch.wrappers import has_wrapper_classes, inner_tensors
 
 __all__ = [
@@ -143,6 +150,7 @@ __all__ = [
     "engine_entry_points",
     "engine_inputs",
     "enters_engine",
+    "flat_parameter_names",
     "frames_of",
     "function_apply",
     "function_class",
@@ -191,6 +199,7 @@ __all__ = [
     "optimizer_folder",
     "output_info",
     "own_tensors",
+    "owner_of_hooks",
     "package_folder",
     "packed_object",
     "pop_hooks",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -30,6 +30,25 @@ def top_hooks() -> tuple[Any, Any] | None:
         return None
     pair = _top_hooks(True)
     return None if pair is None else (pair[0], pair[1])
+
+
+def owner_of_hooks(frames: Iterable[Any]) -> str | None:
+    """Whose hooks the frames of torch (outermost first) are entering, or run under: ``checkpoint``, ``save_on_cpu``, …
+
+    Missing: None, and the report speaks of hooks.
+    """
+    owner = None
+    for frame in frames:
+        file = frame.f_code.co_filename.replace("\\", "/")
+        if file.endswith("torch/utils/checkpoint.py"):
+            owner = "checkpoint"
+        elif file.endswith("torch/autograd/graph.py"):
+            entered = frame.f_locals.get("self")
+            if frame.f_code.co_name == "allow_mutation_on_saved_tensors":
+                owner = "allow_mutation_on_saved_tensors"
+            elif owner is None and isinstance(entered, torch.autograd.graph.saved_tensors_hooks):
+                owner = type(entered).__name__
+    return owner
 
 
 def hooks_switch() -> Any:

@@ -20,6 +20,22 @@ def wrapped_by_ddp(frames: Iterable[Any]) -> Any:
     return None
 
 
+def flat_parameter_names(frames: Iterable[Any]) -> tuple[str, ...]:
+    """The names of the parameters whose flat parameter the innermost frame of FSDP1 works on; empty where none does.
+
+    One name where that frame copies a single parameter back. Missing: empty, no parameter has a name.
+    """
+    for frame in reversed(tuple(frames)):
+        if "torch/distributed/fsdp/" not in frame.f_code.co_filename.replace("\\", "/"):
+            continue
+        for holder in (frame.f_locals.get("handle"), frame.f_locals.get("self")):
+            names = tuple(getattr(getattr(holder, "flat_param", None), "_fqns", ()))
+            position = frame.f_locals.get("tensor_index")
+            if names:
+                return names[position : position + 1] if isinstance(position, int) else names
+    return ()
+
+
 SHARDED_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 
 

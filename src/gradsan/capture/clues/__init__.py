@@ -16,11 +16,13 @@ from gradsan.capture.clues import (
     distributed,
     functions,
     graph_nodes,
+    hooks_refused,
     later,
     live,
     non_leaf,
     operators,
     second_backward,
+    sharded,
     traced,
     views,
     written,
@@ -44,6 +46,8 @@ _TOPICS = (
     cached,
     operators,
     distributed,
+    hooks_refused,
+    sharded,
 )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from gradsan.diagnose.failures import (
     cached_value_overwritten,
     checkpoint_differs,
+    checkpoint_form_not_said,
     checkpoint_input_plain,
     checkpoint_needless,
     checkpoint_reentrant_grad,
@@ -43,6 +44,7 @@ from gradsan.diagnose.failures import (
     saved_tensor_hook_misused,
     saved_value_read_twice,
     second_backward,
+    sharded_rule_broken,
     transform_writes_captured,
     undeclared_mutation,
     unreached,
@@ -100,6 +102,8 @@ _CAUSES = (
     compiled_input_unsupported,
     undeclared_mutation,
     checkpoint_input_plain,
+    checkpoint_form_not_said,
+    sharded_rule_broken,
     view_not_fresh,
 )
 
