@@ -7,16 +7,25 @@ variables tell (whether they require grad now, and what is called) is asked of `
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from gradsan.model import Frame
-from gradsan.source.chains import chain_key, leaf_name, local_nodes, parameters, standing_of
+from gradsan.source.chains import chain_key, leaf_name, local_nodes, standing_of
 from gradsan.source.cut_kinds import cut_of, mode_around, mode_of, mode_of_decorators
-from gradsan.source.flow import reaching
+from gradsan.source.cut_scopes import (
+    Live,
+    Scope,
+    arguments_of,
+    callee_of,
+    definitions_of,
+    requires,
+    scope_at,
+    set_later,
+    trains,
+)
 from gradsan.source.locate import expression_at, statement_at
-from gradsan.source.names import bindings_of
-from gradsan.source.tree import FunctionNode, SourceFile, read_source
+from gradsan.source.tree import FunctionNode, SourceFile
 
 __all__ = ["Cut", "Live", "find_cuts", "grad_switched_off"]
 
@@ -40,36 +49,13 @@ class Cut:
     is_certain: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Live:
-    """What was alive at the failure, in one function: by name, whether a tensor requires grad (a module: any of its
-    parameters), and for what can be called (file, first line, name) of the function that runs.
-    """
-
-    requires_grad: Mapping[str, bool] = field(default_factory=dict)
-    callees: Mapping[str, tuple[str, int, str]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class _Scope:
-    """A function being followed: its source, where in it, its live variables, and what its parameters were given."""
-
-    source: SourceFile
-    function: FunctionNode | None
-    at: ast.stmt
-    live: Live
-    given: Mapping[str, tuple[ast.expr, _Scope]] = field(default_factory=dict)
-    seen: frozenset[tuple[str, int]] = frozenset()
-    depth: int = 0
-
-
 def find_cuts(frames: Sequence[Frame], live: Sequence[Live]) -> tuple[Cut, ...]:
     """The operations that cut a loss off its graph, the likeliest first.
 
     The innermost of ``frames`` (outermost first) is the call of the loss's ``backward``; ``live`` tells of each frame.
     Cuts whose operand is known to require grad come first, then the earliest one.
     """
-    scope = _scope_at(frames, live, len(frames) - 1)
+    scope = scope_at(frames, live, len(frames) - 1)
     found = expression_at(frames[-1]) if frames else None
     if scope is None or found is None or not isinstance(found.node, ast.Call):
         return ()
@@ -90,18 +76,6 @@ def _roots(call: ast.Call) -> list[ast.expr]:
     return list(call.args[:1])
 
 
-def _scope_at(frames: Sequence[Frame], live: Sequence[Live], index: int) -> _Scope | None:
-    statement = statement_at(frames[index]) if 0 <= index < len(frames) else None
-    if statement is None:
-        return None
-    given: dict[str, tuple[ast.expr, _Scope]] = {}
-    outer = _scope_at(frames, live, index - 1) if index else None
-    call = expression_at(frames[index - 1]) if index else None
-    if outer is not None and call is not None and isinstance(call.node, ast.Call) and statement.function is not None:
-        given = {name: (value, outer) for name, value in _arguments(statement.function, call.node)}
-    return _Scope(statement.source, statement.function, statement.node, live[index], given)
-
-
 class _Walk:
     """Collects the cuts met on the way back; deeper ones are earlier in time."""
 
@@ -109,7 +83,7 @@ class _Walk:
         self.cuts: list[tuple[int, Cut]] = []
         self.visited = 0
 
-    def follow(self, node: ast.expr, scope: _Scope) -> bool:
+    def follow(self, node: ast.expr, scope: Scope) -> bool:
         """Look behind an expression; whether anything behind it may require grad."""
         self.visited += 1
         if self.visited > _MOST or scope.depth > _DEEPEST:
@@ -125,16 +99,16 @@ class _Walk:
         results = [self.follow(child, scope) for child in _children(node)]
         return any(results)
 
-    def _cut(self, kind: str, node: ast.expr, operands: list[ast.expr], scope: _Scope) -> bool:
+    def _cut(self, kind: str, node: ast.expr, operands: list[ast.expr], scope: Scope) -> bool:
         behind = [(operand, self.follow(operand, scope)) for operand in operands]
         for operand, may_require in behind:
             if may_require:
-                known = _requires(operand, scope)
+                known = requires(operand, scope)
                 self._add(kind, node, scope, operand, known is True)
         return False
 
-    def _name(self, node: ast.expr, key: str, scope: _Scope) -> bool:
-        known = _requires(node, scope)
+    def _name(self, node: ast.expr, key: str, scope: Scope) -> bool:
+        known = requires(node, scope)
         if known:
             late = self._set_late(node, key, scope)
             return late is None
@@ -144,7 +118,7 @@ class _Walk:
         inner = replace(scope, seen=scope.seen | {mark}, depth=scope.depth + 1)
         may_require = False
         root = key.replace("[", ".").split(".")[0]
-        definitions = list(_definitions(scope, key))
+        definitions = list(definitions_of(scope, key))
         for statement, value in definitions:
             there = replace(inner, at=statement)
             mode = mode_around(scope.source, statement, scope.function)
@@ -158,10 +132,10 @@ class _Walk:
             return self.follow(value, replace(outer, depth=scope.depth + 1, seen=inner.seen))
         return may_require or (not definitions and known is None and "." in key)
 
-    def _call(self, call: ast.Call, scope: _Scope) -> bool:
+    def _call(self, call: ast.Call, scope: Scope) -> bool:
         arguments = [one.value if isinstance(one, ast.Starred) else one for one in call.args]
         arguments += [keyword.value for keyword in call.keywords]
-        target = _callee(call, scope)
+        target = callee_of(call, scope)
         if target is not None:
             source, function = target
             mark = (f"{source.file}:{getattr(function, 'lineno', 0)}", 0)
@@ -170,51 +144,57 @@ class _Walk:
         results = [self.follow(argument, scope) for argument in arguments]
         if isinstance(call.func, ast.Attribute) and standing_of(scope.source, call.func.value) != "namespace":
             results.append(self.follow(call.func.value, scope))
-        return any(results) or _trains(call.func, scope)
+        return any(results) or trains(call.func, scope)
 
     def _function(
         self,
         source: SourceFile,
         function: FunctionNode,
         call: ast.Call,
-        scope: _Scope,
+        scope: Scope,
         seen: frozenset[tuple[str, int]],
     ) -> bool:
-        given = {name: (value, scope) for name, value in _arguments(function, call)}
-        trains = _trains(call.func, scope)
-        live = Live({"self": trains}, {name: one for name, one in scope.live.callees.items() if "." not in name})
+        given = {name: (value, scope) for name, value in arguments_of(function, call)}
+        has_parameters = trains(call.func, scope)
+        live = Live(
+            {"self": has_parameters}, {name: one for name, one in scope.live.callees.items() if "." not in name}
+        )
         decorator = mode_of_decorators(source, function)
-        may_require = trains
+        may_require = has_parameters
         for node in local_nodes(function):
             value = getattr(node, "value", None)
             if isinstance(node, ast.Return | ast.Yield) and isinstance(value, ast.expr):
                 at = node if isinstance(node, ast.stmt) else source.statement(node)
                 if at is None:
                     continue
-                inner = _Scope(source, function, at, live, given, seen, scope.depth + 1)
+                inner = Scope(source, function, at, live, given, seen, scope.depth + 1)
                 behind = self.follow(value, inner)
                 mode = mode_around(source, at, function)
-                if mode is not None and (behind or trains):
+                if mode is not None and (behind or has_parameters):
                     self._add(mode[0], mode[1], inner, value, True)
                     behind = False
                 may_require = may_require or behind
         if decorator is not None:
             if may_require:
                 self._add(
-                    decorator[0], decorator[1], replace(scope, source=source, function=function), call.func, trains
+                    decorator[0],
+                    decorator[1],
+                    replace(scope, source=source, function=function),
+                    call.func,
+                    has_parameters,
                 )
             return False
         return may_require
 
-    def _set_late(self, node: ast.expr, key: str, scope: _Scope) -> Cut | None:
+    def _set_late(self, node: ast.expr, key: str, scope: Scope) -> Cut | None:
         """Where a variable that requires grad now was told so only after the value had been computed from it."""
-        lines = [one for one in _setting(scope, key) if one.lineno > scope.at.lineno]
+        lines = [one for one in set_later(scope, key) if one.lineno > scope.at.lineno]
         if not lines or scope.depth == 0:
             return None
         self._add("set_late", lines[0], scope, node, True)
         return self.cuts[-1][1]
 
-    def _add(self, kind: str, node: ast.AST, scope: _Scope, operand: ast.expr, is_certain: bool) -> None:
+    def _add(self, kind: str, node: ast.AST, scope: Scope, operand: ast.expr, is_certain: bool) -> None:
         span = scope.source.span(node)
         has_block = hasattr(node, "body")
         frame = Frame(
@@ -236,107 +216,6 @@ def _children(node: ast.AST) -> Iterator[ast.expr]:
             yield child.iter
         elif isinstance(child, ast.expr) and not (isinstance(node, ast.Subscript) and child is node.slice):
             yield child
-
-
-def _definitions(scope: _Scope, key: str) -> Iterator[tuple[ast.stmt, ast.expr]]:
-    """The statements that may have given ``key`` its value, with the expression of it."""
-    body = scope.source.module.body if scope.function is None else scope.function.body
-    if not isinstance(body, list):
-        return
-    state = reaching(body, scope.at, lambda name: scope.function is None)
-    for name, found in state.items():
-        if key != name and not key.startswith((f"{name}.", f"{name}[")):
-            continue
-        for definition in found:
-            statement = definition.statement
-            if statement is None:
-                continue
-            for binding in bindings_of(statement):
-                if binding.name == name:
-                    value = binding.value if binding.value is not None else getattr(statement, "value", None)
-                    value = statement.iter if isinstance(statement, ast.For) else value
-                    if isinstance(value, ast.expr):
-                        yield statement, value
-                    if isinstance(statement, ast.AugAssign):
-                        yield statement, statement.target
-
-
-def _requires(node: ast.expr, scope: _Scope) -> bool | None:
-    key = chain_key(node)
-    return None if key is None else scope.live.requires_grad.get(key.replace("'", '"'))
-
-
-def _trains(callee: ast.expr, scope: _Scope) -> bool:
-    """Whether what is called is known to have parameters that require grad: a module, or a part of one."""
-    key = chain_key(callee)
-    if key is None:
-        return False
-    known = scope.live.requires_grad.get(key)
-    if known is not None:
-        return known
-    root = key.replace("[", ".").split(".")[0]
-    if root in scope.given:
-        value, outer = scope.given[root]
-        return _trains(value, outer)
-    return root != key and scope.live.requires_grad.get(root, False)
-
-
-def _callee(call: ast.Call, scope: _Scope) -> tuple[SourceFile, FunctionNode] | None:
-    """The function that a call runs: told by what is alive, else a function of that name in the file."""
-    key = chain_key(call.func)
-    if key is None:
-        return None
-    known = scope.live.callees.get(key)
-    if known is None and key in scope.given and isinstance(scope.given[key][0], ast.Name | ast.Attribute):
-        value, outer = scope.given[key]
-        known = outer.live.callees.get(chain_key(value) or "")
-    if known is not None:
-        source = read_source(known[0])
-        return None if source is None else _function_in(source, known[2], known[1])
-    name = key.split(".")[-1]
-    if "." in key and not key.startswith(("self.", "cls.")):
-        return None
-    return _function_in(scope.source, name, None)
-
-
-def _function_in(source: SourceFile, name: str, line: int | None) -> tuple[SourceFile, FunctionNode] | None:
-    found = [
-        node
-        for node in ast.walk(source.module)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.name == name.split(".")[-1]
-        and (line is None or min([node.lineno, *(one.lineno for one in node.decorator_list)]) <= line <= node.lineno)
-    ]
-    return (source, found[0]) if len(found) == 1 else None
-
-
-def _arguments(function: FunctionNode, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
-    names = parameters(function)
-    if names[:1] in (["self"], ["cls"]):
-        names = names[1:]
-    for name, value in zip(names, call.args, strict=False):
-        if isinstance(value, ast.Starred):
-            return
-        yield name, value
-    yield from ((one.arg, one.value) for one in call.keywords if one.arg is not None)
-
-
-def _setting(scope: _Scope, key: str) -> list[ast.stmt]:
-    """The statements of the function that set ``key.requires_grad``, in order."""
-    body: FunctionNode | ast.Module = scope.source.module if scope.function is None else scope.function
-    found: list[ast.stmt] = []
-    for node in local_nodes(body):
-        if isinstance(node, ast.Assign) and any(chain_key(target) == f"{key}.requires_grad" for target in node.targets):
-            found.append(node)
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            function = node.value.func
-            if (
-                isinstance(function, ast.Attribute)
-                and function.attr == "requires_grad_"
-                and chain_key(function.value) == key
-            ):
-                found.append(node)
-    return sorted(found, key=lambda node: node.lineno)
 
 
 def grad_switched_off(frames: Sequence[Frame]) -> Frame | None:
