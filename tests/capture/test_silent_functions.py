@@ -6,6 +6,8 @@ import functools
 import gc
 import types
 import weakref
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -428,15 +430,38 @@ class Square(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         x = ctx.x
-        while isinstance(x, (list, dict)):
-            x = x[0] if isinstance(x, list) else x["x"]
+        while not torch.is_tensor(x):
+            x = x[0] if isinstance(x, list) else x["x"] if isinstance(x, dict) else x.x
         return 2 * x * grad, None
+
+
+class Slotted:
+    __slots__ = ("x",)
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+
+class Plain:
+    def __init__(self, x: Any) -> None:
+        self.x, self.step = x, torch.zeros(())
+
+
+@dataclass
+class Record:
+    x: Any
+    scale: float = 2.0
 
 
 KEPT = {
     "itself": lambda ctx, x: setattr(ctx, "x", x),
     "detached": lambda ctx, x: setattr(ctx, "x", x.detach()),
     "in_containers": lambda ctx, x: setattr(ctx, "x", [{"x": x}]),
+    "in_a_namespace": lambda ctx, x: setattr(ctx, "x", SimpleNamespace(x=x)),
+    "in_a_record": lambda ctx, x: setattr(ctx, "x", Record(x)),
+    "in_slots": lambda ctx, x: setattr(ctx, "x", Slotted(x)),
+    "in_an_object_with_a_list": lambda ctx, x: setattr(ctx, "x", Plain([x.detach()])),
+    "in_a_list_of_objects": lambda ctx, x: setattr(ctx, "x", [Plain(x)]),
 }
 WAYS = {
     "counted": lambda h: h.detach().mul_(3),
@@ -459,6 +484,35 @@ def test_what_hangs_on_ctx_was_written(kept: str, way: str, mode: str) -> None:
         y.sum().backward()
     wrong = not torch.allclose(x.grad, torch.full((3,), 3.0))
     assert [one.code for one in errors(watched)] == (["GS211"] if wrong else [])
+
+
+class Keeper(torch.autograd.Function):
+    """Keeps a whole object, of which its backward reads one value, and the shape of another."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, owner: Any) -> torch.Tensor:
+        ctx.owner = owner
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return 2 * x * grad.expand(ctx.owner.like.shape) * ctx.owner.factor, None
+
+
+@every_mode
+@pytest.mark.parametrize("made", [SimpleNamespace, type("Trainer", (nn.Module,), {})])
+def test_what_backward_does_not_read_of_an_object_is_nothing(made: Any, mode: str) -> None:
+    owner = made()
+    owner.factor, owner.like, owner.steps, owner.inner = 1.0, torch.ones(3), torch.zeros(()), Plain(torch.ones(3))
+    with gradsan.watch(mode) as watched:
+        y = Keeper.apply(leaf() * 1, owner)
+        owner.steps.add_(1)
+        owner.like.zero_()
+        owner.inner.x.zero_()
+        y.sum().backward()
+    assert errors(watched) == []
 
 
 @every_mode

@@ -18,18 +18,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gradsan.capture import _torch, function_conflicts, graphs
+from gradsan.capture import _torch, context, function_conflicts, graphs
 from gradsan.capture.function_conflicts import Kept, Unmarked
 from gradsan.capture.noted import Findings, Noted, Notes
 from gradsan.capture.patches import Patches
-from gradsan.capture.reads import functions_of, getattr_static, reads_of, values_read
+from gradsan.capture.reads import functions_of, getattr_static
 from gradsan.capture.steps import read_backward
 
 Guard = Callable[[Callable[[], object]], None]
 
 _UNMARKED_KEPT = 256
 _ROUNDS_KEPT = 64
-_DEEPEST, _ITEMS = 3, 64
 
 
 class Before(NamedTuple):
@@ -136,12 +135,9 @@ class Functions:
             or _torch.function_class(node) is not kind
         ):
             return
-        reads = _read_of_context(kind)
         kept = [
             (path, noted)
-            for name, value in attributes.items()
-            if reads is None or name in reads
-            for path, tensor in _tensors_in(name, value)
+            for path, tensor in context.kept_tensors(kind, attributes)
             if (noted := self._notes.note(tensor)) is not None
         ]
         if kept:
@@ -185,7 +181,7 @@ class Functions:
         for path, noted in kept.tensors:
             tensor = noted.weak()
             overwritten = None if tensor is None else self._notes.changed(noted, tensor)
-            if overwritten is not None and any(one is tensor for _, one in _tensors_in("", vars(node))):
+            if overwritten is not None and context.holds(vars(node), tensor):
                 yield path, noted, overwritten
 
 
@@ -241,35 +237,10 @@ def _used_after(unmarked: Unmarked, order: list[Any]) -> Any:
     return None
 
 
-@functools.lru_cache(maxsize=1024)
-def _read_of_context(kind: Any) -> frozenset[str] | None:
-    """The attributes of ``ctx`` whose values the backward of a Function reads; None where that cannot be told."""
-    names: set[str] = set()
-    functions = [one for name in ("backward", "vjp") for one in functions_of(getattr_static(kind, name))]
-    functions = [one for one in functions if one.__module__.partition(".")[0] != "torch"]
-    for function in functions:
-        code = function.__code__
-        context = code.co_varnames[0] if code.co_argcount else None
-        found = reads_of(code).own.get(context, frozenset()) if context is not None else None
-        if found is None:
-            return None
-        names |= {name for name in found if values_read(code, name)}
-    return frozenset(names) if functions else None
-
-
 def _forward_code(kind: Any) -> Any:
     """The code of a Function's setup_context, where it has one of its own, else of its forward."""
     own = [one for one in functions_of(getattr_static(kind, "forward")) if one.__module__.partition(".")[0] != "torch"]
     return own[-1].__code__ if own else None
-
-
-def _tensors_in(path: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    if torch.is_tensor(value):
-        yield path, value
-    elif depth < _DEEPEST and isinstance(value, (list, tuple, dict)):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, item in list(items)[:_ITEMS]:
-            yield from _tensors_in(f"{path}[{key!r}]", item, depth + 1)
 
 
 def _parameter(kind: Any, position: int) -> str | None:

@@ -24,7 +24,8 @@ def match(facts: Facts) -> Diagnosis | None:
     written = label_room.written(facts, facts.writes)
     site = conflict.function_site
     definition = site.frames[-1] if site is not None and site.frames else None
-    assigned = source.kept_on_context(definition, conflict.save.slot or "") if definition is not None else None
+    attribute = (conflict.save.slot or "").partition(".")[0]
+    assigned = source.kept_on_context(definition, attribute) if definition is not None else None
     where = (
         ()
         if assigned is None
