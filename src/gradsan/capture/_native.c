@@ -1753,7 +1753,8 @@ static PyObject *Core_backward_log(Core *self, void *Py_UNUSED(closure))
     return list;
 }
 
-/* Counts the call for its line, and tells `on_round` where its number is a power of two. */
+/* Counts the call for its line, and tells `on_round` where its number is a power of two. Whether that was told; -1 with an
+ * exception. */
 static int count_round(Core *core, PyObject *record)
 {
     long long rounds = ++((Stack *)PyTuple_GET_ITEM(record, 1))->rounds;
@@ -1764,7 +1765,7 @@ static int count_round(Core *core, PyObject *record)
     Py_DECREF(on_round);
     Py_XDECREF(number);
     Py_XDECREF(told);
-    return told == NULL ? -1 : 0;
+    return told == NULL ? -1 : 1;
 }
 
 /* Tells `on_failure` of the exception that is set, which stays set unless what is no Exception comes out of the call. */
@@ -1861,13 +1862,16 @@ static PyObject *Engine_vectorcall(PyObject *self, PyObject *const *args, size_t
     long long first = sequence_here();
     unsigned long long remembered = 0;
     if (record != NULL) {
+        int has_told = -1;
         remembered = remember_backward(core, record, clock, first);
-        if ((remembered == 0 && forgive(core) < 0) || count_round(core, record) < 0 ||
+        if ((remembered == 0 && forgive(core) < 0) || (has_told = count_round(core, record)) < 0 ||
             (is_set(core->on_enter) && tell_entry(core, record, args, count, keywords) < 0)) {
             forget_record(core, record);
             return NULL;
         }
-        first = sequence_here();
+        /* What is told may have made Nodes of its own. */
+        if (has_told || is_set(core->on_enter))
+            first = sequence_here();
     }
     PyObject *result = PyObject_Vectorcall(engine->original, args, flagged_count, keywords);
     if (result == NULL) {
