@@ -29,7 +29,7 @@ def run_watched(program: Path) -> tuple[Report, tuple[type[BaseException], ...]]
     """
     # Threads and storages get the numbers of earlier ones again; in one program that is rare, here it is the rule.
     recorder().core.clear()
-    recorder().blind_spots.clear()
+    recorder().guard.blind_spots.clear()
     watch = gradsan.watch()
     failures: list[type[BaseException]] = []
     always = torch.is_warn_always_enabled()

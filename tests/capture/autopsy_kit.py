@@ -24,7 +24,7 @@ def recording(native: bool | None = None) -> Iterator[Recorder]:
     recorder = recorder_of(native)
     recorder.core.clear()
     recorder.conflicts.clear()
-    recorder.blind_spots.clear()
+    recorder.guard.blind_spots.clear()
     recorder.start()
     try:
         yield recorder
@@ -75,7 +75,7 @@ def passes(site: Site, function: Callable[..., Any], mark: str) -> bool:
 
 def only_conflict(recorder: Recorder) -> Conflict:
     assert recorder.core.log_errors == 0
-    assert recorder.blind_spots == {}
+    assert recorder.guard.blind_spots == {}
     [conflict] = recorder.conflicts
     return conflict
 

@@ -174,7 +174,7 @@ def test_everything_is_put_back():
 
     with gradsan.watch(halt=True):
         pass
-    assert recorder().demands.before_backward not in recorder().before_backward
+    assert recorder().demands.before_backward not in recorder().listeners.before_backward
 
 
 @pytest.mark.parametrize(

@@ -331,10 +331,10 @@ def test_nothing_listens_once_all_is_settled() -> None:
         net = network()
         for _ in range(3):
             loss_of(net).backward()
-        before = list(recorder().before_backward)
+        before = recorder().listeners.before_backward
         restored(net, by_data, True)
         for _ in range(2):
             loss_of(net).backward()
         listener = recorder().lost_updates.before_backward
         assert listener not in before
-        assert listener not in recorder().before_backward
+        assert listener not in recorder().listeners.before_backward

@@ -62,7 +62,7 @@ class ChangedValues:
             self._look(entry, ())
 
     def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Look at every backward; the arguments are those of ``Recorder.before_backward``."""
+        """Look at every backward; the arguments are those of ``listeners.BeforeBackward``."""
         self._look(entry, tuple(args[3]) if len(args) > 3 and args[3] else ())
 
     def _look(self, entry: Any, inputs: tuple[Any, ...]) -> None:

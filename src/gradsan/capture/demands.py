@@ -85,7 +85,7 @@ class Demands:
                     raise HaltError(words)
 
     def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Stop a program that has caught what was to stop it; the arguments are those of ``Recorder.before_backward``.
+        """Stop a program that has caught what was to stop it; the arguments are those of ``listeners.BeforeBackward``.
 
         Raises:
             HaltError: as :meth:`met`.

@@ -95,7 +95,7 @@ class LostUpdates:
 
     @_torch.hushed()
     def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """See what has become of them; the arguments are those of ``Recorder.before_backward``."""
+        """See what has become of them; the arguments are those of ``listeners.BeforeBackward``."""
         state = self._state
         self._settle_lost()
         self._settle_open()

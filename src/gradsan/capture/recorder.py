@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
-import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -33,9 +31,11 @@ from gradsan.capture.demands import Asked, Demands, Found
 from gradsan.capture.emptied import Emptied
 from gradsan.capture.exports import Exports
 from gradsan.capture.gradient_writes import GradientWrites
+from gradsan.capture.guarding import Guard
 from gradsan.capture.hooked import HookedValues
 from gradsan.capture.kept_gradients import KeptGradients
 from gradsan.capture.life import Life
+from gradsan.capture.listeners import Listeners
 from gradsan.capture.lost_updates import LostUpdates
 from gradsan.capture.moments import moments
 from gradsan.capture.noted import Findings, Notes
@@ -48,14 +48,11 @@ from gradsan.capture.steps import Steps, read_backward
 from gradsan.capture.uncounted import Uncounted
 from gradsan.capture.unused_graphs import UnusedGraphs
 from gradsan.capture.wrapped import Wrapped
-from gradsan.model import Conflict, Deviation, Evidence, Failure, Message, Moment, Seen
+from gradsan.model import Conflict, Deviation, Evidence, Failure, Moment, Seen
 
 _CONFLICTS_KEPT = 1_000
 _SEEN = "_gradsan_seen"
 _MET = "_gradsan_met"
-
-
-BeforeBackward = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
 
 
 class Mark(NamedTuple):
@@ -76,6 +73,8 @@ class Recorder:
     def __init__(self, native: bool | None = None) -> None:
         """Prepare, without touching torch yet. ``native`` as in :func:`gradsan.capture._core.make_core`."""
         self.core = _core.make_core(native)
+        self.guard = Guard()
+        self.listeners = Listeners(self.core, self.guard)
         self.core.on_failure = self._on_failure
         self.steps = Steps(self.core)
         self.demands = Demands()
@@ -84,28 +83,24 @@ class Recorder:
         self.backwards = Backwards(self.core)
         self.life = Life(self.core, self.backwards, self._on_life)
         self.core.on_round = self._on_round
-        self.before_backward: list[BeforeBackward] = []
-        self.after_backward: list[Callable[[Any], None]] = []
-        self.after_nodes: list[Callable[[Any, int, int], None]] = []
-        self.blind_spots: dict[str, Message] = {}
         self.unused_graphs = UnusedGraphs(self.core, self._on_life, self._await_use)
         self.core.on_quiet = self._on_quiet
         self.emptied = Emptied(self.core, self.steps, self._scan_emptied, self._keep)
-        self.deep = Deep(self.core, self._describe, self._keep, self._is_healed, self.emptied, self.note_blind_spot)
-        self.overwriting = Overwriting(self.core, self.deep, self.demands, self._keep, self._guard_hushed)
+        self.deep = Deep(self.core, self._describe, self._keep, self._is_healed, self.emptied, self.guard.note)
+        self.overwriting = Overwriting(self.core, self.deep, self.demands, self._keep, self.guard.run_hushed)
         self._deep_depths: list[tuple[int, str]] = []
         self._deep_patches = Patches()
         self.uncounted = Uncounted(self.core, self._scan_before_backward)
-        self.exports = Exports(self.core, self.note_blind_spot, self._listen_to_nodes)
+        self.exports = Exports(self.core, self.guard.note, self._listen_to_nodes)
         self.prescan = Prescan(self.core, self.steps, self.uncounted, self.exports, self.conflicts, _CONFLICTS_KEPT)
         self.hooked = HookedValues(self.core, self.steps, self.uncounted, self.exports, self.deep, self._keep)
         notes = Notes(self.core, self.steps, self.uncounted, self.exports)
         self._findings = Findings(self.conflicts, _CONFLICTS_KEPT)
         self.functions = Functions(self.core, self.steps, notes, self._findings, self._scan_functions)
-        self.checkpoints = Checkpoints(self.core, self.steps, notes, self._findings, self.note_blind_spot)
+        self.checkpoints = Checkpoints(self.core, self.steps, notes, self._findings, self.guard.note)
         self.changed_values = ChangedValues(self.core, self.steps, self._findings, self.uncounted.snapshots)
         self.wrapped = Wrapped(self.core, self.steps, self._findings)
-        self.buffer_sync = BufferSync(self.core, self.uncounted, self.note_blind_spot)
+        self.buffer_sync = BufferSync(self.core, self.uncounted, self.guard.note)
         self.sharded = Sharded(self.core, self.steps, notes, self._findings)
         # What they hold comes and goes; GS217 tells of what changed, and copies would undo what sharding is for.
         self.deep.leaves_alone = self.sharded.holds
@@ -116,8 +111,8 @@ class Recorder:
         self.core.on_differentiable = self._on_differentiable
         self._settling = Settling(
             self.core,
-            lambda optimizer, frame: self.guard(partial(self.life.first_step, optimizer, frame)),
-            lambda optimizer: self.guard(partial(self.uncounted.stepped, optimizer)),
+            lambda optimizer, frame: self.guard.run(partial(self.life.first_step, optimizer, frame)),
+            lambda optimizer: self.guard.run(partial(self.uncounted.stepped, optimizer)),
         )
         self._patches = Patches()
         self._replacements: list[writes.Replacement] | None = None
@@ -147,14 +142,14 @@ class Recorder:
 
     def _start_watching(self) -> None:
         # A stretch of watching tells what it could not see itself.
-        self.blind_spots.clear()
+        self.guard.blind_spots.clear()
         self.core.active = True
         self.prescan.forget()
         self._findings.forget()
         self.gradient_writes.forget()
         self.unused_graphs.forget()
         self.lost_updates.forget()
-        self.listen()
+        self.listeners.follow()
         for part in (
             self._watch_user_hooks,
             self._watch_operations,
@@ -165,7 +160,7 @@ class Recorder:
             self._watch_parallel,
             self._watch_compilers,
         ):
-            self._attempt(part)
+            self.guard.install(part)
 
     def _start_deep(self, mode: str) -> None:
         self._deep_depths.append((self._depth, mode))
@@ -173,15 +168,8 @@ class Recorder:
             self.deep.mode = "heal"
         if len(self._deep_depths) == 1:
             self.deep.mode = "heal" if mode == "heal" else "deep"
-            self.before_backward = [
-                *self.before_backward,
-                self.deep.before_backward,
-                self.changed_values.before_backward,
-            ]
-            self.changed_values.looks_always = True
-            self.checkpoints.compares_values = True
-            self._attempt(self._keep_originals)
-            self.listen()
+            self._look_always(True)
+            self.guard.install(self._keep_originals)
 
     def _keep_originals(self) -> None:
         self.deep.start(self._deep_patches)
@@ -191,13 +179,14 @@ class Recorder:
             self._deep_depths.pop()
         if self._deep_depths:
             self.deep.mode = "heal" if any(mode == "heal" for _, mode in self._deep_depths) else "deep"
-        elif self.deep.before_backward in self.before_backward:
-            for listener in (self.deep.before_backward, self.changed_values.before_backward):
-                self.before_backward.remove(listener)
-            self.changed_values.looks_always = False
-            self.checkpoints.compares_values = False
-            self.listen()
+        elif self.changed_values.looks_always:
+            self._look_always(False)
             self._deep_patches.undo()
+
+    def _look_always(self, wanted: bool) -> None:
+        for listener in (self.deep.before_backward, self.changed_values.before_backward):
+            self.listeners.call_before_backward(listener, wanted)
+        self.changed_values.looks_always = self.checkpoints.compares_values = wanted
 
     def _describe(
         self,
@@ -228,124 +217,54 @@ class Recorder:
         if heals is None:
             return True
         answer: list[bool] = []
-        self.guard(lambda: answer.append(heals(describe())))
+        self.guard.run(lambda: answer.append(heals(describe())))
         return answer == [True]
 
-    def listen(self) -> None:
-        """Have the core call what stands in ``before_backward``, ``after_backward`` and ``after_nodes`` by now.
-
-        What they raise is noted as a blind spot and goes no further, except a :class:`GradsanError`.
-        """
-        core = self.core
-        core.on_enter = self._on_enter if self.before_backward else None
-        core.on_leave = self._on_leave if self.after_backward else None
-        core.on_nodes = self._on_nodes if self.after_nodes else None
-
     def _listen_for_halts(self) -> None:
-        listener = self.demands.before_backward
-        if self.demands.stop:
-            self._ask_before_backward(listener)
-        elif listener in self.before_backward:
-            self.before_backward = [one for one in self.before_backward if one != listener]
-            self.listen()
+        self.listeners.call_before_backward(self.demands.before_backward, bool(self.demands.stop))
 
     def _scan_before_backward(self) -> None:
         """Have graphs looked through from now on: something can be written past the version counter."""
-        self._ask_before_backward(self.prescan.before_backward)
+        self.listeners.call_before_backward(self.prescan.before_backward)
 
     def _scan_emptied(self) -> None:
         """Have graphs looked through from now on: memory has been taken away from under a storage."""
-        self._ask_before_backward(self.emptied.before_backward)
+        self.listeners.call_before_backward(self.emptied.before_backward)
 
     def _scan_functions(self) -> None:
         """Have custom Functions looked at from now on: one has kept or written something."""
-        self._ask_before_backward(self.functions.before_backward)
-
-    def _ask_before_backward(self, listener: BeforeBackward) -> None:
-        if listener not in self.before_backward:
-            # A new list, because one may be walked through right now.
-            self.before_backward = [*self.before_backward, listener]
-            self.listen()
+        self.listeners.call_before_backward(self.functions.before_backward)
 
     def _listen_to_nodes(self, wanted: bool) -> None:
         """Have what is saved in exported memory copied, or no longer."""
         if wanted:
             self._scan_before_backward()
-        listener = self.exports.after_nodes
-        if wanted != (listener in self.after_nodes):
-            (self.after_nodes.append if wanted else self.after_nodes.remove)(listener)
-            self.listen()
-
-    def _on_enter(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        for listener in self.before_backward:
-            try:
-                listener(entry, args, kwargs)
-            except GradsanError:
-                raise
-            except Exception as failure:
-                self._note_failure(failure)
+        self.listeners.call_after_nodes(self.exports.after_nodes, wanted)
 
     def _on_round(self, entry: Any, rounds: int) -> None:
         for part in (self.life, self.changed_values, self.kept_gradients, self.wrapped, self.lost_updates):
-            self.guard(partial(part.before_round, entry, rounds))
+            self.guard.run(partial(part.before_round, entry, rounds))
 
     def _on_differentiable(self, entry: Any, inputs: Any, result: Any) -> None:
-        self.guard(partial(self.lost_updates.differentiable, entry, inputs, result))
+        self.guard.run(partial(self.lost_updates.differentiable, entry, inputs, result))
 
     def _listen_for_updates(self, wanted: bool) -> None:
-        listener = self.lost_updates.before_backward
-        if wanted:
-            self._ask_before_backward(listener)
-        elif listener in self.before_backward:
-            self.before_backward = [one for one in self.before_backward if one != listener]
-            self.listen()
+        self.listeners.call_before_backward(self.lost_updates.before_backward, wanted)
 
     def _on_quiet(self, end: int) -> None:
-        self.guard(partial(self.unused_graphs.look, end))
+        self.guard.run(partial(self.unused_graphs.look, end))
 
     def _await_use(self) -> None:
         """Have the next backward looked at: containers keep graphs that none has used so far."""
-        self._ask_before_backward(self.unused_graphs.before_backward)
+        self.listeners.call_before_backward(self.unused_graphs.before_backward)
 
     def _on_write(self, tensor: Any, op: str, stack: Any) -> None:
         if self.core.running:
-            self._guard_hushed(lambda: self.gradient_writes.on_write(tensor, op, stack))
+            self.guard.run_hushed(lambda: self.gradient_writes.on_write(tensor, op, stack))
         self.overwriting.written(tensor)
 
-    def _on_leave(self, entry: Any) -> None:
-        for listener in self.after_backward:
-            try:
-                listener(entry)
-            except GradsanError:
-                raise
-            except Exception as failure:
-                self._note_failure(failure)
-
-    def _on_nodes(self, holder: Any, first: int, end: int) -> None:
-        for listener in tuple(self.after_nodes):
-            self._guard_hushed(partial(listener, holder, first, end))
-
-    def guard(self, work: Callable[[], object]) -> None:
-        """Do some work of gradsan's own in the middle of the program, which must not suffer if it fails."""
-        try:
-            work()
-        except GradsanError:
-            raise
-        except Exception as failure:
-            self._note_failure(failure)
-
-    def _guard_hushed(self, work: Callable[[], object]) -> None:
-        """The same for work that only reads tensors: the program's own ``__torch_function__`` is not asked."""
-        with _torch.hushed():
-            self.guard(work)
-
-    def _note_failure(self, failure: Exception) -> None:
-        if os.environ.get("GRADSAN_DEBUG"):
-            traceback.print_exc()
-        self.note_blind_spot(Message("blind.collect_failed", {"error": _told(failure)}))
-
     def _watch_user_hooks(self) -> None:
-        saves.watch_user_hooks(self.core, self._patches, self.hooked, self._guard_hushed)
+        saves.watch_user_hooks(self.core, self._patches, self.hooked, self.guard.run_hushed)
 
     def _watch_operations(self) -> None:
         if self._replacements is None:
@@ -356,7 +275,7 @@ class Recorder:
         warned.watch(self._patches, self._on_warning)
 
     def _on_warning(self, message: Any, category: type[Warning]) -> None:
-        self.guard(partial(self._keep_warning, message, category))
+        self.guard.run(partial(self._keep_warning, message, category))
 
     def _keep_warning(self, message: Any, category: type[Warning]) -> None:
         failure = warned.of_warning(self, message, category) if len(self.failures) < _CONFLICTS_KEPT else None
@@ -368,33 +287,23 @@ class Recorder:
             self.failures.append(failure)
 
     def _watch_doors(self) -> None:
-        self.uncounted.install(self._patches, self._guard_hushed)
-        self.exports.install(self._patches, self._guard_hushed)
-        self.emptied.install(self._patches, self._guard_hushed)
+        self.uncounted.install(self._patches, self.guard.run_hushed)
+        self.exports.install(self._patches, self.guard.run_hushed)
+        self.emptied.install(self._patches, self.guard.run_hushed)
 
     def _watch_functions(self) -> None:
-        self.functions.install(self._patches, self.guard)
-        self.checkpoints.install(self._patches, self.guard)
+        self.functions.install(self._patches, self.guard.run)
+        self.checkpoints.install(self._patches, self.guard.run)
 
     def _watch_parallel(self) -> None:
-        self.sharded.install(self._patches, self._guard_hushed)
-        self.buffer_sync.install(self._patches, self._guard_hushed)
+        self.sharded.install(self._patches, self.guard.run_hushed)
+        self.buffer_sync.install(self._patches, self.guard.run_hushed)
 
     def _watch_compilers(self) -> None:
-        compilers.install(self._patches, self._guard_hushed)
+        compilers.install(self._patches, self.guard.run_hushed)
 
     def _watch_steps(self) -> None:
         self.steps.install(self._patches)
-
-    def _attempt(self, part: Callable[[], None]) -> None:
-        """Run one part of the installation; where this torch does not take it, the program runs on without it."""
-        try:
-            part()
-        except Exception as failure:
-            if os.environ.get("GRADSAN_DEBUG"):
-                raise
-            what = part.__name__.removeprefix("_watch_").replace("_", " ")
-            self.note_blind_spot(Message("blind.part_not_watched", {"part": what, "error": _told(failure)}))
 
     def stop(self) -> None:
         """End one start; the last one takes every hook and patch out again."""
@@ -410,8 +319,8 @@ class Recorder:
                 return
             self.core.active = False
             self._patches.undo()
-            self.guard(self.unused_graphs.settle)
-            self.guard(self.lost_updates.settle)
+            self.guard.run(self.unused_graphs.settle)
+            self.guard.run(self.lost_updates.settle)
 
     def mark(self) -> Mark:
         """A point in the run; :meth:`evidence` tells what came after it."""
@@ -426,7 +335,7 @@ class Recorder:
         around: list[tuple[Moment, ...]] = []
         found = tuple(self.conflicts[first:])
         if found:  # moments are only told around conflicts, and hundreds of them take a while
-            self.guard(lambda: around.append(moments(self.steps, self.backwards, began, core.clock + 1)))
+            self.guard.run(lambda: around.append(moments(self.steps, self.backwards, began, core.clock + 1)))
         return Evidence(
             moments=around[0] if around else (),
             conflicts=found,
@@ -436,7 +345,7 @@ class Recorder:
                 writes=core.write_count - written,
                 backwards=core.backwards - backwards,
                 steps=core.steps - steps,
-                blind_spots=tuple(self.blind_spots.values()),
+                blind_spots=tuple(self.guard.blind_spots.values()),
             ),
         )
 
@@ -446,16 +355,12 @@ class Recorder:
             self.conflicts.clear()
             self.failures.clear()
 
-    def note_blind_spot(self, message: Message) -> None:
-        """Remember, once, something this run did that gradsan could not see."""
-        self.blind_spots.setdefault(f"{message.key} {message.values}", message)
-
     def _on_failure(self, entry: Any, error: BaseException) -> None:
         """A backward has ended with an exception; find out what lies behind it while graph and variables are there."""
         if getattr(error, _SEEN, False) or isinstance(error, GradsanError):
             return
         if not autopsy.is_version_error(error):
-            self._guard_hushed(partial(self._look_at, error, entry))
+            self.guard.run_hushed(partial(self._look_at, error, entry))
             return
         if _torch.is_building_graph(error):
             return
@@ -483,7 +388,7 @@ class Recorder:
         The version check's own errors are Conflicts, and were met when their backward failed.
         """
         if len(self.failures) < _CONFLICTS_KEPT:
-            self.guard(partial(self._meet, error))
+            self.guard.run(partial(self._meet, error))
 
     def _meet(self, error: BaseException) -> None:
         # A number, because the program may send its exceptions to other processes.
@@ -506,16 +411,10 @@ class Recorder:
         try:
             found = collect()
         except Exception as failure:
-            if os.environ.get("GRADSAN_DEBUG"):
-                traceback.print_exc()
-            self.note_blind_spot(Message("blind.collect_failed", {"error": _told(failure)}))
+            self.guard.note_failure(failure)
             return
         if found is not None:
             self.conflicts.append(found)
-
-
-def _told(failure: Exception) -> str:
-    return f"{type(failure).__name__}: {failure}"
 
 
 _recorder: Recorder | None = None

@@ -42,10 +42,9 @@ class _Watch:
         call_when_uncaught(self.session.meet)
         self.recorder = Recorder(self.request.steps)
         self.recorder.start()
-        capture = recorder()
-        capture.before_backward = [*capture.before_backward, self.recorder.before_backward]
-        capture.after_backward.append(self.recorder.after_backward)
-        capture.listen()
+        listeners = recorder().listeners
+        listeners.call_before_backward(self.recorder.before_backward)
+        listeners.call_after_backward(self.recorder.after_backward)
         if self.request.allowances:
             from gradsan.repair.allowances import allow
 
