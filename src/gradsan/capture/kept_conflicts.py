@@ -74,7 +74,8 @@ def of_kept(
         ),
         writes=writes,
         use=use_of(core, backward, version),
-        names=naming.names_of(kept.alias, frame),
+        # Where .data was given other memory, the program holds what backward would read now.
+        names=naming.names_of(kept.alias, frame) or naming.names_of(kept.current, frame),
         unexplained=ledger.unexplained_moves(writes, kept.version, version),
         root_sequence=backward.root_sequence if backward else None,
         bridge=bridge_over(core, backward, node, made, writes, frame) if backward and counted else None,

@@ -9,6 +9,9 @@ from gradsan import source
 from gradsan.diagnose.levels import inner_frames, lifted, place, shared_level, user_frames
 from gradsan.model import Conflict, Frame, Message, Site, Write
 
+# Saved by an operation inside of a layer that was called, these are the layer's own and no argument of the call.
+_OF_A_LAYER = ("weight", "mat2")
+
 
 def name_of(conflict: Conflict, writes: Iterable[Write]) -> tuple[str | Message, str]:
     """The name and its kind: a lasting name first, then what the writing line calls it, then any live variable."""
@@ -61,8 +64,23 @@ def _at_save(conflict: Conflict) -> str | None:
         names = source.assigned_names(statement) if statement is not None else []
         inner = inner_frames(conflict.save.site)
         return names[0] if len(names) == 1 and not any("container.py" in below.file for below in inner) else None
-    operands = source.operand_expressions(frame)
+    operands = operands_at_save(conflict)
     return operands[0] if len(operands) == 1 else None
+
+
+def operands_at_save(conflict: Conflict) -> list[str]:
+    """What the user's line gives to the operation that saved one of its operands, as it stands there.
+
+    Nothing where that line called layers one after another, or where the saved operand is a layer's own parameter:
+    what such a line gives on is another tensor.
+    """
+    frame = place(conflict.save.site)
+    if frame is None:
+        return []
+    inner = inner_frames(conflict.save.site)
+    if any("container.py" in below.file for below in inner) or (inner and conflict.save.slot in _OF_A_LAYER):
+        return []
+    return source.operand_expressions(frame)
 
 
 def _nameless(conflict: Conflict) -> Message:
