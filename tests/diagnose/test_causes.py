@@ -86,6 +86,46 @@ def test_a_step_is_gs110(file: str) -> None:
     assert code(conflict(file, writes=(step(file),), names=(Name("net.weight", "module", "parameter"),))) == "GS110"
 
 
+def test_a_parameter_written_through_an_alias_is_gs110(file: str) -> None:
+    names = (Name("net.weight", "module", "parameter"),)
+    for recorded in (False, True):  # p.detach().copy_(q) is written where autograd records, and is no part of the graph
+        write = replace(conflict(file).writes[0], op="copy_", grad_enabled=recorded)
+        assert code(conflict(file, writes=(write,), names=names)) == "GS110"
+
+
+def test_rows_shortened_by_an_embedding_are_no_flag_of_a_layer(file: str) -> None:
+    layer = Frame("/lib/site-packages/torch/nn/functional.py", 9, "embedding")
+    site = Site((*at(file, 2).frames, layer))
+    write = replace(conflict(file).writes[0], site=site, op="embedding_renorm_")
+    base = conflict(file, writes=(write,), names=(Name("lm.embed.weight", "module", "parameter"),))
+    save = replace(base.save, node="MmBackward0", slot="mat2", is_output=False)
+    (found,) = diagnose(Evidence((replace(base, save=save),)))
+    assert found.code == "GS102"
+    assert [note.key for note in found.notes] == ["note.max_norm_renormalises"]
+    assert all(fix.lines for fix in found.fixes), "nobody has a line to write otherwise"
+
+
+def test_what_a_layer_saved_is_not_called_by_the_argument_of_the_call(tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    path.write_text("y = net(obs)\nswap()\ny.backward()\n")
+    file = str(path)
+    layer = Frame("/lib/site-packages/torch/nn/modules/conv.py", 9, "Conv1d.forward")
+    chain = Frame("/lib/site-packages/torch/nn/modules/container.py", 9, "Sequential.forward")
+    base = conflict(file, writes=(Write(2, at(file, 2), "data", "data", None, WHOLE, 6),))
+
+    def name(slot: str, *inner: Frame) -> object:
+        site = Site((*at(file, 1).frames, *inner))
+        save = replace(base.save, site=site, node="ConvolutionBackward0", slot=slot, is_output=False)
+        (found,) = diagnose(Evidence((replace(base, save=save),)))
+        assert not any("obs" in text for fix in found.fixes for _, _, text in fix.lines) or slot == "input"
+        assert found.tensor is not None
+        return found.tensor.name
+
+    assert name("input", layer) == "obs"
+    assert name("weight", layer) != "obs"
+    assert name("input", chain, layer) != "obs"
+
+
 def test_a_step_under_a_carried_state_is_gs111(file: str) -> None:
     bridge = Bridge("TanhBackward0", "MmBackward0", "h", (at(file, 6),), (at(file, 1),), forward_ran_again=True)
     base = conflict(file, writes=(step(file),), bridge=bridge)

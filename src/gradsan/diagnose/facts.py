@@ -40,8 +40,12 @@ class Facts:
 
     @property
     def updates(self) -> tuple[Write, ...]:
-        """The writes that are parameter updates: optimizer steps, and leaves written under ``no_grad``."""
-        return tuple(write for write in self.writes if is_update(write))
+        """The writes that are parameter updates: optimizer steps, and leaves written where autograd does not record.
+
+        Of a leaf that requires grad any write that went through is one, whatever alias (``detach()``) it went by.
+        """
+        is_leaf = self.name_kind == "parameter"
+        return tuple(write for write in self.writes if is_update(write) or (is_leaf and not renormalises(write)))
 
     @property
     def first(self) -> Write | None:
@@ -52,6 +56,11 @@ class Facts:
 def is_update(write: Write) -> bool:
     """Whether a write is an update of a parameter rather than a part of the computation."""
     return write.kind == "step" or (write.is_parameter and not write.grad_enabled)
+
+
+def renormalises(write: Write) -> bool:
+    """Whether an embedding with ``max_norm`` shortened the rows that it was about to look up."""
+    return write.op.rpartition("::")[2].startswith("embedding_renorm_")
 
 
 def examine(conflict: Conflict) -> Facts:

@@ -10,6 +10,7 @@ from gradsan import source
 from gradsan.diagnose.carriers import Carrier, cut
 from gradsan.diagnose.facts import Facts
 from gradsan.diagnose.levels import inner_frames, place, user_frames
+from gradsan.diagnose.names import operands_at_save
 from gradsan.model import Fix, Frame, Message, Write
 
 
@@ -203,9 +204,9 @@ def _copy_for_autograd(facts: Facts) -> tuple[Fix, ...]:
         statement = source.statement_at(frame)
         names = source.assigned_names(statement) if statement is not None else []
     else:
-        names = source.operand_expressions(frame)
-    if len(names) > 1:
-        names = [name for name in names if name == facts.name]
+        names = operands_at_save(facts.conflict)
+    if len(names) > 1 or facts.name_kind in ("parameter", "buffer"):
+        names = [name for name in names if _is_called(facts, name)]
     change = source.clone_at_save(frame, names[0]) if len(names) == 1 else None
     if change is None:
         return ()
@@ -219,6 +220,13 @@ def _copy_for_autograd(facts: Facts) -> tuple[Fix, ...]:
             summary="help.clone_at_save",
         ),
     )
+
+
+def _is_called(facts: Facts, name: str) -> bool:
+    """Whether ``name`` is the tensor's name, or the end of it as its own module says: ``self.fc.weight``."""
+    if not isinstance(facts.name, str):
+        return False
+    return facts.name == name or (name.startswith("self.") and facts.name.endswith(name.removeprefix("self")))
 
 
 def _made_in_place(file: str, layer: str) -> tuple[tuple[str, int, str], ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gradsan.diagnose import build, fixes
-from gradsan.diagnose.facts import Facts
+from gradsan.diagnose.facts import Facts, renormalises
 from gradsan.diagnose.levels import inner_frames
 from gradsan.model import Diagnosis, Write
 
@@ -24,7 +24,7 @@ def match(facts: Facts) -> Diagnosis | None:
 
 def is_inplace_flag(write: Write) -> bool:
     """Whether an ``inplace=True`` made the write: an in-place operator called by torch's functionals or modules."""
-    if write.kind not in ("inplace", "op") or not write.op.endswith("_"):
+    if write.kind not in ("inplace", "op") or not write.op.endswith("_") or renormalises(write):
         return False
     return any(_is_layer_code(frame.file) for frame in inner_frames(write.site))
 

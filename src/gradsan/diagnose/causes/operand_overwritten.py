@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gradsan.diagnose import build, fixes
-from gradsan.diagnose.facts import Facts
-from gradsan.model import Diagnosis
+from gradsan.diagnose.facts import Facts, renormalises
+from gradsan.model import Diagnosis, Message
 
 CODE = "GS102"
 SLUG = "operand_overwritten"
@@ -15,4 +15,10 @@ def match(facts: Facts) -> Diagnosis | None:
     if not facts.writes:
         return None
     explanation = f"{SLUG}_in_compiled" if facts.in_compiled else None
-    return build.diagnosis(facts, CODE, SLUG, explanation=explanation, fixes=fixes.instead_of_overwriting(facts))
+    found = fixes.instead_of_overwriting(facts)
+    notes: tuple[Message, ...] = ()
+    if any(renormalises(write) for write in facts.writes):
+        # Who writes is the lookup itself, so that there is no line to write otherwise.
+        found = tuple(fix for fix in found if fix.lines)
+        notes = (Message("note.max_norm_renormalises", {"name": facts.name}),)
+    return build.diagnosis(facts, CODE, SLUG, explanation=explanation, fixes=found, notes=notes)
