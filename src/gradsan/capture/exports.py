@@ -37,8 +37,12 @@ class Exports:
     """The exported storages that live, and copies of what was saved in them."""
 
     def __init__(self, core: Any, note: Callable[[Message], None], listen: Callable[[bool], None]) -> None:
-        """Start with none; ``note`` is told what is too large to be copied, ``listen`` whether new Nodes matter."""
+        """Start with none; ``note`` is told what is too large to be copied, ``listen`` whether new Nodes matter.
+
+        ``on_hand_out`` is told of a storage that is handed out while a backward runs.
+        """
         self._core, self._note, self._listen = core, note, listen
+        self.on_hand_out: Callable[[int], None] | None = None
         self._exports: dict[int, Export] = {}
         self._saved: OrderedDict[tuple[int, int, str], tuple[int, Any]] = OrderedDict()
         self._bytes = 0
@@ -65,6 +69,8 @@ class Exports:
         weak = _torch.weak_storage(storage)
         self._exports[key] = Export(op, core.tick(), stack, weak, snapshot)
         self._listen(True)
+        if core.running and self.on_hand_out is not None:
+            self.on_hand_out(key)
 
     def after_nodes(self, holder: Any, first: int, end: int) -> None:
         """Copy what the Nodes numbered ``first <= n < end`` saved in exported memory."""

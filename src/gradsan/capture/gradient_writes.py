@@ -53,10 +53,10 @@ class GradientWrites:
     def on_write(self, tensor: Any, op: str, stack: Any) -> None:
         """Look at one write; as ``on_write`` of the core."""
         storage = _torch.storage_or_none(tensor)
-        inside, engine = _frames_inside()
+        inside, engine = frames_inside()
         if not storage or (engine is None and self._is_elsewhere(inside)):
             return
-        given = next((one for one in _given(inside) if _torch.storage_or_none(one.tensor) == storage), None)
+        given = next((one for one in given_to_hook(inside) if _torch.storage_or_none(one.tensor) == storage), None)
         if given is None or given.tensor.requires_grad:
             return
         roots = () if engine is None else _torch.gradients_given(engine)
@@ -139,7 +139,7 @@ class GradientWrites:
             return
 
 
-def _frames_inside() -> tuple[list[Any], Any]:
+def frames_inside() -> tuple[list[Any], Any]:
     """The frames that run inside a backward, innermost first, and the one that called the engine, if any."""
     inside: list[Any] = []
     frame: Any = sys._getframe(2)
@@ -150,7 +150,7 @@ def _frames_inside() -> tuple[list[Any], Any]:
     return inside, frame
 
 
-def _given(inside: list[Any]) -> Iterator[Given]:
+def given_to_hook(inside: list[Any]) -> Iterator[Given]:
     """The tensors that the engine gave to the program's own code, by the arguments of its outermost frame."""
     outer = list(reversed(inside))
     hooks = [frame for frame in outer if _torch.is_hook_frame(frame)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from gradsan.capture import _torch, conflicts, graphs, ledger, naming
@@ -38,7 +39,7 @@ class Prescan:
         self._uncounted.snapshots.forget()
 
     def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Look at the graph behind the outputs; the arguments are those of ``Recorder.before_backward``."""
+        """Look at the graph behind the outputs; the arguments are those of ``listeners.BeforeBackward``."""
         uncounted = self._uncounted
         if not uncounted.doors and not uncounted.replaced and not self._exports.any:
             return
@@ -49,6 +50,23 @@ class Prescan:
             return
         with _torch.hushed():
             self._look_through(entry, args, written)
+
+    def is_changed_outside(self, node: Any, slot: str, tensor: Any, thread: int) -> bool:
+        """Whether memory that was handed out has other bytes than those that a Node of ``thread`` has saved."""
+        number = _torch.node_sequence(node) or 0
+        made = self._made(number, thread)
+        storage = _torch.storage_or_none(tensor)
+        return self._exports.changed(storage, number, thread, slot, tensor, made) is not None
+
+    def look_again(self, entry: Any, nodes: Iterable[Any], storage: int) -> None:
+        """Look at Nodes of a backward that runs: at what they have saved in ``storage``, which was just written."""
+        backward = read_backward(entry)
+        for node in nodes:
+            for slot, saved in _torch.saved_slots(node):
+                tensor = _torch.packed_object(saved)
+                is_there = _torch.is_tensor(tensor) and _torch.storage_or_none(tensor) == storage
+                if is_there and not _torch.is_hooked(saved):
+                    self._look_at(backward, node, _torch.node_sequence(node) or 0, slot, tensor)
 
     def _look_through(self, entry: Any, args: tuple[Any, ...], written: dict[int, list[Any]]) -> None:
         uncounted = self._uncounted

@@ -32,6 +32,7 @@ from gradsan.capture.emptied import Emptied
 from gradsan.capture.exports import Exports
 from gradsan.capture.gradient_writes import GradientWrites
 from gradsan.capture.guarding import Guard
+from gradsan.capture.hook_writes import HookWrites
 from gradsan.capture.hooked import HookedValues
 from gradsan.capture.kept_gradients import KeptGradients
 from gradsan.capture.life import Life
@@ -105,6 +106,8 @@ class Recorder:
         # What they hold comes and goes; GS217 tells of what changed, and copies would undo what sharding is for.
         self.deep.leaves_alone = self.sharded.holds
         self.gradient_writes = GradientWrites(self.core, self.failures, _CONFLICTS_KEPT)
+        self.hook_writes = HookWrites(self.core, self.uncounted, self.exports, self.prescan, self.guard.run_hushed)
+        self.exports.on_hand_out = self._on_hand_out
         self.core.on_write = self._on_write
         self.kept_gradients = KeptGradients(self.core, self.steps, self.backwards, self.uncounted, self._on_life)
         self.lost_updates = LostUpdates(self.core, self.steps, self.uncounted, self._on_life, self._listen_for_updates)
@@ -244,6 +247,13 @@ class Recorder:
     def _on_round(self, entry: Any, rounds: int) -> None:
         for part in (self.life, self.changed_values, self.kept_gradients, self.wrapped, self.lost_updates):
             self.guard.run(partial(part.before_round, entry, rounds))
+        # In deep mode what a Node is given is compared, whoever wrote.
+        if not self._deep_depths:
+            self.guard.run_hushed(partial(self.hook_writes.before_round, entry, rounds))
+
+    def _on_hand_out(self, storage: int) -> None:
+        if not self._deep_depths:
+            self.guard.run_hushed(partial(self.hook_writes.handed_out, storage))
 
     def _on_differentiable(self, entry: Any, inputs: Any, result: Any) -> None:
         self.guard.run(partial(self.lost_updates.differentiable, entry, inputs, result))
@@ -261,6 +271,8 @@ class Recorder:
     def _on_write(self, tensor: Any, op: str, stack: Any) -> None:
         if self.core.running:
             self.guard.run_hushed(lambda: self.gradient_writes.on_write(tensor, op, stack))
+            if not self._deep_depths:
+                self.guard.run_hushed(lambda: self.hook_writes.on_write(tensor, op, stack))
         self.overwriting.written(tensor)
 
     def _watch_user_hooks(self) -> None:

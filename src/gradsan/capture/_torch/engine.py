@@ -108,6 +108,12 @@ def gradients_given(frame: Any) -> tuple[Any, ...]:
     return tuple(args[0] or ()) if args and isinstance(args[0], tuple) else ()
 
 
+def inputs_given(frame: Any) -> tuple[Any, ...]:
+    """The ``inputs`` of a backward; ``frame`` as of :func:`is_engine_frame`. Missing: all Nodes are thought to run."""
+    args = frame.f_locals.get("args", ())
+    return tuple(args[3] or ()) if len(args) > 3 and isinstance(args[3], (tuple, list)) else ()
+
+
 def is_hook_frame(frame: Any) -> bool:
     """Whether a frame is torch's own between the engine and a hook of a module, or the backward of a Function."""
     return frame.f_code.co_filename in (torch.utils.hooks.__file__, torch.autograd.function.__file__)
