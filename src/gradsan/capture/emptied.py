@@ -85,7 +85,7 @@ class Emptied:
     def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Have the Nodes that saved such a value look once more right before they run.
 
-        The arguments are those of ``Recorder.before_backward``. The code of a custom Function may give memory back
+        The arguments are those of ``listeners.BeforeBackward``. The code of a custom Function may give memory back
         itself, and is let alone; what deep mode keeps is looked at where it is asked for.
         """
         self._forget_dead()
@@ -108,8 +108,13 @@ class Emptied:
             running = _torch.current_node()
             saved = None if running is None else dict(_torch.saved_slots(running)).get(slot)
             tensor = None if saved is None else _torch.packed_object(saved)
-            if self._core.active and torch.is_tensor(tensor) and not fits_its_memory(tensor):
-                self._stop(running, slot, tensor, thread)
+            if not self._core.active or not torch.is_tensor(tensor) or fits_its_memory(tensor):
+                return
+            try:
+                _torch.read_slot(running, slot.partition("[")[0])
+            except RuntimeError:
+                return  # PyTorch's own check raises before it reads the memory, and says why.
+            self._stop(running, slot, tensor, thread)
 
         handle = node.register_prehook(look)
 

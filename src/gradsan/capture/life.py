@@ -54,7 +54,8 @@ class Life:
     def first_step(self, optimizer: Optimizer, frame: Any) -> None:
         """Look for parameters without a gradient; ``frame`` is where to look for variables."""
         held = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
-        missing = [one for one in held if one.grad is None and not is_lazy(one)]
+        # A tensor without elements has nothing to learn; sharded training leaves such ones to most ranks.
+        missing = [one for one in held if one.grad is None and not is_lazy(one) and one.numel()]
         if not missing:
             return
         site = symbolise(self._core.stack())

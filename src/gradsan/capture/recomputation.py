@@ -166,7 +166,12 @@ def code_of(function: Any) -> Any:
 
 
 def _lasting(notes: Notes, things: Mapping[str, Any]) -> dict[str, Any]:
-    return {path: notes.lasting(value) if torch.is_tensor(value) else value for path, value in things.items()}
+    """Without parameters of FSDP1, which are other tensors in other memory each time that they are gathered."""
+    return {
+        path: notes.lasting(value) if torch.is_tensor(value) else value
+        for path, value in things.items()
+        if not torch.is_tensor(value) or not _torch.is_of_flat_parameter(value)
+    }
 
 
 def _mark(notes: Notes, value: Any) -> Mark | None:

@@ -107,6 +107,11 @@ def give_memory_back(facts: Facts) -> tuple[Fix, ...]:
     return (_fix("give_memory_back", "preserved", facts, ()),)
 
 
+def one_backward_each_forward(facts: Facts) -> tuple[Fix, ...]:
+    """One backward on the sum of the losses, where the memory of parameters is given back after each."""
+    return (_fix("one_backward_each_forward", "preserved", facts, ()),)
+
+
 def save_copy_in_hooks(facts: Facts) -> tuple[Fix, ...]:
     """Have the pack hook keep a copy instead of the tensor itself."""
     return (_fix("pack_a_copy", "preserved", facts, ()),)

@@ -36,6 +36,14 @@ def flat_parameter_names(frames: Iterable[Any]) -> tuple[str, ...]:
     return ()
 
 
+def is_of_flat_parameter(tensor: Any) -> bool:
+    """Whether a tensor is, or is a part of, a flat parameter that FSDP1 gathers and gives back past the counter.
+
+    Missing mark: False, and what FSDP1 does there is taken for writes of the program.
+    """
+    return hasattr(tensor, "_fsdp_flattened") or hasattr(tensor._base, "_fsdp_flattened")
+
+
 SHARDED_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 
 
