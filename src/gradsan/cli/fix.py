@@ -101,7 +101,9 @@ class _Fixing:
         for sentence in series(found):
             complain(sentence, self.language)
         if not found.patches:
-            complain(Message("fix.none_passed"), self.language)
+            fixes = [fix for fault in found.diagnoses for fix in fault.fixes]
+            was_tried = any(fix.verification.status != "not_run" for fix in fixes)
+            complain(Message("fix.none_passed" if was_tried else "fix.none_tried"), self.language)
             return 1
         is_kept = self._write("patch", lambda: found.patches[0].diff_bytes(working_directory(None)))
         if chosen is not None:

@@ -16,6 +16,10 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from gradsan.capture import _torch
+from gradsan.capture.deep import Deep
+from gradsan.capture.originals import Kept
+from gradsan.capture.recorder import recorder
 from gradsan.capture.stacks import is_own_file
 
 _SPLITTING = frozenset({"unbind", "split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit", "split_with_sizes"})
@@ -32,6 +36,7 @@ def allow(names: Iterable[str]) -> None:
     their own. ``run_eagerly``: nothing is compiled. ``own_gradients``: hooks of tensors and the backward of Functions
     are given copies of gradients. ``own_context``: Functions keep copies on ``ctx``.
     ``release_gradients``: ``zero_grad`` fills copies with zeros, so that a graph on the gradients stays.
+    ``gathered_values``: what ``fully_shard`` gathers is kept as the forward had it, as copies.
     ``own_rank``: DistributedDataParallel exchanges no gradients, which of a single rank are right without.
     """
     wanted = frozenset(names)
@@ -53,6 +58,9 @@ def allow(names: Iterable[str]) -> None:
             torch.optim.Optimizer.zero_grad,
             lambda optimizer: (one for group in optimizer.param_groups for one in group["params"]),
         )
+    if "gathered_values" in wanted:
+        deep = recorder().deep
+        deep.keep_original = _with_gathered(deep)  # type: ignore[method-assign,assignment]
     if "own_rank" in wanted:
         parallel = torch.nn.parallel.DistributedDataParallel
         parallel.__init__ = _by_itself(parallel.__init__)  # type: ignore[method-assign]
@@ -85,6 +93,20 @@ def _releasing(zero: Callable[..., None], parameters: Callable[[Any], Iterable[A
         zero(owner, *args, **kwargs)
 
     return releasing
+
+
+def _with_gathered(deep: Deep) -> Callable[[Any, int, Any], Kept]:
+    """``keep_original`` that copies whole parameters, too, which healing leaves to ``fully_shard`` for their size."""
+    keep = deep.keep_original
+
+    def keep_original(tensor: Any, clock: int, stack: Any) -> Kept:
+        kept = keep(tensor, clock, stack)
+        storage = _torch.storage_or_none(tensor)
+        if storage and deep.leaves_alone(storage):
+            kept.original, kept.is_copied = kept.alias.clone(), True
+        return kept
+
+    return keep_original
 
 
 def _by_itself(initialise: Callable[..., None]) -> Callable[..., None]:

@@ -143,11 +143,13 @@ def _own_part(tensor: Any) -> Any:
 
 
 def _look(leaf: Any) -> str:
-    with torch.no_grad():
+    numbers: list[Any] = []
+    # A parameter that was gathered from its shards has no memory while its module does not run.
+    with torch.no_grad(), contextlib.suppress(*_MEASURED):
         own = _own_part(leaf.detach())
         flat = own.reshape(-1) if own.layout is torch.strided else own.to_dense().reshape(-1)
-        some = flat[:: max(1, flat.numel() // _NUMBERS_LOOKED_AT)]
-        return f"{tuple(leaf.shape)} {leaf.dtype} {zlib.crc32(repr(some.tolist()).encode())}"
+        numbers = flat[:: max(1, flat.numel() // _NUMBERS_LOOKED_AT)].tolist()
+    return f"{tuple(leaf.shape)} {leaf.dtype} {zlib.crc32(repr(numbers).encode())}"
 
 
 def _leaves(outputs: Any) -> list[Any]:

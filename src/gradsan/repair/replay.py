@@ -27,6 +27,7 @@ _ALLOWANCES = {
     "context_attribute": ("own_context",),
     "saved_tensor_detached": ("release_gradients",),
     "gradient_reduced_twice": ("own_rank",),
+    "gathered_anew": ("gathered_values",),
 }
 """By the cause of a fault, what a run has to allow so that the program comes past it as it is written."""
 

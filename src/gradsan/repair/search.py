@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from gradsan._ranks import rank_of
 from gradsan.model import Diagnosis, Fix, Message, Seen
 from gradsan.repair import libraries
 from gradsan.repair.judging import Judge, Say, faults_of
@@ -15,6 +17,7 @@ from gradsan.repair.places import on_disk
 from gradsan.repair.ranking import Tried, measured, ranked_fixes
 from gradsan.repair.replay import is_replayable, reference_for, was_refused
 from gradsan.repair.trial import Cost, Request, Trial, run_trial
+from gradsan.repair.untried import untried
 
 Target = tuple[str, str, Sequence[str]]
 Progress = Callable[[Message], None]
@@ -67,12 +70,14 @@ class _Search:
 def find_fixes(target: Target, limits: Limits, progress: Progress, say: Say, cwd: Path | None) -> Found:
     """Run the program, then what may mend it, until it runs or no candidate brings it further.
 
+    Of a job of several ranks, the program alone is run: each rank would search by what it has found itself.
     ``progress`` is told what is being run; ``say`` puts a Message into the words of the report.
     """
     request = _request(target, limits)
     progress(Message("fix.running_original"))
     current = run_trial(request)
-    if limits.include_libraries and (folders := libraries.taking_part(faults_of(current))):
+    rank = rank_of(os.environ)
+    if rank is None and limits.include_libraries and (folders := libraries.taking_part(faults_of(current))):
         request = replace(request, own_folders=folders)
         current = run_trial(request)
     first = current
@@ -81,6 +86,15 @@ def find_fixes(target: Target, limits: Limits, progress: Progress, say: Say, cwd
         return Found(problems=(problem,), is_incomplete=True, output=current.output)
     if not faults_of(current):
         return Found(exception=current.recording.exception, output=current.output)
+    if rank is not None:
+        return Found(
+            diagnoses=tuple(untried(fault, limits.candidates, cwd) for fault in faults_of(current)[: limits.faults]),
+            exception=current.recording.exception,
+            left=current.recording.exception,
+            problems=(Message("fix.one_of_several_ranks", {"size": rank.size}),),
+            seen=current.seen,
+            output=current.output,
+        )
     progress(Message("fix.running_healed"))
     healed = run_trial(reference_for(request, faults_of(current)))
     judge = Judge(healed.recording, is_replayable(current, healed), say, cwd)
