@@ -12,12 +12,13 @@ from typing import Any
 from gradsan import source
 from gradsan.diagnose import labels as label_room
 from gradsan.diagnose.failures import parts, statements
-from gradsan.model import Diagnosis, Failure, Fix, Message
+from gradsan.model import Clue, Diagnosis, Failure, Fix, Message
 
 ROWS = ("leaf_inplace", "leaf_view_inplace", "leaf_marked_dirty")
 CODE = "GS301"
 SLUG = "leaf_written"
 
+_SETUP = frozenset({"init", "initialise", "initialize", "reset", "build", "load"})
 _FILLING = frozenset({"fill_", "zero_", "copy_", "normal_", "uniform_", "random_", "__setitem__", "fill_diagonal_"})
 
 
@@ -30,13 +31,14 @@ def match(failure: Failure) -> Diagnosis | None:
     values: dict[str, Any] = {"name": name, "op": statements.op_shown(target)}
     if again is not None:
         values["function"] = again.name
-    known_as = statements.known_as(target)
+    is_view = again is None and _is_view_of_leaf(failure)
     return parts.diagnosis(
         failure,
         CODE,
         SLUG,
         values=values,
-        explanation=f"explanation.leaf_written_as_{purpose}",
+        title="title.leaf_view_written" if is_view else None,
+        explanation="explanation.leaf_view_written" if is_view else f"explanation.leaf_written_as_{purpose}",
         labels=(
             *statements.created(failure, target),
             *label_room.at(
@@ -46,8 +48,19 @@ def match(failure: Failure) -> Diagnosis | None:
         ),
         tensor=statements.named_tensor(target),
         fixes=_fixes(failure, purpose, values),
-        notes=(*known_as, *_notes(purpose, values)),
+        notes=(*_owner(target, is_view), *_notes(purpose, values)),
     )
+
+
+def _is_view_of_leaf(failure: Failure) -> bool:
+    """Whether the written tensor is no leaf itself but a view of one: made by an operation before this statement."""
+    target = parts.clue(failure, "target")
+    return failure.row == "leaf_view_inplace" and target is not None and target.values.get("is_leaf") is False
+
+
+def _owner(target: Clue | None, is_view: bool) -> tuple[Message, ...]:
+    known = statements.known_as(target)
+    return tuple(Message("note.view_of_leaf", note.values) for note in known) if is_view else known
 
 
 def _notes(purpose: str, values: Mapping[str, Any]) -> tuple[Message, ...]:
@@ -63,7 +76,7 @@ def _purpose(failure: Failure) -> str:
     if facts.get("has_grad") or (frame is not None and source.reads_gradient(frame)):
         return "update"
     op = "" if target is None else target.op or ""
-    in_setup = frame is not None and any(word in frame.function.lower() for word in ("init", "reset", "build", "load"))
+    in_setup = frame is not None and not _SETUP.isdisjoint(frame.function.rpartition(".")[2].lower().split("_"))
     if in_setup or (facts.get("is_parameter") and not facts.get("backwards")) or op in _FILLING:
         return "initialisation"
     return "computation"
@@ -77,4 +90,5 @@ def _fixes(failure: Failure, purpose: str, values: Mapping[str, Any]) -> tuple[F
     if purpose == "initialisation":
         target = parts.clue(failure, "target")
         return (outside,) if target is not None and target.values.get("is_parameter") else (outside, *new)
-    return new if purpose == "checkpoint" else (*new, outside)
+    # What is computed from the leaf is meant to be differentiated: without autograd it would not be.
+    return new if purpose == "checkpoint" or _is_view_of_leaf(failure) else (*new, outside)
