@@ -157,6 +157,13 @@ def test_a_conflict_under_the_programs_hooks_is_silent(file: str) -> None:
     assert found.silent
 
 
+def test_where_memory_was_handed_out_is_not_said_to_have_written_it(file: str) -> None:
+    door = Write(2, at(file, 2), "numpy", "outside", None, None, 6)
+    (found,) = diagnose(Evidence((conflict(file, writes=(door,), raised=False, way="memory_alias"),)))
+    assert found.code == "GS203"
+    assert [label.message.key for label in found.labels if label.role == "written"] == ["label.written.outside"]
+
+
 def test_equal_findings_are_counted(file: str) -> None:
     (found,) = diagnose(Evidence((conflict(file), conflict(file))))
     assert found.count == 2

@@ -77,7 +77,9 @@ def written(facts: Facts, writes: Iterable[Write]) -> tuple[Label, ...]:
         if first.kind == "step":
             message = Message("label.written.step", {"optimizer": first.optimizer, "name": facts.name})
         else:
-            message = Message("label.written.op", {"name": facts.name, "op": ", ".join(all_as_written(ops))})
+            # Of memory known outside of PyTorch the log has the place where it was handed out, not who wrote there.
+            key = "label.written.outside" if first.kind == "outside" else "label.written.op"
+            message = Message(key, {"name": facts.name, "op": ", ".join(all_as_written(ops))})
         times = max(ops.values())
         if times > 1:
             message = Message("label.counted", {"what": message, "count": times})
