@@ -4,6 +4,7 @@ import textwrap
 
 import pytest
 
+from gradsan.repair import Limits, find_fixes
 from gradsan.repair.patch import Patch
 from gradsan.repair.trial import Request, run_trial
 
@@ -84,3 +85,27 @@ def test_it_is_stopped_when_time_is_up(program):
     (program / "main.py").write_text("import time\ntime.sleep(60)\n")
     done = trial(timeout=1)
     assert done.timed_out
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "is_answered"),
+    [
+        ("import os, torch\nos._exit(3)\n", 3, False),
+        ("import os\nos.kill(os.getpid(), 9)\n", -9, False),
+        ("print(1)\n", 0, True),
+        ("raise SystemExit(3)\n", 3, True),
+    ],
+)
+def test_a_process_that_did_not_live_to_tell_is_known(program, text, status, is_answered):
+    (program / "main.py").write_text(text)
+    done = trial()
+    assert (done.status, done.is_answered) == (status, is_answered)
+    assert done.recording.finished == (status == 0)
+
+
+def test_nothing_is_called_well_of_which_nothing_is_known(program):
+    (program / "main.py").write_text("import os, torch\nprint('gone')\nos._exit(0)\n")
+    found = find_fixes(("script", "main.py", ()), Limits(), lambda _: None, lambda _: "", program)
+    assert found.is_incomplete
+    assert [problem.key for problem in found.problems] == ["fix.no_answer"]
+    assert found.output == "gone\n"

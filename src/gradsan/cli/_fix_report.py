@@ -73,6 +73,7 @@ def series(found: Found) -> list[Message]:
 def say_nothing_found(found: Found, language: Language) -> int:
     """Why there is nothing to show; the exit status."""
     if found.is_incomplete:
+        write_to_stderr(found.output[-_OUTPUT_SHOWN:])
         for problem in found.problems:
             complain(problem, language)
         return 1

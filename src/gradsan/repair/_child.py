@@ -17,7 +17,7 @@ from gradsan.cli._uncaught import call_when_uncaught, wait_for_threads
 from gradsan.model import Diagnosis
 from gradsan.repair.overlay import lay_over, text_of
 from gradsan.repair.seeding import seed_generators
-from gradsan.repair.trial import Request
+from gradsan.repair.trial import Recording, Request
 from gradsan.source.lines import source_line
 
 
@@ -117,6 +117,8 @@ def main() -> None:
         wait_for_threads()
     seconds = time.perf_counter() - began
     if not watch.started:
+        recording = Recording(finished=ending.status == 0, exception=ending.exception)
+        Path(request.result).write_bytes(pickle.dumps({"recording": recording, "seconds": seconds}))
         sys.exit(ending.status)
 
     watch.stop()

@@ -84,6 +84,9 @@ def find_fixes(target: Target, limits: Limits, progress: Progress, say: Say, cwd
     if current.timed_out:
         problem = Message("fix.timed_out", {"seconds": limits.timeout})
         return Found(problems=(problem,), is_incomplete=True, output=current.output)
+    if not current.is_answered:
+        problem = Message("fix.no_answer", {"status": current.status})
+        return Found(problems=(problem,), is_incomplete=True, output=current.output)
     if not faults_of(current):
         return Found(exception=current.recording.exception, output=current.output)
     if rank is not None:

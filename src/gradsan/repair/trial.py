@@ -82,6 +82,7 @@ class Cost:
 class Trial:
     """How a run went. ``status`` is None where it ran out of time; ``diagnoses`` with every fix that has lines.
 
+    ``is_answered`` says that its process lived to tell: a kernel may kill it, the program may leave by ``os._exit``.
     ``written`` are the functions and lines that wrote, of each diagnosis: what tells one fault from another where
     lines have moved.
     """
@@ -95,6 +96,7 @@ class Trial:
     peak_bytes: int = 0
     cost: Cost | None = None
     output: str = ""
+    is_answered: bool = True
 
     @property
     def timed_out(self) -> bool:
@@ -108,7 +110,7 @@ def run_trial(request: Request) -> Trial:
         result, asked = Path(folder, "result"), Path(folder, "request")
         asked.write_bytes(pickle.dumps(replace(request, result=str(result))))
         status, output = _run(asked, request.timeout)
-        answer: dict[str, Any] = {}
+        answer: dict[str, Any] = {"is_answered": False}
         with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
             answer = pickle.loads(result.read_bytes())
     return Trial(status=status, output=output, **answer)
