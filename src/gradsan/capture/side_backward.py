@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from gradsan.capture import _torch, graphs
+from gradsan.capture.repeatable import is_repeatable
 
 
 class NotOnTheSideError(RuntimeError):
@@ -27,7 +28,7 @@ def gradients(
     (:func:`graphs.engine_order`); ``running`` is told each Node before it runs. The graph is kept.
 
     Raises:
-        NotOnTheSideError: where a Node is code of the program's own, or a compiled graph.
+        NotOnTheSideError: where a Node is code of the program's own that may do more than compute, or compiled.
         RuntimeError: as the engine raises, where a Node does.
     """
     if len(order) >= graphs.NODES_WALKED:
@@ -76,9 +77,23 @@ def _results(node: Any, received: dict[int, Any]) -> tuple[Any, ...]:
     arguments = [received.get(position) for position in range(max(count, max(received) + 1))]
     function = _torch.function_class(node)
     if function is not None and not _torch.hands_gradients_through(function):
-        raise NotOnTheSideError(function.__qualname__)
+        return _results_of_function(node, function, arguments)
     results = arguments if function is not None else node(*arguments)
     return tuple(results) if isinstance(results, (tuple, list)) else (results,)
+
+
+def _results_of_function(node: Any, function: Any, arguments: list[Any]) -> tuple[Any, ...]:
+    """One result for each edge of a custom Function whose backward does nothing but compute."""
+    if not is_repeatable(node, function, arguments):
+        raise NotOnTheSideError(function.__qualname__)
+    try:
+        results = node.apply(*arguments)
+    except Exception as failure:
+        raise NotOnTheSideError(function.__qualname__) from failure
+    results = results if isinstance(results, tuple) else (results,)
+    # There are edges for the tensors among its inputs only; those that need no gradient lead nowhere.
+    wanted = iter([result for result, needed in zip(results, node.needs_input_grad, strict=False) if needed])
+    return tuple(None if child is None else next(wanted, None) for child, _ in node.next_functions)
 
 
 def _hand_on(place: tuple[Any, int], gradient: Any, waiting: dict[Any, dict[int, Any]], leaves: dict[int, Any]) -> None:
