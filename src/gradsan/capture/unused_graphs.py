@@ -1,21 +1,25 @@
-"""Lists that keep a graph of every round, where no backward asks for any: an evaluation that appends its losses.
+"""Lists and sums that keep a graph of every round, where no backward asks for any: an evaluation that adds its losses.
 
 The core tells when a thread has made more Nodes since the last backward than ever before. What a container has gained
-from one such moment to the next, in graphs made at one place, is suspected. The next backward settles it: one that
-reaches what the container holds was what it was kept for; another one, or the end of watching, tells that it was not.
+from one such moment to the next, in graphs made at one place, is suspected, and so is a sum (``growing_sums.py``) that
+goes on from before the last such moment. The next backward settles it: one that reaches what was kept was what it was
+kept for; another one, or the end of watching, tells that it was not.
 
-Row: ``graph_grows``. Role: ``grown`` as in :mod:`gradsan.capture.life`, with ``unused`` true in its ``values``.
+Row: ``graph_grows``. Role: ``grown`` as in :mod:`gradsan.capture.life`, with ``unused`` true in its ``values``, and
+``summed`` where it is a sum.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from gradsan.capture import _torch, graphs, naming
 from gradsan.capture._core_pure import QUIET_NODES
+from gradsan.capture.growing_sums import GrowingSum, sum_of
 from gradsan.capture.life import bytes_kept
 from gradsan.capture.stacks import symbolise
 from gradsan.capture.variables import Found
@@ -27,10 +31,11 @@ _SAMPLED = 4
 
 
 class Suspicion(NamedTuple):
-    """A container that has grown: what to tell of it, and the numbers of the Nodes its tensors were made by."""
+    """What has grown: what to tell of it, the numbers of the Nodes its tensors were made by, and who made the last."""
 
     failure: Failure
     numbers: frozenset[int]
+    maker: Any
     thread: int
 
 
@@ -41,6 +46,7 @@ class UnusedGraphs:
         """Start without suspicion; ``ask`` is called when the next backward has to be looked at."""
         self._core, self._found, self._ask = core, found, ask
         self._looked: tuple[int, int] = (-1, -1)
+        self._end = 0
         self._members: dict[str, int] = {}
         self._suspicions: dict[str, Suspicion] = {}
         self._told: set[str] = set()
@@ -64,12 +70,20 @@ class UnusedGraphs:
             return
         moment = (core.backwards, thread)
         before = self._members if moment == self._looked else {}
+        border, self._end = self._end if moment == self._looked else 0, end
         self._looked, self._members = moment, {}
-        for path, members in _containers(sys._getframe(1)).items():
+        found = _with_graph(sys._getframe(1))
+        for path, members in _containers(found).items():
             self._members[path] = len(members)
             known = before.get(path, 0)
             if known and len(members) >= max(_LEAST_MEMBERS, _GROWTH * known) and path not in self._told:
                 self._suspect(path, sorted(members, key=_number), thread)
+        for path, one in _singles(found) if border else ():
+            grown = (
+                None if path in self._told else sum_of(one.tensor.grad_fn, lambda node: self._maker_of(node, thread))
+            )
+            if grown is not None and grown.links >= _LEAST_MEMBERS and grown.oldest < border:
+                self._suspect_sum(path, one, grown, thread)
 
     def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Settle what is suspected of this thread: is it what this backward goes through?"""
@@ -81,8 +95,13 @@ class UnusedGraphs:
         numbers = {_torch.node_sequence(node) for node in graphs.engine_order(roots)}
         for path, one in waiting.items():
             del self._suspicions[path]
-            if numbers.isdisjoint(one.numbers):
+            if numbers.isdisjoint(one.numbers) and not self._goes_through(numbers, one):
                 self._tell(path, one)
+
+    def _goes_through(self, numbers: set[int | None], suspicion: Suspicion) -> bool:
+        """Whether what a backward runs is younger than what was suspected, and has been made at the same place."""
+        younger = sorted((one for one in numbers if one is not None and one > max(suspicion.numbers)), reverse=True)
+        return any(self._maker(number, suspicion.thread) is suspicion.maker for number in younger)
 
     def settle(self) -> None:
         """Nothing is watched any more: what is still suspected has not been used."""
@@ -118,21 +137,64 @@ class UnusedGraphs:
         site = _within(symbolise(makers[0]), members[-1])
         clue = Clue("grown", site, name=path, values=values)
         failure = Failure("graph_grows", "", "", site, (clue,), raised=False)
-        self._suspicions[path] = Suspicion(failure, frozenset(map(_number, members)), thread)
+        self._suspicions[path] = Suspicion(failure, frozenset(map(_number, members)), makers[-1], thread)
         self._ask()
+
+    def _suspect_sum(self, path: str, found: Found, grown: GrowingSum, thread: int) -> None:
+        newest = _number(found)
+        nodes = len(grown.rounds) - len(grown.younger)
+        # Beyond what was counted, rounds are taken to have made as many Nodes each as those that were.
+        uncounted = (
+            0 if grown.is_whole else (grown.oldest - self._core.quiet_from) * grown.links // (newest - grown.oldest)
+        )
+        rounds = grown.links + max(uncounted, 0)
+        size = bytes_kept(grown.rounds) - bytes_kept(grown.younger)
+        values = {
+            "rounds": rounds,
+            "nodes": nodes * rounds,
+            "bytes": size * rounds,
+            "bytes_per_round": size,
+            "unused": True,
+            "summed": True,
+        }
+        maker = self._maker(newest, thread)
+        made = self._maker_of(grown.taken_in, thread) or maker
+        clue = Clue("grown", _within(symbolise(maker), found), name=path, values=values)
+        failure = Failure("graph_grows", "", "", _within(symbolise(made), found), (clue,), raised=False)
+        self._suspicions[path] = Suspicion(failure, frozenset([newest]), maker, thread)
+        self._ask()
+
+    def _maker_of(self, node: Any, thread: int) -> Any:
+        number = _torch.node_sequence(node)
+        return None if number is None else self._maker(number, thread)
 
     def _maker(self, number: int, thread: int) -> Any:
         near = self._core.nodes_near(number, thread)
         return next((entry[3] for entry in near if entry[0] <= number < entry[1]), None)
 
 
-def _containers(frame: Any) -> dict[str, list[Found]]:
-    """The tensors with a graph that lie in containers, each once, by the expression for the container."""
-    found: dict[str, dict[int, Found]] = {}
-    for one in naming.find(frame, lambda tensor: tensor.requires_grad and tensor.grad_fn is not None):
+def _with_graph(frame: Any) -> list[Found]:
+    """The live tensors with a graph."""
+    return list(naming.find(frame, lambda tensor: tensor.requires_grad and tensor.grad_fn is not None))
+
+
+def _containers(found: list[Found]) -> dict[str, list[Found]]:
+    """The tensors that lie in containers, each once, by the expression for the container."""
+    members: dict[str, dict[int, Found]] = {}
+    for one in found:
         if one.within is not None and one.container != "object":
-            found.setdefault(one.within, {})[id(one.tensor)] = one
-    return {path: list(members.values()) for path, members in found.items()}
+            members.setdefault(one.within, {})[id(one.tensor)] = one
+    return {path: list(tensors.values()) for path, tensors in members.items()}
+
+
+def _singles(found: list[Found]) -> Iterator[tuple[str, Found]]:
+    """Each tensor once, by the first expression for it; of containers with many, none."""
+    counts = Counter(one.within for one in found if one.container not in (None, "object"))
+    seen: set[int] = set()
+    for one in found:
+        if counts[one.within] < _LEAST_MEMBERS and id(one.tensor) not in seen:
+            seen.add(id(one.tensor))
+            yield one.path, one
 
 
 def _number(found: Found) -> int:

@@ -186,7 +186,7 @@ def _grows(failure: Failure) -> Diagnosis:
             ),
             *_round_label(failure, is_unused),
         ),
-        explanation="explanation.graph_kept_unused" if is_unused else None,
+        explanation=_why_kept(facts) if is_unused else None,
         tensor=None,
         fixes=(
             *((parts.fix("no_grad", "changed", values, summary="help.no_grad_rounds"),) if is_unused else ()),
@@ -194,6 +194,10 @@ def _grows(failure: Failure) -> Diagnosis:
         ),
         notes=(Message("note.graph_growth", {**values, "bytes": _bytes(facts.get("bytes", 0))}),),
     )
+
+
+def _why_kept(facts: Mapping[str, object]) -> str:
+    return "explanation.graph_summed_unused" if facts.get("summed") else "explanation.graph_kept_unused"
 
 
 def _round_label(failure: Failure, is_unused: bool) -> tuple[Label, ...]:
