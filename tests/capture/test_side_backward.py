@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import gradsan
 from gradsan.capture import graphs
-from gradsan.capture.side_backward import NotOnTheSideError, gradients
+from gradsan.capture.side_backward import UNKNOWN, gradients
 
 Made = tuple[list[torch.Tensor], list[Any]]
 
@@ -106,7 +106,9 @@ def test_gradients_are_those_of_the_engine(program: Callable[[], Made]) -> None:
     given = tuple(torch.randn_like(output) for output in outputs)
     right = torch.autograd.grad(outputs, wanted, given, retain_graph=True, allow_unused=True)
     order = graphs.engine_order([one.grad_fn for one in outputs if one.grad_fn is not None])
-    found = gradients(tuple(outputs), given, wanted, order, lambda node: None)
+    passed: list[str] = []
+    found = gradients(tuple(outputs), given, wanted, order, lambda node: None, passed.append)
+    assert passed == []
     assert [one is None for one in found] == [one is None for one in right]
     for one, other in zip(found, right, strict=True):
         if other is not None:
@@ -130,10 +132,39 @@ class Counted(torch.autograd.Function):
 
 
 def test_the_backward_of_a_function_is_the_programs_own_code() -> None:
-    x = leaf(3)
-    y = Counted.apply(x)
-    with pytest.raises(NotOnTheSideError, match="Counted"):
-        gradients((y,), (torch.ones(3),), [x], graphs.engine_order([y.grad_fn]), lambda node: None)
+    x, w, other = leaf(3), leaf(3), leaf(3)
+    y = Counted.apply(x * w) * w + x.sum() * other
+    passed: list[str] = []
+    Counted.calls = 0
+    order = graphs.engine_order([y.grad_fn])
+    found = gradients((y,), (torch.ones(3),), [x, w, other], order, lambda node: None, passed.append)
+    assert found[0] is UNKNOWN
+    assert found[1] is UNKNOWN
+    torch.testing.assert_close(found[2], x.sum().expand(3))
+    assert (passed, Counted.calls) == (["Counted"], 0)
+
+
+def test_deep_mode_measures_what_does_not_depend_on_such_a_function() -> None:
+    with gradsan.watch("deep") as watched:
+        x, w, v = leaf(3), torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+        h = Counted.apply(x * w)
+        y = h * v
+        h.data.mul_(3)
+        y.sum().backward()
+    (one,) = watched.diagnoses
+    assert one.gradient.relative_error == pytest.approx(2.0)
+    assert "blind.not_measured_past_own_code" in [spot.key for spot in watched.report.seen.blind_spots]
+
+
+def test_nothing_is_said_of_gradients_that_were_not_measured() -> None:
+    with gradsan.watch("deep") as watched:
+        x, v = leaf(3), torch.ones(3, requires_grad=True)
+        h = x * 1
+        y = Counted.apply(h * h) + v
+        h.data.mul_(3)
+        y.sum().backward()
+    (one,) = watched.diagnoses
+    assert (one.severity, one.gradient.status, one.gradient.relative_error) == ("error", "unknown", None)
 
 
 def hooked(*, function: bool = False) -> tuple[list[str], list[Any]]:

@@ -105,7 +105,7 @@ class Deep:
         """Run the backward twice on the side, with the originals and with what stands there now.
 
         ``leaves`` are what gradients are wanted of; ``torch.autograd.grad`` may want those of any tensor or edge. None
-        of the program's own code is run for it.
+        of the program's own code is run for it but what does nothing but compute: beyond that nothing is known.
         """
         if _torch.may_communicate(order):
             self._note(Message("blind.not_measured_among_ranks"))
@@ -113,25 +113,28 @@ class Deep:
         if not leaves or len(leaves) > _LEAVES_MEASURED:
             return None
         found: dict[str, Any] = {}
+        passed_over: set[str] = set()
         for reading in ("original", "current"):
             with self._giving(reading), torch.random.fork_rng(devices=[]), _torch.without_dispatch_modes():
                 try:
-                    found[reading] = side_backward.gradients(outputs, gradients, leaves, order, self._runs_aside)
-                except side_backward.NotOnTheSideError as stopped:
-                    self._note(Message("blind.not_measured_past_own_code", {"what": str(stopped)}))
-                    return None
+                    found[reading] = side_backward.gradients(
+                        outputs, gradients, leaves, order, self._runs_aside, passed_over.add
+                    )
                 except RuntimeError:
                     return None
         errors = []
         for leaf, right, wrong in zip(leaves, found["original"], found["current"], strict=True):
-            if right is None or wrong is None:
+            if any(one is None or one is side_backward.UNKNOWN for one in (right, wrong)):
                 continue
             error = _relative_error(right, wrong)
             # What only rounding tells apart is the same gradient.
             if not error <= _ROUNDINGS * torch.finfo(right.dtype).eps:
                 names = naming.names_of(leaf, sys._getframe(1)) if torch.is_tensor(leaf) else ()
                 errors.append((names[0].text if names else str(tuple(right.shape)), error))
-        return Deviation(tuple(sorted(errors, key=lambda one: -one[1])))
+        for what in sorted(passed_over):
+            self._note(Message("blind.not_measured_past_own_code", {"what": what}))
+        # Of gradients beyond what was passed over nothing is known: where all others are right, nor is it of these.
+        return Deviation(tuple(sorted(errors, key=lambda one: -one[1]))) if errors or not passed_over else None
 
     def _runs_aside(self, node: Any) -> None:
         self._node_aside = node

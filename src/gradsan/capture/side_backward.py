@@ -14,21 +14,31 @@ import torch
 from gradsan.capture import _torch, graphs
 from gradsan.capture.repeatable import is_repeatable
 
+UNKNOWN: Any = object()
+"""A gradient that depends on what was passed over."""
+
 
 class NotOnTheSideError(RuntimeError):
     """To go on, code of the program's own would have to run once more. The argument is the name of what it is."""
 
 
 def gradients(
-    outputs: Any, given: Any, wanted: list[Any], order: list[Any], running: Callable[[Any], None]
+    outputs: Any,
+    given: Any,
+    wanted: list[Any],
+    order: list[Any],
+    running: Callable[[Any], None],
+    passed_over: Callable[[str], None],
 ) -> list[Any]:
     """The gradients of ``wanted`` (leaves, other tensors, GradientEdges), None for those that none flows to.
 
     ``outputs`` and ``given`` are what the engine was called with, ``order`` the Nodes between in the engine's order
     (:func:`graphs.engine_order`); ``running`` is told each Node before it runs. The graph is kept.
 
+    A Node that is code of the program's own and may do more than compute, or a compiled graph, is passed over:
+    ``passed_over`` is told what it is, and gradients that depend on it are :data:`UNKNOWN`.
+
     Raises:
-        NotOnTheSideError: where a Node is code of the program's own that may do more than compute, or compiled.
         RuntimeError: as the engine raises, where a Node does.
     """
     if len(order) >= graphs.NODES_WALKED:
@@ -51,12 +61,21 @@ def gradients(
                     captured[node, number] = received[number]
             if received:
                 running(node)
-                for edge, result in zip(node.next_functions, _results(node, received), strict=False):
+                for edge, result in zip(node.next_functions, _known(node, received, passed_over), strict=False):
                     _hand_on(_past_accumulation(*edge), result, waiting, leaves)
     for place in inner:
         if place not in captured:
             captured[place] = waiting.get(place[0], {}).get(place[1])
     return [leaves.get(id(place[0])) if torch.is_tensor(place[0]) else captured[place] for place in places]
+
+
+def _known(node: Any, received: dict[int, Any], passed_over: Callable[[str], None]) -> tuple[Any, ...]:
+    if not any(one is UNKNOWN for one in received.values()):
+        try:
+            return _results(node, received)
+        except NotOnTheSideError as stopped:
+            passed_over(str(stopped))
+    return (UNKNOWN,) * len(node.next_functions)
 
 
 def _place(one: Any) -> tuple[Any, int]:
@@ -105,9 +124,12 @@ def _hand_on(place: tuple[Any, int], gradient: Any, waiting: dict[Any, dict[int,
         into, number, kind = leaves, id(holder), (holder.shape, holder.dtype)
     else:
         into, kind = waiting.setdefault(holder, {}), _torch.kind_of_output(holder, number)
-    if kind is not None:
+    if kind is not None and gradient is not UNKNOWN:
         gradient = _fitting(gradient, *kind)
     known = into.get(number)
+    if gradient is UNKNOWN or known is UNKNOWN:
+        into[number] = UNKNOWN
+        return
     into[number] = gradient if known is None else _sum(known, gradient)
 
 
