@@ -261,6 +261,45 @@ def test_a_step_that_raised_does_not_stay_open(stepping):
     assert stepping.open_steps == 0
 
 
+def test_after_a_step_that_raised_what_optimizers_write_besides_is_logged(stepping):
+    parameter = torch.ones(2, requires_grad=True)
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+
+    def fail():
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        optimizer.step(fail)
+    names = {}
+    exec(compile("def beside(t): t.add_(1)", stepping.optimizer_folder + "made_up.py", "exec"), names)
+    engine = stepping.engine(lambda outputs, *args, **kwargs: None)
+    logged = len(stepping.writes())
+    names["beside"](torch.zeros(1))
+    assert len(stepping.writes()) == logged
+    engine((torch.zeros(1),))
+    assert stepping.open_steps == 0
+    names["beside"](torch.zeros(1))
+    assert len(stepping.writes()) == logged + 1
+
+
+def test_a_backward_in_a_closure_leaves_its_step_open_and_one_elsewhere_those_of_other_threads(stepping):
+    parameter = torch.ones(2, requires_grad=True)
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    engine, seen = stepping.engine(lambda outputs, *args, **kwargs: None), []
+
+    def closure():
+        engine((torch.zeros(1),))
+        seen.append(stepping.open_steps)
+        elsewhere = threading.Thread(target=engine, args=((torch.zeros(1),),))
+        elsewhere.start()
+        elsewhere.join()
+        seen.append(stepping.open_steps)
+
+    optimizer.step(closure)
+    assert seen == [1, 1]
+    assert stepping.open_steps == 0
+
+
 @pytest.fixture
 def steps(core):
     """The records of the steps that a core sees."""

@@ -54,7 +54,7 @@ class Core:
         self.write_count = 0
         self.steps = 0
         self.open_steps = 0
-        self._open: set[int] = set()
+        self._open: dict[int, int] = {}
         self.log_errors = 0
         self.backwards = 0
         self.backward_end = 0
@@ -262,8 +262,8 @@ class Core:
         that are not in ``settled``.
         """
         self.clock += 1
-        # A set, because a step that raised does not end; its optimizer begins again some time.
-        self._open.add(id(optimizer))
+        # No count, because a step that raised does not end; its optimizer begins again some time.
+        self._open[id(optimizer)] = threading.get_ident()
         self.open_steps = len(self._open)
         try:
             before = _torch.hush() if _torch.has_function_modes() else None
@@ -288,7 +288,7 @@ class Core:
         The entry is ("end", clock, id of the optimizer, versions of its parameters as bytes, sequence number).
         ``on_step_end`` is told of optimizers that are not in ``settled``.
         """
-        self._open.discard(id(optimizer))
+        self._open.pop(id(optimizer), None)
         self.open_steps = len(self._open)
         self.steps += 1
         self.clock += 1
@@ -335,6 +335,8 @@ class Core:
             record = (core.clock, stack, threading.get_ident(), t_outputs, retain, accumulate)
             core.running.append(record)
             try:
+                if core.open_steps:
+                    core._close_raised_steps(stack)
                 remembered = core._remember_backward(record)
                 core._count_round(record)
                 if core.on_enter is not None:
@@ -364,6 +366,14 @@ class Core:
                 core.running[:] = [other for other in core.running if other is not record]
 
         return _torch.dress(run_backward, original)
+
+    def _close_raised_steps(self, called_from: Stack) -> None:
+        """Close the steps of this thread that have raised: those that began, where a backward is called from none."""
+        codes = called_from.codes
+        if len(codes) < DEPTH_KEPT and not any(code.co_filename.startswith(self.optimizer_folder) for code in codes):
+            here = threading.get_ident()
+            self._open = {number: thread for number, thread in self._open.items() if thread != here}
+            self.open_steps = len(self._open)
 
     def _remember_backward(self, record: tuple[Any, ...]) -> list[Any] | None:
         clock, stack, thread, outputs, retain, accumulate = record

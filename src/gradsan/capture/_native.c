@@ -539,7 +539,7 @@ typedef struct {
     PyObject_HEAD
     char active;
     long long open_steps, clock, saves;
-    PyObject *open; /* the ids of the optimizers whose step has begun; a set, for one that raised begins again some time */
+    PyObject *open; /* by the id of an optimizer whose step has begun its thread; no count, for one that raised begins again */
     PyObject *optimizer_code; /* the function of torch's optimizers that called last */
     Ring nodes, writes, step_log, backward_log;
     unsigned long long backwards_logged;
@@ -1079,6 +1079,13 @@ static PyObject *basic_index(PyObject *index)
     return shared(PyTuple_CheckExact(index) ? Py_NewRef(index) : PyTuple_Pack(1, index));
 }
 
+static inline int is_of_optimizers(Core *core, PyCodeObject *code)
+{
+    return core->optimizer_folder != NULL && PyUnicode_Check(core->optimizer_folder)
+               ? (int)PyUnicode_Tailmatch(code->co_filename, core->optimizer_folder, 0, PY_SSIZE_T_MAX, -1)
+               : 0;
+}
+
 /* Whether the code that called lies in torch's optimizers, whose inner writes are accounted for per step. */
 static int called_by_optimizer(Core *core)
 {
@@ -1088,9 +1095,7 @@ static int called_by_optimizer(Core *core)
     /* An optimizer's update is one function that calls dozens of operations. */
     if ((PyObject *)code == core->optimizer_code)
         return 1;
-    int found = 0;
-    if (core->optimizer_folder != NULL && PyUnicode_Check(core->optimizer_folder))
-        found = (int)PyUnicode_Tailmatch(code->co_filename, core->optimizer_folder, 0, PY_SSIZE_T_MAX, -1);
+    int found = is_of_optimizers(core, code);
     if (found > 0) {
         PyObject *before = core->optimizer_code;
         core->optimizer_code = Py_NewRef((PyObject *)code);
@@ -1579,11 +1584,40 @@ static PyObject *Core_step_log(Core *self, void *Py_UNUSED(closure))
 /* Notes that a step of `optimizer` has begun, or has ended. */
 static int open_step(Core *core, PyObject *optimizer, int begins)
 {
-    PyObject *number = PyLong_FromVoidPtr(optimizer);
-    int done = number == NULL ? -1 : begins ? PySet_Add(core->open, number) : PySet_Discard(core->open, number);
+    PyObject *number = PyLong_FromVoidPtr(optimizer), *thread = NULL;
+    int done = -1;
+    if (number != NULL && begins) {
+        thread = PyLong_FromUnsignedLong(PyThread_get_thread_ident());
+        done = thread == NULL ? -1 : PyDict_SetItem(core->open, number, thread);
+    } else if (number != NULL && (done = PyDict_Contains(core->open, number)) > 0)
+        done = PyDict_DelItem(core->open, number);
     Py_XDECREF(number);
-    core->open_steps = PySet_GET_SIZE(core->open);
+    Py_XDECREF(thread);
+    core->open_steps = PyDict_GET_SIZE(core->open);
     return done < 0 ? forgive(core) : 0;
+}
+
+/* Closes the steps of this thread that have raised: those that began, where a backward is called from none. */
+static int close_raised_steps(Core *core, Stack *from)
+{
+    int found = Py_SIZE(from) == DEPTH_KEPT; /* further out there may be one */
+    for (Py_ssize_t i = 0; found == 0 && i < Py_SIZE(from); i++)
+        found = is_of_optimizers(core, (PyCodeObject *)from->codes[i]);
+    if (found != 0)
+        return found < 0 ? -1 : 0;
+    PyObject *others = PyDict_New(), *number, *thread;
+    Py_ssize_t at = 0;
+    int done = others == NULL ? -1 : 0;
+    while (done == 0 && PyDict_Next(core->open, &at, &number, &thread))
+        if (PyLong_AsUnsignedLong(thread) != PyThread_get_thread_ident())
+            done = PyDict_SetItem(others, number, thread);
+    if (done < 0) {
+        Py_XDECREF(others);
+        return -1;
+    }
+    Py_SETREF(core->open, others);
+    core->open_steps = PyDict_GET_SIZE(core->open);
+    return 0;
 }
 
 /* Tells `told` of a step of `optimizer`; None, unless what is told raises. */
@@ -1859,6 +1893,11 @@ static PyObject *Engine_vectorcall(PyObject *self, PyObject *const *args, size_t
         if (forgive(core) < 0)
             return NULL;
     }
+    if (record != NULL && core->open_steps && close_raised_steps(core, (Stack *)PyTuple_GET_ITEM(record, 1)) < 0 &&
+        forgive(core) < 0) {
+        forget_record(core, record);
+        return NULL;
+    }
     long long first = sequence_here();
     unsigned long long remembered = 0;
     if (record != NULL) {
@@ -1969,7 +2008,7 @@ static PyObject *Core_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     self->optimizer_folder = PyObject_CallNoArgs(torch.optimizer_folder);
     self->running = PyList_New(0);
-    self->open = PySet_New(NULL);
+    self->open = PyDict_New();
     self->quiet_nodes = QUIET_NODES;
     self->settled = PySet_New(NULL);
     self->quiet_operators = PySet_New(NULL);
