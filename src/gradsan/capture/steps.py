@@ -60,6 +60,8 @@ class Steps:
     def __init__(self, core: Any) -> None:
         """Read the log of ``core``: two entries a step."""
         self._core = core
+        self._read_at = (-1, -1)
+        self._read: list[StepRecord] = []
 
     def install(self, patches: Patches) -> None:
         """Watch every optimizer's ``step`` (by torch's public hooks) and every entry into the engine."""
@@ -72,7 +74,17 @@ class Steps:
 
     @property
     def steps(self) -> list[StepRecord]:
-        """The steps still in the log, oldest first."""
+        """The steps still in the log, oldest first; read anew where something has been logged meanwhile."""
+        moment = (self._core.clock, self._core.steps)
+        if moment != self._read_at:
+            records, has_open = self._records()
+            if has_open:
+                return records
+            self._read_at, self._read = moment, records
+        return self._read
+
+    def _records(self) -> tuple[list[StepRecord], bool]:
+        """The steps in the log, and whether one of them has not ended: whether it still runs, the log does not tell."""
         records: list[StepRecord] = []
         open_by_optimizer: dict[int, StepRecord] = {}
         for entry in self._core.step_log:
@@ -93,7 +105,7 @@ class Steps:
             # Left open, it would claim every later write to memory that its parameters once had.
             if record.end is None and not _still_runs(record.stack):
                 record.end, record.after = record.clock, record.before
-        return records
+        return records, bool(open_by_optimizer)
 
     def current_backward(self) -> BackwardRecord | None:
         """The innermost backward of this thread, or the last one begun where the engine runs in a thread of its own."""

@@ -64,8 +64,7 @@ def standing_of(source: SourceFile, node: ast.expr) -> Standing:
         return "value"
     imported = _imports(source).get(root)
     if imported is None:
-        is_bound = any(_binds_name(inner, root) for inner in ast.walk(source.module))
-        return "namespace" if root in _CONVENTIONAL and not is_bound else "value"
+        return "namespace" if root in _CONVENTIONAL and root not in _bound_anywhere(source) else "value"
     if imported[0].split(".")[0] in ("torch", "operator"):
         return "namespace"
     full = ".".join([imported[0], *path[1:]])
@@ -103,7 +102,7 @@ def binds(function: FunctionNode | None, name: str) -> bool:
     """Whether ``name`` is a parameter or a local variable of ``function``."""
     if function is None:
         return False
-    return name in parameters(function) or any(_binds_name(node, name) for node in local_nodes(function))
+    return name in parameters(function) or name in _bound_in(function)
 
 
 def local_nodes(scope: FunctionNode | ast.Module) -> list[ast.AST]:
@@ -123,14 +122,24 @@ def local_nodes(scope: FunctionNode | ast.Module) -> list[ast.AST]:
     return found
 
 
-def _binds_name(node: ast.AST, name: str) -> bool:
+@functools.lru_cache(maxsize=16)
+def _bound_anywhere(source: SourceFile) -> frozenset[str]:
+    return frozenset(filter(None, map(_bound_name, ast.walk(source.module))))
+
+
+@functools.lru_cache(maxsize=64)
+def _bound_in(function: FunctionNode) -> frozenset[str]:
+    return frozenset(filter(None, map(_bound_name, local_nodes(function))))
+
+
+def _bound_name(node: ast.AST) -> str | None:
     if isinstance(node, ast.Name):
-        return node.id == name and isinstance(node.ctx, ast.Store | ast.Del)
+        return None if isinstance(node.ctx, ast.Load) else node.id
     if isinstance(node, ast.arg):
-        return node.arg == name
+        return node.arg
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return node.name == name
-    return False
+        return node.name
+    return None
 
 
 def _dotted(node: ast.expr) -> list[str] | None:
