@@ -87,6 +87,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, metavar="J", help="processes")
     parser.add_argument("--out", type=Path, default=Path("disagreements.txt"), help="where disagreements are written")
     asked = parser.parse_args()
+    if asked.out.is_dir() or not asked.out.parent.is_dir():
+        parser.error(f"--out must name a file that can be written, not {asked.out}")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     firsts = range(asked.seed, asked.seed + asked.programs, _AT_ONCE)
     sizes = [min(_AT_ONCE, asked.seed + asked.programs - first) for first in firsts]
