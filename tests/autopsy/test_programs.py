@@ -71,3 +71,9 @@ def is_sure(diagnosis):
 def test_the_report_shows_in_both_languages(language):
     text = str(gradsan.explain_exception(failed(PROGRAMS[0]), language=language))
     assert {"en": "nothing was watched", "zh": "运行时没有监视"}[language] in text
+
+
+def test_a_value_within_a_chain_of_layers_is_not_called_by_the_argument_of_the_call():
+    program = HERE / "programs" / "chain_called_directly.py"
+    (diagnosis,) = gradsan.explain_exception(failed(program)).diagnoses
+    assert diagnosis.tensor.name != "x"

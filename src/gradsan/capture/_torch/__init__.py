@@ -70,6 +70,8 @@ from gradsan.capture._torch.modes import (
 from gradsan.capture._torch.modules import (
     MODULE_CALLS,
     has_backward_hooks,
+    forward_hooks,
+    forward_pre_hooks,
     has_forward_pre_hooks,
     name_in_module,
     normalisation_classes,
@@ -153,6 +155,8 @@ __all__ = [
     "engine_inputs",
     "enters_engine",
     "flat_parameter_names",
+    "forward_hooks",
+    "forward_pre_hooks",
     "frames_of",
     "function_apply",
     "function_class",

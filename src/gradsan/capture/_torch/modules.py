@@ -28,6 +28,16 @@ def own_tensors(module: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return dict(module.named_parameters(recurse=False)), dict(module.named_buffers(recurse=False))
 
 
+def forward_pre_hooks(module: Any) -> tuple[Any, ...]:
+    """The hooks of a module that run before its forward; none where torch keeps them elsewhere."""
+    return tuple((getattr(module, "_forward_pre_hooks", None) or {}).values())
+
+
+def forward_hooks(module: Any) -> tuple[Any, ...]:
+    """The hooks of a module that run after its forward; none where torch keeps them elsewhere."""
+    return tuple((getattr(module, "_forward_hooks", None) or {}).values())
+
+
 def has_forward_pre_hooks(module: Any) -> bool:
     """Whether something runs before a module's forward. Missing: False."""
     return bool(getattr(module, "_forward_pre_hooks", None))

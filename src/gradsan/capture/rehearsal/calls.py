@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import types
 from typing import Any
@@ -21,6 +22,7 @@ from gradsan.capture.rehearsal.functions import (
     is_user_function,
     last_name,
 )
+from gradsan.capture.rehearsal.module_calls import chained, given_by_hooks, is_chain, returned_by_hooks
 from gradsan.capture.rehearsal.named_calls import PASSING, NamedCalls
 from gradsan.capture.rehearsal.values import (
     UNKNOWN,
@@ -41,6 +43,7 @@ _DEEPEST = 24
 _PARAMETER_ITERATORS = frozenset({"parameters", "named_parameters", "buffers", "named_buffers", "state_dict"})
 _MODULE_ITERATORS = frozenset({"modules", "children", "named_modules", "named_children"})
 _LISTING = PASSING | {"zip", "enumerate", "range", "sum", "max", "min", "map", "filter"}
+_WRAPPING = frozenset({"compile", "grad", "grad_and_value", "jacfwd", "jacrev", "vmap"})
 _SAME_OBJECT = frozenset(
     {"train", "eval", "to", "cuda", "cpu", "float", "double", "half", "requires_grad_", "share_memory"}
 )
@@ -53,12 +56,18 @@ class Calls(NamedCalls):
         """What a call gives back."""
         bound, self.bound = self.bound, ()
         function = self.value(node.func, space)
-        args = [self.value(one, space) for one in node.args]
-        if len(args) == 1 and isinstance(node.args[0], ast.Starred) and args[0].items is not None:
-            args = list(args[0].items)
+        args = [value for one in node.args for value in self._given(one, space)]
         keywords = {one.arg: self.value(one.value, space) for one in node.keywords if one.arg is not None}
         self.bound = bound
         return self.called(function, args, keywords, node, space)
+
+    def _given(self, node: ast.expr, space: Namespace) -> list[Value]:
+        value = self.value(node, space)
+        if not isinstance(node, ast.Starred):
+            return [value]
+        if isinstance(value.thing, list | tuple):
+            return [of_thing(one) for one in value.thing]
+        return [value] if value.items is None else list(value.items)
 
     def called(
         self, function: Value, args: list[Value], keywords: dict[str, Value], node: ast.expr, space: Namespace
@@ -105,14 +114,23 @@ class Calls(NamedCalls):
         name = function.__name__
         if name == "checkpoint" and args:
             return self.called(args[0], args[1:], {}, node, space)
+        if name in _WRAPPING and args and not args[0].may_be_tensor:
+            return args[0]
+        if name == "functional_call" and len(args) > 2:
+            given = args[2]
+            return self.called(args[0], [given] if given.items is None else given.items, {}, node, space)
         switched = self.records
-        inner: Any = function
-        while hasattr(inner, "__wrapped__"):
-            inner = inner.__wrapped__
-        if inner is not function and name == getattr(inner, "__name__", name):
-            switch = decorator_switch(inner)
+        chain: list[Any] = [function]
+        while hasattr(chain[-1], "__wrapped__"):
+            chain.append(chain[-1].__wrapped__)
+        if len(chain) > 1 and name == getattr(chain[-1], "__name__", name):
+            switch = decorator_switch(chain[-1])
             self.records = self.records if switch is None else switch
+        # A decorator of the program's own does what it does around the function; what torch wraps is read past.
+        inner = next((one for one in chain if is_user_function(one)), chain[-1])
         result = self._run_function(inner, args, keywords, node, space)
+        if inner is not function and file_of(function.__code__) == contextlib.__file__ and result.items:
+            result = result.items[0]
         self.records = switched
         return result
 
@@ -152,10 +170,10 @@ class Calls(NamedCalls):
         return result
 
     def _run(self, definition: Any, inner: Namespace, node: ast.expr, space: Namespace) -> Value:
-        frames, statement, bound = self.frames, self.statement, self.bound
+        frames, statement, bound, yielded = self.frames, self.statement, self.bound, self.yielded
         if any(frame.function == inner.qualname and frame.file == inner.file for frame in frames[-8:]):
             return made()  # a recursion tells nothing new
-        self.frames, self.bound = (*frames, self.frame_at(node, space)), ()
+        self.frames, self.bound, self.yielded = (*frames, self.frame_at(node, space)), (), []
         live = self.live_frames.get((inner.file, inner.qualname))
         if live is not None:
             self._spaces[inner.file, inner.qualname] = inner
@@ -167,7 +185,9 @@ class Calls(NamedCalls):
             returned = [self.value(definition.body, inner)]
         else:
             returned = self.block(definition.body, inner)
-        self.frames, self.statement, self.bound = frames, statement, bound
+        if self.yielded:
+            returned = [Value(items=self.yielded)]
+        self.frames, self.statement, self.bound, self.yielded = frames, statement, bound, yielded
         return joined(returned) if returned else Value(None)
 
     def _method(
@@ -212,12 +232,12 @@ class Calls(NamedCalls):
         inner = _torch.wrapped_module(thing)
         if inner is not None:
             return self.called(of_thing(inner), args, keywords, node, space)
-        if isinstance(thing, nn.Sequential):
-            result = args[0] if args else made()
-            for child in thing.children():
-                result = self.called(of_thing(child), [result], {}, node, space)
-            return result
-        return self.called(Value(Bound(type(thing).forward, function)), args, keywords, node, space)
+        args = given_by_hooks(self, function, args, node, space)
+        if is_chain(thing):
+            result = chained(self, thing, args, node, space)
+        else:
+            result = self.called(Value(Bound(type(thing).forward, function)), args, keywords, node, space)
+        return returned_by_hooks(self, function, args, result, node, space)
 
     def _object_called(
         self, function: Value, args: list[Value], keywords: dict[str, Value], node: ast.expr, space: Namespace

@@ -83,6 +83,13 @@ class Expressions(Calls):
             return made()
         if isinstance(node, ast.Starred | ast.Await):
             return self.value(node.value, space)
+        if isinstance(node, ast.Yield):
+            self.yielded.append(Value(None) if node.value is None else self.value(node.value, space))
+            return Value()
+        if isinstance(node, ast.YieldFrom):
+            value = self.value(node.value, space)
+            self.yielded += value.items or []
+            return Value()
         if isinstance(node, ast.NamedExpr):
             value = self.value(node.value, space)
             self.assign(node.target, value, space)

@@ -21,13 +21,13 @@ def is_user_function(function: Any) -> bool:
 
 
 def is_readable(function: Any) -> bool:
-    """Whether a function's source is worth following: the user's, and that of the layers of torch and its libraries."""
+    """Whether a function's source is worth following: the user's, libraries', of torch that of layers and averages."""
     module = getattr(function, "__module__", "") or ""
     if is_user_function(function):
         return True
     head = module.partition(".")[0]
     if head == "torch":
-        is_layer = module.startswith(("torch.nn.modules", "torch.nn.functional"))
+        is_layer = module.startswith(("torch.nn.modules", "torch.nn.functional", "torch.optim.swa_utils"))
         return is_layer and module != "torch.nn.modules.module"
     return head not in sys.stdlib_module_names and head not in _NOT_READ
 

@@ -22,6 +22,7 @@ class Reader:
         self.script = script
         self.frames: tuple[Frame, ...] = ()
         self.bound: tuple[str, ...] = ()
+        self.yielded: list[Value] = []
         self.records = True
         self.statement: ast.stmt | None = None
         self.statements_read = 0
