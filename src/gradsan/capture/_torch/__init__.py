@@ -69,9 +69,9 @@ from gradsan.capture._torch.modes import (
 )
 from gradsan.capture._torch.modules import (
     MODULE_CALLS,
-    has_backward_hooks,
     forward_hooks,
     forward_pre_hooks,
+    has_backward_hooks,
     has_forward_pre_hooks,
     name_in_module,
     normalisation_classes,
