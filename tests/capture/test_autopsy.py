@@ -112,3 +112,30 @@ def test_every_slot_of_every_operation(native: bool, name: str) -> None:
     # The pure core logs what the native one does; the programs of many Nodes would take it long.
     for which in range(count if native else min(count, 3)):
         check(name, which, native)
+
+
+def beside(both: bool) -> Any:
+    """A loss on a saved part whose neighbour was written; of ``both``, on the neighbour's old content, too."""
+    rows, w = torch.ones(2, 3), torch.ones(3, requires_grad=True)
+    loss = (w * rows[0]).sum() if both else w.sum()
+    overwrite(rows[0])
+    loss = loss + (w * rows[1]).sum()
+    overwrite(rows[0])
+    return loss
+
+
+def test_a_value_that_has_changed_is_told_before_one_whose_neighbour_has(native):
+    with recording(native) as recorder:
+        with pytest.raises(RuntimeError, match=VERSION_ERROR):
+            beside(both=True).backward()
+        (found,) = recorder.conflicts
+        assert found.save.tensor.region.offset == 0, "PyTorch stops at the other row, of which no number has changed"
+        assert found.save.version == 0
+
+
+def test_a_false_alarm_alone_stays_one(native):
+    with recording(native) as recorder:
+        with pytest.raises(RuntimeError, match=VERSION_ERROR):
+            beside(both=False).backward()
+        (found,) = recorder.conflicts
+        assert found.save.tensor.region.offset == 3

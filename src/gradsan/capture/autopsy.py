@@ -92,17 +92,38 @@ def stale_errors(roots: Iterable[Any]) -> list[RuntimeError]:
     Nothing is run but PyTorch's own check of each slot; what hooks stand behind, and what a Node hides, is not asked.
     """
     found: dict[str, RuntimeError] = {}
-    for node in graphs.engine_order(roots):
+    for node, _, _, error in _stale_slots(graphs.engine_order(roots)):
+        found.setdefault(f"{id(node)} {error}", error)
+    return list(found.values())
+
+
+def further_stale(
+    roots: Iterable[Any], storage: int, inputs: tuple[Any, ...] = (), accumulates: bool = True
+) -> Iterator[Stale]:
+    """The saved tensors in the memory ``storage`` that are out of date, in the order in which backward would ask.
+
+    ``inputs`` and ``accumulates`` as for :func:`gradsan.capture.graphs.engine_order`; asked as in ``stale_errors``.
+    """
+    for node, slot, tensor, error in _stale_slots(graphs.engine_order(roots, inputs, accumulates)):
+        told = _STALE.match(str(error))
+        if told is None or _torch.storage_or_none(tensor) != storage or tuple(tensor.shape) != _sizes(told):
+            continue
+        is_output = told["output"] is not None and not tensor.requires_grad
+        yield Stale(node, slot, tensor, is_output, _sizes(told), int(told["saved"]), int(told["now"]))
+
+
+def _stale_slots(order: Iterable[Any]) -> Iterator[tuple[Any, str, Any, RuntimeError]]:
+    for node in order:
         for slot, saved in _torch.saved_slots(node):
-            if not torch.is_tensor(_torch.packed_object(saved)) or _torch.is_hooked(saved):
+            tensor = _torch.packed_object(saved)
+            if not torch.is_tensor(tensor) or _torch.is_hooked(saved):
                 continue
             try:
                 _torch.read_slot(node, slot.partition("[")[0])
             except RuntimeError as error:
                 if is_version_error(error):
                     # The frames of this search hold saved tensors; those of a backward would be the program's.
-                    found.setdefault(f"{id(node)} {error}", error.with_traceback(None))
-    return list(found.values())
+                    yield node, slot, tensor, error.with_traceback(None)
 
 
 def _in_frames(error: BaseException, *attributes: str) -> Iterator[Any]:

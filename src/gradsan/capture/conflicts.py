@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from typing import Any
 
@@ -9,6 +10,9 @@ from gradsan.capture import _torch, autopsy, graphs, hidden, ledger, naming, ori
 from gradsan.capture.stacks import symbolise
 from gradsan.capture.steps import BackwardRecord
 from gradsan.model import Bridge, Conflict, Region, Save, Site, TensorInfo, Use, Write
+from gradsan.overlap import overlap
+
+_MOST_LOOKED_AT = 64
 
 
 def of_failure(
@@ -24,6 +28,27 @@ def of_failure(
     stale = autopsy.find_stale(backward.roots, error, inputs, accumulates, backward.retain_graph)
     if stale is None:
         return None
+    found = _of_stale(core, steps, backward, stale, frame)
+    if found is None or not _is_beside(found):
+        return found
+    # PyTorch stops at the first value whose counter moved. Here that one is as it was; another may not be.
+    further = autopsy.further_stale(backward.roots, found.save.tensor.storage, inputs, accumulates)
+    others = (_of_stale(core, steps, backward, one, frame) for one in itertools.islice(further, _MOST_LOOKED_AT))
+    return next((one for one in others if one is not None and not _is_beside(one)), found)
+
+
+def _is_beside(conflict: Conflict) -> bool:
+    """Whether every move of the counter is a logged write to other bytes than those that were saved."""
+    if conflict.unexplained or conflict.log_was_cut or not conflict.writes:
+        return False
+    region = conflict.save.tensor.region
+    return all(
+        write.kind == "metadata" or (write.region is not None and not overlap(region, write.region))
+        for write in conflict.writes
+    )
+
+
+def _of_stale(core: Any, steps: Any, backward: BackwardRecord, stale: autopsy.Stale, frame: Any) -> Conflict | None:
     node, tensor = stale.node, stale.tensor
     if tensor is None:
         tensor = hidden.tensor_of(core, stale, frame)
