@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gradsan.model import Frame
-from gradsan.source.chains import local_nodes
+from gradsan.source.chains import leaf_name, local_nodes
 from gradsan.source.change import Change, Edit, edited
 from gradsan.source.cut_kinds import mode_around, mode_of_decorators
 from gradsan.source.locate import statement_at
@@ -19,6 +19,8 @@ from gradsan.source.tree import FunctionNode, SourceFile, read_source
 __all__ = ["Addition", "Used", "additions", "assignments", "uses_in"]
 
 _ADDING = {"append": 0, "appendleft": 0, "add": 0, "put": 0, "insert": 1}
+_JOINING = ("cat", "concat", "hstack", "vstack")
+_SIMPLE = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,10 @@ class Used:
 
 
 def additions(frame: Frame, path: str) -> tuple[Addition, ...]:
-    """The places in the file of ``frame`` that add to ``path``: ``path.append(x)``, ``path += x``, ``path[k] = x``."""
+    """The places in the file of ``frame`` that add to ``path``.
+
+    ``path.append(x)``, ``path += x``, ``path = path + x``, ``path = torch.cat([path, x])``, ``path[k] = x``.
+    """
     wanted, source = _as_python(path), read_source(frame.file)
     if wanted is None or source is None:
         return ()
@@ -48,7 +53,8 @@ def additions(frame: Frame, path: str) -> tuple[Addition, ...]:
         value = _added(node, wanted)
         if value is not None:
             statement = source.statement(value) or node
-            found.append(Addition(_frame(source, frame, statement), source.text(value), _detached(source, value)))
+            text = source.text(value) if isinstance(value, _SIMPLE) else f"({source.text(value)})"
+            found.append(Addition(_frame(source, frame, statement), text, _detached(source, value)))
     return tuple(found)
 
 
@@ -115,17 +121,46 @@ def _added(node: ast.AST, wanted: str) -> ast.expr | None:
         if len(node.args) > position and ast.unparse(node.func.value) == wanted:
             return node.args[position]
     if isinstance(node, ast.AugAssign) and ast.unparse(node.target) == wanted:
-        return node.value
-    if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Subscript):
+        return _single(node.value)
+    if not isinstance(node, ast.Assign) or len(node.targets) != 1:
+        return None
+    if ast.unparse(node.targets[0]) == wanted:
+        return _added_anew(node.value, wanted)
+    if isinstance(node.targets[0], ast.Subscript):
         return node.value if ast.unparse(node.targets[0].value) == wanted else None
     return None
 
 
+def _added_anew(value: ast.expr, wanted: str) -> ast.expr | None:
+    """What ``value`` adds to ``wanted`` or joins with it: ``x`` of ``wanted + x`` and of ``torch.cat([wanted, x])``."""
+    terms: list[ast.expr] = []
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add):
+        terms = [value.left, value.right]
+    elif isinstance(value, ast.Call) and leaf_name(value.func) in _JOINING and value.args:
+        joined = value.args[0]
+        terms = list(joined.elts) if isinstance(joined, ast.List | ast.Tuple) else []
+    others = [one for one in terms if ast.unparse(one) != wanted]
+    return _single(others[0]) if len(others) == 1 and len(terms) == 2 else None
+
+
+def _single(value: ast.expr) -> ast.expr | None:
+    """``value`` itself; of a list written out, its one element, None where it has several."""
+    if isinstance(value, ast.List | ast.Tuple):
+        return value.elts[0] if len(value.elts) == 1 else None
+    return value
+
+
 def _detached(source: SourceFile, value: ast.expr) -> Change | None:
-    """The statement with ``.detach()`` at a value that is one name, attribute or call; None for others."""
-    if not isinstance(value, ast.Name | ast.Attribute | ast.Call | ast.Subscript):
-        return None
+    """The statement with ``.detach()`` at a value, which is put in parentheses where it is an operation."""
     span = source.span(value)
+    if isinstance(value, ast.BinOp | ast.UnaryOp):
+        edits = [
+            Edit.insert(span.line, span.column, "("),
+            Edit.insert(span.end_line, span.end_column, ").detach()"),
+        ]
+        return edited(source, edits, "detach")
+    if not isinstance(value, _SIMPLE):
+        return None
     return edited(source, [Edit.insert(span.end_line, span.end_column, ".detach()")], "detach")
 
 

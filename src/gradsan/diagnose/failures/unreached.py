@@ -172,6 +172,11 @@ def _grows(failure: Failure) -> Diagnosis:
     is_unused = bool(facts.get("unused"))
     used = failure.site.user_frame
     added = () if used is None or grown is None or not grown.name else source.additions(used, grown.name)
+    if facts.get("summed") and grown is not None and grown.site is not None:
+        here = place(grown.site)
+        added = tuple(
+            one for one in added if here is not None and one.frame.line <= here.line <= (one.frame.end_line or 0)
+        )
     return parts.diagnosis(
         failure,
         "GS422",
