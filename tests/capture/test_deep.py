@@ -138,6 +138,19 @@ def test_a_write_elsewhere_is_a_false_alarm(mode):
     assert {one.severity for one in watched.diagnoses} == ({"error"} if mode == "deep" else {"note"})
 
 
+def test_a_value_that_has_changed_is_told_before_one_whose_neighbour_has():
+    w = torch.ones(3, requires_grad=True)
+    with gradsan.watch("deep") as watched:
+        rows = torch.ones(2, 3)
+        loss = (w * rows[0]).sum()
+        rows[0].mul_(5)
+        loss = loss + (w * rows[1]).sum()
+        rows[0].mul_(5)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+    assert [one.code for one in watched.diagnoses] == ["GS105"]
+
+
 def test_other_threads_are_healed():
     grads = []
 

@@ -6,11 +6,12 @@ import sys
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from gradsan.capture import _torch, ledger, naming
+from gradsan.capture import _torch, graphs, ledger, naming
 from gradsan.capture.conflicts import bridge_over, steps_before, tensor_info, use_of
 from gradsan.capture.originals import Kept
 from gradsan.capture.origins import Origin
 from gradsan.capture.stacks import symbolise
+from gradsan.capture.steps import BackwardRecord
 from gradsan.model import Conflict, Deviation, Save, Site, Write
 
 
@@ -88,6 +89,24 @@ def of_kept(
         healed_bytes=healed,
         unchanged=not changed,
     )
+
+
+def changed_beside(backward: BackwardRecord | None, kept: Kept) -> tuple[Any, Kept] | None:
+    """A Node of ``backward`` with a value in the same memory as ``kept`` of which a byte has changed, and that value.
+
+    PyTorch stops at the first value whose counter moved, also where only its neighbour was written.
+    """
+    if backward is None:
+        return None
+    storage = _torch.storage_identity(kept.alias)
+    for node in graphs.engine_order(backward.roots):
+        for _, saved in _torch.saved_slots(node):
+            other = _torch.packed_object(saved)
+            if not isinstance(other, Kept) or other is kept or not other.moved:
+                continue
+            if _torch.storage_identity(other.alias) == storage and other.changed:
+                return node, other
+    return None
 
 
 def _way(kept: Kept, writes: tuple[Write, ...]) -> str | None:

@@ -201,6 +201,9 @@ class Recorder:
         healed: int | None,
         node: Any = None,
     ) -> Conflict:
+        beside = kept_conflicts.changed_beside(self.steps.current_backward(), kept) if raised and not changed else None
+        if beside is not None:
+            (node, kept), changed, deviation = beside, True, None
         return kept_conflicts.of_kept(
             self.core,
             self.steps,
