@@ -138,7 +138,8 @@ class Reference:
         with torch.set_grad_enabled(not statement.no_grad):
             value = self._evaluate(statement.expression)
         _check(value)
-        self.variables[statement.name] = self._new(value)
+        # What PyTorch gives back as a view (einsum) loses its gradient hooks when it is written, as other views do.
+        self.variables[statement.name] = replace(self._new(value), is_base=not value._is_view())
 
     def _view(self, statement: s.View) -> None:
         self._make_view(statement.name, self.variables[statement.of], statement.way)

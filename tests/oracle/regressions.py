@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statements import Backward, Compute, Gradients, Optimizer, Program, Replace, Step, Tensor, View, Write
+from statements import Backward, Compute, Gradients, Hook, Optimizer, Program, Replace, Step, Tensor, View, Write
 
 PROGRAMS: dict[str, tuple[Program, str]] = {
     # Deep mode called every changed value an error; of abs() only the sign is read.
@@ -82,5 +82,17 @@ PROGRAMS: dict[str, tuple[Program, str]] = {
             Backward("(d * values(660, 3)).sum()", ("a", "b")),
         ),
         "wrong",
+    ),
+    # The hook is left out: einsum gives a view, and a view that is written loses its hooks.
+    "a hook on what einsum gives": (
+        (
+            Tensor("a", (2, 3), 770, leaf=True),
+            Tensor("b", (2, 3), 949, leaf=True),
+            Compute("c", "torch.einsum('ij,kj->ik', a, b)"),
+            Hook("c", 0.5),
+            Write("F.mish(c, inplace=True)", (("c", "F.mish(c)"),)),
+            Backward("(c * values(779, 2, 2)).sum()", ("a", "b"), retain=True),
+        ),
+        "right",
     ),
 }
