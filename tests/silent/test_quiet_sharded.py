@@ -77,13 +77,14 @@ def evaluated_in_between(net, optimizer):
         optimizer.step()
 
 
+@pytest.mark.parametrize("mode", ["watch", "deep", "heal"])
 @pytest.mark.parametrize("original", [True, False])
 @pytest.mark.parametrize(
     "training", [plain_rounds, accumulated, checkpointed, checkpointed_inside, evaluated_in_between]
 )
-def test_nothing_is_said(rank, training, original):
+def test_nothing_is_said(rank, training, original, mode):
     recorder().core.clear()
-    with gradsan.watch() as watched:
+    with gradsan.watch(mode) as watched:
         net = sharded(original)
         training(net, torch.optim.Adam(net.parameters(), lr=0.01))
     assert [(one.code, one.severity) for one in watched.diagnoses] == []

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gradsan.capture import _torch
+from gradsan.capture.originals import fits_its_memory
 from gradsan.capture.patches import Patches
 
 # Kernels that add up in no fixed order differ by about the last digit.
@@ -34,13 +35,14 @@ class Fingerprint(NamedTuple):
 
 
 def fingerprint(tensor: Any) -> Fingerprint | None:
-    """The fingerprint of a tensor; None where it has no ordinary memory.
+    """The fingerprint of a tensor; None where it has no ordinary memory, or none any more.
 
-    Kernels keep workspaces as bytes; what stands there need not be the same twice.
+    Kernels keep workspaces as bytes; what stands there need not be the same twice. Sharded training gives the memory of
+    parameters back before checkpoint compares.
     """
     if not torch.is_tensor(tensor) or tensor.layout is not torch.strided or tensor.is_quantized:
         return None
-    if tensor.dtype is torch.uint8:
+    if tensor.dtype is torch.uint8 or not fits_its_memory(tensor):
         return None
     with torch.no_grad():
         flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
