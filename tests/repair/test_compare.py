@@ -2,6 +2,7 @@
 
 import math
 from array import array
+from dataclasses import replace
 
 import pytest
 
@@ -102,3 +103,26 @@ def test_what_the_last_backward_leaves_behind_the_last_step_counts(right, tried,
     step = (gradients([1.0, 2.0]),)
     found = compare(Recording(steps=step, finished=True, left=right), Recording(steps=step, finished=True, left=tried))
     assert found.is_equal is is_equal
+
+
+@pytest.mark.parametrize(
+    ("left", "other", "differs"),
+    [
+        ((gradients([1.0]),), (gradients([1.0]),), False),
+        ((gradients([1.0]),), (gradients([2.0]),), True),
+        ((gradients([1.0]),), (gradients(None),), True),
+        ((gradients([0.0]),), (gradients(None),), False),
+        ((gradients([1.0]),), (), False),
+        ((gradients([1.0], key="step 1"),), (gradients([2.0]),), False),
+    ],
+)
+def test_what_one_step_leaves_is_compared_where_nothing_tells_what_becomes_of_it(left, other, differs):
+    step = gradients([1.0])
+    found = compare(replace(run(step), undecided=left), replace(run(step), undecided=other))
+    assert (found.left_differs, found.is_equal, found.difference) == (differs, not differs, 0)
+
+
+def test_what_is_left_is_not_told_of_runs_that_differ_anyway():
+    right = replace(run(gradients([1.0])), undecided=(gradients([1.0]),))
+    found = compare(right, replace(run(gradients([2.0])), undecided=(gradients([2.0]),)))
+    assert (found.left_differs, found.is_equal) == (False, False)

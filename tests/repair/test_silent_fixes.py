@@ -134,3 +134,24 @@ def test_what_is_cut_or_copied_keeps_the_gradients(tmp_path, monkeypatch, text, 
     fix = first_that_passed(found)
     assert (found.diagnoses[0].code, fix.kind, fix.meaning) == (code, kind, "preserved")
     assert f"+{added}" in fix.diff.splitlines()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("rounds", "clears_first", "meaning", "how"),
+    [
+        (1, True, "preserved", None),
+        (1, False, "changed", "fix.left_gradients_differ"),
+        (2, False, "changed", "fix.detach_other_network_how"),
+    ],
+)
+def test_a_round_tells_of_the_next_only_if_it_clears(tmp_path, monkeypatch, rounds, clears_first, meaning, how):
+    text = GAN.replace("range(2)", f"range({rounds})")
+    if not clears_first:
+        text = text.replace("    g_opt.zero_grad()\n", "").replace(
+            "g_opt.step()\n", "g_opt.step()\n    g_opt.zero_grad()\n"
+        )
+    found = search(tmp_path, monkeypatch, text)
+    fix = next(one for one in found.diagnoses[0].fixes if one.kind == "detach_other_network")
+    assert (fix.verification.status, fix.meaning) == ("passed", meaning)
+    assert (None if fix.how_changed is None else fix.how_changed.key) == how

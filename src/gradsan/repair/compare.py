@@ -29,7 +29,8 @@ class Comparison:
     ``difference`` is the largest relative difference (Euclidean norm) of any gradient; None where nothing could be
     compared. ``lost`` counts gradients that the original has and the candidate has not (None, or all zero).
     ``is_equal`` only holds where all that the healed original computed up to its end was compared; ``has_reference``
-    says that it came to its end.
+    says that it came to its end. ``left_differs``: the steps are alike, but the parameters of an optimizer that made
+    one step are left with other gradients, and the run does not show whether these are cleared before they are used.
     """
 
     difference: float | None
@@ -37,6 +38,7 @@ class Comparison:
     lost: int
     compared: int
     has_reference: bool
+    left_differs: bool = False
 
 
 def compare(reference: Recording, candidate: Recording) -> Comparison:
@@ -63,7 +65,20 @@ def compare(reference: Recording, candidate: Recording) -> Comparison:
         equal = equal and len(right.values) == len(tried.values)
     # A reference that did not come to its end does not tell what would have come.
     whole = reference.finished and len(pairs) == expected and not (reference.was_cut or candidate.was_cut)
-    return Comparison(largest if met else None, bool(met) and equal and whole, lost, len(pairs), reference.finished)
+    is_equal = bool(met) and equal and whole
+    left_differs = is_equal and at_steps and _leave_others(reference, candidate)
+    return Comparison(
+        largest if met else None, is_equal and not left_differs, lost, len(pairs), reference.finished, left_differs
+    )
+
+
+def _leave_others(reference: Recording, candidate: Recording) -> bool:
+    """Whether an optimizer ends with other gradients, of which neither run shows what becomes of them."""
+    return any(
+        _difference(before, after) > FIRST_TOLERANCE
+        for right, tried in _pairs(reference.undecided, candidate.undecided)
+        for before, after in zip(right.values, tried.values, strict=False)
+    )
 
 
 def _pairs(reference: Sequence[Gradients], candidate: Sequence[Gradients]) -> Iterator[tuple[Gradients, Gradients]]:

@@ -48,6 +48,8 @@ class Judge:
         tested = replace(fix, diff=patch.diff(self.cwd), lines=(), applicability="review", verification=verification)
         if passed and is_known and comparison.is_equal:
             tested = replace(tested, meaning="preserved", how_changed=None, applicability="automatic")
+        elif passed and is_known and comparison.left_differs:
+            tested = replace(tested, meaning="changed", how_changed=Message("fix.left_gradients_differ"))
         elif passed:
             how = fix.how_changed or self._how_changed(comparison)
             tested = replace(tested, meaning="changed", how_changed=how)

@@ -11,6 +11,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
+from gradsan.repair.left_over import LeftOver
 from gradsan.repair.trial import Gradients, Recording
 
 _NUMBERS_KEPT = 200_000
@@ -42,23 +43,31 @@ class Recorder:
         self._labels: Any = WeakIdKeyDictionary()
         self._met: dict[str, int] = {}
         self._ends_with_backward = False
+        self._left_over = LeftOver()
 
     def start(self) -> None:
         """Begin to listen to optimizers."""
+        self._left_over.start()
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
 
     def recording(self, finished: bool, exception: tuple[str, str] | None) -> Recording:
         """What was recorded."""
+        was_ended = bool(self._limit and self._made >= self._limit)
+        # Where the limit ends a program there is more to come, and not at the same place in every candidate.
+        undecided: list[Gradients] = []
+        for key, gradients in [] if was_ended else self._left_over.undecided():
+            self._keep(undecided, key, gradients)
         return Recording(
             tuple(self._steps),
             tuple(self._backwards),
             tuple(self._losses),
             tuple(self._begun),
-            finished or bool(self._limit and self._made >= self._limit),
+            finished or was_ended,
             exception,
             self._bytes >= _BYTES_KEPT,
             self._backwards[-1] if self._backwards and self._ends_with_backward else None,
+            tuple(undecided),
         )
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -78,6 +87,7 @@ class Recorder:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         key = "step " + ";".join("x".join(map(str, p.shape)) for p in parameters)
         self._keep(self._steps, key, [p.grad for p in parameters])
+        self._left_over.step(optimizer, key)
 
     def before_backward(self, entry: Any, *_: Any) -> None:
         """To be called with the entry of every backward that begins."""

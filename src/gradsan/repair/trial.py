@@ -57,7 +57,8 @@ class Recording:
     """What the program computed: gradients at each optimizer step and after each backward, and the losses.
 
     ``losses`` are those of backwards that ended, ``begun`` those of backwards that began. ``finished`` says that it ran
-    to its end or to the limit of steps. ``left`` is what the last backward left where no step came after it.
+    to its end or to the limit of steps. ``left`` is what the last backward left where no step came after it,
+    ``undecided`` what optimizers end with of which the run does not show whether it is cleared (see ``left_over.py``).
     """
 
     steps: tuple[Gradients, ...] = ()
@@ -68,6 +69,7 @@ class Recording:
     exception: tuple[str, str] | None = None
     was_cut: bool = False
     left: Gradients | None = None
+    undecided: tuple[Gradients, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
