@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import gradsan
 from gradsan.capture.recorder import recorder
@@ -76,7 +77,25 @@ def by_optimizer(net: nn.Module, again: bool) -> None:
     optimizer.zero_grad()
 
 
-INNER = [by_data, under_no_grad, by_new_data, by_own_rates, by_optimizer]
+def by_vector(net: nn.Module, again: bool) -> None:
+    grads = torch.autograd.grad(loss_of(net), tuple(net.parameters()), create_graph=again)
+    vector_to_parameters(parameters_to_vector(net.parameters()) - 0.1 * parameters_to_vector(grads), net.parameters())
+
+
+def by_state(net: nn.Module, again: bool) -> None:
+    grads = torch.autograd.grad(loss_of(net), tuple(net.parameters()), create_graph=again)
+    named = zip(net.named_parameters(), grads, strict=True)
+    net.load_state_dict({name: p - 0.1 * g for (name, p), g in named})
+
+
+def all_at_once(net: nn.Module, again: bool) -> None:
+    held = list(net.parameters())
+    grads = torch.autograd.grad(loss_of(net), held, create_graph=again)
+    with torch.no_grad():
+        torch._foreach_sub_(held, torch._foreach_mul(grads, 0.1))
+
+
+INNER = [by_data, under_no_grad, by_new_data, by_own_rates, by_optimizer, by_vector, by_state, all_at_once]
 
 
 def restored(net: nn.Module, inner: Inner, again: bool, tasks: int = 2, steps: int = 1) -> None:
@@ -287,7 +306,51 @@ def transforms() -> None:
         loss_of(net).backward()
 
 
+def curvature_by_random_vectors() -> None:
+    net = network()
+    held = list(net.parameters())
+    for _ in range(9):
+        grads = torch.autograd.grad(loss_of(net), held, create_graph=True)
+        curvature = torch.autograd.grad(grads, held, [torch.randint_like(p, 2) * 2 - 1 for p in held])
+        with torch.no_grad():
+            for p, g, c in zip(held, grads, curvature, strict=True):
+                p -= 0.01 * g / (c.abs() + 1)
+        loss_of(net).backward()
+
+
+def norm_of_gradients_on_the_way() -> None:
+    net = network()
+    held = list(net.parameters())
+    optimizer = torch.optim.SGD(held, lr=0.1)
+    for _ in range(9):
+        norms = [g.detach().norm() for g in torch.autograd.grad(loss_of(net), held, create_graph=True)]
+        optimizer.zero_grad()
+        (loss_of(net) / torch.stack(norms).max()).backward()
+        optimizer.step()
+
+
+def gradients_taken_once_more_to_be_logged() -> None:
+    net = network()
+    held = list(net.parameters())
+    optimizer = torch.optim.SGD(held, lr=0.1)
+    norms = []
+    for number in range(9):
+        loss = loss_of(net)
+        optimizer.zero_grad()
+        loss.backward(retain_graph=True)
+        norms += [g.detach().norm() for g in torch.autograd.grad(loss, held, create_graph=True)]
+        if number % 2:
+            optimizer.step()
+        else:
+            with torch.no_grad():
+                for p in held:
+                    p -= 0.1 * p.grad
+
+
 RIGHT = [
+    gradients_taken_once_more_to_be_logged,
+    curvature_by_random_vectors,
+    norm_of_gradients_on_the_way,
     differentiable_inner_steps,
     second_order_by_hand,
     hessian_free_steps_that_are_lazy,

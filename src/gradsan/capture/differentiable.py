@@ -36,34 +36,47 @@ class Graph:
 
 
 class Update(NamedTuple):
-    """The first write to one of the leaves since their gradients were taken."""
+    """The first write to one of the leaves since their gradients were taken.
+
+    ``by_grad`` says that it works with ``.grad``: an optimizer, or code that reads that attribute.
+    """
 
     clock: int
     stack: Any
     op: str
     sequence: int
+    by_grad: bool
 
 
 @dataclass(slots=True)
 class Asked:
-    """A call that took gradients with ``create_graph=True``; ``update`` is known once leaves have moved."""
+    """A call that took gradients with ``create_graph=True``; ``update`` is known once leaves have moved.
+
+    ``fills_grad`` tells ``backward`` from ``grad``.
+    """
 
     clock: int
     stack: Any
     thread: int
     samples: list[Sample]
     graph: Graph
+    fills_grad: bool
     update: Update | None = None
     calls: int = 0
 
 
 @dataclass(slots=True)
 class Lost:
-    """What is to be told if it proves true: ``origin`` are the leaves before the first of the updates."""
+    """What is to be told if it proves true: ``origin`` are the leaves before the first of the updates.
+
+    ``is_own`` says that the update is by these gradients as far as one sees: not by others, in ``.grad``, that point
+    the same way. ``is_strong``: by all signs a step that is part of the computation.
+    """
 
     key: tuple[Any, Any]
     graph: Graph
     origin: list[Sample]
     failure: Failure
+    is_own: bool
     is_strong: bool = False
     calls: int = 0

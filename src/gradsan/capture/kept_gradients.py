@@ -161,14 +161,14 @@ class KeptGradients:
         found += [
             Update(raw.clock, raw.stack, raw.op)
             for raw in writes.get(storage, ())
-            if raw.kind == "step" or (raw.kind != "metadata" and raw.op not in _NO_UPDATE and _by_gradient(raw.stack))
+            if raw.kind == "step" or (raw.kind != "metadata" and raw.op not in _NO_UPDATE and by_gradient(raw.stack))
         ]
         replaced = self._uncounted.replaced.get(id(leaf))
         if (
             replaced is not None
             and replaced.clock > since
             and replaced.tensor() is leaf
-            and _by_gradient(replaced.stack)
+            and by_gradient(replaced.stack)
         ):
             found.append(Update(replaced.clock, replaced.stack, "data =", is_last=True))
         return sorted(found, key=lambda update: update.clock)
@@ -205,7 +205,7 @@ def _has_written(record: Any, storage: int) -> bool:
     )
 
 
-def _by_gradient(stack: Any) -> bool:
+def by_gradient(stack: Any) -> bool:
     """Whether the program's own code wrote, near a place that reads some ``.grad``."""
     own = [code for code in stack.codes if is_user_file(code.co_filename)][:_USER_FRAMES_READ]
     return bool(own) and own[0] is stack.codes[0] and any(_reads_gradient(code) for code in own)

@@ -21,6 +21,7 @@ from typing import Any
 
 from gradsan.capture import _torch, graphs, naming, sampled
 from gradsan.capture.differentiable import Asked, Graph, Lost, Update
+from gradsan.capture.kept_gradients import by_gradient
 from gradsan.capture.ledger import RawWrite
 from gradsan.capture.sampled import Sample
 from gradsan.capture.stacks import symbolise
@@ -90,7 +91,7 @@ class LostUpdates:
         made = [grad for _, grad in pairs if grad.grad_fn is not None]
         samples = sampled.samples_of(pairs) if made else []
         if samples:
-            self._state.open.append(Asked(clock, stack, thread, samples, Graph(made)))
+            self._state.open.append(Asked(clock, stack, thread, samples, Graph(made), bool(accumulates)))
             self._listen(True)
 
     @_torch.hushed()
@@ -111,7 +112,7 @@ class LostUpdates:
         state = self._state
         self._settle_lost()
         for lost in state.lost:
-            if not lost.graph.was_used:
+            if not lost.graph.was_used and (lost.is_own or lost.is_strong):
                 self._tell(lost)
         self.forget()
 
@@ -156,7 +157,8 @@ class LostUpdates:
         if entry[5]:
             state.met[key] += 1
         if key not in state.told and len(state.lost) < _KEPT:
-            state.lost.append(Lost(key, last.graph, origin, failure))
+            is_own = last.fills_grad or last.update is None or not last.update.by_grad
+            state.lost.append(Lost(key, last.graph, origin, failure, is_own))
         else:
             last.graph.let_go()
 
@@ -176,7 +178,8 @@ class LostUpdates:
         waiting, state.lost = state.lost, []
         for lost in waiting:
             lost.calls += 1
-            lost.is_strong = lost.is_strong or sampled.stand_again(lost.origin) or state.met[lost.key] > 1
+            is_back = sampled.stand_again(lost.origin)
+            lost.is_strong = lost.is_strong or is_back or (lost.is_own and state.met[lost.key] > 1)
             if lost.graph.was_used or lost.key in state.told:
                 lost.graph.let_go()
             elif lost.is_strong and lost.graph.is_gone:
@@ -194,12 +197,12 @@ class LostUpdates:
     def _update(self, one: Asked) -> Update | None:
         storages = {sample.storage for sample in one.samples}
         found = [
-            Update(raw.clock, raw.stack, raw.op, raw.sequence)
+            Update(raw.clock, raw.stack, raw.op, raw.sequence, by_gradient(raw.stack))
             for raw in (RawWrite(*item) for item in self._core.writes_after(one.clock))
             if raw.storage in storages and raw.kind != "metadata"
         ]
         found += [
-            Update(record.end, record.stack, f"{record.optimizer}.step", record.sequence)
+            Update(record.end, record.stack, f"{record.optimizer}.step", record.sequence, by_grad=True)
             for record in self._steps.steps
             if record.end is not None and record.end > one.clock and not storages.isdisjoint(record.storages)
         ]
@@ -207,7 +210,7 @@ class LostUpdates:
             leaf = sample.leaf()
             given = None if leaf is None else self._uncounted.replacement_of(leaf)
             if given is not None and given.clock > one.clock:
-                found.append(Update(given.clock, given.stack, "data =", given.sequence))
+                found.append(Update(given.clock, given.stack, "data =", given.sequence, by_gradient(given.stack)))
         return min(found, key=lambda update: update.clock, default=None)
 
     def _failure(self, entry: Any, last: Asked, reached: list[Sample]) -> Failure:
