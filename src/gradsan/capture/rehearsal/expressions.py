@@ -83,6 +83,8 @@ class Expressions(Calls):
             return made()
         if isinstance(node, ast.Starred | ast.Await):
             return self.value(node.value, space)
+        if isinstance(node, ast.JoinedStr):
+            return self._text(node, space)
         if isinstance(node, ast.Yield):
             self.yielded.append(Value(None) if node.value is None else self.value(node.value, space))
             return Value()
@@ -99,6 +101,12 @@ class Expressions(Calls):
         if isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp):
             return self._comprehension(node, space)
         return Value()
+
+    def _text(self, node: ast.JoinedStr, space: Namespace) -> Value:
+        """A text put together, known where all of its parts are: the name of a method that ``getattr`` asks for."""
+        parts = [self.value(one.value if isinstance(one, ast.FormattedValue) else one, space) for one in node.values]
+        texts = [one.thing for one in parts if one.is_known and isinstance(one.thing, str | int)]
+        return Value("".join(map(str, texts))) if len(texts) == len(parts) else Value()
 
     def _attribute(self, node: ast.Attribute, space: Namespace) -> Value:
         inner = node.value
