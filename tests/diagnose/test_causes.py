@@ -126,6 +126,21 @@ def test_what_a_layer_saved_is_not_called_by_the_argument_of_the_call(tmp_path: 
     assert name("input", chain, layer) != "obs"
 
 
+def test_what_has_a_history_is_not_called_by_a_detached_alias_of_it(file: str) -> None:
+    base = conflict(file, writes=(), unexplained=1)
+    save = replace(base.save, slot="self", is_output=False)
+    names = (Name("fake", "variable", "value"), Name("grid", "variable", "data"))
+
+    def name(requires_grad: bool) -> object:
+        tensor = replace(save.tensor, requires_grad=requires_grad)
+        (found,) = diagnose(Evidence((replace(base, save=replace(save, tensor=tensor), names=names),)))
+        assert found.tensor is not None
+        return found.tensor.name
+
+    assert name(requires_grad=True) == "fake"
+    assert name(requires_grad=False) == "grid"
+
+
 def test_a_step_under_a_carried_state_is_gs111(file: str) -> None:
     bridge = Bridge("TanhBackward0", "MmBackward0", "h", (at(file, 6),), (at(file, 1),), forward_ran_again=True)
     base = conflict(file, writes=(step(file),), bridge=bridge)

@@ -15,7 +15,9 @@ _OF_A_LAYER = ("weight", "mat2")
 
 def name_of(conflict: Conflict, writes: Iterable[Write]) -> tuple[str | Message, str]:
     """The name and its kind: a lasting name first, then what the writing line calls it, then any live variable."""
-    lasting = next((name for name in conflict.names if name.kind != "value"), None)
+    # What has a history is no data: a variable that is data holds a detached alias of it.
+    passing = ("value", "data") if conflict.save.tensor.requires_grad else ("value",)
+    lasting = next((name for name in conflict.names if name.kind not in passing), None)
     written = _written(conflict, writes)
     if lasting is not None:
         # batch[0] says less than the variable that the writing line calls it by; p of "for p in params" says nothing.
