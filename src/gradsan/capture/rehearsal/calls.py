@@ -114,9 +114,10 @@ class Calls(NamedCalls):
         name = function.__name__
         if name == "checkpoint" and args:
             return self.called(args[0], args[1:], {}, node, space)
-        if name in _WRAPPING and args and not args[0].may_be_tensor:
+        is_torchs = (function.__module__ or "").partition(".")[0] == "torch"
+        if is_torchs and name in _WRAPPING and args and not args[0].may_be_tensor:
             return args[0]
-        if name == "functional_call" and len(args) > 2:
+        if is_torchs and name == "functional_call" and len(args) > 2:
             given = args[2]
             return self.called(args[0], [given] if given.items is None else given.items, {}, node, space)
         switched = self.records
