@@ -72,14 +72,21 @@ def saved(nodes: list[Any]) -> list[tuple[int, str, Any]]:
     return found
 
 
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The places in its memory of all bytes of a tensor."""
+    size = tensor.element_size()
+    places = torch.arange(tensor.untyped_storage().nbytes() // size) * size
+    starts = places.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    return (starts.flatten().unsqueeze(1) + torch.arange(size)).flatten()
+
+
 def meets(slots: list[tuple[int, str, Any]], position: int, victim: torch.Tensor) -> bool:
-    """Whether the Node at a position has saved an element of ``victim``."""
+    """Whether the Node at a position has saved a byte of ``victim``."""
     memory = victim.untyped_storage()
-    places = torch.arange(memory.nbytes() // victim.element_size())
-    touched = torch.zeros(len(places), dtype=torch.bool)
-    touched[places.as_strided(victim.shape, victim.stride(), victim.storage_offset())] = True
+    touched = torch.zeros(memory.nbytes(), dtype=torch.bool)
+    touched[bytes_of(victim)] = True
     return any(
-        bool(touched.as_strided(one.shape, one.stride(), one.storage_offset()).any())
+        bool(touched[bytes_of(one)].any())
         for at, _, one in slots
         if at == position and one.untyped_storage()._cdata == memory._cdata
     )

@@ -246,7 +246,7 @@ def test_an_end_without_a_beginning(core):
     assert core.step_log[0][0] == "end"
 
 
-def test_a_step_that_raised_does_not_stay_open(stepping):
+def step_that_raises():
     parameter = torch.ones(2, requires_grad=True)
     optimizer = torch.optim.SGD([parameter], lr=0.1)
 
@@ -255,6 +255,11 @@ def test_a_step_that_raised_does_not_stay_open(stepping):
 
     with pytest.raises(KeyError):
         optimizer.step(fail)
+    return optimizer, parameter
+
+
+def test_a_step_that_raised_does_not_stay_open(stepping):
+    optimizer, parameter = step_that_raises()
     assert stepping.open_steps == 1
     parameter.grad = torch.ones(2)
     optimizer.step()
@@ -262,14 +267,7 @@ def test_a_step_that_raised_does_not_stay_open(stepping):
 
 
 def test_after_a_step_that_raised_what_optimizers_write_besides_is_logged(stepping):
-    parameter = torch.ones(2, requires_grad=True)
-    optimizer = torch.optim.SGD([parameter], lr=0.1)
-
-    def fail():
-        raise KeyError
-
-    with pytest.raises(KeyError):
-        optimizer.step(fail)
+    step_that_raises()
     names = {}
     exec(compile("def beside(t): t.add_(1)", stepping.optimizer_folder + "made_up.py", "exec"), names)
     engine = stepping.engine(lambda outputs, *args, **kwargs: None)

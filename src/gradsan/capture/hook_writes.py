@@ -26,13 +26,17 @@ _BEFORE_THE_NODE = (held_alone.TENSOR, f"{held_alone.NODE}_1")
 """The kinds of hooks that are called right before the Node that runs."""
 
 
-Guard = Callable[[Callable[[], object]], None]
-
-
 class HookWrites:
     """Looks at writes while a backward runs; ``prescan`` tells what they did."""
 
-    def __init__(self, core: Any, uncounted: Uncounted, exports: Exports, prescan: Prescan, guard: Guard) -> None:
+    def __init__(
+        self,
+        core: Any,
+        uncounted: Uncounted,
+        exports: Exports,
+        prescan: Prescan,
+        guard: Callable[[Callable[[], object]], None],
+    ) -> None:
         """``core`` knows the backward calls that run; ``guard`` keeps gradsan's own mistakes from the program."""
         self._core, self._uncounted, self._exports = core, uncounted, exports
         self._prescan, self._guard = prescan, guard
