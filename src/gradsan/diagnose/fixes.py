@@ -10,7 +10,7 @@ from gradsan import source
 from gradsan.diagnose.carriers import Carrier, cut
 from gradsan.diagnose.facts import Facts
 from gradsan.diagnose.levels import inner_frames, place, user_frames
-from gradsan.diagnose.names import operands_at_save
+from gradsan.diagnose.names import operands_at_save, result_at_save
 from gradsan.model import Fix, Frame, Message, Write
 
 
@@ -34,6 +34,14 @@ def instead_of_overwriting(facts: Facts, *, copy_first: bool = False) -> tuple[F
     if element.lines and element.lines != new.lines:
         found = (*found, _rebinding("out_of_place", facts, element))
     return tuple(sorted(found, key=lambda fix: not fix.lines))
+
+
+def copy_handed_out(facts: Facts) -> tuple[Fix, ...]:
+    """Give NumPy, DLPack or a buffer memory of its own."""
+    copies = _each_line(facts.writes or facts.missed, lambda write, frame: source.clone_handed_out(frame, write.op))
+    if not copies.lines:
+        return ()
+    return (_fix("clone_before_mutation", "preserved", facts, copies.lines, summary="help.copy_handed_out"),)
 
 
 def disable_inplace_module(facts: Facts, writer: str) -> tuple[Fix, ...]:
@@ -206,8 +214,9 @@ def _copy_for_autograd(facts: Facts) -> tuple[Fix, ...]:
     if frame is None:
         return ()
     if save.is_output:
-        statement = source.statement_at(frame)
-        names = source.assigned_names(statement) if statement is not None else []
+        # Of what a library computes on the way the line may bind anything.
+        result = result_at_save(facts.conflict)
+        names = [] if result is None else [result]
     else:
         names = operands_at_save(facts.conflict)
     if len(names) > 1 or facts.name_kind in ("parameter", "buffer"):
@@ -222,7 +231,7 @@ def _copy_for_autograd(facts: Facts) -> tuple[Fix, ...]:
             facts,
             source.changed_lines(frame.file, change),
             values={"name": names[0]},
-            summary="help.clone_at_save",
+            summary="help.clone_result" if save.is_output else "help.clone_at_save",
         ),
     )
 

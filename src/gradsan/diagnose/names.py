@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from gradsan import source
 from gradsan.diagnose.levels import inner_frames, lifted, place, shared_level, user_frames
-from gradsan.model import Conflict, Frame, Message, Site, Write
+from gradsan.model import Conflict, Message, Site, Write
 
 # Saved by an operation inside of a layer that was called, these are the layer's own and no argument of the call.
 _OF_A_LAYER = ("weight", "mat2")
@@ -42,32 +42,43 @@ def _written(conflict: Conflict, writes: Iterable[Write]) -> str | None:
         frame = place(write.site)
         found = None if frame is None else source.written_expression(frame, write.op, inner_frames(write.site))
         if found is not None:
-            return _where_saved(found, write.site, user_frames(conflict.save.site))
+            return _where_saved(found, write.site, conflict)
     return None
 
 
-def _where_saved(name: str, site: Site, saved: tuple[Frame, ...]) -> str:
-    written = user_frames(site)
+def _where_saved(name: str, site: Site, conflict: Conflict) -> str:
+    written, saved = user_frames(site), user_frames(conflict.save.site)
     level = shared_level(written, saved)
     if level < 0:
         return name
     found = lifted(name, written, level, site) or name
-    operands = {lifted(operand, saved, level) for operand in source.operand_expressions(saved[-1])}
-    alias = source.alias_of(written[level], found) if found not in operands else None
-    return alias if alias is not None and alias in operands else found
+    result = result_at_save(conflict) if conflict.save.is_output else None
+    there = source.operand_expressions(saved[-1]) if result is None else [result]
+    at_save = {lifted(one, saved, level) for one in there}
+    alias = source.alias_of(written[level], found) if found not in at_save else None
+    return alias if alias is not None and alias in at_save else found
 
 
 def _at_save(conflict: Conflict) -> str | None:
-    frame = place(conflict.save.site)
-    if frame is None:
-        return None
     if conflict.save.is_output:
-        statement = source.statement_at(frame)
-        names = source.assigned_names(statement) if statement is not None else []
-        inner = inner_frames(conflict.save.site)
-        return names[0] if len(names) == 1 and not any("container.py" in below.file for below in inner) else None
+        return result_at_save(conflict)
     operands = operands_at_save(conflict)
     return operands[0] if len(operands) == 1 else None
+
+
+def result_at_save(conflict: Conflict) -> str | None:
+    """What the user's line binds to the result of the operation that saved it.
+
+    Nothing where the line goes on computing with what the call gives it, or calls layers one after another: what it
+    binds is another tensor.
+    """
+    frame = place(conflict.save.site)
+    statement = source.statement_at(frame) if frame is not None else None
+    if frame is None or statement is None or not source.binds_result(frame):
+        return None
+    names = source.assigned_names(statement)
+    inner = inner_frames(conflict.save.site)
+    return names[0] if len(names) == 1 and not any("container.py" in below.file for below in inner) else None
 
 
 def operands_at_save(conflict: Conflict) -> list[str]:

@@ -7,11 +7,14 @@ from dataclasses import replace
 from gradsan.diagnose import build, fixes
 from gradsan.diagnose import labels as label_room
 from gradsan.diagnose.facts import Facts
-from gradsan.model import Diagnosis, Message
+from gradsan.model import Diagnosis, Fix, Message
 
 
-def diagnosis(facts: Facts, code: str, slug: str) -> Diagnosis | None:
-    """The diagnosis of a silent conflict whose write went the way ``slug``; None for every other conflict."""
+def diagnosis(facts: Facts, code: str, slug: str, instead: tuple[Fix, ...] = ()) -> Diagnosis | None:
+    """The diagnosis of a silent conflict whose write went the way ``slug``; None for every other conflict.
+
+    ``instead`` takes the place of the general advice for writes that has no line to change here.
+    """
     if facts.conflict.raised or facts.conflict.way != slug:
         return None
     found = build.diagnosis(
@@ -22,7 +25,7 @@ def diagnosis(facts: Facts, code: str, slug: str) -> Diagnosis | None:
         values={"writer": facts.first.op if facts.first is not None else "?"},
         labels=label_room.standard(facts, writes=facts.writes or facts.missed),
         explanation="written_unchanged" if facts.conflict.unchanged else None,
-        fixes=fixes.instead_of_overwriting(facts),
+        fixes=(*instead, *(fix for fix in fixes.instead_of_overwriting(facts) if fix.lines or not instead)),
     )
     if not facts.conflict.unchanged:
         return found

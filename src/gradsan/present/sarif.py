@@ -112,7 +112,11 @@ class _Writer:
         stack = self._stack(primary) if primary else None
         if stack:
             made["stacks"] = [stack]
-        fixes = [fix for fix in map(self._fix, diagnosis.fixes) if fix is not None]
+        fixes: list[dict[str, Any]] = []
+        for fix in map(self._fix, diagnosis.fixes):
+            # SARIF takes no two that are the same.
+            if fix is not None and fix not in fixes:
+                fixes.append(fix)
         if fixes:
             made["fixes"] = fixes
         return made

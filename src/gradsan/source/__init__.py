@@ -18,6 +18,7 @@ from gradsan.source.functions import (
     rebound_at,
     save_for_backward,
 )
+from gradsan.source.given import clone_handed_out
 from gradsan.source.kept import Addition, Used, additions, assignments, uses_in
 from gradsan.source.keywords import add_keyword
 from gradsan.source.layers import inplace_layer_false
@@ -28,7 +29,7 @@ from gradsan.source.names import assigned_names, consumed_names
 from gradsan.source.out_of_place import out_of_place, written_for_others
 from gradsan.source.past_graph import read_with_graph
 from gradsan.source.read_again import reads_again
-from gradsan.source.results import bound_name, method_receiver
+from gradsan.source.results import binds_result, bound_name, method_receiver
 from gradsan.source.rounds import (
     detach_after,
     detach_after_round,
@@ -73,6 +74,7 @@ __all__ = [
     "attribute_owner",
     "backward_of_sum",
     "bind_early",
+    "binds_result",
     "bound_name",
     "called_expression",
     "callers_expression",
@@ -80,6 +82,7 @@ __all__ = [
     "changed_lines",
     "clone_at_save",
     "clone_before",
+    "clone_handed_out",
     "consumed_names",
     "context_around",
     "definition_of",

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gradsan.model import Frame
 from gradsan.source.chains import chain_key
-from gradsan.source.locate import expression_at, statement_at
+from gradsan.source.inplace import ALIASING_ATTRIBUTES, ALIASING_METHODS, PIECES, is_inplace_name
+from gradsan.source.locate import expression_at, expressions_at, statement_at
 from gradsan.source.names import bindings_of
 
-__all__ = ["bound_name", "method_receiver"]
+__all__ = ["binds_result", "bound_name", "method_receiver"]
 
 
 def bound_name(frames: Sequence[Frame]) -> tuple[str, Frame] | None:
@@ -33,6 +34,42 @@ def bound_name(frames: Sequence[Frame]) -> tuple[str, Frame] | None:
         place = replace(frame, line=span.line, column=span.column, end_line=span.end_line, end_column=span.end_column)
         return names[0], place
     return None
+
+
+def binds_result(frame: Frame) -> bool:
+    """Whether the statement at ``frame`` binds what the operation there gives, or a view of it, and computes no more.
+
+    True as well where the statement takes the result apart, since then the source does not tell.
+    """
+    statement = statement_at(frame)
+    if statement is None:
+        return False
+    operations = {place.node for place in expressions_at(frame)}
+    values = [one.value for one in bindings_of(statement.node)]
+    return (
+        not values
+        or any(value is None for value in values)
+        or any(part in operations for value in values if value is not None for part in _same_memory(value))
+        or statement.node in operations
+    )
+
+
+def _same_memory(value: ast.expr) -> Iterator[ast.expr]:
+    """``value``, and what it is a view of or writes to, step by step."""
+    yield value
+    if isinstance(value, ast.IfExp):
+        yield from _same_memory(value.body)
+        yield from _same_memory(value.orelse)
+        return
+    part: ast.expr | None = None
+    if isinstance(value, ast.NamedExpr | ast.Subscript | ast.Attribute):
+        is_same = not isinstance(value, ast.Attribute) or value.attr in ALIASING_ATTRIBUTES
+        part = value.value if is_same else None
+    elif isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        name = value.func.attr
+        part = value.func.value if name in ALIASING_METHODS | PIECES or is_inplace_name(name) else None
+    if part is not None:
+        yield from _same_memory(part)
 
 
 def method_receiver(frame: Frame) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradsan.diagnose import past_counter
+from gradsan.diagnose import fixes, past_counter
 from gradsan.diagnose.facts import Facts
 from gradsan.model import Diagnosis
 
@@ -12,4 +12,4 @@ SLUG = "memory_alias"
 
 def match(facts: Facts) -> Diagnosis | None:
     """Recognise a silent conflict whose write went this way."""
-    return past_counter.diagnosis(facts, CODE, SLUG)
+    return past_counter.diagnosis(facts, CODE, SLUG, instead=fixes.copy_handed_out(facts))

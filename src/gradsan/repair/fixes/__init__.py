@@ -12,7 +12,6 @@ from gradsan.model import Diagnosis, Fix, Message
 from gradsan.repair.fixes import (
     clear_gradients,
     clone_for_layer,
-    copy_handed_out,
     copy_on_context,
     detach_other_network,
     disable_inplace_module,
@@ -48,7 +47,6 @@ _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     set_to_none.suggest,
     record_change.suggest,
     copy_on_context.suggest,
-    copy_handed_out.suggest,
     state_in_module.suggest,
     list_and_stack.suggest,
     renew_buffers.suggest,
