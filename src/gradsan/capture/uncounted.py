@@ -189,6 +189,8 @@ class Uncounted:
     def _replace(self, tensor: Any, stack: Any) -> None:
         core = self._core
         clock = core.tick()
+        # The memory may have another name, whose counter is another one: a flat buffer, say.
+        self.open(tensor, "data_attribute", stack)
         self._opened()
         self.replaced[id(tensor)] = Replaced(weakref.ref(tensor), clock, stack, _torch.sequence_number())
 
