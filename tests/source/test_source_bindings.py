@@ -283,6 +283,12 @@ CARRIED = {
                 y = f(x, h)  # read
             h = y  # bound h
         """,
+    "what is made from nothing carries no graph": """
+        for x in xs:
+            y = f(x, noise, torch.cat([h]))  # read
+            noise = torch.randn_like(x)
+            h = make.zeros(y)  # bound h
+        """,
     "loop variables carry nothing": """
         for h in hs:
             y = f(h)  # read

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from gradsan import source
 from gradsan.diagnose.levels import lifted, shared_level, user_frames
@@ -44,14 +45,16 @@ def find(used: Site, bridge: Bridge) -> Carrier | None:
 
     Looked at are the statements around the operation that took the tensor: first in the function that also runs the
     backward, then below it (where only what outlives a call can be carried), then above it. A live variable that holds
-    the tensor itself decides between several names.
+    the tensor itself decides between several names, then the statement that made it.
     """
     use = user_frames(used)
     level, groups = _groups(bridge.taken_near, use)
     if not groups and len(bridge.taken_near) == 1:
         # What saves nothing has no site of its own; the last save before it may be all that is known.
         level, groups = _groups((*bridge.taken_near, used), use)
-    chosen = next((group for group in groups if _holds(group, level, bridge.name)), groups[0] if groups else None)
+    live = (group for group in groups if _holds(group, level, bridge.name))
+    made = (group for group in groups if any(_was_made_at(one.bound_at, bridge.made_near) for one in group[1]))
+    chosen = next(chain(live, made, groups), None)
     if chosen is None:
         return None if bridge.name is None else Carrier(bridge.name)
     place, carried = chosen

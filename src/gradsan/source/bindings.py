@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gradsan.model import Frame
-from gradsan.source.chains import binds, leaf_name, local_nodes, parameters
+from gradsan.source.chains import binds, chain_key, leaf_name, local_nodes, parameters
 from gradsan.source.flow import reaching
 from gradsan.source.lines import is_cell
 from gradsan.source.locate import Statement, statement_at, statement_text
@@ -21,6 +21,14 @@ from gradsan.source.tree import FunctionNode, SourceFile, header_nodes
 __all__ = ["Carried", "carried_names"]
 
 _CUTTING = frozenset({"detach", "detach_", "item", "numpy", "tolist"})
+# Functions of torch whose result hangs on no graph, whatever they are given.
+_MADE_FROM_NOTHING = frozenset(
+    {
+        *("arange", "bernoulli", "empty", "empty_like", "eye", "from_numpy", "full", "full_like", "linspace"),
+        *("logspace", "multinomial", "normal", "ones", "ones_like", "rand", "rand_like", "randint", "randint_like"),
+        *("randn", "randn_like", "randperm", "tensor", "zeros", "zeros_like"),
+    }
+)
 _KEEPING_NO_GRAPH = frozenset({"no_grad", "inference_mode"})
 _BEFORE_ANY_CALL = frozenset({"__init__", "__new__", "__post_init__"})
 
@@ -215,5 +223,11 @@ def _is_cut(value: ast.expr) -> bool:
             return True
         if name in ("tuple", "list", "dict") and isinstance(value.func, ast.Name):
             return all(_is_cut(argument) for argument in value.args)
+        if (
+            name in _MADE_FROM_NOTHING
+            and isinstance(value.func, ast.Attribute)
+            and chain_key(value.func.value) == "torch"
+        ):
+            return True
         return isinstance(value.func, ast.Attribute) and _is_cut(value.func.value)
     return False
