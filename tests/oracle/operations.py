@@ -34,6 +34,11 @@ def _method(call: str, rank: tuple[int, ...] | None = None) -> InPlace:
     return InPlace("." + call, "{t}." + re.sub(r"^(\w+)_\(", r"\1(", call), rank)
 
 
+def _comparison(name: str, other: str) -> InPlace:
+    """``gt_({same})``: in place it hands a gradient of zeros to both sides, out of place it has none."""
+    return InPlace(f".{name}_({other})", f"{{t}}.{name}({other}) + 0 * ({{t}} + {other})")
+
+
 def _on_a_copy(call: str, rank: tuple[int, ...] | None = None) -> InPlace:
     """What has no out-of-place twin is done to a clone that nobody else sees."""
     return InPlace("." + call, "{t}.clone()." + call, rank)
@@ -50,15 +55,16 @@ logit nan_to_num neg negative rad2deg reciprocal relu round rsqrt sgn sigmoid si
 tan tanh trunc"""
 
 _BINARY = """add sub subtract mul multiply div divide true_divide pow float_power atan2 arctan2 hypot fmod remainder
-copysign floor_divide eq ne not_equal lt less le less_equal gt greater ge greater_equal heaviside nextafter
-xlogy ldexp"""
+copysign floor_divide heaviside nextafter xlogy ldexp"""
+_COMPARISONS = "eq ne not_equal lt less le less_equal gt greater ge greater_equal"
 _UNNOTICED = "logical_and logical_or logical_xor"
 
 METHODS: tuple[InPlace, ...] = (
     *(_method(f"{name}_()") for name in _UNARY.split()),
     *(_method(f"{name}_({{same}})") for name in _BINARY.split()),
     *(_method(f"{name}_({{small}})") for name in ("add", "mul", "div", "sub", "pow")),
-    *(_method(f"{name}_(1.5)") for name in ("add", "mul", "div", "sub", "pow", "fmod", "remainder", "eq", "gt", "le")),
+    *(_method(f"{name}_(1.5)") for name in ("add", "mul", "div", "sub", "pow", "fmod", "remainder")),
+    *(_comparison(name, other) for name in _COMPARISONS.split() for other in ("{same}", "1.5")),
     _method("add_({same}, alpha=0.5)"),
     _method("add_({same}.sum())"),
     _method("mul_(1)"),

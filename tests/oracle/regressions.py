@@ -95,4 +95,17 @@ PROGRAMS: dict[str, tuple[Program, str]] = {
         ),
         "right",
     ),
+    # A comparison in place hands on zeros, which the derivative of hypot at 0 turns into NaN: no gradient to compare.
+    "a comparison in place": (
+        (
+            Tensor("a", (3,), 322, leaf=True),
+            Compute("g", "a - a"),
+            Compute("i", "g.mean()"),
+            Compute("k", "torch.hypot(i, i)"),
+            Gradients("(g * values(204, 3)).sum()", ("a",), retain=True),
+            Write("i.gt_(k)", (("i", "i.gt(k) + 0 * (i + k)"),)),
+            Gradients("(i * values(908)).sum() + (g * values(204, 3)).sum()", ("a",), retain=True),
+        ),
+        "right",
+    ),
 }

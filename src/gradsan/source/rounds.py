@@ -58,9 +58,15 @@ def in_same_function(first: Frame, second: Frame) -> bool:
 
 
 def is_read_between(name: str, bound_at: Frame, used_at: Frame) -> bool:
-    """Whether ``name`` may be read after ``bound_at`` up to and at ``used_at``; True where in doubt."""
+    """Whether ``name`` may be read after ``bound_at`` up to and at ``used_at``; True where in doubt.
+
+    Where a loop that ends before ``used_at`` binds it, its next iteration may read it.
+    """
     frames = frames_between(bound_at, used_at)
     if not frames or bound_at.line > used_at.line or not name.isidentifier():
+        return True
+    bound, used = statement_at(bound_at), statement_at(used_at)
+    if bound is None or used is None or any(loop not in used.loops for loop in bound.loops):
         return True
     statements = [statement_at(frame) for frame in frames if frame.line > bound_at.line]
     return any(
@@ -77,7 +83,7 @@ def detach_after_round(frames: Sequence[Frame], carried: Mapping[str, Shape]) ->
     """
     statements = [statement_at(frame) for frame in frames]
     known = [statement for statement in statements if statement is not None]
-    if not carried or not known or len(known) < len(statements):
+    if not carried or "object" in carried.values() or not known or len(known) < len(statements):
         return None
     source = known[0].source
     if any(one.source is not source or one.function is not known[0].function for one in known):
@@ -95,7 +101,7 @@ def detach_after_round(frames: Sequence[Frame], carried: Mapping[str, Shape]) ->
 def detach_after(frame: Frame, carried: Mapping[str, Shape]) -> Change | None:
     """A line right after the statement at ``frame`` that cuts the names off their graphs."""
     statement = statement_at(frame)
-    if statement is None or not carried:
+    if statement is None or not carried or "object" in carried.values():
         return None
     return _insert_behind(statement.source, statement.node, _cuts(statement.source, carried))
 

@@ -1,4 +1,4 @@
-"""Whether a name holds one tensor or several, as far as the file tells."""
+"""Whether a name holds one tensor, several, or an object of the program's, as far as the file tells."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from gradsan.source.tree import SourceFile
 
 __all__ = ["DETACHED", "Shape", "shape_in_source"]
 
-Shape = Literal["tensor", "tuple", "list", "dict"]
+Shape = Literal["tensor", "tuple", "list", "dict", "object"]
 
+_MAKING_CLASSES = frozenset({"NamedTuple", "make_dataclass", "namedtuple"})
+
+# An object has its own ways to be made anew: no line is known for it.
 DETACHED: dict[Shape, str] = {
     "tensor": "{}.detach()",
     "tuple": "tuple(s.detach() for s in {})",
@@ -36,7 +39,7 @@ def shape_in_source(source: SourceFile, binding: Binding) -> Shape | None:
             continue
         for other in bindings_of(node):
             if other.name == binding.name and other.replaces and other.value is not None:
-                shape = _shape_of_display(other.value)
+                shape = "object" if _is_object(source, other.value) else _shape_of_display(other.value)
                 found |= set() if shape is None else {shape}
         if isinstance(node, ast.Assign) and chain_key(node.value) == binding.name:
             found |= {"tuple" for target in node.targets if isinstance(target, ast.Tuple)}
@@ -56,6 +59,27 @@ def _shape_of_display(value: ast.expr) -> Shape | None:
     if is_call and isinstance(value, ast.Call) and leaf_name(value.func) == "tuple":
         return "tuple"
     return None
+
+
+def _is_object(source: SourceFile, value: ast.expr) -> bool:
+    """Whether ``value`` makes an object of a class of this file, or one like another (``dataclasses.replace``)."""
+    if not isinstance(value, ast.Call):
+        return False
+    name = leaf_name(value.func)
+    if name == "_replace" or (name == "replace" and len(value.args) == 1 and value.keywords):
+        return True
+    return isinstance(value.func, ast.Name) and any(
+        (isinstance(node, ast.ClassDef) and node.name == name and "Tensor" not in map(leaf_name, node.bases))
+        or (isinstance(node, ast.stmt) and _makes_class(node, value.func.id))
+        for node in source.module.body
+    )
+
+
+def _makes_class(statement: ast.stmt, name: str) -> bool:
+    return any(
+        one.name == name and isinstance(one.value, ast.Call) and leaf_name(one.value.func) in _MAKING_CLASSES
+        for one in bindings_of(statement)
+    )
 
 
 def _is_state_of_lstm(source: SourceFile, binding: Binding) -> bool:

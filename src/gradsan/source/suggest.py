@@ -92,6 +92,8 @@ def detach_at(frame: Frame, name: str, shape: Shape | None = None) -> Change | N
         return None
     source, node = statement.source, statement.node
     shape = shape or shape_in_source(source, binding) or "tensor"
+    if shape == "object":
+        return None
     if binding.value is not None and _has_own_value(binding) and binding.method is None:
         parts = _parts(binding.value)
         if parts:
