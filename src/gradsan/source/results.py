@@ -47,8 +47,7 @@ def binds_result(frame: Frame) -> bool:
     operations = {place.node for place in expressions_at(frame)}
     values = [one.value for one in bindings_of(statement.node)]
     return (
-        not values
-        or any(value is None for value in values)
+        any(value is None for value in values)
         or any(part in operations for value in values if value is not None for part in _same_memory(value))
         or statement.node in operations
     )

@@ -1,0 +1,55 @@
+"""Copies of what a call takes or hands out, and whether a line binds what a call of it gives."""
+
+from __future__ import annotations
+
+import pytest
+
+from gradsan.model import Frame
+from gradsan.source import binds_result, changed_lines, clone_handed_out
+
+
+def frame_at(tmp_path, text: str, call: str) -> Frame:
+    """A frame that executes ``call``, a part of the one line ``text``."""
+    path = tmp_path / "line.py"
+    path.write_text(text + "\n")
+    column = text.index(call) + 1
+    return Frame(str(path), 1, "<module>", column=column, end_line=1, end_column=column + len(call), is_user=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "call", "door", "changed"),
+    [
+        ("a = h.detach().cpu().numpy()", "h.detach().cpu().numpy()", "numpy", "a = h.detach().cpu().clone().numpy()"),
+        ("a = np.asarray(h.detach())", "np.asarray(h.detach())", "__array__", "a = np.asarray(h.detach().clone())"),
+        ("a = np.asarray(-h)", "np.asarray(-h)", "__array__", "a = np.asarray((-h).clone())"),
+        ("t = jnp.from_dlpack(h)", "jnp.from_dlpack(h)", "__dlpack__", "t = jnp.from_dlpack(h.clone())"),
+        ("h = torch.from_numpy(a)", "torch.from_numpy(a)", "from_numpy", "h = torch.from_numpy(a).clone()"),
+        ("h = f(torch.asarray(a))", "torch.asarray(a)", "asarray", "h = f(torch.asarray(a).clone())"),
+        # The copy would be gone before its address is used.
+        ("kernel(h.data_ptr())", "h.data_ptr()", "data_ptr", None),
+        ("a = np.asarray(*hs)", "np.asarray(*hs)", "__array__", None),
+    ],
+)
+def test_memory_of_its_own(tmp_path, text, call, door, changed):
+    frame = frame_at(tmp_path, text, call)
+    change = clone_handed_out(frame, door)
+    assert (None if change is None else changed_lines(frame.file, change)[0][2]) == changed
+
+
+@pytest.mark.parametrize(
+    ("text", "call", "binds"),
+    [
+        ("h = net(x)", "net(x)", True),
+        ("h = net(x).view(-1)[1:].T", "net(x)", True),
+        ("h = net(x).mul_(2)", "net(x)", True),
+        ("h = net(x) if wide else x", "net(x)", True),
+        ("out, h = net(x)", "net(x)", True),
+        ("loss = F.mse_loss(net(x), y)", "net(x)", False),
+        ("h = net(x) + 1", "net(x)", False),
+        ("h = net(x).relu()", "net(x)", False),
+        ("h *= net(x)", "h *= net(x)", True),
+        ("print(net(x))", "net(x)", False),
+    ],
+)
+def test_what_a_line_binds(tmp_path, text, call, binds):
+    assert binds_result(frame_at(tmp_path, text, call)) is binds
