@@ -20,64 +20,39 @@ from torch.nn import functional
 from gradsan.capture import _torch
 from gradsan.capture.reads import functions_of, getattr_static
 
-_IGNORED = frozenset({"CACHE", "EXTENDED_ARG", "PUSH_NULL", "NOP", "RESUME", "PRECALL", "NOT_TAKEN", "KW_NAMES"})
-_KNOWN = frozenset(
-    {
-        *("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_AND_CLEAR"),
-        *("LOAD_FAST_BORROW_LOAD_FAST_BORROW", "STORE_FAST", "STORE_FAST_STORE_FAST", "STORE_FAST_LOAD_FAST"),
-        *(
-            "LOAD_CONST",
-            "LOAD_SMALL_INT",
-            "LOAD_CONST_IMMORTAL",
-            "LOAD_ATTR",
-            "LOAD_METHOD",
-            "LOAD_GLOBAL",
-            "LOAD_DEREF",
-        ),
-        *("COPY_FREE_VARS", "CALL", "CALL_KW", "CALL_METHOD", "CALL_FUNCTION", "CALL_FUNCTION_KW", "BINARY_OP"),
-        *("BINARY_SUBSCR", "BINARY_SLICE", "BUILD_SLICE", "BUILD_TUPLE", "BUILD_LIST", "UNPACK_SEQUENCE", "COMPARE_OP"),
-        *(
-            "IS_OP",
-            "CONTAINS_OP",
-            "UNARY_NEGATIVE",
-            "UNARY_NOT",
-            "UNARY_INVERT",
-            "UNARY_POSITIVE",
-            "TO_BOOL",
-            "POP_TOP",
-        ),
-        *("DUP_TOP", "ROT_TWO", "ROT_THREE", "COPY", "SWAP", "RETURN_VALUE", "RETURN_CONST", "STORE_SUBSCR"),
-        *("POP_JUMP_IF_FALSE", "POP_JUMP_IF_TRUE", "POP_JUMP_IF_NONE", "POP_JUMP_IF_NOT_NONE", "JUMP_FORWARD"),
-        *("POP_JUMP_FORWARD_IF_FALSE", "POP_JUMP_FORWARD_IF_TRUE", "POP_JUMP_FORWARD_IF_NONE", "END_FOR", "FOR_ITER"),
-        *("POP_JUMP_FORWARD_IF_NOT_NONE", "JUMP_IF_FALSE_OR_POP", "JUMP_IF_TRUE_OR_POP", "GET_ITER", "POP_ITER"),
-        *("JUMP_BACKWARD", "JUMP_ABSOLUTE", "LIST_TO_TUPLE", "LIST_EXTEND", "GEN_START"),
-        *(f"BINARY_{name}" for name in ("ADD", "SUBTRACT", "MULTIPLY", "TRUE_DIVIDE", "POWER", "MATRIX_MULTIPLY")),
-        *(f"BINARY_{name}" for name in ("FLOOR_DIVIDE", "MODULO", "AND", "OR", "XOR", "LSHIFT", "RSHIFT")),
-    }
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_IGNORED = _words("CACHE EXTENDED_ARG PUSH_NULL NOP RESUME PRECALL NOT_TAKEN KW_NAMES")
+_KNOWN = _words(
+    """
+    LOAD_FAST LOAD_FAST_CHECK LOAD_FAST_LOAD_FAST LOAD_FAST_BORROW LOAD_FAST_AND_CLEAR LOAD_FAST_BORROW_LOAD_FAST_BORROW
+    STORE_FAST STORE_FAST_STORE_FAST STORE_FAST_LOAD_FAST
+    LOAD_CONST LOAD_SMALL_INT LOAD_CONST_IMMORTAL LOAD_ATTR LOAD_METHOD LOAD_GLOBAL LOAD_DEREF COPY_FREE_VARS
+    CALL CALL_KW CALL_METHOD CALL_FUNCTION CALL_FUNCTION_KW
+    BINARY_OP BINARY_SUBSCR BINARY_SLICE BUILD_SLICE BUILD_TUPLE BUILD_LIST UNPACK_SEQUENCE STORE_SUBSCR
+    BINARY_ADD BINARY_SUBTRACT BINARY_MULTIPLY BINARY_TRUE_DIVIDE BINARY_POWER BINARY_MATRIX_MULTIPLY BINARY_FLOOR_DIVIDE
+    BINARY_MODULO BINARY_AND BINARY_OR BINARY_XOR BINARY_LSHIFT BINARY_RSHIFT
+    COMPARE_OP IS_OP CONTAINS_OP UNARY_NEGATIVE UNARY_NOT UNARY_INVERT UNARY_POSITIVE TO_BOOL
+    POP_TOP DUP_TOP ROT_TWO ROT_THREE COPY SWAP RETURN_VALUE RETURN_CONST LIST_TO_TUPLE LIST_EXTEND GEN_START
+    POP_JUMP_IF_FALSE POP_JUMP_IF_TRUE POP_JUMP_IF_NONE POP_JUMP_IF_NOT_NONE
+    POP_JUMP_FORWARD_IF_FALSE POP_JUMP_FORWARD_IF_TRUE POP_JUMP_FORWARD_IF_NONE POP_JUMP_FORWARD_IF_NOT_NONE
+    JUMP_IF_FALSE_OR_POP JUMP_IF_TRUE_OR_POP JUMP_FORWARD JUMP_BACKWARD JUMP_ABSOLUTE
+    GET_ITER FOR_ITER END_FOR POP_ITER
+    """
 )
-_WRITES: tuple[str, ...] = (
-    *("batch_norm", "instance_norm", "embedding", "dropout", "rrelu", "rand", "bernoulli", "multinomial", "poisson"),
-    *("normal_", "fused_", "from_file", "gumbel", "fractional", "fake_quantize", "_out", "unsafe"),
+_WRITES = _words(
+    """batch_norm instance_norm embedding dropout rrelu rand bernoulli multinomial poisson normal_ fused_ from_file
+    gumbel fractional fake_quantize _out unsafe"""
 )
 """Parts of the names of functions that write, or draw random numbers."""
-_NO_METHODS = frozenset(
-    {
-        *("backward", "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "numpy", "storage"),
-        *(
-            "untyped_storage",
-            "typed_storage",
-            "data_ptr",
-            "data",
-            "grad",
-            "grad_fn",
-            "resize",
-            "resize_as",
-            "reinforce",
-        ),
-        *("module_load", "record_stream", "pin_memory", "share_memory", "normal", "dlpack"),
-    }
+_NO_METHODS = _words(
+    """backward register_hook register_post_accumulate_grad_hook retain_grad numpy storage untyped_storage typed_storage
+    data_ptr data grad grad_fn resize resize_as reinforce module_load record_stream pin_memory share_memory normal dlpack"""
 )
-_FRESH = frozenset({"clone", "zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones"})
+_FRESH = _words("clone zeros_like ones_like empty_like full_like new_zeros new_ones")
 _BUILTINS = (abs, bool, enumerate, float, int, isinstance, len, list, max, min, range, round, sum, tuple, zip)
 _PLAIN = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _MODULES = (torch, functional, math)
