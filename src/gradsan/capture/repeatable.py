@@ -33,8 +33,8 @@ _KNOWN = _words(
     LOAD_CONST LOAD_SMALL_INT LOAD_CONST_IMMORTAL LOAD_ATTR LOAD_METHOD LOAD_GLOBAL LOAD_DEREF COPY_FREE_VARS
     CALL CALL_KW CALL_METHOD CALL_FUNCTION CALL_FUNCTION_KW
     BINARY_OP BINARY_SUBSCR BINARY_SLICE BUILD_SLICE BUILD_TUPLE BUILD_LIST UNPACK_SEQUENCE STORE_SUBSCR
-    BINARY_ADD BINARY_SUBTRACT BINARY_MULTIPLY BINARY_TRUE_DIVIDE BINARY_POWER BINARY_MATRIX_MULTIPLY BINARY_FLOOR_DIVIDE
-    BINARY_MODULO BINARY_AND BINARY_OR BINARY_XOR BINARY_LSHIFT BINARY_RSHIFT
+    BINARY_ADD BINARY_SUBTRACT BINARY_MULTIPLY BINARY_TRUE_DIVIDE BINARY_POWER BINARY_MATRIX_MULTIPLY
+    BINARY_FLOOR_DIVIDE BINARY_MODULO BINARY_AND BINARY_OR BINARY_XOR BINARY_LSHIFT BINARY_RSHIFT
     COMPARE_OP IS_OP CONTAINS_OP UNARY_NEGATIVE UNARY_NOT UNARY_INVERT UNARY_POSITIVE TO_BOOL
     POP_TOP DUP_TOP ROT_TWO ROT_THREE COPY SWAP RETURN_VALUE RETURN_CONST LIST_TO_TUPLE LIST_EXTEND GEN_START
     POP_JUMP_IF_FALSE POP_JUMP_IF_TRUE POP_JUMP_IF_NONE POP_JUMP_IF_NOT_NONE
@@ -50,7 +50,8 @@ _WRITES = _words(
 """Parts of the names of functions that write, or draw random numbers."""
 _NO_METHODS = _words(
     """backward register_hook register_post_accumulate_grad_hook retain_grad numpy storage untyped_storage typed_storage
-    data_ptr data grad grad_fn resize resize_as reinforce module_load record_stream pin_memory share_memory normal dlpack"""
+    data_ptr data grad grad_fn resize resize_as reinforce module_load record_stream pin_memory share_memory normal
+    dlpack"""
 )
 _FRESH = _words("clone zeros_like ones_like empty_like full_like new_zeros new_ones")
 _BUILTINS = (abs, bool, enumerate, float, int, isinstance, len, list, max, min, range, round, sum, tuple, zip)
