@@ -437,6 +437,57 @@ def test_the_caller_reads_what_was_written_in_another_function(mode: str) -> Non
     assert named(watched) == ("GS216", "data")
 
 
+def shifted(value: torch.Tensor) -> torch.Tensor:
+    value -= 1
+    return value
+
+
+def shift_(value: torch.Tensor) -> torch.Tensor:
+    return shifted(value)
+
+
+class Scaler:
+    def apply(self, value: torch.Tensor) -> torch.Tensor:
+        value *= 2
+        return value
+
+
+@every_mode
+def test_a_function_changes_its_argument_and_the_caller_reads_it(mode: str) -> None:
+    model = nn.Linear(3, 3)
+    with gradsan.watch(mode) as watched:
+        data = batch()
+        F.mse_loss(model(shifted(data)), data).backward()
+    assert named(watched) == ("GS216", "data")
+
+
+@every_mode
+def test_a_method_changes_its_argument_and_the_caller_reads_it(mode: str) -> None:
+    model, scaler = nn.Linear(3, 3), Scaler()
+    with gradsan.watch(mode) as watched:
+        data = batch()
+        scaled = scaler.apply(value=data)
+        F.mse_loss(model(scaled), data).backward()
+    assert named(watched) == ("GS216", "data")
+
+
+@every_mode
+def test_a_function_that_is_called_for_what_it_writes(mode: str) -> None:
+    model = nn.Linear(3, 3)
+    with gradsan.watch(mode) as watched:
+        data = batch()
+        shifted(data)
+        F.mse_loss(model(data), data).backward()
+        F.mse_loss(model(shift_(data)), data).backward()
+        new = shifted(data.clone())
+        F.mse_loss(model(new), data).backward()
+        data = shifted(data)
+        F.mse_loss(model(data), data).backward()
+        half = shifted(data[:1])
+        F.mse_loss(model(half), data[1:]).backward()
+    assert codes(watched) == []
+
+
 class GivesOn(nn.Module):
     """Hands its argument on to a function of its own, or to a module inside, which writes into it."""
 

@@ -3,7 +3,8 @@ gradient is that of another function.
 
 Two kinds. A value that autograd has computed is written where autograd does not record (under ``no_grad``, through
 ``.data`` or a detached alias) and then used on: backward differentiates as if nothing had been written. And a tensor of
-the caller's is written by a module's ``forward`` and then used by the caller, who meant what it had been.
+the caller's is written by a module's ``forward``, or by a function whose result the caller takes, and then used by the
+caller, who meant what it had been.
 
 Looked for in the graph of a backward, by the operations that saved such a value after the write. In watch mode that is
 at the 1st, 2nd, 4th, 8th … backward of a line; in deep mode at each.
@@ -240,9 +241,10 @@ def _origin(maker: int, before: int, by_number: dict[int, Any]) -> int | None:
 
 
 def _is_callers(raw: RawWrite, written: Site, read: Site) -> bool:
-    """Whether a module's ``forward`` wrote into an argument that its caller then read.
+    """Whether a module's ``forward``, or a function whose result is taken, wrote into what its caller then read.
 
-    What ``forward`` was given it may have given on: to a function of its own, or to a module inside.
+    What ``forward`` was given it may have given on: to a function of its own, or to a module inside. A call that stands
+    alone is there for what it writes, and so is a function with the name of an in-place one.
     """
     frames = written.frames
     position = max((at for at, frame in enumerate(frames) if frame.is_user), default=0)
@@ -254,8 +256,9 @@ def _is_callers(raw: RawWrite, written: Site, read: Site) -> bool:
             return False
         given = source.callers_expression(named, own, frames[outer], frames[outer + 1 : position])
         is_forward = own.function.endswith("forward") and _torch.is_module_call(frames[position - 1].file)
+        is_taken = outer == position - 1 and not own.function.endswith("_") and source.takes_result(frames[outer])
         if (
-            is_forward
+            (is_forward or is_taken)
             and given is not None
             and _is_argument(named, own, raw)
             and _is_read_by_caller(frames, position, outer, read)
@@ -268,15 +271,16 @@ def _is_callers(raw: RawWrite, written: Site, read: Site) -> bool:
 
 
 def _is_argument(named: str, own: Frame, raw: RawWrite) -> bool:
-    """Whether an expression begins with a parameter of the ``forward`` that stood at ``own``, ``self`` left out."""
+    """Whether an expression begins with a parameter of the function that stood at ``own``, ``self`` left out."""
     root = re.split(r"[.\[]", named, maxsplit=1)[0]
+    name = own.function.rpartition(".")[2]
     codes = [
         code
         for code in raw.stack.codes
-        if code.co_filename == own.file and code.co_name == "forward" and code.co_firstlineno <= own.line
+        if code.co_filename == own.file and code.co_name == name and code.co_firstlineno <= own.line
     ]
     code = max(codes, key=lambda code: int(code.co_firstlineno), default=None)
-    return code is not None and root in code.co_varnames[1 : code.co_argcount]
+    return code is not None and root in code.co_varnames[: code.co_argcount] and root not in ("self", "cls")
 
 
 def _is_read_by_caller(frames: tuple[Frame, ...], position: int, outer: int, read: Site) -> bool:

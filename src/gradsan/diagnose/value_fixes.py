@@ -22,7 +22,7 @@ def for_unrecorded(facts: Facts, name: str | Message) -> tuple[Fix, ...]:
 
 
 def for_argument(facts: Facts, values: Mapping[str, Any]) -> tuple[Fix, ...]:
-    """Compute a new tensor in the forward instead of changing the argument."""
+    """Compute a new tensor in the function instead of changing the argument."""
     frame, write = _written_at(facts), facts.first
     lines: Lines = ()
     if frame is not None and write is not None:

@@ -29,7 +29,7 @@ from gradsan.source.names import assigned_names, consumed_names
 from gradsan.source.out_of_place import out_of_place, written_for_others
 from gradsan.source.past_graph import read_with_graph
 from gradsan.source.read_again import reads_again
-from gradsan.source.results import binds_result, bound_name, method_receiver
+from gradsan.source.results import binds_result, bound_name, method_receiver, takes_result
 from gradsan.source.rounds import (
     detach_after,
     detach_after_round,
@@ -123,6 +123,7 @@ __all__ = [
     "source_lines",
     "statement_at",
     "statements_at",
+    "takes_result",
     "under_no_grad",
     "uses_in",
     "writing_at",

@@ -12,7 +12,7 @@ from gradsan.source.inplace import ALIASING_ATTRIBUTES, ALIASING_METHODS, PIECES
 from gradsan.source.locate import expression_at, expressions_at, statement_at
 from gradsan.source.names import bindings_of
 
-__all__ = ["binds_result", "bound_name", "method_receiver"]
+__all__ = ["binds_result", "bound_name", "method_receiver", "takes_result"]
 
 
 def bound_name(frames: Sequence[Frame]) -> tuple[str, Frame] | None:
@@ -51,6 +51,14 @@ def binds_result(frame: Frame) -> bool:
         or any(part in operations for value in values if value is not None for part in _same_memory(value))
         or statement.node in operations
     )
+
+
+def takes_result(frame: Frame) -> bool:
+    """Whether the call at ``frame`` is more than a statement of its own, so that somebody takes what it returns."""
+    call, statement = expression_at(frame), statement_at(frame)
+    if call is None or statement is None or not isinstance(call.node, ast.Call):
+        return False
+    return not (isinstance(statement.node, ast.Expr) and statement.node.value is call.node)
 
 
 def _same_memory(value: ast.expr) -> Iterator[ast.expr]:

@@ -23,7 +23,7 @@ class Agent:
         return int(self.values[-1] > 0) + 1
 
     def learn(self, rewards):
-        loss = sum((value - reward).pow(2).sum() for value, reward in zip(self.values, rewards))
+        loss = sum((value - reward).pow(2).sum() for value, reward in zip(self.values, rewards, strict=True))
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
@@ -32,9 +32,9 @@ class Agent:
 
 agent, world = Agent(), World()
 seen = torch.rand(1, 3)
-for update in range(2):
+for _ in range(2):
     rewards = []
-    for moment in range(3):
+    for _ in range(3):
         action = agent.act(seen)
         seen, reward = world.step(action)
         rewards.append(reward)

@@ -1,4 +1,4 @@
-"""GS216: a module's forward changed a tensor of its caller's, who then read it again."""
+"""GS216: a module's forward, or another function, changed a tensor of its caller's, who then read it again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SLUG = "forward_alias"
 
 
 def match(facts: Facts) -> Diagnosis | None:
-    """Recognise that an argument was overwritten in a forward and read outside of it."""
+    """Recognise that an argument was overwritten in a call and read outside of it."""
     conflict = facts.conflict
     if conflict.way != SLUG or facts.first is None:
         return None
