@@ -212,6 +212,6 @@ def test_hooks_run_as_often_as_without_gradsan(mode: Any, function: bool) -> Non
         assert all(map(torch.equal, values[:3], plain[:3]))
         assert values[3] == plain[3]
     if mode != "watch":
-        assert all((one.gradient.relative_error is None) == function for one in found)
-        spots = [spot.key for spot in watched.report.seen.blind_spots]
-        assert ("blind.not_measured_past_own_code" in spots) == function
+        # What the hook of middle, or the Function, would make of another gradient is not known without running it.
+        assert all(one.gradient.relative_error is None for one in found)
+        assert "blind.not_measured_past_own_code" in [spot.key for spot in watched.report.seen.blind_spots]

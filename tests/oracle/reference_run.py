@@ -272,10 +272,11 @@ def _filled(tensor: Any, fill: Any, seed: int) -> Any:
     return twin
 
 
-def _check(value: Any, smallest: float = 0.0, largest: float = 1e4) -> None:
+def _check(value: Any, smallest: float = 1e-12, largest: float = 1e4) -> None:
     """Refuse what no comparison could be trusted with."""
     value = value.detach()
-    if not bool(torch.isfinite(value).all()) or bool((value.abs() > largest).any()):
+    is_rounding = (value != 0) & (value.abs() < smallest)
+    if not bool(torch.isfinite(value).all()) or bool((value.abs() > largest).any()) or bool(is_rounding.any()):
         raise NotAProgramError("numbers out of bounds")
 
 

@@ -108,4 +108,16 @@ PROGRAMS: dict[str, tuple[Program, str]] = {
         ),
         "right",
     ),
+    # Deep mode measured without the hook, and so the two ways to b cancelled each other out: right, it said.
+    "ways that a hook keeps from cancelling out": (
+        (
+            Tensor("b", (), 650, leaf=True),
+            Compute("f", "torch.addcdiv(b, b, b)"),
+            Hook("f", 0.5),
+            Compute("h", "F.mse_loss(f, b)"),
+            Write("numpy.asarray(b.detach())[...] += 0.25", (("b", "b + 0.25"),), recorded=False),
+            Backward("(h * values(583)).sum()", ("b",)),
+        ),
+        "wrong",
+    ),
 }

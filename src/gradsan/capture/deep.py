@@ -22,6 +22,7 @@ from gradsan.capture.known_outside import KnownOutside
 from gradsan.capture.originals import Kept
 from gradsan.capture.patches import Patches
 from gradsan.capture.saves import HookedSave
+from gradsan.capture.tensor_hooks import TensorHooks
 from gradsan.model import Conflict, Deviation, Message
 
 Mode = Literal["deep", "heal"]
@@ -60,6 +61,7 @@ class Deep:
         self._deviation: Deviation | None = None
         self._measured_with: set[int] = set()
         self._known_outside = KnownOutside(core)
+        self._tensor_hooks = TensorHooks(core)
         self._hooks = DefaultHooks(core, self._pack, self._unpack, note)
 
     @property
@@ -73,6 +75,7 @@ class Deep:
         patches.on_undo(self._stopped)
         self._hooks.install(patches)
         self._known_outside.install(patches)
+        self._tensor_hooks.install(patches)
 
     def _stopped(self) -> None:
         self.is_on = False
@@ -112,29 +115,49 @@ class Deep:
             return None
         if not leaves or len(leaves) > _LEAVES_MEASURED:
             return None
-        found: dict[str, Any] = {}
         passed_over: set[str] = set()
-        for reading in ("original", "current"):
-            with self._giving(reading), torch.random.fork_rng(devices=[]), _torch.without_dispatch_modes():
-                try:
-                    found[reading] = side_backward.gradients(
-                        outputs, gradients, leaves, order, self._runs_aside, passed_over.add
-                    )
-                except RuntimeError:
-                    return None
+        found = self._both(outputs, gradients, leaves, order, passed_over.add)
+        if found is None:
+            return None
         errors = []
-        for leaf, right, wrong in zip(leaves, found["original"], found["current"], strict=True):
+        for leaf, right, wrong in zip(leaves, *found, strict=True):
             if any(one is None or one is side_backward.UNKNOWN for one in (right, wrong)):
                 continue
             error = _relative_error(right, wrong)
-            # What only rounding tells apart is the same gradient.
-            if not error <= _ROUNDINGS * torch.finfo(right.dtype).eps:
+            if not _is_rounding(error, right):
                 names = naming.names_of(leaf, sys._getframe(1)) if torch.is_tensor(leaf) else ()
                 errors.append((names[0].text if names else str(tuple(right.shape)), error))
         for what in sorted(passed_over):
             self._note(Message("blind.not_measured_past_own_code", {"what": what}))
         # Of gradients beyond what was passed over nothing is known: where all others are right, nor is it of these.
         return Deviation(tuple(sorted(errors, key=lambda one: -one[1]))) if errors or not passed_over else None
+
+    def _both(
+        self, outputs: Any, gradients: Any, leaves: list[Any], order: list[Any], passed_over: Callable[[str], None]
+    ) -> list[list[Any]] | None:
+        """The gradients with the originals and with what stands there now; None where a Node does not run.
+
+        Where a hook of the program's that is not called would get another gradient, nothing is known of what it makes.
+        """
+        closed: frozenset[tuple[Any, int]] = frozenset()
+        while True:
+            found, met = [], []
+            for reading in ("original", "current"):
+                hooks = side_backward.HooksOnTheWay(self._tensor_hooks.at, closed)
+                with self._giving(reading), torch.random.fork_rng(devices=[]), _torch.without_dispatch_modes():
+                    try:
+                        found.append(
+                            side_backward.gradients(
+                                outputs, gradients, leaves, order, self._runs_aside, passed_over, hooks
+                            )
+                        )
+                    except RuntimeError:
+                        return None
+                met.append(hooks.met)
+            others = frozenset(place for place, one in met[0].items() if not _is_same(one, met[1].get(place)))
+            if not others:
+                return found
+            closed |= others
 
     def _runs_aside(self, node: Any) -> None:
         self._node_aside = node
@@ -252,6 +275,15 @@ def _relative_error(right: Any, wrong: Any) -> float:
     same = (wrong == right) | (wrong.isnan() & right.isnan())
     gap, size = _norm((wrong - right).masked_fill(same, 0)), _norm(right)
     return gap / size if size else (float("inf") if gap else 0.0)
+
+
+def _is_rounding(error: float, right: Any) -> bool:
+    """Whether only rounding tells a gradient from the right one: then it is the same."""
+    return bool(error <= _ROUNDINGS * torch.finfo(right.dtype).eps)
+
+
+def _is_same(right: Any, wrong: Any) -> bool:
+    return torch.is_tensor(wrong) and _is_rounding(_relative_error(right, wrong), right)
 
 
 def _norm(tensor: Any) -> float:

@@ -75,6 +75,11 @@ def is_repeatable(node: Any, function: Any, gradients: list[Any]) -> bool:
     return bool(own) and all(_is_pure(one, frozenset(data)) for one in own)
 
 
+def is_pure(function: Any) -> bool:
+    """Whether a function of the program's does nothing but compute with its arguments."""
+    return isinstance(function, FunctionType) and _is_pure(function, frozenset())
+
+
 def _is_plain(value: Any, depth: int = 0) -> bool:
     if isinstance(value, (list, tuple)):
         return depth < _DEEPEST and all(_is_plain(one, depth + 1) for one in value)

@@ -1,21 +1,65 @@
-"""A backward on the side that calls no hook: each Node is asked by itself, and what it gives is handed on here.
+"""A backward on the side: each Node is asked by itself, and what it gives is handed on here.
 
-The engine calls the hooks of tensors, Nodes and modules, fills ``.grad`` where ``retain_grad()`` was asked for, and
-compiled graphs give their memory away to it. None of that may happen once more than in the program without gradsan.
+The engine would call the hooks of tensors, Nodes and modules, fill ``.grad`` where ``retain_grad()`` was asked for, and
+compiled graphs would give their memory away to it. None of that may happen once more than in the program without
+gradsan; of hooks those of tensors are called that do nothing but compute.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from gradsan.capture import _torch, graphs
-from gradsan.capture.repeatable import is_repeatable
+from gradsan.capture.repeatable import is_pure, is_repeatable
 
 UNKNOWN: Any = object()
 """A gradient that depends on what was passed over."""
+
+
+@dataclass(slots=True)
+class HooksOnTheWay:
+    """Gradient hooks of the program: ``at`` a Node, the numbers of outputs that have some, each with its hooks.
+
+    Those that only compute are applied. ``met`` gets the gradients that reach others, by Node and number of output;
+    what these would make of them is not known, and nothing goes on from the ``closed`` of them.
+    """
+
+    at: Callable[[Any], list[tuple[int, list[Any]]]]
+    closed: frozenset[tuple[Any, int]] = frozenset()
+    met: dict[tuple[Any, int], Any] = field(default_factory=dict)
+
+    def apply(self, node: Any, received: dict[int, Any], passed_over: Callable[[str], None]) -> None:
+        """Change the gradients that a Node has received, by number of output, as its hooks do."""
+        for number, hooks in self.at(node):
+            gradient = received.get(number)
+            if gradient is None or gradient is UNKNOWN:
+                continue
+            if all(map(is_pure, hooks)):
+                received[number] = _through(hooks, gradient)
+            elif (node, number) in self.closed:
+                received[number] = UNKNOWN
+            else:
+                self.met[node, number] = gradient
+            if received[number] is UNKNOWN:
+                passed_over(", ".join(_name_of(hook) for hook in hooks))
+
+
+def _through(hooks: list[Any], gradient: Any) -> Any:
+    for hook in hooks:
+        try:
+            made = hook(gradient)
+        except Exception:
+            return UNKNOWN
+        gradient = gradient if made is None else made
+    return gradient
+
+
+def _name_of(hook: Any) -> str:
+    return str(getattr(hook, "__qualname__", type(hook).__qualname__))
 
 
 class NotOnTheSideError(RuntimeError):
@@ -29,6 +73,7 @@ def gradients(
     order: list[Any],
     running: Callable[[Any], None],
     passed_over: Callable[[str], None],
+    hooks: HooksOnTheWay | None = None,
 ) -> list[Any]:
     """The gradients of ``wanted`` (leaves, other tensors, GradientEdges), None for those that none flows to.
 
@@ -56,6 +101,8 @@ def gradients(
             _hand_on(_place(output), gradient, waiting, leaves)
         for node in order:
             received = waiting.pop(node, {})
+            if hooks is not None:
+                hooks.apply(node, received, passed_over)
             for number in received:
                 if (node, number) in inner:
                     captured[node, number] = received[number]
