@@ -12,15 +12,20 @@ import torch
 from gradsan.capture import _torch
 from gradsan.capture.patches import Patches, standing
 
+_KEY = "gradsan.hooks"
+
 
 class TensorHooks:
-    """The hooks that were registered while gradsan was on, as long as their graphs live."""
+    """The hooks that were registered while gradsan was on.
+
+    Each Node carries them itself (numbers of Nodes begin anew in every thread), as weak references: what a Node holds
+    beside its graph, Python's garbage collection does not see.
+    """
 
     def __init__(self, core: Any) -> None:
-        """Start with none."""
+        """None so far."""
         self._core = core
-        # What autograd holds of a tensor's hooks, by the Node that made the tensor and the number of its output.
-        self._by_place: weakref.WeakValueDictionary[tuple[int, int], Any] = weakref.WeakValueDictionary()
+        self._any = False
 
     def install(self, patches: Patches) -> None:
         """Watch hooks being registered, until ``patches`` is undone."""
@@ -39,15 +44,11 @@ class TensorHooks:
 
     def at(self, node: Any) -> list[tuple[int, list[Any]]]:
         """The outputs of a Node that have hooks, each with its hooks in their order."""
-        if not self._by_place:
-            return []
-        number = _torch.node_sequence(node)
-        if number is None:
-            return []
-        places = ((output, self._by_place.get((number, output))) for output in range(_torch.count_of_outputs(node)))
-        return [(output, list(hooks.values())) for output, hooks in places if hooks]
+        known = node.metadata.get(_KEY) if self._any else None
+        found = [(output, reference()) for output, reference in known.items()] if known else []
+        return [(output, list(hooks.values())) for output, hooks in found if hooks]
 
     def _remember(self, tensor: Any) -> None:
-        number = None if tensor.grad_fn is None else _torch.node_sequence(tensor.grad_fn)
-        if number is not None:
-            self._by_place[number, tensor.output_nr] = tensor._backward_hooks
+        if tensor.grad_fn is not None:
+            self._any = True
+            tensor.grad_fn.metadata.setdefault(_KEY, {})[tensor.output_nr] = weakref.ref(tensor._backward_hooks)
