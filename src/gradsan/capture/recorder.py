@@ -421,15 +421,13 @@ class Recorder:
             looked_at = looked_at.__cause__
 
     def _keep(self, collect: Callable[[], Conflict | None]) -> None:
-        if len(self.conflicts) >= _CONFLICTS_KEPT:
-            return
-        try:
+        def keep() -> None:
             found = collect()
-        except Exception as failure:
-            self.guard.note_failure(failure)
-            return
-        if found is not None:
-            self.conflicts.append(found)
+            if found is not None:
+                self.conflicts.append(found)
+
+        if len(self.conflicts) < _CONFLICTS_KEPT:
+            self.guard.run(keep)
 
 
 _recorder: Recorder | None = None
