@@ -217,7 +217,7 @@ class Reference:
         found = list(torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True))
         for gradient in found:
             if gradient is not None:
-                _check(gradient, smallest=0.0)
+                _check(gradient)
         return found
 
     def _backward(self, statement: s.Backward) -> None:
@@ -273,7 +273,7 @@ def _filled(tensor: Any, fill: Any, seed: int) -> Any:
 
 
 def _check(value: Any, smallest: float = 1e-12, largest: float = 1e4) -> None:
-    """Refuse what no comparison could be trusted with."""
+    """Refuse what no comparison could be trusted with; what is smaller than ``smallest``, rounding has made of 0."""
     value = value.detach()
     is_rounding = (value != 0) & (value.abs() < smallest)
     if not bool(torch.isfinite(value).all()) or bool((value.abs() > largest).any()) or bool(is_rounding.any()):

@@ -120,4 +120,16 @@ PROGRAMS: dict[str, tuple[Program, str]] = {
         ),
         "wrong",
     ),
+    # The gradient of a cosine similarity of a value with itself is 0, of which rounding makes another number each time.
+    "a gradient that is mere rounding": (
+        (
+            Tensor("a", (2,), 487, leaf=True),
+            Compute("d", "torch.atan2(a, values(749, 2))"),
+            Backward("(d * values(932, 2)).sum()", ("a",), retain=True),
+            Write("copy.copy(a.detach()).ldexp_(d)", (("a", "a.ldexp(d)"),), recorded=False, no_grad=True),
+            Compute("g", "F.cosine_similarity(d, d, 0)"),
+            Backward("(g * values(254)).sum()", ("a",)),
+        ),
+        "right",
+    ),
 }

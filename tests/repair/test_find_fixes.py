@@ -152,3 +152,9 @@ def test_what_pytorch_does_not_report_is_mended_too(tmp_path, monkeypatch):
     assert found.exception is None
     assert found.diagnoses[0].code == "GS205"
     assert passed(found)[0] == ("reorder_step", "preserved")
+    [written] = [label for label in found.diagnoses[0].labels if label.role == "written"]
+    assert "Adam updated" in say(written.message, "en")
+    # Without the fused kernels PyTorch stops where it computed a wrong gradient.
+    [unfused] = [fix for fix in found.diagnoses[0].fixes if fix.kind == "disable_fused"]
+    assert unfused.verification.status == "failed"
+    assert "fused=False" in unfused.diff

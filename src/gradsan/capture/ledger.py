@@ -161,6 +161,8 @@ def as_write(raw: RawWrite) -> Write:
         step=raw.step,
         grad_enabled=raw.grad_enabled,
         is_parameter=raw.is_parameter,
+        # A fused step is logged as a write like others.
+        optimizer=raw.op.removesuffix(".step") if raw.kind == "step" else None,
     )
 
 

@@ -14,6 +14,7 @@ from gradsan.repair.fixes import (
     clone_for_layer,
     copy_on_context,
     detach_other_network,
+    disable_fused,
     disable_inplace_module,
     index_views,
     list_and_stack,
@@ -59,6 +60,7 @@ _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     sum_losses.suggest,
     not_reentrant.suggest,
     told_to_data_parallel.suggest,
+    disable_fused.suggest,
 )
 
 

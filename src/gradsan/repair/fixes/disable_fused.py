@@ -1,0 +1,38 @@
+"""An optimizer without its fused kernels: PyTorch then counts the step, and stops where it computed a wrong gradient.
+
+That mends nothing by itself; tried, it shows that it was the step, and the program fails as loudly as it should.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from gradsan.model import Diagnosis, Fix
+from gradsan.repair.fixes import _blocks as blocks
+from gradsan.source.chains import leaf_name
+from gradsan.source.change import Edit, changed_lines, edited
+from gradsan.source.tree import SourceFile, read_source
+
+
+def suggest(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """``fused=False`` where a file of the stacks makes an optimizer of the class whose step wrote."""
+    if diagnosis.cause != "fused_optimizer":
+        return ()
+    classes = {label.op.partition(".")[0] for label in blocks.labels(diagnosis, "written") if label.op}
+    lines: list[tuple[str, int, str]] = []
+    for file in blocks.user_files(diagnosis):
+        source = read_source(file)
+        lines += () if source is None else _unfused(source, classes)
+    return (blocks.fix("disable_fused", tuple(lines)),) if lines else ()
+
+
+def _unfused(source: SourceFile, classes: set[str]) -> tuple[tuple[str, int, str], ...]:
+    edits = [
+        Edit(source.span(keyword.value), "False")
+        for call in ast.walk(source.module)
+        if isinstance(call, ast.Call) and leaf_name(call.func) in classes
+        for keyword in call.keywords
+        if keyword.arg == "fused" and isinstance(keyword.value, ast.Constant) and keyword.value.value is True
+    ]
+    change = edited(source, edits, "disable_fused")
+    return () if change is None else changed_lines(source.file, change)
