@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +59,25 @@ def test_a_hook_that_computes_is_applied() -> None:
 def test_without_the_hook_both_ways_cancel_out() -> None:
     found, _ = told(None)
     assert (found.severity, found.gradient.status) == ("note", "right")
+
+
+def test_the_hook_of_another_threads_graph_is_not_this_ones() -> None:
+    # The numbers of Nodes begin anew in every thread.
+    kept, found = [], []
+
+    def with_hook() -> None:
+        a = torch.tensor([0.2, 0.5], requires_grad=True)
+        b = a * 2
+        f = b + 1
+        f.register_hook(lambda gradient: gradient * 0.5)
+        kept.append(f)
+
+    with gradsan.watch("deep"):
+        for work in (with_hook, lambda: found.append(told(None)[0])):
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+    assert [(one.severity, one.gradient.status) for one in found] == [("note", "right")]
 
 
 @pytest.mark.parametrize("hook", [logs, halves, Clips()])
