@@ -1,4 +1,4 @@
-"""Gradients computed on the side are autograd's own, and nothing of the program's runs once more for them."""
+"""Gradients computed on the side are autograd's own; of the program only what just computes runs once more for them."""
 
 from __future__ import annotations
 

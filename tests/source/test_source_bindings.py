@@ -285,9 +285,10 @@ CARRIED = {
         """,
     "what is made from nothing carries no graph": """
         for x in xs:
-            y = f(x, noise, torch.cat([h]))  # read
+            y = f(x, noise, torch.cat([h]), drawn)  # read
             noise = torch.randn_like(x)
             h = make.zeros(y)  # bound h
+            drawn = torch.normal(y)  # bound drawn
         """,
     "loop variables carry nothing": """
         for h in hs:

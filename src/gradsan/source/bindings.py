@@ -21,12 +21,12 @@ from gradsan.source.tree import FunctionNode, SourceFile, header_nodes
 __all__ = ["Carried", "carried_names"]
 
 _CUTTING = frozenset({"detach", "detach_", "item", "numpy", "tolist"})
-# Functions of torch whose result hangs on no graph, whatever they are given.
+# Functions of torch whose result hangs on no graph, whatever they are given (that of ``torch.normal`` may).
 _MADE_FROM_NOTHING = frozenset(
     {
-        *("arange", "bernoulli", "empty", "empty_like", "eye", "from_numpy", "full", "full_like", "linspace"),
-        *("logspace", "multinomial", "normal", "ones", "ones_like", "rand", "rand_like", "randint", "randint_like"),
-        *("randn", "randn_like", "randperm", "tensor", "zeros", "zeros_like"),
+        *("arange", "empty", "empty_like", "eye", "from_numpy", "full", "full_like", "linspace", "logspace"),
+        *("multinomial", "ones", "ones_like", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like"),
+        *("randperm", "tensor", "zeros", "zeros_like"),
     }
 )
 _KEEPING_NO_GRAPH = frozenset({"no_grad", "inference_mode"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from gradsan.model import Diagnosis, Fix, Label, Message
 from gradsan.source.chains import leaf_name
 from gradsan.source.change import Change, changed_lines
 from gradsan.source.locate import statement_at
-from gradsan.source.tree import SourceFile
+from gradsan.source.tree import SourceFile, read_source
 
 _SWITCHING_OFF = frozenset({"no_grad", "inference_mode"})
 
@@ -39,10 +39,22 @@ def advice(diagnosis: Diagnosis, kind: str) -> Fix | None:
     return next((fix for fix in diagnosis.fixes if fix.kind == kind and not fix.lines), None)
 
 
-def user_files(diagnosis: Diagnosis) -> tuple[str, ...]:
+def _user_files(diagnosis: Diagnosis) -> tuple[str, ...]:
     """The user's files that the stacks of a diagnosis pass through, the innermost frames' first."""
     frames = (frame for label in diagnosis.labels for frame in (label.frame, *reversed(label.site.frames)))
     return tuple(dict.fromkeys(frame.file for frame in frames if frame.is_user))
+
+
+def lines_in_files(
+    diagnosis: Diagnosis, changed: Callable[[SourceFile], Change | None]
+) -> tuple[tuple[str, int, str], ...]:
+    """What ``changed`` makes of each of the user's files that the stacks of a diagnosis pass through."""
+    lines: list[tuple[str, int, str]] = []
+    for file in _user_files(diagnosis):
+        source = read_source(file)
+        change = None if source is None else changed(source)
+        lines += () if change is None else changed_lines(file, change)
+    return tuple(lines)
 
 
 def placements(label: Label) -> Iterator[Placed]:
@@ -217,6 +229,7 @@ __all__ = [
     "is_whole_lines",
     "labels",
     "lines_changed",
+    "lines_in_files",
     "method_call",
     "module_of",
     "names_bound",
@@ -226,5 +239,4 @@ __all__ = [
     "switches_grad_off",
     "text_of",
     "texts_of",
-    "user_files",
 ]

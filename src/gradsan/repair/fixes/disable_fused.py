@@ -10,8 +10,8 @@ import ast
 from gradsan.model import Diagnosis, Fix
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.chains import leaf_name
-from gradsan.source.change import Edit, changed_lines, edited
-from gradsan.source.tree import SourceFile, read_source
+from gradsan.source.change import Change, Edit, edited
+from gradsan.source.tree import SourceFile
 
 
 def suggest(diagnosis: Diagnosis) -> tuple[Fix, ...]:
@@ -19,14 +19,11 @@ def suggest(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     if diagnosis.cause != "fused_optimizer":
         return ()
     classes = {label.op.partition(".")[0] for label in blocks.labels(diagnosis, "written") if label.op}
-    lines: list[tuple[str, int, str]] = []
-    for file in blocks.user_files(diagnosis):
-        source = read_source(file)
-        lines += () if source is None else _unfused(source, classes)
-    return (blocks.fix("disable_fused", tuple(lines)),) if lines else ()
+    lines = blocks.lines_in_files(diagnosis, lambda source: _unfused(source, classes))
+    return (blocks.fix("disable_fused", lines),) if lines else ()
 
 
-def _unfused(source: SourceFile, classes: set[str]) -> tuple[tuple[str, int, str], ...]:
+def _unfused(source: SourceFile, classes: set[str]) -> Change | None:
     edits = [
         Edit(source.span(keyword.value), "False")
         for call in ast.walk(source.module)
@@ -34,5 +31,4 @@ def _unfused(source: SourceFile, classes: set[str]) -> tuple[tuple[str, int, str
         for keyword in call.keywords
         if keyword.arg == "fused" and isinstance(keyword.value, ast.Constant) and keyword.value.value is True
     ]
-    change = edited(source, edits, "disable_fused")
-    return () if change is None else changed_lines(source.file, change)
+    return edited(source, edits, "disable_fused")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
+from functools import partial
 
 from gradsan.model import Diagnosis, Fix
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.arguments import with_keyword
 from gradsan.source.chains import leaf_name
-from gradsan.source.change import changed_lines, edited
-from gradsan.source.tree import SourceFile, read_source
+from gradsan.source.change import Change, edited
+from gradsan.source.tree import SourceFile
 
 _WRAPPERS = frozenset({"DistributedDataParallel", "DDP"})
 _STATIC_GRAPH, _KEEP_BUFFERS_LOCAL = "static_graph", "keep_buffers_local"
@@ -21,25 +22,20 @@ def suggest(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     """The argument that the diagnosis advises, at every place where a file of its stacks wraps a module."""
     found: list[Fix] = []
     for kind in (_STATIC_GRAPH, _KEEP_BUFFERS_LOCAL):
-        advice = blocks.advice(diagnosis, kind)
-        if advice is None:
+        if blocks.advice(diagnosis, kind) is None:
             continue
-        lines: list[tuple[str, int, str]] = []
-        for file in blocks.user_files(diagnosis):
-            source = read_source(file)
-            lines += () if source is None else _told(source, kind)
+        lines = blocks.lines_in_files(diagnosis, partial(_told, kind=kind))
         if lines:
-            found.append(blocks.fix(kind, tuple(lines)))
+            found.append(blocks.fix(kind, lines))
     return tuple(found)
 
 
-def _told(source: SourceFile, kind: str) -> tuple[tuple[str, int, str], ...]:
+def _told(source: SourceFile, kind: str) -> Change | None:
     calls = [
         node for node in ast.walk(source.module) if isinstance(node, ast.Call) and leaf_name(node.func) in _WRAPPERS
     ]
     edits = [edit for call in calls if (edit := with_keyword(source, call, *_argument(call, kind))) is not None]
-    change = edited(source, edits, kind)
-    return () if change is None else changed_lines(source.file, change)
+    return edited(source, edits, kind)
 
 
 def _argument(call: ast.Call, kind: str) -> tuple[str, str]:
