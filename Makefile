@@ -5,14 +5,15 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 # What an editable install is made from; the Python sources themselves are read in place.
-INSTALLED_FROM := pyproject.toml constraints.txt hatch_build.py $(wildcard src/gradsan/capture/*.c)
+INSTALLED_FROM := pyproject.toml constraints.txt hatch_build.py $(wildcard src/gradsan/capture/*.[ch] src/gradsan_start/*.pth)
 
-.PHONY: help demo test test-long lint types bench docs build clean
+.PHONY: help demo test test-long test-native lint types bench docs build clean
 
 help:
 	@echo "make demo    run a failing GAN training under gradsan and see the report"
 	@echo "make test    run the tests"
 	@echo "make test-long  the long ones, too"
+	@echo "make test-native  the C core under sanitizers (Linux, gcc)"
 	@echo "make lint    ruff check and ruff format --check"
 	@echo "make types   strict mypy"
 	@echo "make bench   what gradsan costs, on this machine"
@@ -32,7 +33,10 @@ test: $(STAMPS)/test
 	$(BIN)/python -m pytest -n 2
 
 test-long: $(STAMPS)/test
-	$(BIN)/python -m pytest -n 2 --long
+	$(BIN)/python -m pytest -n 2 --long --timeout 1200 -o faulthandler_timeout=1230
+
+test-native: $(STAMPS)/test
+	$(BIN)/python tools/native_checks.py
 
 lint: $(STAMPS)/lint
 	$(BIN)/ruff check .

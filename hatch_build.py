@@ -73,14 +73,14 @@ def library_name() -> str:
 
 
 def compile_extension(source: Path, work: Path) -> Path:
-    """Compile ``source`` in ``work`` and give the library's path.
+    """Compile ``source`` and the other C files beside it in ``work``, and give the library's path.
 
     setuptools knows each platform's compiler and flags, and honours ``CC`` and ``CFLAGS``. Raises ImportError without
     setuptools, and setuptools' own errors where there is no compiler, no ``Python.h``, or the code does not compile.
     """
     from setuptools import Distribution, Extension
 
-    extension = Extension(MODULE, [source.name])
+    extension = Extension(MODULE, sorted(file.name for file in source.parent.glob("*.c")))
     command = Distribution({"name": MODULE, "ext_modules": [extension]}).get_command_obj("build_ext")
     command.build_lib = str(work)
     command.build_temp = str(work / "objects")

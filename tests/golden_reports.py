@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 import gradsan
+from forked import call_forked
 from gradsan.capture.recorder import recorder
 from gradsan.model import Report, Seen
 from gradsan.present import render_terminal
@@ -23,10 +24,14 @@ from gradsan.present import render_terminal
 
 @functools.cache
 def run_watched(program: Path) -> tuple[Report, tuple[type[BaseException], ...]]:
-    """The report of a program, and the exceptions that ended it.
+    """The report of a program, and the exceptions that ended it."""
+    # The threads of a process group may outlive the program and then hold up the garbage collector for ever.
+    makes_group = '"gloo"' in program.read_text(encoding="utf-8")
+    return call_forked(watched_here, program) if makes_group else watched_here(program)
 
-    It runs in a thread of its own: what calls it is no code of the user's, as under ``gradsan run``.
-    """
+
+def watched_here(program: Path) -> tuple[Report, tuple[type[BaseException], ...]]:
+    """Run a program in a thread of its own: what calls it is no code of the user's, as under ``gradsan run``."""
     # Threads and storages get the numbers of earlier ones again; in one program that is rare, here it is the rule.
     recorder().core.clear()
     recorder().guard.blind_spots.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import os
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import gradsan
+from gradsan.text import say
 
 VERSION_ERROR = "one of the variables needed for gradient computation has been modified by an inplace operation"
 
@@ -127,6 +129,41 @@ def test_enable_and_disable() -> None:
     assert vars(torch.Tensor)["add_"] is not methods.get("add_"), "still on"
     gradsan.disable()
     assert dict(vars(torch.Tensor)) == methods
+
+
+def test_an_enabled_stretch_puts_one_note_whatever_lies_in_it() -> None:
+    gradsan.enable()
+    try:
+        with pytest.raises(RuntimeError) as caught, gradsan.watch():
+            broken()
+        loss = torch.ones(3, requires_grad=True).sin().sum()
+        loss.backward()
+        with pytest.raises(RuntimeError) as again:
+            loss.backward()
+        with pytest.raises(ZeroDivisionError) as other:
+            _ = 1 / 0
+    finally:
+        report = gradsan.disable()
+    assert [len(one.value.__notes__) for one in (caught, again)] == [1, 1]
+    assert "GS404" in again.value.__notes__[0]
+    assert not hasattr(other.value, "__notes__")
+    assert report is not None
+    assert [one.code for one in report.diagnoses] == ["GS101"], "what the program caught is its own business"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_watched_block_says_that_children_were_forked_in_it() -> None:
+    with gradsan.watch() as w:
+        for _ in range(2):
+            child = os.fork()
+            if child == 0:
+                os._exit(0)
+            os.waitpid(child, 0)
+    [spot] = w.report.seen.blind_spots
+    assert say(spot, "en").startswith("2 child processes were forked")
+    with gradsan.watch() as w:
+        right()
+    assert w.report.seen.blind_spots == ()
 
 
 def test_report_before_the_block_says_so() -> None:

@@ -133,7 +133,7 @@ def test_pytorch_says_the_same_without_gradsan(entry: Entry, tmp_path: Path) -> 
     check_torch(entry, execute(entry, tmp_path / "program.py", watch=False))
 
 
-def test_a_spawned_child_is_not_watched(tmp_path: Path) -> None:
+def test_a_child_without_the_environment_is_named(tmp_path: Path) -> None:
     [entry] = [entry for entry in entries() if entry.torch_says == IN_THE_CHILD]
     (tmp_path / "program.py").write_text(entry.program, encoding="utf-8")
     program, report = str(tmp_path / "program.py"), tmp_path / "report.json"
@@ -142,7 +142,11 @@ def test_a_spawned_child_is_not_watched(tmp_path: Path) -> None:
     assert done.returncode == run_program(program).returncode == 0
     assert refresh_reports.report_in(done.stderr) == ""
     assert entry.gradsan_says == "nothing"
-    assert json.loads(report.read_text(encoding="utf-8"))["diagnoses"] == []
+    written = json.loads(report.read_text(encoding="utf-8"))
+    assert written["diagnoses"] == []
+    [spot] = written["seen"]["blind_spots"]
+    assert "python -c import torch" in spot
+    assert "was not watched" in spot
 
 
 def test_every_program_of_the_page_is_an_entry() -> None:

@@ -75,7 +75,7 @@ def test_what_is_imported_is_what_is_declared() -> None:
                 names = [node.module or ""]
             for name in names:
                 imported.setdefault(name.partition(".")[0], set()).add(file)
-    foreign = imported.keys() - set(sys.stdlib_module_names) - {"gradsan"}
+    foreign = imported.keys() - set(sys.stdlib_module_names) - {"gradsan", "gradsan_start"}
     # A framework is imported by the module that bears its name, and by nothing else.
     frameworks = {name for name in foreign if imported[name] == {SOURCES / "integrations" / f"{name}.py"}}
     assert all(name in packages(name) for name in frameworks)

@@ -202,6 +202,7 @@ def test_a_failure_that_the_program_catches_is_reported_all_the_same() -> None:
         "argv": ["examples/image_classifier/fixed.py", "--compare"],
         "outcome": "finished",
         "exception": None,
+        "ended": True,
     }
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from gradsan._session import Mode, Session
 from gradsan._terms import Terms, rules_of
-from gradsan.model import Diagnosis, Program, Report
+from gradsan.model import Diagnosis, Message, Program, Report
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from gradsan._enabled import Enabled
 
 LanguageOption = Literal["en", "zh", "auto"]
 P = ParamSpec("P")
@@ -66,6 +69,7 @@ class watch:  # noqa: N801 - used as a function: ``with gradsan.watch():``
         """Begin to watch."""
         session = Session(self._mode, native=self._native, terms=self._terms)
         session.start()
+        _warn_of(session.problems, self._language)
         self._sessions.append(session)
         self._last = session
         self._error = None
@@ -150,20 +154,39 @@ def heal(
     return watch("heal", language=language, only=only, max_bytes=max_bytes)
 
 
-_enabled: list[Session] = []
+_enabled: list[Enabled] = []
 
 
-def enable(mode: Mode = "watch", *, native: bool | None = None) -> None:
-    """Watch from now on, until :func:`disable`. Every call needs one :func:`disable`."""
-    session = Session(mode, native=native)
-    session.start()
-    _enabled.append(session)
+def enable(mode: Mode | None = None, *, native: bool | None = None) -> None:
+    """Watch from now on, until :func:`disable`. Every call needs one :func:`disable`.
+
+    A failing backward raises what PyTorch raises, with a short diagnosis as an exception note. What is still enabled
+    when the program ends is reported then: on stderr where there is something to tell, and in the files that
+    ``GRADSAN_OPTIONS`` and ``[tool.gradsan]`` name. The exit status stays the program's own. ``mode`` is what these
+    options say where it is None, and where they say nothing ``"watch"``.
+
+    Raises:
+        ImportError: where torch is not installed.
+    """
+    from gradsan._enabled import Enabled
+
+    stretch = Enabled(mode, native)
+    stretch.start()
+    _warn_of(stretch.problems, "auto")
+    _enabled.append(stretch)
+
+
+def _warn_of(problems: Iterable[Message], language: LanguageOption) -> None:
+    """Warn of what cannot be watched, at the line that switches watching on."""
+    for problem in problems:
+        from gradsan.text import choose_language, say
+
+        warnings.warn(say(problem, choose_language(language, os.environ)), RuntimeWarning, stacklevel=3)
 
 
 def disable() -> Report | None:
-    """End the stretch begun by the last :func:`enable` and return its report; None where nothing was enabled."""
-    if not _enabled:
-        return None
-    session = _enabled.pop()
-    session.stop()
-    return session.report()
+    """End the stretch begun by the last :func:`enable` and return its report; None where nothing was enabled.
+
+    Nothing is told at the end of the program about a stretch that has ended.
+    """
+    return _enabled.pop().stop() if _enabled else None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Literal
 
-from gradsan.model import Report
+from gradsan.model import Diagnosis, Message, Report
 
 
 def annotate(error: BaseException, report: Report, language: Literal["en", "zh", "auto"]) -> None:
@@ -15,12 +16,22 @@ def annotate(error: BaseException, report: Report, language: Literal["en", "zh",
 
     Python 3.10 has no exception notes; there the text goes behind the message.
     """
+    annotate_with(error, report.diagnoses, report.seen.blind_spots, language)
+
+
+def annotate_with(
+    error: BaseException,
+    diagnoses: Sequence[Diagnosis],
+    blind_spots: Sequence[Message],
+    language: Literal["en", "zh", "auto"],
+) -> None:
+    """The same with the diagnoses that may explain ``error`` and what was not seen."""
     from gradsan._errors import GradsanError, HaltError
     from gradsan.catalogue import is_of_autograd
 
     halted = isinstance(error, HaltError)
-    raised = [diagnosis for diagnosis in report.diagnoses if halted or diagnosis.gradient.status == "raised"]
-    unseen = () if report.diagnoses else report.seen.blind_spots
+    raised = [diagnosis for diagnosis in diagnoses if halted or diagnosis.gradient.status == "raised"]
+    unseen = () if diagnoses else tuple(blind_spots)
     if not (raised or unseen) or not (isinstance(error, GradsanError) or is_of_autograd(error)):
         return
     from gradsan.present import short_note, unseen_note

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gradsan import __version__
+from gradsan import __version__, _member
+from gradsan._supported import too_old
 from gradsan._terms import Mode, Terms
-from gradsan.model import Evidence, Program, Report
+from gradsan.model import Conflict, Evidence, Failure, Message, Program, Report, Seen
 
 if TYPE_CHECKING:
     from gradsan.capture.recorder import Mark, Recorder
@@ -29,41 +32,89 @@ class Session:
         self._recorder: Recorder | None = None
         self._since: Mark | None = None
         self._evidence: Evidence | None = None
+        self._forks = self._forks_end = 0
+        self._explainer: Callable[[BaseException, Conflict | Failure | None], None] | None = None
+        self.teller: Callable[[Conflict | Failure], None] | None = None
+        """Who is told of each finding when it is made; set before :meth:`start`."""
+        self.problems: tuple[Message, ...] = ()
+        """What gradsan cannot do with the torch of this process, known once it has started."""
 
     @property
     def is_on(self) -> bool:
         """Whether this session is watching."""
         return self._recorder is not None and self._evidence is None
 
+    @property
+    def core(self) -> str | None:
+        """Which hot path runs, ``C`` or ``Python``; None as long as nothing was watched."""
+        return None if self._recorder is None else "C" if self._recorder.core.is_native else "Python"
+
     def start(self) -> None:
-        """Begin to watch. Raises ImportError where torch is not installed."""
+        """Begin to watch. Where torch is too old for that, nothing is watched, and :attr:`problems` says so.
+
+        Raises:
+            ImportError: where torch is not installed.
+        """
         if self.is_on:
+            return
+        import torch  # noqa: F401
+
+        unsupported = too_old()
+        if unsupported is not None:
+            self.problems = (unsupported,)
             return
         from gradsan.capture.recorder import recorder
 
+        self._forks = _member.forks()
         self._recorder = recorder(self._native)
         self._evidence = None
         self._since = self._recorder.mark()
+        if self.teller is not None:
+            self._recorder.tellers += (self.teller,)
         self._recorder.start(self.mode, self._terms.asked())
+        self.problems = tuple(self._recorder.problems or ())
 
-    def meet(self, error: BaseException) -> None:
-        """Look at an exception that has ended the program or is leaving the watched block; nothing where not on."""
-        if self._recorder is not None and self.is_on:
-            self._recorder.meet(error)
+    def meet(self, error: BaseException) -> Failure | None:
+        """Look at an exception that has ended the program or is leaving the watched block; nothing where not on.
+
+        Returns what was not known of it before.
+        """
+        return self._recorder.meet(error) if self._recorder is not None and self.is_on else None
+
+    def call_with_errors(self, listener: Callable[[BaseException, Conflict | Failure | None], None]) -> None:
+        """Have ``listener`` called with each error that leaves a backward and what was found of it, until the end."""
+        self._explainer = listener
+        if self._recorder is not None:
+            self._recorder.explainers += (listener,)
 
     def stop(self) -> None:
         """End watching; torch is as it was before."""
         if self._recorder is None or self._evidence is not None:
             return
+        self._forks_end = _member.forks()
         self._recorder.stop()
+        self._recorder.tellers = tuple(one for one in self._recorder.tellers if one != self.teller)
+        self._recorder.explainers = tuple(one for one in self._recorder.explainers if one != self._explainer)
         self._evidence = self._recorder.evidence(self._since)
         self._recorder.let_go()
+
+    def _forks_since(self) -> int:
+        """How many children were forked in this stretch of which nobody else tells."""
+        return (_member.forks() if self.is_on else self._forks_end) - self._forks
+
+    def begin_anew(self) -> None:
+        """In a forked child: what was found and counted before belongs to the parent."""
+        if self._recorder is not None and self.is_on:
+            self._recorder.after_fork()
+            self._since = self._recorder.mark()
 
     def evidence(self) -> Evidence:
         """What was captured so far, as plain data."""
         if self._evidence is not None:
             return self._evidence
-        return self._recorder.evidence(self._since) if self._recorder else Evidence()
+        if self._recorder is None:
+            return Evidence(seen=Seen(blind_spots=self.problems))
+        return self._recorder.evidence(self._since)
 
     def report(self, program: Program | None = None) -> Report:
         """The diagnoses of what was captured so far."""
@@ -73,9 +124,13 @@ class Session:
 
         evidence = self.evidence()
         diagnoses = diagnose(evidence)
+        seen, forks = evidence.seen, self._forks_since()
+        if forks:
+            spot = Message("processes.forked", {"count": forks})
+            seen = replace(seen, blind_spots=(*seen.blind_spots, spot))
         return Report(
             program=program or Program(),
-            seen=evidence.seen,
+            seen=seen,
             diagnoses=strictly(diagnoses) if self._terms.strict else diagnoses,
             gradsan=__version__,
             torch=str(torch.__version__),

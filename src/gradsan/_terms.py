@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gradsan.capture.demands import Asked
     from gradsan.options import Options
 
-Mode = Literal["watch", "deep", "heal"]
+Mode = Literal["watch", "deep", "heal", "nonfinite"]
 
 
 def is_wanted(diagnosis: Diagnosis) -> bool:
@@ -65,7 +65,8 @@ def chosen(options: Options, wanted: Callable[[Diagnosis], bool] = is_wanted) ->
         max_bytes=options.max_bytes,
         wanted=wanted,
     )
-    return terms.mode("heal" if options.heal else "deep" if options.deep else "watch"), terms
+    mode: Mode = "heal" if options.heal else "deep" if options.deep else "nonfinite" if options.nonfinite else "watch"
+    return terms.mode(mode), terms
 
 
 def rules_of(scope: str | Iterable[str]) -> tuple[Rule, ...]:
@@ -89,7 +90,7 @@ def _rule(text: str) -> Rule:
 
 
 def _stops(terms: Terms, found: Conflict | Failure) -> Message | None:
-    diagnosis = _diagnosed(found)
+    diagnosis = diagnosed(found)
     if diagnosis is None or not terms.wanted(diagnosis):
         return None
     # Strictly, nothing is less than a warning, and warnings stop.
@@ -99,7 +100,7 @@ def _stops(terms: Terms, found: Conflict | Failure) -> Message | None:
 
 
 def _heals(rules: tuple[Rule, ...], conflict: Conflict) -> bool:
-    diagnosis = _diagnosed(conflict)
+    diagnosis = diagnosed(conflict)
     if diagnosis is None:
         return False
     places = [(label.frame.file, label.frame.line) for label in diagnosis.labels]
@@ -110,7 +111,8 @@ def _heals(rules: tuple[Rule, ...], conflict: Conflict) -> bool:
     )
 
 
-def _diagnosed(found: Conflict | Failure) -> Diagnosis | None:
+def diagnosed(found: Conflict | Failure) -> Diagnosis | None:
+    """What one finding means; None for an error that nobody can explain."""
     from gradsan.diagnose import diagnose
 
     if isinstance(found, Conflict):

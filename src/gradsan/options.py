@@ -42,8 +42,9 @@ class Options:
     place of 0 where the program finished but a conflict was found, 0 leaving the program's status alone; ``stacks``
     asks for whole stacks, ``quiet`` for no report on the terminal. ``deep`` keeps originals, ``heal`` lets backward use
     them, of all conflicts or of those that the rules ``heal_only`` take, as long as they need at most ``max_bytes``.
-    ``halt``, ``early`` and ``strict`` as in :class:`gradsan.watch`. ``autopsy`` watches nothing and explains the error
-    that ends the run; it is stronger than the others.
+    ``nonfinite`` searches for the origin of NaN and Inf. ``halt``, ``early`` and ``strict`` as in
+    :class:`gradsan.watch`. ``autopsy`` watches nothing and explains the error that ends the run; it is stronger than
+    the others.
 
     ``ignore`` are rules for findings that are not wanted, ``suppressions`` a file of such rules, ``baseline`` a file of
     findings that are known already, ``write_baseline`` the file that those of this run are written to.
@@ -55,6 +56,7 @@ class Options:
     github: bool = False
     deep: bool = False
     heal: bool = False
+    nonfinite: bool = False
     autopsy: bool = False
     heal_only: tuple[str, ...] = ()
     max_bytes: int | None = None
@@ -281,6 +283,7 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "github": (_switch, "switch"),
     "deep": (_switch, "switch"),
     "heal": (_switch, "switch"),
+    "nonfinite": (_switch, "switch"),
     "autopsy": (_switch, "switch"),
     "heal_only": (_scope, "scope"),
     "max_bytes": (_bytes, "bytes"),

@@ -13,6 +13,7 @@ import pytest
 import torch
 from autopsy_kit import VERSION_ERROR, failing_node, fails, nodes_behind, only_conflict, overwrite, passes, recording
 
+from cases import each
 from gradsan.capture import _torch
 
 SEEDED = 3
@@ -29,6 +30,7 @@ def load() -> dict[str, Callable[[], Any]]:
 
 NAMES = list(load())
 # Overwriting a view of several also makes the gradient of the split itself fail, with another error.
+MADE_BY_INDEXING = {f"{name}Backward0" for name in ("Alias", "Index", "Select", "Slice", "Unsqueeze")}
 ANOTHER_ERROR = {"MultiheadAttention": "is a view and its base or another view of its base has been modified"}
 
 
@@ -120,7 +122,10 @@ def check(name: str, which: int, native: bool) -> None:
     memory = victim.untyped_storage()._cdata
     stale = {slot for position, slot, one in slots if position == truth and one.untyped_storage()._cdata == memory}
     assert conflict.save.slot in stale, at
-    assert passes(conflict.save.site, run, "saved"), at
+    if native or conflict.save.node not in MADE_BY_INDEXING:
+        assert passes(conflict.save.site, run, "saved"), at
+    else:  # the pure core does not log indexing
+        assert conflict.save.site.frames == (), at
     [write] = conflict.writes
     assert write.op == "zero_"
     assert passes(write.site, overwrite, "written")
@@ -129,7 +134,7 @@ def check(name: str, which: int, native: bool) -> None:
     assert conflict.save.tensor.shape == tuple(victim.shape)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_every_slot_of_every_operation(native: bool, name: str) -> None:
     count = len(saved(nodes_behind(*run(programs(native)[name]))))
     assert count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import Any
 
@@ -11,16 +12,20 @@ import torch.nn.functional as F
 from torch import nn
 
 import gradsan
+from cases import each
 from gradsan.capture.recorder import recorder
 
 MODES = ("watch", "deep")
 every_mode = pytest.mark.parametrize("mode", MODES)
 
 
-@pytest.fixture(autouse=True)
-def rounds_begin_anew() -> None:
-    """Lines are known by their stacks, which equal each other in all cases of a test."""
+def begin_anew() -> None:
+    """Forget what was logged: lines are known by their stacks, which equal each other in all cases of a test."""
     recorder().core.clear()
+
+
+rounds_begin_anew = pytest.fixture(autouse=True)(begin_anew)
+each_anew = functools.partial(each, before=begin_anew)
 
 
 def leaf() -> torch.Tensor:
@@ -112,7 +117,7 @@ UNRECORDED = [
 
 
 @every_mode
-@pytest.mark.parametrize("change", UNRECORDED)
+@each_anew("change", UNRECORDED)
 def test_a_value_changed_unrecorded_and_used_on(change: Any, mode: str) -> None:
     with gradsan.watch(mode) as watched:
         x = leaf()
@@ -125,7 +130,7 @@ def test_a_value_changed_unrecorded_and_used_on(change: Any, mode: str) -> None:
 
 
 @every_mode
-@pytest.mark.parametrize("change", [through_data, through_detach])
+@each_anew("change", [through_data, through_detach])
 def test_the_name_is_that_of_the_value_and_not_of_its_alias(change: Any, mode: str) -> None:
     with gradsan.watch(mode) as watched:
         x = leaf()
@@ -336,7 +341,7 @@ CLEAN = [
 
 
 @every_mode
-@pytest.mark.parametrize("program", CLEAN)
+@each_anew("program", CLEAN)
 def test_what_autograd_knows_of_is_nothing(program: Any, mode: str) -> None:
     with gradsan.watch(mode) as watched:
         for _ in range(4):
@@ -515,7 +520,7 @@ class Shifts(nn.Module):
 
 
 @every_mode
-@pytest.mark.parametrize("inner", [None, Shifts()])
+@each_anew("inner", [None, Shifts()])
 def test_what_forward_gives_on_is_its_callers_still(mode: str, inner: nn.Module | None) -> None:
     model = GivesOn(inner)
     with gradsan.watch(mode) as watched:
@@ -525,7 +530,7 @@ def test_what_forward_gives_on_is_its_callers_still(mode: str, inner: nn.Module 
 
 
 @every_mode
-@pytest.mark.parametrize("inner", [None, Shifts()])
+@each_anew("inner", [None, Shifts()])
 def test_a_copy_that_forward_gives_on_is_its_own(mode: str, inner: nn.Module | None) -> None:
     model = GivesCopyOn(inner)
     with gradsan.watch(mode) as watched:
@@ -662,7 +667,7 @@ def steps_of_an_optimizer() -> None:
 
 
 @every_mode
-@pytest.mark.parametrize(
+@each_anew(
     "program",
     [
         normalised_in_the_loader,
@@ -715,7 +720,7 @@ class TakesResults(nn.Module):
 
 
 @every_mode
-@pytest.mark.parametrize("again", [False, True])
+@each_anew("again", [False, True])
 def test_who_takes_the_result_means_the_new_numbers(mode: str, again: bool) -> None:
     model = TakesResults(again)
     with gradsan.watch(mode) as watched:

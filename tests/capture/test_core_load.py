@@ -154,6 +154,38 @@ def test_a_log_that_wrapped_lets_its_stacks_go(core):
     assert sys.getrefcount(written) <= 3
 
 
+def test_what_an_allocation_runs_may_clear_the_log_that_is_read(core):
+    core.active = True
+    exp, leaf, thread = plain(core, torch.exp), torch.ones(2, requires_grad=True), threading.get_ident()
+    for _ in range(3):
+        exp(leaf)
+        core.tick()
+    expected = core.nodes_near(0, thread)
+
+    class Clearing:
+        def __init__(self):
+            self.itself = self
+
+        def __del__(self):
+            core.clear()
+
+    gc.collect()
+    gc.disable()
+    before = gc.get_threshold()
+    Clearing()
+    gc.set_threshold(1)
+    try:
+        # Up to Python 3.11 an allocation collects garbage itself.
+        gc.enable()
+        found = core.nodes_near(0, thread)
+    finally:
+        gc.set_threshold(*before)
+        gc.enable()
+    gc.collect()
+    assert found in (expected, []), "as it was before or after, and nothing in between"
+    assert core.nodes_near(0, thread) == []
+
+
 def test_a_core_in_a_cycle_is_collected(core):
     class Owner:
         def failed(self, record, error):

@@ -1,5 +1,6 @@
 """Deep and heal mode: the gradients of the program as written, whatever wrote, and nothing else changed."""
 
+import contextlib
 import threading
 
 import numpy as np
@@ -310,3 +311,15 @@ def test_statistics_that_training_does_not_read_are_not_measured():
         y.register_hook(lambda gradient: ran.append(gradient))
         y.sum().backward()
     assert len(ran) == 1
+
+
+def test_the_error_has_the_words_of_this_torch():
+    def told(mode):
+        with gradsan.watch(mode) if mode else contextlib.nullcontext():
+            result = torch.ones(2, requires_grad=True).exp()
+            result.add_(1)
+            with pytest.raises(RuntimeError) as caught:
+                result.sum().backward()
+        return str(caught.value)
+
+    assert told("deep") == told(None)

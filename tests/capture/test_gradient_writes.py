@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import gradsan
+from cases import each
 from gradsan.capture import _torch, held_alone
 
 every_mode = pytest.mark.parametrize("mode", ["watch", "deep"])
@@ -159,8 +160,8 @@ def others_gradient(program: Any, scale: Scale) -> torch.Tensor:
 
 
 @every_mode
-@pytest.mark.parametrize("scale", IN_PLACE)
-@pytest.mark.parametrize("program", SHARED)
+@each("scale", IN_PLACE)
+@each("program", SHARED)
 def test_the_gradient_of_another_branch(program: Any, scale: Scale, mode: str) -> None:
     right = others_gradient(program, out_of_place)
     with gradsan.watch(mode) as watched:
@@ -170,8 +171,8 @@ def test_the_gradient_of_another_branch(program: Any, scale: Scale, mode: str) -
     assert (code, severity) == ("GS213", "warning")
 
 
-@pytest.mark.parametrize("scale", OUT_OF_PLACE)
-@pytest.mark.parametrize("program", SHARED)
+@each("scale", OUT_OF_PLACE)
+@each("program", SHARED)
 def test_what_a_hook_makes_itself_is_its_own(program: Any, scale: Scale) -> None:
     with gradsan.watch() as watched:
         program(scale)
@@ -261,7 +262,7 @@ ALONE = [
 
 
 @every_mode
-@pytest.mark.parametrize("program", ALONE)
+@each("program", ALONE)
 def test_a_gradient_that_nobody_else_needs_is_a_note(program: Any, mode: str) -> None:
     written, copied = others_gradient(program, in_place), others_gradient(program, out_of_place)
     assert torch.equal(written, copied)
@@ -270,7 +271,7 @@ def test_a_gradient_that_nobody_else_needs_is_a_note(program: Any, mode: str) ->
     assert [(code, severity) for code, severity, _ in found(watched)] == [("GS213", "note")]
 
 
-@pytest.mark.parametrize(
+@each(
     ("program", "name"),
     [
         (lambda: on_a_value(lambda upstream: upstream.mul_(0.1)), "upstream"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
 from collections.abc import Callable
@@ -12,15 +13,19 @@ import torch
 from torch import nn
 
 import gradsan
+from cases import each
 from gradsan.capture.recorder import recorder
 
 Write = Callable[[torch.Tensor], Any]
 
 
-@pytest.fixture(autouse=True)
-def rounds_begin_anew() -> None:
-    """Lines are known by their stacks, which equal each other in all cases of a test."""
+def begin_anew() -> None:
+    """Forget what was logged: lines are known by their stacks, which equal each other in all cases of a test."""
     recorder().core.clear()
+
+
+rounds_begin_anew = pytest.fixture(autouse=True)(begin_anew)
+each_anew = functools.partial(each, before=begin_anew)
 
 
 class Passing(torch.autograd.Function):
@@ -138,10 +143,10 @@ def gradient(hook: Any, write: Write, retains: bool = False, rounds: int = 1) ->
     return x.grad
 
 
-@pytest.mark.parametrize("mode", ["watch", "deep"])
-@pytest.mark.parametrize("retains", [False, True])
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("hook", HOOKS)
+@each_anew("mode", ["watch", "deep"])
+@each_anew("retains", [False, True])
+@each_anew("way", WAYS)
+@each_anew("hook", HOOKS)
 def test_told_where_the_gradient_is_another(hook: Any, way: str, retains: bool, mode: str) -> None:
     right = gradient(hook, lambda h: None)
     with gradsan.watch(mode) as watched:
@@ -190,9 +195,9 @@ def test_gradients_scaled_by_data_cost_no_look() -> None:
     assert [one for one in watched.diagnoses if one.severity == "error"] == []
 
 
-@pytest.mark.parametrize("mode", ["watch", "deep"])
-@pytest.mark.parametrize("retains", [False, True])
-@pytest.mark.parametrize("hook", HOOKS)
+@each_anew("mode", ["watch", "deep"])
+@each_anew("retains", [False, True])
+@each_anew("hook", HOOKS)
 def test_an_array_made_before(hook: Any, retains: bool, mode: str) -> None:
     right = gradient(hook, lambda h: None)
     arrays = []

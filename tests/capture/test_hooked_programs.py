@@ -16,6 +16,7 @@ from torch.func import functional_call, grad, jacrev, vmap
 from torch.utils.checkpoint import checkpoint
 
 import gradsan
+from cases import each
 
 
 class Program(NamedTuple):
@@ -298,8 +299,8 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("mode", ["watch", "deep", "heal"])
-@pytest.mark.parametrize("name", PROGRAMS)
+@each("mode", ["watch", "deep", "heal"])
+@each("name", PROGRAMS)
 def test_right_ones_are_quiet_and_wrong_ones_told(name: str, mode: Any) -> None:
     torch.manual_seed(0)
     plain = PROGRAMS[name].run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
 import weakref
@@ -14,15 +15,19 @@ import torch
 from torch import nn
 
 import gradsan
+from cases import each
 from gradsan.capture.recorder import recorder
 
 every_mode = pytest.mark.parametrize("mode", ["watch", "deep"])
 
 
-@pytest.fixture(autouse=True)
-def rounds_begin_anew() -> None:
-    """Lines are known by their stacks, which equal each other in all cases of a test."""
+def begin_anew() -> None:
+    """Forget what was logged: lines are known by their stacks, which equal each other in all cases of a test."""
     recorder().core.clear()
+
+
+rounds_begin_anew = pytest.fixture(autouse=True)(begin_anew)
+each_anew = functools.partial(each, before=begin_anew)
 
 
 def told(watched: Any) -> list[tuple[str, str | None]]:
@@ -82,7 +87,7 @@ def attack(update: Callable[[torch.Tensor], None], rounds: int, clear: Callable[
 
 
 @every_mode
-@pytest.mark.parametrize("update", HAND)
+@each_anew("update", HAND)
 def test_an_attack_that_never_clears(update: Any, mode: str) -> None:
     with gradsan.watch(mode) as watched:
         attack(update, 4, None)
@@ -130,9 +135,7 @@ def in_a_list(delta: torch.Tensor) -> None:
 
 
 @every_mode
-@pytest.mark.parametrize(
-    "clear", [to_none, zeroed, zeroed_by_data, filled, multiplied, subtracted, assigned, new_zeros, in_a_list]
-)
+@each_anew("clear", [to_none, zeroed, zeroed_by_data, filled, multiplied, subtracted, assigned, new_zeros, in_a_list])
 def test_an_attack_that_clears(clear: Any, mode: str) -> None:
     with gradsan.watch(mode) as watched:
         attack(by_data, 20, clear)
@@ -140,7 +143,7 @@ def test_an_attack_that_clears(clear: Any, mode: str) -> None:
     assert told(watched) == []
 
 
-@pytest.mark.parametrize("rounds", [1, 2, 3])
+@each_anew("rounds", [1, 2, 3])
 def test_a_few_rounds_tell_nothing(rounds: int) -> None:
     with gradsan.watch() as watched:
         attack(by_data, rounds, None)
@@ -164,7 +167,7 @@ OPTIMIZERS: list[Callable[[Any], torch.optim.Optimizer]] = [
 
 
 @every_mode
-@pytest.mark.parametrize("make", OPTIMIZERS)
+@each_anew("make", OPTIMIZERS)
 def test_a_training_that_forgets_zero_grad(make: Any, mode: str) -> None:
     net = network()
     optimizer = make(net.parameters())
@@ -178,8 +181,8 @@ def test_a_training_that_forgets_zero_grad(make: Any, mode: str) -> None:
 
 
 @every_mode
-@pytest.mark.parametrize("make", OPTIMIZERS)
-@pytest.mark.parametrize("to_none", [True, False])
+@each_anew("make", OPTIMIZERS)
+@each_anew("to_none", [True, False])
 def test_a_training_that_clears(make: Any, to_none: bool, mode: str) -> None:
     net = network()
     optimizer = make(net.parameters())
@@ -191,7 +194,7 @@ def test_a_training_that_clears(make: Any, to_none: bool, mode: str) -> None:
     assert told(watched) == []
 
 
-@pytest.mark.parametrize("clip", [nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_])
+@each_anew("clip", [nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_])
 def test_clipping_is_no_clearing(clip: Any) -> None:
     net = network()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -204,8 +207,8 @@ def test_clipping_is_no_clearing(clip: Any) -> None:
 
 
 @every_mode
-@pytest.mark.parametrize("every", [2, 3, 4, 5, 8])
-@pytest.mark.parametrize("to_none", [True, False])
+@each_anew("every", [2, 3, 4, 5, 8])
+@each_anew("to_none", [True, False])
 def test_gradients_accumulated_on_purpose(every: int, to_none: bool, mode: str) -> None:
     net = network()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import weakref
 from collections.abc import Callable
@@ -16,15 +17,19 @@ from torch.func import functional_call
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import gradsan
+from cases import each
 from gradsan.capture.recorder import recorder
 
 every_mode = pytest.mark.parametrize("mode", ["watch", "deep"])
 
 
-@pytest.fixture(autouse=True)
-def rounds_begin_anew() -> None:
-    """Lines are known by their stacks, which equal each other in all cases of a test."""
+def begin_anew() -> None:
+    """Forget what was logged: lines are known by their stacks, which equal each other in all cases of a test."""
     recorder().core.clear()
+
+
+rounds_begin_anew = pytest.fixture(autouse=True)(begin_anew)
+each_anew = functools.partial(each, before=begin_anew)
 
 
 def told(watched: Any) -> list[tuple[str, str]]:
@@ -131,8 +136,8 @@ OUTER = [restored, restored_from_state, in_a_copy]
 
 
 @every_mode
-@pytest.mark.parametrize("inner", INNER)
-@pytest.mark.parametrize("outer", OUTER)
+@each_anew("inner", INNER)
+@each_anew("outer", OUTER)
 @pytest.mark.filterwarnings("ignore:Using backward\\(\\) with create_graph=True")
 def test_an_inner_step_past_the_graph(outer: Any, inner: Any, mode: str) -> None:
     with gradsan.watch(mode) as watched:
@@ -144,15 +149,15 @@ def test_an_inner_step_past_the_graph(outer: Any, inner: Any, mode: str) -> None
 
 
 @every_mode
-@pytest.mark.parametrize("inner", INNER)
-@pytest.mark.parametrize("outer", OUTER)
+@each_anew("inner", INNER)
+@each_anew("outer", OUTER)
 def test_a_first_order_method(outer: Any, inner: Any, mode: str) -> None:
     with gradsan.watch(mode) as watched:
         outer(network(), inner, False)
     assert told(watched) == []
 
 
-@pytest.mark.parametrize("steps", [2, 3, 5, 8])
+@each_anew("steps", [2, 3, 5, 8])
 def test_several_inner_steps(steps: int) -> None:
     with gradsan.watch() as watched:
         restored(network(), by_data, True, tasks=3, steps=steps)
@@ -365,7 +370,7 @@ RIGHT = [
 
 
 @every_mode
-@pytest.mark.parametrize("training", RIGHT)
+@each_anew("training", RIGHT)
 def test_what_is_right_or_does_no_harm(training: Any, mode: str) -> None:
     torch.manual_seed(0)
     with gradsan.watch(mode) as watched:

@@ -3,10 +3,10 @@
 import copy
 
 import numpy
-import pytest
 import torch
 
 import gradsan
+from cases import each
 
 WAYS = {
     "nothing": (lambda t: None, None),
@@ -54,8 +54,8 @@ def buffer_saved():
     return x, t, (x * t).sum()
 
 
-@pytest.mark.parametrize("saved", [input_saved, output_saved, leaf_saved, buffer_saved])
-@pytest.mark.parametrize("way", WAYS)
+@each("saved", [input_saved, output_saved, leaf_saved, buffer_saved])
+@each("way", WAYS)
 def test_the_verdict_is_the_truth(way, saved):
     x, _, loss = saved()
     loss.backward()

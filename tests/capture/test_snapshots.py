@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Callable
 from typing import Any
@@ -10,14 +11,18 @@ import pytest
 import torch
 
 import gradsan
+from cases import each
 from gradsan.capture import snapshots
 from gradsan.capture.recorder import recorder
 
 
-@pytest.fixture(autouse=True)
-def rounds_begin_anew() -> None:
-    """Lines are known by their stacks, which equal each other in all cases of a test."""
+def begin_anew() -> None:
+    """Forget what was logged: lines are known by their stacks, which equal each other in all cases of a test."""
     recorder().core.clear()
+
+
+rounds_begin_anew = pytest.fixture(autouse=True)(begin_anew)
+each_anew = functools.partial(each, before=begin_anew)
 
 
 def told(watched: Any) -> list[tuple[str, str]]:
@@ -133,7 +138,7 @@ Saved = Callable[[], tuple[torch.Tensor, torch.Tensor]]
 
 
 @every_save
-@pytest.mark.parametrize("write", SAME)
+@each_anew("write", SAME)
 def test_the_same_bytes_are_a_note(write: Any, saved: Saved) -> None:
     with gradsan.watch() as watched:
         t, loss = saved()
@@ -145,7 +150,7 @@ def test_the_same_bytes_are_a_note(write: Any, saved: Saved) -> None:
 
 
 @every_save
-@pytest.mark.parametrize("write", OTHER)
+@each_anew("write", OTHER)
 def test_other_bytes_are_an_error(write: Any, saved: Saved) -> None:
     with gradsan.watch() as watched:
         t, loss = saved()
@@ -154,7 +159,7 @@ def test_other_bytes_are_an_error(write: Any, saved: Saved) -> None:
     assert told(watched) == [("GS202", "error")]
 
 
-@pytest.mark.parametrize("write", SAME)
+@each_anew("write", SAME)
 def test_an_alias_from_before_the_save(write: Any) -> None:
     with gradsan.watch() as watched:
         t = torch.tensor([1.0, 1.5, 2.0], requires_grad=True) * 1
@@ -212,7 +217,7 @@ def test_a_note_and_an_error_of_one_place_are_two_findings() -> None:
     ]
 
 
-@pytest.mark.parametrize("write", SAME)
+@each_anew("write", SAME)
 def test_a_value_that_was_not_changed_before_it_was_used(write: Any) -> None:
     with gradsan.watch() as watched:
         h = torch.tensor([1.0, 1.5, 2.0], requires_grad=True) * 2
@@ -221,7 +226,7 @@ def test_a_value_that_was_not_changed_before_it_was_used(write: Any) -> None:
     assert told(watched) == []
 
 
-@pytest.mark.parametrize("write", OTHER)
+@each_anew("write", OTHER)
 def test_a_value_that_was_changed_before_it_was_used(write: Any) -> None:
     with gradsan.watch() as watched:
         h = torch.tensor([1.0, 1.5, 2.0], requires_grad=True) * 1

@@ -6,7 +6,7 @@ must name the line that saved, the line that wrote and the operation, with no mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -174,34 +174,44 @@ def outcome(make: Callable[[], Kept], way: Way) -> str | None:
     return None
 
 
-@pytest.fixture(params=CORES, ids=["pure", "native"])
-def recorder(request: pytest.FixtureRequest) -> Iterator[Recorder]:
-    recorder = Recorder(request.param)
-    recorder.start()
-    yield recorder
-    recorder.stop()
-
-
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("saved", SAVES)
-@pytest.mark.parametrize("written", WAYS)
-def test_cell(saved: str, written: str, recorder: Recorder) -> None:
-    way, works_on_a_leaf = WAYS[written]
-    if saved == "leaf" and not works_on_a_leaf:
-        pytest.skip("PyTorch refuses the write itself on a leaf that requires grad")
-    recorder.stop()
-    truth = outcome(SAVES[saved], way)
+@pytest.mark.parametrize("native", CORES, ids=["pure", "native"])
+def test_every_cell(native: bool) -> None:
+    cells = {
+        f"{saved}, {written}": (SAVES[saved], way)
+        for written, (way, works_on_a_leaf) in WAYS.items()
+        for saved in SAVES
+        # PyTorch refuses the write itself on a leaf that requires grad.
+        if saved != "leaf" or works_on_a_leaf
+    }
+    truths = {name: outcome(*cell) for name, cell in cells.items()}
+    assert [name for name, truth in truths.items() if truth is None] == [], "every way of this table moves the counter"
+    recorder = Recorder(native)
     recorder.start()
-    assert outcome(SAVES[saved], way) == truth
-    assert truth is not None, "every way of this table moves the counter"
-    (conflict,) = recorder.conflicts
-    assert conflict.raised
-    assert conflict.unexplained == 0
-    assert conflict.save.site.user_frame.function == SAVES[saved].__name__  # type: ignore[union-attr]
-    assert conflict.use.site.user_frame.function == "outcome"  # type: ignore[union-attr]
-    assert conflict.writes
-    for write in conflict.writes:
-        frame = write.site.user_frame
-        assert frame is not None
-        assert frame.file == __file__
-        assert frame.function != "outcome"
+    try:
+        faults = {name: fault_of(recorder, *cell, truths[name]) for name, cell in cells.items()}
+    finally:
+        recorder.stop()
+    assert {name: fault for name, fault in faults.items() if fault is not None} == {}
+
+
+def fault_of(recorder: Recorder, make: Callable[[], Kept], way: Way, truth: str | None) -> str | None:
+    """What is wrong with what the recorder holds of a cell that it watches, after those of other cells."""
+    recorder.core.clear()
+    before = len(recorder.conflicts)
+    came = outcome(make, way)
+    if came != truth:
+        return f"watched, PyTorch says {came}"
+    found = recorder.conflicts[before:]
+    if len(found) != 1:
+        return f"{len(found)} conflicts"
+    (conflict,) = found
+    saved, used = conflict.save.site.user_frame, conflict.use.site.user_frame  # type: ignore[union-attr]
+    if (conflict.raised, conflict.unexplained) != (True, 0) or not conflict.writes:
+        return f"raised {conflict.raised}, unexplained {conflict.unexplained}, {len(conflict.writes)} writes"
+    if (saved.function, used.function) != (make.__name__, "outcome"):
+        return f"saved in {saved.function}, used in {used.function}"
+    frames = [write.site.user_frame for write in conflict.writes]
+    if any(frame is None or frame.file != __file__ or frame.function == "outcome" for frame in frames):
+        return f"written at {frames}"
+    return None

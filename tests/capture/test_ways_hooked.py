@@ -15,6 +15,7 @@ from torch.testing._internal.logging_tensor import LoggingTensor
 from torch.testing._internal.two_tensor import TwoTensor
 
 import gradsan
+from cases import each
 from gradsan.capture.recorder import recorder
 
 
@@ -73,9 +74,9 @@ def run(hooks: str, write: str) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("mode", ["watch", "deep", "heal"])
-@pytest.mark.parametrize("write", WRITES)
-@pytest.mark.parametrize("hooks", HOOKS)
+@each("mode", ["watch", "deep", "heal"])
+@each("write", WRITES)
+@each("hooks", HOOKS)
 def test_what_hooks_keep(hooks: str, write: str, mode: Any) -> None:
     plain = run(hooks, write)
     with gradsan.watch(mode) as watched:
@@ -95,7 +96,7 @@ HEALED = ("save_on_cpu", "itself", "an alias", "data", "none")
 """What hooks give back is the saved memory itself: in heal mode backward is given the original instead."""
 
 
-@pytest.mark.parametrize("mode", ["watch", "deep", "heal"])
+@each("mode", ["watch", "deep", "heal"])
 def test_hooks_run_as_often_as_without_gradsan(mode: Any) -> None:
     calls: list[str] = []
 
@@ -161,9 +162,9 @@ MISSED_INSIDE = {("numpy", "watch")}
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("mode", ["watch", "deep", "heal"])
-@pytest.mark.parametrize("write", INSIDE)
-@pytest.mark.parametrize("kind", ["flattened", "nested", "slotted"])
+@each("mode", ["watch", "deep", "heal"])
+@each("write", INSIDE)
+@each("kind", ["flattened", "nested", "slotted"])
 def test_a_wrapper_subclass(kind: str, write: str, mode: Any) -> None:
     # Watch mode looks at the 1st, 2nd, 4th, 8th … backward of a line.
     recorder().core.clear()
@@ -193,7 +194,7 @@ class Unwilling(TwoTensor):
         raise LookupError("not now")
 
 
-@pytest.mark.parametrize("mode", ["watch", "deep", "heal"])
+@each("mode", ["watch", "deep", "heal"])
 def test_a_wrapper_that_does_not_tell_what_it_holds_trains_on(mode: Any) -> None:
     x = torch.ones(3, requires_grad=True)
     wrapped = Unwilling(torch.full((3,), 2.0), torch.full((3,), 2.0))
@@ -203,7 +204,7 @@ def test_a_wrapper_that_does_not_tell_what_it_holds_trains_on(mode: Any) -> None
     assert watched.diagnoses == ()
 
 
-@pytest.mark.parametrize("mode", ["watch", "deep", "heal"])
+@each("mode", ["watch", "deep", "heal"])
 def test_a_training_with_wrapped_parameters_is_quiet(mode: Any) -> None:
     def train() -> list[float]:
         weight = torch.nn.Parameter(pair_of(2.0))

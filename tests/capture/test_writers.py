@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from cases import each
 from gradsan.capture import _core, _torch, writers, writes
 from gradsan.capture.patches import Patches
 
@@ -118,7 +119,7 @@ HARD_TO_CALL = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_a_method_that_moves_the_counter_is_logged(method: str) -> None:
     core, patches = _core.make_core(None), Patches()
     core.active = True

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,17 +29,32 @@ Runner = Callable[..., Outcome]
 
 def run_process(command: Sequence[str], cwd: Path, env: Mapping[str, str] | None, stdin: str) -> Outcome:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(_PERSONAL)}
-    process = subprocess.run(
-        [sys.executable, *command],
-        cwd=cwd,
-        env={**inherited, "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", "NO_COLOR": "1", **(env or {})},
-        input=stdin,
-        capture_output=True,
-        encoding="utf-8",
-        timeout=120,
-        check=False,
-    )
+    with interruptible():
+        process = subprocess.run(
+            [sys.executable, *command],
+            cwd=cwd,
+            env={**inherited, "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", "NO_COLOR": "1", **(env or {})},
+            input=stdin,
+            capture_output=True,
+            encoding="utf-8",
+            timeout=120,
+            check=False,
+        )
     return Outcome(_comparable(process.stdout), _comparable(process.stderr), process.returncode)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let processes that are started here take SIGINT, also where a shell has put the tests in its background."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _comparable(text: str) -> str:

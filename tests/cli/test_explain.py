@@ -8,6 +8,7 @@ import sys
 import pytest
 from rich.cells import cell_len
 
+from cases import each
 from gradsan.cli import explain
 from gradsan.text import LANGUAGES, codes, page
 
@@ -41,8 +42,8 @@ def program(*arguments, **environ):
     )
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-@pytest.mark.parametrize("entry", codes(), ids=lambda entry: entry.code)
+@each("language", LANGUAGES)
+@each("entry", codes(), ids=lambda entry: entry.code)
 def test_a_page_goes_to_a_pipe_as_it_is_written(capsys, language, entry):
     assert run(entry.code, "--lang", language) == 0
     out, err = capsys.readouterr()
@@ -50,9 +51,14 @@ def test_a_page_goes_to_a_pipe_as_it_is_written(capsys, language, entry):
     assert err == ""
 
 
-@pytest.mark.parametrize("columns", [30, 60, 80, 200])
-@pytest.mark.parametrize("language", LANGUAGES)
-@pytest.mark.parametrize("entry", codes(), ids=lambda entry: entry.code)
+def pages_at_widths():
+    """Every page where most lines break, and in turn at one of the widths where fewer do."""
+    for number, (language, entry) in enumerate(itertools.product(LANGUAGES, codes())):
+        yield language, entry, 30
+        yield language, entry, (60, 80, 200)[number % 3]
+
+
+@each("language, entry, columns", pages_at_widths())
 def test_a_page_for_a_terminal_keeps_every_word_and_fits(capsys, monkeypatch, language, entry, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     assert run(entry.code, "--lang", language, "--color", "always") == 0
@@ -87,8 +93,8 @@ def test_an_unknown_code_is_one_sentence_and_status_2(capsys):
     assert err == "gradsan: there is no code GS999; `gradsan explain` lists the codes\n"
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-@pytest.mark.parametrize("color", ["always", "never"])
+@each("language", LANGUAGES)
+@each("color", ["always", "never"])
 def test_the_list_has_every_code_with_its_title(capsys, monkeypatch, language, color):
     monkeypatch.setenv("COLUMNS", "120")
     assert run("--lang", language, "--color", color) == 0
@@ -135,7 +141,7 @@ def test_no_color_keeps_layout_without_colours(capsys, monkeypatch):
     assert not re.search(r"\x1b\[[0-9;]*3[0-7]", out)
 
 
-@pytest.mark.parametrize("arguments", [["GS111"], ["GS111", "--color", "always"], []])
+@each("arguments", [["GS111"], ["GS111", "--color", "always"], []])
 def test_torch_is_not_imported(arguments):
     done = program(*arguments)
     assert done.returncode == 0, done.stderr.decode()

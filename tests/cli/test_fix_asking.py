@@ -5,6 +5,7 @@ import io
 import pytest
 
 from gradsan.cli import _applying
+from gradsan.model import Fix, Message, Verification
 from gradsan.repair import Patch
 
 
@@ -33,3 +34,31 @@ def test_a_program_that_fails_gets_all_its_files_back(tmp_path, capsys):
     assert _applying.apply_fix([patch], 1, lambda: files[1].read_text() == "?", asks=False, language="en") is False
     assert [file.read_text() for file in files] == ["a = 1\n", "a = 1\n"]
     assert "put back" in capsys.readouterr().err
+
+
+def fix(kind, training, meaning="changed"):
+    verification = Verification("passed", training=training)
+    return Fix(kind, meaning, Message("fix.sum_losses"), Message("fix.sum_losses_how"), verification=verification)
+
+
+@pytest.mark.parametrize(
+    ("kind", "training", "number", "asks", "answer", "is_wanted"),
+    [
+        ("out_of_place", "same", None, True, None, True),
+        ("recompute_forward", "changed", None, True, None, False),
+        ("recompute_forward", "changed", None, True, "n\n", False),
+        ("recompute_forward", "changed", None, True, "y\n", True),
+        ("recompute_forward", "changed", None, False, None, True),
+        ("recompute_forward", "changed", 1, True, None, True),
+        # Nobody meant this change: not without being asked for by its number.
+        ("sum_losses", "changed", None, False, None, False),
+        ("sum_losses", "changed", 1, False, None, True),
+    ],
+)
+def test_what_changes_the_training_is_not_written_unasked(
+    monkeypatch, capsys, kind, training, number, asks, answer, is_wanted
+):
+    monkeypatch.setattr("sys.stdin", io.StringIO() if answer is None else Terminal(answer))
+    found = _applying.is_wanted(fix(kind, training), number, asks=asks, language="en")
+    assert found is is_wanted
+    assert ("--apply 1" in capsys.readouterr().err) is not is_wanted

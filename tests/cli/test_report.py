@@ -46,7 +46,8 @@ def test_text_is_what_the_run_showed(folder: Path, tmp_path: Path, run_gradsan: 
     elsewhere.mkdir()
     (elsewhere / "broken.py").write_text(PROGRAM)
     ran = run_gradsan("run", "broken.py", cwd=elsewhere).stderr
-    assert shown.stdout == ran[ran.index("error[GS101]") :]
+    advice = "gradsan: 2 fixes can be tried without changing a file: gradsan fix broken.py\n"
+    assert shown.stdout + advice == ran[ran.index("error[GS101]") :]
 
 
 def test_json_is_the_same_again(folder: Path, recorded: str, run_gradsan: Runner) -> None:
@@ -119,7 +120,7 @@ def test_what_cannot_be_done_is_one_sentence(folder: Path, words: list[str], par
     (folder / "other.json").write_text('{"x": 1}')
     (folder / "newer.json").write_text('{"schema": "gradsan.report/9"}')
     (folder / "broken.json").write_text('{"schema": "gradsan.report/1", "diagnoses": 3}')
-    shown = run_gradsan("report", *words)
+    shown = run_gradsan("report", *words, env={"TMPDIR": str(folder)})
     assert shown.status == 2
     assert shown.stdout == ""
     assert shown.stderr.startswith("gradsan: ")

@@ -1,4 +1,4 @@
-"""Children of a program: they start as under python, without gradsan, and leave the parent's report alone."""
+"""Children of a program: they start and end as under python, are watched once they import torch, and report to it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Thing:
 
 def work(thing):
     main = sys.modules["__main__"]
-    seen = sorted(name for name in sys.modules if name.startswith("gradsan"))
+    seen = sorted(name for name in sys.modules if name.split(".")[0] == "gradsan")
     return Thing(thing.number + 1), __name__, main.__name__, sys.argv, sys.path[0], METHOD == "fork" or seen
 
 METHOD = sys.argv[1]

@@ -272,6 +272,7 @@ class TestTerminal:
             "argv": ["main.py"],
             "outcome": "failed",
             "exception": {"type": "KeyboardInterrupt", "message": ""},
+            "ended": True,
         }
 
 
@@ -317,9 +318,9 @@ class TestJsonFile:
 
     def test_former_file_stays_until_the_new_one_is_whole(self, program: Path, run_with_session: Runner) -> None:
         (program.parent / "out.json").write_text("former")
-        program.write_text("import os, torch\nprint(open('out.json').read(), flush=True)\nos._exit(3)\n")
+        program.write_text("import os, torch\nprint(open('out.json').read(), flush=True)\nos.kill(os.getpid(), 9)\n")
         outcome = run_with_session("error", "run", "--json", "out.json", "main.py")
-        assert (outcome.stdout, outcome.status) == ("former\n", 3)
+        assert (outcome.stdout, outcome.status) == ("former\n", -9)
         assert (program.parent / "out.json").read_text() == "former"
         assert not list(program.parent.glob(".*.tmp"))
 
@@ -333,3 +334,12 @@ class TestJsonFile:
         outcome = run_with_session("nothing", "run", "--json", "sub/out.json", "main.py")
         assert outcome.stderr == "gradsan: sub/out.json cannot be written: No such file or directory\n"
         assert outcome.status == 0
+
+
+def test_the_last_line_names_the_command_that_tries_fixes(tmp_path: Path, run_python: Runner) -> None:
+    text = "import torch\na = torch.ones(2, requires_grad=True)\nb = a.sigmoid()\nb.mul_(2)\nb.sum().backward()\n"
+    (tmp_path / "a train.py").write_text(text)
+    outcome = run_python("-m", "gradsan", "run", "--lang", "en", "a train.py", "--lr", "1")
+    assert outcome.status == 1
+    last = outcome.stderr.splitlines()[-1]
+    assert last == "gradsan: 2 fixes can be tried without changing a file: gradsan fix 'a train.py' --lr 1"

@@ -7,7 +7,25 @@ import sys
 
 from gradsan.diagnose.facts import examine
 from gradsan.diagnose.history import EVENTS_KEPT, events_of, joined, way_of
-from gradsan.model import Bridge, Conflict, Diagnosis, Message, Moment, Region, Save, Site, TensorInfo, Use, Write
+from gradsan.model import (
+    Bridge,
+    Conflict,
+    Diagnosis,
+    Event,
+    Message,
+    Moment,
+    Program,
+    Region,
+    Report,
+    Save,
+    Seen,
+    Site,
+    TensorInfo,
+    Use,
+    Write,
+)
+from gradsan.present import render_html, render_json
+from gradsan.present.read_json import from_dict
 
 BOX = Region(0, (4,), (1,), 4)
 
@@ -22,7 +40,7 @@ def conflict(*writes, **more):
 
 
 def told(*writes, moments=(), **more):
-    return [(one.kind, one.clock, one.touches) for one in events_of(examine(conflict(*writes, **more)), moments)]
+    return [(one.kind, one.clock, one.touches) for one in events_of(examine(conflict(*writes, **more)), moments)[0]]
 
 
 def moment(kind, clock):
@@ -42,7 +60,7 @@ def test_events_come_by_the_clock_and_say_what_touches_the_saved_part():
 
 
 def test_versions_and_steps_are_those_of_the_evidence():
-    events = events_of(examine(conflict(write(50))))
+    events, _ = events_of(examine(conflict(write(50))))
     assert [(one.version, one.step) for one in events] == [(3, 1), (50, 0), (None, 2), (5, 2)]
 
 
@@ -60,19 +78,35 @@ def test_the_runs_own_steps_and_backwards_stand_between_save_and_use_only():
     ]
 
 
-def test_there_are_never_more_than_are_kept():
-    many = events_of(examine(conflict(*(write(20 + number) for number in range(EVENTS_KEPT + 50)))))
-    assert len(many) == EVENTS_KEPT
+def test_of_too_many_both_ends_are_kept_and_the_others_counted():
+    """10,000 writes: the save, the first, the last, and the use are there, and so they are on paper."""
+    save = Save(10, Site(), TensorInfo((4,), "float32", "cpu", 1, BOX), 3, "MulBackward0", "self")
+    many = Conflict(save, tuple(write(11 + number) for number in range(10_000)), Use(20_000, Site(), 10_003))
+    events, left_out = events_of(examine(many))
+    kinds = [one.kind for one in events]
+    assert (kinds[0], kinds[-2:], len(events), left_out) == ("saved", ["backward", "used"], EVENTS_KEPT, 10_003 - 2_000)
+    assert (events[1].clock, events[-3].clock) == (11, 11 + 9_999)
+    found = finding(events, left_out)
+    report = Report(Program(), Seen(), (found,), gradsan="0", torch="0", python="3")
+    written = json.loads(render_json(report, language="en"))
+    assert from_dict(written).report.diagnoses[0].events_left_out == written["diagnoses"][0]["events_left_out"] == 8_003
+    assert "8,003 events in the middle are left out" in render_html(report, language="en")
+
+
+def finding(events, left_out=0):
+    message = Message("report.plain", {"text": "x"})
+    more = {"events": events, "events_left_out": left_out}
+    return Diagnosis("GS101", "x", "error", False, message, message, (), **more)
 
 
 def test_one_finding_met_twice_has_each_event_once():
-    message = Message("x")
-    known = Diagnosis(
-        "GS101", "x", "error", False, message, message, (), events=events_of(examine(conflict(write(50))))
-    )
-    again = dataclasses.replace(known, events=events_of(examine(conflict(write(60)))))
-    assert joined(known, known) == known.events
-    assert [one.clock for one in joined(known, again)] == [10, 50, 60, 90, 90]
+    known = finding(events_of(examine(conflict(write(50))))[0])
+    again = finding(events_of(examine(conflict(write(60))))[0])
+    assert joined(known, known) == (known.events, 0)
+    assert [one.clock for one in joined(known, again)[0]] == [10, 50, 60, 90, 90]
+    full = finding(tuple(Event("written", clock) for clock in range(EVENTS_KEPT)), 7)
+    kept, left_out = joined(full, finding((Event("used", 5_000),), 2))
+    assert (len(kept), kept[0].clock, kept[-1].kind, left_out) == (EVENTS_KEPT, 0, "used", 7 + 2 + 1)
 
 
 def way(**more):

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cases import each
 from gradsan.diagnose import needs
 from gradsan.diagnose.needs import need_of, op_name
 
@@ -202,7 +203,7 @@ def filled_slots(node: Any) -> Iterator[tuple[str, list[Tensor]]]:
                 yield attribute.removeprefix("_raw_saved_"), tensors
 
 
-@pytest.mark.parametrize("op", OPS)
+@each("op", OPS)
 def test_every_saved_tensor_of_a_real_graph_has_a_need(op: str) -> None:
     torch.manual_seed(0)
     outputs = OPS[op]()
@@ -216,7 +217,7 @@ def test_every_saved_tensor_of_a_real_graph_has_a_need(op: str) -> None:
         assert need.op
 
 
-@pytest.mark.parametrize("op", [op for op in OPS if op not in ("setitem", "masked setitem")])
+@each("op", [op for op in OPS if op not in ("setitem", "masked setitem")])
 def test_a_saved_result_is_called_an_output(op: str) -> None:
     outputs = OPS[op]()
     for output in outputs if isinstance(outputs, tuple) else (outputs,):
@@ -226,7 +227,7 @@ def test_a_saved_result_is_called_an_output(op: str) -> None:
                 assert not same or need_of(output.grad_fn.name(), slot).is_output
 
 
-@pytest.mark.parametrize(
+@each(
     ("node", "slot", "op", "formula", "gradient_of", "is_output", "reads"),
     [
         ("AddmmBackward0", "mat2", "addmm", "grad_mat1 = grad @ mat2.T", ("mat1",), False, "values"),
@@ -281,7 +282,7 @@ def test_formulas_as_people_write_them(
     assert gradient_of is None or need.gradient_of == gradient_of
 
 
-@pytest.mark.parametrize(
+@each(
     ("node", "slot", "shown", "others"),
     [
         ("MkldnnRnnLayerBackward0", "weight0", ("input",), ("weight_ih", "weight_hh", "h", "c")),
@@ -365,7 +366,7 @@ def test_what_the_table_does_not_have_is_none() -> None:
     assert need_of("AddBackward0", "self") is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("node", "op"),
     [
         ("AddmmBackward0", "addmm"),

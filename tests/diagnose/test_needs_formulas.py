@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from formula_cases import CASES, rows, t
 from torch import Tensor
 
+from cases import each
 from gradsan.diagnose.needs import _formulas_of, _nodes, _people, need_of
 
 CURATED = [node for node in _people() if node != "ops"]
@@ -107,7 +108,7 @@ def test_every_curated_node_is_checked() -> None:
     assert set(CASES) | ELSEWHERE | set(TWINS) == set(CURATED)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if any(key.startswith("grad_") for key in _formulas_of(name))])
+@each("name", [name for name in CASES if any(key.startswith("grad_") for key in _formulas_of(name))])
 def test_formula_gives_what_the_node_computes(name: str) -> None:
     case = CASES[name]
     node, grads = made(name)
@@ -146,7 +147,7 @@ def rms_norm() -> tuple[dict[str, Tensor], Tensor]:
 TWINS = {"LinearBackward0": linear, "FusedRmsNormBackward0": rms_norm}
 
 
-@pytest.mark.parametrize("name", sorted(TWINS))
+@each("name", sorted(TWINS))
 def test_formula_gives_what_autograd_gives_for_the_same_mathematics(name: str) -> None:
     values, output = TWINS[name]()
     grad = torch.randn_like(output)
@@ -156,7 +157,7 @@ def test_formula_gives_what_autograd_gives_for_the_same_mathematics(name: str) -
         torch.testing.assert_close(value, expected)
 
 
-@pytest.mark.parametrize("name", sorted(ELSEWHERE))
+@each("name", sorted(ELSEWHERE))
 def test_a_node_of_another_device_saves_what_its_formulas_name(name: str) -> None:
     entry, person, twin = _nodes()[name], _formulas_of(name), _people()[name]["like"]
     slots = {person.get("names", {}).get(slot, slot) for slot in entry["saved"]}
@@ -207,8 +208,8 @@ def changes(name: str, slot: str, change: Callable[[Tensor], Tensor], *, create_
 SLOTS = [(name, slot) for name in CASES for slot in _nodes()[name]["saved"]]
 
 
-@pytest.mark.parametrize(("name", "slot"), [pair for pair in SLOTS if need_of(*pair).reads != "values"])
-@pytest.mark.parametrize("create_graph", [False, True])
+@each(("name", "slot"), [pair for pair in SLOTS if need_of(*pair).reads != "values"])
+@each("create_graph", [False, True])
 def test_slots_of_which_backward_does_not_read_the_values(name: str, slot: str, create_graph: bool) -> None:
     assert tensors_in(made(name)[0], slot)
     assert not changes(name, slot, slightly_larger, create_graph=create_graph)
@@ -218,9 +219,7 @@ def test_slots_of_which_backward_does_not_read_the_values(name: str, slot: str, 
         assert changes(name, slot, another, create_graph=create_graph) == (need_of(name, slot).reads == "mask")
 
 
-@pytest.mark.parametrize(
-    ("name", "slot"), [pair for pair in SLOTS if need_of(*pair).reads == "values" and need_of(*pair).curated]
-)
+@each(("name", "slot"), [pair for pair in SLOTS if need_of(*pair).reads == "values" and need_of(*pair).curated])
 def test_slots_of_which_backward_reads_the_values(name: str, slot: str) -> None:
     tensors = tensors_in(made(name)[0], slot)
     if not tensors:
@@ -230,7 +229,7 @@ def test_slots_of_which_backward_reads_the_values(name: str, slot: str) -> None:
         assert changes(name, slot, slightly_larger) or changes(name, slot, slightly_larger, create_graph=True)
 
 
-@pytest.mark.parametrize("slot", ["running_mean", "running_var"])
+@each("slot", ["running_mean", "running_var"])
 def test_running_statistics_are_read_in_evaluation(slot: str) -> None:
     torch.manual_seed(1)
     output = F.batch_norm(t(4, 5), torch.zeros(5), torch.ones(5), t(5), t(5), training=False)

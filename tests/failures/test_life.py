@@ -5,8 +5,7 @@ Its report is held against golden files; ``GRADSAN_UPDATE_REPORTS=1 pytest tests
 
 from pathlib import Path
 
-import pytest
-
+from cases import each
 from golden_reports import assert_golden, run_watched
 from gradsan.text import LANGUAGES
 
@@ -14,13 +13,13 @@ HERE = Path(__file__).parent
 PROGRAMS = sorted((HERE / "life").glob("*.py"))
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+@each("language", LANGUAGES)
+@each("program", PROGRAMS, ids=lambda path: path.stem)
 def test_report(program, language):
     assert_golden(program, HERE / "life_reports", language)
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+@each("program", PROGRAMS, ids=lambda path: path.stem)
 def test_every_label_is_at_a_line_of_the_program(program):
     report = run_watched(program)[0]
     assert report.seen.blind_spots == ()
@@ -47,7 +46,7 @@ CODES = {
 }
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+@each("program", PROGRAMS, ids=lambda path: path.stem)
 def test_the_code_is_that_of_the_family(program):
     expected = {code for prefix, code in CODES.items() if program.stem.startswith(prefix)}
     assert expected <= {diagnosis.code for diagnosis in run_watched(program)[0].diagnoses}
@@ -65,7 +64,7 @@ CUT_AT = {
 }
 
 
-@pytest.mark.parametrize("name", CUT_AT)
+@each("name", CUT_AT)
 def test_the_first_cut_is_found(name):
     program = HERE / "life" / f"{name}.py"
     (diagnosis,) = run_watched(program)[0].diagnoses

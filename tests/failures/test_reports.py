@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import gradsan
+from cases import each
 from golden_reports import assert_golden, run_watched
 from gradsan.text import LANGUAGES, codes
 
@@ -20,13 +21,13 @@ HERE = Path(__file__).parent
 PROGRAMS = sorted((HERE / "programs").glob("*.py"))
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+@each("language", LANGUAGES)
+@each("program", PROGRAMS, ids=lambda path: path.stem)
 def test_report(program, language):
     assert_golden(program, HERE / "reports", language)
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+@each("program", PROGRAMS, ids=lambda path: path.stem)
 def test_one_diagnosis_with_a_page_at_lines_of_the_program(program):
     report, _ = run_watched(program)
     assert report.seen.blind_spots == ()

@@ -125,7 +125,7 @@ def test_fixes_are_diffs_with_what_was_measured():
     text = render_html(bridge(), language="en", cwd=SOURCES)
     assert '<span class="removed">-    h = h_next' in text
     assert '<span class="added">+    h = h_next.detach()' in text
-    assert "tried, did not hold" in text
+    assert "tried: failed" in text
     assert "gradients differ by 0.25" in text
 
 

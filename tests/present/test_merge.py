@@ -84,7 +84,7 @@ def test_counts_are_added_and_blind_spots_are_said_once():
     spots = (plain("x"), plain("y"))
     one = dataclasses.replace(nothing_found(), seen=Seen(1, 2, 3, 4, spots[:1]))
     other = dataclasses.replace(nothing_found(), seen=Seen(10, 20, 30, 40, spots))
-    assert merged([("a", one), ("b", other)]).seen == Seen(11, 22, 33, 44, spots)
+    assert merged([("a", one), ("b", other)]).seen == Seen(11, 22, 33, 44, spots, processes=2)
 
 
 def test_one_failed_program_makes_a_failed_report():

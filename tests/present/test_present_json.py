@@ -128,7 +128,7 @@ def test_numbers_are_finite(odd):
     diagnosis = dataclasses.replace(two_files().diagnoses[0], gradient=Gradient("wrong", odd), fixes=(fix,))
     written = render(report(diagnosis))["diagnoses"][0]
     assert written["gradient"]["relative_error"] is None
-    assert set(list(written["fixes"][0]["verification"].values())[2:]) == {None}
+    assert set(list(written["fixes"][0]["verification"].values())[2:-1]) == {None}
 
 
 def test_text_that_utf8_cannot_carry_is_escaped():

@@ -112,7 +112,7 @@ def test_a_refresh_goes_behind_the_backward(suggested):
 
 
 @pytest.mark.parametrize(
-    "write", ["mean = refresh()", "loss.backward()", "Refresh(net)", "if x: refresh()", "net; f()"]
+    "write", ["loss = refresh(loss)", "loss.backward()", "if x: opt.step()", "net.p.grad.mul_(2)", "net; f()"]
 )
 def test_what_may_be_read_in_between_stays(suggested, write):
     program = f"loss = net(x).mean()\n{write}\nloss.backward()\n"

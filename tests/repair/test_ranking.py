@@ -1,4 +1,4 @@
-"""Which fix comes first: what keeps the gradients, then the cheaper one, then the smaller one."""
+"""Which fix comes first: what keeps the training, then the smaller one, then the cheaper one."""
 
 from dataclasses import replace
 
@@ -23,9 +23,9 @@ def kinds(found):
 
 
 def costs(**by_kind):
-    def measure(patch):
-        name = next(iter(patch.files)).rpartition("/")[2]
-        return next(cost for kind, cost in by_kind.items() if name.startswith(kind))
+    def measure(patches):
+        names = [next(iter(patch.files)).rpartition("/")[2] for patch in patches]
+        return [next(cost for kind, cost in by_kind.items() if name.startswith(kind)) for name in names]
 
     return measure
 
@@ -40,37 +40,53 @@ def test_preserved_comes_first_and_what_did_not_hold_comes_last(tmp_path):
     assert kinds(ranked_fixes(several)) == ["preserved", "changed", "further", "failed"]
 
 
-def test_the_cheaper_one_comes_before_the_smaller_one(tmp_path):
-    pair = [tried(tmp_path, "small"), tried(tmp_path, "lean", size=4)]
-    found = measured(pair, costs(small=Cost(140, 100), lean=Cost(100, 100)))
-    assert kinds(ranked_fixes(found)) == ["lean", "small"]
-    assert found[0].fix.verification.time_ratio == pytest.approx(1.4)
-    assert found[1].fix.verification.memory_ratio == 1.0
+def test_the_smaller_one_comes_first_and_of_the_same_size_the_cheaper_one(tmp_path):
+    several = [tried(tmp_path, "large", size=4), tried(tmp_path, "dear"), tried(tmp_path, "lean")]
+    found = measured(several, costs(dear=Cost(140, 100), lean=Cost(100, 100)))
+    assert kinds(ranked_fixes(found)) == ["lean", "dear", "large"]
+    assert found[1].fix.verification.time_ratio == pytest.approx(1.4)
+    assert found[2].fix.verification.memory_ratio == 1.0
 
 
-@pytest.mark.parametrize("lean", [Cost(100, 100), None])
-def test_a_difference_within_the_tolerance_does_not_decide(tmp_path, lean):
-    pair = [tried(tmp_path, "lean", size=4), tried(tmp_path, "small")]
-    assert kinds(ranked_fixes(measured(pair, costs(small=Cost(102, 101), lean=lean)))) == ["small", "lean"]
+@pytest.mark.parametrize("second", [Cost(100, 100), None])
+def test_a_difference_within_the_tolerance_does_not_decide(tmp_path, second):
+    pair = [tried(tmp_path, "one"), tried(tmp_path, "second")]
+    assert kinds(ranked_fixes(measured(pair, costs(one=Cost(102, 101), second=second)))) == ["one", "second"]
 
 
 def test_one_that_keeps_its_meaning_alone_is_not_run_again(tmp_path):
-    def never(patch):
-        raise AssertionError(patch)
+    def never(patches):
+        raise AssertionError(patches)
 
     pair = [tried(tmp_path, "one"), tried(tmp_path, "other", meaning="changed")]
     assert measured(pair, never) == pair
 
 
-def test_where_the_gradients_change_the_diagnosis_order_decides_before_the_cost(tmp_path):
+def told(found, training, difference=0.0):
+    verification = replace(found.fix.verification, training=training, gradient_difference=difference)
+    return replace(found, fix=replace(found.fix, verification=verification))
+
+
+def test_the_same_training_comes_before_the_same_gradients_and_what_the_cause_implies_before_what_nobody_meant(
+    tmp_path,
+):
+    several = [
+        told(tried(tmp_path, "sum_losses", meaning="changed"), "changed", 0.1),
+        told(tried(tmp_path, "recompute_forward", meaning="changed", size=3), "changed", 0.5),
+        told(tried(tmp_path, "gradients"), "gradients"),
+        told(tried(tmp_path, "same", size=5), "same"),
+    ]
+    assert kinds(ranked_fixes(several)) == ["same", "gradients", "recompute_forward", "sum_losses"]
+
+
+def test_where_the_training_changes_the_diagnosis_order_decides_before_difference_and_cost(tmp_path):
     pair = [tried(tmp_path, "advised", meaning="changed", size=3), tried(tmp_path, "cheap", meaning="changed")]
     again = replace(pair[0], fix=replace(pair[0].fix, summary=Message("fix.ran_to_end")))
-    found = measured([*pair, again], costs(advised=Cost(200, 200), cheap=Cost(100, 100)))
-    assert kinds(ranked_fixes(found)) == ["advised", "advised", "cheap"]
+    assert kinds(ranked_fixes([*pair, again])) == ["advised", "advised", "cheap"]
 
 
 def test_where_a_statement_was_refused_the_diagnosis_order_decides_before_the_cost(tmp_path):
-    pair = [tried(tmp_path, "meant", size=3), tried(tmp_path, "cheap")]
+    pair = [tried(tmp_path, "meant"), tried(tmp_path, "cheap")]
     found = measured(pair, costs(meant=Cost(200, 200), cheap=Cost(100, 100)))
     assert kinds(ranked_fixes(found)) == ["cheap", "meant"]
     assert kinds(ranked_fixes(found, was_refused=True)) == ["meant", "cheap"]

@@ -5,8 +5,7 @@
 
 from pathlib import Path
 
-import pytest
-
+from cases import each
 from golden_reports import assert_golden, run_watched
 from gradsan.text import LANGUAGES
 
@@ -23,13 +22,13 @@ CODES = {
 """The code by the beginning of a program's name."""
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+@each("language", LANGUAGES)
+@each("program", PROGRAMS, ids=lambda path: path.stem)
 def test_report(program, language):
     assert_golden(program, HERE / "reports", language)
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+@each("program", PROGRAMS, ids=lambda path: path.stem)
 def test_one_silent_diagnosis_at_lines_of_the_program(program):
     report, failures = run_watched(program)
     assert not failures

@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 import textwrap
 
-import pytest
-
+from cases import each
 from gradsan.model import Frame
 from gradsan.source import assigned_names, carried_names, consumed_names, statement_at
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "expected"),
     [
         ("h = 1", ["h"]),
@@ -36,7 +35,7 @@ def test_assigned_names(text, expected):
     assert assigned_names(ast.parse(text).body[0]) == expected
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "expected"),
     [
         ("out, h = self.rnn(x[i], self.h)", ["self", "x", "i", "self.h"]),
@@ -304,7 +303,7 @@ CARRIED = {
 }
 
 
-@pytest.mark.parametrize("name", CARRIED)
+@each("name", CARRIED)
 def test_carried(tmp_path, name):
     text = textwrap.dedent(CARRIED[name]).strip("\n") + "\n"
     path = tmp_path / "carried.py"

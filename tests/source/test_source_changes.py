@@ -8,6 +8,7 @@ import textwrap
 import pytest
 from source_snippets import run_with_fakes, run_with_torch, without_columns
 
+from cases import each
 from gradsan.model import Frame
 from gradsan.source import (
     Change,
@@ -154,7 +155,7 @@ def _place_of(text: str, op: str, body: str) -> int:
     return next(number for number, line in enumerate(text.splitlines(), 1) if number >= start and sign in line)
 
 
-@pytest.mark.parametrize(("body", "op", "expected"), OUT_OF_PLACE, ids=[case[0] for case in OUT_OF_PLACE])
+@each(("body", "op", "expected"), OUT_OF_PLACE, ids=[case[0] for case in OUT_OF_PLACE])
 def test_out_of_place_reads_runs_and_computes_the_same(tmp_path, body, op, expected):
     torch = pytest.importorskip("torch")
     ran = run_with_torch(tmp_path, HEAD + body)
@@ -176,7 +177,7 @@ def test_out_of_place_reads_runs_and_computes_the_same(tmp_path, body, op, expec
         assert before[name].dtype == after[name].dtype
 
 
-@pytest.mark.parametrize(("body", "op"), NOT_OUT_OF_PLACE, ids=[case[0] for case in NOT_OUT_OF_PLACE])
+@each(("body", "op"), NOT_OUT_OF_PLACE, ids=[case[0] for case in NOT_OUT_OF_PLACE])
 def test_no_line_where_none_says_the_same(tmp_path, body, op):
     pytest.importorskip("torch")
     ran = run_with_torch(tmp_path, HEAD + body)
@@ -190,7 +191,7 @@ def test_no_line_where_none_says_the_same(tmp_path, body, op):
         assert out_of_place(without_columns(frame), op) is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "notes"),
     [
         ("def f(q):\n    q.mul_(2)  #!\nf(x)", ("parameter_not_returned",)),
@@ -215,7 +216,7 @@ def test_notes_say_who_keeps_the_old_value(tmp_path, text, notes):
     assert clone_before(without_columns(ran.frame("mul_")), "mul_").notes == notes
 
 
-@pytest.mark.parametrize(
+@each(
     ("body", "op", "line", "new"),
     [
         ("x[0] = v[0]", "__setitem__", "x = x.clone()", True),
@@ -241,7 +242,7 @@ def test_clone_before(tmp_path, body, op, line, new):
         assert torch.equal(value, _results(again)[name])
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "op"),
     [
         ("while x.add_(1) is None: pass", "add_"),
@@ -256,7 +257,7 @@ def test_no_clone_before_where_there_is_no_place_or_name(tmp_path, text, op):
     assert clone_before(Frame(ran.file, ran.text.count("\n"), "<module>"), op) is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "name", "shape", "new"),
     [
         ("h = h_next", "h", "tensor", "h = h_next.detach()"),
@@ -316,7 +317,7 @@ def test_detach(tmp_path, text, name, shape, new):
     ast.parse(apply_change(text, change))
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "name", "new"),
     [
         ("state = (a, b)\nseq, state = f(x, state)", "state", "state = tuple(s.detach() for s in state)"),
@@ -347,7 +348,7 @@ def test_detach_finds_out_the_shape(tmp_path, text, name, new):
     assert detach_at(Frame(str(path), text.count("\n") + 1, scope), name).new == new
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "name", "new"),
     [
         ("y = x * w", "x", "y = x.clone() * w"),
@@ -371,7 +372,7 @@ def test_clone_at_save(tmp_path, text, name, new):
     assert (None if change is None else ("+" if not change.old else "") + change.new) == new
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "new"),
     [
         ("loss.backward(retain_graph=True)", "loss.backward()"),

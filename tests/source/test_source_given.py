@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
+from cases import each
 from gradsan.model import Frame
 from gradsan.source import binds_result, changed_lines, clone_handed_out
 
@@ -16,7 +15,7 @@ def frame_at(tmp_path, text: str, call: str) -> Frame:
     return Frame(str(path), 1, "<module>", column=column, end_line=1, end_column=column + len(call), is_user=True)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "call", "door", "changed"),
     [
         ("a = h.detach().cpu().numpy()", "h.detach().cpu().numpy()", "numpy", "a = h.detach().cpu().clone().numpy()"),
@@ -36,7 +35,7 @@ def test_memory_of_its_own(tmp_path, text, call, door, changed):
     assert (None if change is None else changed_lines(frame.file, change)[0][2]) == changed
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "call", "binds"),
     [
         ("h = net(x)", "net(x)", True),

@@ -1,12 +1,11 @@
 """What a line adds to something kept, and that line with the value cut off its graph."""
 
-import pytest
-
+from cases import each
 from gradsan.model import Frame
 from gradsan.source import additions
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "value", "changed"),
     [
         ("total.append(loss)", "loss", "total.append(loss.detach())"),
@@ -25,7 +24,7 @@ def test_what_is_added(tmp_path, line, value, changed):
     assert (found.value, found.change.new) == (value, changed)
 
 
-@pytest.mark.parametrize(
+@each(
     "line",
     [
         "total = total * loss",

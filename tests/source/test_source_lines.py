@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 from source_snippets import HAS_COLUMNS, run_with_fakes, without_columns
 
+from cases import each
 from gradsan.model import Frame
 from gradsan.source import expression_at, expressions_at, source_line, source_lines, statement_at
 from gradsan.source.tree import read_source
@@ -39,7 +40,7 @@ def test_declared_encoding(tmp_path):
         assert expression_at(Frame(str(path), 2, "<module>", column, 2, end)).text == "größe.upper()"
 
 
-@pytest.mark.parametrize("data", [b"# coding: nonsense\nx = 1\n", b"x = '\xff'\n", b"\x00\x01"])
+@each("data", [b"# coding: nonsense\nx = 1\n", b"x = '\xff'\n", b"\x00\x01"])
 def test_what_cannot_be_decoded_or_parsed_gives_nothing(tmp_path, data):
     path = tmp_path / "bad.py"
     path.write_bytes(data)
@@ -156,7 +157,7 @@ def test_resumed_functions_of_dynamo_are_recognised(tmp_path):
 
 
 @pytest.mark.skipif(not HAS_COLUMNS, reason="this Python has no columns")
-@pytest.mark.parametrize("module", ["argparse", "statistics", "inspect", "asyncio.base_events", "tokenize"])
+@each("module", ["argparse", "statistics", "inspect", "asyncio.base_events", "tokenize"])
 def test_every_operation_of_real_modules_is_found(module):
     file = __import__(module, fromlist=["x"]).__file__
     source = read_source(file)

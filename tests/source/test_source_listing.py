@@ -7,6 +7,7 @@ import textwrap
 import pytest
 from source_snippets import run_with_torch
 
+from cases import each
 from gradsan.source import apply_change, list_and_stack
 
 HEAD = """
@@ -101,7 +102,7 @@ def changed(tmp_path, body):
     return ran, list_and_stack(frame)
 
 
-@pytest.mark.parametrize("case", LISTS)
+@each("case", LISTS)
 def test_a_list_of_parts(tmp_path, case):
     torch = pytest.importorskip("torch")
     body, expected = LISTS[case]
@@ -112,7 +113,7 @@ def test_a_list_of_parts(tmp_path, case):
     assert torch.allclose(again.names["y"], ran.names["y"])
 
 
-@pytest.mark.parametrize("case", NONE)
+@each("case", NONE)
 def test_no_list_where_a_use_is_not_understood(tmp_path, case):
     pytest.importorskip("torch")
     assert changed(tmp_path, NONE[case])[1] is None

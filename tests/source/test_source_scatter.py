@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from source_snippets import run_with_torch, without_columns
 
+from cases import each
 from gradsan.model import Frame
 from gradsan.source import apply_change, element_out_of_place, part_out_of_place
 
@@ -56,7 +57,7 @@ def frames_of(ran, body):
     return [frame for _, frame in ran.events if frame.line >= first]
 
 
-@pytest.mark.parametrize(("body", "op", "by_tensor", "expected"), PARTS, ids=[case[0] for case in PARTS])
+@each(("body", "op", "by_tensor", "expected"), PARTS, ids=[case[0] for case in PARTS])
 def test_a_part_becomes_a_new_tensor(tmp_path, body, op, by_tensor, expected):
     torch = pytest.importorskip("torch")
     ran = run_with_torch(tmp_path, f"{HEAD}before = x\n{body}")
@@ -70,7 +71,7 @@ def test_a_part_becomes_a_new_tensor(tmp_path, body, op, by_tensor, expected):
     assert not torch.equal(again.names["before"], ran.names["x"])
 
 
-@pytest.mark.parametrize(("body", "op", "by_tensor"), NONE, ids=[case[0] for case in NONE])
+@each(("body", "op", "by_tensor"), NONE, ids=[case[0] for case in NONE])
 def test_no_line_where_none_says_the_same(tmp_path, body, op, by_tensor):
     pytest.importorskip("torch")
     ran = run_with_torch(tmp_path, HEAD + body)
@@ -81,7 +82,7 @@ def test_no_line_where_none_says_the_same(tmp_path, body, op, by_tensor):
         assert part_out_of_place(without_columns(frame), op, by_tensor) is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("index", "expected"),
     [
         ("x[k] = v", "x = x.select_scatter(v, 0, k)"),
@@ -96,7 +97,7 @@ def test_the_source_tells_where_the_run_does_not(tmp_path, index, expected):
     assert part_out_of_place(frame, "__setitem__").new.strip() == expected
 
 
-@pytest.mark.parametrize(
+@each(
     ("body", "op", "expected"),
     [
         ("states[i] += 1", "__iadd__", "states[i] = states[i] + 1"),

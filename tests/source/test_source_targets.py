@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from source_snippets import HAS_COLUMNS, run_with_fakes, run_with_torch, without_columns
 
+from cases import each
 from gradsan.model import Frame
 from gradsan.source import called_expression, expression_at, expressions_at, operand_expressions, written_expression
 
@@ -107,7 +108,7 @@ def _ids(cases):
     return [f"{case[0].splitlines()[-1]}::{case[1]}" for case in cases]
 
 
-@pytest.mark.parametrize(("text", "op", "expected", "line_tells"), WRITTEN, ids=_ids(WRITTEN))
+@each(("text", "op", "expected", "line_tells"), WRITTEN, ids=_ids(WRITTEN))
 def test_written_by_columns_and_by_line(tmp_path, text, op, expected, line_tells):
     ran = run_with_fakes(tmp_path, text)
     frame = Frame(ran.file, ran.text.count("\n"), "<module>") if op == "data" else ran.frame(op)
@@ -116,7 +117,7 @@ def test_written_by_columns_and_by_line(tmp_path, text, op, expected, line_tells
     assert written_expression(without_columns(frame), op) == (expected if line_tells else None)
 
 
-@pytest.mark.parametrize(("text", "op", "expected"), WRITTEN_WITH_TORCH, ids=_ids(WRITTEN_WITH_TORCH))
+@each(("text", "op", "expected"), WRITTEN_WITH_TORCH, ids=_ids(WRITTEN_WITH_TORCH))
 def test_written_with_torch(tmp_path, text, op, expected):
     pytest.importorskip("torch")
     ran = run_with_torch(tmp_path, _body(text))
@@ -186,7 +187,7 @@ def test_module_attributes_are_looked_up_in_their_class(tmp_path):
     assert called_expression(by_line["return self.final(x)"]) == "self.final"
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "op", "expected"),
     [
         ("y = x * w", "__mul__", ["x", "w"]),

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import gradsan.text
+from cases import each
 from gradsan.model import Message
 from gradsan.text import choose_language, say
 from gradsan.text._messages import sentences
@@ -49,7 +50,7 @@ def test_both_languages_have_the_same_keys():
     assert set(sentences("en")) == set(sentences("zh"))
 
 
-@pytest.mark.parametrize("key", EVERY_KEY)
+@each("key", EVERY_KEY)
 def test_both_languages_fill_the_same_fields(key):
     english, chinese = sentences("en")[key], sentences("zh")[key]
     counted = key.endswith((".one", ".other"))
@@ -57,7 +58,7 @@ def test_both_languages_fill_the_same_fields(key):
     assert all(name.isidentifier() for name in fields(english)), "a field is a plain name"
 
 
-@pytest.mark.parametrize("key", EVERY_KEY)
+@each("key", EVERY_KEY)
 def test_every_sentence_says_something(key):
     for language in ("en", "zh"):
         text = sentences(language)[key]
@@ -65,13 +66,13 @@ def test_every_sentence_says_something(key):
         assert not re.search(r"/work\b|/tmp\b|/home/|/root\b", text)
 
 
-@pytest.mark.parametrize("key", [key for key in EVERY_KEY if key.endswith((".one", ".other"))])
+@each("key", [key for key in EVERY_KEY if key.endswith((".one", ".other"))])
 def test_counted_sentences_come_in_pairs(key):
     stem = key.rpartition(".")[0]
     assert {f"{stem}.one", f"{stem}.other"} <= set(EVERY_KEY)
 
 
-@pytest.mark.parametrize("language", ["en", "zh"])
+@each("language", ["en", "zh"])
 def test_the_tables_are_the_documented_ones(language):
     toml = (PACKAGE / "text" / language / "messages.toml").read_text(encoding="utf-8")
     assert tuple(re.findall(r"^\[(\w+)\]$", toml, re.MULTILINE)) == TABLES
@@ -101,7 +102,7 @@ def keys_in_code():
                 yield where, "".join(parts)
 
 
-@pytest.mark.parametrize(("where", "pattern"), [pytest.param(*found, id="-".join(found)) for found in keys_in_code()])
+@each(("where", "pattern"), [pytest.param(*found, id="-".join(found)) for found in keys_in_code()])
 def test_every_key_used_in_code_is_written(where, pattern):
     assert any(re.fullmatch(f"{pattern}(\\.one|\\.other)?", key) for key in EVERY_KEY), f"{where}: no such message"
 
@@ -119,7 +120,7 @@ def test_a_value_that_is_a_message_is_said_first_in_the_same_language(strict, ca
     assert say(Message("greeting", {"name": Message("name")}), "zh") == "你好 世界"
 
 
-@pytest.mark.parametrize(("count", "said"), [(1, "one row"), (0, "0 rows"), (1234, "1,234 rows")])
+@each(("count", "said"), [(1, "one row"), (0, "0 rows"), (1234, "1,234 rows")])
 def test_count_chooses_the_wording(strict, catalogue, count, said):
     assert say(Message("rows", {"count": count}), "en") == said
 
@@ -145,7 +146,7 @@ def test_a_user_gets_english_or_the_key_instead(lenient, catalogue):
     assert say(Message("rows"), "en") == "rows"
 
 
-@pytest.mark.parametrize(
+@each(
     ("option", "environ", "language"),
     [
         ("en", {"LANG": "zh_CN.UTF-8"}, "en"),

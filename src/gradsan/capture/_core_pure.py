@@ -71,6 +71,7 @@ class Core:
         self.on_differentiable: Callable[[Any, Any, Any], None] | None = None
         self.on_step_begin: Callable[[Any], None] | None = None
         self.on_step_end: Callable[[Any], None] | None = None
+        self.on_result: Callable[[str, tuple[Any, ...], dict[str, Any], Any], None] | None = None
         self.on_nodes: Callable[[Any, int, int], None] | None = None
         self.quiet_nodes = QUIET_NODES
         self.quiet_from = 0
@@ -78,6 +79,7 @@ class Core:
         self.tells_all_writes = False
         self.lets_pass: type[BaseException] | None = None
         self.on_write: Callable[[Any, str, Stack], None] | None = None
+        self.before_write: Callable[[Any], None] | None = None
         self._local = threading.local()
         self._lives = itertools.count(1)
         self._nodes: deque[list[Any]] = deque(maxlen=NODES_KEPT)
@@ -222,12 +224,7 @@ class Core:
             self.on_write(tensor, op, stack)
 
     def _log_write(self, tensor: Any, op: str, kind: str, index: Any, stack: Stack) -> None:
-        try:
-            storage = tensor.untyped_storage()._cdata
-            version = tensor._version
-            geometry = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.element_size())
-        except (RuntimeError, NotImplementedError, AttributeError):
-            storage, version, geometry = _torch.weak_identity(tensor)
+        storage, version, geometry = _torch.weak_identity(tensor)
         sequence, grad_enabled = _torch.sequence_number(), _torch.is_grad_enabled()
         try:
             is_parameter = tensor.is_leaf and tensor.requires_grad
@@ -253,6 +250,13 @@ class Core:
         ``quiet_operators``.
         """
         return _writer_pure.wrap(self, original, op, kind, position, keyword)
+
+    def watch_indexing(self, wanted: bool) -> None:
+        """Log the Nodes that ``tensor[index]`` makes from now on, or no longer.
+
+        Python can do that only by setting ``__getitem__``, which would make a sequence of every tensor, so here nothing
+        is done: such a Node is placed between the logged calls before and after it.
+        """
 
     def step_begin(self, optimizer: Any, *_: Any) -> None:
         """Log that a step begins: an optimizer's pre-hook.

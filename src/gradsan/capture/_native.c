@@ -23,8 +23,11 @@
 #if PY_VERSION_HEX < 0x030B0000
 #include <frameobject.h>
 #endif
+#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include "finite.h"
 #include <string.h>
 
 #define WRITES_KEPT 32768
@@ -556,9 +559,11 @@ typedef struct {
     PyObject *quiet_operators; /* the ids of operators that write nothing; a set */
     PyObject *on_operator;     /* called with the positional (first the operator) and the named arguments of a call */
     PyObject *on_step_begin, *on_step_end; /* called with an optimizer that is not in `settled` */
+    PyObject *on_result;  /* called with the name, the arguments and the result of each call */
     PyObject *on_nodes;   /* called with what holds the Nodes that a call has made, the first number and their end */
     PyObject *on_quiet;   /* called with the number of the next Node when `quiet_nodes` are reached */
     PyObject *on_write;   /* called while a backward runs with a written tensor, what was called, and the stack */
+    PyObject *before_write; /* called with what is about to be written */
     char tells_all_writes; /* on_write is called at any time */
     PyObject *lets_pass;   /* exceptions of this class reach the program from whatever is called here; NULL, None: none */
     Stack **stacks; /* open addressing; capacity is 0 or a power of two, at most half full */
@@ -791,11 +796,6 @@ static inline LoggedNodes *nodes_at(const Ring *ring, size_t i)
     return (LoggedNodes *)ring->items + ((ring->first + i) & (ring->capacity - 1));
 }
 
-static PyObject *as_tuple(const LoggedNodes *nodes)
-{
-    return Py_BuildValue("LLLO", nodes->first, nodes->end, nodes->clock, nodes->stack);
-}
-
 static PyObject *Core_nodes_near(Core *self, PyObject *const *args, Py_ssize_t count)
 {
     if (count != 2)
@@ -819,15 +819,27 @@ static PyObject *Core_nodes_near(Core *self, PyObject *const *args, Py_ssize_t c
         } else if (after == NULL || nodes->first < after->first)
             after = nodes;
     }
+    /* Copied before anything is allocated: that can run the program's code, which can log and move what lies here. */
+    LoggedNodes found[2];
+    int known = 0;
+    if (exact != NULL)
+        found[known++] = *exact;
+    else {
+        if (before != NULL)
+            found[known++] = *before;
+        if (after != NULL)
+            found[known++] = *after;
+    }
+    for (int i = 0; i < known; i++)
+        Py_INCREF(found[i].stack);
     PyObject *list = PyList_New(0);
-    LoggedNodes *found[2] = {exact != NULL ? exact : before, exact != NULL ? NULL : after};
-    for (int i = 0; list != NULL && i < 2; i++) {
-        if (found[i] == NULL)
-            continue;
-        PyObject *item = as_tuple(found[i]);
-        if (item == NULL || PyList_Append(list, item) < 0)
+    for (int i = 0; i < known; i++) {
+        PyObject *item =
+            list == NULL ? NULL : Py_BuildValue("LLLO", found[i].first, found[i].end, found[i].clock, found[i].stack);
+        if (list != NULL && (item == NULL || PyList_Append(list, item) < 0))
             Py_CLEAR(list);
         Py_XDECREF(item);
+        Py_DECREF(found[i].stack);
     }
     return list;
 }
@@ -957,11 +969,32 @@ static int is_set(PyObject *callback)
     return callback != NULL && callback != Py_None;
 }
 
+/* Calls a callback with arguments as Py_BuildValue takes them, in a tuple; it may be replaced or taken away, by itself or
+ * by another thread. None where there is none. */
+static PyObject *call_held(PyObject *callback, const char *format, ...)
+{
+    if (!is_set(callback))
+        Py_RETURN_NONE;
+    va_list given;
+    Py_INCREF(callback);
+    va_start(given, format);
+    PyObject *arguments = Py_VaBuildValue(format, given);
+    va_end(given);
+    PyObject *told = arguments == NULL ? NULL : PyObject_CallObject(callback, arguments);
+    Py_XDECREF(arguments);
+    Py_DECREF(callback);
+    return told;
+}
+
 static int log_write_hushed(Core *core, PyObject *tensor, PyObject *op, PyObject *kind, PyObject *index, PyObject *stack)
 {
     LoggedWrite write = {0}, dropped;
     PyObject **r = write.references;
-    if (read_geometry(tensor, &write) < 0) {
+    /* A class of its own may run code of the program's where it is asked for sizes. */
+    if (!is_plain(tensor)) {
+        if (read_weak_identity(tensor, &write) < 0)
+            goto failed;
+    } else if (read_geometry(tensor, &write) < 0) {
         if (!PyErr_ExceptionMatches(PyExc_RuntimeError) && !PyErr_ExceptionMatches(PyExc_AttributeError))
             goto failed;
         PyErr_Clear();
@@ -1020,9 +1053,7 @@ static int log_write(Core *core, PyObject *tensor, PyObject *op, PyObject *kind,
     unhush(before);
     if (status < 0 || !is_set(core->on_write) || !(core->tells_all_writes || PyList_GET_SIZE(core->running) > 0))
         return status;
-    PyObject *on_write = Py_NewRef(core->on_write);
-    PyObject *told = PyObject_CallFunctionObjArgs(on_write, tensor, op, stack, NULL);
-    Py_DECREF(on_write);
+    PyObject *told = call_held(core->on_write, "(OOO)", tensor, op, stack);
     Py_XDECREF(told);
     return told == NULL ? -1 : 0;
 }
@@ -1044,9 +1075,8 @@ typedef struct {
     vectorcallfunc vectorcall;
     PyObject *original;
     Core *core;
-    /* The C function behind a __setitem__ or __getitem__ that a C type defines, and the type whose instances it takes. */
+    /* The C function behind a __setitem__ that a C type defines, and the type whose instances it takes. */
     objobjargproc assign;
-    binaryfunc subscript;
     PyTypeObject *indexed;
     Py_ssize_t position;       /* -1: none */
     char is_setitem, is_plain; /* is_plain: writes nothing, wrapped for the Nodes it makes */
@@ -1192,14 +1222,11 @@ static int forgive(Core *core)
     return 0;
 }
 
-/* Tells `on_operator` of a call of the operator args[0], with all arguments, unless it is known to write nothing. */
-static int tell_operator(Core *core, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+/* Calls `listener` with `name` (where it is not NULL), the positional and the named arguments of a call, and `result`
+(where it is not NULL). */
+static int tell_call(PyObject *listener, PyObject *name, PyObject *const *args, Py_ssize_t count, PyObject *keywords,
+                     PyObject *result)
 {
-    PyObject *number = PyLong_FromVoidPtr(args[0]);
-    int is_quiet = number == NULL ? -1 : PySet_Contains(core->quiet_operators, number);
-    Py_XDECREF(number);
-    if (is_quiet != 0)
-        return is_quiet;
     PyObject *given = PyTuple_New(count), *named = PyDict_New(), *told = NULL;
     int failed = given == NULL || named == NULL;
     for (Py_ssize_t i = 0; !failed && i < count; i++)
@@ -1207,9 +1234,10 @@ static int tell_operator(Core *core, PyObject *const *args, Py_ssize_t count, Py
     for (Py_ssize_t i = 0; !failed && keywords != NULL && i < PyTuple_GET_SIZE(keywords); i++)
         failed = PyDict_SetItem(named, PyTuple_GET_ITEM(keywords, i), args[count + i]) < 0;
     if (!failed) {
-        PyObject *on_operator = Py_NewRef(core->on_operator);
-        told = PyObject_CallFunctionObjArgs(on_operator, given, named, NULL);
-        Py_DECREF(on_operator);
+        Py_INCREF(listener);
+        told = name == NULL ? PyObject_CallFunctionObjArgs(listener, given, named, NULL)
+                            : PyObject_CallFunctionObjArgs(listener, name, given, named, result, NULL);
+        Py_DECREF(listener);
     }
     Py_XDECREF(given);
     Py_XDECREF(named);
@@ -1217,49 +1245,104 @@ static int tell_operator(Core *core, PyObject *const *args, Py_ssize_t count, Py
     return told == NULL ? -1 : 0;
 }
 
+/* Tells `on_operator` of a call of the operator args[0], with all arguments, unless it is known to write nothing. */
+static int tell_operator(Core *core, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    PyObject *number = PyLong_FromVoidPtr(args[0]);
+    int is_quiet = number == NULL ? -1 : PySet_Contains(core->quiet_operators, number);
+    Py_XDECREF(number);
+    return is_quiet != 0 ? is_quiet : tell_call(core->on_operator, NULL, args, count, keywords, NULL);
+}
+
+/* Logs and tells the Nodes from number `first` on that a call has made, which `holder` holds; -1: the program is to see
+ * the exception. */
+static int tell_nodes(Core *core, long long first, PyObject *holder)
+{
+    long long end = sequence_here();
+    if (end == first)
+        return 0;
+    if (log_nodes(core, first, end) < 0 && forgive(core) < 0)
+        return -1;
+    if ((end < core->quiet_from || end - core->quiet_from >= core->quiet_nodes) && is_set(core->on_quiet)) {
+        PyObject *told = call_held(core->on_quiet, "(L)", end);
+        if (told == NULL && forgive(core) < 0)
+            return -1;
+        Py_XDECREF(told);
+    }
+    if (is_set(core->on_nodes)) {
+        PyObject *told = call_held(core->on_nodes, "(OLL)", holder, first, end);
+        if (told == NULL && forgive(core) < 0)
+            return -1;
+        Py_XDECREF(told);
+    }
+    return 0;
+}
+
+/* Whether what is called now is logged: not where an optimizer calls, whose writes are accounted for per step. -1 with
+ * an exception. */
+static inline int is_logged(Core *core)
+{
+    if (!core->active || !core->open_steps)
+        return core->active;
+    int inside = called_by_optimizer(core);
+    return inside < 0 ? forgive(core) : !inside;
+}
+
+/* What a call of a writer that writes is given to write to, borrowed; NULL where it is given nothing. */
+static PyObject *target_of(Writer *writer, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    int has_keywords = keywords != NULL && PyTuple_GET_SIZE(keywords) > 0;
+    if (writer->is_setitem)
+        return count > 1 ? args[0] : NULL;
+    if (writer->keyword != NULL) {
+        PyObject *given = has_keywords ? passed_by_keyword(writer->keyword, args + count, keywords) : NULL;
+        return given == Py_None ? NULL : given;
+    }
+    if (writer->position >= 0 && count > writer->position)
+        return args[writer->position];
+    return has_keywords ? args[count] : NULL;
+}
+
+/* Tells `before_write` what is about to be written; -1: the program is to see the exception. */
+static int tell_before(Writer *writer, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    PyObject *target = target_of(writer, args, count, keywords);
+    if (target == NULL)
+        return 0;
+    PyObject *before_write = Py_NewRef(writer->core->before_write);
+    PyObject *told = PyObject_CallOneArg(before_write, target);
+    Py_DECREF(before_write);
+    Py_XDECREF(told);
+    return told == NULL ? forgive(writer->core) : 0;
+}
+
 static PyObject *Writer_vectorcall(PyObject *self, PyObject *const *args, size_t flagged_count, PyObject *keywords)
 {
     Writer *writer = (Writer *)self;
     Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
     Core *core = writer->core;
-    int is_active = core->active;
-    if (is_active && core->open_steps) {
-        int inside = called_by_optimizer(core);
-        if (inside < 0 && forgive(core) < 0)
-            return NULL;
-        is_active = !inside;
-    }
+    int is_active = is_logged(core);
+    if (is_active < 0)
+        return NULL;
+    if (is_active && is_set(core->before_write) && !writer->is_plain && !writer->is_operator &&
+        tell_before(writer, args, count, keywords) < 0)
+        return NULL;
     long long first = is_active ? sequence_here() : 0;
     PyObject *result;
     if (writer->assign != NULL && count == 3 && keywords == NULL && PyObject_TypeCheck(args[0], writer->indexed))
         result = writer->assign(args[0], args[1], args[2]) < 0 ? NULL : Py_NewRef(Py_None);
-    else if (writer->subscript != NULL && count == 2 && keywords == NULL && PyObject_TypeCheck(args[0], writer->indexed))
-        result = writer->subscript(args[0], args[1]);
     else
         result = PyObject_Vectorcall(writer->original, args, flagged_count, keywords);
     if (result == NULL || !is_active || !core->active)
         return result;
-    long long end = sequence_here();
-    if (end != first && log_nodes(core, first, end) < 0 && forgive(core) < 0) {
+    if (tell_nodes(core, first, result == Py_None && count > 0 ? args[0] : result) < 0) {
         Py_DECREF(result);
         return NULL;
     }
-    if (end != first && (end < core->quiet_from || end - core->quiet_from >= core->quiet_nodes) && is_set(core->on_quiet)) {
-        PyObject *told = PyObject_CallFunction(core->on_quiet, "L", end);
-        if (told == NULL && forgive(core) < 0) {
-            Py_DECREF(result);
-            return NULL;
-        }
-        Py_XDECREF(told);
-    }
-    if (end != first && is_set(core->on_nodes)) {
-        PyObject *holder = result == Py_None && count > 0 ? args[0] : result;
-        PyObject *told = PyObject_CallFunction(core->on_nodes, "OLL", holder, first, end);
-        if (told == NULL && forgive(core) < 0) {
-            Py_DECREF(result);
-            return NULL;
-        }
-        Py_XDECREF(told);
+    if (is_set(core->on_result) && tell_call(core->on_result, writer->op, args, count, keywords, result) < 0 &&
+        forgive(core) < 0) {
+        Py_DECREF(result);
+        return NULL;
     }
     if (writer->is_operator && count > 0 && is_set(core->on_operator) &&
         tell_operator(core, args, count, keywords) < 0 && forgive(core) < 0) {
@@ -1269,23 +1352,7 @@ static PyObject *Writer_vectorcall(PyObject *self, PyObject *const *args, size_t
     if (writer->is_plain)
         return result;
 
-    PyObject *target = NULL, *key = NULL;
-    int has_keywords = keywords != NULL && PyTuple_GET_SIZE(keywords) > 0;
-    if (writer->is_setitem) {
-        if (count > 1) {
-            target = args[0];
-            key = args[1];
-        }
-    } else if (writer->keyword != NULL) {
-        if (has_keywords)
-            target = passed_by_keyword(writer->keyword, args + count, keywords);
-        if (target == Py_None)
-            target = NULL;
-    } else if (writer->position >= 0 && count > writer->position)
-        target = args[writer->position];
-    else if (has_keywords)
-        target = args[count];
-
+    PyObject *target = target_of(writer, args, count, keywords), *key = writer->is_setitem && count > 1 ? args[1] : NULL;
     if (target != NULL && log_target(writer, target, key) < 0 && forgive(core) < 0)
         Py_CLEAR(result);
     return result;
@@ -1390,7 +1457,7 @@ static PyTypeObject FunctionWriter_Type = {
     WRITER_SLOTS,
 };
 
-/* Lets `x[key] = value` and `x[key]` go straight to the C function where the original does nothing but call it. */
+/* Lets `x[key] = value` go straight to the C function where the original does nothing but call it. */
 static void find_indexing(Writer *writer)
 {
     if (!Py_IS_TYPE(writer->original, &PyWrapperDescr_Type))
@@ -1402,8 +1469,6 @@ static void find_indexing(Writer *writer)
         return;
     if (strcmp(wrapper->d_base->name, "__setitem__") == 0 && (void *)mapping->mp_ass_subscript == wrapper->d_wrapped)
         writer->assign = mapping->mp_ass_subscript;
-    else if (strcmp(wrapper->d_base->name, "__getitem__") == 0 && (void *)mapping->mp_subscript == wrapper->d_wrapped)
-        writer->subscript = mapping->mp_subscript;
     writer->indexed = owner;
 }
 
@@ -1446,6 +1511,98 @@ static PyObject *Core_writer(Core *self, PyObject *const *args, Py_ssize_t count
     return dressed;
 }
 
+/* ---- indexing --------------------------------------------------------------------------------------------------- */
+
+/* The C function behind `tensor[index]`, and the core that logs what it does; NULL while nobody watches. */
+static binaryfunc indexing_original;
+static Core *indexing_core;
+
+/* Tells `on_result` of an indexing; -1: the program is to see the exception. */
+static int tell_indexed(Core *core, PyObject *tensor, PyObject *key, PyObject *result)
+{
+    if (!is_set(core->on_result))
+        return 0;
+    PyObject *name = PyUnicode_InternFromString("__getitem__"), *args[] = {tensor, key};
+    int failed = name == NULL || tell_call(core->on_result, name, args, 2, NULL, result) < 0;
+    Py_XDECREF(name);
+    return failed ? forgive(core) : 0;
+}
+
+/* Stands in mp_subscript of torch.Tensor and of the classes that inherit it. Setting the attribute __getitem__ instead would
+ * make a sequence of every tensor (type_slots.py). */
+static PyObject *logged_subscript(PyObject *self, PyObject *key)
+{
+    if (indexing_core == NULL || !indexing_core->active)
+        return indexing_original(self, key);
+    /* What runs within may switch watching off. */
+    Core *core = (Core *)Py_NewRef((PyObject *)indexing_core);
+    PyObject *result = NULL;
+    int is_active = is_logged(core);
+    if (is_active >= 0) {
+        long long first = is_active ? sequence_here() : 0;
+        result = indexing_original(self, key);
+        if (result != NULL && is_active && core->active &&
+            (tell_nodes(core, first, result) < 0 || tell_indexed(core, self, key, result) < 0))
+            Py_CLEAR(result);
+    }
+    Py_DECREF(core);
+    return result;
+}
+
+/* Replaces one function by another in mp_subscript of a type and of all types below it; -1 with an exception. */
+static int replace_subscript(PyTypeObject *type, binaryfunc from, binaryfunc to)
+{
+    if (type->tp_as_mapping != NULL && type->tp_as_mapping->mp_subscript == from &&
+        PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE))
+        type->tp_as_mapping->mp_subscript = to;
+    PyObject *below = PyObject_CallMethod((PyObject *)&PyType_Type, "__subclasses__", "O", type);
+    int done = below == NULL ? -1 : 0;
+    for (Py_ssize_t i = 0; done == 0 && i < PyList_GET_SIZE(below); i++)
+        if (PyType_Check(PyList_GET_ITEM(below, i)))
+            done = replace_subscript((PyTypeObject *)PyList_GET_ITEM(below, i), from, to);
+    Py_XDECREF(below);
+    return done;
+}
+
+/* The C function behind torch.Tensor.__getitem__, NULL where something else stands there. */
+static binaryfunc find_subscript(void)
+{
+    PyObject *found = PyObject_GetAttrString((PyObject *)torch.tensor, "__getitem__");
+    PyWrapperDescrObject *wrapper = (PyWrapperDescrObject *)found;
+    binaryfunc subscript = NULL;
+    if (found == NULL)
+        PyErr_Clear();
+    else if (Py_IS_TYPE(found, &PyWrapperDescr_Type) && PyType_IsSubtype(torch.tensor, PyDescr_TYPE(wrapper))) {
+        PyMappingMethods *mapping = PyDescr_TYPE(wrapper)->tp_as_mapping;
+        if (mapping != NULL && (void *)mapping->mp_subscript == wrapper->d_wrapped)
+            subscript = mapping->mp_subscript;
+    }
+    Py_XDECREF(found);
+    return subscript;
+}
+
+static PyObject *Core_watch_indexing(Core *self, PyObject *given)
+{
+    int wanted = PyObject_IsTrue(given);
+    if (wanted < 0)
+        return NULL;
+    if (wanted && indexing_core == NULL) {
+        if (indexing_original == NULL)
+            indexing_original = find_subscript();
+        if (indexing_original == NULL)
+            Py_RETURN_NONE;
+        indexing_core = (Core *)Py_NewRef((PyObject *)self);
+        if (replace_subscript(torch.tensor, indexing_original, logged_subscript) < 0)
+            return NULL;
+    } else if (!wanted && indexing_core == self) {
+        indexing_core = NULL;
+        Py_DECREF(self);
+        if (replace_subscript(torch.tensor, logged_subscript, indexing_original) < 0)
+            return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
 /* ---- steps and backward calls ----------------------------------------------------------------------------------- */
 
 /* Adds the identity of a parameter's storage where asked for, and its version; -1 with an exception. */
@@ -1483,7 +1640,9 @@ static int add_parameters(PyObject *optimizer, int with_storage, Numbers *number
     int done = 0;
     /* Sizes are read anew each time: a subclass of tensor may run Python code that changes the lists. */
     for (Py_ssize_t i = 0; done == 0 && i < PySequence_Fast_GET_SIZE(groups); i++) {
-        given = PyObject_GetItem(PySequence_Fast_GET_ITEM(groups, i), params_name);
+        PyObject *group = Py_NewRef(PySequence_Fast_GET_ITEM(groups, i));
+        given = PyObject_GetItem(group, params_name);
+        Py_DECREF(group);
         PyObject *parameters = given == NULL ? NULL : PySequence_Fast(given, "params cannot be iterated");
         Py_XDECREF(given);
         if (parameters == NULL)
@@ -1711,10 +1870,11 @@ static PyObject *weakly(PyObject *outputs)
 {
     if (PyTuple_CheckExact(outputs) && PyTuple_GET_SIZE(outputs) == 1)
         return weak_reference(PyTuple_GET_ITEM(outputs, 0));
-    PyObject *items = PySequence_Fast(outputs, "outputs cannot be iterated");
-    PyObject *found = items == NULL ? NULL : PyTuple_New(PySequence_Fast_GET_SIZE(items));
+    /* A list may change while weak references are made: that can run the program's code. */
+    PyObject *items = PySequence_Tuple(outputs);
+    PyObject *found = items == NULL ? NULL : PyTuple_New(PyTuple_GET_SIZE(items));
     for (Py_ssize_t i = 0; found != NULL && i < PyTuple_GET_SIZE(found); i++) {
-        PyObject *weak = weak_reference(PySequence_Fast_GET_ITEM(items, i));
+        PyObject *weak = weak_reference(PyTuple_GET_ITEM(items, i));
         if (weak == NULL)
             Py_CLEAR(found);
         else
@@ -1794,10 +1954,7 @@ static int count_round(Core *core, PyObject *record)
     long long rounds = ++((Stack *)PyTuple_GET_ITEM(record, 1))->rounds;
     if ((rounds & (rounds - 1)) != 0 || !is_set(core->on_round))
         return 0;
-    PyObject *on_round = Py_NewRef(core->on_round), *number = PyLong_FromLongLong(rounds);
-    PyObject *told = number == NULL ? NULL : PyObject_CallFunctionObjArgs(on_round, record, number, NULL);
-    Py_DECREF(on_round);
-    Py_XDECREF(number);
+    PyObject *told = call_held(core->on_round, "(OL)", record, rounds);
     Py_XDECREF(told);
     return told == NULL ? -1 : 1;
 }
@@ -1810,9 +1967,7 @@ static void tell_failure(Core *core, PyObject *record)
     PyErr_NormalizeException(&type, &value, &traceback);
     if (traceback != NULL)
         PyException_SetTraceback(value, traceback);
-    PyObject *on_failure = Py_NewRef(core->on_failure);
-    PyObject *told = PyObject_CallFunctionObjArgs(on_failure, record, value, NULL);
-    Py_DECREF(on_failure);
+    PyObject *told = call_held(core->on_failure, "(OO)", record, value);
     if (told == NULL && forgive(core) < 0) {
         PyObject *new_type, *new_value, *new_traceback;
         PyErr_Fetch(&new_type, &new_value, &new_traceback);
@@ -1852,9 +2007,7 @@ static int tell_entry(Core *core, PyObject *record, PyObject *const *args, Py_ss
     for (Py_ssize_t i = 0; !failed && i < names; i++)
         failed = PyDict_SetItem(named, PyTuple_GET_ITEM(keywords, i), args[count + i]) < 0;
     if (!failed) {
-        PyObject *on_enter = Py_NewRef(core->on_enter);
-        PyObject *told = PyObject_CallFunctionObjArgs(on_enter, record, rest, named, NULL);
-        Py_DECREF(on_enter);
+        PyObject *told = call_held(core->on_enter, "(OOO)", record, rest, named);
         failed = told == NULL;
         Py_XDECREF(told);
     }
@@ -1869,9 +2022,7 @@ static int tell_differentiable(Core *core, PyObject *record, PyObject *const *ar
     PyObject *inputs = count > 4 ? Py_NewRef(args[4]) : PyTuple_New(0);
     if (inputs == NULL)
         return -1;
-    PyObject *on_differentiable = Py_NewRef(core->on_differentiable);
-    PyObject *told = PyObject_CallFunctionObjArgs(on_differentiable, record, inputs, result, NULL);
-    Py_DECREF(on_differentiable);
+    PyObject *told = call_held(core->on_differentiable, "(OOO)", record, inputs, result);
     Py_DECREF(inputs);
     Py_XDECREF(told);
     return told == NULL ? -1 : 0;
@@ -1926,9 +2077,7 @@ static PyObject *Engine_vectorcall(PyObject *self, PyObject *const *args, size_t
             tell_differentiable(core, record, args, count, result) < 0)
             Py_CLEAR(result);
         if (result != NULL && record != NULL && is_set(core->on_leave)) {
-            PyObject *on_leave = Py_NewRef(core->on_leave);
-            PyObject *told = PyObject_CallFunctionObjArgs(on_leave, record, NULL);
-            Py_DECREF(on_leave);
+            PyObject *told = call_held(core->on_leave, "(O)", record);
             if (told == NULL)
                 Py_CLEAR(result);
             Py_XDECREF(told);
@@ -2023,9 +2172,11 @@ static int Core_traverse(Core *self, visitproc visit, void *arg)
     Py_VISIT(self->on_failure);
     Py_VISIT(self->on_enter);
     Py_VISIT(self->on_leave);
+    Py_VISIT(self->on_result);
     Py_VISIT(self->on_nodes);
     Py_VISIT(self->on_quiet);
     Py_VISIT(self->on_write);
+    Py_VISIT(self->before_write);
     Py_VISIT(self->lets_pass);
     Py_VISIT(self->on_round);
     Py_VISIT(self->on_differentiable);
@@ -2041,9 +2192,11 @@ static int Core_clear(Core *self)
     Py_CLEAR(self->on_failure);
     Py_CLEAR(self->on_enter);
     Py_CLEAR(self->on_leave);
+    Py_CLEAR(self->on_result);
     Py_CLEAR(self->on_nodes);
     Py_CLEAR(self->on_quiet);
     Py_CLEAR(self->on_write);
+    Py_CLEAR(self->before_write);
     Py_CLEAR(self->lets_pass);
     Py_CLEAR(self->on_round);
     Py_CLEAR(self->on_differentiable);
@@ -2089,6 +2242,8 @@ static PyMethodDef Core_methods[] = {
     {"writer", (PyCFunction)(void (*)(void))Core_writer, METH_FASTCALL | METH_KEYWORDS,
      "writer($self, original, op, kind, position, keyword)\n--\n\n"
      "Wrap original so that what it writes is logged after it returned."},
+    {"watch_indexing", (PyCFunction)Core_watch_indexing, METH_O,
+     "watch_indexing($self, wanted, /)\n--\n\nLog the Nodes that tensor[index] makes from now on, or no longer."},
     {"step_begin", (PyCFunction)(void (*)(void))Core_step_begin, METH_FASTCALL,
      "step_begin($self, optimizer, args, kwargs, /)\n--\n\nLog that a step begins: an optimizer's pre-hook."},
     {"step_end", (PyCFunction)(void (*)(void))Core_step_end, METH_FASTCALL,
@@ -2113,9 +2268,11 @@ static PyMemberDef Core_members[] = {
     {"on_failure", T_OBJECT, offsetof(Core, on_failure), 0, NULL},
     {"on_enter", T_OBJECT, offsetof(Core, on_enter), 0, NULL},
     {"on_leave", T_OBJECT, offsetof(Core, on_leave), 0, NULL},
+    {"on_result", T_OBJECT, offsetof(Core, on_result), 0, NULL},
     {"on_nodes", T_OBJECT, offsetof(Core, on_nodes), 0, NULL},
     {"on_quiet", T_OBJECT, offsetof(Core, on_quiet), 0, NULL},
     {"on_write", T_OBJECT, offsetof(Core, on_write), 0, NULL},
+    {"before_write", T_OBJECT, offsetof(Core, before_write), 0, NULL},
     {"tells_all_writes", T_BOOL, offsetof(Core, tells_all_writes), 0, NULL},
     {"lets_pass", T_OBJECT, offsetof(Core, lets_pass), 0, NULL},
     {"running", T_OBJECT_EX, offsetof(Core, running), READONLY, NULL},
@@ -2151,8 +2308,93 @@ static PyTypeObject Core_Type = {
     .tp_getset = Core_getset,
 };
 
+/* ---- memory lent to kernels ------------------------------------------------------------------------------------- */
+
+/* What DLPack calls a managed tensor: the layout is that of its ABI, which torch reads. */
+typedef struct Lent {
+    void *data;
+    struct { int32_t type, id; } device;
+    int32_t ndim;
+    struct { uint8_t code, bits; uint16_t lanes; } dtype;
+    int64_t *shape, *strides;
+    uint64_t byte_offset;
+    void *owner;
+    void (*give_back)(struct Lent *);
+    int64_t sizes[]; /* shape, then strides */
+} Lent;
+
+enum { DEVICE_CPU = 1 };
+
+static void Lent_give_back(Lent *lent)
+{
+    if (Py_IsInitialized()) {
+        PyGILState_STATE state = PyGILState_Ensure();
+        Py_DECREF((PyObject *)lent->owner);
+        PyGILState_Release(state);
+    }
+    free(lent);
+}
+
+static void capsule_gone(PyObject *capsule)
+{
+    if (PyCapsule_IsValid(capsule, "dltensor")) /* nobody has taken it */
+        Lent_give_back((Lent *)PyCapsule_GetPointer(capsule, "dltensor"));
+}
+
+static int read_sizes(PyObject *tuple, Py_ssize_t count, int64_t *into)
+{
+    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != count) {
+        PyErr_SetString(PyExc_TypeError, "expected one size and one stride for each dimension");
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        into[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(tuple, i));
+        if (into[i] == -1 && PyErr_Occurred())
+            return -1;
+    }
+    return 0;
+}
+
+static PyObject *lend(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 6) {
+        PyErr_SetString(PyExc_TypeError, "lend() takes an address, shape, strides, code, bits and owner");
+        return NULL;
+    }
+    Py_ssize_t ndim = PyTuple_Check(args[1]) ? PyTuple_GET_SIZE(args[1]) : 0;
+    Lent *lent = (Lent *)calloc(1, sizeof(Lent) + 2 * (size_t)ndim * sizeof(int64_t));
+    if (lent == NULL)
+        return PyErr_NoMemory();
+    lent->data = PyLong_AsVoidPtr(args[0]);
+    lent->device.type = DEVICE_CPU;
+    lent->ndim = (int32_t)ndim;
+    lent->shape = lent->sizes;
+    lent->strides = lent->sizes + ndim;
+    lent->dtype.code = (uint8_t)PyLong_AsLong(args[3]);
+    lent->dtype.bits = (uint8_t)PyLong_AsLong(args[4]);
+    lent->dtype.lanes = 1;
+    lent->give_back = Lent_give_back;
+    if (PyErr_Occurred() || read_sizes(args[1], ndim, lent->shape) < 0 || read_sizes(args[2], ndim, lent->strides) < 0) {
+        free(lent);
+        return NULL;
+    }
+    lent->owner = Py_NewRef(args[5]);
+    PyObject *capsule = PyCapsule_New(lent, "dltensor", capsule_gone);
+    if (capsule == NULL)
+        Lent_give_back(lent);
+    return capsule;
+}
+
+static PyMethodDef functions[] = {
+    {"first_nonfinite", (PyCFunction)(void (*)(void))first_nonfinite, METH_FASTCALL,
+     "The index of the first NaN or Inf among numbers in memory: (address, count, kind); -1 where there is none."},
+    {"lend", (PyCFunction)(void (*)(void))lend, METH_FASTCALL,
+     "lend(address, shape, strides, code, bits, owner, /)\n--\n\nA DLPack capsule over memory that owner holds."},
+    {NULL, NULL, 0, NULL},
+};
+
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, .m_name = "gradsan.capture._native", .m_doc = "The hot path of capture in C.", .m_size = -1};
+    PyModuleDef_HEAD_INIT, .m_name = "gradsan.capture._native", .m_doc = "The hot path of capture in C.", .m_size = -1, .m_methods = functions};
 
 PyMODINIT_FUNC PyInit__native(void)
 {

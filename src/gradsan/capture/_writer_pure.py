@@ -36,6 +36,8 @@ class FunctionWriter:
         # Inside a compiler the wrapper steps aside: what it would log there are not the program's operations.
         if not core.active or _torch.is_compiling() or (core.open_steps and _called_by_optimizer(core)):
             return self._original(*args, **kwargs)
+        if core.before_write is not None and self._kind not in ("plain", "operator"):
+            self._tell_before(args, kwargs)
         first = _torch.sequence_number()
         result = self._original(*args, **kwargs)
         if core.active:
@@ -47,21 +49,34 @@ class FunctionWriter:
                     self._tell_quiet(end)
                 if core.on_nodes is not None:
                     self._tell_nodes(args[0] if result is None and args else result, first, end)
+            if core.on_result is not None:
+                self._tell_result(args, kwargs, result)
             if self._kind == "operator":
                 self._tell_operator(args, kwargs)
             if self._kind in ("plain", "operator"):
                 return result
-            if self._kind == "setitem":
-                if len(args) > 1:
-                    self._log(args[0], basic_index(args[1]))
-            elif self._keyword is not None:
-                if kwargs and kwargs.get(self._keyword) is not None:
-                    self._log(kwargs[self._keyword], None)
-            elif len(args) > self._position >= 0:
-                self._log(args[self._position], None)
-            elif kwargs:
-                self._log(next(iter(kwargs.values())), None)
+            target = self._target(args, kwargs)
+            if target is not None:
+                self._log(target, basic_index(args[1]) if self._kind == "setitem" else None)
         return result
+
+    def _target(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a call is given to write to; None where it is given nothing."""
+        if self._kind == "setitem":
+            return args[0] if len(args) > 1 else None
+        if self._keyword is not None:
+            return kwargs.get(self._keyword)
+        if len(args) > self._position >= 0:
+            return args[self._position]
+        return next(iter(kwargs.values()), None)
+
+    def _tell_before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        target = self._target(args, kwargs)
+        if target is not None:
+            try:
+                self._core.before_write(target)
+            except Exception as failure:
+                self._core.forgive(failure)
 
     def _log_nodes(self, first: int, end: int) -> None:
         try:
@@ -72,6 +87,12 @@ class FunctionWriter:
     def _tell_nodes(self, holder: Any, first: int, end: int) -> None:
         try:
             self._core.on_nodes(holder, first, end)
+        except Exception as failure:
+            self._core.forgive(failure)
+
+    def _tell_result(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        try:
+            self._core.on_result(self._op, args, kwargs, result)
         except Exception as failure:
             self._core.forgive(failure)
 

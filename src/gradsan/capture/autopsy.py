@@ -3,6 +3,7 @@
 PyTorch's error does not say. Where Python code read the saved tensor (a custom Function's ``backward``), the frames of
 the error hold the Node. Else the Node is the first, in the engine's order, whose slot raises the very same message when
 it is read. Slots are only read where no hooks stand behind them: reading through hooks runs the program's code.
+Where torch shows no saved tensors (before 2.10) ``_torch/saved.py`` finds out both.
 """
 
 from __future__ import annotations
@@ -115,13 +116,13 @@ def further_stale(
 def _stale_slots(order: Iterable[Any]) -> Iterator[tuple[Any, str, Any, RuntimeError]]:
     for node in order:
         for slot, saved in _torch.saved_slots(node):
-            tensor = _torch.packed_object(saved)
-            if not torch.is_tensor(tensor) or _torch.is_hooked(saved):
+            if _torch.is_hooked(saved):
                 continue
             try:
                 _torch.read_slot(node, slot.partition("[")[0])
             except RuntimeError as error:
-                if is_version_error(error):
+                tensor = _torch.refused_tensor(node, slot, saved) if is_version_error(error) else None
+                if torch.is_tensor(tensor):
                     # The frames of this search hold saved tensors; those of a backward would be the program's.
                     yield node, slot, tensor, error.with_traceback(None)
 
@@ -152,15 +153,14 @@ def _matching(node: Any, told: re.Match[str]) -> Stale | None:
     for slot, saved in _torch.saved_slots(node):
         tensor = _torch.packed_object(saved)
         # Comparing versions first spares almost every slot the reading.
-        if not torch.is_tensor(tensor) or tensor._version != version or _torch.is_hooked(saved):
+        if (torch.is_tensor(tensor) and tensor._version != version) or _torch.is_hooked(saved):
             continue
-        name, _, position = slot.partition("[")
-        if not _says(functools.partial(_torch.read_slot, node, name), told):
+        if not _says(functools.partial(_torch.read_slot, node, slot.partition("[")[0]), told):
+            continue
+        tensor = _torch.refused_tensor(node, slot, saved)
+        if tensor is None or tensor._version != version:
             continue
         is_output = told["output"] is not None and not tensor.requires_grad
-        # A list raises for its first stale member. Members tell for themselves, saved results excepted.
-        if position and not is_output and not _says(saved.unpack, told):
-            continue
         sizes = tuple(tensor.shape)
         if sizes == _sizes(told):
             return Stale(node, slot, tensor, is_output, sizes, int(told["saved"]), version)

@@ -15,7 +15,8 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 from gradsan import source
 from gradsan.capture import _torch, conflicts, graphs, ledger, naming
@@ -24,10 +25,10 @@ from gradsan.capture.ledger import RawWrite
 from gradsan.capture.noted import Findings
 from gradsan.capture.originals import Kept
 from gradsan.capture.recent_writes import RecentWrites
-from gradsan.capture.snapshots import Snapshots
-from gradsan.capture.stack_pairs import begin_elsewhere, is_around
+from gradsan.capture.stack_pairs import begin_elsewhere, is_around, within_torch
 from gradsan.capture.stacks import symbolise
 from gradsan.capture.steps import read_backward
+from gradsan.capture.uncounted import Uncounted
 from gradsan.model import Conflict, Frame, Save, Site, Write
 from gradsan.overlap import overlap
 
@@ -50,9 +51,9 @@ class Read(NamedTuple):
 class ChangedValues:
     """Looks at the graph of a backward; what it finds goes to ``findings``."""
 
-    def __init__(self, core: Any, steps: Any, findings: Findings, snapshots: Snapshots) -> None:
-        """``core`` and ``steps`` are the logs that tell who wrote, ``snapshots`` knows what was there before."""
-        self._snapshots = snapshots
+    def __init__(self, core: Any, steps: Any, findings: Findings, uncounted: Uncounted) -> None:
+        """``core`` and ``steps`` are the logs that tell who wrote, ``uncounted`` knows what was there before."""
+        self._snapshots, self._doors = uncounted.snapshots, uncounted.doors
         self._core, self._steps, self._findings = core, steps, findings
         self._recent = RecentWrites(core)
         self.looks_always = False
@@ -85,6 +86,9 @@ class ChangedValues:
         made = self._made(read.number, backward.thread)
         if read.maker is None:
             raws = _of_this_life(raws, int(read.alias._version))
+        logged = raws
+        # An operation that has left a counter at 0 has not written: ``dropout_`` in eval mode.
+        raws = [raw for raw in raws if raw.version != 0]
         raws = [raw for raw in raws if made is not None and not self._is_recorded(raw, made, backward.thread)]
         if not raws:
             return
@@ -103,23 +107,32 @@ class ChangedValues:
             way = UNRECORDED
             origin = _origin(read.maker, max((raw.sequence for raw, _ in touching), default=0), by_number)
             touching = [(raw, write) for raw, write in touching if origin is not None and origin < raw.sequence]
+            if origin is not None and _torch.storage_or_none(read.alias) not in self._doors:
+                touching = [(raw, write) for raw, write in touching if _has_moved(raw, logged, origin)]
             near = None if origin is None else self._made(origin, backward.thread)
-            alias_site = None if near is None else symbolise(near[3])
-        if way == UNRECORDED and touching and self._has_kept(read.alias, [raw.clock for raw, _ in touching]):
+            if near is not None:
+                alias_site = symbolise(near[3])
+                touching = [(raw, write) for raw, write in touching if not within_torch(raw.stack, near[3])]
+        is_unrecorded = way == UNRECORDED and bool(touching)
+        # Writes that autograd knows of count, too: what stood before those tells nothing of the others.
+        compared = self._compared(read.alias, touching[0][0].clock, logged) if is_unrecorded else None
+        if compared == "same":
             return
         if touching:
             written = tuple(write for _, write in touching)
             self._findings.add(
                 (way, touching[0][0].stack, made[3], read.slot),
                 functools.partial(
-                    self._conflict, backward, read, written, made, info, way, alias_site, sys._getframe(1)
+                    self._conflict, backward, read, written, made, info, way, alias_site, sys._getframe(1), compared
                 ),
             )
 
-    def _has_kept(self, alias: Any, clocks: list[int]) -> bool:
-        """Whether a value has the bytes that it had before it was written: ``clamp_`` that had nothing to clamp."""
+    def _compared(
+        self, alias: Any, clock: int, logged: Sequence[RawWrite]
+    ) -> Literal["same", "near", "different"] | None:
+        """How a value stands to what it was before the write at ``clock``: ``clamp_`` may have had nothing to clamp."""
         with _torch.hushed():
-            return self._snapshots.shows_same(alias, clocks[0] - 1, clocks)
+            return self._snapshots.compared(alias, clock - 1, [raw.clock for raw in logged], is_counted=True)
 
     def _conflict(
         self,
@@ -131,6 +144,7 @@ class ChangedValues:
         way: str,
         alias: Site | None,
         frame: Any,
+        compared: Literal["same", "near", "different"] | None,
     ) -> Conflict:
         core, steps = self._core, self._steps
         return Conflict(
@@ -152,6 +166,7 @@ class ChangedValues:
             way=way,
             alias_site=alias,
             certain=way == UNRECORDED,
+            compared=compared,
         )
 
     def _is_recorded(self, raw: RawWrite, reader: Any, thread: int) -> bool:
@@ -225,6 +240,14 @@ def _of_this_life(raws: list[RawWrite], version: int) -> list[RawWrite]:
         found.append(raw)
         at = raw.version
     return found or list({raw.stack: raw for raw in sorted(raws, key=lambda raw: raw.clock)}.values())
+
+
+def _has_moved(raw: RawWrite, logged: Sequence[RawWrite], origin: int) -> bool:
+    """Whether a write has moved the counter of its memory on, from where an earlier one since ``origin`` left it."""
+    return not any(
+        one.version == raw.version and one.clock < raw.clock and one.sequence > origin and one.kind != "metadata"
+        for one in logged
+    )
 
 
 def _origin(maker: int, before: int, by_number: dict[int, Any]) -> int | None:

@@ -71,8 +71,11 @@ class Checkpoints:
 
         def followed(inner: Any, stack: Any) -> Generator[None, None, None]:
             local.saved = None
-            next(inner)
-            saved, local.saved = local.saved, None
+            try:
+                next(inner)
+            finally:
+                # A recomputation may stop right here, and nothing of it is to stay.
+                saved, local.saved = local.saved, None
             try:
                 yield
             except BaseException as error:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import sys
+from dataclasses import replace
 from typing import Any
 
-from gradsan.capture import _torch, autopsy, graphs, hidden, ledger, naming, origins
+from gradsan.capture import _torch, autopsy, borrowed, graphs, hidden, ledger, naming, origins
 from gradsan.capture.stacks import symbolise
 from gradsan.capture.steps import BackwardRecord
 from gradsan.model import Bridge, Conflict, Region, Save, Site, TensorInfo, Use, Write
@@ -16,11 +17,17 @@ _MOST_LOOKED_AT = 64
 
 
 def of_failure(
-    core: Any, steps: Any, backward: BackwardRecord, error: BaseException, frame: Any = None
+    core: Any,
+    steps: Any,
+    backward: BackwardRecord,
+    error: BaseException,
+    frame: Any = None,
+    backwards: Any = None,
 ) -> Conflict | None:
     """The conflict behind PyTorch's version error; None where neither graph nor log knows of what it says.
 
-    ``frame`` is where variables are looked for, that of the caller where it is None.
+    ``frame`` is where variables are looked for, that of the caller where it is None. ``backwards`` is the log of
+    earlier backward calls, where there is one.
     """
     frame = sys._getframe(1) if frame is None else frame
     inputs = _torch.engine_inputs(error, backward.outputs)
@@ -30,11 +37,23 @@ def of_failure(
         return None
     found = _of_stale(core, steps, backward, stale, frame)
     if found is None or not _is_beside(found):
-        return found
+        return found if found is None else _with_borrowed(found, core, steps, backward, backwards, frame)
     # PyTorch stops at the first value whose counter moved. Here that one is as it was; another may not be.
     further = autopsy.further_stale(backward.roots, found.save.tensor.storage, inputs, accumulates)
     others = (_of_stale(core, steps, backward, one, frame) for one in itertools.islice(further, _MOST_LOOKED_AT))
     return next((one for one in others if one is not None and not _is_beside(one)), found)
+
+
+def _with_borrowed(
+    conflict: Conflict, core: Any, steps: Any, backward: BackwardRecord, backwards: Any, frame: Any
+) -> Conflict:
+    """The conflict with what its loss borrows, where an optimizer's step has overwritten the value."""
+    if backwards is None or not any(write.kind == "step" for write in conflict.writes):
+        return conflict
+    since = conflict.save.clock
+    found = borrowed.by_later_loss(core, steps, backwards, backward, since, frame)
+    kept = borrowed.retained_for(backwards, backward, since) if found else None
+    return replace(conflict, borrowed=found, retained_at=kept)
 
 
 def _is_beside(conflict: Conflict) -> bool:
@@ -120,7 +139,7 @@ def tensor_info(tensor: Any, was_leaf: bool) -> TensorInfo:
     """What ``tensor`` is, without it."""
     _, _, (offset, shape, strides, itemsize) = _torch.weak_identity(tensor)
     return TensorInfo(
-        shape=tuple(tensor.shape),
+        shape=_torch.shape_of(tensor),
         dtype=str(tensor.dtype).removeprefix("torch."),
         device=str(tensor.device),
         storage=_torch.storage_identity(tensor),
@@ -164,14 +183,8 @@ def bridge_over(
         older=cut.older.name(),
         younger=cut.younger.name(),
         name=naming.name_of_output(cut.older, frame),
-        taken_near=_sites_near(core, cut.younger, backward.thread),
-        made_near=_sites_near(core, cut.older, backward.thread),
+        taken_near=borrowed.sites_near(core, cut.younger, backward.thread),
+        made_near=borrowed.sites_near(core, cut.older, backward.thread),
         forward_ran_again=made is not None and made.is_exact and core.ran_since(made.stack, moment, made.thread),
         held=naming.held_graphs(node, frame),
     )
-
-
-def _sites_near(core: Any, node: Any, thread: int) -> tuple[Site, ...]:
-    """Where a Node was made; where the call that made it was not watched, the calls before and after it."""
-    number = _torch.node_sequence(node)
-    return () if number is None else tuple(symbolise(entry[3]) for entry in core.nodes_near(number, thread))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -17,6 +17,7 @@ import torch
 from gradsan.capture import _torch, graphs, naming, side_backward
 from gradsan.capture.default_hooks import DefaultHooks
 from gradsan.capture.emptied import Emptied, freed
+from gradsan.capture.handed_out import HandedOut
 from gradsan.capture.holdings import Holdings
 from gradsan.capture.known_outside import KnownOutside
 from gradsan.capture.originals import Kept
@@ -63,6 +64,7 @@ class Deep:
         self._known_outside = KnownOutside(core)
         self._tensor_hooks = TensorHooks(core)
         self._hooks = DefaultHooks(core, self._pack, self._unpack, note)
+        self._handed_out = HandedOut(core)
 
     @property
     def is_measuring(self) -> bool:
@@ -73,9 +75,11 @@ class Deep:
         """Install the hooks in this thread and in those that start from now on."""
         self.is_on = True
         patches.on_undo(self._stopped)
+        _torch.learn_words()
         self._hooks.install(patches)
         self._known_outside.install(patches)
         self._tensor_hooks.install(patches)
+        self._handed_out.install(patches)
 
     def _stopped(self) -> None:
         self.is_on = False
@@ -84,6 +88,10 @@ class Deep:
         """Look at the graph before the engine runs; where a saved value has changed, measure what that does."""
         if self._reading:
             return
+        with _torch.hushed() if _torch.has_modes() else nullcontext():
+            self._look_at_graph(entry, args)
+
+    def _look_at_graph(self, entry: Any, args: tuple[Any, ...]) -> None:
         if self.holdings is not None and self.holdings.max_bytes is not None:
             self.holdings.look_at_all()
         self._deviation = None
@@ -94,7 +102,7 @@ class Deep:
             id(kept): kept
             for node, slot, kept in _kept_of(order)
             # What its kernel changes itself, and backward does not read, is no reason to run anything.
-            if (kept.moved or _torch.is_read_by_backward(node, slot)) and kept.changed
+            if not kept.is_as_saved and (kept.moved or _torch.is_read_by_backward(node, slot)) and kept.changed
         }
         # The inside of a wrapper subclass is compared, not put together anew: there is nothing to measure with.
         if changed and all(kept.original is not None for kept in changed.values()):
@@ -175,21 +183,36 @@ class Deep:
             self._core.active, self._reading, self._node_aside = was_active, "", None
 
     def _pack(self, tensor: Any) -> Any:
+        if _torch.has_modes():
+            with _torch.hushed():
+                return self._kept(tensor)
+        return self._kept(tensor)
+
+    def _kept(self, tensor: Any) -> Kept:
         core = self._core
         if self._reading or not core.active:
-            return Kept(tensor, False, core.clock, core.stack(1), threading.get_ident())
+            return Kept(tensor, False, core.clock, core.stack(2), threading.get_ident())
         core.clock += 1
-        return self.keep_original(tensor, core.clock, core.stack(1))
+        return self.keep_original(tensor, core.clock, core.stack(2))
 
     def keep_original(self, tensor: Any, clock: int, stack: Any) -> Kept:
         """A value that was saved just now, as it is. Raises as :meth:`Holdings.add`."""
-        storage = _torch.storage_or_none(tensor)
+        shared = _torch.shared_of(tensor)
+        storage = _torch.storage_or_none(tensor if shared is None else shared)
         known, keeps = self._known_outside.holds(storage), not self.leaves_alone(storage)
-        kept = Kept(tensor, known, clock, stack, threading.get_ident(), keeps_original=keeps)
-        kept.parts = tuple(self.keep_original(inner, clock, stack) for _, inner in _torch.inner_tensors(kept.alias))
+        kept = Kept(tensor, known, clock, stack, threading.get_ident(), keeps_original=keeps, shared=shared)
+        if kept.original is None and keeps:
+            self._look_inside(kept)
         if self.holdings is not None:
             self.holdings.add(kept)
         return kept
+
+    def _look_inside(self, kept: Kept) -> None:
+        """Keep what a wrapper holds; of other kinds that have no elements of their own, say so."""
+        inner = _torch.inner_tensors(kept.alias)
+        kept.parts = tuple(self.keep_original(one, kept.clock, kept.stack) for _, one in inner)
+        if not inner and _torch.has_values(kept.alias):
+            self._note(Message("blind.kind_not_kept", {"kind": _torch.kind_of(kept.alias)}))
 
     def given_aside(self, kept: Kept) -> Any:
         """What a backward on the side gets of a value."""
@@ -201,10 +224,45 @@ class Deep:
         return self._deviation if id(kept) in self._measured_with else None
 
     def _unpack(self, kept: Kept) -> Any:
+        if kept.hooks is not None:
+            packed, unpack = kept.hooks
+            if self._reading:
+                raise side_backward.NotOnTheSideError(side_backward.name_of(unpack))
+            return unpack(packed)
+        if _torch.has_modes():
+            with _torch.hushed():
+                return self._handed(kept)
+        return self._handed(kept)
+
+    def _handed(self, kept: Kept) -> Any:
+        """A value as who reads it is to get it: Python code the very tensor, a kernel memory of no lazy clone."""
+        is_as_saved = kept.is_as_saved
+        if is_as_saved and kept.is_detached and not self._reading:
+            raise RuntimeError(_torch.DETACHED)
+        value = kept.alias if is_as_saved else self._given(kept)
+        if self._is_kernel():
+            return _torch.lent(value, kept.original) if is_as_saved else _torch.without_sharing(value, kept.original)
+        if kept.original is not None and value is kept.original:
+            return kept.original.clone()  # what others may write must not be the original
+        very = None if kept.requires_grad or value is not kept.alias else kept.very_tensor
+        return value if very is None else very
+
+    def _is_kernel(self) -> bool:
+        """Whether it is no Python code that reads a slot just now."""
+        if not (self._core.running or self._reading):
+            return False
+        out = self._handed_out
+        if not out.knows_readers:
+            return _torch.function_class(self._running_node()) is None
+        return not out.readers or threading.get_ident() not in out.readers
+
+    def _given(self, kept: Kept) -> Any:
         if self._emptied.since(kept.alias, kept.clock) is not None and kept.is_emptied:
             return self._of_emptied(kept)
         if self._reading:
             return self.given_aside(kept)
+        if kept.is_detached:
+            raise RuntimeError(_torch.DETACHED)
         moved, changed = kept.moved, kept.changed
         if not (moved or changed):
             return kept.alias
@@ -223,10 +281,17 @@ class Deep:
         if heals:
             return kept.original
         if moved:
-            error = RuntimeError(_torch.version_error(kept.alias, kept.version, _torch.current_node(), kept))
+            error = RuntimeError(kept.version_error(_torch.current_node()))
             error._gradsan_seen = True  # type: ignore[attr-defined]
             raise error
         return kept.current
+
+    def handed_by_hooks(self, result: Any) -> Any:
+        """What the program's unpack hook gave, as the Node that runs is to get it."""
+        if not self.is_on or not torch.is_tensor(result) or not self._is_kernel():
+            return result
+        with _torch.hushed() if _torch.has_modes() else nullcontext():
+            return _torch.without_sharing(result, None)
 
     def _of_emptied(self, kept: Kept) -> Any:
         """What backward gets where the memory of a saved value has been taken away."""

@@ -65,8 +65,8 @@ def of_exception(
     inputs: tuple[Any, ...] = (),
 ) -> Failure | None:
     """The Failure that ``error`` is; None for exceptions that the catalogue does not know."""
-    waiting = getattr(error, _WAITING, None)
-    if isinstance(waiting, Failure):
+    waiting = kept_on(error)
+    if waiting is not None:
         return waiting
     found = recognise([kind.__name__ for kind in type(error).__mro__], str(error), place_raised(error))
     if found is None:
@@ -102,6 +102,12 @@ def _up_to_user(site: Site) -> tuple[Frame, ...]:
     """The frames of a stack down to the user frame."""
     last = max((index for index, frame in enumerate(site.frames) if frame.is_user), default=-1)
     return site.frames[: last + 1]
+
+
+def kept_on(error: BaseException) -> Failure | None:
+    """The Failure that waits on an exception, if one does."""
+    waiting = getattr(error, _WAITING, None)
+    return waiting if isinstance(waiting, Failure) else None
 
 
 def keep_on(error: BaseException, failure: Failure) -> None:

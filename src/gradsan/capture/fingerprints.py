@@ -40,11 +40,11 @@ def fingerprint(tensor: Any) -> Fingerprint | None:
     Kernels keep workspaces as bytes; what stands there need not be the same twice. Sharded training gives the memory of
     parameters back before checkpoint compares.
     """
-    if not torch.is_tensor(tensor) or tensor.layout is not torch.strided or tensor.is_quantized:
+    if not torch.is_tensor(tensor) or not _torch.has_elements(tensor):
         return None
     if tensor.dtype is torch.uint8 or not fits_its_memory(tensor):
         return None
-    with torch.no_grad():
+    with torch.no_grad(), _torch.hushed():
         flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
         flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
         tolerance = _TOLERANCE.get(flat.dtype, 0.0)

@@ -32,9 +32,13 @@ class Guard:
         self.note(Message("blind.collect_failed", {"error": _told(failure)}))
 
     def run(self, work: Callable[[], object]) -> None:
-        """Do some work. Raises only :class:`GradsanError`, by which gradsan stops a program on request."""
+        """Do some work, unseen by the program's dispatch modes.
+
+        Raises only :class:`GradsanError`, by which gradsan stops a program on request.
+        """
         try:
-            work()
+            with _torch.without_dispatch_modes():
+                work()
         except GradsanError:
             raise
         except Exception as failure:

@@ -91,7 +91,11 @@ class HookedValues:
             save.kept = self._deep.keep_original(tensor, save.clock, save.stack)
             if all(alias is not tensor for alias, _ in save.aliases):
                 # What hooks keep beside the tensor stays what it is when the tensor is given other memory.
-                save.kept.source = None
+                save.kept.forget_source()
+
+    def handed(self, result: Any) -> Any:
+        """What backward gets of what an unpack hook gave: in deep mode, memory of no lazy clone."""
+        return self._deep.handed_by_hooks(result)
 
     def aside(self, save: HookedSave) -> Any:
         """What a backward on the side gets, without the program's unpack hook.
@@ -193,9 +197,8 @@ class HookedValues:
             writes = _touching(memory.region, map(ledger.as_write, raws))
             door = uncounted.door_of(memory.storage, writes[0].clock) if writes else None
             if door is not None:
-                same = _shares_storage(alias, memory) and uncounted.snapshots.shows_same(
-                    alias, save.clock, [raw.clock for raw in raws]
-                )
+                compared = uncounted.snapshots.compared(alias, save.clock, [raw.clock for raw in raws])
+                same = _shares_storage(alias, memory) and compared == "same"
                 return _Written(writes, door.way, symbolise(door.stack), same)
         export = self._exports.changed_since(alias, save.clock, memory.copy, memory.storage)
         if export is None:

@@ -113,8 +113,8 @@ def _way(kept: Kept, writes: tuple[Write, ...]) -> str | None:
     """How a write that PyTorch did not count came about, as far as the log tells."""
     if any(write.kind == "step" for write in writes):
         return "fused_optimizer"
-    if kept.parts:
+    # Nobody was seen to ask for ``.data``: all that is known is that the writer counts for itself (a view that a
+    # compiled graph has saved).
+    if kept.parts or writes:
         return "storage_alias"
-    if writes:
-        return "data_attribute"
     return "memory_alias" if kept.is_copied else None

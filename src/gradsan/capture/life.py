@@ -2,7 +2,8 @@
 
 Both are looked for a few times only. Parameters: when an optimizer steps for the first time. Graphs: when one line
 calls backward for the 16th and the 32nd time; a variable whose graph reaches back over nearly all of these rounds keeps
-them alive.
+them alive. Where these rounds leave that graph as it is, it may be kept for a backward that is yet to come (forces of
+every sample, for one loss): it is told in the end, if no backward has run it.
 
 Rows: ``leaf_lost``, ``parameter_not_reached``, ``graph_grows``. Roles: ``parameter`` (what has no gradient; ``values``:
 ``missing`` of ``total``, ``shape``, ``dtype``, ``device``, and where a module of the program's own holds it ``owner``,
@@ -14,6 +15,7 @@ instead; ``site``: where it was made), ``read`` (the expression and the place th
 from __future__ import annotations
 
 import heapq
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -25,7 +27,9 @@ from torch.optim.optimizer import Optimizer
 from gradsan.capture import _torch, graphs, naming, owners
 from gradsan.capture.backwards import Backwards
 from gradsan.capture.bypassed import bypassed
+from gradsan.capture.differentiable import Graph
 from gradsan.capture.stacks import symbolise
+from gradsan.capture.steps import BackwardRecord, read_backward
 from gradsan.capture.variables import Found
 from gradsan.model import Clue, Failure
 
@@ -45,6 +49,21 @@ class Life:
         self._backwards = backwards
         self._found = found
         self._sizes: dict[tuple[int, str], tuple[int, int]] = {}
+        self._awaited: list[list[tuple[Graph, Failure]]] = []
+
+    def forget(self) -> None:
+        """Begin anew, as a stretch of watching does."""
+        for graph, _ in itertools.chain.from_iterable(self._awaited):
+            graph.let_go()
+        self._awaited.clear()
+
+    def settle(self) -> None:
+        """Nothing is watched any more: of the graphs that grew together, the first that no backward has run is told."""
+        for grown in self._awaited:
+            unused = next((failure for graph, failure in grown if not graph.was_used), None)
+            if unused is not None:
+                self._found(unused)
+        self.forget()
 
     def before_round(self, entry: Any, rounds: int) -> None:
         """Look at the graphs after some rounds of a line that calls backward; as ``on_round`` of the core."""
@@ -111,13 +130,29 @@ class Life:
             self._sizes[id(stack), path] = (len(order), size)
             if known is not None and len(order) > 1.3 * known[0]:
                 per_round = (size - known[1]) / (_SECOND_LOOK - _FIRST_LOOK)
-                grown.append((min(_numbers_of(members)), path, members[0], len(order), size, per_round))
+                grown.append((min(_numbers_of(members)), path, members, len(order), size, per_round))
         if grown:
-            _, path, member, nodes, size, per_round = min(grown, key=lambda one: one[:2])
+            self._tell_grown(entry, rounds, sorted(grown, key=lambda one: one[:2]), borders[len(borders) // 2])
+
+    def _tell_grown(self, entry: Any, rounds: int, grown: list[Any], border: int) -> None:
+        backward, awaited = read_backward(entry), []
+        ran = set(graphs.engine_order(backward.roots))
+        for _, path, members, nodes, size, per_round in grown:
             values = {"rounds": rounds, "nodes": nodes, "bytes": size, "bytes_per_round": int(per_round)}
-            site = symbolise(stack)
-            clue = Clue("grown", _made_at(self._core, member.tensor), name=path, values=values)
-            self._found(Failure("graph_grows", "", "", site, (clue,), raised=False))
+            clue = Clue("grown", _made_at(self._core, members[0].tensor), name=path, values=values)
+            failure = Failure("graph_grows", "", "", symbolise(entry[1]), (clue,), raised=False)
+            if _is_spent(backward, ran, members, border):
+                self._found(failure)
+                return
+            awaited.append((Graph([one.tensor for one in members]), failure))
+        self._awaited.append(awaited)
+
+
+def _is_spent(backward: BackwardRecord, ran: set[Any], members: list[Found], border: int) -> bool:
+    """Whether the graph of ``members`` is of no use after a round, or is what this backward runs over and over."""
+    if any(_reaches_back(root, border) for root in backward.roots):
+        return True
+    return not backward.retain_graph and any(one.tensor.grad_fn in ran for one in members)
 
 
 def _numbers_of(members: list[Found]) -> list[int]:

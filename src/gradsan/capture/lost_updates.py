@@ -24,6 +24,7 @@ from gradsan.capture.differentiable import Asked, Graph, Lost, Update
 from gradsan.capture.kept_gradients import by_gradient
 from gradsan.capture.ledger import RawWrite
 from gradsan.capture.sampled import Sample
+from gradsan.capture.stack_pairs import within_torch
 from gradsan.capture.stacks import symbolise
 from gradsan.capture.steps import Steps, read_backward
 from gradsan.capture.uncounted import Uncounted
@@ -123,7 +124,9 @@ class LostUpdates:
         for one in waiting:
             one.samples = sampled.descended(one.samples)
             one.update = self._update(one) if one.samples else None
-            if one.update is not None and len(state.moved) < _KEPT:
+            # Gradients that are checked by differences are no update: torch moves the inputs, and puts them back.
+            is_own = one.update is not None and not within_torch(one.update.stack, one.stack)
+            if is_own and len(state.moved) < _KEPT:
                 state.moved.append(one)
             else:
                 one.graph.let_go()

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from gradsan.capture import type_slots
+
 _ABSENT = object()
 
 
@@ -36,11 +38,12 @@ class Patches:
         """Start with nothing replaced."""
         self._replaced: list[tuple[Any, str, Any, Any]] = []
         self._actions: list[Callable[[], None]] = []
+        self._spared: type_slots.Spared = []
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         """Replace ``owner.name``; undoing restores it, or removes it where it was only inherited."""
         self._replaced.append((owner, name, vars(owner).get(name, _ABSENT), value))
-        setattr(owner, name, value)
+        self._put(owner, name, value)
 
     @contextmanager
     def aside(self, which: Callable[[Any, Any], bool]) -> Iterator[dict[int, Any]]:
@@ -59,14 +62,14 @@ class Patches:
                 originals[id(value)] = original
         changed = [place for place in places.values() if vars(place[0]).get(place[1]) is place[3]]
         for owner, name, original, _ in changed:
-            setattr(owner, name, original)
+            self._put(owner, name, original)
         try:
             yield originals
         finally:
             still = {id(value) for *_, value in self._replaced}
             for owner, name, original, value in changed:
                 if id(value) in still and vars(owner).get(name) is original:
-                    setattr(owner, name, value)
+                    self._put(owner, name, value)
 
     def on_undo(self, action: Callable[[], None]) -> None:
         """Run ``action`` when everything is undone."""
@@ -78,9 +81,14 @@ class Patches:
             owner, name, own, value = self._replaced.pop()
             if vars(owner).get(name, _ABSENT) is not value:
                 continue
-            if own is _ABSENT:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, own)
+            self._put(owner, name, own)
+        self._spared.clear()
         while self._actions:
             self._actions.pop()()
+
+    def _put(self, owner: Any, name: str, value: Any) -> None:
+        with type_slots.kept(owner, name, self._spared):
+            if value is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 from gradsan.capture import _torch, conflicts, graphs, ledger, naming
 from gradsan.capture.exports import Exports
@@ -93,9 +93,7 @@ class Prescan:
             info = conflicts.tensor_info(tensor, was_leaf=tensor.is_leaf)
             writes = (_write(replaced.clock, replaced.stack, "data =", "op", info.region, replaced.sequence),)
             door_stack = replaced.stack
-        elif storage in self._uncounted.doors and not (
-            getattr(node, "_saved_training", False) is True and slot.startswith("running_")
-        ):
+        elif storage in self._uncounted.doors and _torch.is_read_by_backward(node, slot):
             info = conflicts.tensor_info(tensor, was_leaf=tensor.is_leaf)
             raws = [
                 raw
@@ -110,7 +108,7 @@ class Prescan:
             door = self._uncounted.door_of(storage, writes[0].clock) if writes else None
             if door is not None:
                 way, door_stack = door.way, door.stack
-        is_same = bool(writes) and door_stack is not None and self._is_same(storage, tensor, made)
+        compared = self._compared(storage, tensor, made) if writes and door_stack is not None else None
         if not writes:
             outside = self._exports.changed(storage, number, backward.thread, slot, tensor, made)
             if outside is None:
@@ -120,7 +118,7 @@ class Prescan:
             writes = (_write(outside.clock, outside.stack, outside.op, "outside", None, number),)
         if not _reads(node, slot):
             return
-        key = (made and made[3], slot, way, writes[0].op, door_stack, node.name(), is_same)
+        key = (made and made[3], slot, way, writes[0].op, door_stack, node.name(), compared)
         at = self._known.get(key)
         if at is not None and at < len(self._found):
             self._found[at] = dataclasses.replace(self._found[at], count=self._found[at].count + 1)
@@ -150,16 +148,17 @@ class Prescan:
                 raised=False,
                 way=way,
                 alias_site=symbolise(door_stack) if door_stack is not None else None,
-                unchanged=is_same,
+                unchanged=compared == "same",
+                compared=compared,
             )
         )
 
-    def _is_same(self, storage: int, tensor: Any, made: Any) -> bool:
-        """Whether what was written has left every byte as it was when the value was saved."""
+    def _compared(self, storage: int, tensor: Any, made: Any) -> Literal["same", "near", "different"] | None:
+        """How a value stands to what it was when it was saved; None where nothing is left to compare it with."""
         if made is None or self._exports.of(storage) is not None:
-            return False
+            return None
         logged = self._uncounted.writes().get(storage, ())
-        return self._uncounted.snapshots.shows_same(tensor, made[2], [raw.clock for raw in logged])
+        return self._uncounted.snapshots.compared(tensor, made[2], [raw.clock for raw in logged])
 
     def _made(self, number: int, thread: int) -> Any:
         for entry in self._core.nodes_near(number, thread):

@@ -19,6 +19,7 @@ from torch import nn
 from gradsan.capture import _torch
 from gradsan.capture.reads import ASKS_FOR_SHAPE, functions_of, getattr_static, reads_of, reads_of_method
 from gradsan.capture.stacks import is_user_file
+from gradsan.capture.updated import is_only_updated
 from gradsan.capture.values import own_attribute
 
 MOST_THINGS = 2_000
@@ -131,11 +132,12 @@ class _Search:
                 value = cell.cell_contents
             except ValueError:
                 continue
-            if name in reads.free and name not in bound:
+            if name in reads.free and name not in bound and not is_only_updated(name, (function,)):
                 self._read(name, value, reads.free[name], depth)
         if is_user_file(code.co_filename):
             for name, attributes in reads.globals.items():
-                if name in function.__globals__ and name not in bound:
+                is_update = name not in bound and is_only_updated(name, (function,))
+                if name in function.__globals__ and name not in bound and not is_update:
                     self._read(name, function.__globals__[name], attributes, depth)
             for name, value in (function.__kwdefaults__ or {}).items():
                 self.whole(name, value, depth + 1)
@@ -196,14 +198,17 @@ class _Search:
                 continue
             self._known.add(id(inner))
             parameters, buffers = _torch.own_tensors(inner)
+            kind: Any = type(inner)
+            own, (names, functions) = vars(inner), _read_by_forward(kind)
             if buffers and only_updates_statistics(inner):
                 buffers = {}
+            buffers = {name: one for name, one in buffers.items() if not is_only_updated(name, functions)}
             for name, tensor in (*parameters.items(), *buffers.items()):
                 if tensor is not None:
                     self._add(f"{prefix}.{name}", tensor)
-            kind: Any = type(inner)
-            own, (names, functions) = vars(inner), _read_by_forward(kind)
             for name in names:
+                if is_only_updated(name, functions):
+                    continue
                 # Hooks before a forward put there what it shall read, each time anew (torch.nn.utils.spectral_norm).
                 if name in own and not (torch.is_tensor(own[name]) and _torch.has_forward_pre_hooks(inner)):
                     self.whole(f"{prefix}.{name}", own[name], depth + 1)

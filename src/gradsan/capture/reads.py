@@ -60,6 +60,14 @@ def reads_of(code: CodeType) -> Reads:
         elif name in ("STORE_SUBSCR", "DELETE_SUBSCR"):
             # Before it stand the container and the key, which is one or two instructions long where it is simple.
             bound |= {str(before.argval) for before in instructions[max(0, position - 3) : position - 1]}
+        elif name == "DUP_TOP_TWO" or (
+            name == "COPY"
+            and one.arg == 2
+            and following is not None
+            and (following.opname, following.arg) == ("COPY", 2)
+        ):
+            # ``container[key] += …`` keeps both until it stores.
+            bound |= {str(before.argval) for before in instructions[max(0, position - 2) : position]}
         for variable, is_last in _loaded(code, one):
             table = tables[_kind(code, one.opname, variable)]
             if is_last and following is not None and following.opname in ("LOAD_ATTR", "LOAD_METHOD"):

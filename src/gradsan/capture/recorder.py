@@ -18,6 +18,7 @@ from gradsan.capture import (
     failures,
     kept_conflicts,
     saves,
+    self_check,
     warned,
     writes,
 )
@@ -39,6 +40,7 @@ from gradsan.capture.life import Life
 from gradsan.capture.listeners import Listeners
 from gradsan.capture.lost_updates import LostUpdates
 from gradsan.capture.moments import moments
+from gradsan.capture.nonfinite.search import NonFiniteSearch
 from gradsan.capture.noted import Findings, Notes
 from gradsan.capture.overwriting import Overwriting
 from gradsan.capture.patches import Patches
@@ -49,7 +51,7 @@ from gradsan.capture.steps import Steps, read_backward
 from gradsan.capture.uncounted import Uncounted
 from gradsan.capture.unused_graphs import UnusedGraphs
 from gradsan.capture.wrapped import Wrapped
-from gradsan.model import Conflict, Deviation, Evidence, Failure, Moment, Seen
+from gradsan.model import Conflict, Deviation, Evidence, Failure, Message, Moment, Seen
 
 _CONFLICTS_KEPT = 1_000
 _SEEN = "_gradsan_seen"
@@ -79,8 +81,12 @@ class Recorder:
         self.core.on_failure = self._on_failure
         self.steps = Steps(self.core)
         self.demands = Demands()
-        self.conflicts: list[Conflict] = Found(self.demands.met)
-        self.failures: list[Failure] = Found(self.demands.met)
+        self.tellers: tuple[Callable[[Conflict | Failure], None], ...] = ()
+        """Who is told of each new finding when it is kept."""
+        self.explainers: tuple[Callable[[BaseException, Conflict | Failure | None], None], ...] = ()
+        """Who is told of each error that leaves a backward, with what was found of it."""
+        self.conflicts: list[Conflict] = Found(self._found)
+        self.failures: list[Failure] = Found(self._found)
         self.backwards = Backwards(self.core)
         self.life = Life(self.core, self.backwards, self._on_life)
         self.core.on_round = self._on_round
@@ -99,7 +105,7 @@ class Recorder:
         self._findings = Findings(self.conflicts, _CONFLICTS_KEPT)
         self.functions = Functions(self.core, self.steps, notes, self._findings, self._scan_functions)
         self.checkpoints = Checkpoints(self.core, self.steps, notes, self._findings, self.guard.note)
-        self.changed_values = ChangedValues(self.core, self.steps, self._findings, self.uncounted.snapshots)
+        self.changed_values = ChangedValues(self.core, self.steps, self._findings, self.uncounted)
         self.wrapped = Wrapped(self.core, self.steps, self._findings)
         self.buffer_sync = BufferSync(self.core, self.uncounted, self.guard.note)
         self.sharded = Sharded(self.core, self.steps, notes, self._findings)
@@ -117,6 +123,11 @@ class Recorder:
             lambda optimizer, frame: self.guard.run(partial(self.life.first_step, optimizer, frame)),
             lambda optimizer: self.guard.run(partial(self.uncounted.stepped, optimizer)),
         )
+        self.nonfinite = NonFiniteSearch(self.core, self.guard.note)
+        self._nonfinite_depth = 0
+        self._nonfinite_patches = Patches()
+        self.problems: list[Message] | None = None
+        """What gradsan cannot do on this torch; None as long as nothing was watched."""
         self._patches = Patches()
         self._replacements: list[writes.Replacement] | None = None
         self._depth = 0
@@ -138,20 +149,27 @@ class Recorder:
             if self._depth == 1:
                 self._start_watching()
             # After the rest, because what was replaced last is put back first.
-            if mode != "watch":
+            if mode in ("deep", "heal"):
                 self._start_deep(mode)
+            elif mode == "nonfinite" and not self._nonfinite_depth:
+                self._nonfinite_depth = self._depth
+                self.guard.install(self._watch_values)
             self._listen_for_halts()
             self.overwriting.follow(bool(self._deep_depths))
 
     def _start_watching(self) -> None:
         # A stretch of watching tells what it could not see itself.
         self.guard.blind_spots.clear()
+        is_first = self.problems is None
+        if is_first:
+            self.problems = self_check.before_watching()
         self.core.active = True
         self.prescan.forget()
         self._findings.forget()
         self.gradient_writes.forget()
         self.unused_graphs.forget()
         self.lost_updates.forget()
+        self.life.forget()
         self.listeners.follow()
         for part in (
             self._watch_user_hooks,
@@ -164,6 +182,25 @@ class Recorder:
             self._watch_compilers,
         ):
             self.guard.install(part)
+        if is_first and self.problems is not None:
+            self.problems += self_check.while_watching()
+        for problem in self.problems or ():
+            self.guard.note(problem)
+
+    def _watch_values(self) -> None:
+        self.nonfinite.start(self._nonfinite_patches, self.guard.run)
+        self._listen_for_values(True)
+
+    def _listen_for_values(self, wanted: bool) -> None:
+        self.listeners.call_before_backward(self.nonfinite.before_backward, wanted)
+        self.listeners.call_after_backward(self.nonfinite.after_backward, wanted)
+
+    def _stop_nonfinite(self) -> None:
+        if self._nonfinite_depth > self._depth:
+            self._nonfinite_depth = 0
+            self._listen_for_values(False)
+            self.guard.run(self.nonfinite.settle)
+            self._nonfinite_patches.undo()
 
     def _start_deep(self, mode: str) -> None:
         self._deep_depths.append((self._depth, mode))
@@ -190,6 +227,10 @@ class Recorder:
         for listener in (self.deep.before_backward, self.changed_values.before_backward):
             self.listeners.call_before_backward(listener, wanted)
         self.changed_values.looks_always = self.checkpoints.compares_values = wanted
+        self.core.before_write = self._before_write if wanted else None
+
+    def _before_write(self, target: Any) -> None:
+        self.guard.run_hushed(partial(self.uncounted.snapshots.before_write, target))
 
     def _describe(
         self,
@@ -328,6 +369,7 @@ class Recorder:
             self._depth -= 1
             self.demands.end(self._depth)
             self._stop_deep()
+            self._stop_nonfinite()
             self._listen_for_halts()
             self.overwriting.follow(bool(self._deep_depths))
             if self._depth:
@@ -336,6 +378,7 @@ class Recorder:
             self._patches.undo()
             self.guard.run(self.unused_graphs.settle)
             self.guard.run(self.lost_updates.settle)
+            self.guard.run(self.life.settle)
 
     def mark(self) -> Mark:
         """A point in the run; :meth:`evidence` tells what came after it."""
@@ -355,6 +398,7 @@ class Recorder:
             moments=around[0] if around else (),
             conflicts=found,
             failures=tuple(self.failures[failed:]),
+            nonfinite=tuple(self.nonfinite.found),
             seen=Seen(
                 saves=core.saves - saved,
                 writes=core.write_count - written,
@@ -364,14 +408,32 @@ class Recorder:
             ),
         )
 
+    def _found(self, finding: Conflict | Failure) -> None:
+        for teller in self.tellers:
+            self.guard.run(partial(teller, finding))
+        self.demands.met(finding)
+
+    def after_fork(self) -> None:
+        """This process is a forked child: a lock that another thread of its parent's held is free."""
+        self._lock = threading.Lock()
+
     def let_go(self) -> None:
         """Forget what was found, where nobody watches any more: the bound on findings is one stretch's."""
         if not self.is_on:
             self.conflicts.clear()
             self.failures.clear()
+            self.nonfinite.found.clear()
 
     def _on_failure(self, entry: Any, error: BaseException) -> None:
         """A backward has ended with an exception; find out what lies behind it while graph and variables are there."""
+        known = len(self.conflicts)
+        self._find_cause(entry, error)
+        if self.explainers:
+            found = self.conflicts[-1] if len(self.conflicts) > known else failures.kept_on(error)
+            for explainer in self.explainers:
+                self.guard.run(partial(explainer, error, found))
+
+    def _find_cause(self, entry: Any, error: BaseException) -> None:
         if getattr(error, _SEEN, False) or isinstance(error, GradsanError):
             return
         if not autopsy.is_version_error(error):
@@ -385,7 +447,9 @@ class Recorder:
         backward = read_backward(entry)
         with _torch.hushed():
             self._keep(
-                lambda: self.checkpoints.kept(conflicts.of_failure(self.core, self.steps, backward, error), error)
+                lambda: self.checkpoints.kept(
+                    conflicts.of_failure(self.core, self.steps, backward, error, None, self.backwards), error
+                )
             )
 
     def _look_at(self, error: BaseException, entry: Any) -> None:
@@ -397,13 +461,17 @@ class Recorder:
         if failure is not None:
             failures.keep_on(error, failure)
 
-    def meet(self, error: BaseException) -> None:
+    def meet(self, error: BaseException) -> Failure | None:
         """An exception has ended the program, or has left a watched block; remember the Failure that it is, if any.
 
-        The version check's own errors are Conflicts, and were met when their backward failed.
+        The version check's own errors are Conflicts, and were met when their backward failed. Returns what is new.
         """
-        if len(self.failures) < _CONFLICTS_KEPT:
+        known = len(self.failures)
+        if known < _CONFLICTS_KEPT:
             self.guard.run(partial(self._meet, error))
+        if self._nonfinite_depth and isinstance(error, Exception):
+            self.guard.run_hushed(partial(self.nonfinite.meet, error))
+        return self.failures[-1] if len(self.failures) > known else None
 
     def _meet(self, error: BaseException) -> None:
         # A number, because the program may send its exceptions to other processes.

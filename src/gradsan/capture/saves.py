@@ -56,6 +56,9 @@ class Watcher(Protocol):
     def judge(self, save: HookedSave, stale: Any, result: Any) -> Any:
         """A value was unpacked; gives what backward gets."""
 
+    def handed(self, result: Any) -> Any:
+        """The same value, as the Node that runs may get it."""
+
 
 Guard = Callable[[Callable[[], object]], None]
 
@@ -77,6 +80,19 @@ def watch_user_hooks(core: Any, patches: Patches, watcher: Watcher, guard: Guard
             self.pack_hook, self.unpack_hook = pack, unpack
 
     patches.set(hooks_class, "__enter__", enter_watched)
+    _show_the_programs(patches, "data", lambda held: held.packed if isinstance(held, HookedSave) else held)
+    _show_the_programs(patches, "unpack_hook", lambda hook: getattr(hook, _OF_PROGRAM, hook))
+
+
+_OF_PROGRAM = "_gradsan_of_program"
+
+
+def _show_the_programs(patches: Patches, name: str, shown: Callable[[Any], Any]) -> None:
+    """Have an attribute of ``_raw_saved_*`` show what the program's hooks gave, not what stands around it."""
+    kind = _torch.SAVED_TENSOR
+    read = None if kind is None else vars(kind).get(name)
+    if read is not None:
+        patches.set(kind, name, property(lambda saved: shown(read.__get__(saved))))
 
 
 class _Composed:
@@ -121,12 +137,14 @@ def _compose(
         result = unpack(save.packed)
         # A hook that checks for itself and raises has hidden nothing.
         if computes_again or (stale is None and not watcher.must_judge(save)):
-            return result
+            return watcher.handed(result)
         given = [result]
         guard(lambda: given.append(watcher.judge(save, stale, result)))
-        return given[-1]
+        return watcher.handed(given[-1])
 
-    return _Composed(pack_watched), unpack_watched
+    unpack_hook = _torch.shown_when_read(unpack_watched)
+    setattr(unpack_hook, _OF_PROGRAM, unpack)
+    return _Composed(pack_watched), unpack_hook
 
 
 def tensors_in(packed: Any, depth: int = 3) -> Iterator[Any]:

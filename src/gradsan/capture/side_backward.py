@@ -45,7 +45,7 @@ class HooksOnTheWay:
             else:
                 self.met[node, number] = gradient
             if received[number] is UNKNOWN:
-                passed_over(", ".join(_name_of(hook) for hook in hooks))
+                passed_over(", ".join(name_of(hook) for hook in hooks))
 
 
 def _through(hooks: list[Any], gradient: Any) -> Any:
@@ -58,7 +58,8 @@ def _through(hooks: list[Any], gradient: Any) -> Any:
     return gradient
 
 
-def _name_of(hook: Any) -> str:
+def name_of(hook: Any) -> str:
+    """What a hook is called."""
     return str(getattr(hook, "__qualname__", type(hook).__qualname__))
 
 

@@ -1,23 +1,23 @@
 """Small memory as it was when ``.data`` was asked for: what is written behind it may leave every byte as it was.
 
 A copy of the bytes at one moment is what a value was at another if nothing was logged in between. Only memory of
-ordinary tensors on the CPU up to ``BYTES_OF_A_COPY`` is copied, where the program's own code asks and something may
+ordinary tensors on the CPU up to ``BYTES_OF_A_COPY`` is copied, where the program or a library asks and something may
 have been saved since the last backward; else a write is taken for a change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from gradsan.capture import _torch
-from gradsan.capture.stacks import is_user_file
 
-BYTES_OF_A_COPY = 64 * 2**10
-BYTES_KEPT = 16 * 2**20
+BYTES_OF_A_COPY = 4 * 2**20
+BYTES_KEPT = 64 * 2**20
 _COPIES_OF_A_STORAGE = 4
+_ROUNDINGS = 8
 
 
 class Snapshot(NamedTuple):
@@ -42,15 +42,28 @@ class Snapshots:
     def take(self, tensor: Any, stack: Any) -> None:
         """Copy the memory of ``tensor``, if it is small and may have been written since the last time.
 
-        ``stack`` is where ``.data`` was asked for: libraries that copy or move parameters have no part in this.
+        ``stack`` is where ``.data`` was asked for: what torch copies or moves itself has no part in this.
         """
-        if not stack.codes or not is_user_file(stack.codes[0].co_filename):
+        if not stack.codes or stack.codes[0].co_filename.startswith(_torch.package_folder()):
             return
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
             return
+        if not _nothing_is_saved(self._core):
+            self._copy(tensor)
+
+    def before_write(self, target: Any) -> None:
+        """Copy what is about to be written where autograd does not record it, if it is small and has a graph."""
+        if torch.is_grad_enabled():
+            return
+        for tensor in target if isinstance(target, (tuple, list)) else (target,):
+            is_plain = _torch.is_tensor(tensor) and _torch.has_elements(tensor) and tensor.is_cpu
+            if is_plain and tensor.grad_fn is not None and not tensor.is_conj() and not tensor.is_neg():
+                self._copy(tensor)
+
+    def _copy(self, tensor: Any) -> None:
         storage = tensor.untyped_storage()
         size, key, core = int(storage.nbytes()), int(storage._cdata), self._core
-        if not 0 < size <= BYTES_OF_A_COPY or _nothing_is_saved(core):
+        if not 0 < size <= BYTES_OF_A_COPY:
             return
         known = self._copies.get(key)
         if known and known[-1].write_count == core.write_count:
@@ -69,19 +82,27 @@ class Snapshots:
         while len(known) > _COPIES_OF_A_STORAGE:
             self._bytes -= _size(known.pop(0))
 
-    def shows_same(self, tensor: Any, clock: int, writes: Iterable[int]) -> bool:
-        """Whether ``tensor`` has the bytes that it had at ``clock``; False where that is not known.
+    def compared(
+        self, tensor: Any, clock: int, writes: Iterable[int], *, is_counted: bool = False
+    ) -> Literal["same", "near", "different"] | None:
+        """How the values of ``tensor`` stand to those at ``clock``: same bytes, the same but for rounding, or others.
 
-        Its version counter is what it was at ``clock``. ``writes`` are the clocks of the writes to its storage; copies
-        made on the other side of one of them tell nothing.
+        None where that is not known. Its version counter is what it was at ``clock``, but where
+        ``is_counted``. ``writes`` are the clocks of the writes to its storage; copies made on the other side of one of
+        them tell nothing.
         """
-        at = list(writes)
+        at, known = list(writes), False
         for one in self._copies.get(_torch.storage_or_none(tensor), ()):
             first, last = sorted((clock, one.clock))
-            is_apart = one.version != tensor._version or any(first < write <= last for write in at)
-            if not is_apart and _same(one.memory, tensor):
-                return True
-        return False
+            is_moved = not is_counted and one.version != tensor._version
+            if is_moved or any(first < write <= last for write in at):
+                continue
+            known = True
+            if _same(one.memory, tensor):
+                return "same"
+            if _is_near(one.memory, tensor):
+                return "near"
+        return "different" if known else None
 
     def forget(self) -> None:
         """Begin anew: between two stretches of watching nothing is logged."""
@@ -111,6 +132,21 @@ def _same(memory: Any, tensor: Any) -> bool:
     with torch.no_grad():
         before = memory.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
         return bool(torch.equal(_bytes(before), _bytes(tensor.detach())))
+
+
+def _is_near(memory: Any, tensor: Any) -> bool:
+    """Whether only rounding tells two tensors apart: zeros are the same, signs and all."""
+    if not tensor.is_floating_point() or tensor.is_neg():
+        return False
+    with torch.no_grad():
+        now = tensor.detach().to(torch.float64)
+        before = memory.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        before = before.to(torch.float64)
+        zeros = (before == 0) | (now == 0)
+        if bool((zeros & ((before != now) | (before.signbit() != now.signbit()))).any()):
+            return False
+        gap = torch.linalg.vector_norm(now - before)
+        return bool(gap <= _ROUNDINGS * torch.finfo(tensor.dtype).eps * torch.linalg.vector_norm(now))
 
 
 def _bytes(tensor: Any) -> Any:

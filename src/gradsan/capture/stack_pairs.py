@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gradsan.capture import _torch
 from gradsan.capture._core_pure import DEPTH_KEPT
 
 _FRAMES_BETWEEN = 8
@@ -23,3 +24,21 @@ def is_around(outer: Any, inner: Any) -> bool:
         if codes == outer.codes[: len(codes)] and offsets == outer.lastis[: len(codes)]:
             return True
     return False
+
+
+def within_torch(one: Any, other: Any) -> bool:
+    """Whether torch's own Python code made the call at ``one``, in a function that was under way at ``other``, too.
+
+    What such a function does to a value of the same call (``gaussian_nll_loss`` to its copy of the variance) or puts
+    back before it returns (``gradgradcheck``) is its own affair.
+    """
+    shared = 0
+    outer = zip(reversed(one.codes), reversed(one.lastis), reversed(other.codes), reversed(other.lastis), strict=False)
+    for code, at, other_code, other_at in outer:
+        if code is not other_code:
+            break
+        shared += 1
+        if at != other_at:
+            break
+    folder = _torch.package_folder()
+    return shared > 0 and all(code.co_filename.startswith(folder) for code in one.codes[: len(one.codes) - shared + 1])

@@ -180,7 +180,7 @@ class Uncounted:
                 stack = core.stack(1)
                 guard(lambda: self._replace(tensor, stack))
 
-        patches.set(torch.Tensor, "data", property(data, set_data))
+        patches.set(torch.Tensor, "data", property(data, set_data, descriptor.__delete__))
 
     def _open_data(self, tensor: Any, stack: Any) -> None:
         if self.open(tensor, "data_attribute", stack):

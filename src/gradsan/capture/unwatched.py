@@ -1,7 +1,8 @@
 """An exception that nobody watched, turned into plain data: what is left of graph and variables, and the source.
 
 The traceback holds the frames, these hold the variables, and the one by which torch entered the engine holds the loss.
-No hook is installed anywhere: on a stale slot that would switch PyTorch's check off.
+No hook is installed anywhere, as on a stale slot that would switch PyTorch's check off; but where torch shows a stale
+tensor to nothing else (``_torch/saved.py``), and there the hook checks.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import inspect
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ from gradsan.capture.stacks import file_of, is_user_file
 
 _MOST_OBJECTS = 20_000
 _DEEPEST = 5
+_END_LENGTH = 32
 _NOT_SEARCHED = (
     types.ModuleType,
     types.FunctionType,
@@ -68,6 +69,15 @@ class Found(NamedTuple):
     container: str | None = None
 
 
+class Reached(NamedTuple):
+    """A tensor, an array or a number reached from a variable; ``passing`` as in :class:`Found`."""
+
+    path: str
+    value: Any
+    scope: Scope
+    passing: bool
+
+
 class _Step(NamedTuple):
     path: str
     value: Any
@@ -77,7 +87,9 @@ class _Step(NamedTuple):
     container: str | None = None
 
 
-class _Space(NamedTuple):
+class Space(NamedTuple):
+    """The variables of a function that runs, or of a module."""
+
     scope: Scope
     variables: dict[str, Any]
     loop_variables: frozenset[str]
@@ -85,7 +97,7 @@ class _Space(NamedTuple):
 
 def search(frame: Any, wanted: Callable[[Any], bool]) -> Iterator[Found]:
     """Breadth-first through the variables of the user's frames; every object once, at most ``_MOST_OBJECTS``."""
-    spaces = _spaces(frame)
+    spaces = spaces_of(frame)
     queue = deque(
         _Step(name, value, 0, space.scope)
         for space in spaces
@@ -116,7 +128,39 @@ def search(frame: Any, wanted: Callable[[Any], bool]) -> Iterator[Found]:
             queue.extend(_Step(inner, item, depth + 1, scope, path, kind) for inner, item in _parts(path, value))
 
 
-def _spaces(frame: Any) -> list[_Space]:
+def reached(spaces: Iterable[Space]) -> Iterator[Reached]:
+    """Breadth-first, what ``spaces`` hold of tensors, arrays and numbers; of long lists both ends."""
+    queue = deque(
+        (_Step(name, value, 0, space.scope), name in space.loop_variables)
+        for space in spaces
+        for name, value in space.variables.items()
+        if not name.startswith("__")
+    )
+    seen: set[int] = set()
+    visited = 0
+    while queue and visited < _MOST_OBJECTS:
+        step, passing = queue.popleft()
+        visited += 1
+        value = step.value
+        if isinstance(value, int | float) or torch.is_tensor(value) or type(value).__name__ == "ndarray":
+            yield Reached(step.path, value, step.scope, passing)
+        elif not isinstance(value, _NOT_SEARCHED) and id(value) not in seen:
+            seen.add(id(value))
+            if isinstance(value, nn.Module):
+                inner: deque[_Step] = deque()
+                for found in _in_module(step, lambda _: True, inner):
+                    yield Reached(found.path, found.tensor, step.scope, passing)
+                queue.extend((one, passing) for one in inner)
+            elif step.depth < _DEEPEST:
+                parts = _ends(list(_parts(step.path, value)))
+                queue.extend((_Step(path, item, step.depth + 1, step.scope), passing) for path, item in parts)
+
+
+def _ends(parts: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    return parts if len(parts) <= 2 * _END_LENGTH else [*parts[:_END_LENGTH], *parts[-_END_LENGTH:]]
+
+
+def spaces_of(frame: Any) -> list[Space]:
     """The locals and globals of the user's frames from ``frame`` outwards."""
     frames = []
     while frame is not None:
@@ -124,18 +168,18 @@ def _spaces(frame: Any) -> list[_Space]:
             frames.append(frame)
         frame = frame.f_back
     of_modules = {id(one.f_globals): _loop_variables(one.f_code) for one in frames if one.f_code.co_name == "<module>"}
-    spaces: list[_Space] = []
+    spaces: list[Space] = []
     globals_seen: set[int] = set()
     for one in frames:
         code = one.f_code
         file = file_of(code)
         if one.f_locals is not one.f_globals:
             scope = Scope(file, getattr(code, "co_qualname", code.co_name))
-            spaces.append(_Space(scope, _locals_of(one), _loop_variables(code)))
+            spaces.append(Space(scope, _locals_of(one), _loop_variables(code)))
         if id(one.f_globals) not in globals_seen:
             globals_seen.add(id(one.f_globals))
             loops = of_modules.get(id(one.f_globals), frozenset())
-            spaces.append(_Space(Scope(file, "<module>"), dict(one.f_globals), loops))
+            spaces.append(Space(Scope(file, "<module>"), dict(one.f_globals), loops))
     return spaces
 
 

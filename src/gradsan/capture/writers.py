@@ -145,7 +145,9 @@ def operations() -> Iterator[tuple[Any, str, Any]]:
     """(namespace, attribute, function) of what may make autograd Nodes and does not write: watched for its place only.
 
     These are the methods and operators of ``torch.Tensor`` and the builtin functions of torch's namespaces whose aten
-    operator returns a tensor. Those that write are in :func:`tensor_methods` and :func:`functions`.
+    operator returns a tensor. Those that write are in :func:`tensor_methods` and :func:`functions`. ``__getitem__`` is
+    not among them: set as an attribute, it would make a sequence of every tensor (:mod:`gradsan.capture.type_slots`).
+    The native core replaces the C slot alone (``watch_indexing``); the pure one does not log indexing.
     """
     writing = {writer.op for writer in tensor_methods()}
     names = _returning_tensors()
@@ -177,7 +179,7 @@ MAKES_NO_NODES = frozenset({"detach", "data", "cpu", "cuda", "to", "requires_gra
 
 _OPERATORS = frozenset(
     {
-        *("abs", "add", "and", "div", "eq", "floordiv", "ge", "getitem", "gt", "invert", "le", "lt", "matmul", "mod"),
+        *("abs", "add", "and", "div", "eq", "floordiv", "ge", "gt", "invert", "le", "lt", "matmul", "mod"),
         *("mul", "ne", "neg", "or", "pos", "pow", "sub", "truediv", "xor"),
     }
 )

@@ -62,6 +62,8 @@ def install(core: Any, patches: Patches, replacements: list[Replacement]) -> Non
     patches.on_undo(_torch.introduce_to_jit((each.original, each.wrapper) for each in replacements))
     owner, name, function = _torch.function_apply()
     patches.set(owner, name, classmethod(_wrapped(core, function, name, None)))
+    core.watch_indexing(True)
+    patches.on_undo(lambda: core.watch_indexing(False))
     _watch_operators(core, patches)
     let_scripts_compile(patches)
 

@@ -6,15 +6,32 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 
 from gradsan.cli._sentences import complain, write_to_stderr
-from gradsan.model import Message
+from gradsan.model import Fix, Message
 from gradsan.options import OptionsError
 from gradsan.present._places import shown_path, working_directory
-from gradsan.repair import Patch, apply_patch, dirty_files
+from gradsan.repair import Patch, apply_patch, dirty_files, is_implied
 from gradsan.text import Language, say
 
 
 class _StillFailsError(Exception):
     """The program, run again from disk, has a fault."""
+
+
+def is_wanted(fix: Fix, number: int | None, *, asks: bool, language: Language) -> bool:
+    """Whether ``fix`` may be written: asked for by its ``number``, or the best one (None), which keeps the training.
+
+    A best fix that does not is written after a question on a terminal; unasked (``asks`` False) only where its change
+    is the one that the cause implies.
+    """
+    if number is not None or fix.verification.training == "same":
+        return True
+    if not asks and (fix.meaning == "preserved" or is_implied(fix)):
+        return True
+    how = "?" if fix.how_changed is None else say(fix.how_changed, language)
+    if asks and _is_answered(Message("fix.ask_changed", {"how": how}), language):
+        return True
+    complain(Message("fix.not_the_same", {"how": how, "number": 1}), language)
+    return False
 
 
 def apply_fix(
@@ -53,9 +70,16 @@ def _shown(files: Iterable[str]) -> str:
 
 
 def _agreed(dirty: tuple[str, ...], language: Language) -> bool:
-    question = say(Message("fix.ask_dirty", {"files": _shown(dirty)}), language)
+    question = Message("fix.ask_dirty", {"files": _shown(dirty)})
+    is_agreed = _is_answered(question, language)
+    if is_agreed is None:
+        write_to_stderr(f"{say(question, language)}\n")
+    return bool(is_agreed)
+
+
+def _is_answered(question: Message, language: Language) -> bool | None:
+    """Whether somebody at the terminal says yes; None where nobody can be asked."""
     if not sys.stdin or not sys.stdin.isatty():
-        write_to_stderr(f"{question}\n")
-        return False
-    write_to_stderr(question)
+        return None
+    write_to_stderr(say(question, language))
     return sys.stdin.readline().strip().lower() in ("y", "yes")

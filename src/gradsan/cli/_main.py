@@ -71,6 +71,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         OptionsError: for words that are not understood.
         SystemExit: after ``--help`` and ``--version``.
     """
+    if sorted(words) == ["--verbose", "--version"]:
+        return argparse.Namespace(handler=import_module("gradsan.cli._version").show)
     command = words[0] if words else ""
     commands = [name for name in _COMMANDS if command in (name, "-h", "--help")]
     if not commands and command != "--version":

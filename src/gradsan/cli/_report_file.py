@@ -24,7 +24,7 @@ class ReportFile:
         self.shown = path
         try:
             self._path = (directory or Path()) / path
-            if not self._is_special():
+            if not self.is_special:
                 # A link stays a link: its target is replaced.
                 self._path = self._path.resolve()
             self._check()
@@ -39,7 +39,7 @@ class ReportFile:
         """
         data = content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
         try:
-            if self._is_special():
+            if self.is_special:
                 self._path.write_bytes(data)
             else:
                 self._replace(data)
@@ -52,11 +52,13 @@ class ReportFile:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if self._path.exists() and not os.access(self._path, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        if not self._is_special():
+        if not self.is_special:
             # Only making a file tells for sure that one can be made (read-only file systems, quotas, no such folder).
             self._create().unlink()
 
-    def _is_special(self) -> bool:
+    @property
+    def is_special(self) -> bool:
+        """Whether it is no regular file: a pipe, ``/dev/stdout``."""
         try:
             return not stat.S_ISREG(self._path.stat().st_mode)
         except FileNotFoundError:

@@ -33,7 +33,7 @@ class Presentation:
     by the name of its form. ``unexplained`` says that the program met an error of autograd's for which gradsan has no
     diagnosis; then the terminal tells what could not be seen. ``told`` are sentences that are said in any case.
     ``left_to_tell`` gives what of the report is shown besides the files, None for nothing, and does not raise;
-    ``heading`` is said before it.
+    ``heading`` is said before it. ``flushes`` says that what the program printed is to be written out before.
     """
 
     options: Options
@@ -44,6 +44,7 @@ class Presentation:
     told: Sequence[Message] = ()
     left_to_tell: Callable[[Report], Report | None] = lambda report: report
     heading: Message | None = None
+    flushes: bool = True
 
 
 def present(report: Report, presentation: Presentation) -> list[Message]:
@@ -130,7 +131,8 @@ def _write_terminal(report: Report, presentation: Presentation) -> Message | Non
         cwd=presentation.directory,
         ascii=needs_ascii(getattr(stream, "encoding", None)),
     )
-    flush_output()
+    if presentation.flushes:
+        flush_output()
     if presentation.heading is not None:
         complain(presentation.heading, presentation.language)
     write_to_stderr(text)

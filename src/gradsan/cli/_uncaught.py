@@ -5,13 +5,17 @@ The order of events is that of ``PyErr_PrintEx`` and ``handle_system_exit`` in C
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import os
+import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from gradsan.cli._sentences import write_to_stderr
 
@@ -81,18 +85,83 @@ def clean_tracebacks_of_threads() -> None:
     threading.excepthook = show_cleaned
 
 
-def wait_for_threads() -> None:
+def wait_for_threads() -> bool:
     """Wait, as python does when the main program has ended, for the threads that are no daemons.
 
     Calling what the interpreter calls is the only way that also lets pools of threads end; a second call does nothing.
+    True where ``SIGTERM`` came meanwhile, which ends the waiting and is yet to end the process: threads that wait for
+    each other must not keep the report.
     """
+    came: list[int] = []
     try:
-        threading._shutdown()  # type: ignore[attr-defined]
+        with _ended_by_sigterm(came):
+            threading._shutdown()  # type: ignore[attr-defined]
+    except _TerminatedError:
+        return True
     except BaseException as failure:
         remove_own_frames(failure)
         lines = "".join(traceback.format_tb(failure.__traceback__))
         words = f"{type(failure).__name__}: {failure}"
         write_to_stderr(f"Exception ignored in: {threading!r}\nTraceback (most recent call last):\n{lines}{words}\n")
+    return bool(came)
+
+
+class _TerminatedError(BaseException):
+    """``SIGTERM`` came."""
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm(came: list[int]) -> Iterator[None]:
+    """Raise :class:`_TerminatedError` where ``SIGTERM`` would end the process at once, and note it in ``came``."""
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    process = os.getpid()
+
+    def end(number: int, _: Any) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        if os.getpid() != process:
+            # A child that one of the threads has forked.
+            signal.raise_signal(number)
+        came.append(number)
+        raise _TerminatedError
+
+    show = sys.unraisablehook
+
+    def show_others(args: Any) -> None:
+        # Since 3.13 the interpreter shows what ends its waiting, and goes on.
+        if args.exc_type is not _TerminatedError:
+            show(args)
+
+    sys.unraisablehook = show_others
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        if sys.unraisablehook is show_others:
+            sys.unraisablehook = show
+        if signal.getsignal(signal.SIGTERM) is end:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def run_exit_handlers() -> None:
+    """Run what the program has registered with ``atexit``, as python does after its threads; twice is as good as once.
+
+    multiprocessing waits there for the children that it has started.
+    """
+    show = sys.unraisablehook
+
+    def show_cleaned(args: Any) -> None:
+        trace = _without_own_frames(args.exc_traceback)
+        show(type(args)((args.exc_type, args.exc_value, trace, args.err_msg, args.object)))
+
+    # What a builtin raises has the frame of whoever runs the handlers.
+    sys.unraisablehook = show_cleaned
+    try:
+        atexit._run_exitfuncs()
+    finally:
+        if sys.unraisablehook is show_cleaned:
+            sys.unraisablehook = show
 
 
 def _tell(failure: BaseException) -> None:

@@ -27,6 +27,7 @@ _SHARED = ("json", "lang", "color")
 _OWN = ("patch", "steps", "timeout", "faults")
 _FILES = ("json", "patch")
 _SWITCHES = ("include", "yes")
+_BEST = "best"
 
 _Number = TypeVar("_Number", int, float)
 
@@ -42,7 +43,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
         return say(Message(f"cli.{key}"), language)
 
     parser = _program_words.add_program_parser(subparsers, "fix", words("summary"), words("description"))
-    parser.add_argument("--apply", nargs="?", const="1", metavar="N", help=words("option_apply"))
+    parser.add_argument("--apply", nargs="?", const=_BEST, metavar="N", help=words("option_apply"))
     _program_words.add_options_with_value(parser, _OWN, words)
     for name in _SWITCHES:
         parser.add_argument(f"--{name}", action="store_true", help=words(f"option_{name}"))
@@ -68,7 +69,8 @@ def run(namespace: argparse.Namespace) -> int:
     options = read_options(shared, os.environ, directory)
     language = choose_language(options.lang, os.environ)
     limits = _limits(own, namespace.include)
-    chosen = None if namespace.apply is None else _number("apply", namespace.apply, int)
+    wanted = namespace.apply
+    number = None if wanted in (None, _BEST) else _number("apply", wanted, int)
     target = _program_words.target_of(namespace.program)
     if target.kind == "script" and target.name == "-":
         raise OptionsError(Message("fix.no_stdin"))
@@ -77,7 +79,9 @@ def run(namespace: argparse.Namespace) -> int:
     files = {name: ReportFile(path, directory) for name, path in {**own, **shared}.items() if name in _FILES}
     if not torch_is_installed():
         raise OptionsError(Message("cli.no_torch"))
-    return _Fixing(target, limits, options, language, files).run(chosen, asks=not namespace.yes)
+    return _Fixing(target, limits, options, language, files).run(
+        number, applies=wanted is not None, asks=not namespace.yes
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +94,8 @@ class _Fixing:
     language: Language
     files: Mapping[str, ReportFile]
 
-    def run(self, chosen: int | None, *, asks: bool) -> int:
-        """Search, show, keep and apply; the exit status."""
+    def run(self, number: int | None, *, applies: bool, asks: bool) -> int:
+        """Search, show, keep and apply fix ``number``, None standing for the best; the exit status."""
         found = self._search()
         report = report_of(found, self.target)
         self._write("json", lambda: render_json(report, language=self.language, cwd=working_directory(None)))
@@ -106,8 +110,8 @@ class _Fixing:
             complain(Message("fix.none_passed" if was_tried else "fix.none_tried"), self.language)
             return 1
         is_kept = self._write("patch", lambda: found.patches[0].diff_bytes(working_directory(None)))
-        if chosen is not None:
-            return 0 if self._apply(found, chosen, asks=asks) else 1
+        if applies:
+            return 0 if self._apply(found, number, asks=asks) else 1
         kept = Message("fix.patch_written", {"file": self.files["patch"].shown}) if is_kept else None
         complain(kept or Message("fix.how_to_apply"), self.language)
         return 0
@@ -123,14 +127,17 @@ class _Fixing:
             working_directory(None),
         )
 
-    def _apply(self, found: Found, chosen: int, *, asks: bool) -> bool:
-        from gradsan.cli._applying import apply_fix
+    def _apply(self, found: Found, number: int | None, *, asks: bool) -> bool:
+        from gradsan.cli._applying import apply_fix, is_wanted
         from gradsan.repair import runs_well
 
         def is_well() -> bool:
             return runs_well(self._asked(), self.limits)
 
-        return apply_fix(found.patches, chosen, is_well, asks=asks, language=self.language)
+        best = next(fix for fix in found.diagnoses[-1].fixes if fix.verification.status == "passed")
+        if not is_wanted(best, number, asks=asks, language=self.language):
+            return False
+        return apply_fix(found.patches, 1 if number is None else number, is_well, asks=asks, language=self.language)
 
     def _asked(self) -> tuple[str, str, Sequence[str]]:
         return self.target.kind, self.target.name, self.target.arguments

@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from gradsan._processes import left_reports, reports_folder
 from gradsan.cli._report_file import ReportFile
 from gradsan.cli._reporting import wants_color, width_of
 from gradsan.cli._sentences import complain, write_to_stdout
 from gradsan.model import Message
+from gradsan.options import OptionsError
 from gradsan.present import RENDERERS, needs_ascii, render_terminal, working_directory
 from gradsan.present.merge import merged
 from gradsan.present.read_json import ReadError, Recorded, read_report
@@ -32,7 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "report", help=words("summary"), description=words("summary")
     )
-    parser.add_argument("files", nargs="+", metavar=words("value_files"), help=words("files"))
+    parser.add_argument("files", nargs="*", metavar=words("value_files"), help=words("files"))
     forms = parser.add_mutually_exclusive_group()
     for name in _FORMATS:
         forms.add_argument(f"--{name}", dest="form", action="store_const", const=name, help=words(f"format_{name}"))
@@ -48,12 +50,17 @@ def run(args: argparse.Namespace) -> int:
     """Show what ``args`` names; 0, or 2 where a file cannot be read or written.
 
     Raises:
-        OptionsError: where the output file cannot be written.
+        OptionsError: where the output file cannot be written, and where no file is named and none is there.
     """
     language = choose_language(args.lang, os.environ)
     target = None if args.output is None else ReportFile(args.output, working_directory(None))
+    files = args.files or [str(file) for file in left_reports()]
+    if not files:
+        raise OptionsError(Message("report.none_left", {"path": reports_folder()}))
+    if not args.files:
+        complain(Message("report.left", {"paths": " ".join(files)}), language)
     try:
-        recorded = {name: read_report(Path(name)) for name in dict.fromkeys(args.files)}
+        recorded = {name: read_report(Path(name)) for name in dict.fromkeys(files)}
     except ReadError as problem:
         complain(problem.message, language)
         return _WRONG_USAGE

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+import gradsan_start
+from gradsan._excepthooks import call_in_multiprocessing
 from gradsan._imports import call_after_torch_import, torch_is_installed
-from gradsan._ranks import Board, heading, own_files, rank_of, undisturbed
+from gradsan._member import Member
+from gradsan._processes import Job, open_job
+from gradsan._starts import Starts
 from gradsan._terms import chosen
 from gradsan.cli import _program_words
-from gradsan.cli._program import Ending, Target, gradsan_path, perform, prepare, take_stage
-from gradsan.cli._report_file import ReportFile
-from gradsan.cli._reporting import Presentation, own_surroundings, present
-from gradsan.cli._sentences import complain
+from gradsan.cli._program import Target, gradsan_path, perform, prepare, take_stage
 from gradsan.cli._suppressing import Suppressions
-from gradsan.cli._uncaught import call_when_uncaught, clean_tracebacks_of_threads, wait_for_threads
+from gradsan.cli._telling import Telling
+from gradsan.cli._uncaught import (
+    call_when_uncaught,
+    clean_tracebacks_of_threads,
+    run_exit_handlers,
+    wait_for_threads,
+)
 from gradsan.cli._watcher import Session, Watcher
-from gradsan.model import Message, Program, Report
-from gradsan.options import REPORT_FILES, Options, OptionsError, read_options
+from gradsan.model import Message, Program
+from gradsan.options import Options, OptionsError, read_options
 from gradsan.text import choose_language, say
 
 _OPTIONS_WITH_VALUE = (
@@ -40,7 +47,7 @@ _OPTIONS_WITH_VALUE = (
     "heal-only",
     "max-bytes",
 )
-_SWITCHES = ("stacks", "quiet", "github", "deep", "heal", "halt", "early", "strict", "autopsy")
+_SWITCHES = ("stacks", "quiet", "github", "deep", "heal", "nonfinite", "halt", "early", "strict", "autopsy")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
@@ -83,72 +90,83 @@ def execute(target: Target, options: Options, directory: Path | None, open_sessi
     ``directory`` is the working directory, None where it has been deleted. Returns the exit status and raises as
     :func:`run` does.
     """
-    language = choose_language(options.lang, os.environ)
     own_path = gradsan_path()
     launch = prepare(target)
-    rank = rank_of(os.environ)
-    asked, options = options, own_files(options, rank, directory)
-    named = {form: getattr(options, form) for form in REPORT_FILES}
-    files = {form: ReportFile(path, directory) for form, path in named.items() if path is not None}
-    suppressions = Suppressions(options, directory)
+    telling = Telling(options, directory, own_path=own_path, target=target)
     main = take_stage(launch)
     if not torch_is_installed():
         raise OptionsError(Message("cli.no_torch"))
 
     watcher = Watcher(open_session)
-    process = os.getpid()
     argv = tuple(sys.argv)
-    call_after_torch_import(watcher.start)
+    # Another gradsan may have started this process: what the user says here is stronger.
+    gradsan_start.leave()
+    job = _open_job(watcher, options, directory)
+
+    def leaves(status: int) -> int:
+        ended = Program(argv, "failed" if status else "finished", ("os._exit", str(status)) if status else None)
+        report = telling.tell(watcher, ended, job, is_child=member.is_child, flushes=False)
+        if member.is_child:
+            return status
+        _close(job)
+        return telling.status(report, status)
+
+    folder = None if job is None else job.folder
+    member = Member(watcher, folder, language=telling.language, write=telling.write_unfinished, leaves=leaves)
+    watcher.teller = member.found
+    starts = Starts(str(folder)) if folder is not None else None
+    call_after_torch_import(partial(_begin, watcher, member, starts))
     call_when_uncaught(watcher.meet)
     clean_tracebacks_of_threads()
+    member.watch(starts)
     ending = perform(launch, main)
+    was_terminated = False
     if ending.exception is None:
-        # Threads may still be training. After a failure nobody should have to wait for the report.
-        wait_for_threads()
+        # Threads and children may still be training. After a failure nobody should have to wait for the report.
+        was_terminated = wait_for_threads()
+        if not was_terminated:
+            run_exit_handlers()
 
-    is_original = os.getpid() == process
-    board = Board(rank, os.environ) if rank is not None and is_original else None
-    presentation = Presentation(
-        options=options,
-        language=language,
-        directory=directory,
-        # The report of a forked child is its own; the files belong to the process that was started.
-        files=files if is_original else {},
-    )
+    failed = ("SIGTERM", "") if was_terminated else ending.exception
+    program = Program(argv, "finished" if failed is None else "failed", failed)
+    report = None
     try:
-        with undisturbed(rank), own_surroundings(own_path, target.name if target.kind == "code" else None):
-            watcher.stop()
-            program = Program(argv, "finished" if ending.exception is None else "failed", ending.exception)
-            found = watcher.report(program)
-            report, said = suppressions.applied(found)
-            presentation = replace(
-                presentation,
-                unexplained=watcher.met_autograd_error and not found.diagnoses,
-                told=tuple(watcher.problems),
-            )
-            if rank is not None and board is not None:
-                tell = partial(board.left_to_tell, unexplained=presentation.unexplained)
-                presentation = replace(presentation, left_to_tell=tell, heading=heading(rank, asked, options))
-            problems = [*watcher.problems, *present(report, presentation)]
-            is_silent = options.quiet or (rank is not None and rank.number > 0)
-            for sentence in problems if is_silent else [*problems, *said]:
-                complain(sentence, language)
+        if not (member.is_child and member.end(program)):
+            member.over()
+            report = telling.tell(watcher, program, job, is_child=member.is_child, flushes=not was_terminated)
+        if not member.is_child:
+            _close(job)
     except KeyboardInterrupt as interrupt:
         _die_of(interrupt)
+    if was_terminated:
+        signal.raise_signal(signal.SIGTERM)
     if ending.interrupt is not None:
         _die_of(ending.interrupt)
     if watcher.was_halted:
         return options.exit_code or ending.status
-    return _status(ending, report, options, board) if is_original else ending.status
+    return ending.status if report is None or member.is_child else telling.status(report, ending.status)
 
 
-def _status(ending: Ending, report: Report, options: Options, board: Board | None) -> int:
-    if ending.status:
-        return ending.status
-    is_conflict = any(diagnosis.severity in ("error", "warning") for diagnosis in report.diagnoses)
-    if board is not None:
-        return board.status(is_conflict, options.exit_code)
-    return options.exit_code if is_conflict else 0
+def _begin(watcher: Watcher, member: Member, starts: Starts | None) -> None:
+    watcher.start()
+    if starts is not None:
+        starts.follow()
+    member.undo.append(call_in_multiprocessing(watcher.meet))
+
+
+def _open_job(watcher: Watcher, options: Options, directory: Path | None) -> Job | None:
+    if options.autopsy:
+        return None
+    try:
+        return open_job(options, directory)
+    except OSError as failure:
+        watcher.unseen.append(Message("processes.no_folder", {"reason": failure.strerror or str(failure)}))
+        return None
+
+
+def _close(job: Job | None) -> None:
+    if job is not None:
+        job.close()
 
 
 def _die_of(interrupt: KeyboardInterrupt) -> NoReturn:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from gradsan.diagnose import labels as label_room
+from gradsan.diagnose import threads
 from gradsan.diagnose.facts import Facts
 from gradsan.diagnose.names import producer
 from gradsan.model import (
@@ -120,13 +121,19 @@ def named_tensor(facts: Facts) -> NamedTensor:
     """The tensor as the report shows it."""
     save = facts.conflict.save
     return NamedTensor(
-        name=facts.name if isinstance(facts.name, str) else producer(facts.conflict),
+        name=facts.name if isinstance(facts.name, str) else _producer(facts),
         shape=save.tensor.shape,
         dtype=save.tensor.dtype,
         device=save.tensor.device,
         op=save.node,
         operand=save.slot,
     )
+
+
+def _producer(facts: Facts) -> str | None:
+    """What made a value that has no name; of one inside a compiled graph the call, which is not that value."""
+    name = producer(facts.conflict)
+    return f"{name}(…)" if facts.in_compiled and name is not None else name
 
 
 def why(facts: Facts) -> Why | None:
@@ -147,6 +154,12 @@ def _limits(facts: Facts) -> tuple[Message, ...]:
     notes = []
     if facts.conflict.use.via == "write":
         notes.append(Message("note.found_at_write", {"name": facts.name}))
+    if (elsewhere := threads.written_in(facts)) is not None:
+        notes.append(Message("note.other_thread", {"name": facts.name, "function": elsewhere}))
+    if facts.is_undone:
+        notes.append(Message("note.same_but_for_rounding", {"name": facts.name}))
+    if facts.may_be_undone:
+        notes.append(Message("note.may_be_undone", {"name": facts.name}))
     if facts.in_compiled and not facts.updates:
         notes.append(Message("note.in_compiled", {"op": facts.op, "name": facts.name}))
     if facts.conflict.unexplained and facts.writes:

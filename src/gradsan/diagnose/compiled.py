@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from gradsan import source
 from gradsan.diagnose.levels import place, user_frames
-from gradsan.model import Save, Site
+from gradsan.model import Frame, Save, Site
 
 # The autograd Function that torch/_functorch/_aot_autograd makes of forward and backward of a graph.
 _NODE = "CompiledFunctionBackward"
@@ -31,6 +31,36 @@ def from_outside(save: Save) -> Save:
     frames = save.site.frames
     entry = (at for at, frame in enumerate(frames) if frame.file.replace("\\", "/").endswith(_ENTRY))
     return replace(save, site=Site(frames[: next(entry, len(frames))]))
+
+
+def is_written_inside(site: Site) -> bool:
+    """Whether a compiled graph made the write at ``site``: its frames lie below the program's own innermost one."""
+    last = max((at for at, frame in enumerate(site.frames) if frame.is_user), default=-1)
+    return last >= 0 and any(frame.file.replace("\\", "/").endswith(_ENTRY) for frame in site.frames[last + 1 :])
+
+
+def written_from_outside(site: Site) -> Site:
+    """The site of a write inside a compiled graph where that graph was called, or goes on after a graph break.
+
+    The frame of a compiled function stands on its first line, that of the rest of one on the line of the break.
+    """
+    if not is_written_inside(site):
+        return site
+    own = max(at for at, frame in enumerate(site.frames) if frame.is_user)
+    if _is_resumed(site.frames[own]):
+        return site
+    entries = [at for at in range(own) if site.frames[at].file.replace("\\", "/").endswith(_ENTRY)]
+    return Site(site.frames[: entries[-1]]) if entries else site
+
+
+def goes_on_at(site: Site) -> bool:
+    """Whether a site is the rest of a compiled function, after a graph break."""
+    frame = place(site)
+    return frame is not None and _is_resumed(frame)
+
+
+def _is_resumed(frame: Frame) -> bool:
+    return frame.function.rpartition(".")[2].startswith("torch_dynamo_resume_in_")
 
 
 def called(save: Save) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gradsan.diagnose import failures, unrecorded
+from gradsan.diagnose import failures, nonfinite, unrecorded
 from gradsan.diagnose.causes import CAUSES
 from gradsan.diagnose.facts import examine
 from gradsan.diagnose.history import events_of, joined, way_of
@@ -20,11 +20,14 @@ def diagnose(evidence: Evidence) -> tuple[Diagnosis, ...]:
     found: dict[object, Diagnosis] = {}
     explained = [_explain(conflict, evidence.moments) for conflict in evidence.conflicts]
     explained += [known for failure in evidence.failures if (known := _explain_failure(failure)) is not None]
+    explained += [nonfinite.explain(one) for one in evidence.nonfinite]
     for diagnosis in explained:
         key = _identity(diagnosis)
         known = found.get(key)
         if known is not None:
-            diagnosis = replace(known, count=known.count + diagnosis.count, events=joined(known, diagnosis))
+            events, left_out = joined(known, diagnosis)
+            count = known.count + diagnosis.count
+            diagnosis = replace(known, count=count, events=events, events_left_out=left_out)
         found[key] = diagnosis
     return tuple(found.values())
 
@@ -34,7 +37,8 @@ def _explain(conflict: Conflict, moments: Sequence[Moment]) -> Diagnosis:
     for cause in CAUSES:
         diagnosis = cause(facts)
         if diagnosis is not None:
-            diagnosis = replace(diagnosis, events=events_of(facts, moments), way=way_of(facts))
+            events, left_out = events_of(facts, moments)
+            diagnosis = replace(diagnosis, events=events, events_left_out=left_out, way=way_of(facts))
             recorded = conflict.confidence == "recorded"
             return diagnosis if recorded else unrecorded.of_conflict(diagnosis, conflict)
     raise AssertionError("the last cause, unknown_writer, takes every conflict")

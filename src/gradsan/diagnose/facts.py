@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gradsan.diagnose import compiled
+from gradsan.diagnose.levels import place
 from gradsan.diagnose.names import name_of
 from gradsan.diagnose.needs import Need, need_of, op_name
 from gradsan.model import Conflict, Message, Write
@@ -18,7 +19,8 @@ class Facts:
     ``writes`` are those that count: they overlap what was saved, or it is not known that they do not. ``missed`` are
     the logged writes that only touched other bytes of the storage. ``name`` is what the tensor is called, a Message
     where it has no name of its own. ``in_compiled`` says that a compiled graph saved it; ``conflict`` then has the save
-    where that graph was called, and ``op`` is what was called.
+    where that graph was called, and ``op`` is what was called. ``by_compiled`` are the clocks of the writes that
+    a compiled graph made; their sites are seen from outside, too.
     """
 
     conflict: Conflict
@@ -29,6 +31,7 @@ class Facts:
     op: str
     need: Need | None
     in_compiled: bool = False
+    by_compiled: frozenset[int] = frozenset()
 
     @property
     def is_false_alarm(self) -> bool:
@@ -37,6 +40,36 @@ class Facts:
         if conflict.unchanged:
             return True
         return not self.writes and bool(self.missed) and not conflict.unexplained and not conflict.log_was_cut
+
+    @property
+    def is_restored(self) -> bool:
+        """Whether bytes were compared and are those that were saved, though some write may have touched them."""
+        return self.conflict.unchanged and any(_may_touch(self.conflict, write) for write in self.missed)
+
+    @property
+    def is_undone(self) -> bool:
+        """Whether values were compared, and the last write has undone the others, but for rounding."""
+        return self.conflict.compared == "near" and self._undoes
+
+    @property
+    def may_be_undone(self) -> bool:
+        """Whether a value may be what it was again: nobody has compared it, and the last write may undo the others."""
+        conflict = self.conflict
+        is_known = conflict.change or conflict.deviation or conflict.unchanged or conflict.compared
+        return not is_known and self._undoes
+
+    @property
+    def _undoes(self) -> bool:
+        """Whether the last write is of a kind that undoes others: weights swapped for a moment, merged and unmerged.
+
+        Another statement than theirs copies, or adds (multiplies) where one of them has added (multiplied).
+        """
+        *others, last = self.writes or (None,)
+        if last is None or any(write.kind in _UNDONE_BY_NOBODY for write in self.writes):
+            return False
+        at, way = _line(last), _way_of_writing(last.op)
+        ways = {_way_of_writing(write.op) for write in others if write is not None and _line(write) != at}
+        return bool(ways) and way is not None and (way == "copy" or way in ways)
 
     @property
     def updates(self) -> tuple[Write, ...]:
@@ -53,6 +86,25 @@ class Facts:
         return self.writes[0] if self.writes else None
 
 
+_UNDONE_BY_NOBODY = ("step", "statistics", "outside", "collective")
+_WAYS_OF_WRITING = {
+    "copy": ("copy", "setitem", "set", "data =", "index_copy", "masked_scatter"),
+    "add": ("add", "iadd", "sub", "isub"),
+    "mul": ("mul", "imul", "div", "itruediv"),
+}
+
+
+def _line(write: Write) -> tuple[str, int] | None:
+    frame = place(write.site)
+    return None if frame is None else (frame.file, frame.line)
+
+
+def _way_of_writing(op: str) -> str | None:
+    """What a write does, of that which another of its kind may undo."""
+    name = op.rpartition("::")[2].removeprefix("_foreach_").strip("_")
+    return next((way for way, names in _WAYS_OF_WRITING.items() if name in names), None)
+
+
 def is_update(write: Write) -> bool:
     """Whether a write is an update of a parameter rather than a part of the computation."""
     return write.kind == "step" or (write.is_parameter and not write.grad_enabled)
@@ -67,6 +119,9 @@ def examine(conflict: Conflict) -> Facts:
     """Work out the facts of one conflict."""
     in_compiled = compiled.is_compiled(conflict.save)
     conflict = replace(conflict, save=compiled.from_outside(conflict.save))
+    by_compiled = frozenset(write.clock for write in conflict.writes if compiled.is_written_inside(write.site))
+    outside = tuple(replace(write, site=compiled.written_from_outside(write.site)) for write in conflict.writes)
+    conflict = replace(conflict, writes=outside)
     counting: list[Write] = []
     missed: list[Write] = []
     for write in conflict.writes:
@@ -85,6 +140,7 @@ def examine(conflict: Conflict) -> Facts:
         op=op or (op_name(save.node) if save.node else "?"),
         need=need_of(save.node, save.slot.partition("[")[0]) if save.node and save.slot else None,
         in_compiled=in_compiled,
+        by_compiled=by_compiled,
     )
 
 

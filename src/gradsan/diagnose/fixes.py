@@ -21,6 +21,11 @@ def instead_of_overwriting(facts: Facts, *, copy_first: bool = False) -> tuple[F
     shows that there are such, the copy is made where the value is saved, and the others are called a change of meaning.
     Suggestions with a concrete line come first.
     """
+    if _is_written_by_alias(facts):
+        return (*recompute_forward(facts), *reorder_step(facts))
+    after = update_after_backward(facts) if facts.name_kind == "parameter" else ()
+    if after:
+        return after
     writes = facts.writes or facts.missed
     new = _each_line(writes, _new_value)
     copy = _each_line(writes[:1], _copy) if _write_one_name(writes) else _Suggested()
@@ -70,12 +75,27 @@ def instead_of_filling(facts: Facts) -> tuple[Fix, ...]:
 
 def reorder_step(facts: Facts) -> tuple[Fix, ...]:
     """Do all backwards before any step."""
-    return (_fix("reorder_step", "preserved", facts, ()),)
+    return (_fix("reorder_step", "changed", facts, ()),)
+
+
+def update_after_backward(facts: Facts) -> tuple[Fix, ...]:
+    """Move what the program writes by hand (an average, a clip, a mask) behind the backward that needs the old values.
+
+    Gradients stay as they are where nothing in between reads what is written; where that may be, nothing is suggested.
+    """
+    stacks = [user_frames(update.site) for update in facts.updates]
+    moved = source.move_behind(stacks, user_frames(facts.conflict.use.site))
+    if moved is None or not moved.is_plain:
+        return ()
+    return (_fix("reorder_step", "preserved", facts, moved.lines, summary="help.update_after_backward"),)
 
 
 def recompute_forward(facts: Facts) -> tuple[Fix, ...]:
     """Run the forward again after the step."""
-    return (_fix("recompute_forward", "changed", facts, ()),)
+    stacks = [user_frames(write.site) for write in facts.updates]
+    saved = user_frames(facts.conflict.save.site) or None
+    again = source.run_again(saved, stacks, user_frames(facts.conflict.use.site)) if stacks else []
+    return (_fix("recompute_forward", "changed", facts, again[0] if saved and again else ()),)
 
 
 def detach_carried_state(facts: Facts, carrier: Carrier | None, shown: str | Message) -> tuple[Fix, ...]:
@@ -180,7 +200,7 @@ def _each_line(writes: Iterable[Write], suggest: Callable[[Write, Frame], source
             return _Suggested()
         if changes.get((frame.file, frame.line)) is None:
             changes[frame.file, frame.line] = (
-                None if source.written_for_others(frame, write.op) else suggest(write, frame)
+                None if source.written_for_others(frame, write.op) else _in_hook(write, frame, suggest(write, frame))
             )
     lines: list[tuple[str, int, str]] = []
     for (file, _), change in changes.items():
@@ -188,6 +208,34 @@ def _each_line(writes: Iterable[Write], suggest: Callable[[Write, Frame], source
             return _Suggested()
         lines += source.changed_lines(file, change)
     return _Suggested(tuple(dict.fromkeys(lines)), any(change.notes for change in changes.values() if change))
+
+
+def _in_hook(write: Write, frame: Frame, change: source.Change | None) -> source.Change | None:
+    """The change as it reads in a module's hook, which has to return what it binds anew; None where it cannot."""
+    between: list[Frame] = []
+    for one in write.site.frames:
+        if one is frame:
+            break
+        between = [] if one.is_user else [*between, one]
+    if change is None or not source.called_as_hook(between):
+        return change
+    name = source.written_expression(frame, write.op, inner_frames(write.site))
+    return None if name is None else source.returned_by_hook(frame, between, name, change)
+
+
+def _is_written_by_alias(facts: Facts) -> bool:
+    """Whether a parameter was written by the name of other memory that it views, as optimizers with one flat buffer do.
+
+    That name bound anew would leave the parameter with the old memory, which nobody updates any more.
+    """
+    if facts.name_kind != "parameter" or not facts.writes:
+        return False
+    for write in facts.writes:
+        frame = write.site.user_frame
+        name = None if frame is None else source.written_expression(frame, write.op, inner_frames(write.site))
+        if name is None or "." not in name or ".data" in name or _is_called(facts, name):
+            return False
+    return True
 
 
 def _write_one_name(writes: Sequence[Write]) -> bool:

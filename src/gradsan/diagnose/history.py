@@ -13,10 +13,11 @@ EVENTS_KEPT = 2_000
 """Events that a diagnosis holds at most; the same finding a thousand times over has millions."""
 
 
-def events_of(facts: Facts, moments: Sequence[Moment] = ()) -> tuple[Event, ...]:
+def events_of(facts: Facts, moments: Sequence[Moment] = ()) -> tuple[tuple[Event, ...], int]:
     """The save, the writes to that memory, the backward that used it, and the run's steps and backwards in between.
 
-    They come by the clock, which is the run's own; ``moments`` do so, too.
+    They come by the clock, which is the run's own; ``moments`` do so, too. Of very many those in the middle are left
+    out; how many is the number behind.
     """
     conflict = facts.conflict
     save, use = conflict.save, conflict.use
@@ -32,7 +33,16 @@ def events_of(facts: Facts, moments: Sequence[Moment] = ()) -> tuple[Event, ...]
             # The log of calls does not reach back that far; the one that failed is known all the same.
             events.append(Event("backward", use.clock, use.step, use.via, None, place(use.site)))
         events.append(Event("used", use.clock, use.step, save.node, use.version, place(use.site)))
-    return tuple(sorted(events, key=lambda event: event.clock)[:EVENTS_KEPT])
+    return _both_ends(sorted(events, key=lambda event: event.clock))
+
+
+def _both_ends(events: list[Event]) -> tuple[tuple[Event, ...], int]:
+    """``events`` without those in the middle that are too many, and how many these were."""
+    left_out = len(events) - EVENTS_KEPT
+    if left_out <= 0:
+        return tuple(events), 0
+    last = EVENTS_KEPT // 2
+    return (*events[: EVENTS_KEPT - last], *events[-last:]), left_out
 
 
 def _around(conflict: Conflict, moments: Sequence[Moment]) -> Iterator[Event]:
@@ -64,9 +74,8 @@ def way_of(facts: Facts) -> tuple[Knot, ...]:
     return (loss, Knot("gap"), *middle, *older, kept)
 
 
-def joined(known: Diagnosis, again: Diagnosis) -> tuple[Event, ...]:
-    """The events of one finding met twice, each once."""
-    if len(known.events) >= EVENTS_KEPT:
-        return known.events
+def joined(known: Diagnosis, again: Diagnosis) -> tuple[tuple[Event, ...], int]:
+    """The events of one finding met twice, each once, and how many at most were left out in the middle."""
     events = sorted(dict.fromkeys((*known.events, *again.events)), key=lambda event: event.clock)
-    return tuple(events[:EVENTS_KEPT])
+    kept, left_out = _both_ends(events)
+    return kept, known.events_left_out + again.events_left_out + left_out

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from gradsan.diagnose import compiled
 from gradsan.diagnose.facts import Facts
 from gradsan.diagnose.levels import place
 from gradsan.model import Label, Message, Role, Site, Write
@@ -79,6 +80,8 @@ def written(facts: Facts, writes: Iterable[Write]) -> tuple[Label, ...]:
         else:
             # Of memory known outside of PyTorch the log has the place where it was handed out, not who wrote there.
             key = "label.written.outside" if first.kind == "outside" else "label.written.op"
+            if first.clock in facts.by_compiled:
+                key = f"label.written.{'after_break' if compiled.goes_on_at(first.site) else 'in_compiled'}"
             message = Message(key, {"name": facts.name, "op": ", ".join(all_as_written(ops))})
         times = max(ops.values())
         if times > 1:

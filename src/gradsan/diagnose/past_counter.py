@@ -7,7 +7,7 @@ from dataclasses import replace
 from gradsan.diagnose import build, fixes
 from gradsan.diagnose import labels as label_room
 from gradsan.diagnose.facts import Facts
-from gradsan.model import Diagnosis, Fix, Message
+from gradsan.model import Diagnosis, Fix, Message, Severity
 
 
 def diagnosis(facts: Facts, code: str, slug: str, instead: tuple[Fix, ...] = ()) -> Diagnosis | None:
@@ -21,7 +21,7 @@ def diagnosis(facts: Facts, code: str, slug: str, instead: tuple[Fix, ...] = ())
         facts,
         code,
         slug,
-        severity="note" if facts.is_false_alarm else "error",
+        severity=_severity(facts),
         values={"writer": facts.first.op if facts.first is not None else "?"},
         labels=label_room.standard(facts, writes=facts.writes or facts.missed),
         explanation="written_unchanged" if facts.conflict.unchanged else None,
@@ -30,3 +30,9 @@ def diagnosis(facts: Facts, code: str, slug: str, instead: tuple[Fix, ...] = ())
     if not facts.conflict.unchanged:
         return found
     return replace(found, title=Message("title.written_unchanged", found.title.values))
+
+
+def _severity(facts: Facts) -> Severity:
+    if facts.is_false_alarm or facts.is_undone:
+        return "note"
+    return "warning" if facts.may_be_undone else "error"

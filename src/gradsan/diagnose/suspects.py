@@ -12,6 +12,7 @@ from gradsan.diagnose.levels import place
 from gradsan.model import Frame, Site
 
 _MOST = 5
+_SCRIPTING = ("torch.jit.script", "jit.script", "script", "torch.jit.script_method")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +28,17 @@ class Suspect:
 def rank(facts: Facts) -> list[Suspect]:
     """The lines that may have written the tensor, likeliest first: in-place operations on its name, then calls with it.
 
-    Looked through are the functions on the save's stack, from the save (or the call that led to it) onwards.
+    Looked through are the functions on the save's stack, from the save (or the call that led to it) onwards. Where they
+    show no in-place operation, those of scripted functions in the same files: gradsan does not watch what these do.
     """
-    if not isinstance(facts.name, str):
-        return []
-    names = {facts.name, *(name.text for name in facts.conflict.names)}
+    found = _in_functions(facts) if isinstance(facts.name, str) else []
+    if any(suspect.reason == "label.suspect.inplace" for suspect in found):
+        return found[:_MOST]
+    return [*_in_scripts(facts), *found][:_MOST]
+
+
+def _in_functions(facts: Facts) -> list[Suspect]:
+    names = {str(facts.name), *(name.text for name in facts.conflict.names)}
     use = place(facts.conflict.use.site)
     found: dict[tuple[str, int], Suspect] = {}
     for depth, frame in enumerate(reversed([f for f in facts.conflict.save.site.frames if f.is_user])):
@@ -46,7 +53,55 @@ def rank(facts: Facts) -> list[Suspect]:
             known = found.get((frame.file, line))
             if known is None or known.strength < strength:
                 found[frame.file, line] = suspect
-    return sorted(found.values(), key=lambda suspect: (-suspect.strength, suspect.distance))[:_MOST]
+    return sorted(found.values(), key=lambda suspect: (-suspect.strength, suspect.distance))
+
+
+def _in_scripts(facts: Facts) -> Iterator[Suspect]:
+    """The in-place operations of the functions that TorchScript compiles, in the files of the save and the use."""
+    frames = [one for site in (facts.conflict.save.site, facts.conflict.use.site) for one in site.frames if one.is_user]
+    for file, frame in {one.file: one for one in frames}.items():
+        try:
+            tree = ast.parse("\n".join(source.source_lines(file)))
+        except SyntaxError:
+            continue
+        for function in _scripted(tree):
+            numbers = {name for node in ast.walk(function) if (name := _number_bound(node)) is not None}
+            lines = {node.lineno for node in ast.walk(function) if _writes_in_place(node, numbers)}  # type: ignore[attr-defined]
+            for line in sorted(lines):
+                here = Frame(file, line, function.name, is_user=True)
+                yield Suspect(Site((here,)), "label.suspect.scripted", 2, abs(line - frame.line))
+
+
+def _scripted(tree: ast.AST) -> Iterator[ast.FunctionDef]:
+    """The functions, and methods of classes, that a file hands to ``torch.jit.script``."""
+    given = {
+        _root(argument.func if isinstance(argument, ast.Call) else argument)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in _SCRIPTING
+        for argument in node.args[:1]
+    }
+    for node in ast.walk(tree):
+        if not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            continue
+        if node.name in given or any(ast.unparse(one) in _SCRIPTING for one in node.decorator_list):
+            yield from (one for one in ast.walk(node) if isinstance(one, ast.FunctionDef))
+
+
+def _number_bound(node: ast.AST) -> str | None:
+    """``n`` of ``n = 0``."""
+    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+        return _root(node.targets[0])
+    return None
+
+
+def _writes_in_place(node: ast.AST, numbers: set[str]) -> bool:
+    """Whether a node is an in-place operation, as far as one sees; ``numbers`` are names of plain numbers."""
+    if isinstance(node, ast.AugAssign):
+        return isinstance(node.target, ast.Subscript) or _root(node.target) not in numbers
+    if isinstance(node, ast.Assign):
+        return isinstance(node.targets[0], ast.Subscript)
+    function = node.func if isinstance(node, ast.Call) else None
+    return isinstance(function, ast.Attribute) and function.attr.endswith("_") and not function.attr.endswith("__")
 
 
 def _later_nodes(frame: Frame, use: Frame | None) -> Iterator[ast.AST]:

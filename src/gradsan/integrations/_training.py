@@ -34,7 +34,7 @@ def options_of(mode: Mode | None, said: Mapping[str, Any]) -> Options:
     """
     layer = {name: value for name, value in said.items() if value is not None}
     if mode is not None:
-        layer.update(deep=mode == "deep", heal=mode == "heal")
+        layer.update(deep=mode == "deep", heal=mode == "heal", nonfinite=mode == "nonfinite")
     try:
         return read_options(layer, os.environ, _directory())
     except OptionsError as problem:

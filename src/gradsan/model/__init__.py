@@ -39,6 +39,7 @@ from gradsan.model._findings import (
     KnotKind,
     Label,
     NamedTensor,
+    NonFiniteFacts,
     Outcome,
     Program,
     Report,
@@ -49,9 +50,12 @@ from gradsan.model._findings import (
     Why,
 )
 from gradsan.model._message import Message
+from gradsan.model._nonfinite import Birth, Born, NonFinite, NonFiniteValue, Operand
 
 __all__ = [
     "Applicability",
+    "Birth",
+    "Born",
     "Bridge",
     "ByteChange",
     "Clue",
@@ -75,6 +79,10 @@ __all__ = [
     "Moment",
     "Name",
     "NamedTensor",
+    "NonFinite",
+    "NonFiniteFacts",
+    "NonFiniteValue",
+    "Operand",
     "Outcome",
     "Program",
     "Region",

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from gradsan.model._message import Message
+
+if TYPE_CHECKING:
+    from gradsan.model._nonfinite import NonFinite
 
 Confidence = Literal["recorded", "certain", "likely", "possible"]
 WriteKind = Literal[
@@ -223,12 +226,16 @@ class Conflict:
     slug of the GS2xx cause), ``alias_site`` where the door to the memory was opened (the ``.data``, the ``.numpy()``).
     ``change`` and ``deviation`` are known in deep mode; ``healed_bytes`` says how much was copied to give backward the
     original, None where it was not given. ``unchanged`` says that bytes were compared and none of the saved view
-    differs: the counter moved for nothing. ``rebound`` is (what a name stood for, what it stands for) where nothing
-    was written and a name was bound anew between forward and recomputation. ``function_site`` is the definition of the
-    function it is about: the checkpointed one, or the forward of a custom Function. ``certain`` is False where only a
-    comparison of values, as deep mode makes it, could tell whether the gradient is another.
+    differs: the counter moved for nothing. ``compared`` is what watch mode knows of it, where it has a copy: ``near``
+    differs by rounding only.
+    ``rebound`` is (what a name stood for, what it stands for) where nothing was written and a name was bound anew
+    between forward and recomputation. ``function_site`` is the definition of the function it is about: the checkpointed
+    one, or the forward of a custom Function. ``certain`` is False where only a comparison of values, as deep mode makes
+    it, could tell whether the gradient is another.
     ``confidence`` is how well save and writes are known: ``recorded``, or read off what is left of a run that nobody
     watched. ``also_saved_at`` are further places that may have saved the value then, likeliest first.
+    ``borrowed`` are the tensors by which the loss hangs on networks that only optimizers which have stepped since
+    train; ``retained_at`` is the one backward since the save that kept its graph.
     """
 
     save: Save
@@ -248,22 +255,26 @@ class Conflict:
     deviation: Deviation | None = None
     healed_bytes: int | None = None
     unchanged: bool = False
+    compared: Literal["same", "near", "different"] | None = None
     rebound: tuple[str, str] | None = None
     function_site: Site | None = None
     certain: bool = True
     confidence: Confidence = "recorded"
     also_saved_at: tuple[Site, ...] = ()
+    borrowed: tuple[Bridge, ...] = ()
+    retained_at: Site | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """How much of the run gradsan saw, and what it could not see (keys into the text room)."""
+    """How much of the run gradsan saw, in how many processes, and what it could not see (keys into the text room)."""
 
     saves: int = 0
     writes: int = 0
     backwards: int = 0
     steps: int = 0
     blind_spots: tuple[Message, ...] = ()
+    processes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,3 +333,4 @@ class Evidence:
     failures: tuple[Failure, ...] = ()
     seen: Seen = field(default_factory=Seen)
     moments: tuple[Moment, ...] = ()
+    nonfinite: tuple[NonFinite, ...] = ()

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Literal
 
 from gradsan.model._events import Confidence, Frame, Seen, Site
 from gradsan.model._message import Message
+from gradsan.model._nonfinite import Born, NonFiniteValue
 
 Severity = Literal["error", "warning", "note"]
-Role = Literal["saved", "written", "used", "bridge", "created", "freed", "suspect", "note"]
+Role = Literal["saved", "written", "used", "bridge", "created", "freed", "suspect", "note", "origin", "noticed", "path"]
 Outcome = Literal["failed", "finished"]
 GradientStatus = Literal["raised", "wrong", "right", "unknown"]
 Applicability = Literal["automatic", "review", "manual"]
 EventKind = Literal["saved", "written", "used", "step", "backward"]
 KnotKind = Literal["loss", "gap", "node", "bridge", "saved"]
-ReportMode = Literal["watch", "deep", "heal", "autopsy"]
+ReportMode = Literal["watch", "deep", "heal", "nonfinite", "autopsy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,9 @@ class Verification:
 
     ``gradient_difference`` is relative to the healed original. ``time_ratio`` (bytes that operators wrote) and
     ``memory_ratio`` (the most bytes kept for backward at once) are relative to the leanest fix of the same search.
+    ``training`` compares with the training of the healed original: ``same`` (gradients, parameters, what the program
+    keeps, draws, losses, printed numbers), ``gradients`` (those are the same), ``changed``, ``rejected``; None where
+    that is not known. ``differs_in`` names in what.
     """
 
     status: Literal["passed", "failed", "not_run"] = "not_run"
@@ -42,6 +47,8 @@ class Verification:
     gradient_difference: float | None = None
     time_ratio: float | None = None
     memory_ratio: float | None = None
+    training: Literal["same", "gradients", "changed", "rejected"] | None = None
+    differs_in: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +124,32 @@ class Knot:
 
 
 @dataclass(frozen=True, slots=True)
+class NonFiniteFacts:
+    """What a diagnosis of GS6xx says of the value beside its places; ``why`` is one sentence.
+
+    ``round`` counts from 0, ``elements`` of ``of`` were not finite, ``input_range`` are the smallest and the largest
+    finite element of the operand that decided it.
+    """
+
+    born: Born
+    op: str
+    value: NonFiniteValue
+    round: int
+    elements: int
+    of: int
+    input_range: tuple[float, float] | None
+    why: Message
+    losses: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Diagnosis:
     """One finding: what happened, where, why, and what to change. Labels come in the order of events.
 
-    ``events`` are those of its memory, by the clock; ``way`` leads from the loss to the Node that kept the value. Both
-    are empty where they are not known. ``sources`` are the report files that had it, the first first, where several
-    were merged.
+    ``events`` are those of its memory, by the clock, of very many the first and the last, between which
+    ``events_left_out`` (of a finding met many times: at most) are missing; ``way`` leads from the loss to the Node that
+    kept the value. Both are empty where they are not known. ``sources`` are the report files that had it, the first
+    first, where several were merged.
 
     ``confidence`` says how the places are known: ``recorded`` as they happened; ``certain``, for they follow from the
     error and its graph; ``likely``, where the source leaves one line that fits; ``possible``, where it leaves several,
@@ -143,18 +170,31 @@ class Diagnosis:
     notes: tuple[Message, ...] = ()
     count: int = 1
     events: tuple[Event, ...] = ()
+    events_left_out: int = 0
     way: tuple[Knot, ...] = ()
     sources: tuple[str, ...] = ()
     confidence: Confidence = "recorded"
+    nonfinite: NonFiniteFacts | None = None
+
+    def __str__(self) -> str:
+        """The finding in a few lines, as the note on an exception has it, in the language of the environment."""
+        from gradsan.present import short_note
+        from gradsan.text import choose_language
+
+        return short_note(self, choose_language("auto", os.environ))
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The program that was watched and how it ended. ``exception`` is (type name, message)."""
+    """The program that was watched and how it ended. ``exception`` is (type name, message).
+
+    ``ended`` is False in a report that was written while the program was still running.
+    """
 
     argv: tuple[str, ...] = ()
     outcome: Outcome = "finished"
     exception: tuple[str, str] | None = None
+    ended: bool = True
 
 
 @dataclass(frozen=True, slots=True)

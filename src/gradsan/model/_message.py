@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,3 +18,9 @@ class Message:
 
     key: str
     values: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """The sentence, in the language of the environment."""
+        from gradsan.text import choose_language, say
+
+        return say(self, choose_language("auto", os.environ))

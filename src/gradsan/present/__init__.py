@@ -1,18 +1,26 @@
-"""Presenters: a Report made readable, for people and for programs. They only format."""
+"""Presenters: a Report made readable, for people and for programs. They only format.
+
+Each is imported when it is first asked for: the JSON of a run that is still going must not import what draws terminals.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gradsan.model import Report
-from gradsan.present._glyphs import needs_ascii
-from gradsan.present._places import working_directory
-from gradsan.present.github import render_github
-from gradsan.present.html import render_html
-from gradsan.present.json import render_json
-from gradsan.present.note import short_note, unseen_note
-from gradsan.present.sarif import render_sarif
-from gradsan.present.terminal import render_terminal
+
+if TYPE_CHECKING:
+    from gradsan.present._glyphs import needs_ascii
+    from gradsan.present._places import working_directory
+    from gradsan.present.github import render_github
+    from gradsan.present.html import render_html
+    from gradsan.present.json import render_json
+    from gradsan.present.note import short_note, unseen_note
+    from gradsan.present.sarif import render_sarif
+    from gradsan.present.terminal import render_terminal
 
 
 class Renderer(Protocol):
@@ -22,13 +30,33 @@ class Renderer(Protocol):
         """Return the text."""
 
 
-RENDERERS: Mapping[str, Renderer] = {
-    "github": render_github,
-    "html": render_html,
-    "json": render_json,
-    "sarif": render_sarif,
+if TYPE_CHECKING:
+    RENDERERS: Mapping[str, Renderer]
+    """The forms of a report that need no terminal, by name."""
+
+_HOMES = {
+    "needs_ascii": "_glyphs",
+    "render_github": "github",
+    "render_html": "html",
+    "render_json": "json",
+    "render_sarif": "sarif",
+    "render_terminal": "terminal",
+    "short_note": "note",
+    "unseen_note": "note",
+    "working_directory": "_places",
 }
-"""The forms of a report that need no terminal, by name."""
+
+
+def __getattr__(name: str) -> Any:
+    if name == "RENDERERS":
+        found: Any = {form: __getattr__(f"render_{form}") for form in ("github", "html", "json", "sarif")}
+    elif name in _HOMES:
+        found = getattr(import_module(f"gradsan.present.{_HOMES[name]}"), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
 
 __all__ = [
     "RENDERERS",

@@ -23,6 +23,9 @@ ROLE_STYLE = {
     "freed": "yellow",
     "suspect": "yellow",
     "note": "blue",
+    "origin": "yellow",
+    "path": "blue",
+    "noticed": "red",
 }
 FRAME_STYLE = "blue"
 QUIET_STYLE = "dim"

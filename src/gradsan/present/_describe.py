@@ -31,6 +31,7 @@ def describe_gradient(gradient: Gradient, silent: bool, canvas: Canvas) -> str |
 
 
 def describe_watched(seen: Seen, canvas: Canvas) -> str:
-    """Return how many saves, writes, backwards and steps were seen."""
+    """Return how many saves, writes, backwards and steps were seen, and in how many processes where it is not one."""
     counts = {"saves": seen.saves, "writes": seen.writes, "backwards": seen.backwards, "steps": seen.steps}
+    counts |= {"processes": seen.processes} if seen.processes > 1 else {}
     return canvas.word("comma").join(canvas.word(name, count=count) for name, count in counts.items())

@@ -59,8 +59,13 @@ def standing_of(fix: Fix, canvas: Canvas) -> str:
     """Say whether the change was run and what it does to the gradients; "" where nothing needs to be said."""
     if fix.verification.status == "failed":
         return _tried(fix.verification, canvas)
-    if fix.meaning == "preserved":
-        meaning = canvas.word("meaning.preserved")
+    was_run = fix.verification.status == "passed"
+    if fix.meaning == "preserved" and fix.how_changed is not None:
+        meaning = canvas.say(fix.how_changed)
+    elif fix.meaning == "preserved":
+        meaning = canvas.word("meaning.same" if fix.verification.training == "same" else "meaning.preserved")
+    elif was_run and fix.verification.training is None and fix.how_changed is not None:
+        meaning = canvas.word("meaning.unknown", how=canvas.say(fix.how_changed))
     elif fix.how_changed is None:
         meaning = canvas.word("meaning.changed")
     else:

@@ -10,7 +10,7 @@ from gradsan.present._canvas import ROLE_STYLE, SEVERITY_STYLE, Canvas
 from gradsan.present._places import primary_label, shown_path
 from gradsan.present._spans import Span, span_of
 
-_EVENTS = ("saved", "written", "used", "created", "freed")
+_EVENTS = ("saved", "written", "used", "created", "freed", "origin", "path", "noticed")
 _CALLERS_SHOWN = 3
 
 

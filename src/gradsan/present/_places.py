@@ -48,7 +48,7 @@ def shown_stack(site: Site) -> tuple[Frame, ...]:
 
 def primary_label(diagnosis: Diagnosis) -> Label | None:
     """Return the label a diagnosis is about: the use, else the last write, else the last label."""
-    for role in ("used", "written"):
+    for role in ("used", "written", "origin"):
         found = [label for label in diagnosis.labels if label.role == role]
         if found:
             return found[-1]

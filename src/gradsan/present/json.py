@@ -9,7 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from gradsan import text
-from gradsan.model import Diagnosis, Event, Fix, Frame, Label, NamedTensor, Program, Report, Seen, Verification
+from gradsan.model import (
+    Diagnosis,
+    Event,
+    Fix,
+    Frame,
+    Label,
+    NamedTensor,
+    NonFiniteFacts,
+    Program,
+    Report,
+    Seen,
+    Verification,
+)
 from gradsan.present._diff import diff_of
 from gradsan.present._places import shown_path, shown_stack, working_directory
 from gradsan.source.lines import source_line
@@ -50,7 +62,12 @@ def _program(program: Program) -> dict[str, Any]:
     if program.exception is not None:
         kind, message = program.exception
         exception = {"type": kind, "message": _text(message)}
-    return {"argv": [_text(word) for word in program.argv], "outcome": program.outcome, "exception": exception}
+    return {
+        "argv": [_text(word) for word in program.argv],
+        "outcome": program.outcome,
+        "exception": exception,
+        "ended": program.ended,
+    }
 
 
 def _seen(seen: Seen, language: str) -> dict[str, Any]:
@@ -59,6 +76,7 @@ def _seen(seen: Seen, language: str) -> dict[str, Any]:
         "writes": seen.writes,
         "backwards": seen.backwards,
         "steps": seen.steps,
+        "processes": seen.processes,
         "blind_spots": [_text(text.say(spot, language)) for spot in seen.blind_spots],
     }
 
@@ -83,9 +101,25 @@ def _diagnosis(diagnosis: Diagnosis, language: str, cwd: Path | None) -> dict[st
         "fixes": [_fix(fix, language, cwd) for fix in diagnosis.fixes],
         "notes": [_text(text.say(note, language)) for note in diagnosis.notes],
         "events": [_event(event, cwd) for event in diagnosis.events],
+        "events_left_out": diagnosis.events_left_out,
         "way": [{"kind": knot.kind, "name": knot.name, "step": knot.step} for knot in diagnosis.way],
         "sources": [_text(source) for source in diagnosis.sources],
         "confidence": diagnosis.confidence,
+        "nonfinite": None if diagnosis.nonfinite is None else _nonfinite(diagnosis.nonfinite, language),
+    }
+
+
+def _nonfinite(facts: NonFiniteFacts, language: str) -> dict[str, Any]:
+    return {
+        "born": facts.born,
+        "op": facts.op,
+        "value": facts.value,
+        "round": facts.round,
+        "elements": facts.elements,
+        "of": facts.of,
+        "input_range": None if facts.input_range is None else [_finite(bound) for bound in facts.input_range],
+        "why": _text(text.say(facts.why, language)),
+        "losses": [_finite(loss) for loss in facts.losses],
     }
 
 
@@ -174,6 +208,8 @@ def _verification(verification: Verification) -> Mapping[str, Any]:
         "gradient_difference": _finite(verification.gradient_difference),
         "time_ratio": _finite(verification.time_ratio),
         "memory_ratio": _finite(verification.memory_ratio),
+        "training": verification.training,
+        "differs_in": [_text(name) for name in verification.differs_in],
     }
 
 

@@ -88,6 +88,7 @@ def _seen(reports: Sequence[Report]) -> Seen:
         backwards=sum(report.seen.backwards for report in reports),
         steps=sum(report.seen.steps for report in reports),
         blind_spots=tuple(spots.values()),
+        processes=sum(report.seen.processes for report in reports),
     )
 
 

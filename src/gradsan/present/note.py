@@ -21,7 +21,7 @@ def short_note(diagnosis: Diagnosis, language: str) -> str:
     colon = word(language, "colon")
     severity = word(language, f"severity.{diagnosis.severity}")
     lines = [f"gradsan{colon}{severity}[{diagnosis.code}]{colon}{_say(diagnosis.title, language)}"]
-    for role in ("saved", "written", "used"):
+    for role in ("saved", "written", "used", "origin", "noticed"):
         places = _places(diagnosis, role)
         if places:
             shown = places[0]

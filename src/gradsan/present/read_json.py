@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from gradsan.model import (
     Applicability,
+    Born,
     Confidence,
     Diagnosis,
     Event,
@@ -23,6 +25,8 @@ from gradsan.model import (
     Label,
     Message,
     NamedTensor,
+    NonFiniteFacts,
+    NonFiniteValue,
     Outcome,
     Program,
     Report,
@@ -40,6 +44,7 @@ from gradsan.present.json import SCHEMA
 
 _Meaning = Literal["preserved", "changed"]
 _Tried = Literal["passed", "failed", "not_run"]
+_Training = Literal["same", "gradients", "changed", "rejected"]
 
 
 class ReadError(Exception):
@@ -143,6 +148,7 @@ def _program(data: Mapping[str, Any]) -> Program:
         argv=tuple(map(text, data["argv"])),
         outcome=one_of(Outcome, data["outcome"]),
         exception=None if exception is None else (text(exception["type"]), text(exception["message"])),
+        ended=bool(data.get("ended", True)),
     )
 
 
@@ -153,6 +159,7 @@ def _seen(data: Mapping[str, Any]) -> Seen:
         backwards=whole(data["backwards"]),
         steps=whole(data["steps"]),
         blind_spots=each(_said, data["blind_spots"]),
+        processes=whole(data.get("processes", 1)),
     )
 
 
@@ -173,9 +180,26 @@ def _diagnosis(data: Mapping[str, Any]) -> Diagnosis:
         notes=each(_said, data["notes"]),
         count=whole(data["count"]),
         events=each(_event, data.get("events", ())),
+        events_left_out=whole(data.get("events_left_out", 0)),
         way=each(_knot, data.get("way", ())),
         sources=each(text, data.get("sources", ())),
         confidence=one_of(Confidence, data.get("confidence", "recorded")),
+        nonfinite=maybe(_nonfinite, data.get("nonfinite")),
+    )
+
+
+def _nonfinite(data: Mapping[str, Any]) -> NonFiniteFacts:
+    bounds = data["input_range"]
+    return NonFiniteFacts(
+        born=one_of(Born, data["born"]),
+        op=text(data["op"]),
+        value=one_of(NonFiniteValue, data["value"]),
+        round=whole(data["round"]),
+        elements=whole(data["elements"]),
+        of=whole(data["of"]),
+        input_range=None if bounds is None else (float(bounds[0]), float(bounds[1])),
+        why=_said(data["why"]),
+        losses=each(float, data["losses"]),
     )
 
 
@@ -244,6 +268,8 @@ def _fix(data: Mapping[str, Any]) -> Fix:
             gradient_difference=maybe(float, tried["gradient_difference"]),
             time_ratio=maybe(float, tried["time_ratio"]),
             memory_ratio=maybe(float, tried["memory_ratio"]),
+            training=maybe(partial(one_of, _Training), tried.get("training")),
+            differs_in=tuple(map(text, tried.get("differs_in", ()))),
         ),
     )
 

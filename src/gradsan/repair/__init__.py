@@ -6,6 +6,7 @@ watches or heals it, records its gradients, and hands back plain data.
 
 from gradsan.repair.apply import apply_patch, dirty_files
 from gradsan.repair.patch import Patch
+from gradsan.repair.ranking import is_implied
 from gradsan.repair.search import Found, Limits, find_fixes, runs_well
 
-__all__ = ["Found", "Limits", "Patch", "apply_patch", "dirty_files", "find_fixes", "runs_well"]
+__all__ = ["Found", "Limits", "Patch", "apply_patch", "dirty_files", "find_fixes", "is_implied", "runs_well"]

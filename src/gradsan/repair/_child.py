@@ -9,6 +9,7 @@ import resource
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from gradsan._imports import call_after_torch_import
@@ -18,6 +19,7 @@ from gradsan.model import Diagnosis
 from gradsan.repair.overlay import lay_over, text_of
 from gradsan.repair.seeding import seed_generators
 from gradsan.repair.trial import Recording, Request
+from gradsan.repair.written_files import WrittenFiles
 from gradsan.source.lines import source_line
 
 
@@ -28,6 +30,7 @@ class _Watch:
         self.request = request
         self.session: Any = None
         self.recorder: Any = None
+        self.failed_at: tuple[str, int] | None = None
 
     def start(self) -> None:
         from gradsan._session import Session
@@ -40,7 +43,8 @@ class _Watch:
         self.session = Session(mode="heal" if self.request.mode == "heal" else "watch")
         self.session.start()
         call_when_uncaught(self.session.meet)
-        self.recorder = Recorder(self.request.steps)
+        call_when_uncaught(self._note_place)
+        self.recorder = Recorder(self.request)
         self.recorder.start()
         listeners = recorder().listeners
         listeners.call_before_backward(self.recorder.before_backward)
@@ -50,12 +54,26 @@ class _Watch:
 
             allow(self.request.allowances)
 
+    def _note_place(self, failure: BaseException) -> None:
+        from gradsan.capture.stacks import is_user_file
+
+        trace = failure.__traceback__
+        while trace is not None:
+            file = trace.tb_frame.f_code.co_filename
+            if is_user_file(file):
+                self.failed_at = file, trace.tb_lineno
+            trace = trace.tb_next
+
     @property
     def started(self) -> bool:
         return self.session is not None
 
     def stop(self) -> None:
         self.session.stop()
+
+    def look_at_end(self, main: ModuleType) -> None:
+        """The program came to its end."""
+        self.recorder.look_at_end(main)
 
     def answer(self, is_well: bool, exception: tuple[str, str] | None) -> dict[str, Any]:
         """What :class:`Trial` holds of it."""
@@ -67,6 +85,7 @@ class _Watch:
             "diagnoses": tuple(with_candidates(diagnosis) for diagnosis in report.diagnoses),
             "written": tuple(_written(diagnosis) for diagnosis in report.diagnoses),
             "seen": report.seen,
+            "failed_at": self.failed_at,
         }
 
 
@@ -90,6 +109,9 @@ class _Measure:
     def stop(self) -> None:
         self.meter.stop()
 
+    def look_at_end(self, main: ModuleType) -> None:
+        """Costs were counted as they arose."""
+
     def answer(self, is_well: bool, exception: tuple[str, str] | None) -> dict[str, Any]:
         """What :class:`Trial` holds of it: nothing where the program failed, as it may under a dispatch mode."""
         return {"cost": self.meter.cost() if is_well else None}
@@ -98,6 +120,17 @@ class _Measure:
 def main() -> None:
     """Run the program that the request names, and leave the answer where it says."""
     request: Request = pickle.loads(Path(sys.argv[1]).read_bytes())
+    status, is_watched = run_request(request)
+    if not is_watched:
+        sys.exit(status)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not through the interpreter's end: what the program has registered there is not part of what is compared.
+    os._exit(status)
+
+
+def run_request(request: Request) -> tuple[int, bool]:
+    """Run the program, write the answer; its exit status, and whether it imported torch, so that it was watched."""
     lay_over(request.files)
     kind, name, arguments = request.target
     launch = prepare(Target(kind, name, arguments))  # type: ignore[arg-type]
@@ -110,29 +143,42 @@ def main() -> None:
     stage = take_stage(launch)
     watch = _Measure(request) if request.mode == "measure" else _Watch(request)
     seed_generators()
+    files = WrittenFiles()
+    files.start()
     call_after_torch_import(watch.start)
     began = time.perf_counter()
     ending = perform(launch, stage)
     if ending.exception is None:
         wait_for_threads()
+        if watch.started and ending.status == 0:
+            watch.look_at_end(stage)
     seconds = time.perf_counter() - began
+    written = files.paths()
     if not watch.started:
         recording = Recording(finished=ending.status == 0, exception=ending.exception)
         Path(request.result).write_bytes(pickle.dumps({"recording": recording, "seconds": seconds}))
-        sys.exit(ending.status)
+        return ending.status, False
 
     watch.stop()
     sys.path[:] = own_path
     answer = {
         **watch.answer(ending.status == 0, ending.exception),
         "seconds": seconds,
+        "runs_alone": bool(written) or _runs_alone(),
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
     }
     Path(request.result).write_bytes(pickle.dumps(answer))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Not through the interpreter's end: what the program has registered there is not part of what is compared.
-    os._exit(ending.status)
+    return ending.status, True
+
+
+def _runs_alone() -> bool:
+    """Whether the program used something of which there is one on this machine."""
+    torch = sys.modules["torch"]
+    distributed = sys.modules.get("torch.distributed")
+    has_group = "MASTER_PORT" in os.environ or (
+        distributed is not None and distributed.is_available() and distributed.is_initialized()
+    )
+    return torch.cuda.is_initialized() or torch.xpu.is_initialized() or has_group
 
 
 def _written(diagnosis: Diagnosis) -> frozenset[str]:

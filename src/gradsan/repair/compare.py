@@ -1,4 +1,4 @@
-"""Two runs held against each other: are the gradients the same, and does everything still get one."""
+"""The gradients of two runs held against each other: are they the same, and does everything still get one."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ from itertools import count
 
 from gradsan.repair.trial import Gradients, Recording
 
-FIRST = 3
-FIRST_TOLERANCE = 1e-5
-"""Relative difference up to which the first records count as equal: rounding in float32 of another order of sums."""
+ROUNDINGS = 64
+"""Units in the last place, relative to a gradient's norm, by which sums in another order may differ in the first round;
+with every further round as many more."""
 
-TOLERANCE = 1e-3
-"""The same for all records: rounding grows with the steps of a training."""
+_ROUNDINGS_OF_ALL = 2
+"""The same relative to the norm of all gradients of a step: a gradient that is nothing but rounding has no digits."""
 
+ENOUGH = 3
+"""Steps of every optimizer of a run that was not let run to its end, for it to tell of the training."""
+
+_EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 _NUMBERS_COMPARED = 20_000
 
 Gradient = tuple[tuple[int, ...], bytes, float] | None
@@ -28,9 +32,10 @@ class Comparison:
 
     ``difference`` is the largest relative difference (Euclidean norm) of any gradient; None where nothing could be
     compared. ``lost`` counts gradients that the original has and the candidate has not (None, or all zero).
-    ``is_equal`` only holds where all that the healed original computed up to its end was compared; ``has_reference``
-    says that it came to its end. ``left_differs``: the steps are alike, but the parameters of an optimizer that made
-    one step are left with other gradients, and the run does not show whether these are cleared before they are used.
+    ``is_equal`` only holds where all that the healed original computed up to its end was compared, or three steps of
+    every optimizer where one of them was not let run to its end; ``has_reference`` says that it came to its end.
+    ``left_differs``: the steps are alike, but the parameters of an optimizer that made one step are left with other
+    gradients, and the run does not show whether these are cleared before they are used.
     """
 
     difference: float | None
@@ -41,41 +46,63 @@ class Comparison:
     left_differs: bool = False
 
 
+def tolerance(dtype: str, position: int = 0) -> float:
+    """Relative difference of numbers of ``dtype`` that is rounding, in the round ``position`` (from 0)."""
+    return ROUNDINGS * _EPSILON.get(dtype, _EPSILON["float32"]) * (1 + position)
+
+
 def compare(reference: Recording, candidate: Recording) -> Comparison:
     """Compare at the optimizer steps; where neither program has an optimizer, after each backward."""
     records = reference.steps if reference.steps and candidate.steps else reference.backwards
     at_steps = records is reference.steps
-    pairs = list(_pairs(records, candidate.steps if at_steps else candidate.backwards))
-    expected = len(records)
-    if at_steps and reference.left is not None:
+    others = candidate.steps if at_steps else candidate.backwards
+    found = list(_pairs(records, others))
+    was_ended = reference.was_ended or candidate.was_ended
+    is_whole = _is_enough(records, others) if was_ended else len(found) == len(records)
+    pairs = [(position, right, tried) for position, (right, tried) in enumerate(found)]
+    if at_steps and reference.left is not None and not was_ended:
         # No step tells of the gradients that the program ends with. Sharded ones lie with leaves that no graph reaches.
-        expected += 1
+        is_whole = is_whole and candidate.left is not None and any(reference.left.values)
         if candidate.left is not None and any(reference.left.values):
-            pairs.append((reference.left, candidate.left))
+            pairs.append((len(pairs), reference.left, candidate.left))
     largest, equal, lost, met = 0.0, True, 0, 0
-    for position, (right, tried) in enumerate(pairs):
-        tolerance = FIRST_TOLERANCE if position < FIRST else TOLERANCE
-        for before, after in _belonging(right, tried):
+    dtype = max(reference.dtype, candidate.dtype, key=lambda name: _EPSILON.get(name, 0.0))
+    for position, right, tried in pairs:
+        allowed = tolerance(dtype, position)
+        belonging = list(_belonging(right, tried))
+        whole = math.sqrt(math.fsum(before[2] ** 2 for before, _ in belonging if before is not None))
+        for before, after in belonging:
             met += before is not None
             if before is not None and before[2] > 0 and (after is None or after[2] == 0):
-                lost += 1
+                lost += before[2] > allowed * whole / ROUNDINGS
             difference = _difference(before, after)
+            if before is not None and difference * before[2] <= allowed * whole * _ROUNDINGS_OF_ALL / ROUNDINGS:
+                continue
             largest = max(largest, difference)
-            equal = equal and difference <= tolerance
+            equal = equal and difference <= allowed
         equal = equal and len(right.values) == len(tried.values)
     # A reference that did not come to its end does not tell what would have come.
-    whole = reference.finished and len(pairs) == expected and not (reference.was_cut or candidate.was_cut)
-    is_equal = bool(met) and equal and whole
+    whole_run = reference.finished and is_whole and not (reference.was_cut or candidate.was_cut)
+    is_equal = bool(met) and equal and whole_run
     left_differs = is_equal and at_steps and _leave_others(reference, candidate)
     return Comparison(
         largest if met else None, is_equal and not left_differs, lost, len(pairs), reference.finished, left_differs
     )
 
 
+def _is_enough(records: Sequence[Gradients], others: Sequence[Gradients]) -> bool:
+    """Whether of every key of both as many were recorded as tell of a training, or all that one of them has."""
+    first, second = ([record.key for record in one] for one in (records, others))
+    return all(
+        min(first.count(key), second.count(key)) >= min(ENOUGH, max(first.count(key), second.count(key)))
+        for key in {*first, *second}
+    )
+
+
 def _leave_others(reference: Recording, candidate: Recording) -> bool:
     """Whether an optimizer ends with other gradients, of which neither run shows what becomes of them."""
     return any(
-        _difference(before, after) > FIRST_TOLERANCE
+        _difference(before, after) > tolerance(reference.dtype)
         for right, tried in _pairs(reference.undecided, candidate.undecided)
         for before, after in zip(right.values, tried.values, strict=False)
     )

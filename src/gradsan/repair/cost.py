@@ -67,6 +67,13 @@ class _Written(TorchDispatchMode):
         return result
 
 
+# Torch wraps the method so that its compiler keeps out, which imports that compiler at the first call: as long as torch
+# itself takes. Nothing is compiled under a mode.
+_Written.__torch_dispatch__ = getattr(  # type: ignore[method-assign]
+    _Written.__torch_dispatch__, "__wrapped__", _Written.__torch_dispatch__
+)
+
+
 class _Kept:
     """Bytes of the storages that waiting graphs hold, leaves that are trained apart: those are there in any case."""
 

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from gradsan.model import Diagnosis, Fix, Message, Verification
+from gradsan.present._places import shown_path
 from gradsan.repair.compare import Comparison, compare
 from gradsan.repair.patch import Patch
 from gradsan.repair.ranking import Tried
-from gradsan.repair.trial import Recording, Trial
+from gradsan.repair.training import Training, compare_trainings
+from gradsan.repair.trial import Trial
+
+_LONGEST = 200
+"""Characters of an exception's message that a verdict quotes."""
 
 Say = Callable[[Message], str]
 
@@ -20,34 +26,43 @@ class Judge:
     """What candidates are held against.
 
     ``reference`` is the healed original; ``is_replayable`` says that two runs of the program compute the same, without
-    which no difference tells anything. ``say`` puts a Message into the words of the report, ``cwd`` is what paths are
-    shown relative to.
+    which no difference tells anything; ``noise`` names what differs between two runs all the same (times).
+    ``say`` puts a Message into the words of the report, ``cwd`` is what paths are shown relative to.
     """
 
-    reference: Recording
+    reference: Trial
     is_replayable: bool
     say: Say
     cwd: Path | None
+    noise: frozenset[str] = frozenset()
 
     def tried(self, fix: Fix, patch: Patch, trial: Trial, before: Trial) -> Tried:
         """The candidate ``fix`` with what its ``trial`` showed; ``before`` is the program without it."""
-        comparison = compare(self.reference, trial.recording)
+        reference = self.reference.recording
+        comparison = compare(reference, trial.recording)
+        training = self.training(trial)
         runs = trial.recording.finished and not faults_of(trial)
         went_further = not trial.timed_out and (
             _progress(trial) > _progress(before) or _has_another_fault(trial, before)
         )
-        passed = runs and not comparison.lost
         is_known = comparison.has_reference and self.is_replayable
+        loss = _loss(comparison, training) if runs else None
+        passed = runs and loss is None
+        detail = loss or self._detail(trial, patch, runs, went_further)
+        verdict = _verdict(comparison, training, passed, is_known)
         verification = Verification(
             status="passed" if passed else "failed",
-            detail=self.say(_detail(trial, comparison, runs, went_further)),
+            detail=self.say(detail),
             gradient_difference=comparison.difference if is_known else None,
-            time_ratio=None,
-            memory_ratio=None,
+            training=verdict,
+            differs_in=_differs_in(verdict, comparison, training),
         )
         tested = replace(fix, diff=patch.diff(self.cwd), lines=(), applicability="review", verification=verification)
-        if passed and is_known and comparison.is_equal:
+        if verdict == "same":
             tested = replace(tested, meaning="preserved", how_changed=None, applicability="automatic")
+        elif verdict == "gradients":
+            how = Message("fix.same_gradients", {"names": ", ".join(verification.differs_in)})
+            tested = replace(tested, meaning="preserved", how_changed=how)
         elif passed and is_known and comparison.left_differs:
             tested = replace(tested, meaning="changed", how_changed=Message("fix.left_gradients_differ"))
         elif passed:
@@ -56,7 +71,20 @@ class Judge:
         else:
             # Whatever was suggested, nothing of it has been measured to its end.
             tested = replace(tested, meaning="changed", how_changed=Message("fix.not_measured"))
-        return Tried(tested, patch, trial, passed, went_further and not comparison.lost)
+        return Tried(tested, patch, trial, passed, went_further and loss is None)
+
+    def training(self, trial: Trial) -> Training:
+        """In what the training of ``trial`` differs from the original's, chance apart."""
+        printed = self.reference.printed, trial.printed
+        return compare_trainings(self.reference.recording, trial.recording, printed).without(self.noise)
+
+    def is_in_doubt(self, trial: Trial) -> bool:
+        """Whether gradients are the same and something else differs, which may be chance: a time, an address."""
+        if not (self.is_replayable and trial.recording.finished) or faults_of(trial):
+            return False
+        training = self.training(trial)
+        has_differences = bool(training.differs_in) and not (training.drawn or training.parameters)
+        return has_differences and compare(self.reference.recording, trial.recording).is_equal
 
     def _how_changed(self, comparison: Comparison) -> Message:
         if not self.is_replayable:
@@ -65,24 +93,69 @@ class Judge:
             return Message("fix.not_compared")
         return Message("fix.gradients_differ", {"difference": comparison.difference})
 
+    def _detail(self, trial: Trial, patch: Patch, runs: bool, went_further: bool) -> Message:
+        if trial.timed_out:
+            return Message("fix.candidate_timed_out")
+        steps = len(trial.recording.steps)
+        if runs:
+            return Message("fix.ran", {"count": steps}) if steps else Message("fix.ran_to_end")
+        what = {"what": self._failure(trial, patch)}
+        return Message("fix.further_fault" if went_further else "fix.still_fails", what)
+
+    def _failure(self, trial: Trial, patch: Patch) -> str:
+        """The fault by its code, or the exception in its own words, and where it was raised on disk."""
+        faults = faults_of(trial)
+        if faults:
+            return faults[0].code
+        kind, text = trial.recording.exception or ("?", "")
+        words = f"{kind}: {text.strip().splitlines()[0]}" if text.strip() else kind
+        words = words if len(words) <= _LONGEST else f"{words[: _LONGEST - 1]}…"
+        if trial.failed_at is None:
+            return words
+        file, line = trial.failed_at
+        on_disk, _ = patch.line_before(file, line)
+        return self.say(Message("fix.failure_at", {"what": words, "file": shown_path(file, self.cwd), "line": on_disk}))
+
+
+def _verdict(
+    comparison: Comparison, training: Training, passed: bool, is_known: bool
+) -> Literal["same", "gradients", "changed", "rejected"] | None:
+    if not passed:
+        return "rejected"
+    if not is_known or comparison.difference is None:
+        return None
+    if not comparison.is_equal:
+        return "changed"
+    return "gradients" if training.differs_in else "same"
+
+
+def _differs_in(verdict: str | None, comparison: Comparison, training: Training) -> tuple[str, ...]:
+    if verdict is None or verdict == "same" or comparison.difference is None:
+        return ()
+    gradients = () if comparison.is_equal else ("gradients",)
+    return (*gradients, *training.differs_in)
+
+
+def _loss(comparison: Comparison, training: Training) -> Message | None:
+    """What a candidate that runs has lost of the training, by which it is no fix."""
+    if comparison.lost:
+        return Message("fix.trains_nothing", {"count": comparison.lost})
+    if training.overwritten:
+        return Message("fix.overwrites_gradients", {"names": ", ".join(training.overwritten)})
+    if training.frozen:
+        return Message("fix.no_longer_written", {"names": ", ".join(training.frozen)})
+    if training.drawn:
+        return Message("fix.drawn_again", {"what": ", ".join(training.drawn)})
+    if comparison.is_equal and training.kept:
+        # The gradients are the same: what the program keeps has no reason to be another.
+        return Message("fix.keeps_another", {"names": ", ".join(training.kept)})
+    return None
+
 
 def faults_of(trial: Trial) -> list[Diagnosis]:
     """What is to be mended, what ended the program first: errors, then what PyTorch does not report."""
     found = [one for one in trial.diagnoses if one.severity in ("error", "warning")]
     return sorted(found, key=lambda one: (one.silent, one.severity != "error"))
-
-
-def _detail(trial: Trial, comparison: Comparison, runs: bool, went_further: bool) -> Message:
-    if trial.timed_out:
-        return Message("fix.candidate_timed_out")
-    steps = len(trial.recording.steps)
-    if runs and comparison.lost:
-        return Message("fix.trains_nothing", {"count": comparison.lost})
-    if runs:
-        return Message("fix.ran", {"count": steps}) if steps else Message("fix.ran_to_end")
-    faults = faults_of(trial)
-    what = faults[0].code if faults else (trial.recording.exception or ("?", ""))[0]
-    return Message("fix.further_fault" if went_further else "fix.still_fails", {"what": what})
 
 
 def _progress(trial: Trial) -> tuple[bool, int, int]:

@@ -1,4 +1,4 @@
-"""Which of the tried fixes comes first: what keeps the gradients, then what costs least, then the smallest change."""
+"""Which of the tried fixes comes first: the same training, then the smallest difference, then the smallest edit."""
 
 from __future__ import annotations
 
@@ -25,26 +25,50 @@ class Tried:
     went_further: bool
 
 
-def measured(tried: Sequence[Tried], measure: Callable[[Patch], Cost | None]) -> list[Tried]:
-    """``tried`` with the costs of those that passed, relative to the leanest of them.
+IMPLIED = frozenset(
+    {
+        *("detach_carried_state", "detach_in_modules", "detach_kept", "detach_out_of_place", "detach_other_network"),
+        *("reset_state", "reset_modules", "recompute_forward", "recompute_after_change", "rebuild_in_loop"),
+        *("rebuild_in_function", "as_property", "record_the_change", "change_a_copy", "leave_the_argument"),
+        *("clear_gradient", "clear_by_optimizer"),
+    }
+)
+"""Kinds whose change of the training is the one that the cause implies: truncated where a state is cut, the gradient
+at updated parameters, a change that is recorded at last. Any other kind says that the gradients stay; where they do
+not, it is not what anybody meant."""
 
-    Only where several passed with the same meaning is there anything to decide, and only those are run once more.
+_VERDICTS = ("same", "gradients")
+
+
+def is_implied(fix: Fix) -> bool:
+    """Whether the change that ``fix`` makes to the training is the one that the cause of the fault implies."""
+    return fix.kind in IMPLIED
+
+
+def measured(tried: Sequence[Tried], measure: Callable[[Sequence[Patch]], Sequence[Cost | None]]) -> list[Tried]:
+    """``tried`` with the costs of those of the best that are alike in all else, relative to the leanest of them.
+
+    Only those are run once more: costs break ties.
     """
-    meanings = [one.fix.meaning for one in tried if one.passed]
-    costs = [measure(one.patch) if one.passed and meanings.count(one.fix.meaning) > 1 else None for one in tried]
-    known = [cost for cost in costs if cost is not None]
+    passed = [number for number, one in enumerate(tried) if one.passed]
+    ranks = {number: (*_standing(tried[number]), tried[number].patch.size) for number in passed}
+    compared = [number for number in passed if ranks[number] == min(ranks.values())]
+    measures = measure([tried[number].patch for number in compared]) if len(compared) > 1 else ()
+    found = dict(zip(compared, measures, strict=False))
+    known = [cost for cost in found.values() if cost is not None]
     if not known:
         return list(tried)
     leanest = Cost(min(one.written for one in known), min(one.kept for one in known))
+    costs = [found.get(number) for number in range(len(tried))]
     return [one if cost is None else _with_cost(one, cost, leanest) for one, cost in zip(tried, costs, strict=True)]
 
 
 def ranked_fixes(tried: Sequence[Tried], *, was_refused: bool = False) -> list[Tried]:
     """Best first; of what is equal, what was suggested first stays first.
 
-    Fixes that keep the gradients compute the same, so their costs decide. Those that change them differ in what is
-    computed: there the order in which the diagnosis names the kinds decides first. So it does where PyTorch
-    has refused the statement (``was_refused``): what it is meant to do is what the first of them says.
+    Of those that change the training, the ones whose change the cause implies come first, then the order in which the
+    diagnosis names the kinds decides. So it does where PyTorch has refused the statement (``was_refused``): what it is
+    meant to do is what the first of them says.
     """
     kinds = list(dict.fromkeys(one.fix.kind for one in tried))
     return sorted(tried, key=lambda one: _rank(one, kinds.index(one.fix.kind), was_refused))
@@ -57,11 +81,21 @@ def _rank(tried: Tried, named: int, was_refused: bool) -> tuple[object, ...]:
     return (
         not tried.passed,
         not tried.went_further,
-        not is_preserved,
+        *_standing(tried),
         0 if is_preserved and not was_refused else named,
-        int(cost / COST_TOLERANCE),
+        0.0 if is_preserved else verification.gradient_difference or 0.0,
         tried.patch.size,
+        int(cost / COST_TOLERANCE),
     )
+
+
+def _standing(tried: Tried) -> tuple[int, bool]:
+    """How close to the training of the program as written, and whether it changes that as nobody meant."""
+    verdict = tried.fix.verification.training
+    is_preserved = tried.fix.meaning == "preserved"
+    # A fix that was not compared (no reference) may say that it preserves nothing.
+    closeness = _VERDICTS.index(verdict) if verdict in _VERDICTS else 0 if is_preserved else len(_VERDICTS)
+    return closeness, not is_preserved and not is_implied(tried.fix)
 
 
 def _with_cost(tried: Tried, cost: Cost, leanest: Cost) -> Tried:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from gradsan._ranks import rank_of
+from gradsan.cli import _program as program
 from gradsan.model import Diagnosis, Fix, Message, Seen
 from gradsan.repair import libraries
 from gradsan.repair.judging import Judge, Say, faults_of
@@ -16,13 +17,16 @@ from gradsan.repair.patch import Patch, PatchError
 from gradsan.repair.places import on_disk
 from gradsan.repair.ranking import Tried, measured, ranked_fixes
 from gradsan.repair.replay import is_replayable, reference_for, was_refused
-from gradsan.repair.trial import Cost, Request, Trial, run_trial
+from gradsan.repair.runner import Runner, cores_for_trials
+from gradsan.repair.trial import Cost, Request, Trial
 from gradsan.repair.untried import untried
 
 Target = tuple[str, str, Sequence[str]]
 Progress = Callable[[Message], None]
 
 _STEPS_MEASURED = 5
+_LEAST_SECONDS = 1.0
+"""For each trial, before it may end with fewer than ``Limits.steps`` steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +63,20 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """``request`` is what every trial of this search has in common; ``judge`` what its candidates are held against."""
+    """``request`` is what every trial of this search has in common; ``judge`` what its candidates are held against;
+    ``side_by_side`` how many trials may run at once."""
 
+    runner: Runner
     request: Request
     limits: Limits
     progress: Progress
     judge: Judge
+    side_by_side: int
+    reference: Request
+
+    def noise(self) -> frozenset[str]:
+        """What differs between two runs of the reference."""
+        return frozenset(self.judge.training(self.runner.run(self.reference)).differs_in)
 
 
 def find_fixes(target: Target, limits: Limits, progress: Progress, say: Say, cwd: Path | None) -> Found:
@@ -73,13 +85,17 @@ def find_fixes(target: Target, limits: Limits, progress: Progress, say: Say, cwd
     Of a job of several ranks, the program alone is run: each rank would search by what it has found itself.
     ``progress`` is told what is being run; ``say`` puts a Message into the words of the report.
     """
-    request = _request(target, limits)
+    with Runner(_target(target)) as runner:
+        return _find(runner, _request(target, limits), limits, progress, say, cwd)
+
+
+def _find(runner: Runner, request: Request, limits: Limits, progress: Progress, say: Say, cwd: Path | None) -> Found:
     progress(Message("fix.running_original"))
-    current = run_trial(request)
+    current = runner.run(request)
     rank = rank_of(os.environ)
     if rank is None and limits.include_libraries and (folders := libraries.taking_part(faults_of(current))):
         request = replace(request, own_folders=folders)
-        current = run_trial(request)
+        current = runner.run(request)
     first = current
     if current.timed_out:
         problem = Message("fix.timed_out", {"seconds": limits.timeout})
@@ -99,9 +115,13 @@ def find_fixes(target: Target, limits: Limits, progress: Progress, say: Say, cwd
             output=current.output,
         )
     progress(Message("fix.running_healed"))
-    healed = run_trial(reference_for(request, faults_of(current)))
-    judge = Judge(healed.recording, is_replayable(current, healed), say, cwd)
-    search = _Search(request, limits, progress, judge)
+    # As long as the plain program ran to its failure, and three rounds beyond it in any case.
+    past, seconds = len(current.recording.begun), max(_LEAST_SECONDS, current.seconds)
+    request = replace(request, past=past, enough_seconds=seconds if limits.steps else 0.0)
+    reference = reference_for(request, faults_of(current))
+    healed = runner.run(reference)
+    judge = Judge(healed, is_replayable(current, healed), say, cwd)
+    search = _Search(runner, request, limits, progress, judge, _side_by_side(current, healed), reference)
 
     diagnoses: list[Diagnosis] = []
     chosen: list[Fix] = []
@@ -110,7 +130,7 @@ def find_fixes(target: Target, limits: Limits, progress: Progress, say: Say, cwd
     for _ in range(limits.faults):
         fault = faults_of(current)[0]
         tried, rest = _try_all(search, fault, patch, current)
-        ranked = ranked_fixes(measured(tried, partial(_measure, search)), was_refused=was_refused(fault))
+        ranked = ranked_fixes(measured(tried, partial(_measured, search)), was_refused=was_refused(fault))
         diagnoses.append(on_disk(replace(fault, fixes=(*(one.fix for one in ranked), *rest)), patch))
         winners = tuple(one for one in ranked if one.passed)
         best = next((one for one in ranked if one.passed or one.went_further), None)
@@ -134,8 +154,18 @@ def find_fixes(target: Target, limits: Limits, progress: Progress, say: Say, cwd
 
 def runs_well(target: Target, limits: Limits) -> bool:
     """Whether the program as it lies on disk ends within the limits, without a fault and without an exception."""
-    trial = run_trial(_request(target, limits))
+    with Runner(_target(target), is_warm=False) as runner:
+        trial = runner.run(_request(target, limits))
     return not trial.timed_out and trial.recording.exception is None and trial.status == 0 and not faults_of(trial)
+
+
+def _side_by_side(*trials: Trial) -> int:
+    return 1 if any(trial.runs_alone for trial in trials) else cores_for_trials()
+
+
+def _target(target: Target) -> program.Target:
+    kind, name, arguments = target
+    return program.Target(kind, name, tuple(arguments))  # type: ignore[arg-type]
 
 
 def _request(target: Target, limits: Limits) -> Request:
@@ -145,10 +175,9 @@ def _request(target: Target, limits: Limits) -> Request:
 
 def _try_all(search: _Search, fault: Diagnosis, patch: Patch, before: Trial) -> tuple[list[Tried], list[Fix]]:
     """Run every candidate that has lines; the other fixes come back as advice."""
-    tried: list[Tried] = []
+    candidates: list[tuple[Fix, Patch]] = []
     advice: list[Fix] = []
     contents: set[tuple[tuple[str, bytes], ...]] = set()
-    total = min(search.limits.candidates, sum(bool(fix.lines) for fix in fault.fixes))
     for fix in fault.fixes:
         candidate = _candidate(search, fix, patch)
         if candidate is None:
@@ -158,13 +187,21 @@ def _try_all(search: _Search, fault: Diagnosis, patch: Patch, before: Trial) -> 
         if content in contents:
             continue
         contents.add(content)
-        if len(tried) >= search.limits.candidates:
+        if len(candidates) >= search.limits.candidates:
             advice.append(replace(fix, lines=(), diff=candidate.diff(search.judge.cwd)))
             continue
-        values = {"number": len(tried) + 1, "total": total, "kind": fix.kind}
+        candidates.append((fix, candidate))
+    for number, (fix, _) in enumerate(candidates, 1):
+        values = {"number": number, "total": len(candidates), "kind": fix.kind}
         search.progress(Message("fix.running_candidate", values))
-        trial = run_trial(replace(search.request, files=dict(candidate.files)))
-        tried.append(search.judge.tried(fix, candidate, trial, before))
+    requests = [replace(search.request, files=dict(candidate.files)) for _, candidate in candidates]
+    trials = search.runner.run_all(requests, side_by_side=search.side_by_side)
+    judge = search.judge
+    if any(map(judge.is_in_doubt, trials)):
+        judge = replace(judge, noise=search.noise())
+    tried = [
+        judge.tried(fix, candidate, trial, before) for (fix, candidate), trial in zip(candidates, trials, strict=True)
+    ]
     return tried, [*advice, *libraries.advice(fault)]
 
 
@@ -178,8 +215,8 @@ def _candidate(search: _Search, fix: Fix, patch: Patch) -> Patch | None:
         return None
 
 
-def _measure(search: _Search, patch: Patch) -> Cost | None:
+def _measured(search: _Search, patches: Sequence[Patch]) -> list[Cost | None]:
     search.progress(Message("fix.measuring"))
     steps = min(search.limits.steps or _STEPS_MEASURED, _STEPS_MEASURED)
-    request = replace(search.request, mode="measure", files=dict(patch.files), steps=steps)
-    return run_trial(request).cost
+    requests = [replace(search.request, mode="measure", files=dict(one.files), steps=steps) for one in patches]
+    return [trial.cost for trial in search.runner.run_all(requests, side_by_side=search.side_by_side)]

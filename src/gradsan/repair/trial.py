@@ -24,9 +24,10 @@ class Request:
     """What a child is asked to do. ``target`` is (kind, name, arguments) of ``gradsan.cli._program.Target``.
 
     ``files`` are the texts laid over the program's files, ``steps`` the optimizer steps after which it may end, 0 for
-    no limit, ``timeout`` the seconds after which it is stopped. ``own_folders`` are counted as the user's own code,
-    ``allowances`` name what PyTorch refuses and this run carries out (see ``repair.allowances``); ``result`` is the
-    file for the answer.
+    no limit; before, it ends where it has run for ``enough_seconds`` (0: no such limit) and every optimizer has made
+    three steps since backward number ``past``, which is where the program failed. ``timeout`` are the seconds after
+    which it is stopped. ``own_folders`` are counted as the user's own code, ``allowances`` name what PyTorch refuses
+    and this run carries out (see ``repair.allowances``); ``result`` is the file for the answer.
     """
 
     target: tuple[str, str, tuple[str, ...]]
@@ -34,6 +35,8 @@ class Request:
     files: Mapping[str, bytes]
     steps: int
     timeout: float
+    past: int = 0
+    enough_seconds: float = 0.0
     own_folders: tuple[str, ...] = ()
     allowances: frozenset[str] = frozenset()
     result: str = ""
@@ -52,6 +55,55 @@ class Gradients:
     labels: tuple[str, ...] = ()
 
 
+Standing = Literal["graph", "leaf", "plain"]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor, an array or a number as it was at one point of a run, in little room.
+
+    ``checksum`` is that of all its bytes. ``sums`` are float64 numbers, a pair for each of at most 256 parts of it: the
+    sum of its elements and that of their absolute values. ``standing`` is ``graph`` for what has a history, ``leaf``
+    for what gradients are accumulated into. ``memory`` is the same for values in the same memory, 0 for numbers.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    checksum: int
+    sums: bytes
+    standing: Standing = "plain"
+    memory: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What there was right before a backward, or at the program's end.
+
+    ``begun`` counts the backwards before, ``steps`` the steps that each optimizer had made, by its key; ``ordinal`` the
+    moments with the same counts before this one. ``values`` are what the program's variables reach, by function and
+    expression; ``passing`` those of them that begin with the variable of a loop. ``random`` are checksums of the random
+    generators' states by their names, ``drawn`` what was drawn so far, by its kind: batches of a DataLoader, tensors of
+    random numbers.
+    """
+
+    steps: tuple[tuple[str, int], ...]
+    ordinal: int
+    values: Mapping[str, Value]
+    passing: frozenset[str] = frozenset()
+    random: Mapping[str, int] = field(default_factory=dict)
+    drawn: Mapping[str, int] = field(default_factory=dict)
+    is_end: bool = False
+    begun: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """The parameters of the optimizer ``key`` after one of its steps."""
+
+    key: str
+    values: tuple[Value, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Recording:
     """What the program computed: gradients at each optimizer step and after each backward, and the losses.
@@ -59,6 +111,8 @@ class Recording:
     ``losses`` are those of backwards that ended, ``begun`` those of backwards that began. ``finished`` says that it ran
     to its end or to the limit of steps. ``left`` is what the last backward left where no step came after it,
     ``undecided`` what optimizers end with of which the run does not show whether it is cleared (see ``left_over.py``).
+    ``was_ended`` says that it was not let run to its end. ``dtype`` is the coarsest of its gradients. ``overwritten``
+    are the variables that hold a gradient by reference which a later backward then wrote into.
     """
 
     steps: tuple[Gradients, ...] = ()
@@ -70,6 +124,11 @@ class Recording:
     was_cut: bool = False
     left: Gradients | None = None
     undecided: tuple[Gradients, ...] = ()
+    was_ended: bool = False
+    dtype: str = "float32"
+    parameters: tuple[Parameters, ...] = ()
+    moments: tuple[Moment, ...] = ()
+    overwritten: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +144,9 @@ class Trial:
     """How a run went. ``status`` is None where it ran out of time; ``diagnoses`` with every fix that has lines.
 
     ``is_answered`` says that its process lived to tell: a kernel may kill it, the program may leave by ``os._exit``.
+    ``output`` is all that it said, ``printed`` what went to its standard output; ``failed_at`` is the file and line of
+    the user's code in which the exception that ended it was raised. ``runs_alone`` says that it uses something of which
+    there is one: a device's memory, a port of the network, a file that it writes.
     ``written`` are the functions and lines that wrote, of each diagnosis: what tells one fault from another where
     lines have moved.
     """
@@ -98,7 +160,10 @@ class Trial:
     peak_bytes: int = 0
     cost: Cost | None = None
     output: str = ""
+    printed: str = ""
+    failed_at: tuple[str, int] | None = None
     is_answered: bool = True
+    runs_alone: bool = False
 
     @property
     def timed_out(self) -> bool:
@@ -107,29 +172,40 @@ class Trial:
 
 
 def run_trial(request: Request) -> Trial:
-    """Run the program once, in the working directory and environment of this process, its output kept aside."""
+    """Run the program once, in a fresh process with the working directory and environment of this one."""
     with tempfile.TemporaryDirectory(prefix="gradsan-fix-") as folder:
         result, asked = Path(folder, "result"), Path(folder, "request")
         asked.write_bytes(pickle.dumps(replace(request, result=str(result))))
-        status, output = _run(asked, request.timeout)
-        answer: dict[str, Any] = {"is_answered": False}
-        with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
-            answer = pickle.loads(result.read_bytes())
-    return Trial(status=status, output=output, **answer)
+        return answered(*_run(asked, request.timeout), result)
 
 
-def _run(asked: Path, timeout: float) -> tuple[int | None, str]:
-    command = [sys.executable, "-m", "gradsan.repair._child", str(asked)]
+def answered(status: int | None, printed: str, complaints: str, result: Path) -> Trial:
+    """The Trial of a process that ended with ``status``, with what it wrote to its standard output and error.
+
+    It may have left its answer in ``result``.
+    """
+    answer: dict[str, Any] = {"is_answered": False}
+    with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
+        answer = pickle.loads(result.read_bytes())
+    return Trial(status=status, output=printed + complaints, printed=printed, **answer)
+
+
+def environment_of_trials() -> dict[str, str]:
+    """The environment of every process of a search."""
     # Bytecode compiled from a patched text must never be kept for the file on disk; a set of strings is walked in the
     # order of their hashes, which are drawn anew in every process.
-    environment = {"PYTHONHASHSEED": "0", **os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    with tempfile.TemporaryFile() as output:
+    return {"PYTHONHASHSEED": "0", **os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def _run(asked: Path, timeout: float) -> tuple[int | None, str, str]:
+    command = [sys.executable, "-m", "gradsan.repair._child", str(asked)]
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
+            stderr=errors,
+            env=environment_of_trials(),
             start_new_session=True,
         )
         try:
@@ -140,8 +216,11 @@ def _run(asked: Path, timeout: float) -> tuple[int | None, str]:
         except BaseException:
             _end(process)
             raise
-        output.seek(0)
-        return status, output.read().decode("utf-8", "replace")
+        said = []
+        for stream in (output, errors):
+            stream.seek(0)
+            said.append(stream.read().decode("utf-8", "replace"))
+        return status, said[0], said[1]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -19,16 +19,19 @@ from gradsan.source.functions import (
     save_for_backward,
 )
 from gradsan.source.given import clone_handed_out
+from gradsan.source.hooks import called_as_hook, returned_by_hook
 from gradsan.source.kept import Addition, Used, additions, assignments, uses_in
 from gradsan.source.keywords import add_keyword
 from gradsan.source.layers import inplace_layer_false
 from gradsan.source.lines import is_cell, source_line, source_lines
 from gradsan.source.listing import list_and_stack
 from gradsan.source.locate import Expression, Statement, expression_at, expressions_at, statement_at, statements_at
+from gradsan.source.moving import move_behind
 from gradsan.source.names import assigned_names, consumed_names
 from gradsan.source.out_of_place import out_of_place, written_for_others
 from gradsan.source.past_graph import read_with_graph
 from gradsan.source.read_again import reads_again
+from gradsan.source.recomputing import run_again
 from gradsan.source.results import binds_result, bound_name, method_receiver, takes_result
 from gradsan.source.rounds import (
     detach_after,
@@ -42,6 +45,7 @@ from gradsan.source.rounds import (
 from gradsan.source.scatter import element_out_of_place, part_out_of_place
 from gradsan.source.shapes import Shape
 from gradsan.source.suggest import clone_at_save, clone_before, detach_at, drop_keyword, has_keyword, inplace_false
+from gradsan.source.taken import bound_names, detach_reads, taken_from
 from gradsan.source.targets import called_expression, operand_expressions, written_expression
 from gradsan.source.writing import (
     Made,
@@ -76,6 +80,8 @@ __all__ = [
     "bind_early",
     "binds_result",
     "bound_name",
+    "bound_names",
+    "called_as_hook",
     "called_expression",
     "callers_expression",
     "carried_names",
@@ -89,6 +95,7 @@ __all__ = [
     "detach_after",
     "detach_after_round",
     "detach_at",
+    "detach_reads",
     "dies_with_call",
     "drop_keyword",
     "earlier_reads",
@@ -110,6 +117,7 @@ __all__ = [
     "list_and_stack",
     "mark_dirty",
     "method_receiver",
+    "move_behind",
     "operand_expressions",
     "out_of_place",
     "part_out_of_place",
@@ -117,12 +125,15 @@ __all__ = [
     "reads_again",
     "reads_gradient",
     "rebound_at",
+    "returned_by_hook",
+    "run_again",
     "save_for_backward",
     "shape_bound_at",
     "source_line",
     "source_lines",
     "statement_at",
     "statements_at",
+    "taken_from",
     "takes_result",
     "under_no_grad",
     "uses_in",

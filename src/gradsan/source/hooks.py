@@ -11,13 +11,14 @@ import re
 from collections.abc import Sequence
 
 from gradsan.model import Frame
-from gradsan.source.chains import leaf_name
-from gradsan.source.locate import expression_at
+from gradsan.source.chains import leaf_name, local_nodes
+from gradsan.source.change import Change
+from gradsan.source.locate import expression_at, statement_at
 from gradsan.source.results import bound_name
 from gradsan.source.targets import aliased_expression
 from gradsan.source.tree import FunctionNode, SourceFile
 
-__all__ = ["hooked_expression"]
+__all__ = ["called_as_hook", "hooked_expression", "returned_by_hook"]
 
 _MODULE_FILE = "/torch/nn/modules/module.py"
 _POSITION = re.compile(r"\[(\d+)\]")
@@ -53,6 +54,37 @@ def hooked_expression(
     value, rest = found
     aliased = aliased_expression(called.source, value)
     return None if aliased is None else called.source.text(aliased) + rest
+
+
+def called_as_hook(between: Sequence[Frame]) -> bool:
+    """Whether ``between``, the frames above a function, are torch's way from a module's call to its hook."""
+    return bool(_given(between[-1:]))
+
+
+def returned_by_hook(frame: Frame, between: Sequence[Frame], name: str, change: Change) -> Change | None:
+    """``change`` with a ``return`` of ``name`` at the end of the forward hook that ``frame`` is in.
+
+    A hook that binds its result anew and returns nothing changes nothing. None where ``name`` is not the module's
+    result as the hook was given it, or the hook returns something already.
+    """
+    statement = statement_at(frame)
+    if statement is None or not isinstance(statement.function, ast.FunctionDef):
+        return None
+    source, function, given = statement.source, statement.function, _given(between[-1:])
+    parameters = _positional(source, function)
+    if name not in parameters or given[parameters.index(name) : parameters.index(name) + 1] != ["result"]:
+        return None
+    if any(isinstance(node, ast.Return) and node.value is not None for node in local_nodes(function)):
+        return None
+    first, last = source.span(function.body[0]), source.span(function.body[-1])
+    indent = source.lines[first.line - 1][: first.column - 1]
+    replaced = len(change.old.split("\n")) if change.old else 0
+    rest = source.lines[change.line - 1 + replaced : last.end_line]
+    old = source.lines[change.line - 1 : last.end_line]
+    if indent.strip() or change.line > last.end_line or last.end_line < change.line - 1 + replaced:
+        return None
+    new = "\n".join([change.new, *rest, f"{indent}return {name}"])
+    return Change(change.line, "\n".join(old), new, change.kind)
 
 
 def _given(between: Sequence[Frame]) -> list[str]:

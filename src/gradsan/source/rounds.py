@@ -11,7 +11,7 @@ from gradsan.source.chains import leaf_name
 from gradsan.source.change import Change, apply_change, insert_after, insert_before
 from gradsan.source.locate import scope_of, statement_at
 from gradsan.source.names import ADDING_METHODS, bindings_of, consumed_names
-from gradsan.source.shapes import DETACHED, Shape, shape_in_source
+from gradsan.source.shapes import DETACHED, Shape, object_cut, shape_in_source
 from gradsan.source.targets import aliased_expression
 from gradsan.source.tree import SourceFile, parses, read_source
 
@@ -83,7 +83,7 @@ def detach_after_round(frames: Sequence[Frame], carried: Mapping[str, Shape]) ->
     """
     statements = [statement_at(frame) for frame in frames]
     known = [statement for statement in statements if statement is not None]
-    if not carried or "object" in carried.values() or not known or len(known) < len(statements):
+    if not carried or not known or len(known) < len(statements):
         return None
     source = known[0].source
     if any(one.source is not source or one.function is not known[0].function for one in known):
@@ -92,6 +92,8 @@ def detach_after_round(frames: Sequence[Frame], carried: Mapping[str, Shape]) ->
     if not block:
         return None
     text = _cuts(source, carried)
+    if text is None:
+        return None
     last = block[-1]
     if isinstance(last, _LEAVING):
         return insert_before(source, last, text, "detach")
@@ -101,9 +103,8 @@ def detach_after_round(frames: Sequence[Frame], carried: Mapping[str, Shape]) ->
 def detach_after(frame: Frame, carried: Mapping[str, Shape]) -> Change | None:
     """A line right after the statement at ``frame`` that cuts the names off their graphs."""
     statement = statement_at(frame)
-    if statement is None or not carried or "object" in carried.values():
-        return None
-    return _insert_behind(statement.source, statement.node, _cuts(statement.source, carried))
+    text = None if statement is None or not carried else _cuts(statement.source, carried)
+    return None if statement is None or text is None else _insert_behind(statement.source, statement.node, text)
 
 
 def shape_bound_at(frame: Frame, name: str) -> Shape | None:
@@ -166,9 +167,16 @@ def _blocks_around(source: SourceFile, node: ast.stmt) -> list[list[ast.stmt]]:
     return found
 
 
-def _cuts(source: SourceFile, carried: Mapping[str, Shape]) -> str:
-    values = [_cut(source, name, shape) for name, shape in carried.items()]
-    return f"{', '.join(carried)} = {', '.join(values)}"
+def _cuts(source: SourceFile, carried: Mapping[str, Shape]) -> str | None:
+    targets: list[str] = []
+    values: list[str] = []
+    for name, shape in carried.items():
+        cut = ([name], [_cut(source, name, shape)]) if shape != "object" else object_cut(source, name)
+        if cut is None:
+            return None
+        targets += cut[0]
+        values += cut[1]
+    return f"{', '.join(targets)} = {', '.join(values)}"
 
 
 def _cut(source: SourceFile, name: str, shape: Shape) -> str:

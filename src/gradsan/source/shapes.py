@@ -10,13 +10,13 @@ from gradsan.source.modules import constructors
 from gradsan.source.names import Binding, bindings_of
 from gradsan.source.tree import SourceFile
 
-__all__ = ["DETACHED", "Shape", "shape_in_source"]
+__all__ = ["DETACHED", "Shape", "object_cut", "shape_in_source"]
 
 Shape = Literal["tensor", "tuple", "list", "dict", "object"]
 
 _MAKING_CLASSES = frozenset({"NamedTuple", "make_dataclass", "namedtuple"})
 
-# An object has its own ways to be made anew: no line is known for it.
+# An object has its own ways to be made anew: see object_cut.
 DETACHED: dict[Shape, str] = {
     "tensor": "{}.detach()",
     "tuple": "tuple(s.detach() for s in {})",
@@ -46,6 +46,64 @@ def shape_in_source(source: SourceFile, binding: Binding) -> Shape | None:
     if _is_state_of_lstm(source, binding):
         found.add("tuple")
     return found.pop() if len(found) == 1 else None
+
+
+def object_cut(source: SourceFile, name: str) -> tuple[list[str], list[str]] | None:
+    """What is bound, and to what, where the object that ``name`` holds is cut off its graph.
+
+    Named tuples are made anew, attributes of dataclasses are set; which of them hold tensors their annotations say.
+    None for other classes, frozen ones, and where a field may hold more than one tensor.
+    """
+    last = name.rpartition(".")[2]
+    made = {
+        leaf_name(binding.value.func)
+        for node in ast.walk(source.module)
+        if isinstance(node, ast.stmt)
+        for binding in bindings_of(node)
+        if isinstance(binding.value, ast.Call)
+        and binding.name.rpartition(".")[2] == last
+        and isinstance(binding.value.func, ast.Name)
+        and _is_object(source, binding.value)
+    }
+    if len(made) != 1:
+        return None
+    kind = made.pop()
+    for node in source.module.body:
+        if isinstance(node, ast.ClassDef) and node.name == kind:
+            fields = _tensor_fields(node)
+            if not fields:
+                return None
+            if "NamedTuple" in map(leaf_name, node.bases):
+                return [name], [f"{name}._replace({', '.join(f'{one}={name}.{one}.detach()' for one in fields)})"]
+            if _is_open_dataclass(node):
+                return [f"{name}.{one}" for one in fields], [f"{name}.{one}.detach()" for one in fields]
+        elif isinstance(node, ast.stmt) and _makes_class(node, kind or ""):
+            value = getattr(node, "value", None)
+            if isinstance(value, ast.Call) and leaf_name(value.func) == "namedtuple":
+                return [name], [f"{name}._make(s.detach() for s in {name})"]
+    return None
+
+
+def _tensor_fields(node: ast.ClassDef) -> list[str]:
+    """The annotated fields that are tensors; none where one may be, or hold some."""
+    fields: list[str] = []
+    for one in node.body:
+        if not isinstance(one, ast.AnnAssign) or not isinstance(one.target, ast.Name):
+            continue
+        annotation = ast.unparse(one.annotation).strip("'\"")
+        if annotation.rpartition(".")[2] == "Tensor" and annotation.replace(".", "").isidentifier():
+            fields.append(one.target.id)
+        elif "Tensor" in annotation:
+            return []
+    return fields
+
+
+def _is_open_dataclass(node: ast.ClassDef) -> bool:
+    for decorator in node.decorator_list:
+        call = decorator if isinstance(decorator, ast.Call) else None
+        if leaf_name(decorator if call is None else call.func) == "dataclass":
+            return call is None or not any(one.arg == "frozen" for one in call.keywords)
+    return False
 
 
 def _shape_of_display(value: ast.expr) -> Shape | None:

@@ -15,7 +15,7 @@ from gradsan.source.locate import Statement, expressions_at, statements_at
 from gradsan.source.modules import constructors
 from gradsan.source.names import ADDING_METHODS, Binding, assigned_names, bindings_of
 from gradsan.source.rebinding import can_rebind, notes_on_rebinding
-from gradsan.source.shapes import DETACHED, Shape, shape_in_source
+from gradsan.source.shapes import DETACHED, Shape, object_cut, shape_in_source
 from gradsan.source.targets import target_at
 from gradsan.source.tree import SourceFile, Span, header_nodes
 
@@ -93,7 +93,10 @@ def detach_at(frame: Frame, name: str, shape: Shape | None = None) -> Change | N
     source, node = statement.source, statement.node
     shape = shape or shape_in_source(source, binding) or "tensor"
     if shape == "object":
-        return None
+        cut = object_cut(source, name)
+        return (
+            None if cut is None else insert_after(source, node, f"{', '.join(cut[0])} = {', '.join(cut[1])}", "detach")
+        )
     if binding.value is not None and _has_own_value(binding) and binding.method is None:
         parts = _parts(binding.value)
         if parts:

@@ -106,18 +106,65 @@ def definition_of(frame: Frame, name: str) -> Made | None:
 
 
 def under_no_grad(frame: Frame) -> Change | None:
-    """The statement at ``frame`` put under ``with torch.no_grad():``; None where it shares its lines with others."""
+    """The statement at ``frame`` put under ``with torch.no_grad():``; None where it shares its lines with others.
+
+    With it the in-place statements right behind it that belong to the same update: those that write the same variable
+    again, or read gradients.
+    """
     statement = statement_at(frame)
     if statement is None or hasattr(statement.node, "body"):
         return None
-    source, span = statement.source, statement.span
+    source = statement.source
     torch = imported_as(source, "torch")
-    head = source.lines[span.line - 1][: span.column - 1]
-    tail = source.lines[span.end_line - 1][span.end_column - 1 :].strip()
-    if torch is None or head.strip() or (tail and not tail.startswith("#")) or span.line != span.end_line:
+    parent, field = source.parents[statement.node]
+    block = getattr(parent, field, None)
+    if torch is None or not isinstance(block, list) or not _has_own_line(source, statement.node):
         return None
-    text = source.slice(span)
-    return edited(source, [Edit(span, f"with {torch}.no_grad():\n{head}    {text}")], "no_grad")
+    root = _written_root(statement.node)
+    last = at = block.index(statement.node)
+    for index in range(at + 1, len(block)):
+        other = _written_root(block[index]) if _has_own_line(source, block[index]) else None
+        if other is None:
+            break
+        if other == root or _mentions_gradient(block[index]):
+            last = index
+    first, end = source.span(statement.node), source.span(block[last])
+    # Lines between, comments among them, go along.
+    within = [f"    {line}" if line.strip() else line for line in source.lines[first.line - 1 : end.end_line - 1]]
+    tail = source.lines[end.end_line - 1][: end.end_column - 1]
+    text = "\n".join([f"with {torch}.no_grad():", *within, f"    {tail}"])
+    whole = Span(first.line, first.column, end.end_line, end.end_column)
+    return edited(source, [Edit(whole, text)], "no_grad")
+
+
+def _has_own_line(source: SourceFile, node: ast.stmt) -> bool:
+    span = source.span(node)
+    tail = source.lines[span.end_line - 1][span.end_column - 1 :].strip()
+    head = source.lines[span.line - 1][: span.column - 1]
+    return span.line == span.end_line and not head.strip() and (not tail or tail.startswith("#"))
+
+
+def _written_root(node: ast.stmt) -> str | None:
+    """The variable whose tensor, or part of one, a statement writes in place; None where it is no such statement."""
+    target: ast.expr | None = None
+    if isinstance(node, ast.AugAssign):
+        target = node.target
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        function = node.value.func
+        if isinstance(function, ast.Attribute) and is_inplace_name(function.attr):
+            target = function.value
+    elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+        target = node.targets[0]
+    while isinstance(target, ast.Subscript | ast.Call | ast.Attribute):
+        # ``w.mul_(a).add_(b)`` writes w; ``self.w`` is a variable of its own.
+        if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.attr != "data":
+            return f"{target.value.id}.{target.attr}"
+        target = target.func if isinstance(target, ast.Call) else target.value
+    return target.id if isinstance(target, ast.Name) else None
+
+
+def _mentions_gradient(node: ast.stmt) -> bool:
+    return any(isinstance(one, ast.Attribute) and one.attr == "grad" for one in ast.walk(node))
 
 
 def _possible_operations(place: Expression) -> list[str]:

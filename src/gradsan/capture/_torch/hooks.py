@@ -24,12 +24,32 @@ hooks_forbidden: Callable[[], str | None] = getattr(
 )
 
 
+# The class of what ``_raw_saved_*`` gives. Missing: None, and in deep mode slots take no hooks of the program's.
+SAVED_TENSOR: Any = getattr(torch._C._autograd, "SavedTensor", None)
+
+
 def top_hooks() -> tuple[Any, Any] | None:
     """The innermost (pack, unpack) pair of this thread, None where there is none or torch cannot tell."""
     if _top_hooks is None:
         return None
     pair = _top_hooks(True)
     return None if pair is None else (pair[0], pair[1])
+
+
+def has_hooks() -> bool:
+    """Whether saved-tensor hooks are entered in this thread. Missing both ways to tell: False."""
+    if _top_hooks is not None:
+        return top_hooks() is not None
+    switch = hooks_switch()
+    if switch is None or hooks_forbidden() is not None:
+        return False
+    try:
+        # Before 2.7 the only one that tells: it refuses where there are hooks.
+        switch._saved_tensors_hooks_disable("gradsan looks for hooks")
+    except RuntimeError:
+        return True
+    switch._saved_tensors_hooks_enable()
+    return False
 
 
 def owner_of_hooks(frames: Iterable[Any]) -> str | None:

@@ -49,10 +49,14 @@ def unhush(before: Any) -> None:
 
 @contextlib.contextmanager
 def hushed() -> Iterator[None]:
-    """The same for a block."""
+    """A block in which neither ``__torch_function__`` nor the ``__torch_dispatch__`` of a mode is asked.
+
+    Missing: they see what gradsan reads and computes.
+    """
     before = hush()
     try:
-        yield
+        with without_dispatch_modes():
+            yield
     finally:
         unhush(before)
 
@@ -63,6 +67,11 @@ def without_dispatch_modes() -> contextlib.AbstractContextManager[Any]:
     Missing: modes see what gradsan computes.
     """
     return _disable_modes() if _disable_modes is not None and _modes_entered() else contextlib.nullcontext()
+
+
+def has_modes() -> bool:
+    """Whether :func:`hushed` makes a difference to ordinary tensors: a mode of either kind has been entered."""
+    return bool(_modes_entered()) or has_function_modes()
 
 
 _disable_modes: Callable[[], Any] | None = getattr(torch.utils._python_dispatch, "_disable_current_modes", None)

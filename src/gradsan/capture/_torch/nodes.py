@@ -8,6 +8,11 @@ from typing import Any
 
 import torch
 
+from gradsan.capture._torch.hooks import has_hooks
+from gradsan.capture._torch.kinds import sizes_of, type_of
+from gradsan.capture._torch.modes import hushed, is_transformed, without_dispatch_modes
+from gradsan.capture._torch.saved import packed_object, saved_tensor, tensor_refused
+
 # The number the next autograd Node of this thread will carry. Missing: 0, and the order of nodes and writes is unknown.
 sequence_number: Callable[[], int] = getattr(torch._C._autograd, "_get_sequence_nr", lambda: 0)
 
@@ -23,7 +28,7 @@ def _slot_names(kind: Any) -> tuple[str, ...]:
 
 
 def saved_slots(node: Any) -> Iterator[tuple[str, Any]]:
-    """(slot name, SavedTensor) of every saved tensor that a Node shows; list slots come as ``name[i]``.
+    """(slot name, SavedTensor or what stands for one) of every saved tensor of a Node; list slots come as ``name[i]``.
 
     A custom Function has one list, ``saved_tensors``. Nodes such as CopySlices and the foreach nodes show none. A slot
     already freed is left out.
@@ -37,33 +42,39 @@ def saved_slots(node: Any) -> Iterator[tuple[str, Any]]:
         slot = attribute[len("_raw_saved_") :]
         # Asked of the class: a Node reads its saved tensors to answer, and raises where one is stale.
         slot = "saved_tensors" if slot == "tensors" and hasattr(kind, "saved_tensors") else slot
+        name = _attribute_of(slot)
         if isinstance(value, (tuple, list)):
             for position, item in enumerate(value):
                 if item is not None:
-                    yield f"{slot}[{position}]", item
+                    yield f"{slot}[{position}]", saved_tensor(node, name, position, item)
         elif value is not None:
-            yield slot, value
+            yield slot, saved_tensor(node, name, None, value)
 
 
-def packed_object(saved: Any) -> Any:
-    """What the pack hook returned for a SavedTensor; None where there were no hooks or it is freed."""
+def slots_of_function(node: Any) -> tuple[Any, ...]:
+    """The SavedTensors of a custom Function, one for each tensor that it saved. Missing: empty."""
     try:
-        return saved.data
+        return tuple(node._raw_saved_tensors or ())
     except (RuntimeError, AttributeError):
-        return None
+        return ()
 
 
 def read_slot(node: Any, slot: str) -> Any:
     """What backward would get from a slot (``name`` of :func:`saved_slots`, a list as a whole), checked as there."""
-    return getattr(node, slot if slot == "saved_tensors" else f"_saved_{slot}")
+    return getattr(node, _attribute_of(slot))
 
 
-def is_hooked(saved: Any) -> bool:
-    """Whether saved-tensor hooks stand behind a SavedTensor: reading it would run the program's code.
+def refused_tensor(node: Any, slot: str, one: Any) -> Any:
+    """The tensor of a slot (as of :func:`saved_slots`) of which reading raises the version error.
 
-    Missing ``unpack_hook``: True, and nothing is read.
+    None where it is not this member of a list that raises, or where it cannot be told.
     """
-    return getattr(saved, "unpack_hook", True) is not None
+    name, _, position = slot.partition("[")
+    return tensor_refused(node, _attribute_of(name), int(position.rstrip("]")) if position else None, one)
+
+
+def _attribute_of(slot: str) -> str:
+    return slot if slot == "saved_tensors" else f"_saved_{slot}"
 
 
 def hides_saves(node: Any) -> bool:
@@ -155,6 +166,8 @@ def is_read_by_backward(node: Any, slot: str | None) -> bool:
     """
     if slot not in ("running_mean", "running_var"):
         return True
+    if node is not None and node.name().startswith("BatchNormWithUpdate"):
+        return False
     return not any(getattr(node, name, False) is True for name in ("_saved_training", "_saved_train", "_saved_update"))
 
 
@@ -163,14 +176,54 @@ def is_filled_after_save(node: Any, slot: str | None) -> bool:
     return slot == "noise" and type(node).__name__.startswith("RreluWithNoise")
 
 
-def version_error(tensor: Any, saved: int, node: Any, packed: Any) -> str:
-    """What PyTorch says where the version of ``tensor`` is not the one ``saved`` (saved_variable.cpp:167-197)."""
-    slot = slot_of(node, packed) or ""
-    op = "" if node is None else node.name().removesuffix("0").removesuffix("Backward")
-    output = f", which is output 0 of {op}," if op and slot.startswith("result") else ""
+DETACHED = (
+    "Trying to use a saved tensor that has been detached in-place, i.e. with .detach_()."
+    "This is not supported, please use out-of-place `.detach()` instead"
+)
+"""What PyTorch says of a saved tensor that has lost its graph (saved_variable.cpp)."""
+
+
+def may_be_saving(maker: Any, number: int | None) -> bool:
+    """Whether ``maker``, the Node that made a tensor which is being saved, is or may be the one that saves it.
+
+    To hold such a tensor itself would close a circle. The Node that saves is the latest of this thread; of the Nodes of
+    one call on a list, and of a custom Function that has made Nodes of its own, that is not known.
+    """
+    return number == sequence_number() - 1 or function_class(maker) is not None or hides_saves(maker)
+
+
+_names_nodes_in_full: list[bool] = []
+
+
+def learn_words() -> None:
+    """Read off an error how this torch's version error names a Node: ``Exp``, or in full as before 2.13.
+
+    To be called where no hooks are entered, as these turn the check off; else it is named as the newest does.
+    """
+    if _names_nodes_in_full or has_hooks() or is_transformed():
+        return
+    with hushed(), without_dispatch_modes(), torch.inference_mode(False), torch.enable_grad():
+        result = torch.ones(1, requires_grad=True, dtype=torch.float32, device="cpu").exp()
+        with torch.no_grad():
+            result.zero_()
+        try:
+            read_slot(result.grad_fn, "result")
+        except RuntimeError as error:
+            _names_nodes_in_full.append("ExpBackward0" in str(error))
+
+
+def version_error(tensor: Any, saved: int, maker: Any, number: int) -> str:
+    """What PyTorch says where the version of ``tensor`` is not the one ``saved`` (saved_variable.cpp:167-197).
+
+    ``maker`` is the Node that made it, ``number`` the number of its output where it saved that itself, else 0.
+    """
+    op = "" if maker is None else maker.name()
+    if not any(_names_nodes_in_full):
+        op = op.removesuffix("0").removesuffix("Backward")
+    output = f", which is output {number} of {op}," if op else ""
     return (
         "one of the variables needed for gradient computation has been modified by an inplace operation: "
-        f"[{tensor.type()} {list(tensor.shape)}]{output} is at version {tensor._version}; "
+        f"[{type_of(tensor)} {sizes_of(tensor)}]{output} is at version {tensor._version}; "
         f"expected version {saved} instead. Hint: enable anomaly detection to find the operation that failed to "
         "compute its gradient, with torch.autograd.set_detect_anomaly(True, check_nan=False)."
     )

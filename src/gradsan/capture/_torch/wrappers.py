@@ -56,7 +56,16 @@ def has_wrapper_classes() -> bool:
     return False
 
 
-def _is_wrapper(kind: type) -> bool:
+def dispatches(kind: type) -> bool:
+    """Whether a class of tensors has a ``__torch_dispatch__`` of its own."""
+    if kind in PLAIN_TENSORS:
+        return False
     own = getattr(kind, "__torch_dispatch__", None)
-    is_dispatched = getattr(own, "__func__", own) is not getattr(torch._C, "_disabled_torch_dispatch_impl", None)
-    return is_dispatched and own is not None and not kind.__module__.startswith(_DISPATCHED_BY_TORCH)
+    return own is not None and getattr(own, "__func__", own) is not _NO_DISPATCH
+
+
+_NO_DISPATCH = getattr(torch._C, "_disabled_torch_dispatch_impl", None)
+
+
+def _is_wrapper(kind: type) -> bool:
+    return dispatches(kind) and not kind.__module__.startswith(_DISPATCHED_BY_TORCH)

@@ -5,14 +5,15 @@ tells them apart is their number, and the graph of the earlier loss where that i
 
 Roles: ``needed`` (this backward), ``freed_by`` (the earlier one), ``saved`` (the call that made the freed Node),
 ``bridge`` (the tensor by which the new graph hangs on the freed one) with ``bridge_made`` and ``bridge_taken`` (the
-calls around it), ``updated`` (a step between the two backwards).
+calls around it), ``updated`` (a step between the two backwards), ``borrowed`` (a tensor by which one of the losses
+hangs on a network that another optimizer trains) with ``borrowed_made`` and ``borrowed_taken``.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gradsan.capture import _torch, graphs, naming
+from gradsan.capture import _torch, borrowed, graphs, naming
 from gradsan.capture.backwards import PastBackward
 from gradsan.capture.stacks import symbolise
 from gradsan.model import Clue
@@ -82,14 +83,32 @@ def gather(context: Context) -> tuple[Clue, ...]:
             },
         ),
     ]
-    clues += [Clue("bridge_made", site) for site in _sites_near(core, join.older, backward.thread)]
+    clues += [Clue("bridge_made", site) for site in borrowed.sites_near(core, join.older, backward.thread)]
     if join.younger is not None:
-        clues += [Clue("bridge_taken", site) for site in _sites_near(core, join.younger, backward.thread)]
+        clues += [Clue("bridge_taken", site) for site in borrowed.sites_near(core, join.younger, backward.thread)]
     for step in context.steps.steps:
         if by.clock < step.clock < backward.clock:
             clues.append(Clue("updated", symbolise(step.stack), op=step.optimizer))
-            break
+            return (*clues, *_borrowed(context, by))
     return tuple(clues)
+
+
+def _borrowed(context: Context, by: PastBackward) -> list[Clue]:
+    """What one of the two losses borrows: the later one, else the one whose backward freed the graph."""
+    core, backward = context.core, context.backward
+    if backward is None:
+        return []
+    found = borrowed.by_later_loss(core, context.steps, context.backwards, backward, by.clock, context.frame)
+    is_later = bool(found)
+    if not found and (roots := by.live_roots()) is not None:
+        found = borrowed.by_earlier_loss(core, context.steps, roots, by.clock, backward, context.frame)
+    clues: list[Clue] = []
+    for number, one in enumerate(found):
+        values = {"number": number, "is_later": is_later}
+        clues.append(Clue("borrowed", name=one.name, op=one.older, values=values))
+        clues += [Clue("borrowed_made", site, values=values) for site in one.made_near]
+        clues += [Clue("borrowed_taken", site, op=one.younger, values=values) for site in one.taken_near]
+    return clues
 
 
 def freed_earlier(order: list[Any], mine: list[PastBackward]) -> Freed | None:
@@ -135,8 +154,3 @@ def _made_at(core: Any, node: Any, thread: int) -> Any:
     if number is None:
         return None
     return next((entry for entry in core.nodes_near(number, thread) if entry[0] <= number < entry[1]), None)
-
-
-def _sites_near(core: Any, node: Any, thread: int) -> list[Any]:
-    number = _torch.node_sequence(node)
-    return [] if number is None else [symbolise(entry[3]) for entry in core.nodes_near(number, thread)]

@@ -23,7 +23,8 @@ def match(facts: Facts) -> Diagnosis | None:
     first = writes[0]
     if not _saved_a_part(facts, first) or not _is_repeated(writes):
         return None
-    notes = (Message("note.false_alarm_here", {"name": facts.name}),) if facts.is_false_alarm else ()
+    key = "note.same_bytes_again" if facts.is_restored else "note.false_alarm_here"
+    notes = (Message(key, {"name": facts.name}),) if facts.is_false_alarm else ()
     return build.diagnosis(
         facts,
         CODE,

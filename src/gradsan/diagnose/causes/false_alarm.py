@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gradsan.diagnose import build, fixes
 from gradsan.diagnose import labels as label_room
 from gradsan.diagnose.facts import Facts
@@ -17,7 +19,9 @@ def match(facts: Facts) -> Diagnosis | None:
         return None
     shape_only = all(write.kind == "metadata" for write in facts.missed)
     key = "note.only_shape_changed" if shape_only else "note.other_bytes_written"
-    return build.diagnosis(
+    if facts.is_restored:
+        key = "note.same_bytes_again"
+    found = build.diagnosis(
         facts,
         CODE,
         SLUG,
@@ -25,5 +29,7 @@ def match(facts: Facts) -> Diagnosis | None:
         severity="error" if facts.conflict.raised else "note",
         labels=label_room.standard(facts, writes=facts.missed),
         fixes=fixes.instead_of_overwriting(facts, copy_first=True),
+        explanation=f"{SLUG}_restored" if facts.is_restored else None,
         notes=(Message(key, {"name": facts.name}),),
     )
+    return replace(found, title=Message(f"title.{SLUG}_restored", found.title.values)) if facts.is_restored else found

@@ -22,6 +22,7 @@ def match(facts: Facts) -> Diagnosis | None:
     name = _made_as(facts) or facts.name
     values = {"name": name, "op": facts.op, "writer": label_room.as_written(write.op)}
     recorded = "no_grad" if not write.grad_enabled else "alias"
+    is_open = recorded == "no_grad" and conflict.compared is None
     found = build.diagnosis(
         facts,
         CODE,
@@ -40,6 +41,7 @@ def match(facts: Facts) -> Diagnosis | None:
             ),
         ),
         fixes=value_fixes.for_unrecorded(facts, name),
+        notes=(Message("note.may_be_unchanged", {"name": name}),) if is_open else (),
     )
     return build.about(found, name)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from gradsan.diagnose import build, fixes
 from gradsan.diagnose import labels as label_room
+from gradsan.diagnose.borrowed import detach_other_network
 from gradsan.diagnose.facts import Facts
-from gradsan.model import Diagnosis, Message
+from gradsan.model import Diagnosis, Fix, Message
 
 CODE = "GS110"
 SLUG = "step_between_forward_and_backward"
@@ -29,6 +30,17 @@ def match(facts: Facts) -> Diagnosis | None:
         SLUG,
         values={"update": label_room.update_name(update)},
         labels=label_room.standard(facts, used=Message("label.used_after_step", {"op": facts.op})),
-        fixes=(*fixes.reorder_step(facts), *fixes.recompute_forward(facts)) if update else (),
+        fixes=_fixes(facts) if update else (),
         notes=tuple(notes),
     )
+
+
+def _fixes(facts: Facts) -> tuple[Fix, ...]:
+    """What leaves the rest of the training as it is comes first; what other losses' gradients may feel, last."""
+    again, reorder = fixes.recompute_forward(facts), fixes.reorder_step(facts)
+    if all(update.kind != "step" for update in facts.updates):
+        after = fixes.update_after_backward(facts)
+        # A perturbation that the second backward is to see (SAM) must not move behind it.
+        return (*after, *again) if after else again if again[0].lines else (*again, *reorder)
+    cut = detach_other_network(facts.conflict.borrowed, facts.conflict.retained_at)
+    return (*cut, *again, *reorder)

@@ -23,7 +23,8 @@ def match(facts: Facts) -> Diagnosis | None:
         ),
         *label_room.at("used", facts.conflict.use.site, Message("label.used", {"op": facts.op})),
     )
-    notes = () if ranked else (Message("note.no_suspect"),)
+    # Where the save is not known, nothing was looked through that could have shown a writer.
+    notes = () if ranked or not facts.conflict.save.site.frames else (Message("note.no_suspect"),)
     return build.diagnosis(
         facts,
         CODE,

@@ -76,8 +76,10 @@ def _purpose(failure: Failure) -> str:
     if facts.get("has_grad") or (frame is not None and source.reads_gradient(frame)):
         return "update"
     op = "" if target is None else target.op or ""
+    if facts.get("is_parameter") and facts.get("backwards"):
+        return "update"
     in_setup = frame is not None and not _SETUP.isdisjoint(frame.function.rpartition(".")[2].lower().split("_"))
-    if in_setup or (facts.get("is_parameter") and not facts.get("backwards")) or op in _FILLING:
+    if in_setup or facts.get("is_parameter") or op in _FILLING:
         return "initialisation"
     return "computation"
 

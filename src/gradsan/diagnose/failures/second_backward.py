@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from gradsan import source
 from gradsan.diagnose import carriers
 from gradsan.diagnose import labels as label_room
+from gradsan.diagnose.borrowed import detach_other_network
 from gradsan.diagnose.failures import parts
 from gradsan.diagnose.levels import place, user_frames
 from gradsan.model import Bridge, Clue, Diagnosis, Failure, Fix, Frame, Label, Message, NamedTensor, Site
@@ -112,8 +113,9 @@ def _shared(case: _Case) -> Diagnosis:
             SHARED,
             bridge="label.shared_by_both",
             fixes=(
-                parts.fix("reorder_step", "preserved", values),
+                *detach_other_network(_borrowed(case.failure), None),
                 parts.fix("recompute_forward", "changed", values, summary="help.recompute_shared"),
+                parts.fix("reorder_step", "changed", values),
             ),
             notes=(Message("note.retain_graph_becomes_gs110", values),),
         )
@@ -126,6 +128,19 @@ def _shared(case: _Case) -> Diagnosis:
         fixes=(parts.fix("sum_losses", "preserved", values, lines=joined), _keep_graph(case)),
         notes=(Message("note.retain_graph_costs", values),),
     )
+
+
+def _borrowed(failure: Failure) -> list[Bridge]:
+    """The tensors by which one of the losses hangs on a network that it does not train."""
+    found: list[Bridge] = []
+    for one in parts.clues(failure, "borrowed"):
+        number = one.values["number"]
+        made, taken = (
+            tuple(near.site for near in parts.clues(failure, role) if near.site and near.values["number"] == number)
+            for role in ("borrowed_made", "borrowed_taken")
+        )
+        found.append(Bridge(one.op or "?", "?", one.name, taken, made))
+    return found
 
 
 def _once(case: _Case) -> Diagnosis:

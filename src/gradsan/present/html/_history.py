@@ -41,7 +41,7 @@ def versions(diagnosis: Diagnosis, canvas: Canvas) -> Html | None:
     expected = next((event.version for event in known if event.kind == "saved"), None)
     items = [_version(event, expected, canvas) for event in known]
     if len(items) > _VERSIONS_SHOWN:
-        left_out = len(items) - _VERSIONS_SHOWN
+        left_out = len(items) - _VERSIONS_SHOWN + diagnosis.events_left_out
         more = tag("li", _word(canvas, "more_versions", count=left_out), class_="version more quiet")
         items = [*items[: _VERSIONS_SHOWN - _LAST_VERSIONS], more, *items[-_LAST_VERSIONS:]]
     return tag("ol", *items, class_="versions")
@@ -83,11 +83,14 @@ def timeline(diagnosis: Diagnosis, key: str, canvas: Canvas) -> Html | None:
         aria_describedby=f"{key}-keys",
     )
     told = tag("p", aria_live="polite", class_="told", role="status")
+    left_out = diagnosis.events_left_out
+    missing = tag("p", _word(canvas, "events_left_out", count=left_out), class_="quiet") if left_out else None
     return tag(
         "div",
         tag("div", *buttons, class_="buttons", role="group", aria_label=_word(canvas, "timeline")),
         canvas_element,
         told,
+        missing,
         hint,
         _table(events, canvas),
         class_="timeline",

@@ -5,7 +5,7 @@ They read the source that ran (in the child, the texts laid over it), and promis
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from gradsan.model import Diagnosis, Fix, Message
@@ -83,6 +83,18 @@ def with_candidates(diagnosis: Diagnosis) -> Diagnosis:
     return replace(diagnosis, fixes=(*kept, *found))
 
 
+def fixes_to_try(diagnoses: Iterable[Diagnosis]) -> int:
+    """How many different changes `gradsan fix` could run for these findings."""
+    found = {
+        fix.lines
+        for one in diagnoses
+        if one.severity in ("error", "warning")
+        for fix in with_candidates(one).fixes
+        if fix.lines
+    }
+    return len(found)
+
+
 def _without_kept_graph(diagnosis: Diagnosis, fixes: tuple[Fix, ...]) -> list[Fix]:
     """The fixes that give every round a graph of its own, and the ``retain_graph`` of its backward dropped as well."""
     found: list[Fix] = []
@@ -97,4 +109,4 @@ def _without_kept_graph(diagnosis: Diagnosis, fixes: tuple[Fix, ...]) -> list[Fi
     return found
 
 
-__all__ = ["with_candidates"]
+__all__ = ["fixes_to_try", "with_candidates"]

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gradsan.model import Diagnosis, Fix, Label, Message
+from gradsan.model import Diagnosis, Fix, Frame, Label, Message
 from gradsan.source.chains import leaf_name
 from gradsan.source.change import Change, changed_lines
 from gradsan.source.locate import statement_at
+from gradsan.source.recomputing import constructs
 from gradsan.source.tree import SourceFile, read_source
 
 _SWITCHING_OFF = frozenset({"no_grad", "inference_mode"})
@@ -55,6 +56,11 @@ def lines_in_files(
         change = None if source is None else changed(source)
         lines += () if change is None else changed_lines(file, change)
     return tuple(lines)
+
+
+def user_frames(label: Label) -> tuple[Frame, ...]:
+    """The user's frames of a label's stack, outermost first; its own frame where the stack has none."""
+    return tuple(frame for frame in label.site.frames if frame.is_user) or (label.frame,)
 
 
 def placements(label: Label) -> Iterator[Placed]:
@@ -129,25 +135,6 @@ def names_read(nodes: Iterable[ast.AST]) -> set[str]:
 def names_bound(node: ast.AST) -> set[str]:
     """The names that ``node`` binds."""
     return {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
-
-
-def constructs(source: SourceFile, node: ast.stmt) -> bool:
-    """Whether something is made that is made once: a model, an optimizer, a data set. A second one would be another.
-
-    Classes begin with a capital letter; so do some variables (``D(fake)``), which the file binds.
-    """
-    names = {leaf_name(call.func) or "" for call in ast.walk(node) if isinstance(call, ast.Call)}
-    capital = {name for name in names if name.lstrip("_")[:1].isupper()}
-    return bool(capital - _bound_anywhere(source)) if capital else False
-
-
-def _bound_anywhere(source: SourceFile) -> set[str]:
-    """The last parts of all names and attributes that the file gives a value, arguments included."""
-    nodes = list(ast.walk(source.module))
-    stored = [node for node in nodes if isinstance(getattr(node, "ctx", None), ast.Store)]
-    return {name for node in stored if (name := leaf_name(node))} | {
-        node.arg for node in nodes if isinstance(node, ast.arg)
-    }
 
 
 def fresh_name(source: SourceFile, name: str) -> str:
@@ -239,4 +226,5 @@ __all__ = [
     "switches_grad_off",
     "text_of",
     "texts_of",
+    "user_frames",
 ]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ast
 
-from gradsan.model import Diagnosis, Fix
+from gradsan.model import Diagnosis, Fix, Label
 from gradsan.repair.fixes import _blocks as blocks
+from gradsan.source.chains import leaf_name
 
 
 def suggest(diagnosis: Diagnosis) -> tuple[Fix, ...]:
@@ -17,6 +18,8 @@ def suggest(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     used = next(iter(blocks.labels(diagnosis, "used")), None)
     if used is None or diagnosis.cause not in blocks.STEPPED:
         return ()
+    if swapped := _later_call_first(blocks.labels(diagnosis, "written"), used):
+        return swapped
     steps: dict[ast.stmt, blocks.Placed] = {}
     place = None
     for written in blocks.labels(diagnosis, "written"):
@@ -43,6 +46,40 @@ def suggest(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         found.append(blocks.fix("reorder_step", blocks.lines_changed(source, texts), "reorder_step_apart"))
     found += _with_kept_gradients(place, list(steps))
     return tuple(found)
+
+
+def _later_call_first(written: tuple[Label, ...], used: Label) -> tuple[Fix, ...]:
+    """Two calls of helpers that each walk a loss and step: the later one moved before the one whose step wrote."""
+    pairs = [pair for one in written if (pair := _outermost_pair(one, used)) is not None]
+    if len(pairs) < len(written) or len({pair[0].index for pair in pairs}) != 1:
+        return ()
+    earlier, later = pairs[0]
+    calls = [place.statement.value for place in (earlier, later) if isinstance(place.statement, ast.Expr)]
+    source, between = later.source, later.block[earlier.index : later.index]
+    if len(calls) != 2 or earlier.index > later.index or not all(isinstance(one, ast.Call) for one in calls):
+        return ()
+    # A backward or step that stands here by itself is told apart from its optimizer's; the others know what moves.
+    if any(isinstance(one, ast.Call) and leaf_name(one.func) in ("backward", "step") for one in calls):
+        return ()
+    if any(blocks.names_bound(node) & blocks.names_read([later.statement]) for node in between):
+        return ()
+    if not all(blocks.is_whole_lines(source, node) for node in (earlier.statement, later.statement)):
+        return ()
+    start = source.span(earlier.statement).line
+    changes = blocks.removed(source, later.statement)
+    changes[start] = f"{blocks.text_of(source, later.statement)}\n{source.lines[start - 1]}"
+    values = {"later": source.text(calls[1]), "earlier": source.text(calls[0])}
+    return (blocks.fix("reorder_step", blocks.lines_changed(source, changes), "reorder_calls", **values),)
+
+
+def _outermost_pair(first: Label, second: Label) -> tuple[blocks.Placed, blocks.Placed] | None:
+    """Where the stacks of two labels part: within a helper that both went through, they stand in two calls of it."""
+    others = list(blocks.placements(second))[::-1]
+    for one in list(blocks.placements(first))[::-1]:
+        for other in others:
+            if one.block is other.block and one.statement is not other.statement:
+                return one, other
+    return None
 
 
 def _with_kept_gradients(backward: blocks.Placed, steps: list[ast.stmt]) -> list[Fix]:

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import ast
 
-from gradsan.model import Diagnosis, Fix
+from gradsan.model import Diagnosis, Fix, Label
 from gradsan.repair.fixes import _blocks as blocks
+from gradsan.source.moving import move_behind
 
 _CAUSES = frozenset({"statistics_updated", "input_changed_between_passes"})
+_BY_HAND = frozenset({"data_attribute", *blocks.STEPPED})
 
 
 def suggest(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """Move the statements that wrote behind the backward, where they give no name a value and stand in its block.
+    """Move the statements that wrote behind the backward, and all between them that they belong to.
 
     Whether what is computed in between was to see the new values, a run shows.
     """
     used = next(iter(blocks.labels(diagnosis, "used")), None)
     written = blocks.labels(diagnosis, "written")
-    if used is None or not written or diagnosis.cause not in _CAUSES:
+    if used is None or not written or diagnosis.cause not in _CAUSES | _BY_HAND:
         return ()
+    moved = move_behind([blocks.user_frames(one) for one in written], blocks.user_frames(used))
+    if moved is not None:
+        return (blocks.fix("reorder_update", moved.lines),)
+    return _writers_alone(written, used) if diagnosis.cause in _CAUSES else ()
+
+
+def _writers_alone(written: tuple[Label, ...], used: Label) -> tuple[Fix, ...]:
+    """Only the statements that wrote, where they give no name a value."""
     moved: dict[ast.stmt, blocks.Placed] = {}
     backward = None
     for label in written:
@@ -40,7 +50,7 @@ def suggest(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 def _may_move(place: blocks.Placed) -> bool:
     """Whether the statement does something and binds nothing: a call, or a ``with`` or a loop around such calls."""
     node = place.statement
-    is_backward = any(isinstance(one, ast.Attribute) and one.attr == "backward" for one in ast.walk(node))
+    is_backward = any(isinstance(one, ast.Attribute) and one.attr in ("backward", "grad") for one in ast.walk(node))
     if is_backward or blocks.constructs(place.source, node) or not blocks.is_whole_lines(place.source, node):
         return False
     if isinstance(node, ast.Expr):

@@ -1,0 +1,178 @@
+"""A program watched by ``gradsan.enable()``: notes on its exceptions, its report when it ends, its children.
+
+What it is told with is what ``GRADSAN_OPTIONS`` and ``[tool.gradsan]`` say. Its exit status stays its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from gradsan import _member
+from gradsan._errors import GradsanError
+from gradsan._excepthooks import call_before_shown
+from gradsan._member import Member
+from gradsan._notes import annotate_with
+from gradsan._processes import Job, open_job
+from gradsan._session import Session
+from gradsan._starts import Starts
+from gradsan._terms import Mode, chosen, diagnosed
+from gradsan.cli._sentences import complain
+from gradsan.cli._telling import Telling
+from gradsan.cli._watcher import Watcher
+from gradsan.model import Conflict, Failure, Message, Program, Report
+from gradsan.options import Options, OptionsError, read_options
+from gradsan.text import choose_language
+
+
+class Enabled:
+    """The stretch from an ``enable()`` to its ``disable()``, or to the end of the process."""
+
+    def __init__(self, mode: Mode | None, native: bool | None) -> None:
+        """``mode`` None: the one that the options name; ``native`` as in :class:`Session`. Nothing is watched yet."""
+        self._directory = _working_directory()
+        options, self._telling = self._told()
+        if mode is not None:
+            options = replace(
+                options, deep=mode == "deep", heal=mode == "heal", nonfinite=mode == "nonfinite", autopsy=False
+            )
+        asked, terms = chosen(options, self._telling.suppressions.wants)
+        self._options = options
+        self._session = Session(asked, native=native, terms=terms)
+        self._watcher = Watcher(lambda: self._session)
+        self._argv = tuple(getattr(sys, "argv", ()))
+        self._error: BaseException | None = None
+        self._undo: list[Callable[[], object]] = []
+        self._job: Job | None = None
+        self._member: Member | None = None
+
+    @property
+    def problems(self) -> tuple[Message, ...]:
+        """What gradsan cannot do with this torch, known once it has started."""
+        return self._session.problems
+
+    def start(self) -> None:
+        """Begin to watch.
+
+        Raises:
+            ImportError: where torch is not installed.
+        """
+        self._session.teller = self._found
+        self._session.start()
+        self._watcher.take(self._session)
+        self._undo.append(call_before_shown(self._meet))
+        self._session.call_with_errors(self._explain)
+        # A process that is watched as a whole tells at its end already.
+        if _member.current() is None:
+            self._tell_at_exit()
+
+    def stop(self) -> Report:
+        """End watching, leave nothing behind, and return the report, which the files have, too."""
+        self._leave()
+        self._session.stop()
+        report = self._session.report(self._program())
+        if self._job is not None:
+            report = self._job.gather(report)
+            self._job.close()
+        if self._member is not None:
+            self._telling.write(report)
+        return report
+
+    def _leave(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+    def _told(self) -> tuple[Options, Telling]:
+        """The options, and how to tell; what cannot be understood is said, and the program goes on without it."""
+        try:
+            options = read_options({}, os.environ, self._directory)
+            return options, Telling(options, self._directory, own_path=sys.path)
+        except OptionsError as problem:
+            complain(problem.message, choose_language("auto", os.environ))
+            return Options(), Telling(Options(), self._directory, own_path=sys.path)
+
+    def _tell_at_exit(self) -> None:
+        try:
+            self._job = open_job(self._options, self._directory)
+        except OSError as failure:
+            self._watcher.unseen.append(Message("processes.no_folder", {"reason": failure.strerror or str(failure)}))
+        folder = None if self._job is None else self._job.folder
+        self._member = Member(
+            self._watcher,
+            folder,
+            language=self._telling.language,
+            write=self._telling.write_unfinished,
+            leaves=self._leaves,
+        )
+        self._member.watch(Starts(str(folder)) if folder is not None else None)
+        atexit.register(self._at_exit)
+        self._undo += [self._member.over, lambda: atexit.unregister(self._at_exit)]
+
+    def _found(self, finding: Conflict | Failure) -> None:
+        if self._member is not None:
+            self._member.found(finding)
+
+    def _meet(self, error: BaseException) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._error = error
+        with contextlib.suppress(Exception):
+            found = self._session.meet(error)
+            if found is not None:
+                self._explain(error, found)
+
+    def _explain(self, error: BaseException, found: Conflict | Failure | None) -> None:
+        """Put the short diagnosis on an error, or what kept gradsan from having one; gradsan's own errors say it."""
+        if found is None and isinstance(error, GradsanError):
+            return
+        diagnosis = None if found is None else diagnosed(found)
+        if diagnosis is None:
+            spots = self._session.evidence().seen.blind_spots
+            annotate_with(error, (), spots, self._options.lang)
+        elif self._telling.suppressions.wants(diagnosis):
+            annotate_with(error, (diagnosis,), (), self._options.lang)
+
+    def _at_exit(self) -> None:
+        self._tell(self._program())
+
+    def _leaves(self, status: int) -> int:
+        failed = ("os._exit", str(status))
+        ended = Program(self._argv, "failed", failed) if status else Program(self._argv)
+        self._tell(ended, flushes=False)
+        return status
+
+    def _tell(self, program: Program, flushes: bool = True) -> None:
+        member = self._member
+        assert member is not None
+        is_child = member.is_child
+        if is_child and member.end(program):
+            return
+        self._leave()
+        self._telling.tell(self._watcher, program, self._job, is_child=is_child, flushes=flushes)
+        if self._job is not None and not is_child:
+            self._job.close()
+
+    def _program(self) -> Program:
+        error = self._error
+        if error is None or isinstance(error, SystemExit):
+            return Program(self._argv)
+        return Program(self._argv, "failed", (type(error).__name__, _words_of(error)))
+
+
+def _working_directory() -> Path | None:
+    try:
+        return Path.cwd()
+    except OSError:
+        return None
+
+
+def _words_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return ""

@@ -1,0 +1,294 @@
+"""The processes of one watched run: a folder in which each leaves what it found, and the report of all of them.
+
+The contract with a child is one environment variable, ``GRADSAN``, which names the folder. There lie
+
+- ``options.json``: how the program is watched (:class:`gradsan.options.Options`), for children that start afresh;
+- ``processes``: a line of JSON for everything that a process says of itself, or that its parent says of it;
+- ``<pid>-<token>.json``: the report of a process that found something (``gradsan.report/1``, with absolute paths),
+  written anew at each finding, so that nothing is lost where the process is killed.
+
+Whoever made the folder merges the reports when the program ends, and takes it away. A run that is killed leaves it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from gradsan import __version__
+from gradsan.model import Diagnosis, Event, Fix, Frame, Label, Message, Report, Site
+from gradsan.options import REPORT_FILES, Options
+from gradsan_start import JOINED, LOG, STARTED, VARIABLE
+
+OPTIONS = "options.json"
+_KEPT_SECONDS = 7 * 24 * 3600
+_OF_PARENT = (*REPORT_FILES, "write_baseline")
+"""What only the process writes that was told to."""
+
+
+@dataclass(slots=True)
+class _Process:
+    """What the log says of one process."""
+
+    name: str = ""
+    said: set[str] = field(default_factory=set)
+    files: list[str] = field(default_factory=list)
+    seen: tuple[int, int, int, int] = (0, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The folder of a run that is watched just now; ``before`` is what ``GRADSAN`` was."""
+
+    folder: Path
+    before: str | None
+
+    def gather(self, own: Report) -> Report:
+        """``own``, the report of the process that made the folder, with what its children found and what is not known.
+
+        Findings are equal as in :func:`gradsan.present.merge.merged`; one that a child has says so in a note.
+        """
+        processes, unwatched = _read_log(self.folder)
+        processes.pop(os.getpid(), None)
+        reports: list[tuple[str, Report]] = []
+        spots = [Message("processes.unwatched", {"name": name}) for name in unwatched]
+        watched = 0
+        for number, process in processes.items():
+            name = f"{process.name or 'python'} (pid {number})"
+            own_code = number if "began" in process.said else None
+            read = [_read(self.folder / file, name, own_code, spots) for file in process.files]
+            told = [report for report in read if report is not None]
+            reports += [(name, report) for report in told]
+            watched += bool(process.said & {"watched", "ended"} or told)
+            spots += _unknown(process, name, number)
+        return _merged(own, reports, spots, watched, [one for one in processes.values() if not one.files])
+
+    def close(self) -> None:
+        """Take the folder away; children that are still running tell for themselves from now on."""
+        if os.environ.get(VARIABLE) == str(self.folder):
+            if self.before is None:
+                del os.environ[VARIABLE]
+            else:
+                os.environ[VARIABLE] = self.before
+        # The log first, which is what children look for.
+        with contextlib.suppress(OSError):
+            (self.folder / LOG).unlink()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def open_job(options: Options, directory: Path | None) -> Job:
+    """Make the folder of a run that is watched as ``options`` say, and name it to children that start from now on.
+
+    Relative paths in ``options`` count from ``directory``.
+
+    Raises:
+        OSError: where there is no place for it.
+    """
+    place = reports_folder()
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if hasattr(os, "getuid") and place.stat().st_uid != os.getuid():
+        raise PermissionError(f"{place} belongs to another user")
+    _sweep(place)
+    folder = place / f"{os.getpid()}-{secrets.token_hex(4)}"
+    folder.mkdir(mode=0o700)
+    told = asdict(options) | dict.fromkeys(_OF_PARENT)
+    for name in ("suppressions", "baseline"):
+        if told[name] is not None:
+            told[name] = str((directory or Path()).absolute() / told[name])
+    (folder / OPTIONS).write_text(json.dumps({"gradsan": __version__, "options": told}), encoding="utf-8")
+    (folder / LOG).touch()
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = str(folder)
+    return Job(folder, before)
+
+
+def read_options(folder: Path) -> Options | None:
+    """The options of the run that ``folder`` belongs to; None where another version of gradsan made it.
+
+    Raises:
+        OSError, ValueError, TypeError: where they cannot be read.
+    """
+    said = json.loads((folder / OPTIONS).read_text(encoding="utf-8"))
+    if said["gradsan"] != __version__:
+        return None
+    known = {one.name for one in fields(Options)}
+    values: dict[str, Any] = {}
+    for name, value in said["options"].items():
+        if name in known:
+            values[name] = tuple(value) if isinstance(value, list) else value
+    return Options(**values)
+
+
+def reports_folder() -> Path:
+    """Where the folders of this user's runs lie."""
+    user = str(os.getuid()) if hasattr(os, "getuid") else "user"
+    return Path(tempfile.gettempdir(), f"gradsan-{user}")
+
+
+def left_reports() -> list[Path]:
+    """What the last run of this user's that did not come to its end has left: one report of each of its processes."""
+    runs: list[list[Path]] = [
+        [file for file in folder.glob("*.json") if file.name != OPTIONS]
+        for folder in _folders(reports_folder())
+        if not is_alive(_maker(folder))
+    ]
+    return max((sorted(files) for files in runs if files), key=lambda files: files[0].stat().st_mtime, default=[])
+
+
+def is_alive(number: int) -> bool:
+    """Whether there is a process of this number that is no zombie; where that cannot be asked, there is."""
+    if os.name != "posix":
+        return True
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    with contextlib.suppress(OSError, IndexError):
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return True
+
+
+def _unknown(process: _Process, name: str, number: int) -> Iterator[Message]:
+    """What is not known of a process, in words."""
+    said = process.said
+    if "ended" in said:
+        return
+    if "watched" in said or process.files:
+        yield Message("processes.running" if is_alive(number) else "processes.killed", {"name": name})
+    elif "failed" in said:
+        yield Message("processes.unwatched", {"name": name})
+
+
+def _merged(
+    own: Report, reports: Sequence[tuple[str, Report]], spots: list[Message], watched: int, quiet: list[_Process]
+) -> Report:
+    from gradsan.present.merge import identity
+
+    kept: dict[object, Diagnosis] = {identity(one): one for one in own.diagnoses}
+    had: dict[object, list[str]] = {}
+    for name, report in reports:
+        for diagnosis in report.diagnoses:
+            key = identity(diagnosis)
+            known = kept.get(key)
+            kept[key] = diagnosis if known is None else replace(known, count=known.count + diagnosis.count)
+            had.setdefault(key, []).append(name)
+    for key, names in had.items():
+        note = Message("processes.found_in", {"name": names[0], "count": len(names)})
+        kept[key] = replace(kept[key], notes=(*kept[key].notes, note), sources=(*kept[key].sources, *names))
+    # Their sentences are read from a file: what is said twice has the same words, not the same key.
+    for _, report in reports:
+        spots += [spot for spot in report.seen.blind_spots if spot not in spots]
+    each = [own.seen, *(report.seen for _, report in reports)]
+    seen = replace(
+        own.seen,
+        saves=sum(one.saves for one in each) + sum(one.seen[0] for one in quiet),
+        writes=sum(one.writes for one in each) + sum(one.seen[1] for one in quiet),
+        backwards=sum(one.backwards for one in each) + sum(one.seen[2] for one in quiet),
+        steps=sum(one.steps for one in each) + sum(one.seen[3] for one in quiet),
+        processes=own.seen.processes + watched,
+        blind_spots=(*own.seen.blind_spots, *spots),
+    )
+    return replace(own, diagnoses=tuple(kept.values()), seen=seen)
+
+
+def _read(file: Path, name: str, own_code: int | None, spots: list[Message]) -> Report | None:
+    """The report of a process; ``own_code`` is its number where ``<string>`` is another text there than it is here."""
+    from gradsan.present.read_json import ReadError, read_report
+
+    if not file.exists():
+        return None
+    try:
+        report = read_report(file).report
+    except ReadError as failure:
+        spots.append(Message("processes.unreadable", {"name": name, "reason": failure.message}))
+        return None
+    if own_code is not None:
+        report = replace(report, diagnoses=tuple(_renamed(one, own_code) for one in report.diagnoses))
+    # A process that was killed says so in the log; its report need not say it again.
+    unfinished = len(report.seen.blind_spots) if report.program.ended else len(report.seen.blind_spots) - 1
+    seen = replace(report.seen, blind_spots=report.seen.blind_spots[:unfinished])
+    return replace(report, seen=seen, diagnoses=tuple(_with_own_diffs(one) for one in report.diagnoses))
+
+
+def _renamed(diagnosis: Diagnosis, number: int) -> Diagnosis:
+    """With names of their own for ``<string>`` and ``<stdin>``."""
+
+    def frame(old: Frame) -> Frame:
+        return replace(old, file=f"{old.file[:-1]}, pid {number}>") if old.file in ("<string>", "<stdin>") else old
+
+    def label(old: Label) -> Label:
+        return replace(old, frame=frame(old.frame), site=Site(tuple(map(frame, old.site.frames))))
+
+    def event(old: Event) -> Event:
+        return old if old.frame is None else replace(old, frame=frame(old.frame))
+
+    labels, events = tuple(map(label, diagnosis.labels)), tuple(map(event, diagnosis.events))
+    return replace(diagnosis, labels=labels, events=events)
+
+
+def _with_own_diffs(diagnosis: Diagnosis) -> Diagnosis:
+    """With diffs that are made anew from the lines, relative to where this process started."""
+    fixes: tuple[Fix, ...] = tuple(replace(fix, diff="" if fix.lines else fix.diff) for fix in diagnosis.fixes)
+    return replace(diagnosis, fixes=fixes)
+
+
+def _read_log(folder: Path) -> tuple[dict[int, _Process], list[str]]:
+    """The processes by their number, and the names of those that were started and have not said a word."""
+    try:
+        text = (folder / LOG).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}, []
+    processes: dict[int, _Process] = {}
+    silent: Counter[str] = Counter()
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            said: Mapping[str, Any] = json.loads(line)
+            what, name = str(said["what"]), str(said.get("name", ""))
+            if what == STARTED:
+                silent[name] += 1
+                continue
+            if what in JOINED:
+                silent[name] -= 1
+            process = processes.setdefault(int(said["pid"]), _Process())
+            process.said.add(what)
+            process.name = name or process.name
+            if "file" in said and said["file"] not in process.files:
+                process.files.append(Path(str(said["file"])).name)
+            if "seen" in said:
+                process.seen = tuple(map(int, said["seen"]))  # type: ignore[assignment]
+    return processes, sorted(silent.elements())
+
+
+def _folders(place: Path) -> list[Path]:
+    try:
+        return [folder for folder in place.iterdir() if folder.is_dir()]
+    except OSError:
+        return []
+
+
+def _maker(folder: Path) -> int:
+    number = folder.name.partition("-")[0]
+    return int(number) if number.isdigit() else 0
+
+
+def _sweep(place: Path) -> None:
+    """Take away what runs have left that were killed long ago, or that found nothing."""
+    for folder in _folders(place):
+        with contextlib.suppress(OSError):
+            if _maker(folder) == 0 or is_alive(_maker(folder)):
+                continue
+            is_empty = not any(file.name != OPTIONS for file in folder.glob("*.json"))
+            if is_empty or time.time() - folder.stat().st_mtime > _KEPT_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)

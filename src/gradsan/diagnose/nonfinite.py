@@ -1,0 +1,298 @@
+"""GS601 to GS604: where the first NaN or Inf was made that reached parameters, gradients or the loss, and why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+from gradsan.diagnose import labels as label_room
+from gradsan.diagnose.failures import parts
+from gradsan.diagnose.labels import as_written
+from gradsan.diagnose.needs import need_of, op_name
+from gradsan.model import (
+    Birth,
+    Diagnosis,
+    Fix,
+    Gradient,
+    Label,
+    Message,
+    NamedTensor,
+    NonFinite,
+    NonFiniteFacts,
+    Operand,
+    Site,
+    Why,
+)
+
+CODES = {"forward": "GS601", "backward": "GS602", "update": "GS603", "data": "GS604"}
+_PATH_SHOWN = 3
+
+Reason = Literal[
+    "overflow",
+    "zero_division",
+    "domain",
+    "all_masked",
+    "empty",
+    "unwritten",
+    "infinite_derivative",
+    "zero_times_inf",
+    "learning_rate",
+    "eps_zero",
+    "diverged",
+    "given",
+    "plain",
+]
+_DOMAINS = frozenset(
+    {
+        *("log", "log2", "log10", "log1p", "sqrt", "rsqrt", "pow", "acos", "asin", "acosh", "atanh", "arccos"),
+        *("arcsin", "arccosh", "arctanh", "logit", "lgamma", "digamma", "reciprocal", "erfinv", "xlogy", "log_"),
+    }
+)
+_DIVISIONS = frozenset({"div", "truediv", "rtruediv", "itruediv", "divide", "true_divide", "fmod", "remainder", "mod"})
+_SOFTMAXES = frozenset({"softmax", "log_softmax", "scaled_dot_product_attention"})
+_REDUCTIONS = frozenset(
+    {
+        *("mean", "nanmean", "var", "std", "var_mean", "std_mean", "cross_entropy_loss", "nll_loss", "nll_loss_nd"),
+        *("nll_loss2d", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div", "median"),
+        *("binary_cross_entropy", "binary_cross_entropy_with_logits"),
+    }
+)
+_LARGEST = {"float16": "65504", "bfloat16": "3.39e38", "float32": "3.4e38", "float64": "1.8e308"}
+_HELP: dict[Reason, str] = {
+    "overflow": "nonfinite_overflow",
+    "zero_division": "nonfinite_denominator",
+    "domain": "nonfinite_domain",
+    "all_masked": "nonfinite_mask",
+    "empty": "nonfinite_empty",
+    "unwritten": "nonfinite_unwritten",
+    "infinite_derivative": "nonfinite_inside",
+    "zero_times_inf": "nonfinite_double_where",
+    "learning_rate": "nonfinite_rate",
+    "eps_zero": "nonfinite_eps",
+    "diverged": "nonfinite_diverged",
+    "given": "nonfinite_data",
+}
+
+
+class _Read(NamedTuple):
+    """What the birth comes to: why the value is not finite, and the operand that decided it."""
+
+    reason: Reason
+    operand: Operand | None
+
+
+def explain(found: NonFinite) -> Diagnosis:
+    """The diagnosis of one non-finite value."""
+    birth = found.birth
+    read = _read(birth)
+    op = _op(birth)
+    values = {
+        "op": op,
+        "value": birth.value,
+        "round": found.round,
+        "consumer": found.consumer or "",
+        "name": birth.name or "?",
+        "parameters": ", ".join(found.parameters[:_PATH_SHOWN]) or "?",
+        "more": max(len(found.parameters) - _PATH_SHOWN, 0),
+        "elements": birth.elements,
+        "of": birth.of,
+        "dtype": birth.dtype,
+        "largest": _LARGEST.get(birth.dtype, "?"),
+        **_operand_values(read.operand, birth),
+    }
+    why = Message(f"why.nonfinite_{_wording(read, birth)}", values)
+    cause = f"nonfinite_{birth.born}"
+    return Diagnosis(
+        code=CODES[birth.born],
+        cause=cause,
+        severity="warning" if found.reached == "loss" else "error",
+        silent=True,
+        title=Message(f"title.{cause}", values),
+        explanation=Message(f"explanation.nonfinite_reached_{found.reached}", values),
+        labels=tuple(_labels(found, values)),
+        tensor=NamedTensor(birth.name, birth.shape, birth.dtype, birth.device, None, None) if birth.of else None,
+        why=Why(_formula(birth), why),
+        gradient=Gradient("unknown" if found.reached in ("loss", "stopped") else "wrong"),
+        fixes=_fixes(read, values),
+        count=found.count,
+        nonfinite=NonFiniteFacts(
+            birth.born,
+            op,
+            birth.value,
+            found.round,
+            birth.elements,
+            birth.of,
+            _range(read.operand),
+            why,
+            found.losses,
+        ),
+    )
+
+
+def _op(birth: Birth) -> str:
+    """The operation as a person calls it: ``log`` of ``LogBackward0``, ``/`` of ``__truediv__``."""
+    if birth.born == "backward" and not birth.op.startswith("__") and birth.op[:1].isupper():
+        return op_name(birth.op)
+    return _SYMBOLS.get(_plain(birth.op), as_written(birth.op))
+
+
+def _plain(op: str) -> str:
+    return op.strip("_")
+
+
+_SYMBOLS = {
+    "truediv": "/",
+    "rtruediv": "/",
+    "mul": "*",
+    "rmul": "*",
+    "sub": "-",
+    "rsub": "-",
+    "add": "+",
+    "radd": "+",
+    "pow": "**",
+    "rpow": "**",
+    "matmul": "@",
+    "cross_entropy_loss": "cross_entropy",
+}
+
+
+def _read(birth: Birth) -> _Read:
+    if birth.born == "data":
+        return _Read("given", None)
+    if birth.born == "update":
+        return _read_update(birth)
+    if birth.born == "backward" and birth.op[:1].isupper():
+        return _read_gradient(birth)
+    return _read_result(birth)
+
+
+def _read_update(birth: Birth) -> _Read:
+    settings = dict(birth.scalars)
+    if not _is_finite(settings.get("lr")):
+        return _Read("learning_rate", None)
+    gradient = next(iter(birth.operands), None)
+    if settings.get("eps") in ("0.0", "0") and gradient is not None and gradient.at in ("0", "0.0", "-0"):
+        return _Read("eps_zero", gradient)
+    return _Read("diverged", gradient)
+
+
+def _read_gradient(birth: Birth) -> _Read:
+    given = next((one for one in birth.operands if one.argument.startswith("grad ")), None)
+    kept = next((one for one in birth.operands if not one.argument.startswith("grad ") and one.at is not None), None)
+    is_zero = given is not None and given.at is not None and _number(given.at) == 0
+    if birth.value == "nan" and is_zero:
+        return _Read("zero_times_inf", kept)
+    return _Read("infinite_derivative", kept)
+
+
+def _read_result(birth: Birth) -> _Read:
+    op, operands = _plain(birth.op), birth.operands
+    first = next((one for one in operands if one.at is not None), operands[0] if operands else None)
+    if op in {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize", "empty_permuted"}:
+        return _Read("unwritten", None)
+    if op in _DIVISIONS:
+        below = operands[0] if op == "rtruediv" else next((one for one in operands[1:]), None)
+        if below is not None and below.at is not None and _number(below.at) == 0:
+            return _Read("zero_division", below)
+        if below is None and any(_number(text) == 0 for _, text in birth.scalars):
+            return _Read("zero_division", first)
+    if op in _SOFTMAXES:
+        return _Read("all_masked", first)
+    if op in _REDUCTIONS and birth.value == "nan" and all(one.kind is None for one in operands):
+        return _Read("empty", first)
+    if op in _DOMAINS and not (birth.value == "inf" and op == "pow" and first and _number(first.at or "1") != 0):
+        return _Read("domain", first)
+    if birth.value in ("inf", "-inf") and all(one.kind is None for one in operands):
+        return _Read("overflow", first)
+    return _Read("plain", first)
+
+
+def _wording(read: _Read, birth: Birth) -> str:
+    """The reason, in a wording for what is known: with the element, with the range, or without."""
+    if read.reason in {"given", "unwritten", "learning_rate", "eps_zero", "diverged", "empty", "all_masked"}:
+        return read.reason
+    if read.operand is None:
+        return "unknown"
+    if read.operand.at is not None:
+        return read.reason
+    return f"{read.reason}_range" if read.operand.low is not None and read.reason == "overflow" else "unknown"
+
+
+def _operand_values(operand: Operand | None, birth: Birth) -> dict[str, object]:
+    if operand is None:
+        return {"operand": "?", "at": "?", "low": "?", "high": "?"}
+    base = operand.name or ("grad" if operand.argument.startswith("grad") else birth.name or "input")
+    index = "" if not operand.index else "[" + ", ".join(map(str, operand.index)) + "]"
+    return {
+        "operand": f"{base}{index}",
+        "at": operand.at or "?",
+        "low": _shown(operand.low),
+        "high": _shown(operand.high),
+    }
+
+
+def _shown(number: float | None) -> str:
+    return "?" if number is None else f"{number:.6g}"
+
+
+def _formula(birth: Birth) -> str | None:
+    if birth.born != "backward" or not birth.op[:1].isupper():
+        return None
+    slots = [one.argument for one in birth.operands if not one.argument.startswith("grad ")]
+    need = next((known for slot in slots if (known := need_of(birth.op, slot)) is not None and known.curated), None)
+    return None if need is None else need.formula
+
+
+def _range(operand: Operand | None) -> tuple[float, float] | None:
+    if operand is None or operand.low is None or operand.high is None:
+        return None
+    return operand.low, operand.high
+
+
+def _labels(found: NonFinite, values: dict[str, object]) -> Iterable[Label]:
+    birth = found.birth
+    key = "label.nonfinite_origin_" + ("backward" if birth.born == "backward" else birth.born)
+    origin = label_room.at("origin", birth.site, Message(key, values), op=birth.op)
+    yield from origin
+    seen = {(label.frame.file, label.frame.line) for label in origin}
+    ends = {_line(found.noticed), _line(found.consumed)}
+    shown = 0
+    for op, site in found.path[1:]:
+        line = _line(site)
+        if line is None or line in seen or line in ends or shown >= _PATH_SHOWN:
+            continue
+        seen.add(line)
+        shown += 1
+        on = {**values, "op": _op_of_path(op)}
+        yield from label_room.at("path", site, Message("label.nonfinite_path", on), op=op)
+    if birth.born == "update":
+        return
+    yield from label_room.at("noticed", found.noticed, Message("label.nonfinite_noticed", values))
+    if found.consumed is not None and found.consumer is not None:
+        yield from label_room.at("path", found.consumed, Message("label.nonfinite_consumed", values), op=found.consumer)
+
+
+def _op_of_path(op: str) -> str:
+    return op_name(op) if op[:1].isupper() and "Backward" in op else _SYMBOLS.get(_plain(op), as_written(op))
+
+
+def _line(site: Site | None) -> tuple[str, int] | None:
+    frame = None if site is None else site.user_frame
+    return None if frame is None else (frame.file, frame.line)
+
+
+def _fixes(read: _Read, values: dict[str, object]) -> tuple[Fix, ...]:
+    kind = _HELP.get(read.reason)
+    return () if kind is None else (parts.fix(kind, "changed", values),)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _is_finite(text: str | None) -> bool:
+    return text is None or math.isfinite(_number(text))

@@ -1,0 +1,81 @@
+"""NaN and Inf: where the first one that does harm was made, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gradsan.model._events import Site
+
+Born = Literal["forward", "backward", "update", "data"]
+NonFiniteValue = Literal["nan", "inf", "-inf"]
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor that the operation was given.
+
+    ``argument`` is its position in the call, or its keyword; ``name`` what a live variable calls it. ``at`` is the
+    element that belongs to the first non-finite result, as text (``"0.0"``), and ``index`` where it lies; both None
+    where the shapes do not tell. ``low`` and ``high`` are its smallest and largest finite element. ``kind`` is the
+    value that was not finite in it, None where all were.
+    """
+
+    argument: str
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    name: str | None = None
+    index: tuple[int, ...] | None = None
+    at: str | None = None
+    low: float | None = None
+    high: float | None = None
+    kind: NonFiniteValue | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """The operation that made a non-finite value of finite ones, or let one in.
+
+    ``op`` is what was called (``log``, ``__truediv__``), of a backward the Node, of an update the optimizer; ``site``
+    where: of a backward the line of the forward operation, None where it is not known. ``value`` is the first
+    non-finite element, at ``index`` of a result of ``shape``; ``elements`` of ``of`` are not finite.
+    """
+
+    born: Born
+    op: str
+    site: Site | None
+    value: NonFiniteValue
+    index: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()
+    dtype: str = "float32"
+    device: str = "cpu"
+    elements: int = 0
+    of: int = 0
+    operands: tuple[Operand, ...] = ()
+    name: str | None = None
+    scalars: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NonFinite:
+    """A NaN or Inf that reached the parameters, or the loss.
+
+    ``noticed`` is the backward call of the first affected round, ``consumed`` the step or the statement that wrote it
+    into parameters, None where it has not got so far. ``parameters`` are the names of those that it reached first.
+    ``round`` counts from 0: the steps of the optimizer that ended before, backward calls where there is none. ``path``
+    are the operations by which the value went on, the birth's own first, as (what was called, where).
+    ``reached``: ``parameters``, ``gradients`` (no step has taken them), ``loss`` (the gradients were finite all the
+    same), ``stopped`` (an exception ended the program while it was there).
+    """
+
+    birth: Birth
+    round: int
+    noticed: Site | None = None
+    consumed: Site | None = None
+    consumer: str | None = None
+    parameters: tuple[str, ...] = ()
+    path: tuple[tuple[str, Site], ...] = ()
+    reached: Literal["parameters", "gradients", "loss", "stopped"] = "parameters"
+    losses: tuple[float, ...] = ()
+    count: int = 1

@@ -1,0 +1,222 @@
+"""Two runs held against each other beyond their gradients: parameters, kept values, draws, what is printed."""
+
+from __future__ import annotations
+
+import math
+import re
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from gradsan.repair.compare import tolerance
+from gradsan.repair.trial import Moment, Recording, Value
+
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+"""Buffers that a layer itself writes whenever its forward runs."""
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_MOST_NAMES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """In what a candidate's training differs from that of the healed original; names are expressions of the program.
+
+    ``frozen``: changes in the original and no longer in the candidate. ``kept``: is kept from round to round, and
+    differs. ``passing``: differs, and is a local variable, or what a layer counts by itself. ``drawn``: drawn more
+    often. ``overwritten``: holds a gradient by reference that a later backward writes into. ``numbers``: of ``loss``,
+    ``random numbers`` and ``printed numbers`` those that differ. ``parameters``: whether they do after any step.
+    """
+
+    frozen: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    passing: tuple[str, ...] = ()
+    drawn: tuple[str, ...] = ()
+    overwritten: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
+    parameters: bool = False
+
+    @property
+    def differs_in(self) -> tuple[str, ...]:
+        """All of it by name, what matters most first."""
+        parameters = ("parameters",) if self.parameters else ()
+        names = (*parameters, *self.kept, *self.frozen, *self.numbers, *self.drawn, *self.passing)
+        return tuple(dict.fromkeys(names))
+
+    def without(self, noise: frozenset[str]) -> Training:
+        """The same without what differs between two runs of the original, too."""
+
+        def rest(names: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(name for name in names if name not in noise)
+
+        return Training(
+            rest(self.frozen),
+            rest(self.kept),
+            rest(self.passing),
+            self.drawn,
+            self.overwritten,
+            rest(self.numbers),
+            self.parameters,
+        )
+
+
+def compare_trainings(reference: Recording, candidate: Recording, printed: tuple[str, str] = ("", "")) -> Training:
+    """Hold ``candidate`` against ``reference``, and what they ``printed``, where both have come equally far."""
+    frozen: list[str] = []
+    kept: list[str] = []
+    passing: list[str] = []
+    drawn: set[str] = set()
+    numbers: list[str] = []
+    pairs = list(_together(reference, candidate))
+    # Within a round the same may be written sooner or later; at the end all of it has been.
+    at_end = frozenset(pairs[-1][0].values) & frozenset(pairs[-1][1].values) if _have_ended(pairs) else frozenset()
+    # What a program without rounds holds at its end goes on nowhere: a difference is told, and costs nothing.
+    has_rounds = sum(not right.is_end for right, _ in pairs) > 1
+    for position, (right, tried) in enumerate(pairs):
+        # Where a round has fewer steps than it had, only the end is the same place in both.
+        if right.is_end or (not _have_ended(pairs) and right.begun == tried.begun):
+            drawn.update(kind for kind, many in tried.drawn.items() if many > right.drawn.get(kind, 0))
+            if right.random != tried.random:
+                numbers.append("random numbers")
+        for name, value in right.values.items():
+            other = tried.values.get(name)
+            if other is None or value.standing == other.standing == "graph" or _alike(value, other, position):
+                continue
+            if name in at_end and not right.is_end:
+                continue
+            is_kept = has_rounds and name not in right.passing and _is_kept(name, value, reference.moments)
+            is_kept = is_kept and not _comes_later(name, other, pairs[: position if not right.is_end else 0])
+            (kept if is_kept else passing).append(name)
+    for name in dict.fromkeys([*kept, *passing]) if has_rounds else ():
+        if _is_frozen(name, pairs):
+            frozen.append(name)
+    if len(reference.begun) == len(candidate.begun) and not _near(reference.begun, candidate.begun, reference.dtype):
+        numbers.append("loss")
+    if _print_others(*printed, either_ended=reference.was_ended or candidate.was_ended):
+        numbers.append("printed numbers")
+    return Training(
+        _shown(frozen),
+        _shown(kept),
+        _shown(passing),
+        tuple(sorted(drawn)),
+        _shown(sorted(candidate.overwritten - reference.overwritten)),
+        tuple(dict.fromkeys(numbers)),
+        _parameters_differ(reference, candidate),
+    )
+
+
+def _together(reference: Recording, candidate: Recording) -> Iterator[tuple[Moment, Moment]]:
+    """The moments at which every optimizer has made as many steps in both; without optimizers, the n-th backwards."""
+    others = {(one.steps, one.ordinal): one for one in candidate.moments if not one.is_end}
+    mine = [one for one in reference.moments if not one.is_end]
+    has_steps = bool(reference.steps or candidate.steps)
+    is_alike = len(mine) == len(others)
+    for right in mine:
+        tried = others.get((right.steps, right.ordinal))
+        if tried is not None and (is_alike or right.ordinal == 0 if has_steps else is_alike or not right.ordinal):
+            yield right, tried
+    ends = [next((one for one in run.moments if one.is_end), None) for run in (reference, candidate)]
+    if ends[0] is not None and ends[1] is not None:
+        yield ends[0], ends[1]
+
+
+def _have_ended(pairs: list[tuple[Moment, Moment]]) -> bool:
+    return bool(pairs) and pairs[-1][0].is_end
+
+
+def _comes_later(name: str, value: Value, before: list[tuple[Moment, Moment]]) -> bool:
+    """Whether ``value`` is what the original had a moment ago: it may catch up within the round."""
+    earlier = before[-1][0].values.get(name) if before else None
+    return earlier is not None and _alike(earlier, value, len(before))
+
+
+def _is_kept(name: str, value: Value, moments: Sequence[Moment]) -> bool:
+    """Whether it is what a round leaves to the next one: an attribute, an element, a count, memory that stays.
+
+    Not the statistics that a layer gathers by itself.
+    """
+    path = name.partition(": ")[2]
+    if path.rpartition(".")[2] in _STATISTICS:
+        return False
+    return "." in path or "[" in path or value.dtype == "int" or _stays(name, moments)
+
+
+def _stays(name: str, moments: Sequence[Moment]) -> bool:
+    values = [one.values[name] for one in moments if name in one.values]
+    memories, contents = ({getattr(one, field) for one in values} for field in ("memory", "checksum"))
+    return len(memories) == 1 and 0 not in memories and len(contents) > 1 and values[0].standing == "plain"
+
+
+def _is_frozen(name: str, pairs: list[tuple[Moment, Moment]]) -> bool:
+    values = [(right.values[name], tried.values[name]) for right, tried in pairs if _have(name, right, tried)]
+    if len(values) < 2:
+        return False
+    (before, other), (after, left) = values[0], values[-1]
+    moved = before.checksum != after.checksum or before.shape != after.shape
+    return moved and other.checksum == left.checksum and all(left.checksum == one.checksum for _, one in values)
+
+
+def _have(name: str, right: Moment, tried: Moment) -> bool:
+    return name in right.values and name in tried.values
+
+
+def _alike(value: Value, other: Value, position: int) -> bool:
+    if value.checksum == other.checksum and value.shape == other.shape:
+        return True
+    if value.shape != other.shape:
+        return False
+    dtype = "float32" if value.dtype == "float" else value.dtype
+    if dtype.startswith(("int", "uint", "bool")):
+        return False
+    allowed = tolerance(dtype, position)
+    right, tried = array("d", value.sums), array("d", other.sums)
+    return len(right) == len(tried) and all(
+        abs(right[i] - tried[i]) <= allowed * max(right[i + 1], tried[i + 1]) for i in range(0, len(right), 2)
+    )
+
+
+def _parameters_differ(reference: Recording, candidate: Recording) -> bool:
+    met: dict[str, int] = {}
+    known: dict[tuple[str, int], tuple[Value, ...]] = {}
+    for one in reference.parameters:
+        known[one.key, met.get(one.key, 0)] = one.values
+        met[one.key] = met.get(one.key, 0) + 1
+    met.clear()
+    for one in candidate.parameters:
+        number = met.get(one.key, 0)
+        met[one.key] = number + 1
+        values = known.get((one.key, number))
+        if values is not None and not all(_alike(a, b, number) for a, b in zip(values, one.values, strict=False)):
+            return True
+    return False
+
+
+def _near(first: tuple[float, ...], second: tuple[float, ...], dtype: str) -> bool:
+    pairs = zip(first, second, strict=True)
+    return all(
+        math.isclose(a, b, rel_tol=tolerance(dtype, position), abs_tol=1e-9) or (math.isnan(a) and math.isnan(b))
+        for position, (a, b) in enumerate(pairs)
+    )
+
+
+def _print_others(right: str, tried: str, *, either_ended: bool) -> bool:
+    """Whether other numbers are printed; of a run that was not let run to its end, among those that it printed."""
+    first, second = _NUMBER.findall(right), _NUMBER.findall(tried)
+    if not either_ended and len(first) != len(second):
+        return True
+    return not all(_reads_alike(a, b) for a, b in zip(first, second, strict=False))
+
+
+def _reads_alike(first: str, second: str) -> bool:
+    if first == second:
+        return True
+    if not any(mark in first + second for mark in ".eE"):
+        return False
+    # The last digit that is shown may be rounded the other way.
+    digits = len(first.partition(".")[2].split("e")[0].split("E")[0])
+    unit = 10.0**-digits if "e" not in first.lower() else 0.0
+    return math.isclose(float(first), float(second), rel_tol=1e-5, abs_tol=1.01 * unit)
+
+
+def _shown(names: list[str]) -> tuple[str, ...]:
+    """Expressions as the program has them, without the functions that they are found in."""
+    return tuple(dict.fromkeys(name.partition(": ")[2] for name in names))[:_MOST_NAMES]

@@ -1,0 +1,140 @@
+"""The start of gradsan in a Python process whose environment asks for it; ``gradsan_start.pth`` calls :func:`begin`.
+
+``GRADSAN`` holds the folder of a watched run (:mod:`gradsan._processes`): what to watch with, and where to leave what
+was found. This package imports neither gradsan nor torch before the process itself imports torch, so that processes
+which never do (resource trackers, compilers, tools) pay for a look at the environment and one line in a file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+VARIABLE = "GRADSAN"
+"""The environment variable; the folder of the run that a process belongs to."""
+
+LOG = "processes"
+"""The file of that folder in which every process writes what it is, a line of JSON at a time."""
+
+STARTED = "started"
+"""What a process says of a Python process that it starts; :data:`JOINED` is what that one says then."""
+
+JOINED = ("began", "library", "apart")
+
+_begun: list[int] = []
+_OWN_COMMANDS = ("gradsan",)
+_OF_STANDARD_LIBRARY = ("from multiprocessing.resource_tracker ",)
+
+
+def begin() -> None:
+    """Have this process watched from its first import of torch, where it belongs to a watched run. Never raises."""
+    try:
+        folder = os.environ.get(VARIABLE, "")
+        # An interpreter may read a .pth file twice.
+        if os.getpid() not in _begun and os.path.isabs(folder) and os.path.isdir(folder):  # noqa: PTH112, PTH117 (pathlib is not imported yet)
+            _begun[:] = [os.getpid()]
+            _join(folder)
+    except Exception:
+        _show_fault()
+
+
+def log(folder: str, what: str, **facts: Any) -> bool:
+    """Add a line about this process to the log of the run in ``folder``; False where that is no longer there."""
+    line = json.dumps({"pid": os.getpid(), "what": what, **facts}) + "\n"
+    try:
+        # One write to a file opened for appending: lines of several processes do not mix. Without O_CREAT: a run that
+        # has ended takes its folder along.
+        file = os.open(os.path.join(folder, LOG), os.O_WRONLY | os.O_APPEND)  # noqa: PTH118
+    except OSError:
+        return False
+    try:
+        os.write(file, line.encode("utf-8", "backslashreplace"))
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+    return True
+
+
+def is_of_library(words: Sequence[str]) -> bool:
+    """Whether ``words``, which follow ``python``, start a process that torch or Python needs for itself."""
+    for at, word in enumerate(words):
+        following = words[at + 1] if at + 1 < len(words) else ""
+        if word == "-c":
+            return following.startswith(_OF_STANDARD_LIBRARY)
+        if word == "-m":
+            return following.startswith("torch.") and not following.startswith("torch.distributed")
+        if not word.startswith("-"):
+            place = word.replace("\\", "/")
+            return "/site-packages/torch/" in place and "/torch/distributed/" not in place
+    return False
+
+
+def shown(words: Sequence[str]) -> str:
+    """A command line as one line of at most 100 characters."""
+    text = " ".join(" ".join(words).split())
+    return text if len(text) <= 100 else f"{text[:99]}…"
+
+
+def _join(folder: str) -> None:
+    words = sys.orig_argv[1:]
+    name = shown(["python", *words])
+    if _is_own_command(words):
+        # It watches the program that it is told to run, or is no program at all.
+        log(folder, "apart", name=name)
+    elif is_of_library(words):
+        log(folder, "library", name=name)
+    elif log(folder, "began", name=name):
+        sys.meta_path.insert(0, _AtTorch(folder))
+
+
+def _is_own_command(words: Sequence[str]) -> bool:
+    at = words.index("-m") + 1 if "-m" in words else len(words)
+    module = words[at] if at < len(words) else ""
+    script = next((word for word in words if not word.startswith("-")), "")
+    name = os.path.basename(script).removesuffix(".exe")  # noqa: PTH119
+    return module.partition(".")[0] in _OWN_COMMANDS or name in _OWN_COMMANDS
+
+
+class _AtTorch:
+    """Finds nothing itself; the first search for torch loads gradsan, whose own finder then waits for its end."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != "torch" or self not in sys.meta_path:
+            return None
+        sys.meta_path.remove(self)
+        try:
+            from gradsan._child import begin_child
+
+            begin_child(self._folder)
+        except Exception:
+            _show_fault()
+        # The import that is under way walks the list as it was.
+        for finder in list(sys.meta_path):
+            find = getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = None if find is None else find(fullname, path, target)
+            if spec is not None:
+                return spec
+        return None
+
+
+def leave() -> None:
+    """Take back what :func:`begin` did in this process: somebody else watches it."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _AtTorch)]
+
+
+def _show_fault() -> None:
+    if os.environ.get("GRADSAN_DEBUG"):
+        import traceback
+
+        traceback.print_exc()

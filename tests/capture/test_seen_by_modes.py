@@ -1,0 +1,151 @@
+"""What the program's modes, tracers and subclasses see is the program's alone: watching calls no operator there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import core_kit
+import pytest
+import torch
+from torch.func import functionalize, grad, jacrev, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+import gradsan
+
+seen: list[str] = []
+
+
+class Dispatched(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Called(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        seen.append(getattr(func, "__name__", str(func)))
+        return func(*args, **(kwargs or {}))
+
+
+class Wrapper(torch.Tensor):
+    """Is asked for its sizes as for any operator."""
+
+    @staticmethod
+    def __new__(cls, inner: Any) -> Any:
+        how = {"dtype": inner.dtype, "device": inner.device, "dispatch_sizes_strides_policy": "sizes"}
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, **how)
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        seen.append(str(func))
+        args, kwargs = tree_map(lambda one: one.inner if isinstance(one, Wrapper) else one, (args, kwargs or {}))
+        out = func(*args, **kwargs)
+        return tree_map(lambda one: Wrapper(one) if isinstance(one, torch.Tensor) else one, out)
+
+
+def trained(x: Any) -> None:
+    y = x * 2
+    y.mul_(3)
+    y[0] = 1
+    torch.add(torch.ones(3), 1, out=torch.empty(3))
+    (y.exp().sum() + y[1:].sin().sum()).backward()
+
+
+def in_a_dispatch_mode() -> None:
+    with Dispatched():
+        trained(torch.ones(3, requires_grad=True))
+
+
+def in_a_function_mode() -> None:
+    with Called():
+        trained(torch.ones(3, requires_grad=True))
+
+
+def without_data() -> None:
+    with Dispatched():
+        trained(torch.ones(3, device="meta", requires_grad=True))
+
+
+def of_a_wrapper() -> None:
+    x = Wrapper(torch.ones(3)).requires_grad_()
+    with torch.no_grad():
+        x.mul_(2)
+        torch.add(x, 1, out=x)
+    seen.append(str(x._version))
+
+
+def sparse_in_a_mode() -> None:
+    x = torch.ones(3, 3).to_sparse().requires_grad_()
+    with Dispatched():
+        x.detach().clone().zero_()
+        torch.sparse.mm(x, torch.ones(3, 3, requires_grad=True)).sum().backward()
+
+
+def sparse_under_the_profiler() -> None:
+    with torch.profiler.profile() as profiler:
+        torch.ones(3, 3).to_sparse().zero_()
+    seen.extend(f"{event.key}: {event.count}" for event in profiler.key_averages())
+
+
+def nested() -> None:
+    parts = [torch.ones(2, 3), torch.ones(1, 3)]
+    for layout in (torch.strided, torch.jagged):
+        x = torch.nested.nested_tensor(parts, layout=layout)
+        with Dispatched():
+            (x * 2).mul_(2)
+
+
+def written_within(x: Any) -> Any:
+    y = x.clone()
+    y.mul_(2)
+    y[0] = 1
+    return (y * x).sum()
+
+
+def traced() -> None:
+    def function(x: Any) -> Any:
+        return (x**3).sum() * x.sin()
+
+    graph = make_fx(jacrev(jacrev(function)))(torch.ones(2))
+    seen.extend([graph.code, str(graph(torch.ones(2)))])
+    for mode in ("real", "fake", "symbolic"):
+        for transformed in (written_within, functionalize(grad(written_within)), grad(written_within)):
+            seen.append(make_fx(transformed, tracing_mode=mode)(torch.ones(3)).code)
+    seen.append(make_fx(vmap(grad(written_within)))(torch.ones(2, 3)).code)
+
+
+PROGRAMS = [
+    in_a_dispatch_mode,
+    in_a_function_mode,
+    without_data,
+    of_a_wrapper,
+    sparse_in_a_mode,
+    sparse_under_the_profiler,
+    nested,
+    traced,
+]
+
+
+def saw(program: Callable[[], None]) -> list[str]:
+    seen.clear()
+    program()
+    return list(seen)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("native", core_kit.CORES)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_program_sees_what_it_does_alone(program: Callable[[], None], native: bool) -> None:
+    saw(program)  # what runs once only
+    plain = saw(program)
+    with gradsan.watch(native=native) as watched:
+        assert saw(program) == plain
+    assert plain
+    assert not watched.report.diagnoses

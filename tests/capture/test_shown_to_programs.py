@@ -1,0 +1,69 @@
+"""What a program reads of its own saved tensors, attributes and checkpoints is what it would read unwatched."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import core_kit
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+
+import gradsan
+
+
+@pytest.mark.parametrize("native", core_kit.CORES)
+def test_a_saved_tensor_shows_what_the_programs_hooks_gave(native: bool) -> None:
+    def pack(tensor: Any) -> Any:
+        return [tensor]
+
+    def unpack(packed: Any) -> Any:
+        return packed[0]
+
+    x = torch.ones(2, requires_grad=True)
+    with gradsan.watch(native=native):
+        with saved_tensors_hooks(pack, unpack):
+            y = x**2
+        saved = y.grad_fn._raw_saved_self
+        if hasattr(saved, "data"):
+            assert saved.data[0] is x
+            assert saved.unpack_hook is unpack
+            assert x.exp().grad_fn._raw_saved_result.unpack_hook is None
+    y.sum().backward()
+    assert x.grad.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("native", core_kit.CORES)
+def test_deleting_data_raises_as_ever(native: bool) -> None:
+    def deleted() -> str:
+        with pytest.raises(RuntimeError) as raised:
+            del torch.ones(1).data
+        return str(raised.value)
+
+    plain = deleted()
+    with gradsan.watch(native=native):
+        assert deleted() == plain
+
+
+@pytest.mark.parametrize("native", core_kit.CORES)
+def test_a_recomputation_that_stops_while_it_saves_inputs_keeps_nothing(native: bool) -> None:
+    def gradient(function: Any, x: Any) -> Any:
+        with torch.enable_grad():
+            return torch.autograd.grad(function(x).sum(), x, create_graph=True)[0]
+
+    def again(function: Any) -> Any:
+        return lambda x: checkpoint(function, x, use_reentrant=False)
+
+    def inner(x: Any) -> Any:
+        return again(lambda y: y.cos().sin().exp())(again(lambda y: y.sin().exp().sin())(x))
+
+    with gradsan.watch(native=native), set_checkpoint_early_stop(True):
+        leaf = torch.ones(3, requires_grad=True)
+        gradient(lambda x: gradient(again(inner), x), leaf)
+        alive = weakref.ref(leaf)
+        del leaf
+        gc.collect()
+        assert alive() is None

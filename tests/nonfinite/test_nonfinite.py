@@ -1,0 +1,433 @@
+"""Programs in which NaN or Inf is made, each with the code, the round and the lines that gradsan is to name."""
+
+import runpy
+import textwrap
+
+import pytest
+import torch
+
+import gradsan
+
+SETUP = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+torch.manual_seed(0)
+"""
+TRAIN = """
+optimizer = torch.optim.SGD(parameters, lr=0.01)
+for batch in range(4):
+    loss = loss_of(batch)
+    optimizer.zero_grad()
+    loss.backward()  # noticed
+    optimizer.step()
+"""
+
+# name: (code, round, whether TRAIN follows, program); a comment marks the line of the origin.
+HARMFUL = {
+    "forward: log of a probability that underflows": (
+        "GS601",
+        0,
+        True,
+        """
+        logits = nn.Parameter(torch.tensor([0.0, -200.0]))
+        parameters = [logits]
+        def loss_of(batch):
+            chances = F.softmax(logits, 0)
+            return -chances.log().sum()  # origin
+        """,
+    ),
+    "forward: a square that half precision cannot hold, in the second round": (
+        "GS601",
+        1,
+        True,
+        """
+        weight = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+        parameters = [weight]
+        def loss_of(batch):
+            scale = 1e30 if batch else 1.0
+            big = weight * scale
+            return (big * big).sum()  # origin
+        """,
+    ),
+    "forward: the mean of nothing": (
+        "GS601",
+        2,
+        True,
+        """
+        weight = nn.Parameter(torch.arange(3.0))
+        parameters = [weight]
+        def loss_of(batch):
+            chosen = weight[weight > (9 if batch == 2 else 0)]
+            return (weight * chosen.mean()).sum()  # origin
+        """,
+    ),
+    "forward: a deviation of one element": (
+        "GS601",
+        0,
+        True,
+        """
+        weight = nn.Parameter(torch.randn(1, 3))
+        parameters = [weight]
+        def loss_of(batch):
+            spread = weight.std(dim=0)  # origin
+            return (weight / (spread + 1)).sum()
+        """,
+    ),
+    "forward: memory that nobody wrote": (
+        "GS601",
+        0,
+        True,
+        """
+        weight = nn.Parameter(torch.ones(3))
+        parameters = [weight]
+        torch.utils.deterministic.fill_uninitialized_memory = True
+        torch.use_deterministic_algorithms(True)
+        def loss_of(batch):
+            mask = torch.empty(3)  # origin
+            mask[0] = 1.0
+            return (weight * mask).sum()
+        """,
+    ),
+    "forward: infinity minus infinity in a helper that knows no gradient": (
+        "GS601",
+        0,
+        True,
+        """
+        weight = nn.Parameter(torch.ones(2))
+        parameters = [weight]
+        @torch.no_grad()
+        def advantages(batch):
+            returns = torch.tensor([800.0, 900.0]).exp()  # origin
+            return returns - returns.mean()
+        def loss_of(batch):
+            return (weight * advantages(batch)).sum()
+        """,
+    ),
+    "backward: the norm at zero": (
+        "GS602",
+        0,
+        True,
+        """
+        weight = nn.Parameter(torch.zeros(3))
+        parameters = [weight]
+        def loss_of(batch):
+            length = (weight * weight).sum().sqrt()  # origin
+            return (length - 1.0) ** 2
+        """,
+    ),
+    "backward: a branch that torch.where does not use": (
+        "GS602",
+        0,
+        True,
+        """
+        weight = nn.Parameter(torch.tensor([2.0, 0.0]))
+        parameters = [weight]
+        def loss_of(batch):
+            inverse = 1.0 / weight  # origin
+            return torch.where(weight > 0, inverse, weight).sum()
+        """,
+    ),
+    "backward: the derivative that a custom Function computes": (
+        "GS602",
+        1,
+        True,
+        """
+        class Root(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.save_for_backward(x)
+                return x.sqrt()
+            @staticmethod
+            def backward(ctx, grad):
+                (x,) = ctx.saved_tensors
+                return grad / (2 * x.sqrt())  # origin
+        weight = nn.Parameter(torch.ones(2))
+        parameters = [weight]
+        def loss_of(batch):
+            return Root.apply(weight * (0.0 if batch == 1 else 1.0)).sum()
+        """,
+    ),
+    "backward: no optimizer at all": (
+        "GS602",
+        0,
+        False,
+        """
+        weight = torch.tensor([1.0, 0.0], requires_grad=True)
+        loss = torch.where(weight > 0, weight.sqrt(), 0.0).sum()  # origin
+        loss.backward()  # noticed
+        """,
+    ),
+    "backward: an update by hand": (
+        "GS602",
+        0,
+        False,
+        """
+        weight = torch.tensor([1.0, 0.0], requires_grad=True)
+        for _ in range(3):
+            loss = weight.pow(0.5).sum()  # origin
+            loss.backward()  # noticed
+            with torch.no_grad():
+                weight -= 0.1 * weight.grad
+            weight.grad = None
+        """,
+    ),
+    "backward: a hook that divides": (
+        "GS602",
+        0,
+        True,
+        """
+        weight = nn.Parameter(torch.tensor([1.0, 0.0]))
+        parameters = [weight]
+        def loss_of(batch):
+            hidden = weight * 2
+            hidden.register_hook(lambda grad: grad / grad.min())  # origin
+            return (hidden * torch.tensor([1.0, 0.0])).sum()
+        """,
+    ),
+    "update: a schedule that begins at infinity": (
+        "GS603",
+        0,
+        False,
+        """
+        weight = nn.Parameter(torch.ones(2))
+        optimizer = torch.optim.SGD([weight], lr=float("inf"))
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss = weight.sum()
+            loss.backward()
+            optimizer.step()  # origin
+        """,
+    ),
+    "data: a missing reading of the third batch": (
+        "GS604",
+        2,
+        True,
+        """
+        rows = torch.randn(4, 2, 3)
+        rows[2, 1, 0] = float("nan")
+        model = nn.Linear(3, 1)
+        parameters = list(model.parameters())
+        def loss_of(batch):
+            return model(rows[batch]).pow(2).mean()  # origin
+        """,
+    ),
+    "forward: stopped by the program's own check": (
+        "GS601",
+        0,
+        False,
+        """
+        weight = nn.Parameter(torch.zeros(2))
+        loss = torch.log(weight).sum()  # origin
+        if not torch.isfinite(loss):
+            raise ValueError("the loss is not finite")
+        """,
+    ),
+}
+
+HARMFUL |= {
+    "data: an infinite entry that a data set wrote": (
+        "GS604",
+        1,
+        True,
+        """
+        def row(number):
+            x = torch.ones(3)
+            if number == 1:
+                x[1] = float("inf")
+            return x
+        model = nn.Linear(3, 1)
+        parameters = list(model.parameters())
+        def loss_of(batch):
+            x = torch.stack([row(batch)])
+            return model(x).square().mean()  # origin
+        """,
+    ),
+    "forward: a loss that is NaN while its gradients are finite": (
+        "GS601",
+        0,
+        True,
+        """
+        logits = nn.Parameter(torch.randn(4))
+        target = torch.tensor([0.5, 0.5, 0.0, 0.0])
+        parameters = [logits]
+        def loss_of(batch):
+            return (target * (target.log() - logits.log_softmax(0))).sum()  # origin
+        """,
+    ),
+    "forward: refused by a distribution": (
+        "GS601",
+        0,
+        False,
+        """
+        weight = nn.Parameter(torch.ones(3, 2))
+        scale = (weight - 1) / (weight.detach() - 1)  # origin
+        torch.distributions.Normal(scale, 1.0)
+        """,
+    ),
+    "forward: a checkpoint that runs a backward of its own": (
+        "GS601",
+        0,
+        True,
+        """
+        from torch.utils.checkpoint import checkpoint
+        layer = nn.Linear(3, 3)
+        parameters = list(layer.parameters())
+        def loss_of(batch):
+            x = torch.ones(2, 3, requires_grad=True)
+            hidden = checkpoint(lambda t: layer(t).square(), x, use_reentrant=True)
+            return (hidden * 1e30 * 1e30).sum()  # origin
+        """,
+    ),
+    "forward: one row of attention has nothing to attend to": (
+        "GS601",
+        1,
+        True,
+        """
+        attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        parameters = list(attention.parameters())
+        def loss_of(batch):
+            x = torch.randn(2, 5, 8)
+            padding = torch.zeros(2, 5, dtype=torch.bool)
+            padding[1] = batch == 1
+            out, _ = attention(x, x, x, key_padding_mask=padding)  # origin
+            return out.square().mean()
+        """,
+    ),
+    "backward: the angle between parallel vectors": (
+        "GS602",
+        0,
+        True,
+        """
+        vector = nn.Parameter(torch.tensor([[1.0, 0.0], [0.3, 0.4]]))
+        parameters = [vector]
+        def loss_of(batch):
+            cosine = F.normalize(vector, dim=-1)[:, 0]
+            return torch.acos(cosine).sum()  # origin
+        """,
+    ),
+}
+
+HARMLESS = {
+    "half precision overflows, and the step is skipped": """
+        model = nn.Linear(4, 4)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+        for _ in range(4):
+            loss = model(torch.randn(3, 4)).square().mean() * 1e3
+            model.zero_grad()
+            scaler.scale(loss).backward()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+            scaler.step(optimizer)
+            scaler.update()
+        parameters = list(model.parameters())
+        def loss_of(batch):
+            return model(torch.randn(3, 4)).square().mean()
+        """,
+    "a mask of -inf, and a minimum that begins at infinity": """
+        scores = nn.Parameter(torch.randn(4, 4))
+        mask = torch.triu(torch.ones(4, 4, dtype=torch.bool), 1)
+        best = torch.full((), float("inf"))
+        parameters = [scores]
+        def loss_of(batch):
+            global best
+            loss = scores.masked_fill(mask, float("-inf")).softmax(-1).pow(2).sum()
+            best = torch.minimum(best, loss.detach())
+            return loss
+        """,
+    "a logarithm for the log book, of which no gradient is asked": """
+        weight = nn.Parameter(torch.tensor([1.0, 0.0]))
+        parameters = [weight]
+        def loss_of(batch):
+            entropy = -(weight.detach() * weight.detach().log()).sum()
+            return (weight - 1).pow(2).sum() + 0 * batch if entropy.isnan() else weight.sum()
+        """,
+    "targets that are missing, left out by their mask": """
+        model = nn.Linear(2, 1)
+        target = torch.tensor([[1.0], [float("nan")], [0.0]])
+        parameters = list(model.parameters())
+        def loss_of(batch):
+            known = ~target.isnan()
+            return (model(torch.ones(3, 2))[known] - target[known]).pow(2).mean()
+        """,
+    "a gradient that is cut off before the parameter": """
+        weight = nn.Parameter(torch.tensor([4.0, 0.0]))
+        parameters = [weight]
+        def loss_of(batch):
+            return weight.sqrt()[:1].sum() if batch < 0 else weight[weight > 0].sqrt().sum()
+        """,
+    "a huge value that becomes small again": """
+        weight = nn.Parameter(torch.tensor([200.0]))
+        parameters = [weight]
+        def loss_of(batch):
+            return (1 / (1 + torch.exp(weight.detach()))).sum() + weight.sum()
+        """,
+}
+
+
+def run(program, tmp_path):
+    """The findings of a program, and its lines by the comment that marks them."""
+    source = SETUP + textwrap.dedent(program)
+    file = tmp_path / "train.py"
+    file.write_text(source, encoding="utf-8")
+    watched = gradsan.watch("nonfinite")
+    try:
+        with watched:
+            runpy.run_path(str(file))
+    except ValueError:
+        pass
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert not watched.report.seen.blind_spots
+    return watched.diagnoses, {mark: line_of(source, mark) for mark in ("origin", "noticed")}
+
+
+def line_of(source, mark):
+    return next((number for number, line in enumerate(source.splitlines(), 1) if line.endswith(f"# {mark}")), None)
+
+
+@pytest.mark.parametrize("name", HARMFUL)
+def test_the_origin_is_named(name, tmp_path):
+    code, number, trains, program = HARMFUL[name]
+    found, lines = run(textwrap.dedent(program) + (TRAIN if trains else ""), tmp_path)
+    assert [(one.code, one.nonfinite.round) for one in found] == [(code, number)]
+    roles = {label.role: label.frame.line for label in found[0].labels}
+    assert roles["origin"] == lines["origin"]
+    if lines["noticed"] is not None:
+        assert roles["noticed"] == lines["noticed"]
+    assert found[0].nonfinite.why.key.startswith("why.nonfinite_")
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_does_no_harm_is_no_finding(name, tmp_path):
+    found, _ = run(textwrap.dedent(HARMLESS[name]) + TRAIN, tmp_path)
+    assert found == ()
+
+
+def test_losses_gradients_and_random_numbers_are_those_of_the_plain_program():
+    def train():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(), torch.nn.GELU(), torch.nn.Linear(8, 2))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(5, 4)).square().mean().backward()
+            optimizer.step()
+        return [one.detach().clone() for one in model.parameters()], torch.get_rng_state()
+
+    (plain, state), (searched, state_searched) = train(), gradsan.watch("nonfinite")(train)()
+    assert all(torch.equal(one, other) for one, other in zip(plain, searched, strict=True))
+    assert torch.equal(state, state_searched)
+    assert torch.exp(torch.ones(1)).grad_fn is None
+
+
+def test_a_graph_longer_than_the_search_is_a_blind_spot(monkeypatch):
+    from gradsan.capture.nonfinite import backward
+
+    monkeypatch.setattr(backward, "NODES_WATCHED", 5)
+    weight = torch.ones(1, requires_grad=True)
+    with gradsan.watch("nonfinite") as watched:
+        value = weight
+        for _ in range(20):
+            value = value * 1.5
+        value.sum().backward()
+    assert [spot.key for spot in watched.report.seen.blind_spots] == ["blind.nonfinite_long_graph"]

@@ -1,0 +1,61 @@
+"""What is called the same training, and what is rejected: each pair's right and harmful patch, run and compared."""
+
+from __future__ import annotations
+
+import pytest
+from training_pairs import PAIRS
+
+from gradsan.cli._program import Target
+from gradsan.model import Fix, Message
+from gradsan.repair.judging import Judge, faults_of
+from gradsan.repair.patch import Patch
+from gradsan.repair.replay import reference_for
+from gradsan.repair.runner import Runner
+from gradsan.repair.trial import Request
+from gradsan.text import say
+
+FIX = Fix("any", "changed", Message("fix.sum_losses"), how_changed=Message("fix.sum_losses_how"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("trainings")
+
+
+@pytest.fixture(scope="module")
+def runner(folder):
+    (folder / "main.py").write_text("import torch.optim\n")
+    with pytest.MonkeyPatch.context() as patch, Runner(Target("script", str(folder / "main.py"))) as made:
+        patch.chdir(folder)
+        yield made
+
+
+@pytest.fixture
+def judged(folder, runner):
+    """The verdicts on the patches of a pair: (training, differs_in, detail) of the right one and of the harmful one."""
+
+    def judge(pair):
+        file = folder / "main.py"
+        file.write_text(pair.broken)
+        request = Request(("script", str(file), ()), "watch", {}, 20, 60.0)
+        first = runner.run(request)
+        patches = [Patch({str(file): text.encode()}) for text in (pair.right, pair.harmful)]
+        requests = [reference_for(request, faults_of(first))]
+        requests += [Request(request.target, "watch", one.files, 20, 60.0) for one in patches]
+        reference, *trials = runner.run_all(requests, side_by_side=2)
+        assert reference.recording.finished, reference.output
+        held = Judge(reference, True, lambda message: say(message, "en"), folder)
+        return [
+            held.tried(FIX, patch, trial, first).fix.verification for patch, trial in zip(patches, trials, strict=True)
+        ]
+
+    return judge
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_the_right_patch_keeps_the_training_and_the_harmful_one_does_not(judged, name):
+    pair = PAIRS[name]
+    right, harmful = judged(pair)
+    assert (right.training, right.differs_in) == ("same", ()), right.detail
+    assert harmful.training == pair.verdict, harmful
+    assert pair.lost in (harmful.detail if pair.verdict == "rejected" else harmful.differs_in), harmful

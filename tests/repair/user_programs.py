@@ -1,0 +1,159 @@
+"""Small training programs in the style of users, with right and harmful versions of them made by hand.
+
+A case (``users/NAME.toml``) holds a program that fails, or trains wrongly in silence, and edits that make it right or
+harmful. What a version comes to is what it prints last: the sums of its trained parameters. Every version runs in a
+process of its own, forked from one that has imported torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import multiprocessing
+import os
+import re
+import sys
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_TOML = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+# The optimizers import Dynamo when they first step.
+_PRELOADED = ["torch", "torch._dynamo", "gradsan._session", "gradsan.diagnose", "gradsan.repair.fixes"]
+FOLDER = Path(__file__).parent / "users"
+NAMES = sorted(file.stem for file in FOLDER.glob("*.toml"))
+
+Lines = tuple[tuple[str, int, str], ...]
+Outcome = tuple[float, ...] | str
+"""The numbers of the lines that begin with ``final``, or the name of the exception that ended it."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """``right`` and ``harmful`` are the texts of whole programs."""
+
+    name: str
+    broken: str
+    right: tuple[str, ...]
+    harmful: tuple[str, ...]
+
+
+def case(name: str) -> Case:
+    """The case of this name."""
+    told = _TOML.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
+    program = told["program"]
+
+    def versions(kind: str) -> tuple[str, ...]:
+        return tuple(_edited(program, one["edits"]) for one in told.get(kind, ()))
+
+    return Case(name, program, versions("right"), versions("harmful"))
+
+
+def _edited(text: str, edits: list[list[str]]) -> str:
+    for old, new in edits:
+        assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times in the program"
+        text = text.replace(old, new)
+    return text
+
+
+def outcome(text: str, file: Path) -> Outcome:
+    """What the program comes to, run without gradsan."""
+    return _in_fork(_plain, text, file)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A diagnosis: its code, the lines of each fix that it shows (empty for advice), and those that would be tried."""
+
+    code: str
+    shown: tuple[Lines, ...]
+    tried: tuple[Lines, ...]
+
+
+def watched(text: str, file: Path) -> list[Found]:
+    """What gradsan says of the program."""
+    return _in_fork(_watch, text, file)
+
+
+def is_one_of(one: Outcome, others: Iterable[Outcome]) -> bool:
+    """Whether the outcome is one of the others, within the rounding of float32 over a few steps."""
+    return any(_is_same(one, other) for other in others)
+
+
+def _is_same(one: Outcome, other: Outcome) -> bool:
+    if isinstance(one, str) or isinstance(other, str):
+        return False
+    return len(one) == len(other) and all(abs(a - b) <= 2e-6 * (1 + abs(b)) for a, b in zip(one, other, strict=True))
+
+
+def _in_fork(job: Any, text: str, file: Path) -> Any:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    here, there = context.Pipe(duplex=False)
+    file.write_text(text, encoding="utf-8")
+    process = context.Process(target=_answer, args=(job, str(file), there))
+    process.start()
+    there.close()
+    try:
+        if not here.poll(120):
+            process.kill()
+            raise TimeoutError(file.name)
+        answer = here.recv()
+    finally:
+        process.join()
+    if isinstance(answer, str) and answer.startswith("harness:"):
+        raise AssertionError(answer)
+    return answer
+
+
+def _answer(job: Any, file: str, there: Any) -> None:
+    try:
+        os.chdir(Path(file).parent)
+        there.send(job(file))
+    except BaseException:
+        there.send("harness:" + traceback.format_exc())
+
+
+def _perform(file: str) -> tuple[str, BaseException | None]:
+    import torch
+
+    torch.set_num_threads(1)
+    printed, raised = io.StringIO(), None
+    module = {"__name__": "__main__", "__file__": file}
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            exec(compile(Path(file).read_text(encoding="utf-8"), file, "exec", dont_inherit=True), module)
+        except Exception as error:
+            raised = error
+    return printed.getvalue(), raised
+
+
+def _plain(file: str) -> Outcome:
+    printed, raised = _perform(file)
+    if raised is not None:
+        return f"{type(raised).__name__}: {raised}".splitlines()[0]
+    finals = [line for line in printed.splitlines() if line.startswith("final")]
+    return tuple(float(number) for line in finals for number in re.findall(r"-?\d+(?:\.\d*)?(?:e[-+]?\d+)?", line))
+
+
+def _watch(file: str) -> list[Found]:
+    from gradsan._session import Session
+    from gradsan.repair.fixes import with_candidates
+
+    session = Session()
+    session.start()
+    _, raised = _perform(file)
+    if raised is not None:
+        session.meet(raised)
+    session.stop()
+    return [
+        Found(
+            one.code,
+            tuple(fix.lines for fix in one.fixes),
+            tuple(fix.lines for fix in with_candidates(one).fixes if fix.lines),
+        )
+        for one in session.report().diagnoses
+    ]

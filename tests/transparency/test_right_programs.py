@@ -1,0 +1,55 @@
+"""Right programs in the style of users: the same printed numbers in every mode, no finding, nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import runpy
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+import gradsan
+from gradsan.capture.recorder import recorder
+
+PROGRAMS = sorted((Path(__file__).parent / "programs").glob("*.py"))
+
+
+def printed(program: Path) -> str:
+    torch.manual_seed(0)
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        runpy.run_path(str(program), run_name="__main__")
+    return out.getvalue()
+
+
+@pytest.fixture(autouse=True)
+def settings_put_back() -> Iterator[None]:
+    dtype = torch.get_default_dtype()
+    yield
+    torch.set_default_dtype(dtype)
+
+
+@contextmanager
+def without_finding(mode: str) -> Iterator[None]:
+    recorder().core.clear()
+    with gradsan.watch(mode) as watched:  # type: ignore[arg-type]
+        yield
+    assert [one for one in watched.diagnoses if one.severity != "note"] == [], f"{mode}:\n{watched}"
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+def test_a_right_program_prints_the_same_in_every_mode(program: Path) -> None:
+    plain = printed(program)
+    assert plain
+    for mode in ("watch", "deep", "heal"):
+        with without_finding(mode):
+            assert printed(program) == plain, mode
+    gradsan.enable()
+    gradsan.disable()
+    assert printed(program) == plain
