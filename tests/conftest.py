@@ -30,8 +30,8 @@ def nothing_left_on():
     yield
     if not was_on and is_on():
         recorder = sys.modules["gradsan.capture.recorder"]._recorder
-        while recorder.is_on:
-            recorder.stop()
+        for stretch in list(recorder._stretches):
+            recorder.stop(stretch)
         pytest.fail("gradsan was left on")
     assert were_wrapped or not wrappers(), "wrappers were left in torch"
 

@@ -118,6 +118,24 @@ def test_nested_and_repeated_use_is_harmless() -> None:
         assert len(outer.diagnoses) == 1, "each stretch reports its own"
 
 
+def test_stretches_may_end_in_any_order() -> None:
+    """Two threads, or a callback and a decorator, each end their own."""
+    for mode in ("nonfinite", "heal"):
+        other, wanted = gradsan.watch(), gradsan.watch(mode)
+        other.__enter__()
+        wanted.__enter__()
+        other.__exit__(None, None, None)
+        weight = torch.zeros(2, requires_grad=True)
+        value = torch.exp(weight)
+        value += 1
+        (value.sum() if mode == "heal" else weight.log().sum()).backward()
+        torch.optim.SGD([weight], lr=1.0).step()
+        wanted.__exit__(None, None, None)
+        assert [d.code for d in wanted.diagnoses] == ["GS101" if mode == "heal" else "GS601"]
+        assert not other.diagnoses
+    assert torch.equal(weight, torch.full((2,), -1.0)), "healed"
+
+
 def test_enable_and_disable() -> None:
     methods = dict(vars(torch.Tensor))
     assert gradsan.disable() is None, "nothing was enabled"

@@ -31,6 +31,7 @@ class Session:
         self._native = native
         self._recorder: Recorder | None = None
         self._since: Mark | None = None
+        self._stretch = 0
         self._evidence: Evidence | None = None
         self._forks = self._forks_end = 0
         self._explainer: Callable[[BaseException, Conflict | Failure | None], None] | None = None
@@ -71,7 +72,7 @@ class Session:
         self._since = self._recorder.mark()
         if self.teller is not None:
             self._recorder.tellers += (self.teller,)
-        self._recorder.start(self.mode, self._terms.asked())
+        self._stretch = self._recorder.start(self.mode, self._terms.asked())
         self.problems = tuple(self._recorder.problems or ())
 
     def meet(self, error: BaseException) -> Failure | None:
@@ -92,7 +93,7 @@ class Session:
         if self._recorder is None or self._evidence is not None:
             return
         self._forks_end = _member.forks()
-        self._recorder.stop()
+        self._recorder.stop(self._stretch)
         self._recorder.tellers = tuple(one for one in self._recorder.tellers if one != self.teller)
         self._recorder.explainers = tuple(one for one in self._recorder.explainers if one != self._explainer)
         self._evidence = self._recorder.evidence(self._since)

@@ -25,11 +25,11 @@ def recording(native: bool | None = None) -> Iterator[Recorder]:
     recorder.core.clear()
     recorder.conflicts.clear()
     recorder.guard.blind_spots.clear()
-    recorder.start()
+    stretch = recorder.start()
     try:
         yield recorder
     finally:
-        recorder.stop()
+        recorder.stop(stretch)
 
 
 def nodes_behind(*outputs: Any) -> list[Any]:

@@ -73,12 +73,10 @@ def test_a_failure_is_a_blind_spot_of_every_stretch(monkeypatch, broken, what):
     recorder = Recorder()
     with monkeypatch.context() as patch:
         broken(patch)
-        recorder.start()
-        recorder.stop()
+        recorder.stop(recorder.start())
     for _ in range(2):
         assert f"blind.self_check_{what}" in keys(recorder.evidence().seen.blind_spots)
-        recorder.start()
-        recorder.stop()
+        recorder.stop(recorder.start())
 
 
 def test_a_failure_is_said_by_every_way_in(monkeypatch, capsys):

@@ -187,11 +187,11 @@ def test_every_cell(native: bool) -> None:
     truths = {name: outcome(*cell) for name, cell in cells.items()}
     assert [name for name, truth in truths.items() if truth is None] == [], "every way of this table moves the counter"
     recorder = Recorder(native)
-    recorder.start()
+    stretch = recorder.start()
     try:
         faults = {name: fault_of(recorder, *cell, truths[name]) for name, cell in cells.items()}
     finally:
-        recorder.stop()
+        recorder.stop(stretch)
     assert {name: fault for name, fault in faults.items() if fault is not None} == {}
 
 

@@ -108,7 +108,7 @@ def test_both_cores_tell_of_nodes_since_the_last_backward(native):
     recorder = Recorder(native=native)
     told = []
     recorder.core.on_quiet = told.append
-    recorder.start()
+    stretch = recorder.start()
     try:
         recorder.core.quiet_nodes = 10
         weight = torch.ones(3, requires_grad=True)
@@ -119,7 +119,7 @@ def test_both_cores_tell_of_nodes_since_the_last_backward(native):
         for _ in range(12):
             weight = weight.mul(1.0)
     finally:
-        recorder.stop()
+        recorder.stop(stretch)
     assert [one - first for one in told] == [10, 11, 12]
 
 

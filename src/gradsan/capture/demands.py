@@ -26,22 +26,22 @@ class Asked(NamedTuple):
 
 
 class Demands:
-    """What is asked for just now, by all the stretches that lie within each other."""
+    """What is asked for just now, by all the stretches that run."""
 
     def __init__(self) -> None:
         """Nothing."""
         self._stretches: list[tuple[int, str, Asked]] = []
         self._halted: Message | None = None
 
-    def begin(self, depth: int, mode: str, asked: Asked) -> None:
-        """A stretch begins at this depth of nesting."""
+    def begin(self, number: int, mode: str, asked: Asked) -> None:
+        """The stretch of that number begins."""
         if not self._stretches:
             self._halted = None
-        self._stretches.append((depth, mode, asked))
+        self._stretches.append((number, mode, asked))
 
-    def end(self, depth: int) -> None:
-        """Those deeper than ``depth`` have ended."""
-        self._stretches = [one for one in self._stretches if one[0] <= depth]
+    def end(self, number: int) -> None:
+        """The stretch of that number has ended."""
+        self._stretches = [one for one in self._stretches if one[0] != number]
 
     @property
     def stop(self) -> bool:

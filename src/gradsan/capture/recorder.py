@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -95,7 +96,6 @@ class Recorder:
         self.emptied = Emptied(self.core, self.steps, self._scan_emptied, self._keep)
         self.deep = Deep(self.core, self._describe, self._keep, self._is_healed, self.emptied, self.guard.note)
         self.overwriting = Overwriting(self.core, self.deep, self.demands, self._keep, self.guard.run_hushed)
-        self._deep_depths: list[tuple[int, str]] = []
         self._deep_patches = Patches()
         self.uncounted = Uncounted(self.core, self._scan_before_backward)
         self.exports = Exports(self.core, self.guard.note, self._listen_to_nodes)
@@ -124,38 +124,55 @@ class Recorder:
             lambda optimizer: self.guard.run(partial(self.uncounted.stepped, optimizer)),
         )
         self.nonfinite = NonFiniteSearch(self.core, self.guard.note)
-        self._nonfinite_depth = 0
         self._nonfinite_patches = Patches()
         self.problems: list[Message] | None = None
         """What gradsan cannot do on this torch; None as long as nothing was watched."""
         self._patches = Patches()
         self._replacements: list[writes.Replacement] | None = None
-        self._depth = 0
+        self._stretches: dict[int, str] = {}
+        self._is_deep = self._is_searching = False
+        self._stretch_numbers = itertools.count(1)
         self._lock = threading.Lock()
 
     @property
     def is_on(self) -> bool:
         """Whether capture is running."""
-        return self._depth > 0
+        return bool(self._stretches)
 
-    def start(self, mode: str = "watch", asked: Asked | None = None) -> None:
-        """Begin to record; nested starts only count, and of their modes the strongest holds.
+    def start(self, mode: str = "watch", asked: Asked | None = None) -> int:
+        """Begin a stretch of recording and return its number; of the modes of those that run, the strongest holds.
 
         ``asked`` is what this stretch wants beyond being told.
         """
         with self._lock:
-            self._depth += 1
-            self.demands.begin(self._depth, mode, asked if asked is not None else Asked())
-            if self._depth == 1:
+            number = next(self._stretch_numbers)
+            is_first = not self._stretches
+            self._stretches[number] = mode
+            self.demands.begin(number, mode, asked if asked is not None else Asked())
+            if is_first:
                 self._start_watching()
             # After the rest, because what was replaced last is put back first.
-            if mode in ("deep", "heal"):
-                self._start_deep(mode)
-            elif mode == "nonfinite" and not self._nonfinite_depth:
-                self._nonfinite_depth = self._depth
-                self.guard.install(self._watch_values)
-            self._listen_for_halts()
-            self.overwriting.follow(bool(self._deep_depths))
+            self._follow_modes()
+        return number
+
+    def _follow_modes(self) -> None:
+        """Do what the stretches ask for that run now, and no longer what only others asked for."""
+        modes = set(self._stretches.values())
+        was_deep, was_searching = self._is_deep, self._is_searching
+        self._is_deep, self._is_searching = bool(modes & {"deep", "heal"}), "nonfinite" in modes
+        self.deep.mode = "heal" if "heal" in modes else "deep"
+        if self._is_deep and not was_deep:
+            self._look_always(True)
+            self.guard.install(self._keep_originals)
+        elif was_deep and not self._is_deep:
+            self._look_always(False)
+            self._deep_patches.undo()
+        if self._is_searching and not was_searching:
+            self.guard.install(self._watch_values)
+        elif was_searching and not self._is_searching:
+            self._stop_nonfinite()
+        self._listen_for_halts()
+        self.overwriting.follow(self._is_deep)
 
     def _start_watching(self) -> None:
         # A stretch of watching tells what it could not see itself.
@@ -196,32 +213,12 @@ class Recorder:
         self.listeners.call_after_backward(self.nonfinite.after_backward, wanted)
 
     def _stop_nonfinite(self) -> None:
-        if self._nonfinite_depth > self._depth:
-            self._nonfinite_depth = 0
-            self._listen_for_values(False)
-            self.guard.run(self.nonfinite.settle)
-            self._nonfinite_patches.undo()
-
-    def _start_deep(self, mode: str) -> None:
-        self._deep_depths.append((self._depth, mode))
-        if mode == "heal":
-            self.deep.mode = "heal"
-        if len(self._deep_depths) == 1:
-            self.deep.mode = "heal" if mode == "heal" else "deep"
-            self._look_always(True)
-            self.guard.install(self._keep_originals)
+        self._listen_for_values(False)
+        self.guard.run(self.nonfinite.settle)
+        self._nonfinite_patches.undo()
 
     def _keep_originals(self) -> None:
         self.deep.start(self._deep_patches)
-
-    def _stop_deep(self) -> None:
-        while self._deep_depths and self._deep_depths[-1][0] > self._depth:
-            self._deep_depths.pop()
-        if self._deep_depths:
-            self.deep.mode = "heal" if any(mode == "heal" for _, mode in self._deep_depths) else "deep"
-        elif self.changed_values.looks_always:
-            self._look_always(False)
-            self._deep_patches.undo()
 
     def _look_always(self, wanted: bool) -> None:
         for listener in (self.deep.before_backward, self.changed_values.before_backward):
@@ -292,11 +289,11 @@ class Recorder:
         for part in (self.life, self.changed_values, self.kept_gradients, self.wrapped, self.lost_updates):
             self.guard.run(partial(part.before_round, entry, rounds))
         # In deep mode what a Node is given is compared, whoever wrote.
-        if not self._deep_depths:
+        if not self._is_deep:
             self.guard.run_hushed(partial(self.hook_writes.before_round, entry, rounds))
 
     def _on_hand_out(self, storage: int) -> None:
-        if not self._deep_depths:
+        if not self._is_deep:
             self.guard.run_hushed(partial(self.hook_writes.handed_out, storage))
 
     def _on_differentiable(self, entry: Any, inputs: Any, result: Any) -> None:
@@ -315,7 +312,7 @@ class Recorder:
     def _on_write(self, tensor: Any, op: str, stack: Any) -> None:
         if self.core.running:
             self.guard.run_hushed(lambda: self.gradient_writes.on_write(tensor, op, stack))
-            if not self._deep_depths:
+            if not self._is_deep:
                 self.guard.run_hushed(lambda: self.hook_writes.on_write(tensor, op, stack))
         self.overwriting.written(tensor)
 
@@ -361,18 +358,14 @@ class Recorder:
     def _watch_steps(self) -> None:
         self.steps.install(self._patches)
 
-    def stop(self) -> None:
-        """End one start; the last one takes every hook and patch out again."""
+    def stop(self, number: int) -> None:
+        """End the stretch of that number, in whatever order; the last one takes every hook and patch out again."""
         with self._lock:
-            if self._depth == 0:
+            if self._stretches.pop(number, None) is None:
                 return
-            self._depth -= 1
-            self.demands.end(self._depth)
-            self._stop_deep()
-            self._stop_nonfinite()
-            self._listen_for_halts()
-            self.overwriting.follow(bool(self._deep_depths))
-            if self._depth:
+            self.demands.end(number)
+            self._follow_modes()
+            if self._stretches:
                 return
             self.core.active = False
             self._patches.undo()
@@ -469,7 +462,7 @@ class Recorder:
         known = len(self.failures)
         if known < _CONFLICTS_KEPT:
             self.guard.run(partial(self._meet, error))
-        if self._nonfinite_depth and isinstance(error, Exception):
+        if self._is_searching and isinstance(error, Exception):
             self.guard.run_hushed(partial(self.nonfinite.meet, error))
         return self.failures[-1] if len(self.failures) > known else None
 
