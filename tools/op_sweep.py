@@ -3,7 +3,8 @@
 Usage: ``python tools/op_sweep.py PROGRESS.jsonl [--only PATTERN] [--part K/N] [--threads 1 4] [--dtypes …]``. Every
 operator of ``op_db`` and every module of ``module_db`` is run in a process of its own, forked from one that has torch
 loaded; one line of JSON tells what differed. What ``PROGRESS.jsonl`` knows already is left out, so a sweep can be
-stopped and taken up again; ``--show`` only prints what it tells. Exit status 1 where anything differed.
+stopped and taken up again; ``--show`` only prints what it tells. Exit status 1 where anything differed. ``--at-most``
+takes a seeded few of the samples of each dtype, and ``--limit`` is for one dtype: pooling alone has 2,880 samples.
 
 A run is the forward, the gradients, the gradients with a graph, and the gradients of those. A mode differs where it
 raises something else than the plain run, computes another bit, or reports anything: these samples overwrite nothing
@@ -50,8 +51,11 @@ def sweep(
     threads: Sequence[int] = (1,),
     modes: Sequence[str] = MODES,
     at_most: int | None = None,
+    after_each: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """What differs in one operator or module; ``at_most`` bounds the samples of each dtype, chosen by a seed.
+
+    ``after_each`` gets what is known after each dtype.
 
     Gives ``{"target": …, "runs": samples, "unrepeatable": …, "different": [[mode, dtype, sample, what], …]}``.
     """
@@ -61,11 +65,14 @@ def sweep(
         torch.set_num_threads(count)
         for dtype in dtypes:
             try:
-                chosen = _chosen(len(_samples(target, dtype)), at_most)
+                samples = _samples(target, dtype)
             except Exception as error:  # a sample that this build of torch cannot make
                 told.setdefault("not_made", []).append([dtype, _short(error)])
                 continue
-            _compare(told, target, dtype, chosen, modes, f"{dtype}, {count} threads")
+            chosen = _chosen(len(samples), at_most)
+            _compare(told, _Samples(target, dtype, samples), chosen, modes, f"{dtype}, {count} threads")
+            if after_each is not None:
+                after_each(told)
     return told
 
 
@@ -75,17 +82,35 @@ def _chosen(count: int, at_most: int | None) -> list[int]:
     return sorted(random.Random(_SEED).sample(range(count), at_most))
 
 
-def _compare(
-    told: dict[str, Any], target: str, dtype: str, chosen: list[int], modes: Sequence[str], place: str
-) -> None:
-    plain, again = (_outcomes(target, dtype, chosen) for _ in range(2))
+class _Samples:
+    """The samples of one operator or module, made once where running them changes nothing that another run reads."""
+
+    def __init__(self, target: str, dtype: str, samples: list[Run]) -> None:
+        self._target = target
+        self._dtype = dtype
+        self._samples = samples
+        self.anew = target.startswith("module:")  # a module's buffers change
+
+    def all(self) -> list[Run]:
+        return _samples(self._target, self._dtype) if self.anew else self._samples
+
+    def outcomes(self, chosen: list[int]) -> dict[int, tuple[str, Any]]:
+        samples = self.all()
+        return {number: _in_bits(_outcome(samples[number])) for number in chosen}
+
+
+def _compare(told: dict[str, Any], samples: _Samples, chosen: list[int], modes: Sequence[str], place: str) -> None:
+    plain, again = (samples.outcomes(chosen) for _ in range(2))
+    if plain != again and not samples.anew:
+        samples.anew = True
+        plain, again = (samples.outcomes(chosen) for _ in range(2))
     told["runs"] += len(chosen)
     repeatable = {number for number in chosen if plain[number] == again[number]}
     told["unrepeatable"] += len(chosen) - len(repeatable)
     for mode in modes:
-        samples = _samples(target, dtype)
+        runs = samples.all()
         with gradsan.watch(mode) as watched:  # type: ignore[arg-type]
-            made = {number: _outcome(samples[number]) for number in chosen}
+            made = {number: _outcome(runs[number]) for number in chosen}
         found = {number: _in_bits(one) for number, one in made.items()}
         for number in chosen:
             same = found[number] == plain[number] if number in repeatable else found[number][0] == plain[number][0]
@@ -97,11 +122,6 @@ def _compare(
         for spot in watched.report.seen.blind_spots:
             if spot.key == "blind.collect_failed":
                 told["different"].append([mode, place, -1, str(spot)[:_TOLD]])
-
-
-def _outcomes(target: str, dtype: str, chosen: list[int]) -> dict[int, tuple[str, Any]]:
-    samples = _samples(target, dtype)
-    return {number: _in_bits(_outcome(samples[number])) for number in chosen}
 
 
 def _outcome(run: Run) -> tuple[str, Any]:
@@ -136,6 +156,8 @@ def _bits(value: Any) -> Any:
             return [_bits(one) for one in value.unbind()]
         if value.layout is not torch.strided:
             value = value.to_dense()
+        if value._is_zerotensor():  # zeros without memory, which no array can be made of
+            return "zeros", str(value.dtype), tuple(value.shape)
         value = value.resolve_conj().resolve_neg().contiguous()
         kind = (str(value.dtype), tuple(value.shape))
         return kind, value.reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
@@ -219,26 +241,31 @@ def _tensors(value: Any) -> Iterator[Any]:
 
 
 def _in_child(target: str, arguments: Any, limit: float) -> dict[str, Any]:
-    """:func:`sweep` in a forked process; one that dies or does not end is told as different."""
+    """:func:`sweep` in a forked process; one that dies, or in which a dtype takes too long, is told as different."""
     receiving, sending = multiprocessing.Pipe(duplex=False)
 
     def work() -> None:
-        sending.send(sweep(target, arguments.dtypes, arguments.threads, arguments.modes, arguments.at_most))
+        wanted = (arguments.dtypes, arguments.threads, arguments.modes, arguments.at_most)
+        sending.send((True, sweep(target, *wanted, after_each=lambda told: sending.send((False, told)))))
 
     child = multiprocessing.get_context("fork").Process(target=work)
     child.start()
     sending.close()
+    told: dict[str, Any] = {"target": target, "runs": 0, "unrepeatable": 0, "different": []}
     try:
-        if receiving.poll(limit):
-            return dict(receiving.recv())
-        end = f"no end after {limit:.0f} seconds"
+        ended = False
+        while not ended:
+            if not receiving.poll(limit):
+                told["different"].append(["all", "", -1, f"no end of a dtype after {limit:.0f} seconds"])
+                break
+            ended, told = receiving.recv()
     except EOFError:
         child.join()
-        end = f"the process ended with {child.exitcode}"
+        told["different"].append(["all", "", -1, f"the process ended with {child.exitcode}"])
     finally:
         child.kill()
         child.join()
-    return {"target": target, "runs": 0, "unrepeatable": 0, "different": [["all", "", -1, end]]}
+    return told
 
 
 def _show(lines: list[dict[str, Any]]) -> int:

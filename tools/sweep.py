@@ -17,6 +17,7 @@ import fnmatch
 import hashlib
 import json
 import os
+import random
 import signal
 import sys
 import warnings
@@ -139,13 +140,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--seconds", type=int, default=120, help="limit of one model")
-    parser.add_argument("--every", type=int, default=1, help="every n-th model only")
+    parser.add_argument("--sample", type=int, help="so many models only, chosen by a seed; more keep those of fewer")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     rows = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
     known = {row["model"] for row in rows}
     models = [entry for library in options.library for entry in zoo.entries(library)]
-    wanted = [entry for entry in models[:: options.every] if fnmatch.fnmatch(entry.name, options.only)]
+    wanted = [entry for entry in models if fnmatch.fnmatch(entry.name, options.only)]
+    if options.sample is not None:
+        random.Random(_SEED).shuffle(wanted)
+        wanted = wanted[: options.sample]
     with options.out.open("a") as out, Progress() as progress:
         for entry in progress.track(wanted, description="models"):
             if entry.name in known:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -54,6 +55,7 @@ _SIZES = {
 }
 _NO_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "sep_token_id")
 _LARGEST = 30_000_000
+_STUBS = torch.library.Library("torchvision", "FRAGMENT")
 _HEADS = (
     "MODEL_MAPPING_NAMES",
     "MODEL_FOR_CTC_MAPPING_NAMES",
@@ -172,9 +174,21 @@ def _timm_model(name: str) -> tuple[torch.nn.Module, Loss]:
 
 
 def _torchvision() -> Iterator[Entry]:
-    models = importlib.import_module("torchvision.models")
+    models = _torchvision_models()
     for name in models.list_models(module=models):
         yield Entry(f"torchvision:{name}", partial(_torchvision_model, models, name))
+
+
+def _torchvision_models() -> Any:
+    """``torchvision.models``, also beside a torch that torchvision's own operators are not built for."""
+    try:
+        return importlib.import_module("torchvision.models")
+    except RuntimeError:  # it registers fake kernels of operators that could not be loaded
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        for name in ("nms", "qnms"):
+            _STUBS.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        return importlib.import_module("torchvision.models")
 
 
 def _torchvision_model(models: Any, name: str) -> tuple[torch.nn.Module, Loss]:
