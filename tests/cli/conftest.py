@@ -22,11 +22,12 @@ def run_python(tmp_path: Path) -> Runner:
 
 
 @pytest.fixture
-def run_gradsan(tmp_path: Path) -> Runner:
+def run_gradsan(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Runner:
     """Run ``python -m gradsan`` with these words, in ``tmp_path`` unless told otherwise; a missing sentence fails."""
+    own = {"GRADSAN_TEXT": "strict", "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
 
     def run(*words: str, cwd: Path = tmp_path, env: Mapping[str, str] | None = None, stdin: str = "") -> Outcome:
-        return run_process(("-m", "gradsan", *words), cwd, {"GRADSAN_TEXT": "strict", **(env or {})}, stdin)
+        return run_process(("-m", "gradsan", *words), cwd, {**own, **(env or {})}, stdin)
 
     return run
 

@@ -21,7 +21,7 @@ def program(tmp_path):
     return file
 
 
-def test_it_shows_the_fix_and_leaves_the_file_alone(program, run_gradsan):
+def test_what_is_shown_is_kept_for_the_commands_that_write_it(program, run_gradsan, run_python):
     done = run_gradsan("fix", "--json", "out.json", "main.py")
     assert done.status == 0
     assert "+a = a + 1" in done.stderr
@@ -33,25 +33,24 @@ def test_it_shows_the_fix_and_leaves_the_file_alone(program, run_gradsan):
     assert best["verification"]["status"] == "passed"
     assert best["meaning"] == "preserved"
     assert best["verification"]["gradient_difference"] == 0
-
-
-def test_applied_it_runs_and_a_second_fix_finds_nothing(program, run_gradsan, run_python):
-    assert run_gradsan("fix", "--apply", "main.py").status == 0
+    used = "it found is used"
+    kept = run_gradsan("fix", "--patch", "fix.diff", "--json", "again.json", "main.py")
+    assert (kept.status, used in kept.stderr, "trying" in kept.stderr) == (0, True, False)
+    assert "+a = a + 1\t# more" in (program.parent / "fix.diff").read_text()
+    assert json.loads((program.parent / "again.json").read_text())["diagnoses"] == report["diagnoses"]
+    # With other arguments, or where a file has changed, it is searched anew.
+    program.write_text(BROKEN.replace("more", "changed"))
+    anew = run_gradsan("fix", "--apply", "2", "main.py")
+    assert (anew.status, used in anew.stderr) == (0, False)
+    assert "a = a.clone()\na += 1" in program.read_text()
+    program.write_text(BROKEN)
+    applied = run_gradsan("fix", "--apply", "main.py")
+    assert (applied.status, used in applied.stderr) == (0, False)
     assert program.read_text() == BROKEN.replace("a += 1", "a = a + 1")
     assert run_python("main.py").status == 0
     again = run_gradsan("fix", "main.py")
     assert again.status == 0
     assert "nothing to mend" in again.stderr
-
-
-def test_the_second_best_can_be_chosen(program, run_gradsan):
-    assert run_gradsan("fix", "--apply", "2", "main.py").status == 0
-    assert "a = a.clone()\na += 1" in program.read_text()
-
-
-def test_a_patch_for_git(program, run_gradsan):
-    assert run_gradsan("fix", "--patch", "fix.diff", "main.py").status == 0
-    assert "+a = a + 1\t# more" in (program.parent / "fix.diff").read_text()
 
 
 @pytest.mark.parametrize(

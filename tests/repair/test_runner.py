@@ -80,8 +80,10 @@ def test_each_trial_is_a_process_of_its_own(tmp_path, monkeypatch):
     assert [one.is_answered for one in ended] == [True, True, False, True]
     assert "ValueError: mine" in ended[3].output
     assert ended[3].failed_at == (str(file), 3)
-    # Two trials that write the same file are not run side by side.
-    assert (ended[0].runs_alone, ended[3].runs_alone) == (True, False)
+    # Each writes a copy of its own.
+    assert ended[0].changed_files == (str(tmp_path / "log"),)
+    assert not any(one.runs_alone for one in ended)
+    assert not (tmp_path / "log").exists()
     pids = {one.output.split()[0] for one in (*ended, late)}
     assert len(pids) == 5
     assert str(os.getpid()) not in pids

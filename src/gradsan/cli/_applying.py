@@ -65,6 +65,11 @@ def apply_fix(
     return True
 
 
+def is_agreed(what: Message, language: Language) -> bool:
+    """Whether somebody at the terminal lets every trial do ``what`` cannot be kept in a scratch layer."""
+    return bool(_is_answered(Message("fix.ask_uncovered", {"what": say(what, language)}), language))
+
+
 def _shown(files: Iterable[str]) -> str:
     return ", ".join(shown_path(file, working_directory(None)) for file in sorted(files))
 

@@ -96,7 +96,10 @@ class _Fixing:
 
     def run(self, number: int | None, *, applies: bool, asks: bool) -> int:
         """Search, show, keep and apply fix ``number``, None standing for the best; the exit status."""
-        found = self._search()
+        found = self._kept() if applies or "patch" in self.files else None
+        if found is None:
+            found = self._search(asks=asks)
+            self._keep(found)
         report = report_of(found, self.target)
         self._write("json", lambda: render_json(report, language=self.language, cwd=working_directory(None)))
         if not found.diagnoses:
@@ -116,7 +119,22 @@ class _Fixing:
         complain(kept or Message("fix.how_to_apply"), self.language)
         return 0
 
-    def _search(self) -> Found:
+    def _kept(self) -> Found | None:
+        from gradsan.repair.kept import find_kept
+
+        found = find_kept(self._asked(), self.limits, self.language)
+        if found is not None:
+            complain(Message("fix.found_before"), self.language)
+        return found
+
+    def _keep(self, found: Found) -> None:
+        from gradsan.repair.kept import keep
+
+        if found.diagnoses:
+            keep(found, self._asked(), self.limits, self.language)
+
+    def _search(self, *, asks: bool) -> Found:
+        from gradsan.cli._applying import is_agreed
         from gradsan.repair import find_fixes
 
         return find_fixes(
@@ -125,6 +143,7 @@ class _Fixing:
             lambda message: complain(message, self.language),
             lambda message: say(message, self.language),
             working_directory(None),
+            lambda message: not asks or is_agreed(message, self.language),
         )
 
     def _apply(self, found: Found, number: int | None, *, asks: bool) -> bool:
@@ -132,7 +151,7 @@ class _Fixing:
         from gradsan.repair import runs_well
 
         def is_well() -> bool:
-            return runs_well(self._asked(), self.limits)
+            return runs_well(self._asked(), self.limits, lets_through=found.lets_through)
 
         best = next(fix for fix in found.diagnoses[-1].fixes if fix.verification.status == "passed")
         if not is_wanted(best, number, asks=asks, language=self.language):

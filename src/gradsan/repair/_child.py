@@ -6,21 +6,28 @@ import dataclasses
 import os
 import pickle
 import resource
+import signal
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
+import gradsan
 from gradsan._imports import call_after_torch_import
 from gradsan.cli._program import Target, gradsan_path, perform, prepare, take_stage
 from gradsan.cli._uncaught import call_when_uncaught, wait_for_threads
 from gradsan.model import Diagnosis
+from gradsan.repair.libraries import is_library
 from gradsan.repair.overlay import lay_over, text_of
+from gradsan.repair.redirecting import Redirecting, Uncovered
+from gradsan.repair.scratch import Scratch, caches
 from gradsan.repair.seeding import seed_generators
 from gradsan.repair.trial import Recording, Request
-from gradsan.repair.written_files import WrittenFiles
 from gradsan.source.lines import source_line
+
+_OWN_FOLDER = os.path.join(str(Path(gradsan.__file__).parent), "")  # noqa: PTH118
 
 
 class _Watch:
@@ -143,8 +150,7 @@ def run_request(request: Request) -> tuple[int, bool]:
     stage = take_stage(launch)
     watch = _Measure(request) if request.mode == "measure" else _Watch(request)
     seed_generators()
-    files = WrittenFiles()
-    files.start()
+    files = _led_files(request)
     call_after_torch_import(watch.start)
     began = time.perf_counter()
     ending = perform(launch, stage)
@@ -153,10 +159,11 @@ def run_request(request: Request) -> tuple[int, bool]:
         if watch.started and ending.status == 0:
             watch.look_at_end(stage)
     seconds = time.perf_counter() - began
-    written = files.paths()
+    files.stop()
     if not watch.started:
         recording = Recording(finished=ending.status == 0, exception=ending.exception)
-        Path(request.result).write_bytes(pickle.dumps({"recording": recording, "seconds": seconds}))
+        answer = {"recording": recording, "seconds": seconds}
+        Path(request.result).write_bytes(pickle.dumps(answer))
         return ending.status, False
 
     watch.stop()
@@ -164,11 +171,45 @@ def run_request(request: Request) -> tuple[int, bool]:
     answer = {
         **watch.answer(ending.status == 0, ending.exception),
         "seconds": seconds,
-        "runs_alone": bool(written) or _runs_alone(),
+        "runs_alone": request.lets_through or _runs_alone(),
+        "changed_files": files.changed,
+        "read_files": _own_files([path and os.path.realpath(path), *files.read]),
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
     }
     Path(request.result).write_bytes(pickle.dumps(answer))
     return ending.status, True
+
+
+def _led_files(request: Request) -> Redirecting:
+    """What the program writes from now on goes to a folder beside the answer."""
+    folder = os.path.dirname(request.result)  # noqa: PTH120
+    files = Redirecting(Scratch(folder, caches()))
+
+    def give_up(what: Uncovered) -> None:
+        answer = {"uncovered": (*what, _user_place()), "changed_files": files.changed}
+        Path(request.result).write_bytes(pickle.dumps(answer))
+        # With what it has started; it may be one of those itself.
+        os.killpg(0, signal.SIGKILL)
+
+    files.start(None if request.lets_through else give_up)
+    return files
+
+
+def _own_files(read: Iterable[str | None]) -> tuple[str, ...]:
+    """The user's own files among those that were ``read`` or imported."""
+    imported = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    paths = {os.path.realpath(one) for one in (*read, *imported) if isinstance(one, str) and Path(one).is_absolute()}
+    return tuple(sorted(one for one in paths if not (is_library(one) or one.startswith(_OWN_FOLDER))))
+
+
+def _user_place() -> tuple[str, int] | None:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if os.path.isabs(file) and not is_library(file) and not file.startswith(_OWN_FOLDER):  # noqa: PTH117
+            return file, frame.f_lineno
+        frame = frame.f_back
+    return None
 
 
 def _runs_alone() -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from gradsan._ranks import rank_of
 from gradsan.cli import _program as program
 from gradsan.model import Diagnosis, Fix, Message, Seen
+from gradsan.present._places import shown_path
 from gradsan.repair import libraries
 from gradsan.repair.judging import Judge, Say, faults_of
 from gradsan.repair.patch import Patch, PatchError
@@ -23,8 +24,10 @@ from gradsan.repair.untried import untried
 
 Target = tuple[str, str, Sequence[str]]
 Progress = Callable[[Message], None]
+Agree = Callable[[Message], bool]
 
 _STEPS_MEASURED = 5
+_FILES_NAMED = 4
 _LEAST_SECONDS = 1.0
 """For each trial, before it may end with fewer than ``Limits.steps`` steps."""
 
@@ -47,7 +50,8 @@ class Found:
     ``chosen`` are the fixes that brought the program further, one for each fault in order. ``patches`` are those of the
     last fault whose program runs to its end, best first, in the order in which their fixes stand; each holds the chosen
     fixes of the faults before it. ``exception`` is how the program fails as it stands, ``left`` how it still fails
-    after all that helped. ``is_incomplete`` says that it could not be run to its failure.
+    after all that helped. ``is_incomplete`` says that it could not be run to its failure. ``lets_through``: somebody
+    agreed that trials do what no scratch layer holds. ``files`` are those of the user's that the program read.
     """
 
     diagnoses: tuple[Diagnosis, ...] = ()
@@ -59,6 +63,8 @@ class Found:
     is_incomplete: bool = False
     seen: Seen = field(default_factory=Seen)
     output: str = ""
+    lets_through: bool = False
+    files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,24 +85,50 @@ class _Search:
         return frozenset(self.judge.training(self.runner.run(self.reference)).differs_in)
 
 
-def find_fixes(target: Target, limits: Limits, progress: Progress, say: Say, cwd: Path | None) -> Found:
+def find_fixes(
+    target: Target,
+    limits: Limits,
+    progress: Progress,
+    say: Say,
+    cwd: Path | None,
+    agree: Agree = lambda _: False,
+) -> Found:
     """Run the program, then what may mend it, until it runs or no candidate brings it further.
 
     Of a job of several ranks, the program alone is run: each rank would search by what it has found itself.
-    ``progress`` is told what is being run; ``say`` puts a Message into the words of the report.
+    ``progress`` is told what is being run; ``say`` puts a Message into the words of the report. ``agree`` is asked
+    whether every trial may do what cannot be kept in a scratch layer: write such a file, start such a process.
     """
     with Runner(_target(target)) as runner:
-        return _find(runner, _request(target, limits), limits, progress, say, cwd)
+        request = _request(target, limits)
+        progress(Message("fix.running_original"))
+        first = runner.run(request)
+        if first.uncovered is not None:
+            question = _uncovered(*first.uncovered, cwd)
+            if not agree(question):
+                return Found(problems=(question, Message("fix.yes_lets_through")), is_incomplete=True)
+            request = replace(request, lets_through=True)
+            first = runner.run(request)
+        found = _find(runner, request, first, limits, progress, say, cwd)
+        return replace(found, lets_through=request.lets_through, files=first.read_files)
 
 
-def _find(runner: Runner, request: Request, limits: Limits, progress: Progress, say: Say, cwd: Path | None) -> Found:
-    progress(Message("fix.running_original"))
-    current = runner.run(request)
+def _uncovered(kind: str, what: str, place: tuple[str, int] | None, cwd: Path | None) -> Message:
+    shown = shown_path(what, cwd) if kind == "writes" else what
+    at = "?" if place is None else f"{shown_path(place[0], cwd)}:{place[1]}"
+    return Message(f"fix.uncovered_{kind}", {"what": shown, "place": at})
+
+
+def _find(
+    runner: Runner, request: Request, current: Trial, limits: Limits, progress: Progress, say: Say, cwd: Path | None
+) -> Found:
     rank = rank_of(os.environ)
     if rank is None and limits.include_libraries and (folders := libraries.taking_part(faults_of(current))):
         request = replace(request, own_folders=folders)
         current = runner.run(request)
     first = current
+    if current.changed_files:
+        progress(_kept_aside(current.changed_files, cwd))
     if current.timed_out:
         problem = Message("fix.timed_out", {"seconds": limits.timeout})
         return Found(problems=(problem,), is_incomplete=True, output=current.output)
@@ -152,10 +184,16 @@ def _find(runner: Runner, request: Request, limits: Limits, progress: Progress, 
     )
 
 
-def runs_well(target: Target, limits: Limits) -> bool:
+def _kept_aside(files: Sequence[str], cwd: Path | None) -> Message:
+    names = ", ".join(shown_path(file, cwd) for file in files[:_FILES_NAMED])
+    more = len(files) - _FILES_NAMED
+    return Message("fix.kept_aside", {"names": names if more <= 0 else f"{names}, …"})
+
+
+def runs_well(target: Target, limits: Limits, *, lets_through: bool = False) -> bool:
     """Whether the program as it lies on disk ends within the limits, without a fault and without an exception."""
     with Runner(_target(target), is_warm=False) as runner:
-        trial = runner.run(_request(target, limits))
+        trial = runner.run(replace(_request(target, limits), lets_through=lets_through))
     return not trial.timed_out and trial.recording.exception is None and trial.status == 0 and not faults_of(trial)
 
 

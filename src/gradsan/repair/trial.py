@@ -27,7 +27,8 @@ class Request:
     no limit; before, it ends where it has run for ``enough_seconds`` (0: no such limit) and every optimizer has made
     three steps since backward number ``past``, which is where the program failed. ``timeout`` are the seconds after
     which it is stopped. ``own_folders`` are counted as the user's own code, ``allowances`` name what PyTorch refuses
-    and this run carries out (see ``repair.allowances``); ``result`` is the file for the answer.
+    and this run carries out (see ``repair.allowances``); ``result`` is the file for the answer, beside which files that
+    the program writes are kept; with ``lets_through`` it may write past that, and start processes.
     """
 
     target: tuple[str, str, tuple[str, ...]]
@@ -40,6 +41,7 @@ class Request:
     own_folders: tuple[str, ...] = ()
     allowances: frozenset[str] = frozenset()
     result: str = ""
+    lets_through: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,10 @@ class Trial:
     ``is_answered`` says that its process lived to tell: a kernel may kill it, the program may leave by ``os._exit``.
     ``output`` is all that it said, ``printed`` what went to its standard output; ``failed_at`` is the file and line of
     the user's code in which the exception that ended it was raised. ``runs_alone`` says that it uses something of which
-    there is one: a device's memory, a port of the network, a file that it writes.
+    there is one: a device's memory, a port of the network, a file that is not kept aside.
+    ``changed_files`` are those that it wrote or removed, in the layer over the file system alone, ``read_files`` those
+    that it read. ``uncovered`` is what it was stopped for because no layer holds it: ``writes`` or ``starts``, the file
+    or the command, and the line of the user's code.
     ``written`` are the functions and lines that wrote, of each diagnosis: what tells one fault from another where
     lines have moved.
     """
@@ -164,6 +169,9 @@ class Trial:
     failed_at: tuple[str, int] | None = None
     is_answered: bool = True
     runs_alone: bool = False
+    changed_files: tuple[str, ...] = ()
+    read_files: tuple[str, ...] = ()
+    uncovered: tuple[str, str, tuple[str, int] | None] | None = None
 
     @property
     def timed_out(self) -> bool:

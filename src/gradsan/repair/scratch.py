@@ -1,0 +1,276 @@
+"""The scratch layer of a trial: files that the program writes lie beside its own, which stay as they are.
+
+What is written goes to a folder that is thrown away; what is read is looked for there first. Paths that the program
+names are *logical*: they name what the program sees, the scratch copy or the file itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import getpass
+import mmap
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+from typing import Any
+
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC
+_SYSTEM = ("/dev", "/proc", "/sys")
+_NAMED_CACHES = (
+    *("XDG_CACHE_HOME", "TORCH_HOME", "HF_HOME", "CUDA_CACHE_PATH"),
+    *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR"),
+)
+_MOST_LINKS = 40
+LARGEST_COPY = 1 << 31
+"""Bytes of a file that is copied because a part of it is to be written."""
+
+
+class TooLargeError(Exception):
+    """A file of which a part is to be written, and which is not copied for that."""
+
+
+class Scratch:
+    """The layer over the whole file system, from when it is made; ``folder`` is where it keeps what is written.
+
+    Paths below ``passing`` are the program's to write: caches, and what lies beside the trial's own answer.
+    """
+
+    def __init__(self, folder: str, passing: tuple[str, ...]) -> None:
+        """Nothing was written yet."""
+        self._upper = os.path.join(os.path.realpath(folder), "files")
+        self._passing = tuple(dict.fromkeys((*_SYSTEM, os.path.realpath(folder), *map(os.path.realpath, passing))))
+        self._gone: set[str] = set()
+        # Forked children write into the same layer.
+        self._used = mmap.mmap(-1, 1)
+        self._directory = os.path.realpath(os.curdir)
+        self._temporary = os.path.realpath(tempfile.gettempdir())
+        self._random_names: set[str] = set()
+        self.written: set[str] = set()
+
+    def start(self) -> None:
+        """Have files and folders of ``tempfile`` pass: sockets are made in them, which no layer holds."""
+        names: Any = type(tempfile._get_candidate_names())  # type: ignore[attr-defined]
+        draw = names.__next__
+
+        def drawing(sequence: Any) -> str:
+            name = str(draw(sequence))
+            self._random_names.add(name)
+            return name
+
+        names.__next__ = drawing
+
+    def stop(self) -> None:
+        """Take away what the program left behind of those."""
+        for one in os.listdir(self._temporary) if self._random_names else ():
+            path = os.path.join(self._temporary, one)
+            if self._is_temporary(path) and os.stat(path).st_uid == os.getuid():
+                if os.path.isdir(path) and not os.path.islink(path):
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    os.unlink(path)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether something was written or removed."""
+        return self._used[0] != 0
+
+    @property
+    def directory(self) -> str:
+        """The working directory as the program sees it."""
+        return self._directory
+
+    def passes(self, path: str) -> bool:
+        """Whether what is written at the logical ``path`` is not kept aside."""
+        return any(path == one or path.startswith(one + os.sep) for one in self._passing) or self._is_temporary(path)
+
+    def logical(self, path: Any, directory: int | None = None, *, follow: bool = True) -> str:
+        """The absolute path without links; of the last part, a link is kept where ``follow`` is False."""
+        text = os.fsdecode(path)
+        if not text:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), text)
+        found = "" if text.startswith(os.sep) else self._base(directory)
+        rest = text.split(os.sep)[::-1]
+        links = 0
+        while rest:
+            name = rest.pop()
+            if name in ("", os.curdir):
+                continue
+            if name == os.pardir:
+                found = found.rpartition(os.sep)[0]
+                continue
+            one = f"{found}{os.sep}{name}"
+            if follow or any(part not in ("", os.curdir) for part in rest):
+                there = self.there(one)
+                if os.path.islink(there) and not self._is_system(one):
+                    links += 1
+                    if links > _MOST_LINKS:
+                        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), text)
+                    target = os.readlink(there)
+                    found = "" if target.startswith(os.sep) else found
+                    rest.extend(target.split(os.sep)[::-1])
+                    continue
+            found = one
+        return found or os.sep
+
+    def there(self, path: str) -> str:
+        """Where what the logical ``path`` names lies; a place with nothing there, where it names nothing."""
+        above = self._upper + path
+        if self.is_used and (os.path.lexists(above) or self._is_gone(path)):
+            return above
+        return path
+
+    def names(self, path: str) -> list[str] | None:
+        """What lies in the logical directory ``path``; None where the directory itself shows it."""
+        above = self._upper + path
+        is_hidden = self._is_gone(path)
+        if not self.is_used or (not is_hidden and not os.path.isdir(above) and not self._has_gone_below(path)):
+            return None
+        upper = os.listdir(above) if os.path.isdir(above) else []
+        lower = os.listdir(path) if not is_hidden and os.path.isdir(path) else []
+        kept = [name for name in lower if name not in upper and not self._is_gone(os.path.join(path, name))]
+        return [*kept, *upper]
+
+    def opened(self, path: str, flags: int) -> str:
+        """The file to open for the logical ``path``: a scratch copy where ``flags`` write.
+
+        Raises:
+            OSError: as opening the file itself would.
+        """
+        there = self.there(path)
+        if not flags & WRITING or self.passes(path):
+            return there
+        try:
+            mode = os.stat(there).st_mode
+        except FileNotFoundError:
+            return self._new(path) if flags & os.O_CREAT else there
+        if not stat.S_ISREG(mode) or (flags & os.O_CREAT and flags & os.O_EXCL):
+            return there
+        if there == path:
+            _check_writable(path)
+            there = self._copied(path, with_content=not flags & os.O_TRUNC)
+        self._note(path)
+        return there
+
+    def made(self, path: str) -> str:
+        """Where to make something at the logical ``path``; what is there already stays in the way."""
+        there = self.there(path)
+        return there if self.passes(path) or os.path.lexists(there) else self._new(path)
+
+    def changed(self, path: str) -> str:
+        """A copy of what lies at the logical ``path``, whose mode or times may be changed."""
+        there = self.there(path)
+        if there != path or self.passes(path) or not os.path.lexists(path):
+            return there
+        self._note(path)
+        return self._copied(path, with_content=True)
+
+    def moved(self, path: str) -> str:
+        """A copy, of a directory with all that is in it, that may be moved away; :meth:`removed` hides the original."""
+        there = self.there(path)
+        if os.path.islink(there) or not os.path.isdir(there):
+            return self.changed(path)
+        names = self.names(path)
+        above = self._upper + path
+        os.makedirs(above, exist_ok=True)
+        for name in os.listdir(path) if names is None else names:
+            self.moved(os.path.join(path, name))
+        self._note(path)
+        return above
+
+    def removed(self, path: str) -> None:
+        """Nothing is at the logical ``path`` any more."""
+        self._note(path)
+        self._gone.add(path)
+
+    def entered(self, path: str) -> str:
+        """The directory to change to for the logical ``path``."""
+        return path if os.path.isdir(path) and not self._is_gone(path) else self.there(path)
+
+    def enter(self, path: str) -> None:
+        """The working directory is now the logical ``path``."""
+        self._directory = path
+
+    def shown(self, path: str) -> str:
+        """The logical path of a place in the scratch folder; any other path as it is."""
+        return path[len(self._upper) :] or os.sep if self.is_above(path) else path
+
+    def is_above(self, path: str) -> bool:
+        """Whether ``path`` is a place in the scratch folder."""
+        return path == self._upper or path.startswith(self._upper + os.sep)
+
+    def _is_temporary(self, path: str) -> bool:
+        if not self._random_names or not path.startswith(self._temporary + os.sep):
+            return False
+        first = path[len(self._temporary) + 1 :].partition(os.sep)[0]
+        return any(name in first for name in self._random_names)
+
+    def _base(self, directory: int | None) -> str:
+        if directory is None:
+            return self._directory
+        return self.shown(os.readlink(f"/proc/self/fd/{directory}"))
+
+    def _is_system(self, path: str) -> bool:
+        # /proc/self/fd/1 leads to no path at all.
+        return path.startswith("/proc/")
+
+    def _is_gone(self, path: str) -> bool:
+        return bool(self._gone) and any(path == one or path.startswith(one + os.sep) for one in self._gone)
+
+    def _has_gone_below(self, path: str) -> bool:
+        return any(one.rpartition(os.sep)[0] == path for one in self._gone)
+
+    def _new(self, path: str) -> str:
+        parent = os.path.dirname(path)
+        there = self.there(parent)
+        if not stat.S_ISDIR(os.stat(there).st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+        _check_writable(there)
+        os.makedirs(self._upper + parent, exist_ok=True)
+        self._note(path)
+        return self._upper + path
+
+    def _copied(self, path: str, *, with_content: bool) -> str:
+        above = self._upper + path
+        os.makedirs(os.path.dirname(above), exist_ok=True)
+        self._used[0] = 1
+        if os.path.islink(path):
+            os.symlink(os.readlink(path), above)
+        elif os.path.isdir(path):
+            os.makedirs(above, exist_ok=True)
+        elif with_content:
+            if os.stat(path).st_size > LARGEST_COPY:
+                raise TooLargeError(path)
+            shutil.copyfile(path, above)
+        else:
+            Path(above).touch()
+        if not os.path.islink(path):
+            shutil.copystat(path, above)
+        return above
+
+    def _note(self, path: str) -> None:
+        self.written.add(path)
+        self._used[0] = 1
+
+
+def _check_writable(path: str) -> None:
+    if not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+
+def caches() -> tuple[str, ...]:
+    """Folders that libraries keep what they have downloaded or compiled in: every trial may use and fill them."""
+    home = os.path.expanduser("~")
+    temporary = tempfile.gettempdir()
+    given = [os.environ[name] for name in _NAMED_CACHES if os.environ.get(name)]
+    user = f"torchinductor_{_user()}"
+    own = (".cache", ".triton", ".nv", os.path.join("Library", "Caches"))
+    return (*given, os.path.join(temporary, user), *(os.path.join(home, one) for one in own))
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
