@@ -16,7 +16,8 @@ import gradsan
 
 
 @pytest.mark.parametrize("native", core_kit.CORES)
-def test_a_saved_tensor_shows_what_the_programs_hooks_gave(native: bool) -> None:
+@pytest.mark.parametrize("mode", ["watch", "deep"])
+def test_a_saved_tensor_shows_what_the_programs_hooks_gave(mode: Any, native: bool) -> None:
     def pack(tensor: Any) -> Any:
         return [tensor]
 
@@ -24,14 +25,23 @@ def test_a_saved_tensor_shows_what_the_programs_hooks_gave(native: bool) -> None
         return packed[0]
 
     x = torch.ones(2, requires_grad=True)
-    with gradsan.watch(native=native):
+    with gradsan.watch(mode, native=native):
         with saved_tensors_hooks(pack, unpack):
             y = x**2
         saved = y.grad_fn._raw_saved_self
         if hasattr(saved, "data"):
             assert saved.data[0] is x
             assert saved.unpack_hook is unpack
-            assert x.exp().grad_fn._raw_saved_result.unpack_hook is None
+            middle = x.exp()
+            square = middle**2  # its Node holds the slot
+            result, given = middle.grad_fn._raw_saved_result, square.grad_fn._raw_saved_self
+            assert result.unpack_hook is given.unpack_hook is None
+            assert given.data is middle
+            assert not result.data.requires_grad
+            assert torch.equal(result.data, middle)
+            given.register_hooks(pack, unpack)
+            assert given.unpack_hook is unpack
+            assert given.data[0] is not middle
     y.sum().backward()
     assert x.grad.tolist() == [2, 2]
 

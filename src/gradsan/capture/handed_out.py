@@ -1,9 +1,10 @@
-"""Saved tensors as Python code gets them in deep mode: the very objects, in slots that take the program's hooks."""
+"""Saved tensors as Python code gets them in deep mode: the very objects, in slots that take and show its own hooks."""
 
 from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,9 +22,9 @@ _WRITES_ITS_INPUT = (
 
 
 class HandedOut:
-    """Stands before ``ctx.saved_tensors`` and ``SavedTensor.register_hooks``, as hooks of gradsan's stand in the slots.
+    """Stands before ``ctx.saved_tensors`` and a ``SavedTensor``'s own, as hooks of gradsan's stand in the slots.
 
-    Of a slot with hooks PyTorch makes a new tensor each time it is read, and takes no further hooks.
+    Of a slot with hooks PyTorch makes a new tensor each time it is read, takes no further hooks and shows these.
     """
 
     def __init__(self, core: Any) -> None:
@@ -43,6 +44,8 @@ class HandedOut:
             self.knows_readers = True
             patches.set(BackwardCFunction, "saved_tensors", property(self._saved_tensors))
             patches.set(kind, "register_hooks", self._registering(kind.register_hooks))
+            patches.set(kind, "data", _shown(kind, "data", _data_of))
+            patches.set(kind, "unpack_hook", _shown(kind, "unpack_hook", lambda kept: kept.hooks and kept.hooks[1]))
 
     def _saved_tensors(self, function: Any) -> Any:
         """``ctx.saved_tensors`` of a custom Function."""
@@ -78,6 +81,24 @@ class HandedOut:
 
 
 _SAVED_TENSORS: Any = BackwardCFunction.saved_tensors
+
+
+def _shown(kind: Any, name: str, shown: Callable[[Kept], Any]) -> property:
+    """An attribute of a slot as the program gets it; ``shown`` tells it of one that gradsan's hooks stand in."""
+    read = vars(kind)[name]
+
+    def get(saved: Any) -> Any:
+        kept = _torch.packed_object(saved)
+        return shown(kept) if isinstance(kept, Kept) else read.__get__(saved)
+
+    return property(get)
+
+
+def _data_of(kept: Kept) -> Any:
+    if kept.hooks is not None:
+        return kept.hooks[0]
+    very = kept.very_tensor
+    return kept.alias if very is None else very
 
 
 def _very_tensor(slot: Any, given: Any) -> Any:

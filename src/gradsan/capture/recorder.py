@@ -160,7 +160,8 @@ class Recorder:
         modes = set(self._stretches.values())
         was_deep, was_searching = self._is_deep, self._is_searching
         self._is_deep, self._is_searching = bool(modes & {"deep", "heal"}), "nonfinite" in modes
-        self.deep.mode = "heal" if "heal" in modes else "deep"
+        if self._is_deep:  # what was saved under heal mode is healed after it has ended, too
+            self.deep.mode = "heal" if "heal" in modes else "deep"
         if self._is_deep and not was_deep:
             self._look_always(True)
             self.guard.install(self._keep_originals)

@@ -25,8 +25,9 @@ import torch
 from gradsan.capture._torch.modes import hushed, without_dispatch_modes
 
 _SHOWS_DATA = hasattr(torch._C._autograd.SavedTensor, "data")
-# Read past what the program is shown instead (saves.py).
+# Read past what the program is shown instead (saves.py, handed_out.py).
 _DATA: Any = vars(torch._C._autograd.SavedTensor).get("data")
+_UNPACK_HOOK: Any = vars(torch._C._autograd.SavedTensor).get("unpack_hook")
 _UNPACKS = hasattr(torch._C._autograd.SavedTensor, "unpack")
 _PATIENCE = 2.0
 _VERSIONS = re.compile(r"is at version \d+; expected version (?P<saved>\d+) instead")
@@ -76,7 +77,8 @@ def is_hooked(saved: Any) -> bool:
 
     Missing ``unpack_hook``: True, and nothing is read.
     """
-    hook = getattr(saved, "unpack_hook", True)
+    are_shown = _SHOWS_DATA and _UNPACK_HOOK is not None
+    hook = _UNPACK_HOOK.__get__(saved) if are_shown else getattr(saved, "unpack_hook", True)
     return hook is not None and hook is not _give
 
 
