@@ -66,7 +66,8 @@ class Steps:
     def install(self, patches: Patches) -> None:
         """Watch every optimizer's ``step`` (by torch's public hooks) and every entry into the engine."""
         core = self._core
-        begin, end = register_optimizer_step_pre_hook(core.step_begin), register_optimizer_step_post_hook(core.step_end)
+        begin = register_optimizer_step_pre_hook(_torch.untraced(core.step_begin))
+        end = register_optimizer_step_post_hook(_torch.untraced(core.step_end))
         patches.on_undo(begin.remove)
         patches.on_undo(end.remove)
         for namespace, name in _torch.engine_entry_points():

@@ -115,8 +115,10 @@ def all_as_written(ops: Iterable[str]) -> list[str]:
     return [op for op in shown if op != _ASSIGNMENT or not any(other in _AUGMENTED.values() for other in shown)]
 
 
-def update_name(update: Write) -> str | Message:
-    """What updated a parameter: ``Adam.step``, or words for an update by hand."""
+def update_name(facts: Facts, update: Write) -> str | Message:
+    """What updated a parameter: ``Adam.step``, or words for a compiled graph or for an update by hand."""
+    if update.clock in facts.by_compiled:
+        return Message("label.update_in_compiled")
     return update.op if update.kind == "step" else Message("label.update_by_hand", {"op": as_written(update.op)})
 
 

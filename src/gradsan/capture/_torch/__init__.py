@@ -18,9 +18,11 @@ from gradsan.capture._torch.checkpoints import (
 )
 from gradsan.capture._torch.compilers import (
     COMPILER_ERRORS,
+    COMPILER_FRAMES,
     compiler_error_class,
     is_building_graph,
     keep_traced_graph,
+    never_compile,
     traced_graph,
     without_data,
 )
@@ -83,6 +85,7 @@ from gradsan.capture._torch.modes import (
     is_traced_by_dynamo,
     is_transformed,
     unhush,
+    untraced,
     without_dispatch_modes,
 )
 from gradsan.capture._torch.modules import (
@@ -154,6 +157,7 @@ from gradsan.capture._torch.wrappers import has_wrapper_classes, inner_tensors
 
 __all__ = [
     "COMPILER_ERRORS",
+    "COMPILER_FRAMES",
     "DETACHED",
     "MODULE_CALLS",
     "PLAIN_TENSORS",
@@ -237,6 +241,7 @@ __all__ = [
     "may_communicate",
     "memory_of",
     "name_in_module",
+    "never_compile",
     "node_sequence",
     "normalisation_classes",
     "operator_class",
@@ -272,6 +277,7 @@ __all__ = [
     "top_hooks",
     "traced_graph",
     "unhush",
+    "untraced",
     "use_count",
     "variable_function",
     "version_error",

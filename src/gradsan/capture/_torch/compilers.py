@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import sys
+from types import CodeType
 from typing import Any
 
 import torch
@@ -38,6 +39,25 @@ COMPILER_ERRORS = "torch._dynamo.exc"
 """The module of the error that a failing compiler becomes. Missing: nothing is kept for :func:`traced_graph`."""
 
 _TRACED = "_gradsan_traced"
+
+
+COMPILER_FRAMES = "torch._dynamo.eval_frame"
+"""The module without which no frame is compiled. Missing: frames of gradsan's own functions are compiled, too."""
+
+
+def never_compile(code: CodeType, *, with_callees: bool) -> None:
+    """Have torch.compile run the frames of ``code`` as they are, ``with_callees`` whatever these call, too.
+
+    Such a frame comes to the compiler where compiled code has called something that it could not trace. Whether a
+    function is traced as a part of its caller's graph does not change.
+    """
+    native: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    if hasattr(native, "set_code_exec_strategy"):
+        skip = native._FrameAction.SKIP
+        callees = skip if with_callees else native._FrameAction.DEFAULT
+        native.set_code_exec_strategy(code, native._FrameExecStrategy(skip, callees))
+    elif hasattr(native, "skip_code"):
+        native.skip_code(code)
 
 
 def compiler_error_class() -> Any:

@@ -78,6 +78,18 @@ _disable_modes: Callable[[], Any] | None = getattr(torch.utils._python_dispatch,
 _modes_entered: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 
 
+def untraced(hook: Callable[..., None]) -> Callable[..., None]:
+    """``hook`` for calls that run: torch.compile, which traces hooks of steps, finds nothing that breaks its graph."""
+    # Dynamo knows this function as a constant of what it traces.
+    compiling = is_compiling
+
+    def call(*args: Any) -> None:
+        if not compiling():
+            hook(*args)
+
+    return call
+
+
 def is_transformed() -> bool:
     """Whether a transform of ``torch.func`` runs in this thread. Missing: False."""
     return _transform_level is not None and _transform_level() is not None

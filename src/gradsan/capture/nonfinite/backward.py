@@ -69,6 +69,10 @@ class Backward:
                 reached.append((leaf, min(origins, key=lambda origin: origin.number)))
         return reached
 
+    def has(self, clock: int) -> bool:
+        """Whether the backward that began at ``clock`` runs and is watched."""
+        return clock in self._runs
+
     def leaves(self, clock: int) -> list[Any]:
         """The leaves of a running backward."""
         run = self._runs.get(clock)

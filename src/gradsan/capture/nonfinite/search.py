@@ -85,11 +85,14 @@ class NonFiniteSearch:
     def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look at the loss, and have the gradients looked at; as ``listeners.BeforeBackward``."""
         clock, stack, outputs = entry[0], entry[1], entry[3]
-        self._quietly(lambda: self._begin(clock, stack, outputs))
+        # A backward that a compiler traces computes nothing, and all that is done meanwhile may be traced, too.
+        if all(_torch.has_values(one) for one in outputs if _torch.is_tensor(one)):
+            self._quietly(lambda: self._begin(clock, stack, outputs))
 
     def after_backward(self, entry: Any) -> None:
         """Gather what a backward has left in ``.grad``; as ``listeners.AfterBackward``."""
-        self._quietly(lambda: self._end(entry[0], entry[1]))
+        if self._backward.has(entry[0]):
+            self._quietly(lambda: self._end(entry[0], entry[1]))
 
     def _begin(self, clock: int, stack: Any, outputs: Any) -> None:
         self._noticed = stack

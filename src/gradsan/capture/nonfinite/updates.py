@@ -42,8 +42,8 @@ class Updates:
         def before(optimizer: Any, args: Any, kwargs: Any) -> None:
             run(lambda: self._steps(optimizer))
 
-        patches.on_undo(register_optimizer_step_pre_hook(before).remove)
-        patches.on_undo(register_optimizer_step_post_hook(after).remove)
+        patches.on_undo(register_optimizer_step_pre_hook(_torch.untraced(before)).remove)
+        patches.on_undo(register_optimizer_step_post_hook(_torch.untraced(after)).remove)
 
     def forget(self) -> None:
         """Begin anew."""

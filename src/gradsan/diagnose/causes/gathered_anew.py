@@ -16,7 +16,7 @@ def match(facts: Facts) -> Diagnosis | None:
     if facts.conflict.way != SLUG:
         return None
     updates = facts.updates
-    writer = label_room.update_name(updates[0]) if updates else Message("label.some_writer")
+    writer = label_room.update_name(facts, updates[0]) if updates else Message("label.some_writer")
     values = {"name": facts.name, "op": facts.op}
     return build.diagnosis(
         facts,

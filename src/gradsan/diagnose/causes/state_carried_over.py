@@ -32,7 +32,7 @@ def match(facts: Facts) -> Diagnosis | None:
         SLUG,
         values={
             "bridge": shown,
-            "update": label_room.update_name(facts.updates[0]),
+            "update": label_room.update_name(facts, facts.updates[0]),
             "step": use.step,
             "earlier": save.step,
         },

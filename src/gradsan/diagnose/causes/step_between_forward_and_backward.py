@@ -28,7 +28,7 @@ def match(facts: Facts) -> Diagnosis | None:
         facts,
         CODE,
         SLUG,
-        values={"update": label_room.update_name(update)},
+        values={"update": label_room.update_name(facts, update)},
         labels=label_room.standard(facts, used=Message("label.used_after_step", {"op": facts.op})),
         fixes=_fixes(facts) if update else (),
         notes=tuple(notes),
