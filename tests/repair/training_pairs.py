@@ -43,6 +43,21 @@ def _with(rows: list[str], mark: str) -> str:
 
 
 PAIRS = {
+    # What the layer is told is text of the program, and no part of its training.
+    "in_place_layer": pair(
+        """
+-net = nn.Sequential(nn.Linear(3, 4), nn.Sigmoid(), nn.Hardtanh(0.4, 0.6, inplace=True), nn.Linear(4, 1))
++net = nn.Sequential(nn.Linear(3, 4), nn.Sigmoid(), nn.Hardtanh(0.4, 0.6, inplace=False), nn.Linear(4, 1))
+!net = nn.Sequential(nn.Linear(3, 4), nn.Sigmoid(), nn.Hardtanh(0.0, 1.0, inplace=False), nn.Linear(4, 1))
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(4):
+    opt.zero_grad()
+    net(torch.randn(5, 3)).pow(2).mean().backward()
+    opt.step()
+""",
+        "gradients",
+        "changed",
+    ),
     # The next backward adds to a gradient that was kept by reference: the critic learns from both losses.
     "gradients_kept_by_reference": pair(
         ACTOR_CRITIC

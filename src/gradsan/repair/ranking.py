@@ -12,6 +12,9 @@ from gradsan.repair.trial import Cost, Trial
 COST_TOLERANCE = 0.02
 """Costs closer than this to those of the leanest fix count as equal, so that a copy of little does not outweigh a
 larger change."""
+DEAR = 1.25
+"""Times the cost of the leanest fix of the same training from which on a smaller edit does not outweigh it: a copy of
+the whole in every round of a loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ def measured(tried: Sequence[Tried], measure: Callable[[Sequence[Patch]], Sequen
     Only those are run once more: costs break ties.
     """
     passed = [number for number, one in enumerate(tried) if one.passed]
-    ranks = {number: (*_standing(tried[number]), tried[number].patch.size) for number in passed}
+    ranks = {number: (*_standing(tried[number]), _size_if_changed(tried[number])) for number in passed}
     compared = [number for number in passed if ranks[number] == min(ranks.values())]
     measures = measure([tried[number].patch for number in compared]) if len(compared) > 1 else ()
     found = dict(zip(compared, measures, strict=False))
@@ -76,7 +79,8 @@ def ranked_fixes(tried: Sequence[Tried], *, was_refused: bool = False) -> list[T
 
 def _rank(tried: Tried, named: int, was_refused: bool) -> tuple[object, ...]:
     verification = tried.fix.verification
-    cost = ((verification.time_ratio or 1.0) + (verification.memory_ratio or 1.0)) / 2 - 1.0
+    time, memory = verification.time_ratio or 1.0, verification.memory_ratio or 1.0
+    cost = (time + memory) / 2 - 1.0
     is_preserved = tried.fix.meaning == "preserved"
     return (
         not tried.passed,
@@ -84,6 +88,7 @@ def _rank(tried: Tried, named: int, was_refused: bool) -> tuple[object, ...]:
         *_standing(tried),
         0 if is_preserved and not was_refused else named,
         0.0 if is_preserved else verification.gradient_difference or 0.0,
+        is_preserved and max(time, memory) > DEAR,
         tried.patch.size,
         int(cost / COST_TOLERANCE),
     )
@@ -96,6 +101,10 @@ def _standing(tried: Tried) -> tuple[int, bool]:
     # A fix that was not compared (no reference) may say that it preserves nothing.
     closeness = _VERDICTS.index(verdict) if verdict in _VERDICTS else 0 if is_preserved else len(_VERDICTS)
     return closeness, not is_preserved and not is_implied(tried.fix)
+
+
+def _size_if_changed(tried: Tried) -> int:
+    return 0 if tried.fix.meaning == "preserved" else tried.patch.size
 
 
 def _with_cost(tried: Tried, cost: Cost, leanest: Cost) -> Tried:

@@ -81,7 +81,7 @@ def compare_trainings(reference: Recording, candidate: Recording, printed: tuple
             other = tried.values.get(name)
             if other is None or value.standing == other.standing == "graph" or _alike(value, other, position):
                 continue
-            if name in at_end and not right.is_end:
+            if (name in at_end and not right.is_end) or _is_setting(name, reference, candidate):
                 continue
             is_kept = has_rounds and name not in right.passing and _is_kept(name, value, reference.moments)
             is_kept = is_kept and not _comes_later(name, other, pairs[: position if not right.is_end else 0])
@@ -138,6 +138,16 @@ def _is_kept(name: str, value: Value, moments: Sequence[Moment]) -> bool:
     if path.rpartition(".")[2] in _STATISTICS:
         return False
     return "." in path or "[" in path or value.dtype == "int" or _stays(name, moments)
+
+
+def _is_setting(name: str, *runs: Recording) -> bool:
+    """Whether it is a flag of an object that neither run changes (``inplace``): text of the program, no training."""
+    values = [one.values[name] for run in runs for one in run.moments if name in one.values]
+    return (
+        "." in name
+        and all(one.dtype == "bool" and not one.shape for one in values)
+        and all(len({one.values[name].checksum for one in run.moments if name in one.values}) == 1 for run in runs)
+    )
 
 
 def _stays(name: str, moments: Sequence[Moment]) -> bool:
