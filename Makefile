@@ -10,7 +10,7 @@ INSTALLED_FROM := pyproject.toml constraints.txt hatch_build.py $(wildcard src/g
 .PHONY: help demo test test-long test-native lint types bench docs build clean
 
 help:
-	@echo "make demo    run a failing GAN training under gradsan and see the report"
+	@echo "make demo    run a failing GAN training under gradsan, see the report, and what mends it"
 	@echo "make test    run the tests"
 	@echo "make test-long  the long ones, too"
 	@echo "make test-native  the C core under sanitizers (Linux, gcc)"
@@ -21,13 +21,17 @@ help:
 	@echo "make build   source distribution and wheel into dist/"
 	@echo "make clean   remove .venv and everything built"
 
-# The demo's program is broken on purpose: it has to fail (exit status 1), and gradsan has to say why.
+# The demo's program is broken on purpose: it has to fail (exit status 1), gradsan has to say why, and to find a fix.
 demo: $(STAMPS)/test
 	@echo "==> gradsan run examples/gan/train.py    (this program fails: that is what the demo shows)"
 	@$(BIN)/gradsan run --json $(VENV)/demo.json examples/gan/train.py; status=$$?; \
 	if [ $$status -ne 1 ]; then echo "demo: the program was to fail with exit status 1; it ended with $$status" >&2; exit 1; fi; \
-	$(BIN)/python -c 'import json; found = json.load(open("$(VENV)/demo.json"))["diagnoses"]; assert found, "no diagnosis"' && \
-	echo "==> the program failed, as it was to, and the report above says why; examples/gan/fixed.py is the working one"
+	$(BIN)/python -c 'import json; found = json.load(open("$(VENV)/demo.json"))["diagnoses"]; assert found, "no diagnosis"'
+	@echo "==> the program failed, as it was to, and the report above says why"
+	@echo "==> gradsan fix --steps 4 examples/gan/train.py    (candidates are tried; no file is changed)"
+	@$(BIN)/gradsan fix --steps 4 --json $(VENV)/demo.json examples/gan/train.py
+	@$(BIN)/python -c 'import json; fixes = json.load(open("$(VENV)/demo.json"))["diagnoses"][0]["fixes"]; assert fixes[0]["verification"]["status"] == "passed", fixes[0]'
+	@echo "==> each diff above was run; gradsan fix --apply writes the first; examples/gan/fixed.py is the working program"
 
 test: $(STAMPS)/test
 	$(BIN)/python -m pytest -n 2
@@ -48,6 +52,7 @@ types: $(STAMPS)/test $(STAMPS)/lint
 bench: $(STAMPS)/test
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/fix.py
 
 # The theme warns of the next mkdocs at every build; constraints.txt keeps to this one.
 docs: $(STAMPS)/test $(STAMPS)/docs

@@ -130,6 +130,9 @@ def _import_ahead(modules: Iterable[str]) -> None:
         if "torch" in sys.modules:
             for name in (*_PACKAGES_THAT_ARE_THERE, *_OWN):
                 importlib.import_module(name)
+            from gradsan.repair.redirecting import look_for_holders
+
+            look_for_holders()
             _watch_once()
 
 

@@ -52,6 +52,11 @@ _LOADING = (
 )
 _OWN_OF_MULTIPROCESSING = ("resource_tracker", "semaphore_tracker")
 _MOST_READ = 10_000
+_FUNCTIONS = (
+    *(*_READ, *_CHANGED, *_NOT_FOLLOWED, *_MADE, *_REMOVED),
+    *("rename", "replace", "symlink", "link", "open", "listdir", "scandir", "chdir", "getcwd", "getcwdb"),
+)
+_NOT_LED = ("importlib", "_frozen_importlib", "gradsan.repair.")
 _CLASSES_OF = ("pathlib", "pathlib._local", "glob")
 """Modules whose classes keep functions of ``os`` as their own."""
 
@@ -451,21 +456,37 @@ class _Entry:
         return os.lstat(self.path).st_ino
 
 
+_holders: list[tuple[Any, str, int]] = []
+_looked_through: set[str] = set()
+
+
+def look_for_holders() -> None:
+    """Note which modules hold functions of ``os``, or ``open``, by a name of their own.
+
+    In the process that trials are forked from: to look through all of its modules in each of them copies its memory.
+    """
+    originals = {id(vars(os)[name]) for name in _FUNCTIONS if name in vars(os)} | {id(open)}
+    for name, module in list(sys.modules.items()):
+        if name in _looked_through or name in ("posix", "nt") or name.startswith(_NOT_LED):
+            continue
+        _looked_through.add(name)
+        space = getattr(module, "__dict__", {})
+        _holders.extend((space, key, id(value)) for key, value in list(space.items()) if id(value) in originals)
+        for one in [value for value in space.values() if isinstance(value, type)] if name in _CLASSES_OF else ():
+            for key, value in list(vars(one).items()):
+                inner = value.__func__ if isinstance(value, staticmethod) else value
+                if id(inner) in originals:
+                    _holders.append((one, key, id(inner)))
+
+
 def _replace_everywhere(led: dict[Any, Any]) -> None:
     """Put the new functions where modules that are imported hold the old ones by a name of their own."""
     by_identity = {id(old): new for old, new in led.items()}
-    for name, module in list(sys.modules.items()):
-        if name in ("posix", "nt") or name.startswith(("importlib", "_frozen_importlib", "gradsan.repair.")):
+    look_for_holders()
+    for holder, key, identity in _holders:
+        if identity not in by_identity:
             continue
-        spaces = [vars(module)] if hasattr(module, "__dict__") else []
-        for space in spaces:
-            for key, value in list(space.items()):
-                new = by_identity.get(id(value))
-                if new is not None:
-                    space[key] = new
-        if name in _CLASSES_OF:
-            for one in [value for value in vars(module).values() if isinstance(value, type)]:
-                for key, value in list(vars(one).items()):
-                    inner = value.__func__ if isinstance(value, staticmethod) else value
-                    if id(inner) in by_identity:
-                        setattr(one, key, staticmethod(by_identity[id(inner)]))
+        if isinstance(holder, type):
+            setattr(holder, key, staticmethod(by_identity[identity]))
+        elif id(holder.get(key)) == identity:
+            holder[key] = by_identity[identity]
