@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import gradsan
+from gradsan.capture.noted import Notes
 
 MODES = ("watch", "deep")
 every_mode = pytest.mark.parametrize("mode", MODES)
@@ -484,6 +485,20 @@ def test_what_hangs_on_ctx_was_written(kept: str, way: str, mode: str) -> None:
         y.sum().backward()
     wrong = not torch.allclose(x.grad, torch.full((3,), 3.0))
     assert [one.code for one in errors(watched)] == (["GS211"] if wrong else [])
+
+
+def test_a_backward_of_one_function_of_many_looks_at_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = []
+    changed = Notes.changed
+    monkeypatch.setattr(Notes, "changed", lambda self, *args: looked.append(args) or changed(self, *args))
+    with gradsan.watch() as watched:
+        values = [leaf() * 1 for _ in range(200)]
+        results = [Square.apply(value, KEPT["itself"]) for value in values]
+        WAYS["counted"](values[150])
+        for result in results:
+            result.sum().backward()
+    assert [one.code for one in errors(watched)] == ["GS211"]
+    assert len(looked) < 10 * len(results)
 
 
 class Keeper(torch.autograd.Function):

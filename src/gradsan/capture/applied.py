@@ -23,12 +23,13 @@ from gradsan.capture.function_conflicts import Kept, Unmarked
 from gradsan.capture.noted import Findings, Noted, Notes
 from gradsan.capture.patches import Patches
 from gradsan.capture.reads import functions_of, getattr_static
-from gradsan.capture.steps import read_backward
+from gradsan.capture.steps import BackwardRecord, read_backward
 
 Guard = Callable[[Callable[[], object]], None]
 
 _UNMARKED_KEPT = 256
 _ROUNDS_KEPT = 64
+_LOOKED_AT_ALWAYS = 64
 
 
 class Before(NamedTuple):
@@ -75,12 +76,12 @@ class Functions:
         """Look at what Functions of the graph behind the outputs have kept and written."""
         if not self._kept and not self._unmarked:
             return
+        backward = read_backward(entry)
         changed = [
-            (node, kept, found) for node, kept in list(self._kept.items()) for found in self._changed(node, kept)
+            (node, kept, found) for node, kept in self._kept_behind(backward) for found in self._changed(node, kept)
         ]
         if not changed and not self._unmarked:
             return
-        backward = read_backward(entry)
         inputs = tuple(args[3]) if len(args) > 3 and args[3] else ()
         order = graphs.engine_order(backward.roots, inputs, backward.via == "backward")
         core, steps = self._core, self._steps
@@ -103,6 +104,14 @@ class Functions:
             unmarked.rounds.append(backward.clock)
             if (use is not None and not backward.retain_graph) or len(unmarked.rounds) >= _ROUNDS_KEPT:
                 self._unmarked.remove(unmarked)
+
+    def _kept_behind(self, backward: BackwardRecord) -> list[tuple[Any, Kept]]:
+        """Functions that keep tensors; those of the graph alone where it is small: many backwards have one of many."""
+        if len(self._kept) > _LOOKED_AT_ALWAYS:
+            nodes = graphs.nodes_behind(backward.roots, _LOOKED_AT_ALWAYS)
+            if nodes is not None:
+                return [(node, self._kept[node]) for node in nodes if node in self._kept]
+        return list(self._kept.items())
 
     def _before(self, args: tuple[Any, ...]) -> Before | None:
         try:

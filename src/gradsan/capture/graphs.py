@@ -40,6 +40,18 @@ def engine_order(roots: Iterable[Any], inputs: tuple[Any, ...] = (), accumulates
     return _leading_to(inputs, accumulates, order) if inputs else order
 
 
+def nodes_behind(roots: Iterable[Any], most: int) -> list[Any] | None:
+    """All Nodes of a graph; None where they are more than ``most``."""
+    found = dict.fromkeys(roots)
+    waiting = list(found)
+    while waiting and len(found) <= most:
+        for child, _ in waiting.pop().next_functions:
+            if child is not None and child not in found:
+                found[child] = None
+                waiting.append(child)
+    return list(found) if len(found) <= most else None
+
+
 def _youngest_first(starts: list[Any]) -> tuple[list[Any], dict[Any, int] | None]:
     """At most ``NODES_WALKED`` Nodes, and by how many edges each is reached; None where there are more Nodes."""
     order: list[Any] = []
