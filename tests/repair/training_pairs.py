@@ -43,6 +43,31 @@ def _with(rows: list[str], mark: str) -> str:
 
 
 PAIRS = {
+    # A backward that is traced is none of the program's.
+    "compiled": pair(
+        """
+class Gate(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        h = torch.sigmoid(self.layer(x))
+        y = x * h
+-        h.add_(1.0)
++        h = h + 1.0
+        return y.sum() + h.mean()
+
+net = torch.compile(Gate(), backend="aot_eager")
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(3):
+    opt.zero_grad()
+    net(torch.randn(5, 3)).backward()
+    opt.step()
+""",
+        "loss",
+        "gradients",
+    ),
     # What the layer is told is text of the program, and no part of its training.
     "in_place_layer": pair(
         """

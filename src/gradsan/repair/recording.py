@@ -148,6 +148,9 @@ class Recorder:
 
     def before_backward(self, entry: Any, *_: Any) -> None:
         """To be called with the entry of every backward that begins."""
+        if torch.compiler.is_compiling():
+            # Traced, not run; what is read of its tensors would become part of the graph.
+            return
         self._begun.extend(_scalars(entry[3]))
         self._begun_count += 1
         if self._begun_count == self._past:
@@ -160,6 +163,8 @@ class Recorder:
 
     def after_backward(self, entry: Any) -> None:
         """To be called with the entry of every backward that ended."""
+        if torch.compiler.is_compiling():
+            return
         outputs, accumulates = entry[3], entry[5]
         self._losses.extend(_scalars(outputs))
         if accumulates:
