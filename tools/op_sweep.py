@@ -158,9 +158,10 @@ def _bits(value: Any) -> Any:
             value = value.to_dense()
         if value._is_zerotensor():  # zeros without memory, which no array can be made of
             return "zeros", str(value.dtype), tuple(value.shape)
-        value = value.resolve_conj().resolve_neg().contiguous()
         kind = (str(value.dtype), tuple(value.shape))
-        return kind, value.reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
+        # Anew, as one element is contiguous in any stride.
+        plain = torch.empty(value.numel(), dtype=value.dtype).copy_(value.reshape(-1))
+        return kind, plain.view(torch.uint8).numpy().tobytes() if value.numel() else b""
 
 
 def _samples(target: str, dtype: str) -> list[Run]:

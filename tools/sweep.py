@@ -64,7 +64,9 @@ def train(entry: zoo.Entry, steps: int) -> dict[str, Any]:
 def _digest(value: object) -> str:
     if not isinstance(value, torch.Tensor):
         return repr(value)
-    raw = value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
+    # Anew, as one element is contiguous in any stride.
+    flat = torch.empty(value.numel(), dtype=value.dtype).copy_(value.detach().reshape(-1))
+    raw = flat.view(torch.uint8).numpy().tobytes() if value.numel() else b""
     return hashlib.blake2b(raw, digest_size=8).hexdigest()
 
 
