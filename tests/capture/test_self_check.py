@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import gradsan
 from gradsan import _supported
 from gradsan.capture import _torch, self_check
+from gradsan.capture._torch import hooks
 from gradsan.capture.recorder import Recorder
 from gradsan.cli import _version
 from gradsan.cli._watcher import Watcher
@@ -51,6 +52,19 @@ def test_it_waits_where_hooks_or_transforms_are_entered():
     found = []
     torch.func.grad(lambda x: found.append(self_check.before_watching()) or x)(torch.ones(()))
     assert found == [None]
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_hooks_can_be_entered_after_gradsan_has_looked_for_them(monkeypatch, told):
+    if not told:  # as before 2.7
+        monkeypatch.setattr(hooks, "_top_hooks", None)
+    entered = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda packed: packed)
+    for _ in range(2):
+        assert not _torch.has_hooks()
+        with entered:
+            assert _torch.has_hooks()
+            with entered:
+                assert _torch.has_hooks()
 
 
 def break_numbers(monkeypatch):

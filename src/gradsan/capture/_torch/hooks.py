@@ -44,11 +44,12 @@ def has_hooks() -> bool:
     if switch is None or hooks_forbidden() is not None:
         return False
     try:
-        # Before 2.7 the only one that tells: it refuses where there are hooks.
+        # Before 2.7 the only one that tells: it raises where there are hooks, and forbids further ones all the same.
         switch._saved_tensors_hooks_disable("gradsan looks for hooks")
     except RuntimeError:
         return True
-    switch._saved_tensors_hooks_enable()
+    finally:
+        switch._saved_tensors_hooks_enable()
     return False
 
 
