@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from example_programs import load
+from gradsan._supported import OLDEST_TORCH
+
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "src" / "gradsan"
 GENERATED = ROOT / "docs" / "reference"
@@ -81,3 +84,36 @@ def test_what_is_imported_is_what_is_declared() -> None:
     assert all(name in packages(name) for name in frameworks)
     # For the type checker only; which TOML reader is imported is decided by the version of Python.
     assert foreign - frameworks - {"typing_extensions"} == packages("dependencies") - {"tomli"}
+
+
+def test_the_page_on_versions_has_the_floors_and_a_row_for_the_oldest_torch() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    [torch] = re.findall(r'"torch>=([\d.]+)"', project)
+    [python] = re.findall(r'requires-python = ">=([\d.]+)"', project)
+    assert tuple(map(int, torch.split("."))) == OLDEST_TORCH
+    english, chinese = (ROOT / "docs" / f"compatibility{end}" for end in (".md", ".zh.md"))
+    text = english.read_text(encoding="utf-8")
+    assert f"needs torch {torch} or newer and Python {python} or newer" in text
+    assert f"needs torch {torch} or newer and Python {python} or newer" in (ROOT / "README.md").read_text("utf-8")
+    assert f"需要 torch {torch} 或更新、Python {python} 或更新" in chinese.read_text(encoding="utf-8")
+
+    matrix = load(ROOT / "tools" / "matrix.py")
+    columns = [part.name for part in matrix.PARTS]
+    head, _, *rows = text.partition("<!-- versions:start -->\n")[2].partition("\n<!-- versions:end -->")[0].splitlines()
+    assert head == f"| torch | Python | {' | '.join(columns)} |"
+    cells = [row.strip("| ").split(" | ") for row in rows]
+    told = re.compile(r"all \d+(, \d+ skipped)?|\d+ of \d+(, \d+ skipped)?|not run")
+    assert [row for row in cells if len(row) != 2 + len(columns) or not all(map(told.fullmatch, row[2:]))] == []
+    versions = [tuple(int(part) for one in row[:2] for part in one.split(".")) for row in cells]
+    assert versions == sorted(set(versions))
+    assert ".".join(map(str, versions[0][:2])) == torch
+    failed = text.partition("<!-- failed:start -->\n")[2].partition("\n<!-- failed:end -->")[0]
+    assert ("- torch" in failed) == any(" of " in cell for row in cells for cell in row)
+
+    explained = re.compile(r"^- \*\*([\w-]+)\*\*", re.MULTILINE)
+    for page in (english, chinese):
+        assert explained.findall(page.read_text(encoding="utf-8")) == columns
+    included = re.findall(r"^<!-- include compatibility.md (\w+) -->$", chinese.read_text("utf-8"), re.MULTILINE)
+    assert included == list(matrix.tables(ROOT / "no such folder"))
+    for test in {test for part in matrix.PARTS for test in part.tests if not test.startswith("-")}:
+        assert (ROOT / test).is_file()

@@ -136,7 +136,10 @@ def check(name: str, which: int, native: bool) -> None:
 
 @each("name", NAMES)
 def test_every_slot_of_every_operation(native: bool, name: str) -> None:
-    count = len(saved(nodes_behind(*run(programs(native)[name]))))
+    nodes = nodes_behind(*run(programs(native)[name]))
+    if any(node.name() == "NotImplemented" for node in nodes):
+        pytest.skip("this torch has no derivative of it")  # aminmax on 2.6
+    count = len(saved(nodes))
     assert count
     # The pure core logs what the native one does; the programs of many Nodes would take it long.
     for which in range(count if native else min(count, 3)):

@@ -7,7 +7,9 @@ import sys
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
+import gradsan
 from gradsan.capture import _torch, autopsy
 from gradsan.capture._torch import saved as module
 
@@ -163,6 +165,71 @@ def test_hooks_of_gradsan_show_what_was_packed(read):
     held = {slot: _torch.packed_object(one) for slot, one in _torch.saved_slots(root.grad_fn)}
     assert {slot: one.tensor.tolist() for slot, one in held.items()} == {"indices[0]": [0, 1], "indices[1]": [1, 0]}
     root.sum().backward()
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *parts):
+        ctx.save_for_backward(*parts)
+        return parts[0] * parts[1]
+
+    @staticmethod
+    def backward(ctx, grad):
+        one, other = ctx.saved_tensors
+        return grad * other, grad * one
+
+
+def product(one, other):
+    return Product.apply(one, other)
+
+
+def of_checkpoint(one, other):
+    return checkpoint(torch.mul, one, other, use_reentrant=False)
+
+
+def healed(one, other):
+    result = product(one, other)
+    one.data.zero_()
+    return result
+
+
+LEAVES_SAVED = [torch.mul, product, of_checkpoint, healed]
+
+
+@pytest.mark.parametrize("mode", ["watch", "deep", "heal"])
+@pytest.mark.parametrize("saves", LEAVES_SAVED)
+@pytest.mark.filterwarnings("ignore:gradsan")
+def test_leaves_keep_their_hooks(mode, saves):
+    """Before 2.10 PyTorch ends those of a leaf that was read off a slot with hooks."""
+    ran = []
+    one, other = leaf(3), leaf(3)
+    for tensor in (one, other):
+        tensor.register_hook(lambda gradient: ran.append(gradient.tolist()))
+    for times in range(1, 4):
+        with torch.no_grad():
+            one.fill_(1)
+        with gradsan.watch(mode):
+            root = saves(one, other)
+            for _, slot in _torch.saved_slots(root.grad_fn):
+                _torch.packed_object(slot)
+            root.sum().backward()
+        assert len(ran) == 2 * times
+    if mode == "heal":
+        assert ran == [[1.0] * 3] * 6
+
+
+def test_leaves_keep_their_hooks_after_a_failure(read):
+    ran = []
+    one, other = leaf(3), leaf(3)
+    other.register_hook(ran.append)
+    for saves in (torch.mul, product):
+        root = saves(one, other)
+        write(other)
+        error = fails(root)
+        assert autopsy.find_stale([root.grad_fn], error.with_traceback(None)) is not None
+        del root
+        torch.mul(one, other).sum().backward()
+    assert len(ran) == 2
 
 
 def test_a_freed_slot_holds_nothing(read):

@@ -224,6 +224,7 @@ class Deep:
         return self._deviation if id(kept) in self._measured_with else None
 
     def _unpack(self, kept: Kept) -> Any:
+        self._handed_out.unpacks(kept)
         if kept.hooks is not None:
             packed, unpack = kept.hooks
             if self._reading:

@@ -152,7 +152,7 @@ from gradsan.capture._torch.ranks import (
     sharded_group,
     wrapped_by_ddp,
 )
-from gradsan.capture._torch.saved import is_hooked, packed_object, shown_when_read
+from gradsan.capture._torch.saved import SAVED_TENSORS, is_hooked, let_go, packed_object, shown_when_read
 from gradsan.capture._torch.wrappers import has_wrapper_classes, inner_tensors
 
 __all__ = [
@@ -162,6 +162,7 @@ __all__ = [
     "MODULE_CALLS",
     "PLAIN_TENSORS",
     "SAVED_TENSOR",
+    "SAVED_TENSORS",
     "SHARDED_MODULE",
     "EngineCall",
     "all_schemas",
@@ -236,6 +237,7 @@ __all__ = [
     "lazy_clone",
     "learn_words",
     "lent",
+    "let_go",
     "makes_view",
     "may_be_saving",
     "may_communicate",

@@ -192,13 +192,21 @@ def may_be_saving(maker: Any, number: int | None) -> bool:
     return number == sequence_number() - 1 or function_class(maker) is not None or hides_saves(maker)
 
 
+_HINT = ". Hint: "
 _names_nodes_in_full: list[bool] = []
+_hints: dict[bool, str] = {
+    False: "enable anomaly detection to find the operation that failed to compute its gradient, with "
+    "torch.autograd.set_detect_anomaly(True, check_nan=False).",
+    True: "the backtrace further above shows the operation that failed to compute its gradient. The variable in "
+    "question was changed in there or anywhere later. Good luck!",
+}
+"""What the version error ends with, by whether anomaly mode is on."""
 
 
 def learn_words() -> None:
-    """Read off an error how this torch's version error names a Node: ``Exp``, or in full as before 2.13.
+    """Read off an error how this torch's version error names a Node (``Exp``, or in full as before 2.13) and ends.
 
-    To be called where no hooks are entered, as these turn the check off; else it is named as the newest does.
+    To be called where no hooks are entered, as these turn the check off; else it is worded as the newest does.
     """
     if _names_nodes_in_full or has_hooks() or is_transformed():
         return
@@ -210,6 +218,9 @@ def learn_words() -> None:
             read_slot(result.grad_fn, "result")
         except RuntimeError as error:
             _names_nodes_in_full.append("ExpBackward0" in str(error))
+            _, found, hint = str(error).partition(_HINT)
+            if found:
+                _hints[torch.is_anomaly_enabled()] = hint
 
 
 def version_error(tensor: Any, saved: int, maker: Any, number: int) -> str:
@@ -224,8 +235,7 @@ def version_error(tensor: Any, saved: int, maker: Any, number: int) -> str:
     return (
         "one of the variables needed for gradient computation has been modified by an inplace operation: "
         f"[{type_of(tensor)} {sizes_of(tensor)}]{output} is at version {tensor._version}; "
-        f"expected version {saved} instead. Hint: enable anomaly detection to find the operation that failed to "
-        "compute its gradient, with torch.autograd.set_detect_anomaly(True, check_nan=False)."
+        f"expected version {saved} instead{_HINT}{_hints[torch.is_anomaly_enabled()]}"
     )
 
 

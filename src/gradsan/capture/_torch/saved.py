@@ -6,6 +6,9 @@ stand there. Hooks of gradsan's own (:func:`shown_when_read`) are let in, and sh
 
 A slot that is out of date shows its tensor to hooks only (:func:`tensor_refused`). Those that are registered to see it
 stay there, and go on checking the version, with PyTorch's words.
+
+There, too, a leaf that is read off a slot with hooks is a new tensor, and when that goes it takes the gradient hooks of
+the program's leaf with it (THPVariable_clear ends those of the accumulator, which both share): see :func:`let_go`.
 """
 
 from __future__ import annotations
@@ -21,8 +24,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd.function import BackwardCFunction
 
 from gradsan.capture._torch.modes import hushed, without_dispatch_modes
+
+SAVED_TENSORS: Any = BackwardCFunction.saved_tensors
 
 _SHOWS_DATA = hasattr(torch._C._autograd.SavedTensor, "data")
 # Read past what the program is shown instead (saves.py, handed_out.py).
@@ -45,6 +51,7 @@ class _Reading(threading.local):
     """What hooks of gradsan's have to say while this thread reads a slot; ``shown`` is None while it reads none."""
 
     shown: list[Any] | None = None
+    given: list[_Standing] | None = None
     raised_by: _Standing | None = None
 
 
@@ -123,7 +130,19 @@ def _unchecked(node: Any, attribute: str, standing: _Standing) -> Any:
     finally:
         standing.version = version
     value = value if standing.position is None else value[standing.position]
-    return standing.tensor if value.grad_fn is node else value
+    return standing.tensor if value.grad_fn in (node, None) else value
+
+
+def let_go(value: Any) -> None:
+    """Part a leaf that was read off a slot with hooks from its accumulator, which the program's leaf has, too.
+
+    It is of no use afterwards: a tensor without elements.
+    """
+    if not _SHOWS_DATA and isinstance(value, torch.Tensor) and value.requires_grad and value.grad_fn is None:
+        with hushed(), without_dispatch_modes():
+            # Memory of another dtype makes PyTorch forget the accumulator.
+            other = torch.float32 if value.dtype is torch.float64 else torch.float64
+            value.data = torch.empty(0, dtype=other, device=value.device)
 
 
 def _raises(read: Callable[[], Any]) -> bool:
@@ -196,6 +215,8 @@ class _Standing:
 
 def _give(standing: _Standing) -> Any:
     standing.check()
+    if _reading.given is not None:
+        _reading.given.append(standing)
     return standing.tensor
 
 
@@ -275,19 +296,27 @@ def _read(node: Any, attribute: str) -> tuple[Any, list[Any]]:
 
 def _read_under_guard(node: Any, attribute: str) -> tuple[Any, list[Any]]:
     shown: list[Any] = []
+    given: list[_Standing] = []
+    # Gradsan's own property may stand before it (handed_out.py).
+    is_function = attribute == "saved_tensors" and isinstance(node, BackwardCFunction)
     # A collection of garbage may run finalisers of the program's, which are not to be ended.
     collects = gc.isenabled()
     with hushed(), without_dispatch_modes():
         gc.disable()
-        _reading.shown = shown
+        _reading.shown, _reading.given = shown, given
         sys.setprofile(_end_calls)
         try:
-            value = getattr(node, attribute)
+            value = SAVED_TENSORS.__get__(node) if is_function else getattr(node, attribute)
         finally:
             sys.setprofile(None)
-            _reading.shown = None
+            _reading.shown = _reading.given = None
             if collects:
                 gc.enable()
+    # One operation has saved all of a list, so all of it is under the one pair of hooks, or none.
+    hooked = list(value if isinstance(value, tuple) else (value,)) if shown else []
+    hooked += [value if one.position is None else value[one.position] for one in given]
+    for one in hooked:
+        let_go(one)
     return value, shown
 
 
