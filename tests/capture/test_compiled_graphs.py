@@ -4,9 +4,9 @@ import contextlib
 
 import pytest
 import torch
-from forked import call_forked
 
 import gradsan
+from forked import call_forked
 
 
 def optimizer_in_a_function(model, optimizer):

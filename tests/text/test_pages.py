@@ -29,7 +29,7 @@ CODE_COLUMNS = 78
 """A terminal of 80 columns less rich's padding."""
 
 SILENT = {
-    *(f"GS60{last}" for last in range(1, 5)),
+    *(f"GS60{last}" for last in range(1, 6)),
     *(f"GS2{number:02}" for number in (*range(1, 9), *range(10, 19))),
     "GS420",
     "GS421",

@@ -41,7 +41,7 @@ def diagnosed(source, folder, mode="watch"):
 
 def mode_of(code):
     """NaN and Inf are searched for on request."""
-    return "nonfinite" if code.startswith("GS6") else "watch"
+    return "nonfinite" if code.startswith("GS6") and code != "GS605" else "watch"
 
 
 def fault_of_failing(code, source, folder):

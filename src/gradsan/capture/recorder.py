@@ -41,6 +41,7 @@ from gradsan.capture.life import Life
 from gradsan.capture.listeners import Listeners
 from gradsan.capture.lost_updates import LostUpdates
 from gradsan.capture.moments import moments
+from gradsan.capture.nonfinite.notice import Notice
 from gradsan.capture.nonfinite.search import NonFiniteSearch
 from gradsan.capture.noted import Findings, Notes
 from gradsan.capture.overwriting import Overwriting
@@ -52,7 +53,7 @@ from gradsan.capture.steps import Steps, read_backward
 from gradsan.capture.uncounted import Uncounted
 from gradsan.capture.unused_graphs import UnusedGraphs
 from gradsan.capture.wrapped import Wrapped
-from gradsan.model import Conflict, Deviation, Evidence, Failure, Message, Moment, Seen
+from gradsan.model import Conflict, Deviation, Evidence, Failure, Message, Moment, NonFinite, Seen
 
 _CONFLICTS_KEPT = 1_000
 _SEEN = "_gradsan_seen"
@@ -69,6 +70,7 @@ class Mark(NamedTuple):
     backwards: int = 0
     steps: int = 0
     clock: int = 0
+    nonfinite: int = 0
 
 
 class Recorder:
@@ -123,7 +125,9 @@ class Recorder:
             lambda optimizer, frame: self.guard.run(partial(self.life.first_step, optimizer, frame)),
             lambda optimizer: self.guard.run(partial(self.uncounted.stepped, optimizer)),
         )
-        self.nonfinite = NonFiniteSearch(self.core, self.guard.note)
+        self.nonfinite: list[NonFinite] = []
+        self._search = NonFiniteSearch(self.core, self.nonfinite.append, self.guard.note)
+        self._notice = Notice(self.core, self.steps, self._settling, self.nonfinite.append)
         self._nonfinite_patches = Patches()
         self.problems: list[Message] | None = None
         """What gradsan cannot do on this torch; None as long as nothing was watched."""
@@ -188,6 +192,8 @@ class Recorder:
         self.unused_graphs.forget()
         self.lost_updates.forget()
         self.life.forget()
+        self._notice.forget()
+        self.listeners.call_before_backward(self._notice.before_backward)
         self.listeners.follow()
         for part in (
             self._watch_user_hooks,
@@ -206,16 +212,18 @@ class Recorder:
             self.guard.note(problem)
 
     def _watch_values(self) -> None:
-        self.nonfinite.start(self._nonfinite_patches, self.guard.run)
+        # The search says more of the same.
+        self._notice.leave()
+        self._search.start(self._nonfinite_patches, self.guard.run)
         self._listen_for_values(True)
 
     def _listen_for_values(self, wanted: bool) -> None:
-        self.listeners.call_before_backward(self.nonfinite.before_backward, wanted)
-        self.listeners.call_after_backward(self.nonfinite.after_backward, wanted)
+        self.listeners.call_before_backward(self._search.before_backward, wanted)
+        self.listeners.call_after_backward(self._search.after_backward, wanted)
 
     def _stop_nonfinite(self) -> None:
         self._listen_for_values(False)
-        self.guard.run(self.nonfinite.settle)
+        self.guard.run(self._search.settle)
         self._nonfinite_patches.undo()
 
     def _keep_originals(self) -> None:
@@ -373,17 +381,18 @@ class Recorder:
             self.guard.run(self.unused_graphs.settle)
             self.guard.run(self.lost_updates.settle)
             self.guard.run(self.life.settle)
+            self.guard.run(self._notice.settle)
 
     def mark(self) -> Mark:
         """A point in the run; :meth:`evidence` tells what came after it."""
         core = self.core
         counts = (core.saves, core.write_count, core.backwards, core.steps)
-        return Mark(len(self.conflicts), len(self.failures), *counts, core.clock)
+        return Mark(len(self.conflicts), len(self.failures), *counts, core.clock, len(self.nonfinite))
 
     def evidence(self, since: Mark | None = None) -> Evidence:
         """What was found since a mark, as plain data."""
         core = self.core
-        first, failed, saved, written, backwards, steps, began = since or Mark()
+        first, failed, saved, written, backwards, steps, began, nonfinite = since or Mark()
         around: list[tuple[Moment, ...]] = []
         found = tuple(self.conflicts[first:])
         if found:  # moments are only told around conflicts, and hundreds of them take a while
@@ -392,7 +401,7 @@ class Recorder:
             moments=around[0] if around else (),
             conflicts=found,
             failures=tuple(self.failures[failed:]),
-            nonfinite=tuple(self.nonfinite.found),
+            nonfinite=tuple(self.nonfinite[nonfinite:]),
             seen=Seen(
                 saves=core.saves - saved,
                 writes=core.write_count - written,
@@ -416,7 +425,7 @@ class Recorder:
         if not self.is_on:
             self.conflicts.clear()
             self.failures.clear()
-            self.nonfinite.found.clear()
+            self.nonfinite.clear()
 
     def _on_failure(self, entry: Any, error: BaseException) -> None:
         """A backward has ended with an exception; find out what lies behind it while graph and variables are there."""
@@ -464,7 +473,7 @@ class Recorder:
         if known < _CONFLICTS_KEPT:
             self.guard.run(partial(self._meet, error))
         if self._is_searching and isinstance(error, Exception):
-            self.guard.run_hushed(partial(self.nonfinite.meet, error))
+            self.guard.run_hushed(partial(self._search.meet, error))
         return self.failures[-1] if len(self.failures) > known else None
 
     def _meet(self, error: BaseException) -> None:

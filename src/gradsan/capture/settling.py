@@ -23,6 +23,11 @@ class Settling:
         self._waiting: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
         core.on_step_begin, core.on_step_end = self.before_step, self.after_step
 
+    @property
+    def optimizers(self) -> list[Any]:
+        """The live optimizers that have had a step with gradients."""
+        return list(self._seen)
+
     def before_step(self, optimizer: Any) -> None:
         """See whether there was a backward whose gradients this step could use, and whether any is missing."""
         if self._core.backwards and optimizer not in self._seen:

@@ -1,4 +1,4 @@
-"""GS601 to GS604: where the first NaN or Inf was made that reached parameters, gradients or the loss, and why."""
+"""GS601 to GS605: where the first NaN or Inf was made that reached parameters, gradients or the loss, and why."""
 
 from __future__ import annotations
 
@@ -84,6 +84,48 @@ class _Read(NamedTuple):
 
 def explain(found: NonFinite) -> Diagnosis:
     """The diagnosis of one non-finite value."""
+    return _explain_origin(found) if found.seen is None else _explain_notice(found)
+
+
+def _explain_notice(found: NonFinite) -> Diagnosis:
+    """GS605: parameters that became NaN or Inf in a run that was not searched for the origin."""
+    birth = found.birth
+    values: dict[str, object] = {
+        "value": birth.value,
+        "steps": found.round,
+        "consumer": found.consumer or "",
+        **_parameter_values(found),
+    }
+    why = Message(f"why.nonfinite_seen_{found.seen}", values)
+    return Diagnosis(
+        code="GS605",
+        cause="nonfinite_noticed",
+        severity="warning",
+        silent=True,
+        title=Message("title.nonfinite_noticed", values),
+        explanation=why,
+        labels=(
+            *label_room.at("noticed", found.noticed, Message("label.nonfinite_seen", values)),
+            *label_room.at(
+                "path", found.consumed, Message(f"label.nonfinite_step_{found.seen}", values), op=found.consumer
+            ),
+        ),
+        gradient=Gradient("wrong"),
+        notes=(Message("note.nonfinite_search"),),
+        count=found.count,
+        nonfinite=NonFiniteFacts("unknown", "", birth.value, found.round, 0, 0, None, why, found.losses),
+    )
+
+
+def _parameter_values(found: NonFinite) -> dict[str, object]:
+    unnamed = Message("label.nonfinite_unnamed", {"count": found.spoilt}) if found.spoilt else "?"
+    return {
+        "parameters": ", ".join(found.parameters[:_PATH_SHOWN]) or unnamed,
+        "more": max(len(found.parameters) - _PATH_SHOWN, 0),
+    }
+
+
+def _explain_origin(found: NonFinite) -> Diagnosis:
     birth = found.birth
     read = _read(birth)
     op = _op(birth)
@@ -93,8 +135,7 @@ def explain(found: NonFinite) -> Diagnosis:
         "round": found.round,
         "consumer": found.consumer or "",
         "name": birth.name or "?",
-        "parameters": ", ".join(found.parameters[:_PATH_SHOWN]) or "?",
-        "more": max(len(found.parameters) - _PATH_SHOWN, 0),
+        **_parameter_values(found),
         "elements": birth.elements,
         "of": birth.of,
         "dtype": birth.dtype,

@@ -50,7 +50,7 @@ from gradsan.model._findings import (
     Why,
 )
 from gradsan.model._message import Message
-from gradsan.model._nonfinite import Birth, Born, NonFinite, NonFiniteValue, Operand
+from gradsan.model._nonfinite import Birth, Born, NonFinite, NonFiniteSeen, NonFiniteValue, Operand
 
 __all__ = [
     "Applicability",
@@ -81,6 +81,7 @@ __all__ = [
     "NamedTensor",
     "NonFinite",
     "NonFiniteFacts",
+    "NonFiniteSeen",
     "NonFiniteValue",
     "Operand",
     "Outcome",

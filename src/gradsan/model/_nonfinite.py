@@ -7,7 +7,11 @@ from typing import Literal
 
 from gradsan.model._events import Site
 
-Born = Literal["forward", "backward", "update", "data"]
+Born = Literal["forward", "backward", "update", "data", "unknown"]
+NonFiniteSeen = Literal["before", "during", "after"]
+"""When parameters were seen to be not finite without a search: before the noticed backward, after it whose loss was not
+finite, or only at the end.
+"""
 NonFiniteValue = Literal["nan", "inf", "-inf"]
 
 
@@ -35,7 +39,7 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Birth:
-    """The operation that made a non-finite value of finite ones, or let one in.
+    """The operation that made a non-finite value of finite ones, or let one in; ``unknown`` where none was looked for.
 
     ``op`` is what was called (``log``, ``__truediv__``), of a backward the Node, of an update the optimizer; ``site``
     where: of a backward the line of the forward operation, None where it is not known. ``value`` is the first
@@ -65,8 +69,9 @@ class NonFinite:
     into parameters, None where it has not got so far. ``parameters`` are the names of those that it reached first.
     ``round`` counts from 0: the steps of the optimizer that ended before, backward calls where there is none. ``path``
     are the operations by which the value went on, the birth's own first, as (what was called, where).
-    ``reached``: ``parameters``, ``gradients`` (no step has taken them), ``loss`` (the gradients were finite all the
-    same), ``stopped`` (an exception ended the program while it was there).
+    ``seen`` is None where the birth was searched; ``spoilt`` is how many parameters were not finite. ``reached``:
+    ``parameters``, ``gradients`` (no step has taken them), ``loss`` (the gradients were finite all the same),
+    ``stopped`` (an exception ended the program while it was there).
     """
 
     birth: Birth
@@ -78,4 +83,6 @@ class NonFinite:
     path: tuple[tuple[str, Site], ...] = ()
     reached: Literal["parameters", "gradients", "loss", "stopped"] = "parameters"
     losses: tuple[float, ...] = ()
+    seen: NonFiniteSeen | None = None
+    spoilt: int = 0
     count: int = 1

@@ -28,12 +28,12 @@ _LOSSES_KEPT = 8
 
 
 class NonFiniteSearch:
-    """Searches while a stretch of watching asks for it; what it finds lies in ``found``."""
+    """Searches while a stretch of watching asks for it; what it finds goes to ``report``."""
 
-    def __init__(self, core: Any, note: Callable[[Message], None]) -> None:
+    def __init__(self, core: Any, report: Callable[[NonFinite], None], note: Callable[[Message], None]) -> None:
         """``note`` takes what could not be searched."""
-        self._core, self._note = core, note
-        self.found: list[NonFinite] = []
+        self._core, self._put, self._note = core, report, note
+        self._found = 0
         self._busy = threading.local()
         self._origins = Origins()
         self._leaves: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -54,7 +54,7 @@ class NonFiniteSearch:
         """Look at everything from now on; ``patches`` undo it."""
         self._origins.clear()
         self._updates.forget()
-        self.found.clear()
+        self._found = 0
         self._losses.clear()
         self._told.clear()
         self._bad_losses.clear()
@@ -142,7 +142,7 @@ class NonFiniteSearch:
 
     def _on_consumed(self, parameters: list[Any], origins: list[Origin], stack: Any, op: str, number: int) -> None:
         self._has_consumer = True
-        if len(self.found) < _MOST:
+        if self._found < _MOST:
             if not origins:
                 facts = Searched(parameters[0])
                 origins = [Origin("given", op, stack, facts.value, facts=facts)]
@@ -164,7 +164,7 @@ class NonFiniteSearch:
     def _report_loss(self, origin: Origin, number: int, reached: Literal["loss", "stopped"]) -> None:
         began = first_cause(origin)
         self._pending_loss = None
-        if began[0].number not in self._told and len(self.found) < _MOST:
+        if began[0].number not in self._told and self._found < _MOST:
             self._told.add(began[0].number)
             self._report(began, [], None, None, number, reached)
 
@@ -181,7 +181,7 @@ class NonFiniteSearch:
             is_one = tensor.numel() == 1 or is_about_values
             return bool(is_one and tensor.requires_grad and _torch.is_nonfinite(tensor))
 
-        if self.found or trace is None:
+        if self._found or trace is None:
             return
         known = [self._origins.of(one.tensor) for one in naming.find(trace.tb_frame, is_bad_loss)]
         origins = [origin for origin in known if origin is not None]
@@ -191,7 +191,7 @@ class NonFiniteSearch:
 
     def settle(self) -> None:
         """The program has ended: gradients that no step took are told where the program has no step at all."""
-        if self._pending is not None and not self.found and not self._updates.steps and not self._has_consumer:
+        if self._pending is not None and not self._found and not self._updates.steps and not self._has_consumer:
             leaves, origin, _, number = self._pending
             self._report(first_cause(origin), leaves, None, None, number, "gradients")
         elif self._pending_loss is not None and not self._updates.steps:
@@ -223,7 +223,8 @@ class NonFiniteSearch:
             **_shown(origin.facts),
         )
         path = tuple((one.op, symbolise(one.stack)) for one in way if one.stack is not None)
-        self.found.append(
+        self._found += 1
+        self._put(
             NonFinite(
                 birth,
                 number,
