@@ -53,12 +53,7 @@ class Notice:
         if self._is_done:
             return
         for output in entry[3]:
-            if (
-                _torch.has_elements(output)
-                and output.is_cpu
-                and output.numel() <= _LARGEST_LOSS
-                and _torch.is_nonfinite(output)
-            ):
+            if _is_bad(output):
                 with _torch.hushed():
                     self._look(entry, output)
                 return
@@ -131,6 +126,18 @@ class Notice:
                 spoilt=len(spoilt),
             )
         )
+
+
+def _is_bad(output: Any) -> bool:
+    if type(output) not in _torch.PLAIN_TENSORS or not output.is_cpu or _torch.is_transformed():
+        return False
+    if output.dim() or output.layout is not torch.strided or _torch.has_modes():
+        with _torch.hushed():
+            is_small = _torch.has_elements(output) and output.numel() <= _LARGEST_LOSS
+            return is_small and _torch.is_nonfinite(output)
+    # The usual loss, in the cheapest way: this is done at every backward of every program.
+    number = output.item()
+    return bool(number - number != 0)
 
 
 def _leaves_behind(outputs: Any) -> list[Any]:
