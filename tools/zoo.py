@@ -77,6 +77,7 @@ def entries(library: str) -> Iterator[Entry]:
     makers = {"transformers": _transformers, "timm": _timm, "torchvision": _torchvision}
     if library not in makers:
         raise ValueError(f"the sweep knows {', '.join(makers)}, not {library}")
+    _make_torchvision_importable()
     return makers[library]()
 
 
@@ -174,21 +175,22 @@ def _timm_model(name: str) -> tuple[torch.nn.Module, Loss]:
 
 
 def _torchvision() -> Iterator[Entry]:
-    models = _torchvision_models()
+    models = importlib.import_module("torchvision.models")
     for name in models.list_models(module=models):
         yield Entry(f"torchvision:{name}", partial(_torchvision_model, models, name))
 
 
-def _torchvision_models() -> Any:
-    """``torchvision.models``, also beside a torch that torchvision's own operators are not built for."""
+def _make_torchvision_importable() -> None:
+    """Have torchvision, which the others import, too, load beside a torch that its operators are not built for."""
     try:
-        return importlib.import_module("torchvision.models")
+        importlib.import_module("torchvision")
+    except ImportError:
+        return
     except RuntimeError:  # it registers fake kernels of operators that could not be loaded
         for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
             del sys.modules[name]
         for name in ("nms", "qnms"):
             _STUBS.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        return importlib.import_module("torchvision.models")
 
 
 def _torchvision_model(models: Any, name: str) -> tuple[torch.nn.Module, Loss]:
