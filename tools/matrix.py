@@ -43,7 +43,7 @@ PARTS = (
         (
             "tests/corpus/test_corpus.py",
             "tests/test_examples_watched.py",
-            "-k=test_case or gets_its_diagnosis and not bert",
+            "-k=test_case or gets_its_diagnosis and gan",
         ),
     ),
     Part("types", ("tests/capture/test_type_slots.py",)),

@@ -9,20 +9,21 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from forked import run_forked
 
 CASES = sorted(path.parent for path in Path(__file__).parent.glob("cases/*/expected.json"))
 
 
 def watched(case: Path, folder: Path) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
     shutil.copytree(case, folder / "case", ignore=shutil.ignore_patterns("expected.json"))
-    command = [sys.executable, "-m", "gradsan", "run", "--json", str(folder / "report.json"), "main.py"]
+    words = ["-m", "gradsan", "run", "--json", str(folder / "report.json"), "main.py"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(command, cwd=folder / "case", env=environment, capture_output=True, text=True, timeout=180)
+    done = run_forked(words, cwd=folder / "case", env=environment)
     return done, json.loads((folder / "report.json").read_text())
 
 
