@@ -218,6 +218,29 @@ def test_leaves_keep_their_hooks(mode, saves):
         assert ran == [[1.0] * 3] * 6
 
 
+class OfSparse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, one):
+        ctx.save_for_backward(one)
+        return one.to_dense()
+
+    @staticmethod
+    def backward(ctx, grad):
+        (one,) = ctx.saved_tensors
+        return (grad + one.to_dense()).to_sparse()
+
+
+@pytest.mark.filterwarnings("ignore:gradsan")
+def test_a_sparse_leaf_keeps_its_hooks():
+    ran = []
+    one = torch.eye(2).to_sparse().requires_grad_()
+    one.register_hook(ran.append)
+    for times in (1, 2):
+        with gradsan.watch("deep"):
+            OfSparse.apply(one).sum().backward()
+        assert len(ran) == times
+
+
 def test_leaves_keep_their_hooks_after_a_failure(read):
     ran = []
     one, other = leaf(3), leaf(3)

@@ -135,11 +135,12 @@ def _very_leaf(kept: Kept, given: Any) -> Any:
     leaf = kept.very_tensor if kept.was_leaf and kept.requires_grad and kept.hooks is None else None
     if leaf is None or leaf is given or not torch.is_tensor(given):
         return given
-    if _torch.is_at(given, leaf):
+    if leaf is kept.alias or _torch.is_at(given, leaf):
         _torch.let_go(given)
         return leaf
     if not torch.is_grad_enabled():  # else a gradient is to reach the leaf from here
-        value = given.detach()
-        _torch.let_go(given)
-        given.data = value
+        with _torch.hushed(), _torch.without_dispatch_modes():
+            value = _torch.detached(given)
+            _torch.let_go(given)
+            _torch.give_memory(given, value)
     return given

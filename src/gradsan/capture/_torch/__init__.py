@@ -152,7 +152,7 @@ from gradsan.capture._torch.ranks import (
     sharded_group,
     wrapped_by_ddp,
 )
-from gradsan.capture._torch.saved import SAVED_TENSORS, is_hooked, let_go, packed_object, shown_when_read
+from gradsan.capture._torch.saved import SAVED_TENSORS, give_memory, is_hooked, let_go, packed_object, shown_when_read
 from gradsan.capture._torch.wrappers import has_wrapper_classes, inner_tensors
 
 __all__ = [
@@ -193,6 +193,7 @@ __all__ = [
     "function_apply",
     "function_class",
     "function_namespaces",
+    "give_memory",
     "give_own_memory",
     "gradients_given",
     "hands_gradients_through",

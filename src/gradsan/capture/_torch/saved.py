@@ -14,6 +14,7 @@ the program's leaf with it (THPVariable_clear ends those of the accumulator, whi
 from __future__ import annotations
 
 import _thread
+import contextlib
 import functools
 import gc
 import re
@@ -34,6 +35,7 @@ _SHOWS_DATA = hasattr(torch._C._autograd.SavedTensor, "data")
 # Read past what the program is shown instead (saves.py, handed_out.py).
 _DATA: Any = vars(torch._C._autograd.SavedTensor).get("data")
 _UNPACK_HOOK: Any = vars(torch._C._autograd.SavedTensor).get("unpack_hook")
+_TENSOR_DATA: Any = vars(torch._C.TensorBase)["data"]
 _UNPACKS = hasattr(torch._C._autograd.SavedTensor, "unpack")
 _PATIENCE = 2.0
 _VERSIONS = re.compile(r"is at version \d+; expected version (?P<saved>\d+) instead")
@@ -136,13 +138,21 @@ def _unchecked(node: Any, attribute: str, standing: _Standing) -> Any:
 def let_go(value: Any) -> None:
     """Part a leaf that was read off a slot with hooks from its accumulator, which the program's leaf has, too.
 
-    It is of no use afterwards: a tensor without elements.
+    It is of no use afterwards: a tensor without elements. Of kinds that cannot be given other memory it stays.
     """
     if not _SHOWS_DATA and isinstance(value, torch.Tensor) and value.requires_grad and value.grad_fn is None:
         with hushed(), without_dispatch_modes():
             # Memory of another dtype makes PyTorch forget the accumulator.
             other = torch.float32 if value.dtype is torch.float64 else torch.float64
-            value.data = torch.empty(0, dtype=other, device=value.device)
+            is_dense = value.layout is torch.strided
+            shape = torch.empty(0, device=value.device) if is_dense else value.detach()
+            give_memory(value, torch.zeros_like(shape, dtype=other))
+
+
+def give_memory(tensor: Any, other: Any) -> None:
+    """``tensor.data = other``, past what gradsan puts there; nothing for kinds that PyTorch refuses."""
+    with contextlib.suppress(RuntimeError):
+        _TENSOR_DATA.__set__(tensor, other)
 
 
 def _raises(read: Callable[[], Any]) -> bool:
