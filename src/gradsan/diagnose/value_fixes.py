@@ -8,7 +8,7 @@ from typing import Any
 from gradsan import source
 from gradsan.diagnose.facts import Facts
 from gradsan.diagnose.levels import place
-from gradsan.model import Fix, Frame, Message
+from gradsan.model import Fix, Frame, Message, Site
 
 Lines = tuple[tuple[str, int, str], ...]
 
@@ -19,6 +19,20 @@ def for_unrecorded(facts: Facts, name: str | Message) -> tuple[Fix, ...]:
     if facts.first is not None and not facts.first.grad_enabled:
         return (_fix("record_the_change", values), _fix("change_a_copy", values))
     return (_fix("change_a_copy", values), _fix("record_the_change", values))
+
+
+def recorded(facts: Facts, name: str | Message) -> tuple[Fix, ...]:
+    """Compute a new tensor where the old one was written past autograd."""
+    frame, write = _written_at(facts), facts.first
+    change = None if frame is None or write is None else source.recorded(frame, write.op)
+    places = {(one.user_frame.file, one.user_frame.line) for one in _sites(facts) if one.user_frame is not None}
+    if change is None or frame is None or change.notes or len(places) != 1:
+        return (_fix("record_the_change", {"name": name}),)
+    return (_fix("record_the_change", {"name": name}, source.changed_lines(frame.file, change)),)
+
+
+def _sites(facts: Facts) -> list[Site]:
+    return [write.site for write in facts.writes or facts.missed]
 
 
 def for_argument(facts: Facts, values: Mapping[str, Any]) -> tuple[Fix, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,14 +10,22 @@ from typing import Literal
 
 from gradsan.model import Diagnosis, Fix, Message, Verification
 from gradsan.present._places import shown_path
-from gradsan.repair.compare import Comparison, compare
+from gradsan.repair.compare import Comparison, compare, tolerance
 from gradsan.repair.patch import Patch
 from gradsan.repair.ranking import Tried
 from gradsan.repair.training import Training, compare_trainings
-from gradsan.repair.trial import Trial
+from gradsan.repair.trial import Recording, Trial
 
 _LONGEST = 200
 """Characters of an exception's message that a verdict quotes."""
+
+_KEEPS_VALUES = frozenset(
+    {
+        *("out_of_place", "clone_before_mutation", "clone_for_layer", "list_and_stack", "index_base_instead"),
+        *("disable_inplace_module", "copy_on_context", "reorder_update", "record_the_change"),
+    }
+)
+"""Kinds after which the forward computes what it did: a write that no longer reaches the loss is lost."""
 
 Say = Callable[[Message], str]
 
@@ -47,6 +56,8 @@ class Judge:
         )
         is_known = comparison.has_reference and self.is_replayable
         loss = _loss(comparison, training) if runs else None
+        if runs and is_known and fix.kind in _KEEPS_VALUES and _begins_with_another_loss(reference, trial.recording):
+            loss = loss or Message("fix.another_loss")
         passed = runs and loss is None
         detail = loss or self._detail(trial, patch, runs, went_further)
         verdict = _verdict(comparison, training, passed, is_known)
@@ -134,6 +145,15 @@ def _differs_in(verdict: str | None, comparison: Comparison, training: Training)
         return ()
     gradients = () if comparison.is_equal else ("gradients",)
     return (*gradients, *training.differs_in)
+
+
+def _begins_with_another_loss(reference: Recording, candidate: Recording) -> bool:
+    """Whether the very first loss, before anything was trained, is not that of the program as written."""
+    if not (reference.begun and candidate.begun):
+        return False
+    right, tried = reference.begun[0], candidate.begun[0]
+    is_near = math.isclose(right, tried, rel_tol=tolerance(reference.dtype), abs_tol=1e-9)
+    return not is_near and not (math.isnan(right) and math.isnan(tried))
 
 
 def _loss(comparison: Comparison, training: Training) -> Message | None:

@@ -28,7 +28,7 @@ from gradsan.source.listing import list_and_stack
 from gradsan.source.locate import Expression, Statement, expression_at, expressions_at, statement_at, statements_at
 from gradsan.source.moving import move_behind
 from gradsan.source.names import assigned_names, consumed_names
-from gradsan.source.out_of_place import out_of_place, written_for_others
+from gradsan.source.out_of_place import out_of_place, recorded, written_for_others
 from gradsan.source.past_graph import read_with_graph
 from gradsan.source.read_again import reads_again
 from gradsan.source.recomputing import run_again
@@ -125,6 +125,7 @@ __all__ = [
     "reads_again",
     "reads_gradient",
     "rebound_at",
+    "recorded",
     "returned_by_hook",
     "run_again",
     "save_for_backward",

@@ -14,7 +14,7 @@ from gradsan.source.rebinding import can_rebind, is_read_afterwards, is_written_
 from gradsan.source.targets import target_at
 from gradsan.source.tree import SourceFile, Span
 
-__all__ = ["augmented_value", "chain_value", "out_of_place", "written_for_others"]
+__all__ = ["augmented_value", "chain_value", "out_of_place", "recorded", "written_for_others"]
 
 _KIND = "out_of_place"
 _BINDING_STRENGTH: dict[type[ast.operator], int] = {
@@ -64,6 +64,53 @@ def out_of_place(frame: Frame, op: str) -> Change | None:
     if isinstance(node, ast.AugAssign):
         return _augmented(source, node)
     return _call(source, node, target) if isinstance(node, ast.Call) else None
+
+
+def recorded(frame: Frame, op: str) -> Change | None:
+    """The line of ``frame`` that wrote through ``.data`` or ``detach()``, computing a new tensor that autograd records.
+
+    ``x.data *= y`` and ``x.detach().mul_(y)`` become ``x = x * y`` and ``x = x.mul(y)``. None as for ``out_of_place``.
+    """
+    found = target_at(frame, op)
+    if found is None:
+        return None
+    source, node = found[0].source, found[0].node
+    written = node.target if isinstance(node, ast.AugAssign) else _called_on(node)
+    name = None if written is None else _past_the_graph(written)
+    if name is None or not can_rebind(source, name):
+        return None
+    value: str | None = None
+    if isinstance(node, ast.AugAssign):
+        value = augmented_value(source, node)
+        value = value and value.removeprefix(source.text(node.target))
+    elif isinstance(node, ast.Call) and source.parents[node][0] is found[0].statement:
+        value = _out_of_place_call(source, node)
+    if not value:
+        return None
+    change = [Edit(source.span(found[0].statement), f"{source.text(name)} = {source.text(name)}{value}")]
+    return edited(source, change, _KIND, notes_on_rebinding(source, name))
+
+
+def _out_of_place_call(source: SourceFile, call: ast.Call) -> str | None:
+    """``.mul(2)`` of ``x.data.mul_(2)``."""
+    method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    if not is_inplace_name(method) or method in (OVERWRITING | NOT_VALUES | WITHOUT_COUNTERPART):
+        return None
+    return f".{method[:-1]}{source.text(call).removeprefix(source.text(call.func))}"
+
+
+def _called_on(node: ast.AST) -> ast.expr | None:
+    return node.func.value if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
+
+
+def _past_the_graph(written: ast.expr) -> ast.Name | ast.Attribute | None:
+    """``x`` of ``x.data`` and ``x.detach()``."""
+    inner = _called_on(written) if isinstance(written, ast.Call) else written
+    kind = "detach" if isinstance(written, ast.Call) else "data"
+    attribute = written.func if isinstance(written, ast.Call) else written
+    if inner is None or not isinstance(attribute, ast.Attribute) or attribute.attr != kind:
+        return None
+    return attribute.value if isinstance(attribute.value, ast.Name | ast.Attribute) else None
 
 
 def written_for_others(frame: Frame, op: str) -> bool:

@@ -10,7 +10,7 @@ from gradsan.model import Diagnosis, Fix, Label
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Change, Edit, changed_lines, text_with
 from gradsan.source.locate import Expression
-from gradsan.source.out_of_place import out_of_place
+from gradsan.source.out_of_place import out_of_place, recorded
 from gradsan.source.scatter import part_out_of_place
 from gradsan.source.suggest import clone_before
 from gradsan.source.targets import Target, target_at
@@ -52,6 +52,9 @@ def _recorded(label: Label, place: Expression, target: Target) -> tuple[tuple[st
     if isinstance(block, ast.With) and blocks.switches_grad_off(block):
         new = next(iter(_new_or_copy(label)), None)
         return () if new is None else _where_grad_is_on(source, block, place.statement, new)
+    change = recorded(label.frame, label.op or "")
+    if change is not None and not change.notes:
+        return changed_lines(label.frame.file, change)
     name = source.text(target.node)
     text = _without_data(source, place.statement, name)
     if text is None or not isinstance(target.node, ast.Name | ast.Attribute):
