@@ -12,6 +12,7 @@ from gradsan.text import say
 
 WORKERS = """
     import random
+    import os, time
     import numpy
     import torch
     from torch.utils.data import DataLoader, Dataset
@@ -26,11 +27,18 @@ WORKERS = """
 
 
     if __name__ == "__main__":
-        # Nothing is seeded.
+        # Nothing is seeded, but by the time.
+        torch.manual_seed(time.time_ns())
+        numpy.random.seed(int(time.time()))
+        own, state, drawn = random.Random(), numpy.random.RandomState(), numpy.random.default_rng()
+        random.seed(os.getpid())
+        scale = own.random() + state.rand() + drawn.random() + random.random() + torch.rand(()).item()
+        random.seed()
+        torch.seed()
         net = torch.nn.Linear(3, 3)
         optimizer = torch.optim.SGD(net.parameters(), lr=random.random())
         for batch in DataLoader(Numbers(), batch_size=4, shuffle=True, num_workers=2):
-            out = net(batch * float(numpy.random.rand())).sigmoid()
+            out = net(scale * batch * float(numpy.random.rand())).sigmoid()
             out *= 2
             optimizer.zero_grad()
             out.sum().backward()
