@@ -1,11 +1,12 @@
 """Programs that draw random numbers, load data with workers, or never compute the same twice."""
 
 import textwrap
+from dataclasses import replace
 
 import pytest
 
-from gradsan.model import Diagnosis, Fix, Label, Message
-from gradsan.repair import Limits, find_fixes
+from gradsan.model import Diagnosis, Fix, Frame, Label, Message
+from gradsan.repair import Limits, find_fixes, runs_well, why_untried
 from gradsan.repair.replay import is_replayable, reference_for, was_refused
 from gradsan.repair.trial import Recording, Request, Trial
 from gradsan.text import say
@@ -54,6 +55,25 @@ ENTROPY = """
 """
 
 
+ANOTHER_ERROR = """
+    import sys, torch
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    try:
+        for number in range(30):
+            optimizer.zero_grad()
+            hidden = net[0](torch.randn(5, 3)).exp()
+            hidden += 1
+            net[1](hidden).pow(2).mean().backward()
+            optimizer.step()
+            if number == 2:
+                {}["metrics"]
+    except (RuntimeError, KeyError) as failure:
+        sys.exit(3)
+"""
+
+
 def search(tmp_path, monkeypatch, text, **limits):
     (tmp_path / "main.py").write_text(textwrap.dedent(text))
     monkeypatch.chdir(tmp_path)
@@ -80,6 +100,34 @@ def test_what_cannot_be_replayed_is_said_to_be_so(tmp_path, monkeypatch):
     assert (fix.verification.status, fix.meaning, fix.applicability) == ("passed", "changed", "review")
     assert fix.verification.gradient_difference is None
     assert "two runs" in say(fix.how_changed, "en")
+
+
+def test_a_program_that_has_another_error_too_is_mended_up_to_there(tmp_path, monkeypatch):
+    found = search(tmp_path, monkeypatch, ANOTHER_ERROR)
+    fix = best(found)
+    assert (fix.kind, fix.verification.status, fix.verification.training) == ("out_of_place", "passed", None)
+    assert (fix.meaning, found.left) == ("changed", ("SystemExit", "3"))
+    assert "KeyError: 'metrics' at main.py:14" in fix.verification.detail
+    assert "what would follow is not known" in say(fix.how_changed, "en")
+    assert len(found.patches) == 2
+    target = ("script", "main.py", ())
+    assert not runs_well(target, Limits(), ends_by=found.left)
+    (tmp_path / "main.py").write_bytes(next(iter(found.patches[0].files.values())))
+    assert (runs_well(target, Limits()), runs_well(target, Limits(), ends_by=found.left)) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("file", "kinds", "reason"),
+    [
+        ("here", ("out_of_place",), "fix.none_tried"),
+        ("<string>", ("out_of_place",), "fix.none_tried_no_source"),
+        ("here", ("out_of_place", "change_library"), "fix.none_tried_library"),
+    ],
+)
+def test_why_nothing_was_tried(file, kinds, reason):
+    frame = Frame(__file__ if file == "here" else file, 1, "<module>", is_user=True)
+    label = Label("written", frame, Message("label.any"))
+    assert why_untried([fault("any", *kinds), replace(fault("any", *kinds), labels=(label,))]).key == reason
 
 
 def fault(cause, *kinds, silent=False):

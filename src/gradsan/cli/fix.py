@@ -108,9 +108,11 @@ class _Fixing:
         for sentence in series(found):
             complain(sentence, self.language)
         if not found.patches:
+            from gradsan.repair import why_untried
+
             fixes = [fix for fault in found.diagnoses for fix in fault.fixes]
             was_tried = any(fix.verification.status != "not_run" for fix in fixes)
-            complain(Message("fix.none_passed" if was_tried else "fix.none_tried"), self.language)
+            complain(Message("fix.none_passed") if was_tried else why_untried(found.diagnoses), self.language)
             return 1
         is_kept = self._write("patch", lambda: found.patches[0].diff_bytes(working_directory(None)))
         if applies:
@@ -151,7 +153,7 @@ class _Fixing:
         from gradsan.repair import runs_well
 
         def is_well() -> bool:
-            return runs_well(self._asked(), self.limits, lets_through=found.lets_through)
+            return runs_well(self._asked(), self.limits, lets_through=found.lets_through, ends_by=found.left)
 
         best = next(fix for fix in found.diagnoses[-1].fixes if fix.verification.status == "passed")
         if not is_wanted(best, number, asks=asks, language=self.language):

@@ -8,5 +8,16 @@ from gradsan.repair.apply import apply_patch, dirty_files
 from gradsan.repair.patch import Patch
 from gradsan.repair.ranking import is_implied
 from gradsan.repair.search import Found, Limits, find_fixes, runs_well
+from gradsan.repair.untried import why_untried
 
-__all__ = ["Found", "Limits", "Patch", "apply_patch", "dirty_files", "find_fixes", "is_implied", "runs_well"]
+__all__ = [
+    "Found",
+    "Limits",
+    "Patch",
+    "apply_patch",
+    "dirty_files",
+    "find_fixes",
+    "is_implied",
+    "runs_well",
+    "why_untried",
+]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import pickle
 import resource
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
@@ -38,6 +39,7 @@ class _Watch:
         self.session: Any = None
         self.recorder: Any = None
         self.failed_at: tuple[str, int] | None = None
+        self.failed_by: tuple[str, str] | None = None
 
     def start(self) -> None:
         from gradsan._session import Session
@@ -60,6 +62,13 @@ class _Watch:
             from gradsan.repair.allowances import allow
 
             allow(self.request.allowances)
+
+    def note_exit(self, leaving: SystemExit) -> None:
+        """The program leaves by ``sys.exit``: what made it do so is what it was handling."""
+        if leaving.code not in (None, 0):
+            reason = leaving.__context__ if leaving.__context__ is not None else leaving
+            self.failed_by = type(reason).__name__, str(reason)
+            self._note_place(reason)
 
     def _note_place(self, failure: BaseException) -> None:
         from gradsan.capture.stacks import is_user_file
@@ -93,6 +102,7 @@ class _Watch:
             "written": tuple(_written(diagnosis) for diagnosis in report.diagnoses),
             "seen": report.seen,
             "failed_at": self.failed_at,
+            "failed_by": self.failed_by,
         }
 
 
@@ -119,6 +129,9 @@ class _Measure:
     def look_at_end(self, main: ModuleType) -> None:
         """Costs were counted as they arose."""
 
+    def note_exit(self, leaving: SystemExit) -> None:
+        """Only costs are asked for."""
+
     def answer(self, is_well: bool, exception: tuple[str, str] | None) -> dict[str, Any]:
         """What :class:`Trial` holds of it: nothing where the program failed, as it may under a dispatch mode."""
         return {"cost": self.meter.cost() if is_well else None}
@@ -141,14 +154,15 @@ def run_request(request: Request) -> tuple[int, bool]:
     lay_over(request.files)
     kind, name, arguments = request.target
     launch = prepare(Target(kind, name, arguments))  # type: ignore[arg-type]
+    watch = _Measure(request) if request.mode == "measure" else _Watch(request)
     path = launch.variables.get("__file__")
     text = None if path is None else text_of(request.files, path)
     if path is not None and text is not None:
         code = compile(text, path, "exec", dont_inherit=True)
         launch = dataclasses.replace(launch, start=lambda main: exec(code, vars(main)))
+    launch = dataclasses.replace(launch, start=functools.partial(_start, launch.start, watch))
     own_path = gradsan_path()
     stage = take_stage(launch)
-    watch = _Measure(request) if request.mode == "measure" else _Watch(request)
     seed_generators()
     files = _led_files(request)
     call_after_torch_import(watch.start)
@@ -178,6 +192,14 @@ def run_request(request: Request) -> tuple[int, bool]:
     }
     Path(request.result).write_bytes(pickle.dumps(answer))
     return ending.status, True
+
+
+def _start(start: Callable[[ModuleType], None], watch: _Watch | _Measure, main: ModuleType) -> None:
+    try:
+        start(main)
+    except SystemExit as leaving:
+        watch.note_exit(leaving)
+        raise
 
 
 def _led_files(request: Request) -> Redirecting:

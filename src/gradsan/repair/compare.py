@@ -35,7 +35,8 @@ class Comparison:
     ``is_equal`` only holds where all that the healed original computed up to its end was compared, or three steps of
     every optimizer where one of them was not let run to its end; ``has_reference`` says that it came to its end.
     ``left_differs``: the steps are alike, but the parameters of an optimizer that made one step are left with other
-    gradients, and the run does not show whether these are cleared before they are used.
+    gradients, and the run does not show whether these are cleared before they are used. ``is_alike``: all that was
+    compared is equal, however far both came.
     """
 
     difference: float | None
@@ -44,6 +45,7 @@ class Comparison:
     compared: int
     has_reference: bool
     left_differs: bool = False
+    is_alike: bool = False
 
 
 def tolerance(dtype: str, position: int = 0) -> float:
@@ -86,7 +88,13 @@ def compare(reference: Recording, candidate: Recording) -> Comparison:
     is_equal = bool(met) and equal and whole_run
     left_differs = is_equal and at_steps and _leave_others(reference, candidate)
     return Comparison(
-        largest if met else None, is_equal and not left_differs, lost, len(pairs), reference.finished, left_differs
+        largest if met else None,
+        is_equal and not left_differs,
+        lost,
+        len(pairs),
+        reference.finished,
+        left_differs,
+        bool(met) and equal and len(found) == len(records),
     )
 
 

@@ -58,8 +58,11 @@ class Judge:
         loss = _loss(comparison, training) if runs else None
         if runs and is_known and fix.kind in _KEEPS_VALUES and _begins_with_another_loss(reference, trial.recording):
             loss = loss or Message("fix.another_loss")
-        passed = runs and loss is None
+        goes_as_far = not runs and self._ends_as_the_reference(comparison, training, trial, patch)
+        passed = (runs or goes_as_far) and loss is None
         detail = loss or self._detail(trial, patch, runs, went_further)
+        if goes_as_far:
+            detail = Message("fix.another_failure", {"what": self._failure(trial, patch)})
         verdict = _verdict(comparison, training, passed, is_known)
         verification = Verification(
             status="passed" if passed else "failed",
@@ -76,6 +79,8 @@ class Judge:
             tested = replace(tested, meaning="preserved", how_changed=how)
         elif passed and is_known and comparison.left_differs:
             tested = replace(tested, meaning="changed", how_changed=Message("fix.left_gradients_differ"))
+        elif goes_as_far:
+            tested = replace(tested, meaning="changed", how_changed=Message("fix.same_up_to_there"))
         elif passed:
             how = fix.how_changed or self._how_changed(comparison)
             tested = replace(tested, meaning="changed", how_changed=how)
@@ -89,6 +94,17 @@ class Judge:
         printed = self.reference.printed, trial.printed
         return compare_trainings(self.reference.recording, trial.recording, printed).without(self.noise)
 
+    def _ends_as_the_reference(self, comparison: Comparison, training: Training, trial: Trial, patch: Patch) -> bool:
+        """Whether the healed original ends by the very same error, which is then another, and all is alike so far."""
+        mine, other = trial.failed_by or trial.recording.exception, self.reference.failed_by
+        right = other or self.reference.recording.exception
+        if mine is None or mine != right or faults_of(trial) or trial.failed_at is None or not self.is_replayable:
+            return False
+        place, there = trial.failed_at, self.reference.failed_at
+        is_same_place = there is not None and (place[0], patch.line_before(*place)[0]) == there
+        is_alike = comparison.is_alike and not comparison.lost and not (training.differs_in or training.overwritten)
+        return is_same_place and is_alike and len(self.reference.recording.losses) == len(trial.recording.losses)
+
     def is_in_doubt(self, trial: Trial) -> bool:
         """Whether gradients are the same and something else differs, which may be chance: a time, an address."""
         if not (self.is_replayable and trial.recording.finished) or faults_of(trial):
@@ -100,6 +116,8 @@ class Judge:
     def _how_changed(self, comparison: Comparison) -> Message:
         if not self.is_replayable:
             return Message("fix.not_replayable_how")
+        if not comparison.has_reference and (self.reference.failed_by or self.reference.recording.exception):
+            return Message("fix.not_compared_past", {"what": self._failure(self.reference, Patch())})
         if comparison.difference is None or not comparison.has_reference:
             return Message("fix.not_compared")
         return Message("fix.gradients_differ", {"difference": comparison.difference})
@@ -118,7 +136,7 @@ class Judge:
         faults = faults_of(trial)
         if faults:
             return faults[0].code
-        kind, text = trial.recording.exception or ("?", "")
+        kind, text = trial.failed_by or trial.recording.exception or ("?", "")
         words = f"{kind}: {text.strip().splitlines()[0]}" if text.strip() else kind
         words = words if len(words) <= _LONGEST else f"{words[: _LONGEST - 1]}…"
         if trial.failed_at is None:

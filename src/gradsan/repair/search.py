@@ -190,11 +190,18 @@ def _kept_aside(files: Sequence[str], cwd: Path | None) -> Message:
     return Message("fix.kept_aside", {"names": names if more <= 0 else f"{names}, …"})
 
 
-def runs_well(target: Target, limits: Limits, *, lets_through: bool = False) -> bool:
-    """Whether the program as it lies on disk ends within the limits, without a fault and without an exception."""
+def runs_well(
+    target: Target, limits: Limits, *, lets_through: bool = False, ends_by: tuple[str, str] | None = None
+) -> bool:
+    """Whether the program as it lies on disk ends within the limits, without a fault, and by no exception but one.
+
+    ``ends_by`` is the exception that ends the healed program, too.
+    """
     with Runner(_target(target), is_warm=False) as runner:
         trial = runner.run(replace(_request(target, limits), lets_through=lets_through))
-    return not trial.timed_out and trial.recording.exception is None and trial.status == 0 and not faults_of(trial)
+    is_well = trial.recording.exception is None and trial.status == 0
+    is_well = is_well or (ends_by is not None and trial.recording.exception == ends_by)
+    return not trial.timed_out and is_well and not faults_of(trial)
 
 
 def _side_by_side(*trials: Trial) -> int:

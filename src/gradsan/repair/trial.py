@@ -147,8 +147,9 @@ class Trial:
 
     ``is_answered`` says that its process lived to tell: a kernel may kill it, the program may leave by ``os._exit``.
     ``output`` is all that it said, ``printed`` what went to its standard output; ``failed_at`` is the file and line of
-    the user's code in which the exception that ended it was raised. ``runs_alone`` says that it uses something of which
-    there is one: a device's memory, a port of the network, a file that is not kept aside.
+    the user's code in which the exception that ended it was raised; where it left by ``sys.exit``, that and
+    ``failed_by`` are what it was handling then. ``runs_alone`` says that it uses something of which there is one: a
+    device's memory, a port of the network, a file that is not kept aside.
     ``changed_files`` are those that it wrote or removed, in the layer over the file system alone, ``read_files`` those
     that it read. ``uncovered`` is what it was stopped for because no layer holds it: ``writes`` or ``starts``, the file
     or the command, and the line of the user's code.
@@ -167,6 +168,7 @@ class Trial:
     output: str = ""
     printed: str = ""
     failed_at: tuple[str, int] | None = None
+    failed_by: tuple[str, str] | None = None
     is_answered: bool = True
     runs_alone: bool = False
     changed_files: tuple[str, ...] = ()
