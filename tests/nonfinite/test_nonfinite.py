@@ -74,6 +74,33 @@ HARMFUL = {
             return (weight / (spread + 1)).sum()
         """,
     ),
+    "update: a gradient divided by its norm, by hand": (
+        "GS603",
+        0,
+        False,
+        """
+        weight = nn.Parameter(torch.tensor([2.0, 3.0]))
+        for batch in range(2):
+            (weight * 0).sum().backward()  # noticed
+            with torch.no_grad():
+                weight -= 0.1 * (weight.grad / weight.grad.norm())  # origin
+            weight.grad = None
+        """,
+    ),
+    "update: a loss that outgrows its type before the parameters do": (
+        "GS603",
+        6,
+        False,
+        """
+        weight = nn.Parameter(torch.tensor([1.0]))
+        optimizer = torch.optim.SGD([weight], lr=1e6)
+        for batch in range(8):
+            loss = weight.square().sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()  # origin
+        """,
+    ),
     "forward: memory that nobody wrote": (
         "GS601",
         0,

@@ -93,7 +93,7 @@ def _explain_notice(found: NonFinite) -> Diagnosis:
     values: dict[str, object] = {
         "value": birth.value,
         "steps": found.round,
-        "consumer": found.consumer or "",
+        "consumer": as_written(found.consumer) if found.consumer else "",
         **_parameter_values(found),
     }
     why = Message(f"why.nonfinite_seen_{found.seen}", values)
@@ -127,13 +127,13 @@ def _parameter_values(found: NonFinite) -> dict[str, object]:
 
 def _explain_origin(found: NonFinite) -> Diagnosis:
     birth = found.birth
-    read = _read(birth)
+    read = _read(birth, birth.op == found.consumer)
     op = _op(birth)
     values = {
         "op": op,
         "value": birth.value,
         "round": found.round,
-        "consumer": found.consumer or "",
+        "consumer": as_written(found.consumer) if found.consumer else "",
         "name": birth.name or "?",
         **_parameter_values(found),
         "elements": birth.elements,
@@ -147,7 +147,7 @@ def _explain_origin(found: NonFinite) -> Diagnosis:
     return Diagnosis(
         code=CODES[birth.born],
         cause=cause,
-        severity="warning" if found.reached == "loss" else "error",
+        severity="note" if found.reached == "loss" else "error",
         silent=True,
         title=Message(f"title.{cause}", values),
         explanation=Message(f"explanation.nonfinite_reached_{found.reached}", values),
@@ -198,10 +198,10 @@ _SYMBOLS = {
 }
 
 
-def _read(birth: Birth) -> _Read:
+def _read(birth: Birth, is_step: bool) -> _Read:
     if birth.born == "data":
         return _Read("given", None)
-    if birth.born == "update":
+    if birth.born == "update" and is_step:
         return _read_update(birth)
     if birth.born == "backward" and birth.op[:1].isupper():
         return _read_gradient(birth)
@@ -293,7 +293,8 @@ def _range(operand: Operand | None) -> tuple[float, float] | None:
 
 def _labels(found: NonFinite, values: dict[str, object]) -> Iterable[Label]:
     birth = found.birth
-    key = "label.nonfinite_origin_" + ("backward" if birth.born == "backward" else birth.born)
+    is_step = birth.op == found.consumer
+    key = "label.nonfinite_origin_" + ("forward" if birth.born == "update" and not is_step else birth.born)
     origin = label_room.at("origin", birth.site, Message(key, values), op=birth.op)
     yield from origin
     seen = {(label.frame.file, label.frame.line) for label in origin}
@@ -307,7 +308,7 @@ def _labels(found: NonFinite, values: dict[str, object]) -> Iterable[Label]:
         shown += 1
         on = {**values, "op": _op_of_path(op)}
         yield from label_room.at("path", site, Message("label.nonfinite_path", on), op=op)
-    if birth.born == "update":
+    if birth.born == "update" and is_step:
         return
     yield from label_room.at("noticed", found.noticed, Message("label.nonfinite_noticed", values))
     if found.consumed is not None and found.consumer is not None:

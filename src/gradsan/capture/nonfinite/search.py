@@ -46,6 +46,7 @@ class NonFiniteSearch:
         self._told: set[int] = set()
         self._pending: tuple[list[Any], Origin, Any, int] | None = None
         self._pending_loss: tuple[Origin, int] | None = None
+        self._harmless_loss: tuple[Origin, int] | None = None
         self._rounds = 0
         self._has_consumer = False
         self._losses: list[float] = []
@@ -58,7 +59,8 @@ class NonFiniteSearch:
         self._losses.clear()
         self._told.clear()
         self._bad_losses.clear()
-        self._pending, self._pending_loss, self._noticed, self._rounds, self._has_consumer = None, None, None, 0, False
+        self._pending, self._pending_loss, self._harmless_loss, self._noticed = None, None, None, None
+        self._rounds, self._has_consumer = 0, False
 
         def quietly(work: Callable[[], None]) -> None:
             if not getattr(self._busy, "on", False):
@@ -140,7 +142,9 @@ class NonFiniteSearch:
         number = max(self._rounds - 1, 0)
         self._updates.written(tensor, origin, self._leaves, number)
 
-    def _on_consumed(self, parameters: list[Any], origins: list[Origin], stack: Any, op: str, number: int) -> None:
+    def _on_consumed(
+        self, parameters: list[Any], origins: list[Origin], stack: Any, op: str, number: int, is_by_hand: bool = False
+    ) -> None:
         self._has_consumer = True
         if self._found < _MOST:
             if not origins:
@@ -153,13 +157,14 @@ class NonFiniteSearch:
                 self._origins.keep(parameter, came)
             if began[0].number not in self._told:
                 self._told.add(began[0].number)
-                self._report(began, parameters, stack, op, number, "parameters")
+                self._report(began, parameters, stack, op, number, "parameters", is_by_hand)
         self._pending = None
 
     def _on_harmless_step(self, number: int) -> None:
         """A step has left all parameters finite, perhaps after a loss that was not."""
         if self._pending_loss is not None:
-            self._report_loss(self._pending_loss[0], number, "loss")
+            self._harmless_loss = self._harmless_loss or (self._pending_loss[0], number)
+            self._pending_loss = None
 
     def _report_loss(self, origin: Origin, number: int, reached: Literal["loss", "stopped"]) -> None:
         began = first_cause(origin)
@@ -195,7 +200,10 @@ class NonFiniteSearch:
             leaves, origin, _, number = self._pending
             self._report(first_cause(origin), leaves, None, None, number, "gradients")
         elif self._pending_loss is not None and not self._updates.steps:
-            self._report_loss(*self._pending_loss, "loss")
+            self._harmless_loss = self._pending_loss
+        # In a training that diverges the loss outgrows its type before the parameters do.
+        if self._harmless_loss is not None and not self._found:
+            self._report_loss(*self._harmless_loss, "loss")
         self._pending = None
 
     def _report(
@@ -206,14 +214,18 @@ class NonFiniteSearch:
         op: str | None,
         number: int,
         reached: Literal["parameters", "gradients", "loss", "stopped"],
+        is_by_hand: bool = False,
     ) -> None:
         origin, way = began
         frame = sys._getframe()
         names = [known[0].text for one in parameters[:8] if (known := naming.names_of(one, frame))]
         # What came in with the data did harm where it first met a parameter.
-        taken = next((one for one in way if one.has_graph), origin) if _born(origin) == "data" else origin
+        born = _born(origin)
+        taken = next((one for one in way if one.has_graph), origin) if born == "data" else origin
+        if born == "forward" and is_by_hand and not any(one.has_graph for one in way[:-1]):
+            born = "update"
         birth = Birth(
-            born=_born(origin),
+            born=born,
             op=taken.op,
             site=None if taken.stack is None else symbolise(taken.stack),
             value=origin.value,

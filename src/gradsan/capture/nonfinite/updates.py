@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -13,8 +13,17 @@ from gradsan.capture.nonfinite.origins import Origin, Origins
 from gradsan.capture.nonfinite.values import Searched, operands_of
 from gradsan.capture.patches import Patches
 
-Consumed = Callable[[list[Any], list[Origin], Any, str, int], None]
-"""Called with the parameters, where their values came from, a raw stack, what wrote, and the round."""
+
+class Consumed(Protocol):
+    """What is called where parameters become non-finite."""
+
+    def __call__(
+        self, parameters: list[Any], origins: list[Origin], stack: Any, op: str, number: int, is_by_hand: bool = False
+    ) -> None:
+        """``origins`` are where the values came from, ``op`` is what wrote them at ``stack``, in round ``number``.
+
+        ``is_by_hand``: a statement of the program wrote, and no optimizer.
+        """
 
 
 class Updates:
@@ -101,7 +110,7 @@ class Updates:
         if leaf is None or self._is_spoilt(leaf):
             return
         self._spoil(leaf)
-        self._on_consumed([leaf], [origin], origin.stack, origin.op, number)
+        self._on_consumed([leaf], [origin], origin.stack, origin.op, number, is_by_hand=True)
 
     def _spoil(self, parameter: Any) -> None:
         self._spoilt[id(parameter)] = parameter
