@@ -76,7 +76,7 @@ def settle(request: dict[str, Any]) -> None:
     os.environ.update(request["env"])
     # What a fresh interpreter reads from its environment.
     sys.dont_write_bytecode = bool(request["env"].get("PYTHONDONTWRITEBYTECODE"))
-    if not sys.flags.safe_path and "words" in request:
+    if not getattr(sys.flags, "safe_path", False) and "words" in request:  # new in Python 3.11
         extra = [one for one in request["env"].get("PYTHONPATH", "").split(os.pathsep) if one]
         sys.path[1:1] = extra
 
