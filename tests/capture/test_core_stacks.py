@@ -1,16 +1,23 @@
 """Raw stacks of both cores."""
 
 import ctypes
+import dataclasses
 import functools
 import gc
+import inspect
 import itertools
 import sys
 import threading
 import weakref
+from pathlib import Path
+from types import CodeType
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from core_kit import constants, places, plain
+
+from gradsan.capture import stacks
 
 
 def test_one_place_is_one_stack(core):
@@ -227,3 +234,22 @@ def test_a_thread_without_python_frames_has_an_empty_stack(core):
     assert core.saves == 1
     assert [entry[10].codes for entry in core.writes()] == [()]
     assert core.log_errors == 0
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python tells them since 3.11")
+def test_names_read_off_the_source_are_those_that_newer_pythons_tell():
+    compared = 0
+    for module in (torch.nn.modules.module, torch.utils.checkpoint, dataclasses, sys.modules[__name__]):
+        file = module.__file__
+        waiting = [compile(Path(file).read_text(encoding="utf-8"), file, "exec")]
+        while waiting:
+            code = waiting.pop()
+            waiting += [one for one in code.co_consts if isinstance(one, CodeType)]
+            is_function = code.co_flags & inspect.CO_OPTIMIZED and (
+                code.co_name[0] != "<" or code.co_name == "<lambda>"
+            )
+            if is_function and "comp>" not in code.co_qualname and "<genexpr>" not in code.co_qualname:
+                found = stacks._names_in(file)[code.co_firstlineno, code.co_name]
+                assert found == code.co_qualname
+                compared += 1
+    assert compared > 200

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import pytest
 
 from forked import run_forked
 
+# Named by the part of its line that made it, of which Python 3.10 knows nothing.
+NAMED_BY_COLUMNS = {"inplace_module__set_all_inplace_loop"}
 CASES = sorted(path.parent for path in Path(__file__).parent.glob("cases/*/expected.json"))
 
 
@@ -53,4 +56,5 @@ def test_case(case: Path, tmp_path: Path) -> None:
     assert labelled(diagnosis, "written") <= wrong
     assert labelled(diagnosis, "saved") & places(answer["saved_at"])
     assert labelled(diagnosis, "used") & places(answer["backward_at"])
-    assert diagnosis["tensor"]["name"], "the tensor has a name"
+    if case.name not in NAMED_BY_COLUMNS or sys.version_info >= (3, 11):
+        assert diagnosis["tensor"]["name"], "the tensor has a name"

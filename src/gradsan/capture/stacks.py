@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import linecache
 import os
@@ -130,8 +131,41 @@ def of_formatted(text: str) -> Site:
 
 def definition_site(code: CodeType) -> Site:
     """Where a function is defined, its decorators included."""
-    name = getattr(code, "co_qualname", code.co_name)
+    name = qualified_name(code)
     return Site((Frame(file_of(code), code.co_firstlineno, name, is_user=is_user_file(code.co_filename)),))
+
+
+def qualified_name(code: CodeType) -> str:
+    """The name of a function with what it is defined in (``Net.forward``); on Python 3.10 it is read off the source."""
+    name = getattr(code, "co_qualname", None)
+    if name is None:
+        name = _names_in(code.co_filename).get((code.co_firstlineno, code.co_name), code.co_name)
+    return str(name)
+
+
+@functools.lru_cache(maxsize=256)
+def _names_in(file: str) -> dict[tuple[int, str], str]:
+    """The qualified names of a file's functions, by their first lines and names."""
+    try:
+        waiting: list[tuple[ast.AST, str]] = [(ast.parse("".join(linecache.getlines(file))), "")]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
+    found: dict[tuple[int, str], str] = {}
+    while waiting:
+        node, around = waiting.pop()
+        inside = around
+        if isinstance(node, ast.ClassDef):
+            inside = f"{around}{node.name}."
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            name = "<lambda>" if isinstance(node, ast.Lambda) else node.name
+            decorators = [] if isinstance(node, ast.Lambda) else node.decorator_list
+            found[min(one.lineno for one in (node, *decorators)), name] = around + name
+            inside = f"{around}{name}.<locals>."
+        body = getattr(node, "body", None)
+        for child in ast.iter_child_nodes(node):
+            is_within = child is body or (isinstance(body, list) and child in body)
+            waiting.append((child, inside if is_within else around))
+    return found
 
 
 def file_of(code: CodeType) -> str:
@@ -146,7 +180,7 @@ def _frame(code: CodeType, lasti: int) -> Frame:
 
 @functools.lru_cache(maxsize=4096)
 def _frame_in(_: str, code: CodeType, lasti: int) -> Frame:
-    name = getattr(code, "co_qualname", code.co_name)
+    name = qualified_name(code)
     file = file_of(code)
     is_user = is_user_file(code.co_filename)
     if hasattr(code, "co_positions") and lasti >= 0:

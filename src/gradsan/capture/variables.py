@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from gradsan.capture import _torch
-from gradsan.capture.stacks import file_of, is_user_file
+from gradsan.capture.stacks import file_of, is_user_file, qualified_name
 
 _MOST_OBJECTS = 20_000
 _DEEPEST = 5
@@ -174,7 +174,7 @@ def spaces_of(frame: Any) -> list[Space]:
         code = one.f_code
         file = file_of(code)
         if one.f_locals is not one.f_globals:
-            scope = Scope(file, getattr(code, "co_qualname", code.co_name))
+            scope = Scope(file, qualified_name(code))
             spaces.append(Space(scope, _locals_of(one), _loop_variables(code)))
         if id(one.f_globals) not in globals_seen:
             globals_seen.add(id(one.f_globals))

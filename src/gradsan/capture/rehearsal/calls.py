@@ -36,7 +36,7 @@ from gradsan.capture.rehearsal.values import (
     memory_in,
     of_thing,
 )
-from gradsan.capture.stacks import file_of, is_user_file
+from gradsan.capture.stacks import file_of, is_user_file, qualified_name
 from gradsan.source.tree import read_source
 
 _DEEPEST = 24
@@ -150,7 +150,7 @@ class Calls(NamedCalls):
         names = arguments_of(definition, args, keywords, function)
         cells = closed_over(function)
         module = self.module_of(function.__globals__, file)
-        inner = Namespace(file, getattr(code, "co_qualname", code.co_name), names, {}, None, module)
+        inner = Namespace(file, qualified_name(code), names, {}, None, module)
         inner.outer = Namespace(file, "", cells, {}, None, module) if cells else None
         return self._run(definition, inner, node, space)
 

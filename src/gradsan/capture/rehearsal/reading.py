@@ -22,7 +22,7 @@ from gradsan.capture.rehearsal.script import EnoughError, Script
 from gradsan.capture.rehearsal.stems import is_glue
 from gradsan.capture.rehearsal.values import Namespace, of_thing
 from gradsan.capture.rehearsal.walk import Walk
-from gradsan.capture.stacks import file_of, is_user_file
+from gradsan.capture.stacks import file_of, is_user_file, qualified_name
 from gradsan.model import Frame
 from gradsan.source.tree import read_source
 
@@ -124,7 +124,7 @@ def _read_frame(walk: Walk, frame: FrameType) -> None:
 
 def _key(frame: FrameType) -> tuple[str, str]:
     code = frame.f_code
-    return file_of(code), getattr(code, "co_qualname", code.co_name)
+    return file_of(code), qualified_name(code)
 
 
 def _described(nodes: Sequence[Any], frame: FrameType | None, most: int) -> list[Made]:
