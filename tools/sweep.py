@@ -27,6 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 import zoo
 from rich.progress import Progress
@@ -39,6 +40,8 @@ _SEED = 20_260_101
 def train(entry: zoo.Entry, steps: int) -> dict[str, Any]:
     """Train a model anew and say what became of it: a digest by name, and the losses."""
     torch.manual_seed(_SEED)
+    random.seed(_SEED)
+    numpy.random.seed(_SEED)  # what masks sounds draws from it
     model, loss_of = entry.build()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     outcome: dict[str, Any] = {}
