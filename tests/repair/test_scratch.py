@@ -63,6 +63,10 @@ with gzip.open("z.gz", "wt") as packed:
     packed.write("zz")
 torch.jit.save(torch.jit.script(torch.nn.Linear(1, 1)), "scripted.pt")
 torch.jit.load("scripted.pt")
+reader = torch._C.PyTorchFileReader
+print(torch.load("model.pt", mmap=True)["n"], isinstance(reader("model.pt"), reader))
+torch.from_file("shared.bin", shared=True, size=4)[:] = 2.0
+print(np.fromfile("shared.bin", dtype=np.float32))
 os.symlink("log.txt", "link.txt")
 with open("link.txt", "r+") as file:
     file.seek(0)

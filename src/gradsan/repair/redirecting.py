@@ -34,6 +34,7 @@ _PATHS_OF = {
 }
 """Audit events of what writes to the file system, with the arguments that are paths written to."""
 _STARTS = {"subprocess.Popen": (0, 1), "os.system": (0, 0), "os.exec": (0, 1), "os.posix_spawn": (0, 1)}
+_HEARD = frozenset({"open", *_PATHS_OF, *_STARTS})
 _SAVING = (
     ("torch._C", "PyTorchFileWriter", 0),
     ("safetensors.torch", "save_file", 1),
@@ -50,6 +51,7 @@ _LOADING = (
     ("torch.jit", "load", 0),
     ("cv2", "imread", 0),
 )
+_BY_MODE = (("h5py", "File", 0),)
 _OWN_OF_MULTIPROCESSING = ("resource_tracker", "semaphore_tracker")
 _MOST_READ = 10_000
 _FUNCTIONS = (
@@ -89,9 +91,10 @@ class Redirecting:
         _replace_everywhere(led)
         # Walking by descriptors would go past the layer.
         vars(shutil)["_use_fd_functions"] = False
-        for table, where in ((_SAVING, self._saved), (_LOADING, self._loaded)):
+        for table, where in ((_SAVING, self._saved), (_LOADING, self._loaded), (_BY_MODE, self._opened_by_mode)):
             for module, name, position in table:
                 call_after_import(module, functools.partial(self._lead_argument, module, name, position, where))
+        call_after_import("torch", self._lead_mapped_memory)
         multiprocessing.util.spawnv_passfds = self._asking_first(multiprocessing.util.spawnv_passfds)
         sys.addaudithook(self._hear)
 
@@ -325,31 +328,51 @@ class Redirecting:
 
         return leading
 
-    def _saved(self, path: str) -> str:
+    def _saved(self, path: str, *_: Any) -> str:
         return self._to_open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
 
-    def _loaded(self, path: str) -> str:
-        return self._scratch.there(self._scratch.logical(path))
+    def _loaded(self, path: str, *_: Any) -> str:
+        return self._to_open(path, os.O_RDONLY)
 
-    def _lead_argument(self, module: str, name: str, position: int, where: Callable[[str], str]) -> None:
+    def _opened_by_mode(self, path: str, rest: list[Any], kwargs: dict[str, Any]) -> str:
+        mode = str(rest[0] if rest else kwargs.get("mode", "r"))
+        flags = {"r": os.O_RDONLY, "w": os.O_WRONLY | os.O_CREAT | os.O_TRUNC}.get(mode, os.O_RDWR | os.O_CREAT)
+        return self._to_open(path, flags)
+
+    def _lead_argument(self, module: str, name: str, position: int, where: Callable[..., str]) -> None:
         owner = sys.modules[module]
         original = getattr(owner, name, None)
         if original is None:
             return
 
-        @functools.wraps(original, updated=())
-        def leading(*args: Any, **kwargs: Any) -> Any:
+        def led(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
             given = list(args)
             path = given[position] if len(given) > position else None
             if isinstance(path, str | os.PathLike):
                 with self:
-                    given[position] = where(os.fspath(path))
-            return original(*given, **kwargs)
+                    given[position] = where(os.fspath(path), given[position + 1 :], kwargs)
+            return given
 
-        setattr(owner, name, leading)
+        _replace_everywhere({original: _leading_class(original, led) or _leading_function(original, led)})
+
+    def _lead_mapped_memory(self) -> None:
+        """Files that PyTorch maps into memory by itself: shared, they are written."""
+        torch: Any = sys.modules["torch"]
+        for owner in (torch, torch.UntypedStorage):
+            original = owner.from_file
+            owner.from_file = staticmethod(self._mapping(original)) if owner is not torch else self._mapping(original)
+
+    def _mapping(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def mapping(filename: Any, shared: bool = False, *args: Any, **kwargs: Any) -> Any:
+            with self:
+                there = self._to_open(filename, os.O_RDWR | os.O_CREAT if shared else os.O_RDONLY)
+            return original(there, shared, *args, **kwargs)
+
+        return mapping
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if self.is_inside:
+        if event not in _HEARD or self.is_inside:
             return
         if event == "open" and not getattr(self._inside, "opens_itself", False):
             path, _, flags = arguments
@@ -456,6 +479,28 @@ class _Entry:
         return os.lstat(self.path).st_ino
 
 
+def _leading_class(original: Any, led: Callable[..., list[Any]]) -> Any:
+    """A class in the place of the class ``original``; None where it is none, or allows for none below it."""
+    if not isinstance(original, type):
+        return None
+
+    def begin(self: Any, *args: Any, **kwargs: Any) -> None:
+        original.__init__(self, *led(args, kwargs), **kwargs)  # type: ignore[misc]
+
+    try:
+        return type(original)(original.__name__, (original,), {"__init__": begin, "__module__": original.__module__})
+    except TypeError:
+        return None
+
+
+def _leading_function(original: Any, led: Callable[..., list[Any]]) -> Any:
+    @functools.wraps(original, updated=())
+    def leading(*args: Any, **kwargs: Any) -> Any:
+        return original(*led(args, kwargs), **kwargs)
+
+    return leading
+
+
 _holders: list[tuple[Any, str, int]] = []
 _looked_through: set[str] = set()
 
@@ -466,6 +511,9 @@ def look_for_holders() -> None:
     In the process that trials are forked from: to look through all of its modules in each of them copies its memory.
     """
     originals = {id(vars(os)[name]) for name in _FUNCTIONS if name in vars(os)} | {id(open)}
+    for owner, name, _ in (*_SAVING, *_LOADING, *_BY_MODE):
+        if name in getattr(sys.modules.get(owner), "__dict__", {}):
+            originals.add(id(vars(sys.modules[owner])[name]))
     for name, module in list(sys.modules.items()):
         if name in _looked_through or name in ("posix", "nt") or name.startswith(_NOT_LED):
             continue
