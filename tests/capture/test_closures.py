@@ -122,3 +122,20 @@ def test_a_write_of_the_step_itself_is_the_steps():
     [diagnosis] = watched.diagnoses
     assert diagnosis.code == "GS110"
     assert lines(diagnosis, "written") == ["optimizer.step(closure)"]
+
+
+def test_a_step_that_still_runs_is_known_as_the_writer():
+    theta = torch.zeros(4, requires_grad=True)
+    optimizer = torch.optim.LBFGS([theta], lr=0.5, max_iter=5)
+    loss = (theta - 1).square().mean() + 0.1 * (theta**2).sum()
+
+    def closure():
+        optimizer.zero_grad()
+        loss.backward(retain_graph=True)
+        return loss
+
+    with pytest.raises(RuntimeError), gradsan.watch() as watched:
+        optimizer.step(closure)
+    [diagnosis] = watched.diagnoses
+    assert diagnosis.code == "GS110"
+    assert lines(diagnosis, "written") == ["optimizer.step(closure)"]

@@ -127,7 +127,9 @@ def read_backward(entry: Any) -> BackwardRecord:
 
 def _still_runs(stack: Any) -> bool:
     """Whether the call that was on its way at ``stack`` still is, in any thread; its innermost frame may move on."""
-    codes, offsets = stack.codes, stack.lastis
+    # The hook that took the stack has returned long ago.
+    own = int(_torch.is_untraced_call(stack.codes[0])) if stack.codes else 0
+    codes, offsets = stack.codes[own:], stack.lastis[own:]
     for frame in sys._current_frames().values():
         at: FrameType | None = frame
         while at is not None:

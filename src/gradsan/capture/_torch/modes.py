@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from types import CodeType
 from typing import Any
 
 import torch
@@ -88,6 +89,11 @@ def untraced(hook: Callable[..., None]) -> Callable[..., None]:
             hook(*args)
 
     return call
+
+
+def is_untraced_call(code: CodeType) -> bool:
+    """Whether ``code`` is that of a hook made by :func:`untraced`."""
+    return code in untraced.__code__.co_consts
 
 
 def is_transformed() -> bool:
