@@ -101,6 +101,33 @@ HARMFUL = {
             optimizer.step()  # origin
         """,
     ),
+    "backward: parameters made anew of what grad() gives": (
+        "GS602",
+        1,
+        False,
+        """
+        weight = torch.ones(2, requires_grad=True)
+        for batch in range(3):
+            loss = (weight * (batch != 1)).square().sum().sqrt()  # origin
+            (gradient,) = torch.autograd.grad(loss, [weight])  # noticed
+            weight = (weight - 0.1 * gradient).detach().requires_grad_()
+        """,
+    ),
+    "data: memory that another process has filled": (
+        "GS604",
+        0,
+        True,
+        """
+        import ctypes
+        weight = nn.Parameter(torch.ones(3))
+        parameters = [weight]
+        storage = torch.tensor([1.0, 2.0, 3.0]).untyped_storage()
+        (ctypes.c_float * 3).from_address(storage.data_ptr())[1] = float("inf")
+        def loss_of(batch):
+            shared = torch.empty(0).set_(storage, 0, (3,))
+            return (weight * shared).sum()  # origin
+        """,
+    ),
     "forward: memory that nobody wrote": (
         "GS601",
         0,
@@ -430,6 +457,20 @@ def test_the_origin_is_named(name, tmp_path):
 def test_what_does_no_harm_is_no_finding(name, tmp_path):
     found, _ = run(textwrap.dedent(HARMLESS[name]) + TRAIN, tmp_path)
     assert found == ()
+
+
+def test_a_scaler_that_skips_every_step_is_no_finding():
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24)
+    with gradsan.watch("nonfinite") as watched:
+        for _ in range(3):
+            scaler.scale((weight.half() * 300).sum().float()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    assert watched.diagnoses == ()
+    assert torch.equal(weight, torch.ones(4)), "no step was taken"
 
 
 def test_losses_gradients_and_random_numbers_are_those_of_the_plain_program():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
+from gradsan.diagnose import compiled
 from gradsan.diagnose import labels as label_room
 from gradsan.diagnose.failures import parts
 from gradsan.diagnose.labels import as_written
@@ -84,7 +86,18 @@ class _Read(NamedTuple):
 
 def explain(found: NonFinite) -> Diagnosis:
     """The diagnosis of one non-finite value."""
+    found = _from_outside(found)
     return _explain_origin(found) if found.seen is None else _explain_notice(found)
+
+
+def _from_outside(found: NonFinite) -> NonFinite:
+    """``found`` with what happened inside of a compiled graph at the call of the compiled function."""
+    site = found.birth.site
+    return replace(
+        found,
+        birth=replace(found.birth, site=None if site is None else compiled.written_from_outside(site)),
+        path=tuple((op, compiled.written_from_outside(one)) for op, one in found.path),
+    )
 
 
 def _explain_notice(found: NonFinite) -> Diagnosis:

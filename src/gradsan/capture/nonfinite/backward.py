@@ -130,7 +130,9 @@ class Backward:
                 operands=(*_given(given, facts), *_saved(node, facts)),
             )
             self._origins.keep(gradient, origin)
-        for at, _ in bad:
+        for at, one in bad:
+            # ``torch.autograd.grad`` gives it to the program.
+            self._origins.link(one, origin)
             if at < len(node.next_functions):
                 child = node.next_functions[at][0]
                 if child is not None:

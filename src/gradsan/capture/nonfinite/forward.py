@@ -68,6 +68,9 @@ class Forward:
             how = "nan_of_inf" if is_new and not _holds_nan(bad) else "passed"
         elif op in _UNWRITTEN:
             how = "memory"
+        elif op == "set_":
+            # Memory that somebody else has filled: a worker of a DataLoader, a file.
+            how = "given"
         elif not (operands or in_place):
             # NaN out of the program's own data (``torch.tensor(rows)``) is nobody's intention.
             how = "given" if facts.has_nan else "constant"

@@ -64,8 +64,13 @@ class Origins:
 
     def keep(self, tensor: Any, origin: Origin) -> Origin:
         """Remember where the non-finite values of a tensor came from."""
-        storage = _torch.storage_or_none(tensor)
         origin.number = next(self._numbers)
+        self.link(tensor, origin)
+        return origin
+
+    def link(self, tensor: Any, origin: Origin) -> None:
+        """Remember that a tensor has the non-finite values of a known origin."""
+        storage = _torch.storage_or_none(tensor)
         if storage:
             self._by_storage[storage] = _Entry(_torch.weak_storage(tensor.untyped_storage()), origin)
             self._by_storage.move_to_end(storage)
@@ -77,7 +82,6 @@ class Origins:
             self._by_node[number] = origin
             if len(self._by_node) > _KEPT:
                 self._by_node.popitem(last=False)
-        return origin
 
     def of(self, tensor: Any) -> Origin | None:
         """What is remembered of a tensor's memory, or of what it was computed from; None where nothing is."""

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 
 from gradsan.capture import _torch, naming
+from gradsan.capture.alive import optimizers_alive
 from gradsan.capture.nonfinite.backward import Backward
 from gradsan.capture.nonfinite.forward import Forward
 from gradsan.capture.nonfinite.origins import Origin, Origins, first_cause
@@ -48,7 +49,7 @@ class NonFiniteSearch:
         self._pending_loss: tuple[Origin, int] | None = None
         self._harmless_loss: tuple[Origin, int] | None = None
         self._rounds = 0
-        self._has_consumer = False
+        self._has_consumer = self._has_failed = False
         self._losses: list[float] = []
 
     def start(self, patches: Patches, run: Callable[[Callable[[], None]], None]) -> None:
@@ -60,7 +61,7 @@ class NonFiniteSearch:
         self._told.clear()
         self._bad_losses.clear()
         self._pending, self._pending_loss, self._harmless_loss, self._noticed = None, None, None, None
-        self._rounds, self._has_consumer = 0, False
+        self._rounds, self._has_consumer, self._has_failed = 0, False, False
 
         def quietly(work: Callable[[], None]) -> None:
             if not getattr(self._busy, "on", False):
@@ -97,7 +98,7 @@ class NonFiniteSearch:
             self._quietly(lambda: self._end(entry[0], entry[1]))
 
     def _begin(self, clock: int, stack: Any, outputs: Any) -> None:
-        self._noticed = stack
+        noticed_before, self._noticed = self._noticed, stack
         losses = [one for one in outputs if _torch.is_tensor(one)]
         roots = tuple(one.grad_fn for one in losses if one.grad_fn is not None)
         bad = [one for one in losses if _torch.is_nonfinite(one)]
@@ -108,6 +109,23 @@ class NonFiniteSearch:
             self._leaves[_torch.storage_or_none(leaf)] = leaf
         if bad:
             self._bad_losses[clock] = self._origin_of_loss(bad[0], stack)
+            self._look_at_leaves(self._backward.leaves(clock), noticed_before)
+
+    def _look_at_leaves(self, leaves: list[Any], noticed: Any) -> None:
+        """Leaves that were made anew of what a round computed: ``p = (p - rate * grad).detach().requires_grad_()``."""
+        spoilt = [
+            (leaf, origin)
+            for leaf in leaves
+            if _torch.is_nonfinite(leaf)
+            and (origin := self._origins.of(leaf)) is not None
+            and first_cause(origin)[0].how not in ("given", "constant")
+        ]
+        if spoilt and not self._updates.steps:
+            now, self._noticed = self._noticed, noticed
+            first = min((origin for _, origin in spoilt), key=lambda one: one.number)
+            number = max(self._rounds - 1, 0)
+            self._on_consumed([leaf for leaf, _ in spoilt], [first], first.stack, first.op, number, is_by_hand=True)
+            self._noticed = now
 
     def _origin_of_loss(self, loss: Any, stack: Any) -> Origin:
         known = self._origins.of(loss)
@@ -175,6 +193,7 @@ class NonFiniteSearch:
 
     def meet(self, error: BaseException) -> None:
         """An exception has stopped the program, perhaps its own check of a loss that is not finite."""
+        self._has_failed = True
         trace = error.__traceback__
         while trace is not None and trace.tb_next is not None:
             trace = trace.tb_next
@@ -198,6 +217,10 @@ class NonFiniteSearch:
         """The program has ended: gradients that no step took are told where the program has no step at all."""
         if self._pending is not None and not self._found and not self._updates.steps and not self._has_consumer:
             leaves, origin, _, number = self._pending
+            self._pending = None
+            if not self._has_failed and _have_optimizer(leaves):
+                # Nobody took them: a ``GradScaler`` skips the step.
+                return
             self._report(first_cause(origin), leaves, None, None, number, "gradients")
         elif self._pending_loss is not None and not self._updates.steps:
             self._harmless_loss = self._pending_loss
@@ -272,6 +295,12 @@ def _shown(facts: Searched | None) -> dict[str, Any]:
         "elements": facts.elements,
         "of": facts.of,
     }
+
+
+def _have_optimizer(leaves: list[Any]) -> bool:
+    groups = (group for optimizer in optimizers_alive() for group in optimizer.param_groups)
+    owned = {id(one) for group in groups for one in group["params"]}
+    return any(id(leaf) in owned for leaf in leaves)
 
 
 def _has_bad_gradient(leaf: Any) -> bool:
