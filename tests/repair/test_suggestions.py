@@ -1,12 +1,14 @@
 """Candidates of single kinds, from diagnoses written by hand, and the text that they lead to."""
 
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gradsan.model import Diagnosis, Frame, Label, Message, NamedTensor, Site
+from gradsan.model import Diagnosis, Fix, Frame, Label, Message, NamedTensor, Site
 from gradsan.repair.fixes import (
+    clone_before_loop,
     clone_for_layer,
     index_views,
     rebuild_in_loop,
@@ -58,6 +60,28 @@ def test_a_layer_gets_a_copy(program):
     )
     assert patched(found, file) == ["h = conv(x)\nskip = act((h + 1).clone()).mean()\n"]
     assert [fix.kind for fix in found] == ["clone_before_mutation"]
+
+
+@pytest.mark.parametrize(
+    ("line", "op", "extra", "is_hoisted"),
+    [
+        ("mem[t] = mem[t] * 0.5", "__setitem__", "pass", True),
+        ("mem *= 2", "mul_", "pass", True),
+        # Another tensor in every round: a copy of the first would do nothing.
+        ("mem[t] = 0", "__setitem__", "mem = net(x)", False),
+    ],
+)
+def test_one_copy_before_the_loop_in_the_place_of_one_in_each_round(program, line, op, extra, is_hoisted):
+    before = "for epoch in range(3):\n    mem = net(x)\n"
+    loop = f"    for t in range(6):\n        {extra}\n        {line}\n"
+    file = program(before + loop)
+    fault = diagnosis("operand_overwritten", ("written", op, (at(file, 5, text=line.partition(" = ")[0]),)), name="mem")
+    copy = Fix(
+        "clone_before_mutation", "preserved", fault.title, lines=((file, 5, f"        mem = mem.clone()\n{line}"),)
+    )
+    found = clone_before_loop.suggest(replace(fault, fixes=(copy,)))
+    assert patched(found, file) == ([f"{before}    mem = mem.clone()\n{loop}"] if is_hoisted else [])
+    assert clone_before_loop.suggest(fault) == ()
 
 
 def test_a_loss_of_a_closure_is_computed_in_it(program):

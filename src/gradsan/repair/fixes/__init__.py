@@ -11,6 +11,7 @@ from dataclasses import replace
 from gradsan.model import Diagnosis, Fix, Message
 from gradsan.repair.fixes import (
     clear_gradients,
+    clone_before_loop,
     clone_for_layer,
     copy_on_context,
     detach_other_network,
@@ -39,6 +40,7 @@ from gradsan.source.suggest import drop_keyword
 
 _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     disable_inplace_module.suggest,
+    clone_before_loop.suggest,
     clone_for_layer.suggest,
     index_views.suggest,
     record_view.suggest,
