@@ -46,7 +46,7 @@ def test_the_stack_is_that_of_the_frames(core):
         stack, codes, lastis = recurse(depth)
         assert stack.codes == tuple(codes)
         assert stack.lastis[1:] == tuple(lastis[1:])
-        assert places(stack)[0][0] is recurse.__code__
+        assert stack.codes[0] is recurse.__code__
     assert len(stack.codes) == constants(core).DEPTH_KEPT
 
 
