@@ -459,6 +459,15 @@ def test_what_does_no_harm_is_no_finding(name, tmp_path):
     assert found == ()
 
 
+def test_where_anomaly_mode_stops_the_backward_the_origin_is_known():
+    weight = torch.zeros(2, requires_grad=True)
+    watched = gradsan.watch("nonfinite")
+    with pytest.raises(RuntimeError, match="SqrtBackward0"), watched, torch.autograd.detect_anomaly(check_nan=True):
+        torch.where(weight > 0, torch.sqrt(weight), 0.0).sum().backward()
+    assert [one.code for one in watched.diagnoses] == ["GS414", "GS602"]
+    assert watched.diagnoses[1].nonfinite.op == "sqrt"
+
+
 def test_a_scaler_that_skips_every_step_is_no_finding():
     weight = torch.nn.Parameter(torch.ones(4))
     optimizer = torch.optim.SGD([weight], lr=0.1)

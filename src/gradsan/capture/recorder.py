@@ -431,6 +431,8 @@ class Recorder:
         """A backward has ended with an exception; find out what lies behind it while graph and variables are there."""
         known = len(self.conflicts)
         self._find_cause(entry, error)
+        if self._is_searching:
+            self.guard.run_hushed(partial(self._search.failed, entry, error))
         if self.explainers:
             found = self.conflicts[-1] if len(self.conflicts) > known else failures.kept_on(error)
             for explainer in self.explainers:

@@ -73,6 +73,11 @@ class Backward:
         """Whether the backward that began at ``clock`` runs and is watched."""
         return clock in self._runs
 
+    def given(self, clock: int) -> list[Origin]:
+        """Where the non-finite gradients came from that a running backward has met."""
+        run = self._runs.get(clock)
+        return [] if run is None else [origin for origins in run.given.values() for origin in origins]
+
     def leaves(self, clock: int) -> list[Any]:
         """The leaves of a running backward."""
         run = self._runs.get(clock)

@@ -97,6 +97,13 @@ class NonFiniteSearch:
         if self._backward.has(entry[0]):
             self._quietly(lambda: self._end(entry[0], entry[1]))
 
+    def failed(self, entry: Any, error: BaseException) -> None:
+        """A backward has ended with an exception; anomaly mode stops at a NaN."""
+        origins = self._backward.given(entry[0]) if _VALUES.search(str(error)) is not None else []
+        if origins and not self._found:
+            first = min(origins, key=lambda one: one.number)
+            self._report(first_cause(first), [], None, None, self._rounds, "stopped")
+
     def _begin(self, clock: int, stack: Any, outputs: Any) -> None:
         noticed_before, self._noticed = self._noticed, stack
         losses = [one for one in outputs if _torch.is_tensor(one)]

@@ -27,6 +27,7 @@ class Rule:
     label: str
     fixes: tuple[_Suggestion, ...]
     severity: Severity = "error"
+    note: str | None = None
 
 
 _RETURNS = Rule("GS410", "custom_backward_returns", "asked_here", (("return_one_each", "preserved"),))
@@ -50,7 +51,9 @@ _RULES: Mapping[str, Rule] = {
     "hook_returned": _HOOK,
     "hook_returned_no_tensor": _HOOK,
     "hook_refused": _HOOK,
-    "nan_in_backward": Rule("GS414", "nan_gradient", "asked_here", (("anomaly_values", "preserved"),)),
+    "nan_in_backward": Rule(
+        "GS414", "nan_gradient", "asked_here", (("anomaly_values", "preserved"),), note="nonfinite_search"
+    ),
     "gradient_cycle": Rule("GS416", "gradient_cycle", "warned_here", (("autograd_grad", "preserved"),), "note"),
     "derivative_missing": Rule("GS417", "derivative_missing", "asked_here", (("use_argument", "changed"),)),
     "kernel_without_autograd": Rule(
@@ -96,6 +99,7 @@ def match(failure: Failure) -> Diagnosis | None:
         ),
         tensor=_tensor(failure, name),
         fixes=tuple(parts.fix(kind, meaning, values) for kind, meaning in fixes),
+        notes=() if rule.note is None else (Message(f"note.{rule.note}"),),
     )
 
 
