@@ -82,4 +82,4 @@ def test_a_start_costs_a_type_few_of_its_thousand_versions(mode: Any, monkeypatc
     with gradsan.watch(mode):
         torch.ones(1).add(1)
     assert thrown_away["Tensor"] >= 1, "this test counts"
-    assert max(thrown_away.values()) <= 4
+    assert max(thrown_away.values()) <= 5

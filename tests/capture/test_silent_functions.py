@@ -323,7 +323,7 @@ class Caching(nn.Module):
     "made",
     [
         Caching,
-        lambda: nn.Sequential(nn.Linear(4, 4), nn.GroupNorm(2, 4), nn.PReLU(), nn.RReLU()),
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.GroupNorm(2, 4), nn.PReLU(), nn.Softplus()),
         lambda: nn.Sequential(nn.Linear(4, 4), nn.Unflatten(1, (2, 2)), nn.InstanceNorm1d(2, track_running_stats=True)),
         lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
         lambda: nn.TransformerEncoderLayer(4, 2, 8),

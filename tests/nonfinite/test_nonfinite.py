@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import gradsan
+from forked import call_forked
 
 SETUP = """
 import torch
@@ -419,7 +420,7 @@ HARMLESS = {
 
 
 def run(program, tmp_path):
-    """The findings of a program, and its lines by the comment that marks them."""
+    """The findings of a program, and its lines by the comment that marks them; to be called in a process of its own."""
     source = SETUP + textwrap.dedent(program)
     file = tmp_path / "train.py"
     file.write_text(source, encoding="utf-8")
@@ -444,7 +445,7 @@ def line_of(source, mark):
 @pytest.mark.parametrize("name", HARMFUL)
 def test_the_origin_is_named(name, tmp_path):
     code, number, trains, program = HARMFUL[name]
-    found, lines = run(textwrap.dedent(program) + (TRAIN if trains else ""), tmp_path)
+    found, lines = call_forked(run, textwrap.dedent(program) + (TRAIN if trains else ""), tmp_path)
     assert [(one.code, one.nonfinite.round) for one in found] == [(code, number)]
     roles = {label.role: label.frame.line for label in found[0].labels}
     assert roles["origin"] == lines["origin"]
@@ -455,7 +456,7 @@ def test_the_origin_is_named(name, tmp_path):
 
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_does_no_harm_is_no_finding(name, tmp_path):
-    found, _ = run(textwrap.dedent(HARMLESS[name]) + TRAIN, tmp_path)
+    found, _ = call_forked(run, textwrap.dedent(HARMLESS[name]) + TRAIN, tmp_path)
     assert found == ()
 
 

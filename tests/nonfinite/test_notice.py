@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import gradsan
+from forked import call_forked
 
 SETUP = """
 import torch
@@ -111,7 +112,7 @@ def run(program, tmp_path):
 @pytest.mark.parametrize("name", NOTICED)
 def test_a_training_that_becomes_nan_is_noticed_once(name, tmp_path):
     when, steps, program = NOTICED[name]
-    [found], line = run(program, tmp_path)
+    [found], line = call_forked(run, program, tmp_path)
     assert (found.code, found.severity, found.nonfinite.born) == ("GS605", "warning", "unknown")
     assert (found.nonfinite.why.key, found.nonfinite.round) == (f"why.nonfinite_seen_{when}", steps)
     lines = {label.role: label.frame.line for label in found.labels}
@@ -120,7 +121,7 @@ def test_a_training_that_becomes_nan_is_noticed_once(name, tmp_path):
 
 
 def test_what_leaves_the_parameters_finite_is_no_finding(tmp_path):
-    found = {name: run(program, tmp_path)[0] for name, program in HARMLESS.items()}
+    found = {name: call_forked(run, program, tmp_path)[0] for name, program in HARMLESS.items()}
     assert {name: [str(one) for one in all_of] for name, all_of in found.items() if all_of} == {}
 
 
