@@ -88,6 +88,18 @@ HARMLESS = {
         parameters = [nn.Parameter(torch.ones(1))]
         loss_of = lambda batch: parameters[0].sum()
         """,
+    "an input with nan whose gradient is wanted, in a round that takes no step": """
+        from torch.nn.utils import clip_grad_norm_
+        other = nn.Parameter(torch.ones(2))
+        taken = torch.optim.SGD([other], lr=0.1)
+        for value in (1.0, float("nan"), 1.0):
+            image = torch.full((2,), value, requires_grad=True)
+            (image * other).sum().backward()
+            if clip_grad_norm_([other], 1.0).isfinite():
+                taken.step()
+            taken.zero_grad()
+        loss_of = lambda batch: weight.sum()
+        """,
     "under torch.func": """
         from torch.func import grad, vmap
         def loss_of(batch):

@@ -37,7 +37,7 @@ class Notice:
         self._core, self._steps, self._settling, self._report = core, steps, settling, report
         self._is_done = False
         self._first_steps = self._began = 0
-        self._pending: tuple[Any, int, int, Searched, list[weakref.ref[Any]]] | None = None
+        self._pending: tuple[Any, int, Searched, list[weakref.ref[Any]]] | None = None
 
     def forget(self) -> None:
         """Begin anew."""
@@ -80,8 +80,9 @@ class Notice:
                     self._found(spoilt, "after", None, self._core.steps, Searched(spoilt[0]))
 
     def _look(self, entry: Any, loss: Any) -> None:
-        clock, stack = entry[0], entry[1]
-        leaves = _leaves_behind(entry[3])
+        stack = entry[1]
+        # Not the data: an input whose gradient is wanted is a leaf, too.
+        leaves = [one for one in _leaves_behind(entry[3]) if isinstance(one, torch.nn.Parameter) or self._steps_of(one)]
         spoilt = [leaf for leaf in leaves if _is_spoilt(leaf)]
         if self._pending is not None:
             self._follow_up()
@@ -91,12 +92,12 @@ class Notice:
             self._found(spoilt, "before", stack, self._core.steps, Searched(loss))
         else:
             known = [weakref.ref(leaf) for leaf in leaves]
-            self._pending = stack, clock, self._core.steps, Searched(loss), known
+            self._pending = stack, self._core.steps, Searched(loss), known
 
     def _follow_up(self) -> None:
         """Whether a loss that was not finite has spoilt its leaves by now."""
         assert self._pending is not None
-        stack, _, steps, facts, known = self._pending
+        stack, steps, facts, known = self._pending
         self._pending = None
         spoilt = [leaf for one in known if (leaf := one()) is not None and _is_spoilt(leaf)]
         if spoilt:
