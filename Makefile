@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 # What an editable install is made from; the Python sources themselves are read in place.
-INSTALLED_FROM := pyproject.toml constraints.txt hatch_build.py $(wildcard src/gradsan/capture/*.[ch] src/gradsan_start/*.pth)
+INSTALLED_FROM := pyproject.toml constraints.txt hatch_build.py $(wildcard src/gradsan/record/*.[ch] src/gradsan_start/*.pth)
 
 .PHONY: help demo test test-long test-native lint types bench docs build clean
 
@@ -64,7 +64,7 @@ build: $(STAMPS)/build
 
 clean:
 	rm -rf $(VENV) build dist site docs/reference .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	rm -f src/gradsan/capture/_native*.so
+	rm -f src/gradsan/record/_native*.so
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # Debian's python3 has venv without ensurepip; pip can be put into the new environment from outside.

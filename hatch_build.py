@@ -15,14 +15,14 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-PACKAGE = "src/gradsan/capture"
-IN_WHEEL = "gradsan/capture"
+PACKAGE = "src/gradsan/record"
+IN_WHEEL = "gradsan/record"
 MODULE = "_native"
 SWITCH = "GRADSAN_BUILD_NATIVE"
 
 
 class NativeCoreHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Adds ``gradsan.capture._native`` to a wheel, or puts it beside the sources for an editable install."""
+    """Adds ``gradsan.record._native`` to a wheel, or puts it beside the sources for an editable install."""
 
     PLUGIN_NAME = "custom"
 

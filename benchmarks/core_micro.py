@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gradsan.capture import _core
+from gradsan.record import _core
 
 ROUNDS = 150
 CALLS = 400

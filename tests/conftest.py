@@ -29,7 +29,7 @@ def nothing_left_on():
     was_on, were_wrapped = is_on(), wrappers()
     yield
     if not was_on and is_on():
-        recorder = sys.modules["gradsan.capture.recorder"]._recorder
+        recorder = sys.modules["gradsan.record.recorder"]._recorder
         for stretch in list(recorder._stretches):
             recorder.stop(stretch)
         pytest.fail("gradsan was left on")
@@ -37,7 +37,7 @@ def nothing_left_on():
 
 
 def is_on() -> bool:
-    capture = sys.modules.get("gradsan.capture.recorder")
+    capture = sys.modules.get("gradsan.record.recorder")
     return capture is not None and capture._recorder is not None and capture._recorder.is_on
 
 

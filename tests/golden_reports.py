@@ -17,9 +17,9 @@ import torch
 
 import gradsan
 from forked import call_forked
-from gradsan.capture.recorder import recorder
 from gradsan.model import Report, Seen
 from gradsan.present import render_terminal
+from gradsan.record.recorder import recorder
 
 
 @functools.cache

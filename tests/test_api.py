@@ -52,7 +52,7 @@ def test_the_note_says_what_kept_gradsan_from_a_diagnosis(monkeypatch: pytest.Mo
     def fail(*_: object) -> None:
         raise LookupError("the graph cannot be read")
 
-    monkeypatch.setattr("gradsan.capture.conflicts.of_failure", fail)
+    monkeypatch.setattr("gradsan.graph.conflicts.of_failure", fail)
     with pytest.raises(RuntimeError, match=VERSION_ERROR) as caught, gradsan.watch(language="en") as w:
         broken()
     assert w.diagnoses == ()

@@ -13,8 +13,8 @@ import torch
 
 import gradsan
 from example_programs import ROOT, refresh_reports, run_program
-from gradsan.capture.recorder import recorder
 from gradsan.model import Diagnosis
+from gradsan.record.recorder import recorder
 
 PAGE = ROOT / "docs" / "blind-spots.md"
 VERSION_ERROR = "one of the variables needed for gradient computation has been modified by an inplace operation"

@@ -96,7 +96,7 @@ def test_a_watched_cell_shows_what_was_recorded(shell, mode):
     assert "error[GS401]" in text
     assert "the bridge: h" in words(html)
     assert "watched" in text
-    assert not gradsan.capture.recorder.recorder().is_on
+    assert not gradsan.record.recorder.recorder().is_on
 
 
 def test_a_watched_cell_that_finishes_keeps_its_variables_and_says_so(shell):

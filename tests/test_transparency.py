@@ -16,7 +16,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import gradsan
-from gradsan.capture import _core, _torch
+from gradsan import _torch
+from gradsan.record import _core
 
 Program = Callable[[], list[torch.Tensor]]
 CORES = [False, pytest.param(True, marks=pytest.mark.skipif(not _core.native_available(), reason="C core not built"))]
@@ -303,7 +304,7 @@ def test_dispatch_tables_keyed_by_torch_functions_still_work(native: bool) -> No
 
 LOOKED_AT = """
 import torch, gradsan
-from gradsan.capture.recorder import recorder
+from gradsan.record.recorder import recorder
 
 layers = torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.ReLU(inplace=True), torch.nn.Linear(4, 1)
 net = torch.nn.Sequential(*layers)

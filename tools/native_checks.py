@@ -37,7 +37,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-NAME = "gradsan.capture._native"
+NAME = "gradsan.record._native"
 (FILE,) = Path(__file__).parent.glob("_native*.so")
 
 

@@ -71,7 +71,7 @@ def autopsy(loss: torch.Tensor, *, language: LanguageOption = "auto") -> Explana
     """
     if loss.grad_fn is None:
         raise ValueError("the tensor has no graph: its grad_fn is None")
-    from gradsan.capture import unwatched
+    from gradsan.postmortem import unwatched
 
     return Explanation(report_of(unwatched.evidence_in(loss, sys._getframe(1)), Program(tuple(sys.argv))), language)
 
@@ -121,7 +121,7 @@ def _evidence(error: BaseException) -> Evidence:
     """What lies behind an error; nothing in a process that has no torch."""
     if sys.modules.get("torch") is None:
         return Evidence()
-    from gradsan.capture import unwatched
+    from gradsan.postmortem import unwatched
 
     return unwatched.evidence_of(error)
 

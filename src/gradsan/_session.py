@@ -13,7 +13,7 @@ from gradsan._terms import Mode, Terms
 from gradsan.model import Conflict, Evidence, Failure, Message, Program, Report, Seen
 
 if TYPE_CHECKING:
-    from gradsan.capture.recorder import Mark, Recorder
+    from gradsan.record.recorder import Mark, Recorder
 
 __all__ = ["Mode", "Session", "Terms"]
 
@@ -64,7 +64,7 @@ class Session:
         if unsupported is not None:
             self.problems = (unsupported,)
             return
-        from gradsan.capture.recorder import recorder
+        from gradsan.record.recorder import recorder
 
         self._forks = _member.forks()
         self._recorder = recorder(self._native)

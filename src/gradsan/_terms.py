@@ -11,8 +11,8 @@ from gradsan.model import Conflict, Diagnosis, Evidence, Failure, Message
 from gradsan.suppress import Rule, parse_rule, suppress
 
 if TYPE_CHECKING:
-    from gradsan.capture.demands import Asked
     from gradsan.options import Options
+    from gradsan.record.demands import Asked
 
 Mode = Literal["watch", "deep", "heal", "nonfinite"]
 
@@ -45,7 +45,7 @@ class Terms:
 
     def asked(self) -> Asked:
         """The same, for capture. Importing it imports torch."""
-        from gradsan.capture.demands import Asked
+        from gradsan.record.demands import Asked
 
         return Asked(
             stops=partial(_stops, self) if self.halt or self.early else None,

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from gradsan.capture.recorder import Recorder
 from gradsan.model import Conflict, Site
+from gradsan.record.recorder import Recorder
 
 VERSION_ERROR = "one of the variables needed for gradient computation has been modified by an inplace operation"
 

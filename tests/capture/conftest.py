@@ -3,7 +3,7 @@
 import core_kit
 import pytest
 
-from gradsan.capture import _core
+from gradsan.record import _core
 
 
 @pytest.fixture(params=core_kit.CORES)

@@ -7,7 +7,7 @@ import types
 import pytest
 import torch
 
-from gradsan.capture import _core
+from gradsan.record import _core
 
 needs_native = pytest.mark.skipif(not _core.native_available(), reason="the C core was not built for this Python")
 CORES = [pytest.param(False, id="pure"), pytest.param(True, id="native", marks=needs_native)]

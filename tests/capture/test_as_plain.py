@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import gradsan
-from gradsan.capture import _torch
-from gradsan.capture._torch import memory
+from gradsan import _torch
+from gradsan._torch import memory
 
 MODES = ["watch", "deep", "heal"]
 DETACHED = "has been detached in-place"

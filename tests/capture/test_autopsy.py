@@ -14,7 +14,7 @@ import torch
 from autopsy_kit import VERSION_ERROR, failing_node, fails, nodes_behind, only_conflict, overwrite, passes, recording
 
 from cases import each
-from gradsan.capture import _torch
+from gradsan import _torch
 
 SEEDED = 3
 DIAGNOSE = Path(__file__).resolve().parents[1] / "diagnose"

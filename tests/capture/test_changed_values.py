@@ -13,7 +13,7 @@ from torch import nn
 
 import gradsan
 from cases import each
-from gradsan.capture.recorder import recorder
+from gradsan.record.recorder import recorder
 
 MODES = ("watch", "deep")
 every_mode = pytest.mark.parametrize("mode", MODES)

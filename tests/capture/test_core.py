@@ -8,7 +8,7 @@ import pytest
 import torch
 from core_kit import needs_native, plain
 
-from gradsan.capture import _core, _core_pure
+from gradsan.record import _core, _core_pure
 
 
 def test_the_environment_can_ask_for_pure_python(monkeypatch):
@@ -19,8 +19,8 @@ def test_the_environment_can_ask_for_pure_python(monkeypatch):
 
 
 def test_a_missing_c_core_is_said_only_when_asked_for(monkeypatch):
-    monkeypatch.setitem(sys.modules, "gradsan.capture._native", None)
-    monkeypatch.delattr("gradsan.capture._native", raising=False)
+    monkeypatch.setitem(sys.modules, "gradsan.record._native", None)
+    monkeypatch.delattr("gradsan.record._native", raising=False)
     assert not _core.native_available()
     assert not _core.make_core().is_native
     with pytest.raises(ImportError):
@@ -55,7 +55,7 @@ def test_running_is_the_core_s_own(core):
 
 @needs_native
 def test_the_cores_show_the_same_names():
-    from gradsan.capture import _native
+    from gradsan.record import _native
 
     # What the pure core's own wrappers call; the C core's are C as well.
     inner = {"forgive", "log_nodes", "stack_from"}

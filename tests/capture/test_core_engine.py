@@ -9,7 +9,7 @@ import pytest
 import torch
 from core_kit import constants
 
-from gradsan.capture import _torch
+from gradsan import _torch
 
 
 @pytest.fixture

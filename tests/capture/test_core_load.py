@@ -11,7 +11,7 @@ import pytest
 import torch
 from core_kit import constants, needs_native, plain
 
-from gradsan.capture import _core
+from gradsan.record import _core
 
 
 def test_many_threads(patched):

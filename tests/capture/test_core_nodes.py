@@ -7,7 +7,7 @@ import pytest
 import torch
 from core_kit import needs_native, plain
 
-from gradsan.capture import _core, _core_pure
+from gradsan.record import _core, _core_pure
 
 HERE = threading.get_ident
 

@@ -17,7 +17,7 @@ import torch
 import torch.utils.checkpoint
 from core_kit import constants, places, plain
 
-from gradsan.capture import stacks
+from gradsan.record import stacks
 
 
 def test_one_place_is_one_stack(core):

@@ -11,9 +11,8 @@ from core_kit import places
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import gradsan
-from gradsan.capture.patches import Patches
-from gradsan.capture.settling import Settling
-from gradsan.capture.steps import Steps
+from gradsan.record.patches import Patches
+from gradsan.record.steps import Settling, Steps
 
 
 @pytest.fixture

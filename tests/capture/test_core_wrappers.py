@@ -12,7 +12,8 @@ import pytest
 import torch
 from core_kit import constants, needs_native, plain
 
-from gradsan.capture import _core, _torch
+from gradsan import _torch
+from gradsan.record import _core
 
 
 def test_a_wrapper_looks_like_what_it_wraps(core):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import gradsan
-from gradsan.capture.recorder import recorder
+from gradsan.record.recorder import recorder
 
 WAYS = {
     "inplace": lambda t: t.detach().mul_(2),

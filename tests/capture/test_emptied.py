@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gradsan
-from gradsan.capture.originals import fits_its_memory
+from gradsan.originals.originals import fits_its_memory
 
 MODES = ["watch", "deep", "heal"]
 BEGIN = """
@@ -46,7 +46,7 @@ def test_the_program_ends_with_an_error_and_a_report(way, mode):
     assert ended.returncode == 1
     assert "gradsan.MemoryFreedError: " in ended.stderr
     assert "error[GS209]" in ended.stderr
-    assert "gradsan/capture" not in ended.stderr
+    assert "src/gradsan/" not in ended.stderr
 
 
 @pytest.mark.parametrize("way", ENDING)

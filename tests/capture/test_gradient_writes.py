@@ -16,7 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 import gradsan
 from cases import each
-from gradsan.capture import _torch, held_alone
+from gradsan import _torch
+from gradsan.detect import gradient_writes
 
 every_mode = pytest.mark.parametrize("mode", ["watch", "deep"])
 Scale = Callable[[torch.Tensor], torch.Tensor]
@@ -419,19 +420,19 @@ def test_hooks_without_frames_of_their_own_pass() -> None:
 
 def test_where_torch_does_not_count_it_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_torch, "use_count", lambda _: None)
-    held_alone.counts.cache_clear()
+    gradient_writes.counts.cache_clear()
     try:
         with gradsan.watch() as watched:
             on_a_value(in_place)
     finally:
-        held_alone.counts.cache_clear()
+        gradient_writes.counts.cache_clear()
     assert found(watched) == [("GS213", "note", "g")]
 
 
 def test_each_kind_of_hook_is_tried_out() -> None:
     kinds = {"hook", "node_hook_1[0]", "node_hook_2[0]", "node_hook_2[1]", "function_backward"}
     kinds |= {"module_hook_1[0]", "module_hook_2[0]", "module_hook_2[1]"}
-    assert set(held_alone.counts()) == kinds
+    assert set(gradient_writes.counts()) == kinds
 
 
 def test_no_gradient_is_kept_alive() -> None:

@@ -170,7 +170,7 @@ def test_the_inner_stretch_that_asks_is_enough():
 
 
 def test_everything_is_put_back():
-    from gradsan.capture.recorder import recorder
+    from gradsan.record.recorder import recorder
 
     with gradsan.watch(halt=True):
         pass

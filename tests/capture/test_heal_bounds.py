@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gradsan
-from gradsan.capture.recorder import recorder
+from gradsan.record.recorder import recorder
 
 HERE = __file__
 

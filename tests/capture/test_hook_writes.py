@@ -14,7 +14,7 @@ from torch import nn
 
 import gradsan
 from cases import each
-from gradsan.capture.recorder import recorder
+from gradsan.record.recorder import recorder
 
 Write = Callable[[torch.Tensor], Any]
 

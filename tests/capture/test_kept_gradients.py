@@ -16,7 +16,7 @@ from torch import nn
 
 import gradsan
 from cases import each
-from gradsan.capture.recorder import recorder
+from gradsan.record.recorder import recorder
 
 every_mode = pytest.mark.parametrize("mode", ["watch", "deep"])
 

@@ -3,7 +3,7 @@
 import sys
 import weakref
 
-from gradsan.capture import naming
+from gradsan.graph import naming
 
 
 class Thing:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import gradsan
-from gradsan.capture import naming
+from gradsan.graph import naming
 
 
 def names_here(tensor: torch.Tensor, **variables: object) -> list[str]:

@@ -13,7 +13,7 @@ import torch
 from core_kit import needs_native
 
 import gradsan
-from gradsan.capture import _core
+from gradsan.record import _core
 
 pytestmark = [pytest.mark.long, needs_native]
 RARE = {"writes", "steps", "backwards", "nodes", "clear", "core"}

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import gradsan
-from gradsan.capture import _core, writes
-from gradsan.capture.patches import Patches, standing
+from gradsan.record import _core, writes
+from gradsan.record.patches import Patches, standing
 
 
 class Base:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradsan.capture.ledger import RawWrite
-from gradsan.capture.recent_writes import RecentWrites
+from gradsan.detect.changed_values import RecentWrites
+from gradsan.record.ledger import RawWrite
 
 
 class Log:

@@ -14,8 +14,8 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 import gradsan
-from gradsan.capture import graphs
-from gradsan.capture.side_backward import UNKNOWN, gradients
+from gradsan.graph import walk
+from gradsan.originals.side_backward import UNKNOWN, gradients
 
 SLOPE, LOG, NET = 0.1, [], nn.Linear(3, 3)
 
@@ -89,7 +89,7 @@ def x_of(rows: int = 2) -> torch.Tensor:
 
 
 def measured(output: torch.Tensor, wanted: list[Any], passed: list[str] | None = None) -> list[Any]:
-    order = graphs.engine_order([output.grad_fn])
+    order = walk.engine_order([output.grad_fn])
     over = [] if passed is None else passed
     found = gradients((output,), (torch.ones_like(output),), wanted, order, lambda node: None, over.append)
     assert passed is not None or not over

@@ -14,8 +14,8 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.utils.checkpoint import checkpoint
 
 import gradsan
-from gradsan.capture import _core
-from gradsan.capture.recorder import recorder
+from gradsan.record import _core
+from gradsan.record.recorder import recorder
 from gradsan.source.lines import source_line
 
 both = pytest.mark.parametrize("mode", ["watch", "deep"])

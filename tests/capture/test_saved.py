@@ -10,8 +10,9 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import gradsan
-from gradsan.capture import _torch, autopsy
-from gradsan.capture._torch import saved as module
+from gradsan import _torch
+from gradsan._torch import saved as module
+from gradsan.graph import stale_slots
 
 MUST_READ = not hasattr(torch._C._autograd.SavedTensor, "unpack")
 
@@ -87,12 +88,12 @@ def test_the_stale_slot_is_found(read, case):
     root, tensor = case()
     write(tensor)
     error = fails(root, retain_graph=True)
-    stale = autopsy.find_stale([root.grad_fn], error.with_traceback(None))
+    stale = stale_slots.find_stale([root.grad_fn], error.with_traceback(None))
     assert _torch.storage_identity(stale.tensor) == _torch.storage_identity(tensor)
     assert (stale.saved_version + 1, stale.version) == (tensor._version, tensor._version)
     assert stale.is_output == (case is of_result)
     # Asked a second time, and by a program that tries again.
-    again = autopsy.find_stale([root.grad_fn], error)
+    again = stale_slots.find_stale([root.grad_fn], error)
     assert (again.slot, again.node) == (stale.slot, stale.node)
     assert str(fails(root, retain_graph=True)) == str(error)
     write(tensor)
@@ -105,7 +106,7 @@ def test_of_several_stale_members_the_first_is_told(read):
     for one in parts[1:3]:
         write(one)
     error = fails(root, retain_graph=True)
-    stale = autopsy.find_stale([root.grad_fn], error.with_traceback(None))
+    stale = stale_slots.find_stale([root.grad_fn], error.with_traceback(None))
     assert stale.slot == "saved_tensors[1]"
     assert _torch.storage_identity(stale.tensor) == _torch.storage_identity(parts[1])
     assert str(fails(root)) == str(error)
@@ -249,7 +250,7 @@ def test_leaves_keep_their_hooks_after_a_failure(read):
         root = saves(one, other)
         write(other)
         error = fails(root)
-        assert autopsy.find_stale([root.grad_fn], error.with_traceback(None)) is not None
+        assert stale_slots.find_stale([root.grad_fn], error.with_traceback(None)) is not None
         del root
         torch.mul(one, other).sum().backward()
     assert len(ran) == 2

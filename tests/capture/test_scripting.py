@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import gradsan
-from gradsan.capture.patches import Patches
+from gradsan.record.patches import Patches
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 

@@ -10,13 +10,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradsan
-from gradsan import _supported
-from gradsan.capture import _torch, self_check
-from gradsan.capture._torch import hooks
-from gradsan.capture.recorder import Recorder
+from gradsan import _supported, _torch
+from gradsan._torch import hooks
 from gradsan.cli import _version
 from gradsan.cli._watcher import Watcher
+from gradsan.graph import self_check
 from gradsan.model import Program
+from gradsan.record.recorder import Recorder
 
 
 class Functions(TorchFunctionMode):
@@ -95,7 +95,7 @@ def test_a_failure_is_a_blind_spot_of_every_stretch(monkeypatch, broken, what):
 
 def test_a_failure_is_said_by_every_way_in(monkeypatch, capsys):
     recorder = Recorder()
-    monkeypatch.setattr("gradsan.capture.recorder.recorder", lambda native=None: recorder)
+    monkeypatch.setattr("gradsan.record.recorder.recorder", lambda native=None: recorder)
     with monkeypatch.context() as patch:
         break_slots(patch)
         with pytest.warns(RuntimeWarning, match="does not let gradsan find"), gradsan.watch():

@@ -12,8 +12,8 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils.flop_counter import FlopCounterMode
 
 import gradsan
-from gradsan.capture import graphs
-from gradsan.capture.side_backward import UNKNOWN, gradients
+from gradsan.graph import walk
+from gradsan.originals.side_backward import UNKNOWN, gradients
 
 Made = tuple[list[torch.Tensor], list[Any]]
 
@@ -105,7 +105,7 @@ def test_gradients_are_those_of_the_engine(program: Callable[[], Made]) -> None:
     outputs, wanted = program()
     given = tuple(torch.randn_like(output) for output in outputs)
     right = torch.autograd.grad(outputs, wanted, given, retain_graph=True, allow_unused=True)
-    order = graphs.engine_order([one.grad_fn for one in outputs if one.grad_fn is not None])
+    order = walk.engine_order([one.grad_fn for one in outputs if one.grad_fn is not None])
     passed: list[str] = []
     found = gradients(tuple(outputs), given, wanted, order, lambda node: None, passed.append)
     assert passed == []
@@ -136,7 +136,7 @@ def test_the_backward_of_a_function_is_the_programs_own_code() -> None:
     y = Counted.apply(x * w) * w + x.sum() * other
     passed: list[str] = []
     Counted.calls = 0
-    order = graphs.engine_order([y.grad_fn])
+    order = walk.engine_order([y.grad_fn])
     found = gradients((y,), (torch.ones(3),), [x, w, other], order, lambda node: None, passed.append)
     assert found[0] is UNKNOWN
     assert found[1] is UNKNOWN

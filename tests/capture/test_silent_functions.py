@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import gradsan
-from gradsan.capture.noted import Notes
+from gradsan.detect.memory import Notes
 
 MODES = ("watch", "deep")
 every_mode = pytest.mark.parametrize("mode", MODES)

@@ -12,8 +12,8 @@ import torch
 
 import gradsan
 from cases import each
-from gradsan.capture import snapshots
-from gradsan.capture.recorder import recorder
+from gradsan.detect import exports
+from gradsan.record.recorder import recorder
 
 
 def begin_anew() -> None:
@@ -198,7 +198,7 @@ def test_nor_one_from_before_a_counted_change() -> None:
 
 def test_large_memory_is_not_copied() -> None:
     with gradsan.watch() as watched:
-        t = torch.ones(snapshots.BYTES_OF_A_COPY // 4 + 1, requires_grad=True) * 1
+        t = torch.ones(exports.BYTES_OF_A_COPY // 4 + 1, requires_grad=True) * 1
         loss = t.pow(2).sum()
         t.data.mul_(1)
         loss.backward()
@@ -274,7 +274,7 @@ def test_copies_are_let_go_with_their_storage() -> None:
 
 
 def test_no_more_is_kept_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshots, "BYTES_KEPT", 1_000)
+    monkeypatch.setattr(exports, "BYTES_KEPT", 1_000)
     with gradsan.watch() as watched:
         held = [torch.ones(100, requires_grad=True) * 1 for _ in range(4)]
         losses = [t.pow(2).sum() for t in held]

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from gradsan.capture import _core
-from gradsan.capture.recorder import Recorder
+from gradsan.record import _core
+from gradsan.record.recorder import Recorder
 
 Way = Callable[[torch.Tensor], Any]
 CORES = [False, pytest.param(True, marks=pytest.mark.skipif(not _core.native_available(), reason="C core not built"))]

@@ -12,7 +12,7 @@ import slots_kit
 import torch
 
 import gradsan
-from gradsan.capture.recorder import recorder
+from gradsan.record.recorder import recorder
 
 pytestmark = pytest.mark.skipif(not slots_kit.is_cpython(), reason="reads types where CPython keeps them")
 REPLACED = {"__setitem__": "mp_ass_subscript", "__getitem__": "mp_subscript", "__call__": "tp_call"}

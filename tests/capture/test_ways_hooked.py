@@ -16,7 +16,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import gradsan
 from cases import each
-from gradsan.capture.recorder import recorder
+from gradsan.record.recorder import recorder
 
 
 class Shelf:

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from cases import each
-from gradsan.capture import _core, _torch, writers, writes
-from gradsan.capture.patches import Patches
+from gradsan import _torch
+from gradsan.record import _core, writers, writes
+from gradsan.record.patches import Patches
 
 # Bound in Python under the operator's name, yet not something that may be wrapped; each with its reason.
 NOT_WRAPPED = {

@@ -59,7 +59,7 @@ def test_the_bound_ends_it(run_gradsan: Runner) -> None:
     ended = run_gradsan("run", "--heal", "--max-bytes", "15", "train.py")
     assert ended.status == 1
     assert "gradsan.HealingEndedError: healing has ended" in ended.stderr
-    assert "gradsan/capture" not in ended.stderr
+    assert "src/gradsan/" not in ended.stderr
     assert run_gradsan("run", "--heal", "--max-bytes", "1K", "train.py").status == 66
 
 

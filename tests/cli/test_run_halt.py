@@ -39,7 +39,7 @@ def test_the_program_ends_at_the_backward_and_the_report_is_shown(run_gradsan: R
     assert '  File "train.py", line 7, in <module>' in ended.stderr.replace(f"{tmp_path}/", "")
     assert "gradsan.HaltError: " in ended.stderr
     assert "error[GS202]" in ended.stderr
-    assert "gradsan/capture" not in ended.stderr
+    assert "src/gradsan/" not in ended.stderr
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["program"]["outcome"] == "failed"
     assert report["program"]["exception"]["type"] == "gradsan.HaltError"

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import gradsan
-from gradsan.capture.recorder import Recorder
-from gradsan.capture.unused_graphs import UnusedGraphs
+from gradsan.detect.graph_growth import UnusedGraphs
+from gradsan.record.recorder import Recorder
 
 ROUNDS, BATCH, WIDTH = 300, 32, 64
 

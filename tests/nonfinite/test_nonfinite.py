@@ -501,7 +501,7 @@ def test_losses_gradients_and_random_numbers_are_those_of_the_plain_program():
 
 
 def test_a_graph_longer_than_the_search_is_a_blind_spot(monkeypatch):
-    from gradsan.capture.nonfinite import backward
+    from gradsan.detect.nonfinite import backward
 
     monkeypatch.setattr(backward, "NODES_WATCHED", 5)
     weight = torch.ones(1, requires_grad=True)

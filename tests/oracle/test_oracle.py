@@ -20,7 +20,7 @@ import operations
 import statements as s
 from regressions import PROGRAMS
 
-from gradsan.capture.recorder import recorder
+from gradsan.record.recorder import recorder
 
 _PROGRAMS, _AT_ONCE = 2_000, 100
 

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import gradsan
-from gradsan.capture.recorder import recorder
+from gradsan.record.recorder import recorder
 
 MODES = ("plain", "watch", "deep")
 ROUNDS = 40

@@ -9,7 +9,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 import gradsan
-from gradsan.capture.recorder import recorder
+from gradsan.record.recorder import recorder
 
 CPU = torch.device("cpu")
 

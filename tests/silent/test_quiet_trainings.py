@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import gradsan
-from gradsan.capture.recorder import recorder
+from gradsan.record.recorder import recorder
 
 ROUNDS = 9
 

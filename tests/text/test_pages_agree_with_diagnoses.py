@@ -14,7 +14,7 @@ from test_pages import CODES, FAILING, OWN_PROCESS, RIGHT, SILENT, WARNED, block
 
 import gradsan
 from forked import call_forked
-from gradsan.capture.recorder import recorder
+from gradsan.record.recorder import recorder
 from gradsan.text import page
 
 WRITES, STEPS = 33_000, 600

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import gradsan
-from gradsan.capture.recorder import recorder
+from gradsan.record.recorder import recorder
 
 PROGRAMS = sorted((Path(__file__).parent / "programs").glob("*.py"))
 

@@ -67,7 +67,7 @@ class Training:
 
     def begin(self) -> None:
         """Begin to watch."""
-        from gradsan.capture.recorder import recorder
+        from gradsan.record.recorder import recorder
 
         self._is_inner = recorder().is_on
         self._watcher.start()

@@ -281,7 +281,7 @@ class Seen:
 class Clue:
     """Something capture found out about a failure, by its ``role``.
 
-    Roles are named where they are gathered (``capture/clues``): ``leaf``, ``view_made``, ``base_written``,
+    Roles are named where they are gathered (``gradsan.errors``): ``leaf``, ``view_made``, ``base_written``,
     ``freed_by``, ``graph_cut`` … ``name`` is what the tensor is called, ``op`` the operation or Node, ``site`` where it
     happened, ``values`` further plain facts (numbers, strings, booleans).
     """

@@ -43,8 +43,8 @@ class _Watch:
 
     def start(self) -> None:
         from gradsan._session import Session
-        from gradsan.capture.recorder import recorder
-        from gradsan.capture.stacks import count_as_user_code
+        from gradsan.record.recorder import recorder
+        from gradsan.record.stacks import count_as_user_code
         from gradsan.repair.recording import Recorder
 
         for folder in self.request.own_folders:
@@ -71,7 +71,7 @@ class _Watch:
             self._note_place(reason)
 
     def _note_place(self, failure: BaseException) -> None:
-        from gradsan.capture.stacks import is_user_file
+        from gradsan.record.stacks import is_user_file
 
         trace = failure.__traceback__
         while trace is not None:

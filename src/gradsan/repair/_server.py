@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-_PACKAGES_THAT_ARE_THERE = ("gradsan._session", "gradsan.capture.recorder", "gradsan.diagnose", "gradsan.repair.fixes")
+_PACKAGES_THAT_ARE_THERE = ("gradsan._session", "gradsan.record.recorder", "gradsan.diagnose", "gradsan.repair.fixes")
 _OWN = ("gradsan.repair._child", "gradsan.repair.recording", "gradsan.repair.allowances", "gradsan.repair.cost")
 
 
@@ -169,7 +169,7 @@ def _device_is_awake() -> bool:
 
 def _has_modules_from(folders: Iterable[str]) -> bool:
     """Whether a file in ``folders``, the program's own, stood in the way of an installed module, and was imported."""
-    from gradsan.capture.stacks import is_user_file
+    from gradsan.record.stacks import is_user_file
 
     own = tuple(os.path.join(os.path.realpath(folder), "") for folder in folders)  # noqa: PTH118
     named = ((name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items()))

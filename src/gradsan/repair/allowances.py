@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from gradsan.capture import _torch
-from gradsan.capture.deep import Deep
-from gradsan.capture.originals import Kept
-from gradsan.capture.recorder import recorder
-from gradsan.capture.stacks import is_own_file
+from gradsan import _torch
+from gradsan.originals.deep import Deep
+from gradsan.originals.originals import Kept
+from gradsan.record.recorder import recorder
+from gradsan.record.stacks import is_own_file
 
 _SPLITTING = frozenset({"unbind", "split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit", "split_with_sizes"})
 _EXPANDING = frozenset({"expand", "expand_as", "broadcast_to", "broadcast_tensors"})

@@ -14,7 +14,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
-from gradsan.capture.variables import Scope, Space, spaces_of
+from gradsan.graph.variables import Scope, Space, spaces_of
 from gradsan.repair.draws import Draws
 from gradsan.repair.left_over import LeftOver
 from gradsan.repair.state import lasting, random_states, tensors_of, value_of, values_of

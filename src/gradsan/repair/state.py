@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from gradsan.capture import _torch
-from gradsan.capture.variables import Space, reached
+from gradsan import _torch
+from gradsan.graph.variables import Space, reached
 from gradsan.repair.trial import Standing, Value
 
 _PARTS = 256

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from gradsan.capture import _core, _native
+from gradsan.record import _core, _native
 
 ROUNDS = 3000
 

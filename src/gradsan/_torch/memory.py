@@ -1,0 +1,330 @@
+"""Storages: their identity, their life, copies on write."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from gradsan._torch.kinds import has_elements, shape_of
+from gradsan._torch.modes import PLAIN_TENSORS, is_transformed
+from gradsan._torch.wrappers import dispatches
+
+
+def weak_identity(tensor: Any) -> tuple[int, int | None, tuple[Any, ...]]:
+    """(storage, version, geometry) of any tensor, without an operator: also of sparse, inference, nested, traced ones.
+
+    A class that dispatches may do so for sizes and strides, too, so its tensors are taken to cover their whole storage.
+    """
+    try:
+        version = tensor._version
+    except RuntimeError:
+        version = None
+    try:
+        storage = tensor.untyped_storage()
+        if dispatches(type(tensor)):
+            return int(storage._cdata), version, _whole(storage)
+        geometry: tuple[Any, ...] = (
+            tensor.storage_offset(),
+            tuple(tensor.shape),
+            tensor.stride(),
+            tensor.element_size(),
+        )
+        return int(storage._cdata), version, geometry
+    except (RuntimeError, NotImplementedError):
+        shape = shape_of(tensor) if _is_sparse(tensor) else ()
+        return storage_identity(tensor), version, (0, shape, None, 1)
+
+
+def _whole(storage: Any) -> tuple[Any, ...]:
+    """The geometry of all bytes of a storage; an unknown one where their number is symbolic."""
+    size = storage.nbytes()
+    return (0, (size,), (1,), 1) if type(size) is int else (0, (), None, 1)
+
+
+def storage_identity(tensor: Any) -> int:
+    """A number that two tensors share while they share memory. Sparse tensors: that of their values.
+
+    Torch tells the values of a sparse tensor by an operator only. It is not called where the program could see it: in
+    a mode of its own, in a transform, under the profiler. The number is the tensor's own then.
+    """
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):
+        pass
+    if _is_sparse(tensor) and not _modes_entered() and not is_transformed() and not _is_profiled():
+        try:
+            values = tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
+            return int(values.untyped_storage()._cdata)
+        except (RuntimeError, NotImplementedError):
+            pass
+    return int(tensor._cdata)
+
+
+def _is_sparse(tensor: Any) -> bool:
+    return type(tensor) in PLAIN_TENSORS and tensor.layout is not torch.strided and not tensor.is_nested
+
+
+# Missing: taken for true, and the values of sparse tensors have no number.
+_modes_entered: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
+_is_profiled: Callable[[], bool] = getattr(torch._C._autograd, "_profiler_enabled", lambda: True)
+
+
+def storage_or_none(tensor: Any) -> int:
+    """The identity of an ordinary storage, 0 where the tensor has none (sparse, nested)."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+class weak_storage:  # noqa: N801
+    """Whether a storage still lives, told without keeping its memory; its ``_cdata`` is not given away meanwhile.
+
+    Missing: never known to have died.
+    """
+
+    __slots__ = ("_key",)
+
+    def __init__(self, storage: Any) -> None:
+        """Look at ``storage`` from now on."""
+        self._key = storage._weak_ref() if hasattr(storage, "_weak_ref") else None
+
+    def expired(self) -> bool:
+        """Whether it has died."""
+        return self._key is not None and bool(torch.UntypedStorage._expired(self._key))
+
+    def __del__(self) -> None:
+        """Let go of the number."""
+        if self._key is not None:
+            torch.UntypedStorage._free_weak_ref(self._key)
+
+
+_lazy_clone: Callable[[Any], Any] | None = getattr(torch, "_lazy_clone", None)
+
+
+_is_cow: Callable[[Any], bool] = getattr(torch._C, "_is_cow_tensor", lambda _: False)
+
+
+# The address of the storage of a tensor, without asking for memory to write to. Missing: addresses are unknown.
+_address: Callable[[Any], int] | None = getattr(torch._C, "_data_address", None)
+
+
+def can_be_cloned_lazily(tensor: Any) -> bool:
+    """Whether a copy-on-write clone of a tensor with elements is sound: CPU memory of torch's own, of this process.
+
+    Memory that came from outside (``from_numpy``, ``frombuffer``, DLPack) cannot be resized. Missing: always copied.
+    """
+    if _lazy_clone is None or not tensor.is_cpu or tensor.is_inference():
+        return False
+    try:
+        storage = tensor.untyped_storage()
+        return bool(storage.resizable()) and not storage.is_shared()
+    except (RuntimeError, NotImplementedError):
+        return False
+
+
+def lazy_clone(tensor: Any) -> Any:
+    """A copy-on-write clone; an ordinary one where torch refuses."""
+    assert _lazy_clone is not None
+    try:
+        return _lazy_clone(tensor)
+    except RuntimeError:
+        return tensor.clone()
+
+
+# As torch defines them: what watching puts in their place logs what the program does.
+detached: Callable[[Any], Any] = getattr(torch._C, "TensorBase", torch.Tensor).detach
+_as_strided: Callable[..., Any] = getattr(torch._C, "TensorBase", torch.Tensor).as_strided
+_over_buffer: Callable[..., Any] = torch.frombuffer
+_from_dlpack: Callable[[Any], Any] | None = getattr(torch._C, "_from_dlpack", None)
+
+# The kinds of numbers of DLPack: (code, bits).
+_DLPACK = {
+    torch.float16: (2, 16),
+    torch.float32: (2, 32),
+    torch.float64: (2, 64),
+    torch.bfloat16: (4, 16),
+    torch.complex64: (5, 64),
+    torch.complex128: (5, 128),
+    torch.bool: (6, 8),
+    torch.uint8: (1, 8),
+    torch.int8: (0, 8),
+    torch.int16: (0, 16),
+    torch.int32: (0, 32),
+    torch.int64: (0, 64),
+}
+
+
+def _capsules() -> Callable[..., Any] | None:
+    """What makes a capsule over memory; None without the C extension, and memory goes by the buffer protocol."""
+    if os.environ.get("GRADSAN_NATIVE", "1") == "0" or _from_dlpack is None:
+        return None
+    try:
+        from gradsan.record._native import lend
+    except ImportError:
+        return None
+    return lend
+
+
+_lend = _capsules()
+
+_memory_at: Callable[[int, int, int], memoryview] = ctypes.PYFUNCTYPE(
+    ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
+)(("PyMemoryView_FromMemory", ctypes.pythonapi))
+_WRITABLE = 0x200  # PyBUF_WRITE
+
+_held: dict[int, tuple[Any, Any]] = {}
+"""Memory that went by the buffer protocol, by the identity of its view: a weak reference to that, and the owner."""
+
+
+class _StandsFor:
+    """The owner of lent memory of which graphs of the backward's own may save: what it is in the program's memory."""
+
+    __slots__ = ("__weakref__", "owner", "shift", "storage", "tensor")
+    known: ClassVar[dict[int, weakref.ref[_StandsFor]]] = {}
+
+    def __init__(self, tensor: Any, owner: Any) -> None:
+        self.tensor, self.owner, self.storage, self.shift = tensor, owner, 0, 0
+
+    def __del__(self) -> None:
+        self.known.pop(self.storage, None)
+
+
+def without_sharing(tensor: Any, owner: Any) -> Any:
+    """What :func:`lent` gives where the storage of ``tensor`` is shared copy-on-write; else ``tensor`` itself.
+
+    ``owner`` None: a lazy clone is made.
+    """
+    if _address is None or not tensor.is_cpu or not has_elements(tensor) or not _is_cow(tensor):
+        return tensor
+    return lent(tensor, lazy_clone(tensor) if owner is None else owner, tensor.is_conj() or tensor.is_neg())
+
+
+def lent(tensor: Any, owner: Any, has_bits: bool = False) -> Any:
+    """A tensor over the very memory of ``tensor``, whose storage is shared copy-on-write, in a storage of its own.
+
+    Kernels may ask for memory to write to where they only read. In a shared storage torch then makes a copy; in the
+    loop of a parallel kernel it refuses to. ``owner`` is a lazy clone that nobody writes to; it holds the memory as
+    long as what is given here lives. ``has_bits``: it is read conjugated, or negated.
+    """
+    assert _address is not None
+    if not tensor.numel():
+        return tensor  # no kernel asks for memory that is not there
+    stands = _StandsFor(tensor, owner) if torch.is_grad_enabled() else None
+    kind = _DLPACK.get(tensor.dtype)
+    if kind is None or _lend is None or _from_dlpack is None or has_bits:
+        base, made = _by_buffer(tensor, stands or owner)
+    else:
+        offset = tensor.storage_offset()
+        place = _address(tensor) + offset * kind[1] // 8
+        base = made = _from_dlpack(_lend(place, tensor.shape, tensor.stride(), *kind, stands or owner))
+        if stands is not None:
+            stands.shift = offset
+    if stands is not None:
+        stands.storage = int(base.untyped_storage()._cdata)
+        _StandsFor.known[stands.storage] = weakref.ref(stands)
+    return made
+
+
+def _by_buffer(tensor: Any, owner: Any) -> tuple[Any, Any]:
+    """The same without the C extension, and for numbers that DLPack does not know: all the memory, and the tensor."""
+    assert _address is not None
+    size = int(tensor.untyped_storage().nbytes())
+    memory = _memory_at(_address(tensor), size, _WRITABLE)
+    base = _over_buffer(memory, dtype=tensor.dtype, count=size // tensor.element_size())
+    key = id(memory)
+    _held[key] = (weakref.ref(memory, lambda _: _held.pop(key, None)), owner)
+    made = _as_strided(base, tensor.shape, tensor.stride(), tensor.storage_offset())
+    made = made.conj() if tensor.is_conj() else made
+    return base, torch._neg_view(made) if tensor.is_neg() else made
+
+
+def shared_of(tensor: Any) -> Any:
+    """What a tensor in memory that was :func:`lent` is in the memory that this stands for; else None."""
+    if not _StandsFor.known:
+        return None
+    reference = _StandsFor.known.get(storage_or_none(tensor))
+    stands = None if reference is None else reference()
+    if stands is None or stands.tensor.dtype != tensor.dtype:
+        return None
+    if any(one.is_conj() or one.is_neg() for one in (stands.tensor, tensor)):
+        return None
+    with torch.no_grad():
+        return _as_strided(stands.tensor, tensor.shape, tensor.stride(), stands.shift + tensor.storage_offset())
+
+
+def give_own_memory(holder: Any) -> None:
+    """Let a tensor, or a storage, share its memory with no lazy clone any more.
+
+    Torch cannot resize memory that is shared so: the next write fails within it (``c10/core/impl/COW.cpp``, 2.13).
+    """
+    with contextlib.suppress(RuntimeError, NotImplementedError):
+        storage = holder.untyped_storage() if torch.is_tensor(holder) else holder
+        # Asking a storage for its pointer is asking for memory to write to.
+        storage.data_ptr()
+
+
+def at_same_address(one: Any, clone: Any, source: Any) -> bool:
+    """Whether ``one`` still shares its memory with its lazy clone, and ``source`` (if any) with ``one``.
+
+    Missing ``_data_address``: not known, False.
+    """
+    if _address is None:
+        return False
+    try:
+        place = _address(one)
+        return bool(place == _address(clone) and (source is None or place == _address(source)))
+    except (RuntimeError, NotImplementedError):
+        return False  # ``source`` has been given memory of another kind
+
+
+def same_memory(one: Any, other: Any) -> bool:
+    """Whether a tensor and its lazy clone still share their memory. Missing ``_data_address``: not known, False."""
+    return _address is not None and bool(_address(one) == _address(other) and _is_cow(one))
+
+
+def is_at(one: Any, other: Any) -> bool:
+    """Whether two tensors are the very same elements. Missing ``_data_address``: False."""
+    if _address is None or not has_elements(one) or not has_elements(other) or one.dtype != other.dtype:
+        return False
+    return bool(_place(one) == _place(other) and one.shape == other.shape and one.stride() == other.stride())
+
+
+def memory_of(tensor: Any) -> tuple[int, int]:
+    """(address, bytes) of the whole storage of a tensor, asked for without asking for memory to write to.
+
+    Missing ``_data_address``: memory shared copy-on-write is counted as if it were not.
+    """
+    storage = tensor.untyped_storage()
+    return _address(tensor) if _address is not None else int(storage._cdata), int(storage.nbytes())
+
+
+def _place(tensor: Any) -> tuple[int, int]:
+    assert _address is not None
+    return _address(tensor), tensor.storage_offset()
+
+
+def storage_reference(tensor: Any) -> Any:
+    """Something that tells whether the storage of a tensor still lives, without keeping it; None where it has none."""
+    try:
+        return StorageWeakRef(tensor.untyped_storage())
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def is_gone(reference: Any) -> bool:
+    """Whether the storage behind a :func:`storage_reference` has been freed."""
+    return bool(reference.expired())
+
+
+def use_count(tensor: Any) -> int | None:
+    """How many hold a tensor, beside Python, which counts once. Missing: None."""
+    count = getattr(tensor, "_use_count", None)
+    return None if count is None else int(count())

@@ -1,1 +1,0 @@
-"""Run time: the only room that patches or hooks torch."""

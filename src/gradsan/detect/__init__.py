@@ -1,0 +1,1 @@
+"""Detectors of what PyTorch does not report, one file a kind."""

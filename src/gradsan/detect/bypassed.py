@@ -1,0 +1,152 @@
+"""Parameters that a module's forward reads only past their graph: as ``self.pos.data`` or ``self.pos.detach()``.
+
+Read off the bytecode of the module's class when a parameter is found without a gradient; nothing is run. A parameter
+that the class reads as it is anywhere (but where it is initialised), or that a forward writes, is managed by the
+program, and not meant here.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+from collections.abc import Iterable, Iterator
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from gradsan import _torch
+from gradsan.graph.bytecode import ASKS_FOR_SHAPE, functions_of, reads_of_method
+from gradsan.graph.naming import modules_alive
+from gradsan.record._core_pure import Stack
+
+_PAST_GRAPH = frozenset({"data", "detach"})
+_NO_READ = ASKS_FOR_SHAPE | {"grad", "requires_grad_"}
+_INITIALISES = frozenset({"__init__", "reset_parameters", "init_weights", "_init_weights", "initialize", "extra_repr"})
+_IGNORED = frozenset({"CACHE", "EXTENDED_ARG", "PUSH_NULL", "NOP", "RESUME", "PRECALL", "NOT_TAKEN"})
+
+
+class Bypass(NamedTuple):
+    """Where a parameter is read past its graph: the expression (``self.pos.data``), a raw stack of that one place."""
+
+    expression: str
+    stack: Stack
+
+
+class _Read(NamedTuple):
+    """One read of an attribute chain: the names after it, and the offset of the instruction that reads the next."""
+
+    after: tuple[str, ...]
+    offset: int
+    is_stored: bool
+
+
+def bypassed(core: Any, missing: Iterable[Any]) -> dict[int, Bypass]:
+    """Of parameters without a gradient, by their ``id``, those that a forward reads past their graph."""
+    wanted = {id(one): one for one in missing}
+    if not wanted:
+        return {}
+    found: dict[int, Bypass] = {}
+    modules = modules_alive(_may_bypass)
+    written = _written_in_forward(core) if modules else frozenset()
+    for module in modules:
+        for chain, parameter in _own_parameters(module):
+            if id(parameter) in wanted and _torch.storage_or_none(parameter) not in written:
+                kind: Any = type(module)
+                bypass = _bypass(kind, chain)
+                if bypass is not None:
+                    found[id(parameter)] = bypass
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _may_bypass(kind: type) -> bool:
+    """Whether the forward of a class takes anything past its graph."""
+    codes = (code for one in reads_of_method(kind, "forward").functions for code in _with_inner(one.__code__))
+    return any(not _PAST_GRAPH.isdisjoint(code.co_names) for code in codes)
+
+
+def _own_parameters(module: nn.Module) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Parameters by the attributes that lead to them: the module's own, and those of torch's layers in it."""
+    for name, parameter in module.named_parameters(recurse=False):
+        yield (name,), parameter
+    for name, child in module.named_children():
+        if type(child).__module__.startswith("torch."):
+            for inner, parameter in child.named_parameters(recurse=False):
+                yield (name, inner), parameter
+
+
+@functools.lru_cache(maxsize=1024)
+def _bypass(kind: type, chain: tuple[str, ...]) -> Bypass | None:
+    reached = {function.__code__ for function in reads_of_method(kind, "forward").functions}
+    found: Bypass | None = None
+    for function in _functions_of_class(kind):
+        if function.__name__ in _INITIALISES:
+            continue
+        for code in _with_inner(function.__code__):
+            for read in _reads(code, chain):
+                if _is_plain(read) or _is_write(read):
+                    return None
+                if found is None and function.__code__ in reached and read.after[0] in _PAST_GRAPH:
+                    call = "()" if read.after[0] == "detach" else ""
+                    found = Bypass(f"self.{'.'.join(chain)}.{read.after[0]}{call}", Stack((code,), (read.offset,)))
+    return found
+
+
+def _is_plain(read: _Read) -> bool:
+    """Whether the parameter is read with its graph."""
+    return not read.is_stored and (not read.after or read.after[0] not in _PAST_GRAPH | _NO_READ)
+
+
+def _is_write(read: _Read) -> bool:
+    """Whether the memory is written past the graph: ``.data.mul_(…)``, ``.data = …``."""
+    return read.is_stored or any(name.endswith("_") and not name.endswith("__") for name in read.after)
+
+
+def _reads(code: CodeType, chain: tuple[str, ...]) -> Iterator[_Read]:
+    """Every read of ``….a.b`` in a function, for the chain ``(a, b)``; of a part of the chain alone, as it is."""
+    instructions = [one for one in dis.get_instructions(code) if one.opname not in _IGNORED]
+    for position, one in enumerate(instructions):
+        if one.opname not in ("LOAD_ATTR", "LOAD_METHOD") or one.argval != chain[0]:
+            continue
+        names, stored = _following(instructions, position + 1)
+        if names[: len(chain) - 1] != chain[1:]:
+            yield _Read(names, one.offset, stored)
+            continue
+        after = names[len(chain) - 1 :]
+        at = instructions[min(position + len(chain), len(instructions) - 1)]
+        yield _Read(after, at.offset, stored)
+
+
+def _following(instructions: list[Any], position: int) -> tuple[tuple[str, ...], bool]:
+    """The attributes that are taken one of the other from here on, and whether the last is set."""
+    names: list[str] = []
+    for one in instructions[position:]:
+        if one.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            names.append(str(one.argval))
+        elif one.opname == "STORE_ATTR":
+            return (*names, str(one.argval)), True
+        else:
+            break
+    return tuple(names), False
+
+
+def _functions_of_class(kind: type) -> Iterator[FunctionType]:
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] != "torch":
+            for value in vars(base).values():
+                yield from functions_of(value)
+
+
+def _with_inner(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _with_inner(constant)
+
+
+def _written_in_forward(core: Any) -> frozenset[int]:
+    """The storages that the forward of a module has written: statistics and codebooks that it keeps itself."""
+    return frozenset(
+        entry[1] for entry in core.writes() if any(_torch.is_module_call(code.co_filename) for code in entry[10].codes)
+    )

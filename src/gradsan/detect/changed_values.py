@@ -1,0 +1,365 @@
+"""Values changed without autograd's knowledge before they were used, where no saved value is stale.
+
+Values that were changed without autograd's knowledge before they were used: no saved value is stale, and yet the
+gradient is that of another function.
+
+Two kinds. A value that autograd has computed is written where autograd does not record (under ``no_grad``, through
+``.data`` or a detached alias) and then used on: backward differentiates as if nothing had been written. And a tensor of
+the caller's is written by a module's ``forward``, or by a function whose result the caller takes, and then used by the
+caller, who meant what it had been.
+
+Looked for in the graph of a backward, by the operations that saved such a value after the write. In watch mode that is
+at the 1st, 2nd, 4th, 8th … backward of a line; in deep mode at each.
+
+The youngest writes that may have gone unrecorded, by storage: read off the log as it grows, each write once.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from gradsan import _torch, source
+from gradsan.detect.functions import is_application
+from gradsan.detect.memory import Findings, Uncounted
+from gradsan.graph import conflicts, naming, walk
+from gradsan.model import Conflict, Frame, Save, Site, Write
+from gradsan.originals.originals import Kept
+from gradsan.overlap import overlap
+from gradsan.record import ledger
+from gradsan.record.ledger import RawWrite
+from gradsan.record.stacks import begin_elsewhere, is_around, symbolise, within_torch
+from gradsan.record.steps import read_backward
+
+UNRECORDED, CALLERS = "no_grad_write", "forward_alias"
+
+_LOGGED_TOGETHER = 2
+"""By how much the clock may have moved from the entry of an operation's Node to that of its write."""
+
+
+class Read(NamedTuple):
+    """A value that a Node of the graph has saved: an alias of it, and the number of the Node that made it, if any."""
+
+    node: Any
+    number: int
+    slot: str
+    alias: Any
+    maker: int | None
+
+
+class ChangedValues:
+    """Looks at the graph of a backward; what it finds goes to ``findings``."""
+
+    def __init__(self, core: Any, steps: Any, findings: Findings, uncounted: Uncounted) -> None:
+        """``core`` and ``steps`` are the logs that tell who wrote, ``uncounted`` knows what was there before."""
+        self._snapshots, self._doors = uncounted.snapshots, uncounted.doors
+        self._core, self._steps, self._findings = core, steps, findings
+        self._recent = RecentWrites(core)
+        self.looks_always = False
+
+    def before_round(self, entry: Any, rounds: int) -> None:
+        """Look at some of the rounds of a line that calls backward; as ``on_round`` of the core."""
+        if not self.looks_always:
+            self._look(entry, ())
+
+    def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Look at every backward; the arguments are those of ``listeners.BeforeBackward``."""
+        self._look(entry, tuple(args[3]) if len(args) > 3 and args[3] else ())
+
+    def _look(self, entry: Any, inputs: tuple[Any, ...]) -> None:
+        writes = self._recent.by_storage()
+        if not writes:
+            return
+        backward = read_backward(entry)
+        order = walk.engine_order(backward.roots, inputs, backward.via == "backward")
+        by_number = {number: node for node in order if (number := _torch.node_sequence(node)) is not None}
+        for number, node in by_number.items():
+            for slot, saved in _torch.saved_slots(node):
+                # What was saved before a write is stale, and told elsewhere.
+                raws = [raw for raw in writes.get(_storage_of(saved), ()) if raw.sequence <= number]
+                read = _read(node, number, slot, saved) if raws else None
+                if read is not None:
+                    self._judge(backward, read, raws, by_number)
+
+    def _judge(self, backward: Any, read: Read, raws: list[RawWrite], by_number: dict[int, Any]) -> None:
+        made = self._made(read.number, backward.thread)
+        if read.maker is None:
+            raws = _of_this_life(raws, int(read.alias._version))
+        logged = raws
+        # An operation that has left a counter at 0 has not written: ``dropout_`` in eval mode.
+        raws = [raw for raw in raws if raw.version != 0]
+        raws = [raw for raw in raws if made is not None and not self._is_recorded(raw, made, backward.thread)]
+        if not raws:
+            return
+        info = conflicts.tensor_info(read.alias, was_leaf=read.maker is None)
+        touching = [
+            (raw, write)
+            for raw in sorted(raws, key=lambda raw: raw.clock)
+            if raw.clock < made[2]
+            and ((write := ledger.as_write(raw)).region is None or overlap(info.region, write.region))
+        ]
+        way, alias_site = CALLERS, None
+        if read.maker is None:
+            site = symbolise(made[3])
+            touching = [(raw, write) for raw, write in touching if _is_callers(raw, write.site, site)]
+        else:
+            way = UNRECORDED
+            origin = _origin(read.maker, max((raw.sequence for raw, _ in touching), default=0), by_number)
+            touching = [(raw, write) for raw, write in touching if origin is not None and origin < raw.sequence]
+            if origin is not None and _torch.storage_or_none(read.alias) not in self._doors:
+                touching = [(raw, write) for raw, write in touching if _has_moved(raw, logged, origin)]
+            near = None if origin is None else self._made(origin, backward.thread)
+            if near is not None:
+                alias_site = symbolise(near[3])
+                touching = [(raw, write) for raw, write in touching if not within_torch(raw.stack, near[3])]
+        is_unrecorded = way == UNRECORDED and bool(touching)
+        # Writes that autograd knows of count, too: what stood before those tells nothing of the others.
+        compared = self._compared(read.alias, touching[0][0].clock, logged) if is_unrecorded else None
+        if compared == "same":
+            return
+        if touching:
+            written = tuple(write for _, write in touching)
+            self._findings.add(
+                (way, touching[0][0].stack, made[3], read.slot),
+                functools.partial(
+                    self._conflict, backward, read, written, made, info, way, alias_site, sys._getframe(1), compared
+                ),
+            )
+
+    def _compared(
+        self, alias: Any, clock: int, logged: Sequence[RawWrite]
+    ) -> Literal["same", "near", "different"] | None:
+        """How a value stands to what it was before the write at ``clock``: ``clamp_`` may have had nothing to clamp."""
+        with _torch.hushed():
+            return self._snapshots.compared(alias, clock - 1, [raw.clock for raw in logged], is_counted=True)
+
+    def _conflict(
+        self,
+        backward: Any,
+        read: Read,
+        written: tuple[Write, ...],
+        made: Any,
+        info: Any,
+        way: str,
+        alias: Site | None,
+        frame: Any,
+        compared: Literal["same", "near", "different"] | None,
+    ) -> Conflict:
+        core, steps = self._core, self._steps
+        return Conflict(
+            save=Save(
+                clock=made[2],
+                site=symbolise(made[3]),
+                tensor=info,
+                version=int(read.alias._version),
+                node=read.node.name(),
+                slot=read.slot,
+                sequence=read.number,
+                step=conflicts.steps_before(steps, made[2], core.steps),
+            ),
+            writes=written,
+            use=conflicts.use_of(core, backward, int(read.alias._version)),
+            names=naming.names_of(read.alias, frame),
+            root_sequence=backward.root_sequence,
+            raised=False,
+            way=way,
+            alias_site=alias,
+            certain=way == UNRECORDED,
+            compared=compared,
+        )
+
+    def _is_recorded(self, raw: RawWrite, reader: Any, thread: int) -> bool:
+        """Whether autograd knows of a write, or it is none of the reading call's own thread.
+
+        What autograd knows of has made a Node, the last before the number that the log has for the write. The call at
+        the same place has made it, or one around it: ``torch.nn.functional.elu`` around ``elu_``.
+        """
+        # What the forward of a custom Function writes is looked at in applied.py.
+        if any(is_application(code) for code in raw.stack.codes):
+            return True
+        if begin_elsewhere(raw.stack, reader[3]):
+            return True
+        if not raw.grad_enabled:
+            return False
+        made = self._made(raw.sequence - 1, thread)
+        if made is None:
+            return False
+        if made[3] is raw.stack:
+            return bool(made[2] <= raw.clock) and (raw.kind == "foreach" or raw.clock <= made[2] + _LOGGED_TOGETHER)
+        # Of operators called directly the write is logged last, and further in.
+        return (raw.kind == "op" or made[2] > raw.clock) and is_around(made[3], raw.stack)
+
+    def _made(self, number: int, thread: int) -> Any:
+        for entry in self._core.nodes_near(number, thread):
+            if entry[0] <= number < entry[1]:
+                return entry
+        return None
+
+
+def _storage_of(saved: Any) -> int:
+    packed = _torch.packed_object(saved)
+    held = packed.alias if isinstance(packed, Kept) else packed
+    return _torch.storage_or_none(held) if _torch.is_tensor(held) else 0
+
+
+def _read(node: Any, number: int, slot: str, saved: Any) -> Read | None:
+    """What a slot holds, with its way into the graph; None where it is the Node's own result, or cannot be read."""
+    if slot.startswith("result"):
+        return None
+    packed = _torch.packed_object(saved)
+    if isinstance(packed, Kept):
+        return Read(node, number, slot, packed.alias, packed.maker)
+    if not _torch.is_tensor(packed) or _torch.is_hooked(saved):
+        return None
+    name, _, position = slot.partition("[")
+    try:
+        value = _torch.read_slot(node, name)
+        tensor = value[int(position.rstrip("]"))] if position else value
+    except (RuntimeError, IndexError, TypeError):
+        return None
+    if not _torch.is_tensor(tensor):
+        return None
+    maker = None if tensor.grad_fn is None else _torch.node_sequence(tensor.grad_fn)
+    if maker is None and tensor.requires_grad:
+        return None
+    return Read(node, number, slot, packed, maker)
+
+
+def _of_this_life(raws: list[RawWrite], version: int) -> list[RawWrite]:
+    """The writes to a tensor that has come to ``version``, without those to another that had its address before.
+
+    Going back in time the versions of one tensor fall. A write that does not count for it (``.data``) has no place in
+    that order: where the last is such a one, each line's last is taken.
+    """
+    found: list[RawWrite] = []
+    at = version + 1
+    for raw in sorted(raws, key=lambda raw: raw.clock, reverse=True):
+        if raw.version is None or raw.version >= at:
+            break
+        found.append(raw)
+        at = raw.version
+    return found or list({raw.stack: raw for raw in sorted(raws, key=lambda raw: raw.clock)}.values())
+
+
+def _has_moved(raw: RawWrite, logged: Sequence[RawWrite], origin: int) -> bool:
+    """Whether a write has moved the counter of its memory on, from where an earlier one since ``origin`` left it."""
+    return not any(
+        one.version == raw.version and one.clock < raw.clock and one.sequence > origin and one.kind != "metadata"
+        for one in logged
+    )
+
+
+def _origin(maker: int, before: int, by_number: dict[int, Any]) -> int | None:
+    """The Node that computed a value, past those that only look at it; None where it is not older than ``before``."""
+    while maker >= before:
+        node = by_number.get(maker)
+        if node is None or not _torch.makes_view(node):
+            return None
+        below = [number for child, _ in node.next_functions if (number := _torch.node_sequence(child)) is not None]
+        if len(below) != 1:
+            return None
+        maker = below[0]
+    return maker
+
+
+def _is_callers(raw: RawWrite, written: Site, read: Site) -> bool:
+    """Whether a module's ``forward``, or a function whose result is taken, wrote into what its caller then read.
+
+    What ``forward`` was given it may have given on: to a function of its own, or to a module inside. A call that stands
+    alone is there for what it writes, and so is a function with the name of an in-place one.
+    """
+    frames = written.frames
+    position = max((at for at, frame in enumerate(frames) if frame.is_user), default=0)
+    named = source.written_expression(frames[position], raw.op, frames[position + 1 :]) if frames else None
+    while named is not None and position:
+        own = frames[position]
+        outer = max((at for at, frame in enumerate(frames[:position]) if frame.is_user), default=None)
+        if outer is None:
+            return False
+        given = source.callers_expression(named, own, frames[outer], frames[outer + 1 : position])
+        is_forward = own.function.endswith("forward") and _torch.is_module_call(frames[position - 1].file)
+        is_taken = outer == position - 1 and not own.function.endswith("_") and source.takes_result(frames[outer])
+        if (
+            (is_forward or is_taken)
+            and given is not None
+            and _is_argument(named, own, raw)
+            and _is_read_by_caller(frames, position, outer, read)
+            and source.reads_again(given, frames[outer], read.frames[outer])
+        ):
+            return True
+        named = given
+        position = outer
+    return False
+
+
+def _is_argument(named: str, own: Frame, raw: RawWrite) -> bool:
+    """Whether an expression begins with a parameter of the function that stood at ``own``, ``self`` left out."""
+    root = re.split(r"[.\[]", named, maxsplit=1)[0]
+    name = own.function.rpartition(".")[2]
+    codes = [
+        code
+        for code in raw.stack.codes
+        if code.co_filename == own.file and code.co_name == name and code.co_firstlineno <= own.line
+    ]
+    code = max(codes, key=lambda code: int(code.co_firstlineno), default=None)
+    return code is not None and root in code.co_varnames[: code.co_argcount] and root not in ("self", "cls")
+
+
+def _is_read_by_caller(frames: tuple[Frame, ...], position: int, outer: int, read: Site) -> bool:
+    own = frames[position]
+    if len(read.frames) <= outer:
+        return False
+    inside = any((frame.file, frame.function) == (own.file, own.function) for frame in read.frames[outer + 1 :])
+    caller = [(frame.file, frame.function) for frame in frames[: outer + 1]]
+    return not inside and [(frame.file, frame.function) for frame in read.frames[: outer + 1]] == caller
+
+
+_KEPT, _KEPT_OF_A_STORAGE = 4_096, 16
+_QUIET_KINDS = ("step", "metadata", "statistics", "collective", "outside")
+
+# Where these stand in an entry of the log.
+_STORAGE, _IS_PARAMETER, _KIND = (RawWrite._fields.index(name) for name in ("storage", "is_parameter", "kind"))
+
+
+class RecentWrites:
+    """Keeps them; what a log forgets that is emptied is forgotten here."""
+
+    def __init__(self, core: Any) -> None:
+        """Read the log of ``core``."""
+        self._core = core
+        # Several threads may call backward; a finalizer that runs meanwhile may, too.
+        self._lock = threading.RLock()
+        self._read_to, self._counted = -1, 0
+        self._order: deque[RawWrite] = deque()
+        self._found: dict[int, deque[RawWrite]] = {}
+
+    def by_storage(self) -> Mapping[int, Sequence[RawWrite]]:
+        """Up to now, of each storage the oldest first."""
+        with self._lock:
+            if self._core.write_count < self._counted:
+                self._read_to = -1
+                self._order.clear()
+                self._found.clear()
+            self._counted = self._core.write_count
+            for entry in self._core.writes_after(self._read_to):
+                self._read_to = entry[0]
+                if entry[_STORAGE] and not entry[_IS_PARAMETER] and entry[_KIND] not in _QUIET_KINDS:
+                    self._add(RawWrite(*entry))
+            return self._found
+
+    def _add(self, raw: RawWrite) -> None:
+        self._order.append(raw)
+        self._found.setdefault(raw.storage, deque(maxlen=_KEPT_OF_A_STORAGE)).append(raw)
+        if len(self._order) > _KEPT:
+            oldest = self._order.popleft()
+            same = self._found.get(oldest.storage)
+            # Of a storage that is written often it has been pushed out before.
+            if same and same[0] is oldest:
+                same.popleft()
+            if not same:
+                self._found.pop(oldest.storage, None)

@@ -1,0 +1,247 @@
+"""Functions that checkpoint runs again in backward: whether they still find what they found in the forward.
+
+PyTorch keeps the arguments of a checkpointed function, and checks the versions of those that are tensors. All else
+the function reaches by itself, and in the recomputation it reaches what stands there by then. That is noted when the
+forward has ended, so that what the function writes on its own is no change, and compared right before the
+recomputation. Nothing is kept alive: notes hold weak references.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from gradsan import _torch
+from gradsan.detect import recomputation
+from gradsan.detect.memory import Findings, Notes
+from gradsan.detect.recomputation import Call, Change, Fingerprint, Tally, compare_values, fingerprint
+from gradsan.graph.reached import TooMuchError, parameter_names
+from gradsan.model import Conflict, Message
+from gradsan.record.patches import Patches
+from gradsan.record.stacks import symbolise
+
+Guard = Callable[[Callable[[], object]], None]
+
+
+class Checkpoints:
+    """The checkpointed calls that wait for their recomputation; found conflicts go to ``findings``."""
+
+    def __init__(
+        self, core: Any, steps: Any, notes: Notes, findings: Findings, note: Callable[[Message], None]
+    ) -> None:
+        """``note`` is told of functions that reach too much."""
+        self.compares_values = False
+        self._core, self._steps, self._notes, self._findings, self._note = core, steps, notes, findings, note
+        self._calls: weakref.WeakKeyDictionary[Any, Call] = weakref.WeakKeyDictionary()
+        self._changes: weakref.WeakKeyDictionary[Any, list[Change]] = weakref.WeakKeyDictionary()
+        self._tally = Tally()
+        self._local = threading.local()
+
+    def install(self, patches: Patches, guard: Guard) -> None:
+        """Watch both forms of checkpoint until ``patches`` is undone."""
+        module, function = _torch.checkpoint_module(), _torch.reentrant_checkpoint()
+        if module is not None:
+            self._watch_generator(patches, guard, *module)
+            self._watch_frames(patches, guard, module[2])
+            compare_values(patches, lambda: self.compares_values and self._core.active, self._tally)
+        if function is not None:
+            self._watch_reentrant(patches, guard, function)
+
+    def kept(self, conflict: Conflict | None, error: BaseException) -> Conflict | None:
+        """``conflict`` with checkpoint as what saved the value, where ``error`` arose while it took its inputs."""
+        if conflict is None or conflict.save.node is not None:
+            return conflict
+        known = _torch.checkpoint_module()
+        for frame in _torch.frames_of(error) if known is not None else ():
+            holder = frame.f_locals.get("self")
+            call = self._calls.get(holder) if known is not None and isinstance(holder, known[2]) else None
+            if call is not None:
+                save = replace(conflict.save, site=symbolise(call.stack), node="checkpoint", slot="input")
+                return replace(conflict, save=save)
+        return conflict
+
+    def _watch_generator(self, patches: Patches, guard: Guard, owner: Any, name: str, _: Any) -> None:
+        core, local, original = self._core, self._local, getattr(owner, name)
+
+        def followed(inner: Any, stack: Any) -> Generator[None, None, None]:
+            local.saved = None
+            try:
+                next(inner)
+            finally:
+                # A recomputation may stop right here, and nothing of it is to stay.
+                saved, local.saved = local.saved, None
+            try:
+                yield
+            except BaseException as error:
+                try:
+                    inner.throw(error)
+                except StopIteration:
+                    return
+                raise
+            for _ in inner:
+                yield
+            if saved is not None and core.active:
+                guard(lambda: self._begin(saved[0], saved[1], stack))
+
+        @functools.wraps(original)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            inner = original(*args, **kwargs)
+            return followed(inner, core.stack(1)) if core.active and not _torch.is_compiling() else inner
+
+        patches.set(owner, name, watched)
+
+    def _watch_frames(self, patches: Patches, guard: Guard, frames: Any) -> None:
+        core, local = self._core, self._local
+        save, load, check = frames.save_inputs, frames.get_inputs, frames.check_recomputed_tensors_match
+
+        @functools.wraps(save)
+        def save_inputs(frame: Any, *args: Any) -> Any:
+            local.saved = (frame, args)
+            return save(frame, *args)
+
+        @functools.wraps(load)
+        def get_inputs(frame: Any) -> Any:
+            arguments = load(frame)
+            call = self._calls.get(frame) if core.active else None
+            if call is not None:
+                guard(lambda: self._meet(call, frame, arguments))
+            return arguments
+
+        @functools.wraps(check)
+        def check_recomputed(frame: Any, *args: Any) -> Any:
+            found = self._changes.pop(frame, None)
+            self._tally.begin()
+            result = check(frame, *args)
+            call = self._calls.get(frame) if core.active else None
+            if call is not None and found is not None:
+                guard(lambda: self._tell(call, found, self._verdict(frame)))
+            return result
+
+        patches.set(frames, "save_inputs", save_inputs)
+        patches.set(frames, "get_inputs", get_inputs)
+        patches.set(frames, "check_recomputed_tensors_match", check_recomputed)
+
+    def _watch_reentrant(self, patches: Patches, guard: Guard, function: Any) -> None:
+        core, backward = self._core, function.backward
+
+        @functools.wraps(torch.autograd.Function.apply)
+        def apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
+            result = super(function, kind).apply(*args, **kwargs)  # type: ignore[misc]
+            if core.active and not _torch.is_compiling():
+                stack = core.stack(1)
+                guard(lambda: self._begin_reentrant(result, args, stack))
+            return result
+
+        @functools.wraps(backward)
+        def run_backward(ctx: Any, *gradients: Any) -> Any:
+            call = self._calls.get(ctx) if core.active else None
+            if call is None:
+                return backward(ctx, *gradients)
+            run, found = ctx.run_function, list[Change]()
+            guard(
+                lambda: found.extend(
+                    recomputation.compare(self._notes, call, run, _by_name(run, ctx.inputs)) if call.marks else ()
+                )
+            )
+            if not call.values:
+                guard(lambda: self._tell(call, found, None))
+                return backward(ctx, *gradients)
+
+            def observed(*args: Any) -> Any:
+                outputs = run(*args)
+                # Results may be the same where what led to them, and the gradient, is not.
+                guard(lambda: self._tell(call, found, None if _same(call.values, _fingerprints(outputs)) else False))
+                return outputs
+
+            ctx.run_function = observed
+            try:
+                return backward(ctx, *gradients)
+            finally:
+                ctx.run_function = run
+
+        patches.set(function, "apply", classmethod(apply))
+        patches.set(function, "backward", staticmethod(run_backward))
+
+    def _begin(self, frame: Any, args: tuple[Any, ...], stack: Any) -> None:
+        called = _torch.recomputed_call(frame)
+        if called is not None:
+            function, keywords = called
+            self._remember(frame, function, {**_by_name(function, args), **keywords}, stack)
+
+    def _begin_reentrant(self, result: Any, args: tuple[Any, ...], stack: Any) -> None:
+        outputs = result if isinstance(result, tuple) else (result,)
+        node = next((one.grad_fn for one in outputs if torch.is_tensor(one) and one.grad_fn is not None), None)
+        if node is not None and len(args) > 1:
+            # The tensors among the arguments are saved, and looked at like those of every other Node.
+            arguments = [None if torch.is_tensor(one) else one for one in args[2:]]
+            values = _fingerprints(result) if self.compares_values else ()
+            self._remember(node, args[0], _by_name(args[0], arguments), stack, values)
+
+    def _remember(
+        self,
+        key: Any,
+        function: Any,
+        arguments: Mapping[str, Any],
+        stack: Any,
+        values: tuple[Fingerprint | None, ...] = (),
+    ) -> None:
+        name = recomputation.name_of(function)
+        try:
+            marks = recomputation.marks_of(self._notes, function, arguments)
+        except TooMuchError:
+            self._note(Message("blind.checkpoint_reaches_much", {"name": name}))
+            marks = {}
+        self._calls[key] = Call(name, recomputation.code_of(function), stack, self._core.tick(), marks, values)
+
+    def _meet(self, call: Call, frame: Any, arguments: Iterable[Any]) -> None:
+        """A recomputation begins. What has changed is told after it, if checkpoint does not stop by itself."""
+        called = _torch.recomputed_call(frame)
+        if called is None:
+            return
+        function, keywords = called
+        if call.marks:
+            arguments = {**_by_name(function, arguments), **keywords}
+            self._changes[frame] = recomputation.compare(self._notes, call, function, arguments)
+
+    def _verdict(self, frame: Any) -> bool | None:
+        """Whether the recomputation gave the values that backward reads; None where they were not compared."""
+        if not self._tally.compared:
+            return None
+        different = {id(one) for one in self._tally.different}
+        holders = [holder for holder, saved in _torch.saved_in_checkpoint(frame) if id(saved) in different]
+        return not holders or not _torch.are_read(holders)
+
+    def _tell(self, call: Call, found: list[Change], same: bool | None) -> None:
+        """``same`` says whether the recomputation gave the same values, None where that was not looked at."""
+        told: list[Change | None] = [*found] if found or same is not False else [None]
+        for change in told:
+            writes = change.written.writes if change is not None and change.written is not None else ()
+            key = (call.stack, change and change.path, writes[0].site if writes else None)
+            self._findings.add(
+                key,
+                functools.partial(recomputation.conflict_of, self._core, self._steps, call, change, same=same),
+            )
+
+
+def _by_name(function: Any, arguments: Iterable[Any]) -> dict[str, Any]:
+    """Positional arguments by what the function calls them."""
+    names = parameter_names(function)
+    return {
+        names[position] if position < len(names) else f"args[{position}]": value
+        for position, value in enumerate(arguments)
+    }
+
+
+def _fingerprints(outputs: Any) -> tuple[Fingerprint | None, ...]:
+    return tuple(map(fingerprint, outputs if isinstance(outputs, (tuple, list)) else (outputs,)))
+
+
+def _same(before: tuple[Fingerprint | None, ...], now: tuple[Fingerprint | None, ...]) -> bool:
+    pairs = zip(before, now, strict=False)
+    return not any(one is not None and other is not None and one.differs(other) for one, other in pairs)

@@ -1,0 +1,264 @@
+"""Parameters of ``fully_shard`` (FSDP2) and buffers of DistributedDataParallel, written by the wrapper itself.
+
+Parameters of ``fully_shard`` (FSDP2): backward gathers them anew, and gets what the shards hold by then.
+
+The forward saves the whole parameter, whose memory is freed after it. Before backward the same memory is filled again
+from the shards, past the version counter: where an optimizer's step lies in between, backward computes with the new
+values, and PyTorch cannot say so. What each gathering found is noted, and held against the shards when a backward
+reaches what a forward made with it.
+
+The buffers of DistributedDataParallel, which rank 0 gives to the others before a forward, past the version counter.
+
+Mostly they get what they have already. So the bytes are compared, and only what has changed is logged as a write.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from gradsan import _torch
+from gradsan._imports import call_after_import
+from gradsan.detect.memory import Findings, Noted, Notes, Overwritten, Uncounted
+from gradsan.graph import conflicts, naming, walk
+from gradsan.model import Conflict, Message, Name, Save, Site
+from gradsan.record.patches import Patches
+from gradsan.record.stacks import symbolise
+from gradsan.record.steps import BackwardRecord
+
+WAY = "gathered_anew"
+"""The slug of the cause, GS217."""
+_GATHERINGS_KEPT = 16
+"""Of each group; a forward that is older than these is no longer told from the next one."""
+
+Guard = Callable[[Callable[[], object]], None]
+
+
+class Gathering(NamedTuple):
+    """One filling of a group's whole parameters: Nodes from ``sequence`` on were made with it, ``noted`` are the
+    shards that it found, by parameter."""
+
+    sequence: int
+    clock: int
+    stack: Any
+    noted: tuple[Noted | None, ...]
+
+
+class Stale(NamedTuple):
+    """A parameter that a Node saved, and whose shard was written since."""
+
+    parameter: Any
+    written: Overwritten
+    node: Any
+    slot: str
+    saved: Any
+
+
+class Sharded:
+    """The groups of sharded parameters of this process, while they live; conflicts go to ``findings``."""
+
+    def __init__(self, core: Any, steps: Any, notes: Notes, findings: Findings) -> None:
+        """Start with none."""
+        self._core, self._steps, self._notes, self._findings = core, steps, notes, findings
+        self._wholes: dict[int, tuple[Any, Any]] = {}
+        notes.lasting = self.shard_of
+        self._gathered: weakref.WeakKeyDictionary[Any, deque[Gathering]] = weakref.WeakKeyDictionary()
+
+    def holds(self, storage: int) -> bool:
+        """Whether a storage is that of a whole parameter, which comes and goes with each gathering."""
+        known = self._wholes.get(storage)
+        if known is not None and known[0].expired():
+            del self._wholes[storage]
+            return False
+        return known is not None
+
+    def shard_of(self, tensor: Any) -> Any:
+        """The shard that a module has in the place of a whole parameter while it does not run; of others themselves."""
+        storage = _torch.storage_or_none(tensor) if self._wholes else 0
+        parameter = self._wholes[storage][1]() if storage and self.holds(storage) else None
+        return parameter.sharded_param if parameter is not None and parameter.unsharded_param is tensor else tensor
+
+    def install(self, patches: Patches, guard: Guard) -> None:
+        """Watch until ``patches`` is undone: now, or as soon as the program has imported FSDP."""
+
+        def watch() -> None:
+            group = _torch.sharded_group()
+            if group is not None:
+                guard(lambda: self._watch(group, patches, guard))
+
+        patches.on_undo(call_after_import(_torch.SHARDED_MODULE, watch))
+
+    def _watch(self, kind: Any, patches: Patches, guard: Guard) -> None:
+        core, fill, begin = self._core, kind.wait_for_unshard, kind.pre_backward
+
+        @functools.wraps(fill)
+        def wait_for_unshard(group: Any, *args: Any, **kwargs: Any) -> Any:
+            is_pending = core.active and group._all_gather_result is not None and not _torch.is_compiling()
+            result = fill(group, *args, **kwargs)
+            if is_pending:
+                stack = core.stack(1)
+                guard(lambda: self._note(group, stack))
+            return result
+
+        @functools.wraps(begin)
+        def pre_backward(group: Any, *args: Any, **kwargs: Any) -> Any:
+            has_begun = getattr(group._training_state, "name", "") == "PRE_BACKWARD"
+            if core.active and not has_begun and not _torch.is_compiling():
+                guard(lambda: self._compare(group))
+            return begin(group, *args, **kwargs)
+
+        patches.set(kind, "wait_for_unshard", wait_for_unshard)
+        patches.set(kind, "pre_backward", pre_backward)
+
+    def _note(self, group: Any, stack: Any) -> None:
+        backward = self._steps.current_backward()
+        # On a GPU, backward runs in a thread that numbers no Nodes; what is made after it is younger than its root.
+        root = None if backward is None else backward.root_sequence
+        sequence = _torch.sequence_number() if root is None else root + 1
+        noted = tuple(self._notes.note(one.sharded_param) for one in group.fsdp_params)
+        for one in group.fsdp_params:
+            whole: Any = one.unsharded_param
+            storage = _torch.storage_or_none(whole)
+            if storage and not self.holds(storage):
+                self._wholes[storage] = _torch.weak_storage(whole.untyped_storage()), weakref.ref(one)
+        kept = self._gathered.setdefault(group, deque(maxlen=_GATHERINGS_KEPT))
+        kept.append(Gathering(sequence, self._core.tick(), stack, noted))
+
+    def _compare(self, group: Any) -> None:
+        """A backward has reached what a module of ``group`` returned: are the parameters what the forward had?"""
+        gathered, node = self._gathered.get(group), _torch.current_node()
+        number = None if node is None else _torch.node_sequence(node)
+        backward = self._steps.current_backward()
+        if not gathered or number is None or backward is None:
+            return
+        used, following = _used(gathered, number)
+        present = gathered[-1] if group.is_unsharded else None
+        if used is None or present is used:
+            return
+        changed: dict[int, tuple[Any, Overwritten]] = {}
+        for position, one in enumerate(group.fsdp_params):
+            before = used.noted[position] if position < len(used.noted) else None
+            shard = one.sharded_param
+            if before is None or before.weak() is not shard:
+                continue
+            now = None if present is None else present.noted[position]
+            if now is not None and now.version == before.version and self._notes.is_quiet:
+                continue
+            written = self._notes.changed(before, shard)
+            if written is not None:
+                changed[_torch.storage_or_none(one.unsharded_param)] = (one, written)
+        if changed:
+            for stale in _saved(backward, changed, used.sequence, following):
+                self._tell(used, stale, backward)
+
+    def _tell(self, used: Gathering, stale: Stale, backward: BackwardRecord) -> None:
+        writes = stale.written.writes
+        key = (used.stack, stale.parameter._param_fqn, stale.slot, writes[0].site if writes else None)
+        frame = sys._getframe(1)
+        self._findings.add(key, lambda: self._conflict(used, stale, backward, frame))
+
+    def _conflict(self, used: Gathering, stale: Stale, backward: BackwardRecord, frame: Any) -> Conflict:
+        core, number = self._core, _torch.node_sequence(stale.node) or 0
+        made = next((one for one in core.nodes_near(number, backward.thread) if one[0] <= number < one[1]), None)
+        clock, stack = (made[2], made[3]) if made is not None else (used.clock, used.stack)
+        names = naming.names_of(stale.parameter.sharded_param, frame)
+        # The writes are those of the shard, which is other memory than the parameter as a whole.
+        writes = tuple(dataclasses.replace(one, region=None) for one in stale.written.writes)
+        return Conflict(
+            save=Save(
+                clock=clock,
+                site=symbolise(stack) if stack is not None else Site(),
+                tensor=conflicts.tensor_info(stale.saved, was_leaf=True),
+                version=0,
+                node=stale.node.name(),
+                slot=stale.slot,
+                sequence=number,
+                step=conflicts.steps_before(self._steps, clock, core.steps),
+            ),
+            writes=writes,
+            use=conflicts.use_of(core, backward, stale.written.version),
+            names=names or (Name(str(stale.parameter._param_fqn), "module", "parameter"),),
+            unexplained=stale.written.unexplained,
+            root_sequence=backward.root_sequence,
+            raised=False,
+            way=WAY,
+            alias_site=symbolise(used.stack),
+        )
+
+
+def _used(gathered: deque[Gathering], number: int) -> tuple[Gathering | None, int | None]:
+    """The gathering that the Node ``number`` was made with, and the number at which the next one began."""
+    following: int | None = None
+    for one in reversed(gathered):
+        if one.sequence <= number:
+            return one, following
+        following = one.sequence
+    return None, None
+
+
+def _saved(
+    backward: BackwardRecord, changed: dict[int, tuple[Any, Overwritten]], first: int, end: int | None
+) -> Iterator[Stale]:
+    """What the Nodes from ``first`` to ``end`` of this backward's graph have saved of the ``changed`` parameters."""
+    for node in walk.engine_order(backward.roots):
+        number = _torch.node_sequence(node)
+        if number is None or number < first or (end is not None and number >= end):
+            continue
+        for slot, saved in _torch.saved_slots(node):
+            kept = _torch.packed_object(saved)
+            tensor = getattr(kept, "alias", kept)
+            known = changed.get(_torch.storage_or_none(tensor)) if _torch.is_tensor(tensor) else None
+            if known is not None:
+                yield Stale(*known, node, slot, tensor)
+
+
+OP = "DistributedDataParallel.forward"
+"""What stands in the log as the writer."""
+_MOST_BYTES = 64 * 2**20
+
+
+class BufferSync:
+    """Watches every buffer sync of this process."""
+
+    def __init__(self, core: Any, uncounted: Uncounted, note: Callable[[Message], None]) -> None:
+        """Writes go to the log by ``uncounted``; ``note`` is told of buffers that are too large to be compared."""
+        self._core, self._uncounted, self._note = core, uncounted, note
+
+    def install(self, patches: Patches, guard: Callable[[Callable[[], object]], None]) -> None:
+        """Watch until ``patches`` is undone."""
+        owner, name = _torch.buffer_sync()
+        if owner is None:
+            return
+        core, original = self._core, getattr(owner, name)
+
+        @functools.wraps(original)
+        def synced(parallel: Any, *args: Any, **kwargs: Any) -> Any:
+            before: list[tuple[Any, Any]] = []
+            if core.active and not _torch.is_compiling():
+                guard(lambda: before.extend(self._copies(parallel)))
+            result = original(parallel, *args, **kwargs)
+            if before:
+                stack = core.stack(1)
+                guard(lambda: self._log(before, stack))
+            return result
+
+        patches.set(owner, name, synced)
+
+    def _copies(self, parallel: Any) -> list[tuple[Any, Any]]:
+        buffers = [one for one in parallel.module.buffers() if one.layout is torch.strided]
+        size = sum(one.numel() * one.element_size() for one in buffers)
+        if size > _MOST_BYTES:
+            self._note(Message("blind.buffers_too_large", {"bytes": size}))
+            return []
+        return [(one, one.detach().clone()) for one in buffers]
+
+    def _log(self, before: list[tuple[Any, Any]], stack: Any) -> None:
+        changed = [one for one, copy in before if not torch.allclose(one, copy, rtol=0, atol=0, equal_nan=True)]
+        self._uncounted.log(changed, "collective", OP, "collective", stack)

@@ -1,0 +1,187 @@
+"""Memory taken away from under a saved value: ``untyped_storage().resize_(0)`` between save and backward.
+
+PyTorch does not look: its kernels read what is not there, and the process ends. Whether memory has come back is asked
+right before the Node that needs it runs, because sharded training gives it back in hooks while backward runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from gradsan import _torch
+from gradsan._errors import MemoryFreedError
+from gradsan.graph import conflicts, naming, walk
+from gradsan.model import Conflict, Message, Save, Site, Write
+from gradsan.originals.kept_conflicts import PastCounter
+from gradsan.originals.originals import fits_its_memory
+from gradsan.record.patches import Patches, standing
+from gradsan.record.stacks import symbolise
+from gradsan.record.steps import read_backward
+
+WAY = "storage_emptied"
+"""The slug of the cause, GS209."""
+
+
+class Shrunk(NamedTuple):
+    """When and where a storage was made smaller; ``weak`` tells whether it lives."""
+
+    weak: Any
+    clock: int
+    stack: Any
+    sequence: int
+    step: int
+
+
+class Emptied:
+    """The storages of this process that were made smaller, while they live."""
+
+    def __init__(self, core: Any, steps: Any, opened: Callable[[], None], keep: Callable[..., None]) -> None:
+        """``opened`` is called when a first storage was made smaller, ``keep`` a function that
+        makes the conflict that was found."""
+        self._core, self._steps, self._opened, self._keep = core, steps, opened, keep
+        self._shrunk: dict[int, Shrunk] = {}
+
+    def install(self, patches: Patches, guard: Callable[[Callable[[], object]], None]) -> None:
+        """Watch the public door until ``patches`` is undone."""
+        core, resize = self._core, standing(torch.UntypedStorage, "resize_")
+        if resize is None:
+            return
+
+        @functools.wraps(resize)
+        def resized(storage: Any, *args: Any, **kwargs: Any) -> Any:
+            if _torch.is_compiling() or not core.active:
+                return resize(storage, *args, **kwargs)
+            before = storage.nbytes()
+            result = resize(storage, *args, **kwargs)
+            if storage.nbytes() < before:
+                stack = core.stack(1)
+                guard(lambda: self._note(storage, stack))
+            return result
+
+        patches.set(torch.UntypedStorage, "resize_", resized)
+
+    def _note(self, storage: Any, stack: Any) -> None:
+        core = self._core
+        self._forget_dead()
+        self._shrunk[int(storage._cdata)] = Shrunk(
+            _torch.weak_storage(storage), core.tick(), stack, _torch.sequence_number(), core.steps
+        )
+        self._opened()
+
+    def since(self, tensor: Any, clock: int) -> Shrunk | None:
+        """How the memory of ``tensor`` was taken away after ``clock``, whether or not it has come back; else None."""
+        found = self._shrunk.get(_torch.storage_or_none(tensor)) if self._shrunk else None
+        return found if found is not None and found.clock > clock and not found.weak.expired() else None
+
+    def door(self, tensor: Any, clock: int) -> PastCounter | None:
+        """The same as a way past the counter."""
+        found = self.since(tensor, clock)
+        return None if found is None else PastCounter(WAY, symbolise(found.stack))
+
+    def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Have the Nodes that saved such a value look once more right before they run.
+
+        The arguments are those of ``listeners.BeforeBackward``. The code of a custom Function may give memory back
+        itself, and is let alone; what deep mode keeps is looked at where it is asked for.
+        """
+        self._forget_dead()
+        if not self._shrunk:
+            return
+        backward = read_backward(entry)
+        inputs = tuple(args[3]) if len(args) > 3 and args[3] else ()
+        for node in walk.engine_order(backward.roots, inputs, backward.via == "backward"):
+            if _torch.function_class(node) is not None:
+                continue
+            for slot, saved in _torch.saved_slots(node):
+                tensor = _torch.packed_object(saved)
+                if torch.is_tensor(tensor) and not _torch.is_hooked(saved) and not fits_its_memory(tensor):
+                    self._look_when_it_runs(node, slot, backward.thread)
+
+    def _look_when_it_runs(self, node: Any, slot: str, thread: int) -> None:
+        # The hook belongs to the Node, and would keep it alive for good if it held it.
+        def look(_: Any) -> None:
+            handle.remove()
+            running = _torch.current_node()
+            saved = None if running is None else dict(_torch.saved_slots(running)).get(slot)
+            tensor = None if saved is None else _torch.packed_object(saved)
+            if not self._core.active or not torch.is_tensor(tensor) or fits_its_memory(tensor):
+                return
+            try:
+                _torch.read_slot(running, slot.partition("[")[0])
+            except RuntimeError:
+                return  # PyTorch's own check raises before it reads the memory, and says why.
+            self._stop(running, slot, tensor, thread)
+
+        handle = node.register_prehook(look)
+
+    def _stop(self, node: Any, slot: str, tensor: Any, thread: int) -> None:
+        number = _torch.node_sequence(node) or 0
+        made = next((one for one in self._core.nodes_near(number, thread) if one[0] <= number < one[1]), None)
+        clock, stack = (made[2], made[3]) if made is not None else (0, None)
+        frame = sys._getframe(1)
+        self._keep(lambda: self.conflict(node, slot, tensor, clock, stack, frame))
+        raise freed(tensor)
+
+    def conflict(
+        self, node: Any, slot: str | None, tensor: Any, clock: int, stack: Any, frame: Any, healed: int | None = None
+    ) -> Conflict:
+        """The conflict of a value saved at ``clock`` and ``stack`` that backward asks for just now.
+
+        ``healed`` as in the Conflict; ``frame`` is where variables are looked for.
+        """
+        core, steps = self._core, self._steps
+        backward = steps.current_backward()
+        version = 0 if tensor.is_inference() else int(tensor._version)
+        found = self.since(tensor, clock)
+        writes = () if found is None else (_write(found),)
+        return Conflict(
+            save=Save(
+                clock=clock,
+                site=Site() if stack is None else symbolise(stack),
+                tensor=conflicts.tensor_info(tensor, was_leaf=tensor.is_leaf and tensor.requires_grad),
+                version=version,
+                node=None if node is None else node.name(),
+                slot=slot,
+                is_output=bool(slot and slot.startswith("result")),
+                sequence=0 if node is None else _torch.node_sequence(node) or 0,
+                step=conflicts.steps_before(steps, clock, core.steps),
+            ),
+            writes=writes,
+            use=conflicts.use_of(core, backward, version),
+            names=naming.names_of(tensor, frame),
+            root_sequence=backward.root_sequence if backward else None,
+            raised=healed is None,
+            way=WAY,
+            alias_site=writes[0].site if writes else None,
+            healed_bytes=healed,
+        )
+
+    def _forget_dead(self) -> None:
+        for key in [key for key, one in self._shrunk.items() if one.weak.expired()]:
+            del self._shrunk[key]
+
+
+def freed(tensor: Any) -> MemoryFreedError:
+    """The error for a value whose memory is gone."""
+    values = {"shape": list(tensor.shape), "dtype": str(tensor.dtype), "bytes": tensor.untyped_storage().nbytes()}
+    error = MemoryFreedError(Message("error.memory_freed", values))
+    error._gradsan_seen = True  # type: ignore[attr-defined]
+    return error
+
+
+def _write(found: Shrunk) -> Write:
+    return Write(
+        clock=found.clock,
+        site=symbolise(found.stack),
+        op="resize_",
+        kind="op",
+        version=None,
+        region=None,
+        sequence=found.sequence,
+        step=found.step,
+    )

@@ -1,0 +1,346 @@
+"""Memory handed out of PyTorch or reached by ``.data``, compared byte by byte before a backward.
+
+Memory that was handed out of PyTorch: what saved values looked like, compared byte by byte before a backward.
+
+Whoever holds a NumPy array, a DLPack capsule or a pointer writes without a trace. While a storage is exported, the
+values that new Nodes save in it are copied; where it is exported after a save, the storage is copied as it then is.
+
+Small memory as it was when ``.data`` was asked for: what is written behind it may leave every byte as it was.
+
+A copy of the bytes at one moment is what a value was at another if nothing was logged in between. Only memory of
+ordinary tensors on the CPU up to ``BYTES_OF_A_COPY`` is copied, where the program or a library asks and something may
+have been saved since the last backward; else a write is taken for a change.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from gradsan import _torch
+from gradsan.model import Message
+from gradsan.record.patches import Patches, standing
+
+BYTES_KEPT = 256 * 2**20
+BYTES_OF_A_NOTE = 16 * 2**20
+
+
+class Export(NamedTuple):
+    """Where and when memory was handed out, and its bytes at that moment (None: too large, or nothing to compare)."""
+
+    op: str
+    clock: int
+    stack: Any
+    weak: Any
+    snapshot: Any
+
+
+class Exports:
+    """The exported storages that live, and copies of what was saved in them."""
+
+    def __init__(self, core: Any, note: Callable[[Message], None], listen: Callable[[bool], None]) -> None:
+        """Start with none; ``note`` is told what is too large to be copied, ``listen`` whether new Nodes matter.
+
+        ``on_hand_out`` is told of a storage that is handed out while a backward runs.
+        """
+        self._core, self._note, self._listen = core, note, listen
+        self.on_hand_out: Callable[[int], None] | None = None
+        self._exports: dict[int, Export] = {}
+        self._saved: OrderedDict[tuple[int, int, str], tuple[int, Any]] = OrderedDict()
+        self._bytes = 0
+
+    @property
+    def any(self) -> bool:
+        """Whether exported memory lives."""
+        return bool(self._exports)
+
+    def hand_out(self, tensor: Any, op: str, stack: Any, fresh: bool = False) -> None:
+        """Note that ``tensor``'s memory is open to others; ``fresh``: nothing can have saved it before."""
+        if not torch.is_tensor(tensor) or not _torch.storage_or_none(tensor):
+            return
+        storage = tensor.untyped_storage()
+        key = int(storage._cdata)
+        if key in self._exports and not self._exports[key].weak.expired():
+            return
+        self.forget_dead()
+        snapshot, size = None, int(storage.nbytes())
+        if not fresh and self._fits(size):
+            snapshot = storage.clone()
+            self._bytes += size
+        core = self._core
+        weak = _torch.weak_storage(storage)
+        self._exports[key] = Export(op, core.tick(), stack, weak, snapshot)
+        self._listen(True)
+        if core.running and self.on_hand_out is not None:
+            self.on_hand_out(key)
+
+    def after_nodes(self, holder: Any, first: int, end: int) -> None:
+        """Copy what the Nodes numbered ``first <= n < end`` saved in exported memory."""
+        if not self._exports:
+            return
+        thread = threading.get_ident()
+        holders = holder if isinstance(holder, (tuple, list)) else (holder,)
+        waiting = [one.grad_fn for one in holders if torch.is_tensor(one) and one.grad_fn is not None]
+        seen = set()
+        while waiting:
+            node = waiting.pop()
+            number = _torch.node_sequence(node)
+            if number is None or number < first or node in seen:
+                continue
+            seen.add(node)
+            waiting += [child for child, _ in node.next_functions if child is not None]
+            for slot, saved in _torch.saved_slots(node):
+                tensor = _torch.packed_object(saved)
+                if not torch.is_tensor(tensor) or _torch.storage_or_none(tensor) not in self._exports:
+                    continue
+                size = tensor.numel() * tensor.element_size()
+                if self._fits(size):
+                    self._saved[thread, number, slot] = (_torch.storage_or_none(tensor), _bytes(tensor))
+                    self._bytes += size
+
+    def changed(self, storage: int, number: int, thread: int, slot: str, tensor: Any, made: Any) -> Export | None:
+        """The export through which the bytes of a saved value have changed; None where they are what they were."""
+        export = self._exports.get(storage)
+        if export is None or export.weak.expired():
+            return None
+        copied = self._saved.get((thread, number, slot))
+        if copied is not None and copied[0] == storage:
+            before = copied[1]
+        elif export.snapshot is not None and made is not None and made[2] < export.clock:
+            whole = torch.empty(0, dtype=tensor.dtype).set_(export.snapshot)
+            before = _bytes(whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()))
+        else:
+            return None
+        return None if torch.equal(before, _bytes(tensor)) else export
+
+    def of(self, storage: int) -> Export | None:
+        """Where the memory of a storage was handed out; None where it was not."""
+        export = self._exports.get(storage)
+        return None if export is None or export.weak.expired() else export
+
+    def copy_of(self, tensor: Any) -> Any:
+        """The bytes of a tensor whose memory has been handed out; None where it has not, or is too large."""
+        export = self._exports.get(_torch.storage_or_none(tensor)) if self._exports else None
+        if export is None or export.weak.expired():
+            return None
+        size = tensor.numel() * tensor.element_size()
+        if size > BYTES_OF_A_NOTE:
+            self._note(Message("blind.export_too_large", {"bytes": size}))
+            return None
+        return _bytes(tensor)
+
+    def changed_since(self, tensor: Any, clock: int, copy: Any, storage: int = 0) -> Export | None:
+        """The export through which the bytes of a tensor have changed since ``clock``, when they were ``copy``.
+
+        Where memory was handed out later, ``copy`` is None, and the bytes are those of that moment. ``storage`` is the
+        one that was handed out, where ``tensor`` reaches its memory by another (an array that was taken in again).
+        """
+        export = self._exports.get(storage or _torch.storage_or_none(tensor)) if self._exports else None
+        if export is None or export.weak.expired():
+            return None
+        before = copy
+        if before is None and export.snapshot is not None and export.clock > clock:
+            whole = torch.empty(0, dtype=tensor.dtype).set_(export.snapshot)
+            before = _bytes(whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()))
+        if before is None or (storage and before.numel() != tensor.numel() * tensor.element_size()):
+            return None
+        return None if torch.equal(before, _bytes(tensor)) else export
+
+    def install(self, patches: Patches, guard: Callable[[Callable[[], object]], None]) -> None:
+        """Watch the ways by which memory leaves and enters, until ``patches`` is undone."""
+        for name in ("numpy", "__array__", "__dlpack__", "data_ptr", "share_memory_"):
+            self._watch(patches, guard, torch.Tensor, name, given=True)
+        for name in ("from_numpy", "frombuffer", "as_tensor", "asarray"):
+            self._watch(patches, guard, torch, name, given=False)
+
+    def _watch(self, patches: Patches, guard: Any, owner: Any, name: str, *, given: bool) -> None:
+        original, core, folder = standing(owner, name), self._core, _torch.package_folder()
+        if original is None:
+            return
+
+        @functools.wraps(original)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            inner = name == "data_ptr" and sys._getframe(1).f_code.co_filename.startswith(folder)
+            if given and not inner and not _torch.is_compiling() and core.active:
+                stack = core.stack(1)
+                guard(lambda: self.hand_out(args[0], name, stack))
+            result = original(*args, **kwargs)
+            if not given and core.active and args and not torch.is_tensor(args[0]) and _shares(args[0]):
+                stack = core.stack(1)
+                guard(lambda: self.hand_out(result, name, stack, fresh=True))
+            return result
+
+        patches.set(owner, name, watched)
+
+    def _fits(self, size: int) -> bool:
+        while self._saved and self._bytes + size > BYTES_KEPT:
+            _, (_, copy) = self._saved.popitem(last=False)
+            self._bytes -= copy.numel()
+        if self._bytes + size > BYTES_KEPT:
+            self._note(Message("blind.export_too_large", {"bytes": size}))
+            return False
+        return True
+
+    def forget_dead(self) -> None:
+        """Forget storages that died and what was copied of them."""
+        for key in [key for key, one in self._exports.items() if one.weak.expired()]:
+            snapshot = self._exports.pop(key).snapshot
+            self._bytes -= 0 if snapshot is None else snapshot.nbytes()
+        for place in [place for place, (storage, _) in self._saved.items() if storage not in self._exports]:
+            self._bytes -= self._saved.pop(place)[1].numel()
+        if not self._exports:
+            self._listen(False)
+
+
+def _shares(source: Any) -> bool:
+    return hasattr(source, "__array_interface__") or isinstance(source, (bytearray, memoryview))
+
+
+def _bytes(tensor: Any) -> Any:
+    with torch.no_grad():
+        return tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+
+
+BYTES_OF_A_COPY = 4 * 2**20
+SNAPSHOT_BYTES = 64 * 2**20
+_COPIES_OF_A_STORAGE = 4
+_ROUNDINGS = 8
+
+
+class Snapshot(NamedTuple):
+    """The bytes of a whole storage, the clock, how many writes had been logged by then, and the version counter."""
+
+    clock: int
+    write_count: int
+    version: int
+    memory: Any
+
+
+class Snapshots:
+    """Copies by storage; those of a storage that died are let go."""
+
+    def __init__(self, core: Any) -> None:
+        """Start with none; ``core`` keeps clock and log."""
+        self._core = core
+        self._copies: dict[int, list[Snapshot]] = {}
+        self._alive: dict[int, Any] = {}
+        self._bytes = 0
+
+    def take(self, tensor: Any, stack: Any) -> None:
+        """Copy the memory of ``tensor``, if it is small and may have been written since the last time.
+
+        ``stack`` is where ``.data`` was asked for: what torch copies or moves itself has no part in this.
+        """
+        if not stack.codes or stack.codes[0].co_filename.startswith(_torch.package_folder()):
+            return
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
+            return
+        if not _nothing_is_saved(self._core):
+            self._copy(tensor)
+
+    def before_write(self, target: Any) -> None:
+        """Copy what is about to be written where autograd does not record it, if it is small and has a graph."""
+        if torch.is_grad_enabled():
+            return
+        for tensor in target if isinstance(target, (tuple, list)) else (target,):
+            is_plain = _torch.is_tensor(tensor) and _torch.has_elements(tensor) and tensor.is_cpu
+            if is_plain and tensor.grad_fn is not None and not tensor.is_conj() and not tensor.is_neg():
+                self._copy(tensor)
+
+    def _copy(self, tensor: Any) -> None:
+        storage = tensor.untyped_storage()
+        size, key, core = int(storage.nbytes()), int(storage._cdata), self._core
+        if not 0 < size <= BYTES_OF_A_COPY:
+            return
+        known = self._copies.get(key)
+        if known and known[-1].write_count == core.write_count:
+            return
+        if self._bytes + size > SNAPSHOT_BYTES:
+            self.forget_dead()
+            if self._bytes + size > SNAPSHOT_BYTES:
+                return
+        if known is None:
+            known = self._copies[key] = []
+            self._alive[key] = _torch.weak_storage(storage)
+        with torch.no_grad():
+            whole = tensor.detach().as_strided((size // tensor.element_size(),), (1,), 0)
+            known.append(Snapshot(core.clock, core.write_count, int(tensor._version), whole.clone()))
+        self._bytes += size
+        while len(known) > _COPIES_OF_A_STORAGE:
+            self._bytes -= _size(known.pop(0))
+
+    def compared(
+        self, tensor: Any, clock: int, writes: Iterable[int], *, is_counted: bool = False
+    ) -> Literal["same", "near", "different"] | None:
+        """How the values of ``tensor`` stand to those at ``clock``: same bytes, the same but for rounding, or others.
+
+        None where that is not known. Its version counter is what it was at ``clock``, but where
+        ``is_counted``. ``writes`` are the clocks of the writes to its storage; copies made on the other side of one of
+        them tell nothing.
+        """
+        at, known = list(writes), False
+        for one in self._copies.get(_torch.storage_or_none(tensor), ()):
+            first, last = sorted((clock, one.clock))
+            is_moved = not is_counted and one.version != tensor._version
+            if is_moved or any(first < write <= last for write in at):
+                continue
+            known = True
+            if _same(one.memory, tensor):
+                return "same"
+            if _is_near(one.memory, tensor):
+                return "near"
+        return "different" if known else None
+
+    def forget(self) -> None:
+        """Begin anew: between two stretches of watching nothing is logged."""
+        self._copies.clear()
+        self._alive.clear()
+        self._bytes = 0
+
+    def forget_dead(self) -> None:
+        """Let go of the copies of storages that died."""
+        for key in [key for key, weak in self._alive.items() if weak.expired()]:
+            del self._alive[key]
+            self._bytes -= sum(map(_size, self._copies.pop(key)))
+
+
+def _nothing_is_saved(core: Any) -> bool:
+    """Whether no Node was made yet, or none since the last backward: parameters are initialised, or updated by hand."""
+    return not core.saves or bool(core.backward_end == _torch.sequence_number() != 0)
+
+
+def _size(snapshot: Snapshot) -> int:
+    return int(snapshot.memory.numel() * snapshot.memory.element_size())
+
+
+def _same(memory: Any, tensor: Any) -> bool:
+    if tensor.is_conj() or tensor.is_neg():
+        return False
+    with torch.no_grad():
+        before = memory.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        return bool(torch.equal(_snapshot_bytes(before), _snapshot_bytes(tensor.detach())))
+
+
+def _is_near(memory: Any, tensor: Any) -> bool:
+    """Whether only rounding tells two tensors apart: zeros are the same, signs and all."""
+    if not tensor.is_floating_point() or tensor.is_neg():
+        return False
+    with torch.no_grad():
+        now = tensor.detach().to(torch.float64)
+        before = memory.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        before = before.to(torch.float64)
+        zeros = (before == 0) | (now == 0)
+        if bool((zeros & ((before != now) | (before.signbit() != now.signbit()))).any()):
+            return False
+        gap = torch.linalg.vector_norm(now - before)
+        return bool(gap <= _ROUNDINGS * torch.finfo(tensor.dtype).eps * torch.linalg.vector_norm(now))
+
+
+def _snapshot_bytes(tensor: Any) -> Any:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)

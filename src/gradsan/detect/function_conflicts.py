@@ -1,0 +1,215 @@
+"""Conflicts of custom Functions as plain data, and the attributes of ``ctx`` that a backward reads.
+
+The conflicts of custom Functions as plain data: a tensor kept on ``ctx``, an input written without mark_dirty.
+
+What hangs on the ``ctx`` of a custom Function, as far as its backward reads it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+import torch
+
+from gradsan import _torch
+from gradsan.detect.memory import Noted, Overwritten
+from gradsan.graph import conflicts, naming
+from gradsan.graph.bytecode import functions_of, getattr_static, reads_of, values_read
+from gradsan.model import Bridge, Conflict, Name, Save, Site
+from gradsan.record.stacks import definition_site, symbolise
+from gradsan.record.steps import BackwardRecord
+
+CONTEXT, UNMARKED = "context_attribute", "missing_mark_dirty"
+
+
+class Kept(NamedTuple):
+    """What a Function has left on ``ctx``: tensors by (attribute, note). ``code`` is that of its forward."""
+
+    name: str
+    code: Any
+    stack: Any
+    clock: int
+    tensors: tuple[tuple[str, Noted], ...]
+    number: int
+
+
+@dataclass(slots=True, eq=False)
+class Unmarked:
+    """An input that a forward has overwritten and not marked dirty.
+
+    ``edge`` and ``whole`` are the ends by which users of the input, and of the tensor it is a view of, hang on the
+    graph; ``number`` is that of the Function's Node, ``rounds`` the backward calls in which it was looked at.
+    """
+
+    name: str
+    code: Any
+    parameter: str | None
+    position: int
+    stack: Any
+    clock: int
+    thread: int
+    number: int
+    edge: tuple[int, int]
+    whole: tuple[int, int] | None
+    weak: Any
+    overwritten: Overwritten
+    version: int
+    rounds: list[int] = field(default_factory=list)
+
+
+def of_kept(
+    core: Any,
+    steps: Any,
+    backward: BackwardRecord,
+    node: Any,
+    kept: Kept,
+    path: str,
+    noted: Noted,
+    overwritten: Overwritten,
+) -> Conflict:
+    """The conflict of a tensor that was kept as ``ctx.<path>`` and written since."""
+    tensor = noted.weak()
+    return Conflict(
+        save=Save(
+            clock=kept.clock,
+            site=symbolise(kept.stack),
+            tensor=overwritten.info,
+            version=noted.version,
+            node=node.name(),
+            slot=path,
+            sequence=kept.number,
+            step=conflicts.steps_before(steps, kept.clock, core.steps),
+        ),
+        writes=overwritten.writes,
+        use=conflicts.use_of(core, backward, overwritten.version),
+        names=() if tensor is None else naming.names_of(tensor, sys._getframe(1)),
+        unexplained=overwritten.unexplained,
+        root_sequence=backward.root_sequence,
+        raised=False,
+        log_was_cut=core.lost_writes_after(kept.clock),
+        way=CONTEXT,
+        alias_site=overwritten.door,
+        function_site=None if kept.code is None else definition_site(kept.code),
+    )
+
+
+def of_unmarked(core: Any, steps: Any, backward: BackwardRecord, unmarked: Unmarked, use: Any) -> Conflict:
+    """The conflict of an input that a Function has overwritten and the Node ``use`` was given afterwards.
+
+    ``save`` is where it was used again, ``alias_site`` the call of the Function, ``slot`` what forward calls it.
+    """
+    tensor = unmarked.weak()
+    number = _torch.node_sequence(use) or 0
+    near = [entry for entry in core.nodes_near(number, unmarked.thread) if entry[0] <= number < entry[1]]
+    clock, site = (near[0][2], symbolise(near[0][3])) if near else (unmarked.clock, Site())
+    names: tuple[Name, ...] = () if tensor is None else naming.names_of(tensor, sys._getframe(1))
+    return Conflict(
+        save=Save(
+            clock=clock,
+            site=site,
+            tensor=unmarked.overwritten.info,
+            version=unmarked.version,
+            node=use.name(),
+            slot=unmarked.parameter,
+            sequence=number,
+            step=conflicts.steps_before(steps, clock, core.steps),
+        ),
+        writes=unmarked.overwritten.writes,
+        use=conflicts.use_of(core, backward, unmarked.overwritten.version),
+        names=names,
+        unexplained=unmarked.overwritten.unexplained,
+        root_sequence=backward.root_sequence,
+        bridge=Bridge(older=unmarked.name, younger=use.name()),
+        raised=False,
+        log_was_cut=core.lost_writes_after(clock),
+        way=UNMARKED,
+        alias_site=symbolise(unmarked.stack),
+        function_site=None if unmarked.code is None else definition_site(unmarked.code),
+    )
+
+
+_DEEPEST, _ITEMS = 3, 64
+_NO_HOLDERS = (torch.nn.Module, ModuleType, FunctionType, type)
+"""What has state of its own that changes while it is used, parameters above all, or none at all."""
+
+
+def kept_tensors(kind: Any, attributes: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Of what a Function keeps on ``ctx``, the tensors whose values its backward reads, each with its path.
+
+    They are looked for in lists, tuples and dicts, and in the attributes of an object that backward reads by name.
+    """
+    names, codes = _read_of_context(kind), _codes_of_backward(kind)
+    for name, value in attributes.items():
+        if names is None or name in names:
+            yield from _tensors_in(name, value, codes)
+
+
+def holds(attributes: dict[str, Any], tensor: Any) -> bool:
+    """Whether a tensor still hangs there."""
+    return any(one is tensor for _, one in _tensors_in("", attributes, None))
+
+
+def _tensors_in(
+    path: str, value: Any, codes: tuple[CodeType, ...] | None, depth: int = 0, is_inside: bool = False
+) -> Iterator[tuple[str, Any]]:
+    if _torch.is_tensor(value):
+        yield path, value
+    elif depth >= _DEEPEST:
+        return
+    elif isinstance(value, (list, tuple, dict)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in list(items)[:_ITEMS]:
+            yield from _tensors_in(f"{path}[{key!r}]", item, codes, depth + 1, is_inside)
+    elif not is_inside:
+        for name, item in _attributes_of(value):
+            if codes is None or any(values_read(code, name) for code in codes):
+                yield from _tensors_in(f"{path}.{name}", item, codes, depth + 1, True)
+
+
+def _attributes_of(value: Any) -> list[tuple[str, Any]]:
+    """The first attributes of an object of the program's; nothing is run for it: slots as their class keeps them."""
+    kind: Any = type(value)
+    if kind.__module__.partition(".")[0] in ("builtins", "torch") or isinstance(value, _NO_HOLDERS):
+        return []
+    own = getattr_static(kind, "__dict__")
+    found = [] if own is None else list(own.__get__(value, kind).items())[:_ITEMS]
+    for name in getattr_static(kind, "__slots__") or ():
+        slot = getattr_static(kind, name) if isinstance(name, str) else None
+        if isinstance(slot, _MEMBER) and len(found) < _ITEMS:
+            try:
+                found.append((name, slot.__get__(value, kind)))
+            except AttributeError:
+                continue
+    return found
+
+
+class _Slotted:
+    __slots__ = ("one",)
+
+
+_MEMBER = type(_Slotted.one)  # type: ignore[attr-defined]
+
+
+@functools.lru_cache(maxsize=1024)
+def _codes_of_backward(kind: Any) -> tuple[CodeType, ...]:
+    functions = [one for name in ("backward", "vjp") for one in functions_of(getattr_static(kind, name))]
+    return tuple(one.__code__ for one in functions if one.__module__.partition(".")[0] != "torch")
+
+
+@functools.lru_cache(maxsize=1024)
+def _read_of_context(kind: Any) -> frozenset[str] | None:
+    """The attributes of ``ctx`` whose values the backward of a Function reads; None where that cannot be told."""
+    names: set[str] = set()
+    codes = _codes_of_backward(kind)
+    for code in codes:
+        context = code.co_varnames[0] if code.co_argcount else None
+        found = reads_of(code).own.get(context, frozenset()) if context is not None else None
+        if found is None:
+            return None
+        names |= {name for name in found if values_read(code, name)}
+    return frozenset(names) if codes else None

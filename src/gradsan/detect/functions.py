@@ -1,0 +1,267 @@
+"""Custom Functions: what they keep on ``ctx`` beside ``save_for_backward``, and inputs they write without saying so.
+
+Autograd checks the version of what ``save_for_backward`` was given, and of nothing else that hangs on ``ctx``. And it
+connects an input that a forward has overwritten to the Function only where ``mark_dirty`` names it: else whoever uses
+the input again reads new values and differentiates as if they were the old ones. Both are noted when ``apply`` returns
+and looked at before a backward. Only programs with custom Functions of their own pay for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch
+
+from gradsan import _torch
+from gradsan.detect import function_conflicts
+from gradsan.detect.function_conflicts import Kept, Unmarked
+from gradsan.detect.memory import Findings, Noted, Notes
+from gradsan.graph import walk
+from gradsan.graph.bytecode import functions_of, getattr_static
+from gradsan.record.patches import Patches
+from gradsan.record.steps import BackwardRecord, read_backward
+
+Guard = Callable[[Callable[[], object]], None]
+
+_UNMARKED_KEPT = 256
+_ROUNDS_KEPT = 64
+_LOOKED_AT_ALWAYS = 64
+
+
+class Before(NamedTuple):
+    """What is known when a Function is about to be applied: clock, number of its Node, and its arguments by position.
+
+    Of each argument with a graph that is its version, of others None; ``copies`` are the bytes of those whose memory
+    has been handed out.
+    """
+
+    clock: int
+    number: int
+    versions: list[int | None]
+    copies: dict[int, Any]
+
+
+class Functions:
+    """What custom Functions of the program keep and write; found conflicts go to ``findings``."""
+
+    def __init__(self, core: Any, steps: Any, notes: Notes, findings: Findings, listen: Callable[[], None]) -> None:
+        """Start with nothing applied; ``listen`` is called when there is something to be looked at before backward."""
+        self._listen = listen
+        self._core, self._steps, self._notes, self._findings = core, steps, notes, findings
+        self._kept: weakref.WeakKeyDictionary[Any, Kept] = weakref.WeakKeyDictionary()
+        self._unmarked: deque[Unmarked] = deque(maxlen=_UNMARKED_KEPT)
+
+    def install(self, patches: Patches, guard: Guard) -> None:
+        """Watch ``Function.apply`` until ``patches`` is undone."""
+        core = self._core
+        owner, name, original = _torch.function_apply()
+
+        @functools.wraps(original)
+        def apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
+            if not core.active or _torch.is_compiling() or _is_torchs(kind) or not _torch.is_grad_enabled():
+                return original(kind, *args, **kwargs)
+            before = self._before(args)
+            result = original(kind, *args, **kwargs)
+            if before is not None:
+                guard(lambda: self._applied(kind, result, args, before))
+            return result
+
+        patches.set(owner, name, classmethod(apply))
+
+    def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Look at what Functions of the graph behind the outputs have kept and written."""
+        if not self._kept and not self._unmarked:
+            return
+        backward = read_backward(entry)
+        changed = [
+            (node, kept, found) for node, kept in self._kept_behind(backward) for found in self._changed(node, kept)
+        ]
+        if not changed and not self._unmarked:
+            return
+        inputs = tuple(args[3]) if len(args) > 3 and args[3] else ()
+        order = walk.engine_order(backward.roots, inputs, backward.via == "backward")
+        core, steps = self._core, self._steps
+        for node, kept, (path, noted, overwritten) in changed:
+            if node in order:
+                writer = overwritten.writes[0].site if overwritten.writes else None
+                self._findings.add(
+                    (kept.stack, path, writer),
+                    functools.partial(
+                        function_conflicts.of_kept, core, steps, backward, node, kept, path, noted, overwritten
+                    ),
+                )
+        for unmarked in list(self._unmarked):
+            use = _used_after(unmarked, order)
+            if use is not None:
+                self._findings.add(
+                    (unmarked.stack, unmarked.position, use.name()),
+                    functools.partial(function_conflicts.of_unmarked, core, steps, backward, unmarked, use),
+                )
+            unmarked.rounds.append(backward.clock)
+            if (use is not None and not backward.retain_graph) or len(unmarked.rounds) >= _ROUNDS_KEPT:
+                self._unmarked.remove(unmarked)
+
+    def _kept_behind(self, backward: BackwardRecord) -> list[tuple[Any, Kept]]:
+        """Functions that keep tensors; those of the graph alone where it is small: many backwards have one of many."""
+        if len(self._kept) > _LOOKED_AT_ALWAYS:
+            nodes = walk.nodes_behind(backward.roots, _LOOKED_AT_ALWAYS)
+            if nodes is not None:
+                return [(node, self._kept[node]) for node in nodes if node in self._kept]
+        return list(self._kept.items())
+
+    def _before(self, args: tuple[Any, ...]) -> Before | None:
+        try:
+            # Written out, because it runs at every call of every custom Function.
+            versions = [
+                one._version if isinstance(one, torch.Tensor) and one.requires_grad and not one.is_leaf else None
+                for one in args
+            ]
+            copies = {} if self._notes.is_quiet else self._copies(args, versions)
+            return Before(self._core.clock, _torch.sequence_number(), versions, copies)
+        except RuntimeError:  # no versions within a transform
+            return None
+
+    def _copies(self, args: tuple[Any, ...], versions: list[int | None]) -> dict[int, Any]:
+        found = (
+            (position, self._notes.copy_of(args[position])) for position, one in enumerate(versions) if one is not None
+        )
+        return {position: copy for position, copy in found if copy is not None}
+
+    def _applied(self, kind: Any, result: Any, args: tuple[Any, ...], before: Before) -> None:
+        is_quiet = self._notes.is_quiet
+        for position, version in enumerate(before.versions):
+            if version is not None and (args[position]._version != version or not is_quiet):
+                self._look_for_unmarked(kind, position, args[position], before)
+        node = _node_of(result)
+        # Most Functions keep nothing there.
+        if (
+            node is None
+            or not (attributes := getattr(node, "__dict__", None))
+            or _torch.function_class(node) is not kind
+        ):
+            return
+        kept = [
+            (path, noted)
+            for path, tensor in function_conflicts.kept_tensors(kind, attributes)
+            if (noted := self._notes.note(tensor)) is not None
+        ]
+        if kept:
+            self._listen()
+            number, core = _torch.node_sequence(node) or 0, self._core
+            stack, code = core.stack(1), _forward_code(kind)
+            self._kept[node] = Kept(kind.__name__, code, stack, core.tick(), tuple(kept), number)
+
+    def _look_for_unmarked(self, kind: Any, position: int, tensor: Any, before: Before) -> None:
+        if _is_connected(tensor, before.number):
+            return
+        version = before.versions[position] or 0
+        storage = _torch.storage_or_none(tensor)
+        noted = Noted(weakref.ref(tensor), version, storage, before.clock, before.copies.get(position))
+        overwritten = self._notes.changed(noted, tensor)
+        if overwritten is None:
+            return
+        base = tensor._base
+        whole = None if base is None or base.grad_fn is None else _edge(base)
+        self._listen()
+        self._unmarked.append(
+            Unmarked(
+                name=kind.__name__,
+                code=_forward_code(kind),
+                parameter=_parameter(kind, position),
+                position=position,
+                stack=self._core.stack(1),
+                clock=self._core.clock,
+                thread=threading.get_ident(),
+                number=before.number,
+                edge=_edge(tensor),
+                whole=whole,
+                weak=weakref.ref(tensor),
+                overwritten=overwritten,
+                version=version,
+                rounds=[],
+            )
+        )
+
+    def _changed(self, node: Any, kept: Kept) -> Iterator[tuple[str, Noted, Any]]:
+        for path, noted in kept.tensors:
+            tensor = noted.weak()
+            overwritten = None if tensor is None else self._notes.changed(noted, tensor)
+            if overwritten is not None and function_conflicts.holds(vars(node), tensor):
+                yield path, noted, overwritten
+
+
+def is_application(code: CodeType) -> bool:
+    """Whether a frame of this code applies a custom Function, as its ``cls`` or ``kind``: torch's own, or the wrapper.
+
+    Since 2.15 torch has no frame of its own there.
+    """
+    return _torch.is_function_call(code.co_filename) or (code.co_filename == __file__ and code.co_name == "apply")
+
+
+def _node_of(result: Any) -> Any:
+    for one in result if isinstance(result, tuple) else (result,):
+        if isinstance(one, torch.Tensor) and one.requires_grad and one.grad_fn is not None:
+            return one.grad_fn
+    return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_torchs(kind: Any) -> bool:
+    """PyTorch's own Functions keep their own accounts (a compiled function's, checkpoint's, those of hooks)."""
+    return str(kind.__module__).partition(".")[0] == "torch"
+
+
+def _is_connected(tensor: Any, first: int) -> bool:
+    """Whether the history of a tensor has been written anew since the Node numbered ``first``: it was marked dirty."""
+    owner = tensor if tensor._base is None else tensor._base
+    node = owner.grad_fn
+    number = None if node is None else _torch.node_sequence(node)
+    return number is not None and number >= first
+
+
+def _edge(tensor: Any) -> tuple[int, int]:
+    """The end of the edge by which whoever uses the tensor hangs on its graph: number of the Node, of the output."""
+    return _torch.node_sequence(tensor.grad_fn) or -1, tensor.output_nr
+
+
+def _used_after(unmarked: Unmarked, order: list[Any]) -> Any:
+    """The first Node made after the Function that hangs on the graph which the overwritten input had before.
+
+    What was overwritten through a view is used as a whole, too; a further view may be of another part.
+    """
+    if unmarked.thread != threading.get_ident():
+        return None
+    for node in reversed(order):
+        number = _torch.node_sequence(node)
+        if number is None or number <= unmarked.number:
+            continue
+        for child, output in node.next_functions:
+            end = None if child is None else (_torch.node_sequence(child), output)
+            if end == unmarked.edge or (end is not None and end == unmarked.whole and not _torch.makes_view(node)):
+                return node
+    return None
+
+
+def _forward_code(kind: Any) -> Any:
+    """The code of a Function's setup_context, where it has one of its own, else of its forward."""
+    own = [one for one in functions_of(getattr_static(kind, "forward")) if one.__module__.partition(".")[0] != "torch"]
+    return own[-1].__code__ if own else None
+
+
+def _parameter(kind: Any, position: int) -> str | None:
+    """What the forward of a Function calls its argument at ``position``."""
+    for function in functions_of(getattr_static(kind, "forward")):
+        code = function.__code__
+        names = code.co_varnames[: code.co_argcount]
+        # Beside a setup_context of the program's own, forward is not given ctx.
+        own_setup = getattr_static(kind, "setup_context")
+        skipped = 0 if any(one.__module__.partition(".")[0] != "torch" for one in functions_of(own_setup)) else 1
+        if position + skipped < len(names):
+            return str(names[position + skipped])
+    return None

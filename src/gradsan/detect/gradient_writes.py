@@ -1,0 +1,288 @@
+"""Gradients that the program overwrites while backward runs, and who else holds such a gradient.
+
+Gradients that the program overwrites while backward runs: in a hook, or in the backward of a custom Function.
+
+Autograd hands the same tensor to every branch that gets the same gradient (both sides of an addition). Who writes into
+what a hook was given changes what the other branch will be given.
+
+Whether another branch still needs it is told by how many hold the tensor: more than where nobody else does, which is
+tried out once (``held_alone.py``), as it is not the same for each kind of hook. Where torch does not tell how many
+there are, or only other tensors on the same memory could be meant, it stays open.
+
+Row: ``gradient_overwritten``. Roles: ``gradient`` (what the hook calls it; ``op`` is what was called, ``site`` where;
+``values``: ``shape``, ``dtype``, ``device``, ``shared``), ``branching`` (the operation that hands it to several; ``op``
+is its Node), ``sibling`` (a live variable of the other branch).
+
+How many hold a gradient that was given to a hook, and that no other branch needs: tried out once, on tiny graphs.
+
+Each kind of hook is called by other code of torch's, which holds the gradient meanwhile, and no two versions do it
+alike.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from gradsan import _torch
+from gradsan.graph import naming, walk
+from gradsan.model import Clue, Failure
+from gradsan.record.stacks import is_own_file, is_user_file, symbolise
+from gradsan.record.steps import read_backward
+
+ROW = "gradient_overwritten"
+
+
+class Given(NamedTuple):
+    """A gradient that was given to code which the engine runs: what that calls it, and how often it is among all."""
+
+    path: str
+    tensor: Any
+    kind: str
+    times: int
+
+
+class GradientWrites:
+    """Looks at writes while a backward runs; findings go to ``found``, up to ``most`` of them there."""
+
+    def __init__(self, core: Any, found: list[Failure], most: int) -> None:
+        """``core`` knows the backward calls that run."""
+        self._core, self._found, self._most = core, found, most
+        self._known: dict[Any, int] = {}
+
+    def forget(self) -> None:
+        """Begin anew: what an earlier stretch of watching has found does not count for this one."""
+        self._known.clear()
+
+    def on_write(self, tensor: Any, op: str, stack: Any) -> None:
+        """Look at one write; as ``on_write`` of the core."""
+        storage = _torch.storage_or_none(tensor)
+        inside, engine = frames_inside()
+        if not storage or (engine is None and self._is_elsewhere(inside)):
+            return
+        given = next((one for one in given_to_hook(inside) if _torch.storage_or_none(one.tensor) == storage), None)
+        if given is None or given.tensor.requires_grad:
+            return
+        roots = () if engine is None else _torch.gradients_given(engine)
+        is_root = any(one is given.tensor for one in roots)
+        held, alone = _torch.use_count(given.tensor), self._held_alone(given.kind)
+        if held is not None and alone is not None and held < alone:
+            return  # rebound: the engine does not hold this one
+        is_shared = held is not None and alone is not None and held > alone + is_root
+        self._keep(given, op, stack, is_shared or given.times > 1)
+
+    def _held_alone(self, kind: str) -> int | None:
+        core = self._core
+        was_active, core.active = core.active, False
+        try:
+            return counts().get(kind)
+        finally:
+            core.active = was_active
+
+    def _is_elsewhere(self, inside: list[Any]) -> bool:
+        """Whether a thread of Python's own wrote; of the engine's threads the hook is the outermost frame."""
+        here = threading.get_ident()
+        started = bool(inside) and inside[-1].f_code.co_filename == threading.__file__
+        return started or any(entry[2] == here for entry in self._core.running)
+
+    def _keep(self, given: Given, op: str, stack: Any, is_shared: bool) -> None:
+        found = self._found
+        at = self._known.get(stack)
+        known = found[at] if at is not None and at < len(found) and found[at].row == ROW else None
+        if known is not None and at is not None and (not is_shared or known.values["shared"]):
+            found[at] = replace(known, count=known.count + 1)
+            return
+        failure = self._failure(given, op, stack, is_shared)
+        if failure is None:
+            return
+        if known is not None and at is not None:
+            found[at] = replace(failure, count=known.count + 1)
+        elif len(found) < self._most:
+            self._known[stack] = len(found)
+            found.append(failure)
+
+    def _failure(self, given: Given, op: str, stack: Any, is_shared: bool) -> Failure | None:
+        running = list(self._core.running)
+        here = threading.get_ident()
+        entry = next((one for one in reversed(running) if one[2] == here), running[-1] if running else None)
+        if entry is None:
+            return None
+        tensor, node = given.tensor, _torch.current_node()
+        values = {
+            "shape": tuple(tensor.shape),
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "device": str(tensor.device),
+            "kind": given.kind,
+        }
+        clues = [Clue("gradient", symbolise(stack), name=given.path, op=op, values=values)]
+        if is_shared and node is not None:
+            clues += self._branching(read_backward(entry), node)
+        shared = "yes" if is_shared else ""
+        return Failure(ROW, "", "", symbolise(entry[1]), tuple(clues), {"shared": shared}, raised=False)
+
+    def _branching(self, backward: Any, node: Any) -> Iterator[Clue]:
+        """The operation that hands one gradient to the branch of ``node`` and to another."""
+        order = walk.engine_order(backward.roots)
+        below = node
+        for _ in order:
+            above = {one for one in order for child, _ in one.next_functions if child is below}
+            if len(above) != 1:
+                return  # what comes from several is added up, in memory of its own
+            (parent,) = above
+            others = [child for child, _ in parent.next_functions if child is not None and child is not below]
+            if not others:
+                below = parent
+                continue
+            number = _torch.node_sequence(parent)
+            near = [] if number is None else self._core.nodes_near(number, backward.thread)
+            site = next((symbolise(one[3]) for one in near if one[0] <= (number or 0) < one[1]), None)
+            yield Clue("branching", site, op=parent.name())
+            name = _name_of(others[0], sys._getframe(1))
+            if name is not None:
+                yield Clue("sibling", name=name)
+            return
+
+
+def frames_inside() -> tuple[list[Any], Any]:
+    """The frames that run inside a backward, innermost first, and the one that called the engine, if any."""
+    inside: list[Any] = []
+    frame: Any = sys._getframe(2)
+    while frame is not None and not _torch.is_engine_frame(frame):
+        if not is_own_file(frame.f_code.co_filename):
+            inside.append(frame)
+        frame = frame.f_back
+    return inside, frame
+
+
+def given_to_hook(inside: list[Any]) -> Iterator[Given]:
+    """The tensors that the engine gave to the program's own code, by the arguments of its outermost frame."""
+    outer = list(reversed(inside))
+    hooks = [frame for frame in outer if _torch.is_hook_frame(frame)]
+    called = next((frame for frame in outer if is_user_file(frame.f_code.co_filename)), None)
+    if called is None or outer[: outer.index(called)] != hooks[: outer.index(called)]:
+        return
+    arguments = list(_arguments(called))
+    kind = kind_of([frame.f_code.co_filename for frame in hooks], [value for _, value in arguments])
+    tensors = [one for position, (name, value) in enumerate(arguments) for one in _tensors_of(name, value, position)]
+    for path, tensor, position, is_element in tensors:
+        times = sum(other is tensor for _, other, _, _ in tensors)
+        yield Given(path, tensor, within(kind, position, is_element), times)
+
+
+def _arguments(frame: Any) -> Iterator[tuple[str, Any]]:
+    """The arguments of a frame that are tensors, or tuples with tensors."""
+    code = frame.f_code
+    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
+    values = frame.f_locals
+    for name in code.co_varnames[:count]:
+        value = values.get(name)
+        if _torch.is_tensor(value) or (isinstance(value, tuple) and any(map(_torch.is_tensor, value))):
+            yield name, value
+
+
+def _tensors_of(name: str, value: Any, position: int) -> Iterator[tuple[str, Any, int, bool]]:
+    if _torch.is_tensor(value):
+        yield name, value, position, False
+        return
+    for index, one in enumerate(value):
+        if _torch.is_tensor(one):
+            yield f"{name}[{index}]", one, position, True
+
+
+def _name_of(node: Any, frame: Any) -> str | None:
+    leaf = getattr(node, "variable", None)
+    if leaf is None:
+        return naming.name_of_output(node, frame)
+    names = naming.names_of(leaf, frame)
+    return names[0].text if names else None
+
+
+TENSOR, NODE, MODULE, FUNCTION = "hook", "node_hook", "module_hook", "function_backward"
+
+
+def kind_of(files: list[str], arguments: list[Any]) -> str:
+    """The kind of hook: by the files of torch's frames around it, and by its arguments (tensors and tuples)."""
+    if torch.autograd.function.__file__ in files:
+        return FUNCTION
+    tuples = sum(isinstance(one, tuple) for one in arguments)
+    if files:
+        return f"{MODULE}_{tuples}"
+    return f"{NODE}_{tuples}" if tuples else TENSOR
+
+
+def within(kind: str, position: int, is_element: bool) -> str:
+    """The kind of one gradient of such a hook; ``position`` counts the arguments that have gradients."""
+    return f"{kind}[{position}]" if is_element and kind != FUNCTION else kind
+
+
+@functools.cache
+def counts() -> dict[str, int]:
+    """How many hold a gradient alone, by its kind; empty where torch does not tell. Nothing is saved for it."""
+    found: dict[str, int] = {}
+    with _torch.hushed(), torch.enable_grad():
+        x = torch.ones(2, device="cpu", requires_grad=True)
+        h: Any = x * 2
+        module = _Doubling()
+        _listen(found, h, module)
+        for used in (h, module(x * 2), _doubled_by_function(found)(x * 2)):
+            torch.autograd.grad((used * 2).sum(), x)
+    return found
+
+
+class _Doubling(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x * 2
+
+
+def _listen(found: dict[str, int], h: Any, module: nn.Module) -> None:
+    def of_tensor(grad: Any) -> None:
+        _note(found, TENSOR, (grad,))
+
+    def before_node(outer: Any) -> None:
+        _note(found, f"{NODE}_1[0]", outer)
+
+    def after_node(inner: Any, outer: Any) -> None:
+        _note(found, f"{NODE}_2[0]", inner)
+        _note(found, f"{NODE}_2[1]", outer)
+
+    def before_module(_: Any, outer: Any) -> None:
+        _note(found, f"{MODULE}_1[0]", outer)
+
+    def after_module(_: Any, inner: Any, outer: Any) -> None:
+        _note(found, f"{MODULE}_2[0]", inner)
+        _note(found, f"{MODULE}_2[1]", outer)
+
+    h.register_hook(of_tensor)
+    h.grad_fn.register_prehook(before_node)
+    h.grad_fn.register_hook(after_node)
+    module.register_full_backward_pre_hook(before_module)
+    module.register_full_backward_hook(after_module)
+
+
+def _doubled_by_function(found: dict[str, int]) -> Any:
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            _note(found, FUNCTION, grads)
+            return grads[0] * 2
+
+    return Doubled.apply
+
+
+def _note(found: dict[str, int], kind: str, given: tuple[Any, ...]) -> None:
+    for one in given:
+        count = None if one is None else _torch.use_count(one)
+        if count is not None:
+            found[kind] = count

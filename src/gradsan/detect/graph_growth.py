@@ -1,0 +1,331 @@
+"""Sums and lists that keep the graph of every round: ``total += loss``, evaluations that no backward asks for.
+
+Sums that take the graph of a round into theirs each time a line runs: ``total += loss``, where nobody asked for it.
+
+Such a sum is a chain of Nodes that one line made, each hanging on the one before by the same edges; and what each takes
+in does not hang on the one before. That tells ``total = total + loss`` from ``h = h + f(h)``, and from the state of a
+recurrent layer, which is what the next round computes with.
+
+Lists and sums that keep a graph of every round, where no backward asks for any: an evaluation that adds its losses.
+
+The core tells when a thread has made more Nodes since the last backward than ever before. What a container has gained
+from one such moment to the next, in graphs made at one place, is suspected, and so is a sum (``growing_sums.py``) that
+goes on from before the last such moment. The next backward settles it: one that reaches what was kept was what it was
+kept for; another one, or the end of watching, tells that it was not.
+
+Row: ``graph_grows``. Role: ``grown`` as in :mod:`gradsan.detect.life`, with ``unused`` true in its ``values``, and
+``summed`` where it is a sum.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from gradsan import _torch
+from gradsan.detect.life import bytes_kept
+from gradsan.graph import naming, walk
+from gradsan.graph.variables import Found
+from gradsan.model import Clue, Failure, Site
+from gradsan.record._core_pure import QUIET_NODES
+from gradsan.record.stacks import symbolise
+
+# What adds up, joins, or weighs, as moving averages do.
+_ADDING = ("Add", "Sub", "Rsub", "Cat", "Lerp", "Mul", "Div", "To", "Copy")
+_DEEPEST = 3
+_MOST_LINKS = 2_000
+_MOST_OF_A_ROUND = 10_000
+_SAMPLED = 3
+
+
+class GrowingSum(NamedTuple):
+    """A chain of additions by one line; the Nodes of its last rounds, newest first.
+
+    ``links`` counts its Nodes (``is_whole`` says that there are no more), ``oldest`` is the number of the last counted.
+    ``rounds`` are the Nodes that the last two links took in, ``younger`` those of the last alone. ``taken_in`` is one
+    that the last round handed to the sum.
+    """
+
+    links: int
+    is_whole: bool
+    oldest: int
+    rounds: list[Any]
+    younger: list[Any]
+    taken_in: Any
+
+
+def sum_of(node: Any, maker_of: Callable[[Any], Any]) -> GrowingSum | None:
+    """The growing sum whose newest Node is ``node``; None where it is none.
+
+    ``maker_of`` tells which line made a Node, as an object that is the same for one line, None where that is not known.
+    """
+    if not _adds(node):
+        return None
+    maker = maker_of(node)
+    way = None if maker is None else _way_back(node, maker, maker_of)
+    if way is None:
+        return None
+    links = [node]
+    while len(links) <= _MOST_LINKS:
+        previous = _follow(links[-1], way)
+        if previous is None or previous.name() != node.name():
+            break
+        links.append(previous)
+    sampled = links[: _SAMPLED + 1]
+    if len(sampled) <= _SAMPLED or any(maker_of(one) is not maker for one in (*sampled[1:], links[-2])):
+        return None
+    younger, rounds = _between(node, links[1]), _between(node, links[2])
+    if younger is None or rounds is None or not _hangs_by_one_edge(younger, links[1]):
+        return None
+    taken_in = next((one for one in younger if one is not node and not _is_on_way(node, one, way)), None)
+    if taken_in is None:
+        return None
+    oldest = _torch.node_sequence(links[-1]) or 0
+    return GrowingSum(len(links), len(links) <= _MOST_LINKS, oldest, rounds, younger, taken_in)
+
+
+def _adds(node: Any) -> bool:
+    return node is not None and str(node.name()).startswith(_ADDING)
+
+
+def _children(node: Any) -> list[Any]:
+    return [child for child, _ in node.next_functions]
+
+
+def _way_back(node: Any, maker: Any, maker_of: Callable[[Any], Any]) -> tuple[int, ...] | None:
+    """By which edges, one after the other, ``node`` leads to the Node that the same line made before."""
+    ways: list[tuple[tuple[int, ...], Any]] = [((), node)]
+    for _ in range(_DEEPEST):
+        further = []
+        for way, one in ways:
+            for at, child in enumerate(_children(one)):
+                if not _adds(child):
+                    continue
+                if child.name() == node.name() and maker_of(child) is maker:
+                    return (*way, at)
+                further.append(((*way, at), child))
+        ways = further
+    return None
+
+
+def _follow(node: Any, way: tuple[int, ...]) -> Any:
+    for at in way:
+        children = [] if node is None else _children(node)
+        node = children[at] if at < len(children) else None
+    return node
+
+
+def _is_on_way(node: Any, other: Any, way: tuple[int, ...]) -> bool:
+    return any(_follow(node, way[:length]) is other for length in range(1, len(way)))
+
+
+def _between(node: Any, older: Any) -> list[Any] | None:
+    """The Nodes that ``node`` leads to and that are younger than ``older``, itself first; None where there are many."""
+    border = _torch.node_sequence(older)
+    if border is None:
+        return None
+    found, waiting = {node: None}, [node]
+    while waiting:
+        for child in _children(waiting.pop()):
+            number = None if child is None or child in found else _torch.node_sequence(child)
+            if number is not None and number > border:
+                if len(found) >= _MOST_OF_A_ROUND:
+                    return None
+                found[child] = None
+                waiting.append(child)
+    return list(found)
+
+
+def _hangs_by_one_edge(nodes: list[Any], older: Any) -> bool:
+    return sum(child is older for node in nodes for child in _children(node)) == 1
+
+
+_LEAST_MEMBERS = 8
+_GROWTH = 1.5
+_SAMPLED_ROUNDS = 4
+
+
+class Suspicion(NamedTuple):
+    """What has grown: what to tell of it, the numbers of the Nodes its tensors were made by, and who made the last."""
+
+    failure: Failure
+    numbers: frozenset[int]
+    maker: Any
+    thread: int
+
+
+class UnusedGraphs:
+    """Looks for such containers when the core says so; ``found`` is told of those that no backward has used."""
+
+    def __init__(self, core: Any, found: Callable[[Failure], None], ask: Callable[[], None]) -> None:
+        """Start without suspicion; ``ask`` is called when the next backward has to be looked at."""
+        self._core, self._found, self._ask = core, found, ask
+        self._looked: tuple[int, int] = (-1, -1)
+        self._end = 0
+        self._members: dict[str, int] = {}
+        self._suspicions: dict[str, Suspicion] = {}
+        self._told: set[str] = set()
+
+    def forget(self) -> None:
+        """Begin anew, as a stretch of watching does."""
+        self._looked, self._members = (-1, -1), {}
+        self._suspicions.clear()
+        self._told.clear()
+        self._core.quiet_nodes, self._core.quiet_from = QUIET_NODES, _torch.sequence_number()
+
+    @_torch.hushed()
+    def look(self, end: int) -> None:
+        """Look at the containers, ``end`` being the number of the next Node of this thread."""
+        core, thread = self._core, threading.get_ident()
+        if end < core.quiet_from:  # another thread, which counts for itself
+            core.quiet_from = end
+            return
+        core.quiet_nodes = 2 * max(end - core.quiet_from, core.quiet_nodes)
+        if core.running or _torch.is_compiling():
+            return
+        moment = (core.backwards, thread)
+        before = self._members if moment == self._looked else {}
+        border, self._end = self._end if moment == self._looked else 0, end
+        self._looked, self._members = moment, {}
+        found = _with_graph(sys._getframe(1))
+        for path, members in _containers(found).items():
+            self._members[path] = len(members)
+            known = before.get(path, 0)
+            if known and len(members) >= max(_LEAST_MEMBERS, _GROWTH * known) and path not in self._told:
+                self._suspect(path, sorted(members, key=_number), thread)
+        for path, one in _singles(found) if border else ():
+            grown = (
+                None if path in self._told else sum_of(one.tensor.grad_fn, lambda node: self._maker_of(node, thread))
+            )
+            if grown is not None and grown.links >= _LEAST_MEMBERS and grown.oldest < border:
+                self._suspect_sum(path, one, grown, thread)
+
+    def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Settle what is suspected of this thread: is it what this backward goes through?"""
+        thread = threading.get_ident()
+        waiting = {path: one for path, one in self._suspicions.items() if one.thread == thread}
+        if not waiting:
+            return
+        roots = [node for one in entry[3] if (node := getattr(one, "grad_fn", None) or getattr(one, "node", None))]
+        numbers = {_torch.node_sequence(node) for node in walk.engine_order(roots)}
+        for path, one in waiting.items():
+            del self._suspicions[path]
+            if numbers.isdisjoint(one.numbers) and not self._goes_through(numbers, one):
+                self._tell(path, one)
+
+    def _goes_through(self, numbers: set[int | None], suspicion: Suspicion) -> bool:
+        """Whether what a backward runs is younger than what was suspected, and has been made at the same place."""
+        younger = sorted((one for one in numbers if one is not None and one > max(suspicion.numbers)), reverse=True)
+        return any(self._maker(number, suspicion.thread) is suspicion.maker for number in younger)
+
+    def settle(self) -> None:
+        """Nothing is watched any more: what is still suspected has not been used."""
+        for path, one in list(self._suspicions.items()):
+            del self._suspicions[path]
+            self._tell(path, one)
+
+    def _tell(self, path: str, suspicion: Suspicion) -> None:
+        if path not in self._told:
+            self._told.add(path)
+            self._found(suspicion.failure)
+
+    def _suspect(self, path: str, members: list[Found], thread: int) -> None:
+        sampled = members[-_SAMPLED_ROUNDS:]
+        makers = [self._maker(_number(one), thread) for one in sampled]
+        if makers[0] is None or any(one is not makers[0] for one in makers):
+            return
+        several = walk.engine_order([one.tensor.grad_fn for one in sampled])
+        single = walk.engine_order([sampled[0].tensor.grad_fn])
+        # What all of them share, parameters above all, is counted once in both.
+        rounds = len(sampled) - 1
+        size = (bytes_kept(several) - bytes_kept(single)) // rounds
+        nodes = (len(several) - len(single)) // rounds
+        if nodes < 1:
+            return
+        values = {
+            "rounds": len(members),
+            "nodes": nodes * len(members),
+            "bytes": size * len(members),
+            "bytes_per_round": size,
+            "unused": True,
+        }
+        site = _within(symbolise(makers[0]), members[-1])
+        clue = Clue("grown", site, name=path, values=values)
+        failure = Failure("graph_grows", "", "", site, (clue,), raised=False)
+        self._suspicions[path] = Suspicion(failure, frozenset(map(_number, members)), makers[-1], thread)
+        self._ask()
+
+    def _suspect_sum(self, path: str, found: Found, grown: GrowingSum, thread: int) -> None:
+        newest = _number(found)
+        nodes = len(grown.rounds) - len(grown.younger)
+        # Beyond what was counted, rounds are taken to have made as many Nodes each as those that were.
+        uncounted = (
+            0 if grown.is_whole else (grown.oldest - self._core.quiet_from) * grown.links // (newest - grown.oldest)
+        )
+        rounds = grown.links + max(uncounted, 0)
+        size = bytes_kept(grown.rounds) - bytes_kept(grown.younger)
+        values = {
+            "rounds": rounds,
+            "nodes": nodes * rounds,
+            "bytes": size * rounds,
+            "bytes_per_round": size,
+            "unused": True,
+            "summed": True,
+        }
+        maker = self._maker(newest, thread)
+        made = self._maker_of(grown.taken_in, thread) or maker
+        clue = Clue("grown", _within(symbolise(maker), found), name=path, values=values)
+        failure = Failure("graph_grows", "", "", _within(symbolise(made), found), (clue,), raised=False)
+        self._suspicions[path] = Suspicion(failure, frozenset([newest]), maker, thread)
+        self._ask()
+
+    def _maker_of(self, node: Any, thread: int) -> Any:
+        number = _torch.node_sequence(node)
+        return None if number is None else self._maker(number, thread)
+
+    def _maker(self, number: int, thread: int) -> Any:
+        near = self._core.nodes_near(number, thread)
+        return next((entry[3] for entry in near if entry[0] <= number < entry[1]), None)
+
+
+def _with_graph(frame: Any) -> list[Found]:
+    """The live tensors with a graph."""
+    return list(naming.find(frame, lambda tensor: tensor.requires_grad and tensor.grad_fn is not None))
+
+
+def _containers(found: list[Found]) -> dict[str, list[Found]]:
+    """The tensors that lie in containers, each once, by the expression for the container."""
+    members: dict[str, dict[int, Found]] = {}
+    for one in found:
+        if one.within is not None and one.container != "object":
+            members.setdefault(one.within, {})[id(one.tensor)] = one
+    return {path: list(tensors.values()) for path, tensors in members.items()}
+
+
+def _singles(found: list[Found]) -> Iterator[tuple[str, Found]]:
+    """Each tensor once, by the first expression for it; of containers with many, none."""
+    counts = Counter(one.within for one in found if one.container not in (None, "object"))
+    seen: set[int] = set()
+    for one in found:
+        if counts[one.within] < _LEAST_MEMBERS and id(one.tensor) not in seen:
+            seen.add(id(one.tensor))
+            yield one.path, one
+
+
+def _number(found: Found) -> int:
+    return _torch.node_sequence(found.tensor.grad_fn) or 0
+
+
+def _within(site: Site, found: Found) -> Site:
+    """``site`` up to the function that the container belongs to; as it is where that function is not on it."""
+    for at in range(len(site.frames), 0, -1):
+        frame = site.frames[at - 1]
+        if (
+            frame.file == found.scope.file
+            and frame.function.rpartition(".")[2] == found.scope.function.rpartition(".")[2]
+        ):
+            return Site(site.frames[:at])
+    return site

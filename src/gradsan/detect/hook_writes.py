@@ -1,0 +1,136 @@
+"""Writes past the version counter that a hook makes while backward runs, into values that Nodes still wait for.
+
+A look through the graph before the backward comes too early for them. It is looked through once more when a hook has
+written to memory with a door (``uncounted.py``): in some of the rounds of a line, and a few times in each. Memory that
+was handed out (``exports.py``) is compared right before a Node reads it, in the same rounds.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from gradsan import _torch
+from gradsan.detect import gradient_writes
+from gradsan.detect.exports import Exports
+from gradsan.detect.gradient_writes import Given, frames_inside, given_to_hook
+from gradsan.detect.memory import Uncounted
+from gradsan.detect.prescan import Prescan
+from gradsan.graph import walk
+from gradsan.record.steps import read_backward
+
+_NESTED = 8
+_LOOKS = 8
+_BEFORE_THE_NODE = (gradient_writes.TENSOR, f"{gradient_writes.NODE}_1")
+"""The kinds of hooks that are called right before the Node that runs."""
+
+
+class HookWrites:
+    """Looks at writes while a backward runs; ``prescan`` tells what they did."""
+
+    def __init__(
+        self,
+        core: Any,
+        uncounted: Uncounted,
+        exports: Exports,
+        prescan: Prescan,
+        guard: Callable[[Callable[[], object]], None],
+    ) -> None:
+        """``core`` knows the backward calls that run; ``guard`` keeps gradsan's own mistakes from the program."""
+        self._core, self._uncounted, self._exports = core, uncounted, exports
+        self._prescan, self._guard = prescan, guard
+        self._looks: deque[tuple[int, list[int]]] = deque(maxlen=_NESTED)
+
+    def before_round(self, entry: Any, rounds: int) -> None:
+        """Look at the writes of this backward; as ``on_round`` of the core."""
+        self._looks.append((entry[0], []))
+        if self._exports.any:
+            backward = read_backward(entry)
+            self._compare_before(entry, walk.engine_order(backward.roots))
+
+    def handed_out(self, storage: int) -> None:
+        """Look at memory that has just been handed out while a backward runs."""
+        entry, looks = self._looked_at()
+        inside, engine = frames_inside()
+        if looks is not None and engine is not None and len(looks) < _LOOKS:
+            looks.append(storage)
+            waiting = _waiting(entry, _torch.inputs_given(engine), _is_before(given_to_hook(inside)))
+            self._compare_before(entry, waiting, storage)
+
+    def on_write(self, tensor: Any, op: str, stack: Any) -> None:
+        """Look at one write; as ``on_write`` of the core."""
+        storage = _torch.storage_or_none(tensor)
+        if storage not in self._uncounted.doors:
+            return
+        entry, looks = self._looked_at()
+        if looks is None or len(looks) >= _LOOKS or storage in looks:
+            return
+        inside, engine = frames_inside()
+        given = list(given_to_hook(inside))
+        # A gradient is new memory, which no Node of the forward has saved.
+        if engine is None or any(_torch.storage_or_none(one.tensor) == storage for one in given):
+            return
+        looks.append(storage)
+        waiting = _waiting(entry, _torch.inputs_given(engine), _is_before(given))
+        self._prescan.look_again(entry, waiting, storage)
+
+    def _looked_at(self) -> tuple[Any, list[int] | None]:
+        """The backward that runs in this thread, and where in it was looked so far; None where it is not looked at."""
+        here = threading.get_ident()
+        entry = next((one for one in reversed(self._core.running) if one[2] == here), None)
+        return entry, None if entry is None else next((done for at, done in self._looks if at == entry[0]), None)
+
+    def _compare_before(self, entry: Any, nodes: Iterable[Any], storage: int = 0) -> None:
+        for node in nodes:
+            found = frozenset(self._unchanged(node, entry[2], storage))
+            if found:
+                node.register_prehook(functools.partial(self._about_to_run, entry[0], found))
+
+    def _unchanged(self, node: Any, thread: int, storage: int) -> Iterator[tuple[str, int]]:
+        """The slots whose memory was handed out and has the bytes that were saved; of others it is told elsewhere."""
+        for slot, saved in _torch.saved_slots(node):
+            tensor = _torch.packed_object(saved)
+            at = _torch.storage_or_none(tensor) if _torch.is_tensor(tensor) and not _torch.is_hooked(saved) else 0
+            is_outside = at and at == (storage or at) and self._exports.of(at) is not None
+            if is_outside and not self._prescan.is_changed_outside(node, slot, tensor, thread):
+                yield slot, at
+
+    def _about_to_run(self, clock: int, slots: frozenset[tuple[str, int]], _: Any) -> None:
+        # It is asked for the Node and the backward, because these hold it: it would keep them alive.
+        entry, _ = self._looked_at()
+        if entry is not None and entry[0] == clock and self._core.active:
+            self._guard(functools.partial(self._compare, entry, slots))
+
+    def _compare(self, entry: Any, slots: frozenset[tuple[str, int]]) -> None:
+        node = _torch.current_node()
+        held = {} if node is None else {slot: _torch.packed_object(saved) for slot, saved in _torch.saved_slots(node)}
+        changed = {
+            storage
+            for slot, storage in slots
+            if slot in held and self._prescan.is_changed_outside(node, slot, held[slot], entry[2])
+        }
+        for storage in changed:
+            self._prescan.look_again(entry, (node,), storage)
+
+
+def _is_before(given: Iterable[Given]) -> bool:
+    return any(one.kind.startswith(_BEFORE_THE_NODE) for one in given)
+
+
+def _waiting(entry: Any, inputs: tuple[Any, ...], is_before: bool) -> Iterator[Any]:
+    """The Nodes that have not run yet. What has run has let go of what it saved, but in a graph that is retained.
+
+    ``is_before`` says that the hook which runs was called before the running Node.
+    """
+    backward, running = read_backward(entry), _torch.current_node()
+    at = None if running is None else _torch.node_sequence(running)
+    for node in walk.engine_order(backward.roots, inputs, backward.via == "backward"):
+        number = _torch.node_sequence(node)
+        if node is running:
+            if is_before:
+                yield node
+        elif number is not None and (not backward.retain_graph or (at is not None and number < at)):
+            yield node

@@ -1,0 +1,321 @@
+"""Values under the program's own saved-tensor hooks: what they give back, held against the memory that was saved.
+
+Where the pack hook made a copy nothing can happen to it. Where it kept the memory itself, in whatever wrapping, a write
+to it is told: by the version counter, by the log of writes past it, by the bytes of memory that was handed out, and
+in deep mode by the original, which is only kept where what the hook returned keeps the memory alive anyway.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+from gradsan import _torch
+from gradsan.detect.exports import Exports
+from gradsan.detect.memory import Uncounted
+from gradsan.detect.prescan import way_of
+from gradsan.graph import conflicts, naming
+from gradsan.model import Conflict, Deviation, Region, Save, Site, TensorInfo, Write
+from gradsan.originals import kept_conflicts
+from gradsan.originals.deep import Deep
+from gradsan.originals.originals import have_same_bytes
+from gradsan.originals.side_backward import NotOnTheSideError
+from gradsan.overlap import overlap
+from gradsan.record import ledger
+from gradsan.record.stacks import symbolise
+from gradsan.record.user_hooks import HookedSave, tensors_in
+
+
+class Memory(NamedTuple):
+    """The memory of a tensor when it was saved, without keeping it: identity, geometry, version, place, and its bytes
+    where it was known outside of torch. ``tensor`` is a weak reference to what was saved."""
+
+    tensor: Any
+    storage: int
+    weak: Any
+    region: Region
+    version: int
+    place: tuple[int, int]
+    copy: Any
+
+
+class _Written(NamedTuple):
+    """Writes past the counter, the way, and where it began."""
+
+    writes: tuple[Write, ...]
+    way: str | None
+    began: Site | None
+    unchanged: bool = False
+
+
+class HookedValues:
+    """Looks at what hooks pack and at what they give back."""
+
+    def __init__(
+        self,
+        core: Any,
+        steps: Any,
+        uncounted: Uncounted,
+        exports: Exports,
+        deep: Deep,
+        keep: Callable[[Callable[[], Conflict]], None],
+    ) -> None:
+        """The logs that tell who wrote; ``keep`` is given a function that makes a conflict."""
+        self._core, self._steps, self._uncounted, self._exports = core, steps, uncounted, exports
+        self._deep, self._keep = deep, keep
+
+    @property
+    def is_measuring(self) -> bool:
+        """Whether a backward runs on the side just now."""
+        return self._deep.is_measuring
+
+    def must_look(self, save: HookedSave) -> bool:
+        """Whether there is anything to note of a save by :meth:`look`."""
+        return not save.aliases or self._deep.is_on or self._exports.any
+
+    def must_judge(self, save: HookedSave) -> bool:
+        """Whether a value whose version has not moved may have been written all the same."""
+        uncounted = self._uncounted
+        if save.memory is not None or save.kept is not None:
+            return True
+        return bool(uncounted.doors or uncounted.replaced or self._exports.any)
+
+    def look(self, save: HookedSave, tensor: Any) -> None:
+        """Note the memory of a tensor that a pack hook has just packed."""
+        # What the hook keeps alive in sight can be asked later, but for bytes that others may write.
+        if not save.aliases or self._exports.any:
+            save.memory = _memory(tensor, None if tensor.is_inference() else self._exports.copy_of(tensor))
+        if save.aliases and self._deep.is_on:
+            save.kept = self._deep.keep_original(tensor, save.clock, save.stack)
+            if all(alias is not tensor for alias, _ in save.aliases):
+                # What hooks keep beside the tensor stays what it is when the tensor is given other memory.
+                save.kept.forget_source()
+
+    def handed(self, result: Any) -> Any:
+        """What backward gets of what an unpack hook gave: in deep mode, memory of no lazy clone."""
+        return self._deep.handed_by_hooks(result)
+
+    def aside(self, save: HookedSave) -> Any:
+        """What a backward on the side gets, without the program's unpack hook.
+
+        Raises:
+            NotOnTheSideError: where only that hook knows.
+        """
+        if save.kept is None:
+            raise NotOnTheSideError(_name_of(save.unpack))
+        return self._deep.given_aside(save.kept)
+
+    def judge(self, save: HookedSave, stale: Any, result: Any) -> Any:
+        """What backward gets instead of ``result``, which the unpack hook returned; a conflict is kept on the way.
+
+        ``stale`` is the tensor within what was packed whose version has moved, None where none has.
+        """
+        alias = stale if stale is not None else _alias(save, result)
+        if alias is None or _is_of_its_own(save, result):
+            return result
+        node = _torch.current_node()
+        slot = _torch.slot_of(node, save)
+        if stale is None and (not _torch.is_read_by_backward(node, slot) or _torch.is_filled_after_save(node, slot)):
+            return result
+        if save.kept is not None and save.kept.original is not None:
+            return self._by_original(save, save.kept, stale is not None, node, slot, result)
+        if stale is None and self._has_moved(save, alias):
+            save.aliases = ((alias, save.memory.version),)
+            stale = alias
+        if stale is not None:
+            self._keep(lambda: conflicts.under_hooks(self._core, self._steps, save, stale))
+            return result
+        memory = save.memory if save.memory is not None else _memory(alias, None)
+        written = None if memory is None else self._written(save, memory, alias)
+        if written is not None:
+            self._keep(lambda: self._conflict(save, memory, alias, written, node, slot))
+        return result
+
+    def _has_moved(self, save: HookedSave, alias: Any) -> bool:
+        """Whether a tensor that the hook kept elsewhere, with the counter it was saved with, has been written."""
+        memory = save.memory
+        if save.aliases or memory is None or not _shares_storage(alias, memory):
+            return False
+        return bool(alias._version > memory.version)
+
+    def _by_original(self, save: HookedSave, kept: Any, moved: bool, node: Any, slot: str | None, result: Any) -> Any:
+        changed = kept.changed
+        if not (moved or changed):
+            return result
+        if not _is_at(result, kept.alias) and torch.is_tensor(result) and have_same_bytes(result, kept.original):
+            return result
+        deviation = self._deep.deviation_of(kept) if changed else None
+
+        def describe(healed: int | None = None) -> Conflict:
+            return self._of_original(kept, moved, changed, deviation, healed, node, slot)
+
+        is_itself = _is_at(result, kept.alias) or _is_at(result, kept.current)
+        heals = changed and is_itself and self._deep.heals(kept, describe)
+        self._keep(lambda: describe(kept.nbytes if heals else None))
+        return kept.original if heals else result
+
+    def _of_original(
+        self,
+        kept: Any,
+        moved: bool,
+        changed: bool,
+        deviation: Deviation | None,
+        healed: int | None,
+        node: Any,
+        slot: str | None,
+    ) -> Conflict:
+        found = kept_conflicts.of_kept(
+            self._core,
+            self._steps,
+            kept,
+            counted=moved,
+            raised=False,
+            changed=changed,
+            deviation=deviation,
+            healed=healed,
+            door=way_of(self._uncounted, self._exports, kept),
+            node=node,
+        )
+        save = replace(found.save, slot=slot, is_output=bool(slot and slot.startswith("result")))
+        return replace(found, save=save, under_user_hooks=moved or found.way is None)
+
+    def _written(self, save: HookedSave, memory: Memory, alias: Any) -> _Written | None:
+        """How the memory has been written since, where no counter tells; None where it has not."""
+        uncounted = self._uncounted
+        replaced = uncounted.replacement_of(alias)
+        if replaced is not None and replaced.clock > save.clock:
+            site = symbolise(replaced.stack)
+            return _Written((_outside(replaced.clock, site, "data =", "op"),), "data_attribute", site)
+        if memory.storage in uncounted.doors:
+            raws = [
+                raw
+                for raw in uncounted.writes().get(memory.storage, ())
+                if raw.clock > save.clock and raw.stack is not save.stack
+            ]
+            writes = _touching(memory.region, map(ledger.as_write, raws))
+            door = uncounted.door_of(memory.storage, writes[0].clock) if writes else None
+            if door is not None:
+                compared = uncounted.snapshots.compared(alias, save.clock, [raw.clock for raw in raws])
+                same = _shares_storage(alias, memory) and compared == "same"
+                return _Written(writes, door.way, symbolise(door.stack), same)
+        export = self._exports.changed_since(alias, save.clock, memory.copy, memory.storage)
+        if export is None:
+            return None
+        logged = ledger.writes_since(self._core, self._steps, memory.storage, save.clock, memory.version)
+        counted = _touching(memory.region, logged)
+        if counted:
+            return _Written(counted, None, None)
+        site = symbolise(export.stack)
+        return _Written((_outside(export.clock, site, export.op, "outside"),), "memory_alias", site)
+
+    def _conflict(
+        self, save: HookedSave, memory: Any, alias: Any, written: _Written, node: Any, slot: str | None
+    ) -> Conflict:
+        core, steps = self._core, self._steps
+        backward = steps.current_backward()
+        version = int(alias._version)
+        return Conflict(
+            save=Save(
+                clock=save.clock,
+                site=symbolise(save.stack),
+                tensor=_info(alias, memory),
+                version=memory.version,
+                node=None if node is None else node.name(),
+                slot=slot,
+                is_output=bool(slot and slot.startswith("result")),
+                sequence=(_torch.node_sequence(node) or 0) if node is not None else 0,
+                step=conflicts.steps_before(steps, save.clock, core.steps),
+            ),
+            writes=written.writes,
+            use=conflicts.use_of(core, backward, version),
+            names=naming.names_of(alias, sys._getframe(1)),
+            root_sequence=backward.root_sequence if backward else None,
+            raised=False,
+            under_user_hooks=written.way is None,
+            log_was_cut=core.lost_writes_after(save.clock),
+            way=written.way,
+            alias_site=written.began,
+            unchanged=written.unchanged,
+        )
+
+
+def _memory(tensor: Any, copy: Any) -> Memory | None:
+    storage = _torch.storage_or_none(tensor)
+    if not storage or tensor.is_inference():
+        return None
+    _, version, (offset, shape, strides, itemsize) = _torch.weak_identity(tensor)
+    return Memory(
+        weakref.ref(tensor),
+        storage,
+        _torch.weak_storage(tensor.untyped_storage()),
+        Region(offset, shape, strides if strides is not None else (), itemsize),
+        version or 0,
+        _torch.memory_of(tensor),
+        copy,
+    )
+
+
+def _alias(save: HookedSave, result: Any) -> Any:
+    """A tensor in the saved memory through which backward gets its value; None where that is a copy."""
+    if save.aliases:
+        return save.aliases[0][0]
+    memory = save.memory
+    if memory is None or not torch.is_tensor(result):
+        return None
+    if memory.tensor() is result:
+        return result  # it may have been given other memory
+    if memory.weak.expired():
+        return None
+    if _shares_storage(result, memory):
+        return result
+    if result.device.type != "cpu" or not _torch.storage_or_none(result):
+        return None
+    # An array gives a storage of its own for the same memory.
+    start, size = memory.place
+    return result if start <= _torch.memory_of(result)[0] < start + size else None
+
+
+def _shares_storage(tensor: Any, memory: Memory) -> bool:
+    return _torch.storage_or_none(tensor) == memory.storage
+
+
+def _is_of_its_own(save: HookedSave, result: Any) -> bool:
+    """Whether what was given back is a copy that the pack hook has kept beside the tensor."""
+    if not save.aliases or not torch.is_tensor(result):
+        return False
+    shared = {_torch.storage_identity(alias) for alias, _ in save.aliases}
+    kept = {_torch.storage_identity(one) for one in tensors_in(save.packed)}
+    return _torch.storage_identity(result) in kept - shared
+
+
+def _is_at(result: Any, alias: Any) -> bool:
+    """Whether a tensor is the very elements of another."""
+    if not torch.is_tensor(result) or result.dtype != alias.dtype:
+        return False
+    return bool(_torch.weak_identity(result)[::2] == _torch.weak_identity(alias)[::2])
+
+
+def _info(alias: Any, memory: Memory) -> TensorInfo:
+    info = conflicts.tensor_info(alias, was_leaf=alias.is_leaf and alias.requires_grad)
+    return replace(info, storage=memory.storage, region=memory.region, shape=memory.region.shape)
+
+
+def _touching(region: Region, writes: Any) -> tuple[Write, ...]:
+    return tuple(
+        write
+        for write in writes
+        if write.kind != "metadata" and (write.region is None or overlap(region, write.region))
+    )
+
+
+def _outside(clock: int, site: Site, op: str, kind: Any) -> Write:
+    return Write(clock=clock, site=site, op=op, kind=kind, version=None, region=None)
+
+
+def _name_of(hook: Any) -> str:
+    return str(getattr(hook, "__qualname__", type(hook).__qualname__)).rpartition(".")[2]

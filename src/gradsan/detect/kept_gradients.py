@@ -1,0 +1,231 @@
+"""Gradients that are never cleared: a leaf is updated round after round, and every backward adds to what was there.
+
+Looked for when a line calls backward for the 4th, the 8th and the 16th time, against what stood there half as many
+rounds before: the same memory holds the gradient of the same leaf, nothing but the engine has written it meanwhile, and
+the leaf has been updated in every round. Several backwards before one update are gradients accumulated on purpose.
+
+Row: ``gradient_never_cleared``. Roles: ``gradient`` (the leaf; ``values``: ``shape``, ``dtype``, ``device``, ``rounds``
+and ``leaves``, how many there are), ``updated`` (where; ``op`` is what was called).
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import itertools
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch
+
+from gradsan import _torch
+from gradsan.detect.memory import Uncounted
+from gradsan.graph import naming, walk
+from gradsan.model import Clue, Failure
+from gradsan.record.backwards import Backwards
+from gradsan.record.ledger import RawWrite
+from gradsan.record.stacks import is_user_file, symbolise
+from gradsan.record.steps import Steps, read_backward
+
+_ROUNDS = (2, 4, 8, 16)
+_SHOWN = 3
+_LEAVES_NOTED = 4_096
+_USER_FRAMES_READ = 2
+_NO_UPDATE = frozenset(
+    {"clamp_", "clamp_min_", "clamp_max_", "clip_", "renorm_", "embedding_renorm_", "zero_", "fill_"}
+)
+"""Operations that keep a value within bounds, or set it: they do not need a gradient."""
+_GRADIENT_KEPT = ("clip_grad.py", "grad_scaler.py")
+"""Files of torch whose functions write gradients without clearing them."""
+
+
+class Standing(NamedTuple):
+    """A gradient as it stood: the leaf, its path, the memory of the gradient, and the clock."""
+
+    leaf: Any
+    path: str
+    storage: int
+    memory: Any
+    clock: int
+
+
+class Update(NamedTuple):
+    """A leaf got other values: when, at which stack, by what. ``is_last`` says that earlier ones may be unknown."""
+
+    clock: int
+    stack: Any
+    op: str
+    is_last: bool = False
+
+
+class KeptGradients:
+    """Looks at the gradients of live leaves in some rounds of a line; what it finds goes to ``found``."""
+
+    def __init__(
+        self, core: Any, steps: Steps, backwards: Backwards, uncounted: Uncounted, found: Callable[[Failure], None]
+    ) -> None:
+        """The logs that tell who wrote."""
+        self._core, self._steps, self._backwards, self._uncounted = core, steps, backwards, uncounted
+        self._found = found
+        self._standing: dict[int, list[Standing]] = {}
+        self._told: dict[int, Any] = {}
+
+    def before_round(self, entry: Any, rounds: int) -> None:
+        """Look at some of the rounds of a line that calls backward; as ``on_round`` of the core."""
+        # autograd.grad() leaves gradients alone.
+        if rounds not in _ROUNDS or not entry[5]:
+            return
+        with _torch.hushed(), torch.no_grad():
+            earlier = self._standing.pop(id(entry[1]), [])
+            if self._others_run(entry):
+                return
+            kept = self._kept(entry, earlier, rounds - rounds // 2) if earlier else []
+            if kept:
+                self._tell(entry, kept, rounds)
+            if rounds < _ROUNDS[-1]:
+                self._standing[id(entry[1])] = self._note(entry)
+
+    def _others_run(self, entry: Any) -> bool:
+        """Whether another thread that still lives calls backward, or has called it.
+
+        To read ``.grad`` while the engine sets it in another thread can end the process.
+        """
+        callers = {one[2] for one in (*self._core.backward_log, *self._core.running)}
+        return not callers.isdisjoint(sys._current_frames().keys() - {entry[2]})
+
+    def _note(self, entry: Any) -> list[Standing]:
+        clock = self._core.clock
+        # A thread that exists may call its first backward meanwhile.
+        own = _leaves_of(entry) if threading.active_count() > 1 else None
+
+        def has_gradient(one: Any) -> bool:
+            return one.is_leaf and one.requires_grad and (own is None or id(one) in own) and one.grad is not None
+
+        live = naming.find(sys._getframe(1), has_gradient)
+        noted: dict[int, Standing] = {}
+        for one in itertools.islice(live, _LEAVES_NOTED):
+            grad = one.tensor.grad
+            if grad.is_sparse or id(one.tensor) in noted or self._is_told(one.tensor):
+                continue
+            storage = _torch.storage_or_none(grad)
+            if storage:
+                memory = _torch.weak_storage(grad.untyped_storage())
+                noted[id(one.tensor)] = Standing(weakref.ref(one.tensor), one.path, storage, memory, clock)
+        return list(noted.values())
+
+    def _is_told(self, leaf: Any) -> bool:
+        known = self._told.get(id(leaf))
+        return known is not None and known() is leaf
+
+    def _kept(self, entry: Any, earlier: list[Standing], rounds: int) -> list[tuple[Standing, Update]]:
+        clock, stack = entry[:2]
+        borders = [one.clock for one in self._backwards.before_in_thread(clock) if one.stack is stack][-rounds:]
+        since = earlier[0].clock
+        if len(borders) < rounds or borders[0] > since + 1:
+            return []
+        writes: dict[int, list[RawWrite]] = {}
+        for item in self._core.writes_after(since):
+            writes.setdefault(item[1], []).append(RawWrite(*item))
+        kept = []
+        for standing in earlier:
+            leaf = standing.leaf()
+            if leaf is None or not self._stands(standing, leaf, writes):
+                continue
+            updates = self._updates(leaf, since, writes)
+            ends = [*borders[1:], clock]
+            if updates and _in_every_round(updates, borders, ends) and bool(leaf.grad.any()):
+                kept.append((standing, updates[-1]))
+        reached = _leaves_of(entry) if kept else frozenset()
+        return [(standing, update) for standing, update in kept if id(standing.leaf()) in reached]
+
+    def _stands(self, standing: Standing, leaf: Any, writes: dict[int, list[RawWrite]]) -> bool:
+        """Whether a leaf has the gradient that it had, and only the engine has written it since."""
+        grad = leaf.grad
+        if grad is None or standing.memory.expired() or _torch.storage_or_none(grad) != standing.storage:
+            return False
+        return all(
+            raw.kind == "metadata" or any(code.co_filename.endswith(_GRADIENT_KEPT) for code in raw.stack.codes[:2])
+            for raw in writes.get(standing.storage, ())
+        )
+
+    def _updates(self, leaf: Any, since: int, writes: dict[int, list[RawWrite]]) -> list[Update]:
+        storage = _torch.storage_or_none(leaf)
+        found = [
+            Update(record.end, record.stack, f"{record.optimizer}.step")
+            for record in self._steps.steps
+            if record.end is not None and record.end > since and _has_written(record, storage)
+        ]
+        found += [
+            Update(raw.clock, raw.stack, raw.op)
+            for raw in writes.get(storage, ())
+            if raw.kind == "step" or (raw.kind != "metadata" and raw.op not in _NO_UPDATE and by_gradient(raw.stack))
+        ]
+        replaced = self._uncounted.replaced.get(id(leaf))
+        if (
+            replaced is not None
+            and replaced.clock > since
+            and replaced.tensor() is leaf
+            and by_gradient(replaced.stack)
+        ):
+            found.append(Update(replaced.clock, replaced.stack, "data =", is_last=True))
+        return sorted(found, key=lambda update: update.clock)
+
+    def _tell(self, entry: Any, kept: list[tuple[Standing, Update]], rounds: int) -> None:
+        clues = []
+        for standing, update in kept[:_SHOWN]:
+            leaf = standing.leaf()
+            values = {
+                "shape": tuple(leaf.shape),
+                "dtype": str(leaf.dtype).removeprefix("torch."),
+                "device": str(leaf.device),
+                "rounds": rounds,
+                "leaves": len(kept),
+            }
+            clues.append(Clue("gradient", name=standing.path, values=values))
+            clues.append(Clue("updated", symbolise(update.stack), name=standing.path, op=update.op))
+        self._told.update((id(standing.leaf()), standing.leaf) for standing, _ in kept)
+        self._found(Failure("gradient_never_cleared", "", "", symbolise(entry[1]), tuple(clues), raised=False))
+
+
+def _in_every_round(updates: list[Update], begins: list[int], ends: list[int]) -> bool:
+    """Whether there is an update in each round; of ``data =`` only the last of all is known."""
+    return all(
+        any(begin < one.clock < end or (one.is_last and one.clock >= end) for one in updates)
+        for begin, end in zip(begins, ends, strict=True)
+    )
+
+
+def _has_written(record: Any, storage: int) -> bool:
+    return any(
+        one == storage and position < len(record.after) and record.after[position] != record.before[position]
+        for position, one in enumerate(record.storages)
+    )
+
+
+def by_gradient(stack: Any) -> bool:
+    """Whether the program's own code wrote, near a place that reads some ``.grad``."""
+    own = [code for code in stack.codes if is_user_file(code.co_filename)][:_USER_FRAMES_READ]
+    return bool(own) and own[0] is stack.codes[0] and any(_reads_gradient(code) for code in own)
+
+
+@functools.lru_cache(maxsize=1024)
+def _reads_gradient(code: CodeType) -> bool:
+    """Whether a function or module reads an attribute ``grad`` that is no function of torch's."""
+    before = None
+    for one in dis.get_instructions(code):
+        is_read = one.argval == "grad" and one.opname.startswith(("LOAD_ATTR", "LOAD_METHOD"))
+        if is_read and before not in ("autograd", "func", "functorch"):
+            return True
+        if one.opname not in ("CACHE", "EXTENDED_ARG"):
+            before = one.argval
+    return False
+
+
+def _leaves_of(entry: Any) -> frozenset[int]:
+    """The leaves to which the graph of a backward leads."""
+    order = walk.engine_order(read_backward(entry).roots)
+    return frozenset(map(id, walk.leaves_of(order)))

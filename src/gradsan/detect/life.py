@@ -1,0 +1,262 @@
+"""Parameters that no gradient reaches, and graphs that are kept: what PyTorch does not report about a graph's life.
+
+Both are looked for a few times only. Parameters: when an optimizer steps for the first time. Graphs: when one line
+calls backward for the 16th and the 32nd time; a variable whose graph reaches back over nearly all of these rounds keeps
+them alive. Where these rounds leave that graph as it is, it may be kept for a backward that is yet to come (forces of
+every sample, for one loss): it is told in the end, if no backward has run it.
+
+Rows: ``leaf_lost``, ``parameter_not_reached``, ``graph_grows``. Roles: ``parameter`` (what has no gradient; ``values``:
+``missing`` of ``total``, ``shape``, ``dtype``, ``device``, and where a module of the program's own holds it ``owner``,
+its class, and ``attribute``; ``site``: the definition of that class's forward), ``replaced`` (what the program uses
+instead; ``site``: where it was made), ``read`` (the expression and the place that read the parameter past its graph),
+``holder`` (the optimizer), ``grown`` (the variable; ``values``: ``rounds``, ``nodes``, ``bytes``, ``bytes_per_round``).
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.nn.parameter import is_lazy
+from torch.optim.optimizer import Optimizer
+
+from gradsan import _torch
+from gradsan.detect.bypassed import bypassed
+from gradsan.detect.lost_updates import Graph
+from gradsan.graph import naming, walk
+from gradsan.graph.variables import Found
+from gradsan.model import Clue, Failure
+from gradsan.record.backwards import Backwards
+from gradsan.record.stacks import symbolise
+from gradsan.record.steps import BackwardRecord, read_backward
+
+_FIRST_LOOK, _SECOND_LOOK = 16, 32
+_NODE_BYTES = 400
+_SHOWN = 3
+_NAMED = 12
+_STEPS_DOWN = 2_000
+
+
+class Life:
+    """Looks at optimizers when they first step, and at live graphs after some rounds; tells ``found`` what it found."""
+
+    def __init__(self, core: Any, backwards: Backwards, found: Callable[[Failure], None]) -> None:
+        """Start without having seen any step."""
+        self._core = core
+        self._backwards = backwards
+        self._found = found
+        self._sizes: dict[tuple[int, str], tuple[int, int]] = {}
+        self._awaited: list[list[tuple[Graph, Failure]]] = []
+
+    def forget(self) -> None:
+        """Begin anew, as a stretch of watching does."""
+        for graph, _ in itertools.chain.from_iterable(self._awaited):
+            graph.let_go()
+        self._awaited.clear()
+
+    def settle(self) -> None:
+        """Nothing is watched any more: of the graphs that grew together, the first that no backward has run is told."""
+        for grown in self._awaited:
+            unused = next((failure for graph, failure in grown if not graph.was_used), None)
+            if unused is not None:
+                self._found(unused)
+        self.forget()
+
+    def before_round(self, entry: Any, rounds: int) -> None:
+        """Look at the graphs after some rounds of a line that calls backward; as ``on_round`` of the core."""
+        if rounds in (_FIRST_LOOK, _SECOND_LOOK):
+            self._look_at_graphs(entry, rounds)
+
+    def first_step(self, optimizer: Optimizer, frame: Any) -> None:
+        """Look for parameters without a gradient; ``frame`` is where to look for variables."""
+        held = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
+        # A tensor without elements has nothing to learn; sharded training leaves such ones to most ranks.
+        missing = [one for one in held if one.grad is None and not is_lazy(one) and one.numel()]
+        if not missing:
+            return
+        site = symbolise(self._core.stack())
+        counts = {"missing": len(missing), "total": len(held)}
+        name = type(optimizer).__name__
+        replaced = list(_replacements(held, missing, frame))
+        clues = [Clue("holder", site, name=name)]
+        if replaced:
+            for parameter, instead in replaced[:_SHOWN]:
+                clues.append(Clue("parameter", name=instead.path, values={**_facts(parameter), **counts}))
+                clues.append(Clue("replaced", _made_at(self._core, instead.tensor), name=instead.path))
+            self._found(Failure("leaf_lost", "", "", site, tuple(clues), raised=False))
+            return
+        past_graph = bypassed(self._core, missing)
+        for parameter in [one for one in missing if id(one) in past_graph]:
+            read = past_graph[id(parameter)]
+            names = naming.names_of(parameter, frame)
+            shown = Clue("parameter", name=names[0].text if names else None, values={**_facts(parameter), **counts})
+            where = Clue("read", symbolise(read.stack), name=read.expression)
+            self._found(Failure("parameter_not_reached", "", "", site, (shown, where, clues[0]), raised=False))
+        missing = [one for one in missing if id(one) not in past_graph]
+        if not missing:
+            return
+        named = _names(missing, frame)
+        for parameter in missing[:_NAMED]:
+            path = named.get(id(parameter))
+            facts = {**_facts(parameter), **counts}
+            clues.append(naming.clue_of(path, frame, facts))
+        self._found(Failure("parameter_not_reached", "", "", site, tuple(clues), raised=False))
+
+    @_torch.hushed()
+    def _look_at_graphs(self, entry: Any, rounds: int) -> None:
+        clock, stack = entry[:2]
+        past = [one for one in self._backwards.before_in_thread(clock) if one.stack is stack]
+        borders = [one.sequence for one in past]
+        if len(borders) < rounds - 1:
+            return
+        grown = []
+        for path, members in _groups(sys._getframe(1)).items():
+            roots = [one.tensor.grad_fn for one in members]
+            if not any(_reaches_back(root, borders[len(borders) // 2]) for root in roots):
+                continue
+            order = walk.engine_order(roots)
+            numbers = [number for number in map(_torch.node_sequence, order) if number is not None]
+            covered = sum(
+                any(low <= number < high for number in numbers)
+                for low, high in zip([0, *borders], borders, strict=False)
+            )
+            if covered < 0.75 * len(borders):
+                continue
+            size = bytes_kept(order)
+            known = self._sizes.get((id(stack), path))
+            self._sizes[id(stack), path] = (len(order), size)
+            if known is not None and len(order) > 1.3 * known[0]:
+                per_round = (size - known[1]) / (_SECOND_LOOK - _FIRST_LOOK)
+                grown.append((min(_numbers_of(members)), path, members, len(order), size, per_round))
+        if grown:
+            self._tell_grown(entry, rounds, sorted(grown, key=lambda one: one[:2]), borders[len(borders) // 2])
+
+    def _tell_grown(self, entry: Any, rounds: int, grown: list[Any], border: int) -> None:
+        backward, awaited = read_backward(entry), []
+        ran = set(walk.engine_order(backward.roots))
+        for _, path, members, nodes, size, per_round in grown:
+            values = {"rounds": rounds, "nodes": nodes, "bytes": size, "bytes_per_round": int(per_round)}
+            clue = Clue("grown", _made_at(self._core, members[0].tensor), name=path, values=values)
+            failure = Failure("graph_grows", "", "", symbolise(entry[1]), (clue,), raised=False)
+            if _is_spent(backward, ran, members, border):
+                self._found(failure)
+                return
+            awaited.append((Graph([one.tensor for one in members]), failure))
+        self._awaited.append(awaited)
+
+
+def _is_spent(backward: BackwardRecord, ran: set[Any], members: list[Found], border: int) -> bool:
+    """Whether the graph of ``members`` is of no use after a round, or is what this backward runs over and over."""
+    if any(_reaches_back(root, border) for root in backward.roots):
+        return True
+    return not backward.retain_graph and any(one.tensor.grad_fn in ran for one in members)
+
+
+def _numbers_of(members: list[Found]) -> list[int]:
+    """The sequence numbers of what made the tensors."""
+    return [_torch.node_sequence(one.tensor.grad_fn) or 0 for one in members]
+
+
+def _groups(frame: Any) -> dict[str, list[Found]]:
+    """The live tensors with a graph, those of one container together."""
+    groups: dict[str, list[Found]] = {}
+    for one in naming.find(frame, lambda tensor: tensor.requires_grad and tensor.grad_fn is not None):
+        groups.setdefault(one.within or one.path, []).append(one)
+    return groups
+
+
+def _reaches_back(node: Any, border: int) -> bool:
+    """Whether a Node made before ``border`` is found below, going down to the oldest first.
+
+    This spares the graphs of the round itself the whole walk: Nodes that Python has looked at are costly to free.
+    """
+    waiting: list[tuple[int, int, Any]] = [(0, 0, node)]
+    seen = {node}
+    for _ in range(_STEPS_DOWN):
+        if not waiting:
+            return False
+        for child, _ in heapq.heappop(waiting)[2].next_functions:
+            number = None if child is None or child in seen else _torch.node_sequence(child)
+            if number is None:
+                continue
+            if number < border:
+                return True
+            seen.add(child)
+            heapq.heappush(waiting, (number, len(seen), child))
+    return False
+
+
+def bytes_kept(order: list[Any]) -> int:
+    """About how much memory a graph keeps: what its Nodes saved and still hold, and the Nodes themselves."""
+    storages: dict[int, int] = {}
+    for node in order:
+        for _, saved in _torch.saved_slots(node):
+            tensor = _torch.packed_object(saved)
+            if _torch.is_tensor(tensor):
+                storages[_torch.storage_or_none(tensor)] = tensor.numel() * tensor.element_size()
+    return sum(storages.values()) + _NODE_BYTES * len(order)
+
+
+def _replacements(held: list[Any], missing: list[Any], frame: Any) -> Iterator[tuple[Any, Found]]:
+    """For each tensor without a gradient that no module holds any more, what the program has instead.
+
+    That is a tensor of the same shape that requires grad and that no optimizer knows: a parameter of a module, or the
+    result of an operation on the old one.
+    """
+    known = {id(one) for one in held}
+    wanted = {tuple(one.shape) for one in missing}
+    others: list[Found] = []
+    alive: set[int] = set()
+    for one in naming.find(frame, lambda tensor: tensor.requires_grad and not is_lazy(tensor)):
+        if id(one.tensor) in known:
+            if one.origin == "module" or one.within is None:
+                alive.add(id(one.tensor))
+        elif tuple(one.tensor.shape) in wanted:
+            others.append(one)
+    used: set[int] = set()
+    for parameter in missing:
+        if id(parameter) in alive:
+            continue
+        for one in others:
+            fits = one.tensor.shape == parameter.shape and id(one.tensor) not in used
+            if fits and (one.origin == "module" or one.tensor.is_leaf or _comes_from(one.tensor, parameter)):
+                used.add(id(one.tensor))
+                yield parameter, one
+                break
+
+
+def _names(tensors: list[Any], frame: Any) -> dict[int, str]:
+    """What the program calls the tensors, by ``id``; the name in a module before others."""
+    wanted = {id(one) for one in tensors}
+    found: dict[int, Found] = {}
+    for one in naming.find(frame, lambda tensor: id(tensor) in wanted):
+        known = found.get(id(one.tensor))
+        if known is None or (known.origin != "module" and one.origin == "module"):
+            found[id(one.tensor)] = one
+    return {key: one.path for key, one in found.items()}
+
+
+def _comes_from(tensor: Any, leaf: Any) -> bool:
+    order = walk.engine_order([tensor.grad_fn]) if tensor.grad_fn is not None else []
+    children = (child for node in order[:1_000] for child, _ in node.next_functions)
+    return any(getattr(child, "variable", None) is leaf for child in children)
+
+
+def _facts(tensor: Any) -> dict[str, Any]:
+    return {
+        "shape": tuple(tensor.shape),
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "device": str(tensor.device),
+    }
+
+
+def _made_at(core: Any, tensor: Any) -> Any:
+    number = None if tensor.grad_fn is None else _torch.node_sequence(tensor.grad_fn)
+    if number is None:
+        return None
+    near = core.nodes_near(number, threading.get_ident())
+    return next((symbolise(entry[3]) for entry in near if entry[0] <= number < entry[1]), None)

@@ -1,0 +1,390 @@
+"""Updates that were meant to be differentiated and are not, and the gradients that are remembered for it.
+
+Updates that were meant to be differentiated, and are not.
+
+Gradients are taken with ``create_graph=True``, the leaves are written by them past the graph, and a later backward
+takes its gradients at the new values, as if these had been given.
+
+It is that if nobody has differentiated those gradients before their graph was gone, and the leaves have moved against
+them. Strong evidence is that the leaves then got back their values (the gradient belongs to the old ones), or that the
+same two lines did it again. Looked for at the 1st, 2nd, 4th, 8th … call of a line, by a few elements of each leaf.
+
+Row: ``update_not_differentiated``. Roles: ``asked`` (the call with ``create_graph=True``), ``updated`` (where;
+``name`` is the leaf, ``op`` what was called; ``values``: ``shape``, ``dtype``, ``device`` and ``leaves``, how many).
+
+What is remembered of gradients that can be differentiated again, and of updates by them; no graph is kept alive.
+
+Leaves, their gradients, and how the leaves have moved since: a few elements of each, without keeping any alive.
+"""
+
+from __future__ import annotations
+
+import collections
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from gradsan import _torch
+from gradsan.detect.kept_gradients import by_gradient
+from gradsan.detect.memory import Uncounted
+from gradsan.graph import naming, walk
+from gradsan.model import Clue, Failure
+from gradsan.record.ledger import RawWrite
+from gradsan.record.stacks import symbolise, within_torch
+from gradsan.record.steps import Steps, read_backward
+
+ROW = "update_not_differentiated"
+_KEPT = 32
+_CALLS_AWAITED = 256
+_NESTED = 8
+
+
+@dataclass(slots=True)
+class _State:
+    open: list[Asked] = field(default_factory=list)
+    moved: list[Asked] = field(default_factory=list)
+    lost: list[Lost] = field(default_factory=list)
+    met: collections.Counter[Any] = field(default_factory=collections.Counter)
+    told: set[Any] = field(default_factory=set)
+
+
+class LostUpdates:
+    """Looks for such updates; ``found`` is told, ``listen(True)`` asks for a call before each backward."""
+
+    def __init__(
+        self,
+        core: Any,
+        steps: Steps,
+        uncounted: Uncounted,
+        found: Callable[[Failure], None],
+        listen: Callable[[bool], None],
+    ) -> None:
+        """The logs that tell who wrote."""
+        self._core, self._steps, self._uncounted = core, steps, uncounted
+        self._found, self._listen = found, listen
+        self._wanted: collections.deque[int] = collections.deque(maxlen=_NESTED)
+        self._state = _State()
+
+    def forget(self) -> None:
+        """Begin anew, as a stretch of watching does."""
+        state = self._state
+        for graph in [*(one.graph for one in (*state.open, *state.moved)), *(one.graph for one in state.lost)]:
+            graph.let_go()
+        self._state = _State()
+        self._wanted.clear()
+        self._listen(False)
+
+    def before_round(self, entry: Any, rounds: int) -> None:
+        """Note which calls to look at; as ``on_round`` of the core."""
+        self._wanted.append(entry[0])
+
+    @_torch.hushed()
+    def differentiable(self, entry: Any, inputs: Any, result: Any) -> None:
+        """Take note of gradients; as ``on_differentiable`` of the core."""
+        clock, stack, thread, _, _, accumulates = entry
+        is_wanted = clock in self._wanted
+        if not is_wanted or _torch.is_compiling() or _torch.is_transformed():
+            return
+        if accumulates:
+            order = walk.engine_order(read_backward(entry).roots)
+            leaves = [one for one in walk.leaves_of(order) if not inputs or any(one is given for given in inputs)]
+            pairs = [(leaf, leaf.grad) for leaf in leaves]
+        else:
+            pairs = list(zip(inputs, result, strict=False))
+        pairs = [(leaf, grad) for leaf, grad in pairs if _torch.is_tensor(leaf) and grad is not None]
+        made = [grad for _, grad in pairs if grad.grad_fn is not None]
+        samples = samples_of(pairs) if made else []
+        if samples:
+            self._state.open.append(Asked(clock, stack, thread, samples, Graph(made), bool(accumulates)))
+            self._listen(True)
+
+    @_torch.hushed()
+    def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """See what has become of them; the arguments are those of ``listeners.BeforeBackward``."""
+        state = self._state
+        self._settle_lost()
+        self._settle_open()
+        state.moved = [one for one in state.moved if self._is_awaited(one)]
+        if state.moved and not (len(args) > 2 and args[2]):
+            self._look_at(entry, args)
+        if not (state.open or state.moved or any(one.calls < _CALLS_AWAITED for one in state.lost)):
+            self._listen(False)
+
+    @_torch.hushed()
+    def settle(self) -> None:
+        """Nothing is watched any more: what nobody has differentiated so far is told."""
+        state = self._state
+        self._settle_lost()
+        for lost in state.lost:
+            if not lost.graph.was_used and (lost.is_own or lost.is_strong):
+                self._tell(lost)
+        self.forget()
+
+    def _settle_open(self) -> None:
+        """Whether the leaves have moved since; it is asked once, at the next call into the engine."""
+        state = self._state
+        waiting, state.open = state.open, []
+        for one in waiting:
+            one.samples = descended(one.samples)
+            one.update = self._update(one) if one.samples else None
+            # Gradients that are checked by differences are no update: torch moves the inputs, and puts them back.
+            is_own = one.update is not None and not within_torch(one.update.stack, one.stack)
+            if is_own and len(state.moved) < _KEPT:
+                state.moved.append(one)
+            else:
+                one.graph.let_go()
+
+    def _is_awaited(self, one: Asked) -> bool:
+        one.calls += 1
+        lives = any(sample.leaf() is not None for sample in one.samples)
+        if lives and one.calls <= _CALLS_AWAITED and not one.graph.was_used:
+            return True
+        one.graph.let_go()
+        return False
+
+    def _look_at(self, entry: Any, args: tuple[Any, ...]) -> None:
+        """Whether this backward begins at values that the updates have left."""
+        state, thread, stack = self._state, entry[2], entry[1]
+        # One line that differentiates some of the times is no other use.
+        own = [one for one in state.moved if one.thread == thread and one.stack is not stack]
+        if not own:
+            return
+        last = own[-1]
+        reached = self._reached(entry, args, last)
+        if not reached:
+            return
+        state.moved = [one for one in state.moved if one.thread != thread]
+        for one in own[:-1]:
+            one.graph.let_go()
+        before = {sample.storage: sample for one in reversed(own) for sample in one.samples}
+        origin = [before[sample.storage] for sample in reached]
+        failure = self._failure(entry, last, reached)
+        key = (last.stack, stack)
+        if entry[5]:
+            state.met[key] += 1
+        if key not in state.told and len(state.lost) < _KEPT:
+            is_own = last.fills_grad or last.update is None or not last.update.by_grad
+            state.lost.append(Lost(key, last.graph, origin, failure, is_own))
+        else:
+            last.graph.let_go()
+
+    def _reached(self, entry: Any, args: tuple[Any, ...], last: Asked) -> list[Sample]:
+        assert last.update is not None
+        backward = read_backward(entry)
+        inputs = tuple(args[3]) if len(args) > 3 and args[3] else ()
+        leaves: set[int] = set()
+        for node in walk.engine_order(backward.roots, inputs, backward.via == "backward"):
+            number = _torch.node_sequence(node)
+            if number is not None and number >= last.update.sequence:
+                leaves |= {id(getattr(child, "variable", None)) for child, _ in node.next_functions}
+        return [sample for sample in last.samples if (leaf := sample.leaf()) is not None and id(leaf) in leaves]
+
+    def _settle_lost(self) -> None:
+        state = self._state
+        waiting, state.lost = state.lost, []
+        for lost in waiting:
+            lost.calls += 1
+            is_back = stand_again(lost.origin)
+            lost.is_strong = lost.is_strong or is_back or (lost.is_own and state.met[lost.key] > 1)
+            if lost.graph.was_used or lost.key in state.told:
+                lost.graph.let_go()
+            elif lost.is_strong and lost.graph.is_gone:
+                self._tell(lost)
+            else:
+                state.lost.append(lost)
+
+    def _tell(self, lost: Lost) -> None:
+        if lost.key not in self._state.told:
+            self._state.told.add(lost.key)
+            strength = {"is_strong": "yes" if lost.is_strong else ""}
+            failure = lost.failure
+            self._found(Failure(failure.row, "", "", failure.site, failure.clues, strength, raised=False))
+
+    def _update(self, one: Asked) -> Update | None:
+        storages = {sample.storage for sample in one.samples}
+        found = [
+            Update(raw.clock, raw.stack, raw.op, raw.sequence, by_gradient(raw.stack))
+            for raw in (RawWrite(*item) for item in self._core.writes_after(one.clock))
+            if raw.storage in storages and raw.kind != "metadata"
+        ]
+        found += [
+            Update(record.end, record.stack, f"{record.optimizer}.step", record.sequence, by_grad=True)
+            for record in self._steps.steps
+            if record.end is not None and record.end > one.clock and not storages.isdisjoint(record.storages)
+        ]
+        for sample in one.samples:
+            leaf = sample.leaf()
+            given = None if leaf is None else self._uncounted.replacement_of(leaf)
+            if given is not None and given.clock > one.clock:
+                found.append(Update(given.clock, given.stack, "data =", given.sequence, by_gradient(given.stack)))
+        return min(found, key=lambda update: update.clock, default=None)
+
+    def _failure(self, entry: Any, last: Asked, reached: list[Sample]) -> Failure:
+        assert last.update is not None
+        leaf = reached[0].leaf()
+        names = naming.names_of(leaf, sys._getframe(1))
+        update, name = last.update, names[0].text if names else None
+        values = {
+            "shape": tuple(leaf.shape),
+            "dtype": str(leaf.dtype).removeprefix("torch."),
+            "device": str(leaf.device),
+            "leaves": len(reached),
+        }
+        updated = Clue("updated", symbolise(update.stack), name, update.op, values)
+        return Failure(ROW, "", "", symbolise(entry[1]), (Clue("asked", symbolise(last.stack)), updated), raised=False)
+
+
+class Graph:
+    """The graph of some gradients, told by a hook that lives as long as one of its first Nodes does."""
+
+    def __init__(self, gradients: list[Any]) -> None:
+        """Have the Nodes that made ``gradients`` tell when they run."""
+        self.was_used = False
+
+        def used(_: Any) -> None:
+            self.was_used = True
+
+        nodes = {gradient.grad_fn for gradient in gradients}
+        self._alive = weakref.ref(used)
+        self._handles = [node.register_prehook(used) for node in nodes]
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody can differentiate the gradients any more."""
+        return self._alive() is None
+
+    def let_go(self) -> None:
+        """Be told no more."""
+        for handle in self._handles:
+            handle.remove()
+
+
+class Update(NamedTuple):
+    """The first write to one of the leaves since their gradients were taken.
+
+    ``by_grad`` says that it works with ``.grad``: an optimizer, or code that reads that attribute.
+    """
+
+    clock: int
+    stack: Any
+    op: str
+    sequence: int
+    by_grad: bool
+
+
+@dataclass(slots=True)
+class Asked:
+    """A call that took gradients with ``create_graph=True``; ``update`` is known once leaves have moved.
+
+    ``fills_grad`` tells ``backward`` from ``grad``.
+    """
+
+    clock: int
+    stack: Any
+    thread: int
+    samples: list[Sample]
+    graph: Graph
+    fills_grad: bool
+    update: Update | None = None
+    calls: int = 0
+
+
+@dataclass(slots=True)
+class Lost:
+    """What is to be told if it proves true: ``origin`` are the leaves before the first of the updates.
+
+    ``is_own`` says that the update is by these gradients as far as one sees: not by others, in ``.grad``, that point
+    the same way. ``is_strong``: by all signs a step that is part of the computation.
+    """
+
+    key: tuple[Any, Any]
+    graph: Graph
+    origin: list[Sample]
+    failure: Failure
+    is_own: bool
+    is_strong: bool = False
+    calls: int = 0
+
+
+_LEAVES, _ELEMENTS = 64, 256
+_ALONG = 0.9
+"""So much of what has moved must have moved against the gradient: weight decay and momentum turn a few elements."""
+
+
+class Sample(NamedTuple):
+    """A leaf as it was: its memory, and some elements of it and of the gradient that was taken (float64)."""
+
+    leaf: Any
+    storage: int
+    values: Any
+    gradient: Any
+
+
+def samples_of(pairs: Iterable[tuple[Any, Any]]) -> list[Sample]:
+    """Samples of (leaf, gradient), of the first ``64`` pairs; other than dense real leaves are left out."""
+    found: list[Sample] = []
+    with torch.no_grad():
+        for leaf, gradient in pairs:
+            if len(found) == _LEAVES:
+                break
+            if leaf.is_leaf and leaf.requires_grad and _is_plain(leaf) and _is_plain(gradient):
+                storage = _torch.storage_or_none(leaf)
+                found.append(Sample(weakref.ref(leaf), storage, _some(leaf), _some(gradient)))
+    return found
+
+
+def descended(samples: Iterable[Sample]) -> list[Sample]:
+    """The leaves that have moved, if they have moved against their gradients, as a descent does; else none."""
+    moved: list[Sample] = []
+    against = total = 0
+    with torch.no_grad():
+        for one, leaf in _living(samples):
+            now = _some(leaf)
+            if now.shape != one.values.shape:
+                continue
+            way = now - one.values
+            if bool(way.any()):
+                moved.append(one)
+                against += int((way * one.gradient < 0).sum())
+                total += int((way != 0).sum())
+    return moved if against and against >= _ALONG * total else []
+
+
+def stand_again(samples: Iterable[Sample]) -> bool:
+    """Whether all the leaves have the values that they had; False where one of them is gone."""
+    wanted = list(samples)
+    with torch.no_grad():
+        living = list(_living(wanted))
+        return bool(living) and len(living) == len(wanted) and all(_is_as_before(one, leaf) for one, leaf in living)
+
+
+def _living(samples: Iterable[Sample]) -> Iterator[tuple[Sample, Any]]:
+    for one in samples:
+        leaf = one.leaf()
+        if leaf is not None and _is_plain(leaf):
+            yield one, leaf
+
+
+def _is_as_before(one: Sample, leaf: Any) -> bool:
+    now = _some(leaf)
+    return now.shape == one.values.shape and bool(torch.equal(now, one.values))
+
+
+def _is_plain(tensor: Any) -> bool:
+    return (
+        type(tensor) in _torch.PLAIN_TENSORS
+        and tensor.layout is torch.strided
+        and tensor.is_floating_point()
+        and tensor.numel() > 0
+        and tensor.device.type != "meta"
+    )
+
+
+def _some(tensor: Any) -> Any:
+    """Elements at even distances, with no copy of the rest where memory is contiguous."""
+    flat = tensor.detach().reshape(-1)
+    return flat[:: max(1, -(-flat.numel() // _ELEMENTS))].to(torch.float64, copy=True)

@@ -1,0 +1,387 @@
+"""Memory past the version counter: storages that can be written without it, and tensors noted at a moment.
+
+Doors past the version counter: which storages can be written without it, since when, and where that began.
+
+A door is cheap and proves nothing. ``prescan.py`` looks at the writes that were logged behind it, ``exports.py`` at the
+bytes of memory that was handed out.
+
+A tensor at a moment, without keeping it alive, and how it has been written since.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+from gradsan import _torch
+from gradsan.detect.exports import Exports, Snapshots
+from gradsan.graph import conflicts
+from gradsan.model import Conflict, Site, TensorInfo, Write
+from gradsan.overlap import overlap
+from gradsan.record import ledger
+from gradsan.record.ledger import RawWrite
+from gradsan.record.patches import Patches, standing
+from gradsan.record.stacks import symbolise
+
+_WRITES_OF_A_STORAGE = 64
+_COLLECTIVES = {"all_reduce": 0, "broadcast": 0, "reduce": 0, "scatter": 0, "all_to_all_single": 0, "recv": 0}
+
+
+class Door(NamedTuple):
+    """How memory can be written past the counter (the slug of a GS2xx cause), since when, and where that began."""
+
+    way: str
+    clock: int
+    stack: Any
+
+
+class Replaced(NamedTuple):
+    """A tensor that was given other memory (``tensor.data = other``)."""
+
+    tensor: Any
+    clock: int
+    stack: Any
+    sequence: int
+
+
+class Uncounted:
+    """The doors of this process, by storage; a storage that died is forgotten."""
+
+    def __init__(self, core: Any, opened: Callable[[], None]) -> None:
+        """Start with none; ``core`` keeps clock and log, ``opened`` is called for each first door of a storage."""
+        self._core, self._opened = core, opened
+        self.doors: dict[int, list[Door]] = {}
+        self.replaced: dict[int, Replaced] = {}
+        self._alive: dict[int, Any] = {}
+        self._writes: dict[int, list[RawWrite]] = {}
+        self._evaluated: set[int] = set()
+        self._read_up_to = 0
+        self._prune_at = 1_024
+        self.snapshots = Snapshots(core)
+
+    def open(self, holder: Any, way: str, stack: Any) -> int:
+        """Note that the memory of ``holder`` (a tensor or a storage) can be written past the counter from now on."""
+        try:
+            storage = holder.untyped_storage() if torch.is_tensor(holder) else holder
+            key = int(storage._cdata)
+        except (RuntimeError, NotImplementedError, ValueError, AttributeError):
+            return 0  # sparse, lazy, traced: no memory of its own
+        known = self.doors.get(key)
+        if known is None:
+            if len(self.doors) >= self._prune_at:
+                self.prune()
+                self._prune_at = max(1_024, 2 * len(self.doors))
+            self._alive[key] = _torch.weak_storage(storage)
+            known = self.doors[key] = []
+            self._opened()
+        if all(door.way != way for door in known):
+            core = self._core
+            known.append(Door(way, core.tick(), stack))
+        return key
+
+    @property
+    def now(self) -> int:
+        """The clock."""
+        return int(self._core.clock)
+
+    def prune(self) -> None:
+        """Forget what died."""
+        self.snapshots.forget_dead()
+        for key in [key for key, weak in self._alive.items() if weak.expired()]:
+            self._evaluated.discard(key)
+            for table in (self._alive, self.doors, self._writes):
+                table.pop(key, None)
+        for key in [key for key, one in self.replaced.items() if one.tensor() is None]:
+            del self.replaced[key]
+
+    def writes(self) -> dict[int, list[RawWrite]]:
+        """The logged writes to storages with a door, each younger than its first door."""
+        last = self._read_up_to
+        fresh: list[RawWrite] = []
+        for entry in reversed(self._core.writes_after(last)):
+            if entry[1] in self.doors:
+                fresh.append(RawWrite(*entry))
+        self._read_up_to = self._core.clock
+        for raw in reversed(fresh):
+            if raw.clock > self.doors[raw.storage][0].clock and not _is_put_back(raw):
+                kept = self._writes.setdefault(raw.storage, [])
+                kept.append(raw)
+                del kept[:-_WRITES_OF_A_STORAGE]
+        return self._writes
+
+    def log(self, target: Any, way: str, op: str, kind: str, stack: Any) -> None:
+        """A write that no counter has seen and no wrapper has logged."""
+        for tensor in target if isinstance(target, (tuple, list)) else (target,):
+            if torch.is_tensor(tensor):
+                self.open(tensor, way, stack)
+                self._core.log_write(tensor, op, kind, None, stack)
+
+    def replacement_of(self, tensor: Any) -> Replaced | None:
+        """When a tensor was last given other memory; None where it was not."""
+        found = self.replaced.get(id(tensor))
+        return found if found is not None and found.tensor() is tensor and tensor is not None else None
+
+    def door_of(self, storage: int, clock: int) -> Door | None:
+        """The last door of a storage that was opened before ``clock``."""
+        return next((door for door in reversed(self.doors.get(storage, ())) if door.clock <= clock), None)
+
+    def install(self, patches: Patches, guard: Callable[[Callable[[], object]], None]) -> None:
+        """Watch the doors until ``patches`` is undone; ``guard`` keeps gradsan's own mistakes from the program."""
+        core = self._core
+
+        def after(owner: Any, name: str, note: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], object]) -> None:
+            original = standing(owner, name)
+            if original is None:
+                return
+
+            @functools.wraps(original)
+            def watched(*args: Any, **kwargs: Any) -> Any:
+                result = original(*args, **kwargs)
+                if not _torch.is_compiling() and core.active:
+                    stack = core.stack(1)
+                    guard(lambda: note(result, args, kwargs, stack))
+                return result
+
+            patches.set(owner, name, watched)
+
+        self._watch_data(patches, guard)
+        for name in ("unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes"):
+            for owner in (torch, torch.Tensor):
+                after(owner, name, lambda _r, args, _k, stack: self.open(args[0], "storage_alias", stack))
+        after(torch, "_unsafe_view", lambda _r, args, _k, stack: self.open(args[0], "storage_alias", stack))
+        after(torch.Tensor, "set_", lambda result, _a, _k, stack: self.open(result, "storage_alias", stack))
+        after(torch.Tensor, "__reduce_ex__", lambda _r, args, _k, stack: self.open(args[0], "storage_alias", stack))
+        for name in ("fill_", "copy_", "__setitem__"):
+            after(torch.UntypedStorage, name, functools.partial(self._storage_written, name))
+        for name in ("apply_", "map_", "map2_"):
+            after(torch.Tensor, name, functools.partial(self._mapped, name))
+        after(
+            torch,
+            "_amp_foreach_non_finite_check_and_unscale_",
+            lambda _r, args, _k, stack: self.log(
+                list(args[0]), "kernel_without_schema", "GradScaler.unscale_", "op", stack
+            ),
+        )
+        after(torch.nn.functional, "batch_norm", self._normalised)
+        if torch.distributed.is_available():
+            for name, position in _COLLECTIVES.items():
+                after(torch.distributed, name, functools.partial(self._communicated, name, position))
+
+    def _watch_data(self, patches: Patches, guard: Callable[[Callable[[], object]], None]) -> None:
+        core = self._core
+        descriptor = standing(torch.Tensor, "data")
+        get, put = descriptor.__get__, descriptor.__set__
+
+        def data(tensor: Any) -> Any:
+            if core.active and not _torch.is_compiling():
+                stack = core.stack(1)
+                guard(lambda: self._open_data(tensor, stack))
+            return get(tensor)
+
+        def set_data(tensor: Any, value: Any) -> None:
+            before = _memory(tensor) if core.active else None
+            put(tensor, value)
+            if before is not None and _memory(tensor) != before:
+                stack = core.stack(1)
+                guard(lambda: self._replace(tensor, stack))
+
+        patches.set(torch.Tensor, "data", property(data, set_data, descriptor.__delete__))
+
+    def _open_data(self, tensor: Any, stack: Any) -> None:
+        if self.open(tensor, "data_attribute", stack):
+            self.snapshots.take(tensor, stack)
+
+    def _replace(self, tensor: Any, stack: Any) -> None:
+        core = self._core
+        clock = core.tick()
+        # The memory may have another name, whose counter is another one: a flat buffer, say.
+        self.open(tensor, "data_attribute", stack)
+        self._opened()
+        self.replaced[id(tensor)] = Replaced(weakref.ref(tensor), clock, stack, _torch.sequence_number())
+
+    def _storage_written(self, name: str, _: Any, args: tuple[Any, ...], __: Any, stack: Any) -> None:
+        storage = args[0]
+        flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        self.log(flat, "storage_alias", name, "op", stack)
+
+    def _mapped(self, name: str, _: Any, args: tuple[Any, ...], __: Any, stack: Any) -> None:
+        self.log(args[0], "kernel_without_schema", name, "op", stack)
+
+    def _normalised(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stack: Any) -> None:
+        given = dict(zip(("input", "running_mean", "running_var", "weight", "bias", "training"), args, strict=False))
+        given.update(kwargs)
+        statistics = [one for one in (given.get("running_mean"), given.get("running_var")) if one is not None]
+        keys = {int(one.untyped_storage()._cdata) for one in statistics}
+        if not given.get("training", False):
+            if _torch.is_grad_enabled():
+                for one in statistics:
+                    self._evaluated.add(self.open(one, "statistics", stack))
+        elif keys & self._evaluated:  # only a forward in eval mode has saved them for a gradient
+            self.log(statistics, "statistics", "batch_norm", "statistics", stack)
+
+    def _communicated(self, name: str, position: int, _: Any, args: Any, kwargs: Any, stack: Any) -> None:
+        if name in ("broadcast", "reduce"):
+            root = kwargs.get("src" if name == "broadcast" else "dst", args[1] if len(args) > 1 else None)
+            writes_here = (torch.distributed.get_rank() == root) != (name == "broadcast")
+            # Gloo adds up in the memory of all ranks, whoever is to get the sum.
+            in_all = name == "reduce" and torch.distributed.get_backend(kwargs.get("group")) == "gloo"
+            if root is not None and not writes_here and not in_all:
+                return
+        target = args[position] if len(args) > position else next(iter(kwargs.values()), None)
+        self.log(target, "collective", name, "collective", stack)
+
+    def stepped(self, optimizer: Any) -> None:
+        """Log what the fused kernels of an optimizer have written in the step that has just ended."""
+        core = self._core
+        stack = core.stack()
+        for group in optimizer.param_groups:
+            if group.get("fused"):
+                written: Iterable[Any] = [one for one in group["params"] if one.grad is not None]
+                self.log(list(written), "fused_optimizer", f"{type(optimizer).__name__}.step", "step", stack)
+
+
+def _is_put_back(raw: RawWrite) -> bool:
+    codes = raw.stack.codes
+    return bool(codes) and _torch.puts_back_what_it_writes(codes[0].co_filename)
+
+
+def _memory(tensor: Any) -> Any:
+    """Which memory a tensor has; None where it has none of its own (lazy, sparse, traced)."""
+    try:
+        identity = _torch.weak_identity(tensor)
+    except (RuntimeError, NotImplementedError, ValueError, AttributeError, TypeError):
+        return None
+    return identity[0], identity[2]
+
+
+class Noted(NamedTuple):
+    """A tensor as it was: version, storage, the clock, and its bytes where its memory had been handed out."""
+
+    weak: Any
+    version: int
+    storage: int
+    clock: int
+    copy: Any
+
+
+class Overwritten(NamedTuple):
+    """What has happened to a noted tensor: ``writes`` that overlap it, in order; ``door`` is where a way past the
+    counter was opened, None where the counter moved; ``unexplained`` as in the Conflict."""
+
+    info: TensorInfo
+    writes: tuple[Write, ...]
+    version: int
+    door: Site | None
+    unexplained: int
+
+
+class Notes:
+    """Takes notes of tensors and looks them up again."""
+
+    def __init__(self, core: Any, steps: Any, uncounted: Uncounted, exports: Exports) -> None:
+        """The logs that tell who wrote."""
+        self._core, self._steps, self._uncounted, self._exports = core, steps, uncounted, exports
+        self.lasting: Callable[[Any], Any] = lambda tensor: tensor
+        """What stays of a tensor that comes and goes (a whole parameter of ``fully_shard``); of others themselves."""
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether there is no way by which memory could be written past the counter."""
+        return not (self._uncounted.doors or self._uncounted.replaced or self._exports.any)
+
+    def copy_of(self, tensor: Any) -> Any:
+        """The bytes of a tensor whose memory has been handed out, else None."""
+        return self._exports.copy_of(tensor)
+
+    def note(self, tensor: Any) -> Noted | None:
+        """The tensor as it is now; None where it counts no versions (inference tensors)."""
+        try:
+            version = int(tensor._version)
+            weak = weakref.ref(tensor)
+        except (RuntimeError, TypeError):
+            return None
+        storage = _torch.storage_or_none(tensor)
+        return Noted(weak, version, storage, self._core.clock, self._exports.copy_of(tensor))
+
+    def changed(self, noted: Noted, tensor: Any) -> Overwritten | None:
+        """How ``tensor``, which shares memory with what was noted, has been written since; None where it has not."""
+        version = int(tensor._version)
+        if version == noted.version and self.is_quiet:
+            return None
+        storage = _torch.storage_or_none(tensor)
+        replaced = self._uncounted.replaced.get(id(tensor))
+        if replaced is not None and replaced.clock > noted.clock and replaced.tensor() is tensor:
+            info = conflicts.tensor_info(tensor, was_leaf=tensor.is_leaf)
+            write = Write(
+                clock=replaced.clock,
+                site=symbolise(replaced.stack),
+                op="data =",
+                kind="op",
+                version=None,
+                region=info.region,
+                sequence=replaced.sequence,
+            )
+            return Overwritten(info, (write,), version, write.site, 0)
+        if version != noted.version:
+            return self._counted(noted, tensor, version, storage)
+        return self._past_counter(noted, tensor, version, storage)
+
+    def _counted(self, noted: Noted, tensor: Any, version: int, storage: int) -> Overwritten | None:
+        core, steps = self._core, self._steps
+        info = conflicts.tensor_info(tensor, was_leaf=tensor.is_leaf)
+        writes = ledger.writes_since(core, steps, info.storage, noted.clock, noted.version)
+        unexplained = ledger.unexplained_moves(writes, noted.version, version)
+        touching = tuple(write for write in writes if _touches(info, write))
+        if writes and not touching and not unexplained:
+            return None
+        return Overwritten(info, touching, version, None, unexplained)
+
+    def _past_counter(self, noted: Noted, tensor: Any, version: int, storage: int) -> Overwritten | None:
+        uncounted = self._uncounted
+        if storage in uncounted.doors:
+            uncounted.prune()
+            info = conflicts.tensor_info(tensor, was_leaf=tensor.is_leaf)
+            raws = [raw for raw in uncounted.writes().get(storage, ()) if raw.clock > noted.clock]
+            writes = tuple(write for write in map(ledger.as_write, raws) if _touches(info, write))
+            if writes:
+                door = uncounted.door_of(storage, writes[0].clock)
+                return Overwritten(info, writes, version, symbolise(door.stack) if door else None, 0)
+        export = self._exports.changed_since(tensor, noted.clock, noted.copy)
+        if export is None:
+            return None
+        info = conflicts.tensor_info(tensor, was_leaf=tensor.is_leaf)
+        site = symbolise(export.stack)
+        write = Write(clock=export.clock, site=site, op=export.op, kind="outside", version=None, region=None)
+        return Overwritten(info, (write,), version, site, 0)
+
+
+class Findings:
+    """The conflicts of the run; one that is met again is counted."""
+
+    def __init__(self, found: list[Conflict], most: int) -> None:
+        """New ones go to ``found``, up to ``most`` of them there."""
+        self._found, self._most = found, most
+        self._known: dict[Any, int] = {}
+
+    def forget(self) -> None:
+        """Begin anew: what an earlier stretch of watching has found does not count for this one."""
+        self._known.clear()
+
+    def add(self, key: Any, make: Callable[[], Conflict]) -> None:
+        """Count the conflict known by ``key``, or have it made."""
+        at = self._known.get(key)
+        if at is not None and at < len(self._found):
+            self._found[at] = replace(self._found[at], count=self._found[at].count + 1)
+        elif len(self._found) < self._most:
+            made = make()
+            self._known[key] = len(self._found)
+            self._found.append(made)
+
+
+def _touches(info: TensorInfo, write: Write) -> bool:
+    return write.kind != "metadata" and (write.region is None or overlap(info.region, write.region))

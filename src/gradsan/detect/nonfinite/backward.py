@@ -1,0 +1,170 @@
+"""Non-finite gradients: a hook behind every Node of a backward that starts from a finite loss."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from gradsan import _torch
+from gradsan.detect.nonfinite.origins import How, Origin, Origins
+from gradsan.detect.nonfinite.values import Searched, operands_of
+from gradsan.model import Operand
+
+NODES_WATCHED = 10_000
+"""From torch 2.13 on, a longer chain of Nodes that Python has looked at may end the process when it is freed."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """One backward: its Nodes, the hooks behind them, and which Nodes were given non-finite gradients by which."""
+
+    nodes: list[Any] = field(default_factory=list)
+    handles: list[Any] = field(default_factory=list)
+    given: dict[Any, list[Origin]] = field(default_factory=dict)
+    leaves: list[Any] = field(default_factory=list)
+
+
+class Backward:
+    """Puts hooks behind the Nodes of a backward, and takes them away when it has ended."""
+
+    def __init__(self, core: Any, origins: Origins, is_busy: threading.local, on_cut: Any) -> None:
+        """``is_busy`` keeps gradsan from looking at its own calls; ``on_cut`` is called where a graph is too long."""
+        self._core, self._origins, self._busy, self._on_cut = core, origins, is_busy, on_cut
+        self._runs: dict[int, _Run] = {}
+
+    def begin(self, clock: int, roots: tuple[Any, ...]) -> None:
+        """Watch the backward that begins at ``clock`` from ``roots``."""
+        run = _Run()
+        self._runs[clock] = run
+        seen = set(roots)
+        waiting = list(roots)
+        while waiting:
+            node = waiting.pop()
+            if _torch.is_tensor(getattr(node, "variable", None)):
+                run.leaves.append(node.variable)
+                continue
+            if len(run.nodes) >= NODES_WATCHED:
+                self._on_cut()
+                break
+            run.handles.append(node.register_hook(partial(self._after, run, len(run.nodes))))
+            run.nodes.append(node)
+            for child, _ in node.next_functions:
+                if child is not None and child not in seen:
+                    seen.add(child)
+                    waiting.append(child)
+
+    def end(self, clock: int) -> list[tuple[Any, Origin]]:
+        """The leaves that a backward gave non-finite gradients, each with where they came from."""
+        run = self._runs.pop(clock, None)
+        if run is None:
+            return []
+        self._let_go(run)
+        reached = []
+        for node, origins in run.given.items():
+            leaf = getattr(node, "variable", None)
+            if _torch.is_tensor(leaf):
+                reached.append((leaf, min(origins, key=lambda origin: origin.number)))
+        return reached
+
+    def has(self, clock: int) -> bool:
+        """Whether the backward that began at ``clock`` runs and is watched."""
+        return clock in self._runs
+
+    def given(self, clock: int) -> list[Origin]:
+        """Where the non-finite gradients came from that a running backward has met."""
+        run = self._runs.get(clock)
+        return [] if run is None else [origin for origins in run.given.values() for origin in origins]
+
+    def leaves(self, clock: int) -> list[Any]:
+        """The leaves of a running backward."""
+        run = self._runs.get(clock)
+        return [] if run is None else run.leaves
+
+    def stop(self) -> None:
+        """Take all hooks away, of backwards that have failed, too."""
+        for run in self._runs.values():
+            self._let_go(run)
+        self._runs.clear()
+
+    def _let_go(self, run: _Run) -> None:
+        for handle in run.handles:
+            handle.remove()
+        # The hooks hold the run: without its Nodes that is no circle.
+        run.nodes.clear()
+        run.handles.clear()
+
+    def _after(self, run: _Run, number: int, gradients: Any, given: Any) -> None:
+        """Look at what a Node has made: ``gradients`` for its inputs, of ``given`` ones of its outputs."""
+        if getattr(self._busy, "on", False) or number >= len(run.nodes):
+            return
+        bad = [(at, one) for at, one in enumerate(gradients) if one is not None and _torch.is_nonfinite(one)]
+        if not bad:
+            return
+        self._busy.on = True
+        try:
+            with _torch.hushed():
+                self._keep(run, run.nodes[number], bad, tuple(given))
+        finally:
+            self._busy.on = False
+
+    def _keep(self, run: _Run, node: Any, bad: list[tuple[int, Any]], given: tuple[Any, ...]) -> None:
+        came = [one for one in given if one is not None and _torch.is_nonfinite(one)]
+        gradient = bad[0][1]
+        # Code of the program's ran in the Node, and its own operation was seen.
+        inside = self._origins.of(gradient)
+        # Else a Node handed them on, or a hook of the program's put them there.
+        handed = [origin for one in came if (origin := self._origins.of(one)) is not None]
+        parents = tuple(run.given.get(node, ())) or tuple(handed)
+        if inside is not None:
+            origin = inside
+        elif came:
+            how: How = "passed" if parents else "given"
+            origin = Origin(how, node.name(), self._stack_of(node), Searched(gradient).value, parents=parents)
+            origin.number = min((parent.number for parent in parents), default=0)
+        else:
+            facts = Searched(gradient)
+            origin = Origin(
+                "gradient",
+                node.name(),
+                self._stack_of(node),
+                facts.value,
+                facts=facts,
+                operands=(*_given(given, facts), *_saved(node, facts)),
+            )
+            self._origins.keep(gradient, origin)
+        for at, one in bad:
+            # ``torch.autograd.grad`` gives it to the program.
+            self._origins.link(one, origin)
+            if at < len(node.next_functions):
+                child = node.next_functions[at][0]
+                if child is not None:
+                    run.given.setdefault(child, []).append(origin)
+
+    def _stack_of(self, node: Any) -> Any:
+        """The raw stack of the call that made a Node; None where it is not in the log."""
+        number = _torch.node_sequence(node)
+        if number is None:
+            return None
+        near = self._core.nodes_near(number, threading.get_ident())
+        return next((one[3] for one in near if one[0] <= number < one[1]), None)
+
+
+def _given(given: tuple[Any, ...], facts: Searched) -> Iterator[Operand]:
+    named = ((f"grad {at}", one) for at, one in enumerate(given) if one is not None and _torch.can_be_nonfinite(one))
+    yield from operands_of(named, facts.index, facts.shape)
+
+
+def _saved(node: Any, facts: Searched) -> Iterator[Operand]:
+    """What a Node had kept, as far as it can be read: before the hooks behind it have run nothing is freed."""
+    for slot, saved in _torch.saved_slots(node):
+        if _torch.is_hooked(saved):
+            continue
+        try:
+            value = _torch.read_slot(node, slot)
+        except (RuntimeError, AttributeError):
+            continue
+        if _torch.is_tensor(value) and _torch.can_be_nonfinite(value):
+            yield from operands_of([(slot, value)], facts.index, facts.shape)

@@ -1,0 +1,129 @@
+"""Non-finite results of operations: each call's result is searched, its operands only where that is bad."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from gradsan import _torch
+from gradsan.detect.nonfinite.origins import How, Origin, Origins
+from gradsan.detect.nonfinite.values import Searched, arguments_of, kind_of, operands_of, scalars_of, tensors_in
+from gradsan.graph import naming
+
+_UNWRITTEN = frozenset(
+    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "empty_permuted"}
+)
+
+
+class Forward:
+    """Looks at results; what it finds goes to ``origins``, and writes into leaves to ``on_leaf_write``."""
+
+    def __init__(self, core: Any, origins: Origins, on_leaf_write: Any) -> None:
+        """``on_leaf_write(tensor, origin)`` is called where a call has made memory of a leaf non-finite."""
+        self._core, self._origins, self._on_leaf_write = core, origins, on_leaf_write
+        self._names: dict[Any, str | None] = {}
+
+    def on_result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Look at the result of one call; as ``on_result`` of the core."""
+        if isinstance(result, torch.Tensor):
+            # A view shows memory that has been looked at, and makes no value.
+            in_place = bool(args) and result is args[0]
+            if in_place or not _shows_operand(result, args, kwargs):
+                self._look(op, args, kwargs, result, in_place)
+        elif result is None:
+            if args and isinstance(args[0], torch.Tensor):
+                self._look(op, args, kwargs, args[0], True)
+        else:
+            for one in tensors_in(result):
+                if not _shows_operand(one, args, kwargs):
+                    self._look(op, args, kwargs, one, False)
+
+    def _look(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, in_place: bool) -> None:
+        if not _torch.is_nonfinite(result):
+            if in_place and self._origins:
+                self._origins.forget(result)
+            return
+        # ``broadcast_tensors`` hands on what has the shape already.
+        if not in_place and any(one is result for _, one in arguments_of(args, kwargs)):
+            return
+        origin = self._origin(op, args, kwargs, result, in_place)
+        self._origins.keep(result, origin)
+        if in_place:
+            self._on_leaf_write(result, origin)
+
+    def _origin(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, in_place: bool) -> Origin:
+        stack = self._core.stack(0)
+        facts = Searched(result)
+        operands = [(name, one) for name, one in arguments_of(args, kwargs) if one is not result]
+        bad = [(name, one) for name, one in operands if _torch.is_nonfinite(one)]
+        parents = [self._origins.of(one) or self._given(name, one, stack, op) for name, one in bad]
+        before = self._origins.of(result) if in_place else None
+        if before is not None:
+            parents.append(before)
+        numbers = [(name, number) for name, number in scalars_of(args, kwargs) if kind_of(number) is not None]
+        how: How
+        if parents:
+            is_new = facts.has_nan and all(parent.value != "nan" for parent in parents)
+            how = "nan_of_inf" if is_new and not _holds_nan(bad) else "passed"
+        elif op in _UNWRITTEN:
+            how = "memory"
+        elif op == "set_":
+            # Memory that somebody else has filled: a worker of a DataLoader, a file.
+            how = "given"
+        elif not (operands or in_place):
+            # NaN out of the program's own data (``torch.tensor(rows)``) is nobody's intention.
+            how = "given" if facts.has_nan else "constant"
+        elif numbers:
+            how = "given" if any(kind_of(number) == "nan" for _, number in numbers) else "constant"
+        else:
+            how = "made"
+        return Origin(
+            how,
+            op,
+            stack,
+            facts.value,
+            parents=tuple(parents),
+            facts=facts,
+            operands=operands_of(operands, facts.index, facts.shape) if how in ("made", "nan_of_inf") else (),
+            name=self._name(stack, bad or operands),
+            scalars=tuple((name, repr(number)) for name, number in scalars_of(args, kwargs)),
+            in_backward=bool(self._core.running),
+            has_graph=bool(result.requires_grad),
+        )
+
+    def _name(self, stack: Any, operands: list[tuple[str, Any]]) -> str | None:
+        """What the program calls the first operand that has a name; searched once a line."""
+        if stack not in self._names:
+            frame = sys._getframe()
+            found = (naming.names_of(one, frame) for _, one in operands if one.is_floating_point())
+            self._names[stack] = next((names[0].text for names in found if names), None)
+        return self._names[stack]
+
+    def _given(self, argument: str, tensor: Any, stack: Any, op: str) -> Origin:
+        facts = Searched(tensor)
+        return self._origins.keep(
+            tensor,
+            Origin(
+                "given",
+                op,
+                stack,
+                facts.value,
+                facts=facts,
+                name=self._name(stack, [(argument, tensor)]),
+                scalars=(("argument", argument),),
+            ),
+        )
+
+
+def _shows_operand(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a result is a view of an operand; ``linear`` of three dimensions gives a view of what it has made."""
+    if not result._is_view():
+        return False
+    storage = _torch.storage_or_none(result)
+    return any(_torch.storage_or_none(one) == storage for _, one in arguments_of(args, kwargs))
+
+
+def _holds_nan(bad: list[tuple[str, Any]]) -> bool:
+    return any(bool(torch.isnan(one.detach()).any()) for _, one in bad)

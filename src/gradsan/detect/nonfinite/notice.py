@@ -1,0 +1,167 @@
+"""Notice of a training whose parameters have become NaN or Inf, at the price of one look at each loss.
+
+The operation that made the value is not looked for: that is what ``search.py`` does, in a mode of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gradsan import _torch
+from gradsan.detect.nonfinite.backward import NODES_WATCHED
+from gradsan.detect.nonfinite.values import Searched
+from gradsan.graph import naming
+from gradsan.model import Birth, NonFinite, NonFiniteSeen
+from gradsan.record.stacks import symbolise
+from gradsan.record.steps import Settling, StepRecord, Steps
+
+_LARGEST_LOSS = 4_096
+_NAMED = 8
+
+
+class Notice:
+    """Looks at the outputs of each backward call, and at leaves only once one of these is not finite.
+
+    A loss that is not finite does no harm by itself (a ``GradScaler`` skips the step): a finding needs a leaf with NaN,
+    at a later backward or at the end. There is one for a stretch of watching: what follows, follows from it. Outputs on
+    other devices than the CPU are not looked at, because reading them would wait for the device.
+    """
+
+    def __init__(self, core: Any, steps: Steps, settling: Settling, report: Callable[[NonFinite], None]) -> None:
+        """``report`` takes the finding; ``settling`` knows the optimizers."""
+        self._core, self._steps, self._settling, self._report = core, steps, settling, report
+        self._is_done = False
+        self._first_steps = self._began = 0
+        self._pending: tuple[Any, int, Searched, list[weakref.ref[Any]]] | None = None
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._is_done, self._pending = False, None
+        self._first_steps, self._began = self._core.steps, self._core.clock
+
+    def leave(self) -> None:
+        """Look no further in this stretch."""
+        self._is_done, self._pending = True, None
+
+    def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Look at what a backward starts from; as ``listeners.BeforeBackward``."""
+        if self._is_done:
+            return
+        for output in entry[3]:
+            if _is_bad(output):
+                with _torch.hushed():
+                    self._look(entry, output)
+                return
+        if self._pending is not None:
+            with _torch.hushed():
+                self._follow_up()
+
+    def settle(self) -> None:
+        """The stretch has ended: look at what the last losses have led to."""
+        if self._is_done:
+            return
+        with _torch.hushed():
+            if self._pending is not None:
+                self._follow_up()
+            elif self._core.steps > self._first_steps:
+                spoilt = [
+                    one
+                    for optimizer in self._settling.optimizers
+                    for group in optimizer.param_groups
+                    for one in group["params"]
+                    if _is_spoilt(one) and self._steps_of(one)
+                ]
+                if spoilt:
+                    self._found(spoilt, "after", None, self._core.steps, Searched(spoilt[0]))
+
+    def _look(self, entry: Any, loss: Any) -> None:
+        stack = entry[1]
+        # Not the data: an input whose gradient is wanted is a leaf, too.
+        leaves = [one for one in _leaves_behind(entry[3]) if isinstance(one, torch.nn.Parameter) or self._steps_of(one)]
+        spoilt = [leaf for leaf in leaves if _is_spoilt(leaf)]
+        if self._pending is not None:
+            self._follow_up()
+        if self._is_done:
+            return
+        if spoilt:
+            self._found(spoilt, "before", stack, self._core.steps, Searched(loss))
+        else:
+            known = [weakref.ref(leaf) for leaf in leaves]
+            self._pending = stack, self._core.steps, Searched(loss), known
+
+    def _follow_up(self) -> None:
+        """Whether a loss that was not finite has spoilt its leaves by now."""
+        assert self._pending is not None
+        stack, steps, facts, known = self._pending
+        self._pending = None
+        spoilt = [leaf for one in known if (leaf := one()) is not None and _is_spoilt(leaf)]
+        if spoilt:
+            self._found(spoilt, "during", stack, steps, facts)
+
+    def _steps_of(self, parameter: Any) -> list[StepRecord]:
+        """The steps of this stretch that updated a parameter, as far as the log goes back."""
+        storage = _torch.storage_or_none(parameter)
+        return [one for one in self._steps.steps if one.clock >= self._began and _has_written(one, storage)]
+
+    def _found(self, spoilt: list[Any], seen: NonFiniteSeen, stack: Any, steps: int, facts: Searched) -> None:
+        self._is_done = True
+        frame = sys._getframe()
+        names = [found[0].text for one in spoilt[:_NAMED] if (found := naming.names_of(one, frame))]
+        known = self._steps_of(spoilt[0])
+        # The first after the loss that was noticed, else the last of all.
+        step = next((one for one in known if one.number >= steps), known[-1] if known else None)
+        self._report(
+            NonFinite(
+                Birth("unknown", "", None, facts.value, facts.index, facts.shape, facts.dtype, facts.device),
+                steps - self._first_steps,
+                noticed=None if stack is None else symbolise(stack),
+                consumed=None if step is None else symbolise(step.stack),
+                consumer=None if step is None else f"{step.optimizer}.step",
+                parameters=tuple(dict.fromkeys(names)),
+                seen=seen,
+                spoilt=len(spoilt),
+            )
+        )
+
+
+def _is_bad(output: Any) -> bool:
+    if type(output) not in _torch.PLAIN_TENSORS or not output.is_cpu or _torch.is_transformed():
+        return False
+    if output.dim() or output.layout is not torch.strided or _torch.has_modes():
+        with _torch.hushed():
+            is_small = _torch.has_elements(output) and output.numel() <= _LARGEST_LOSS
+            return is_small and _torch.is_nonfinite(output)
+    # The usual loss, in the cheapest way: this is done at every backward of every program.
+    number = output.item()
+    return bool(number - number != 0)
+
+
+def _leaves_behind(outputs: Any) -> list[Any]:
+    leaves, waiting = [], [one.grad_fn for one in outputs if _torch.is_tensor(one) and one.grad_fn is not None]
+    seen = set(waiting)
+    while waiting and len(seen) < NODES_WATCHED:
+        node = waiting.pop()
+        leaf = getattr(node, "variable", None)
+        if _torch.is_tensor(leaf):
+            leaves.append(leaf)
+        for child, _ in node.next_functions:
+            if child is not None and child not in seen:
+                seen.add(child)
+                waiting.append(child)
+    return leaves
+
+
+def _has_written(step: StepRecord, storage: int | None) -> bool:
+    versions = zip(step.storages, step.before, step.after, strict=False)
+    return any(one == storage and before != after for one, before, after in versions)
+
+
+def _is_spoilt(leaf: Any) -> bool:
+    # Programs write -inf into parameters on purpose; where Inf is a fault, NaN is there a round later.
+    is_bad = _torch.has_elements(leaf) and leaf.is_cpu and _torch.is_nonfinite(leaf)
+    return bool(is_bad and torch.isnan(leaf.detach()).any())

@@ -1,0 +1,315 @@
+"""Search for the origin of NaN and Inf, as a mode of watching: what the parts see becomes findings here."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import torch
+
+from gradsan import _torch
+from gradsan.detect.nonfinite.backward import Backward
+from gradsan.detect.nonfinite.forward import Forward
+from gradsan.detect.nonfinite.origins import Origin, Origins, first_cause
+from gradsan.detect.nonfinite.updates import Updates
+from gradsan.detect.nonfinite.values import Searched
+from gradsan.graph import naming
+from gradsan.graph.naming import optimizers_alive
+from gradsan.model import Birth, Born, Message, NonFinite
+from gradsan.record.patches import Patches
+from gradsan.record.stacks import symbolise
+
+_MOST = 100
+_VALUES = re.compile(r"\b(nan|inf|finite|infinite|infinity)\b", re.IGNORECASE)
+_LOSSES_KEPT = 8
+
+
+class NonFiniteSearch:
+    """Searches while a stretch of watching asks for it; what it finds goes to ``report``."""
+
+    def __init__(self, core: Any, report: Callable[[NonFinite], None], note: Callable[[Message], None]) -> None:
+        """``note`` takes what could not be searched."""
+        self._core, self._put, self._note = core, report, note
+        self._found = 0
+        self._busy = threading.local()
+        self._origins = Origins()
+        self._leaves: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._forward = Forward(core, self._origins, self._on_write)
+        cut = partial(note, Message("blind.nonfinite_long_graph"))
+        self._backward = Backward(core, self._origins, self._busy, cut)
+        self._updates = Updates(core, self._origins, self._on_consumed, self._on_harmless_step)
+        self._noticed: Any = None
+        self._bad_losses: dict[int, Origin] = {}
+        self._told: set[int] = set()
+        self._pending: tuple[list[Any], Origin, Any, int] | None = None
+        self._pending_loss: tuple[Origin, int] | None = None
+        self._harmless_loss: tuple[Origin, int] | None = None
+        self._rounds = 0
+        self._has_consumer = self._has_failed = False
+        self._losses: list[float] = []
+
+    def start(self, patches: Patches, run: Callable[[Callable[[], None]], None]) -> None:
+        """Look at everything from now on; ``patches`` undo it."""
+        self._origins.clear()
+        self._updates.forget()
+        self._found = 0
+        self._losses.clear()
+        self._told.clear()
+        self._bad_losses.clear()
+        self._pending, self._pending_loss, self._harmless_loss, self._noticed = None, None, None, None
+        self._rounds, self._has_consumer, self._has_failed = 0, False, False
+
+        def quietly(work: Callable[[], None]) -> None:
+            if not getattr(self._busy, "on", False):
+                self._busy.on = True
+                try:
+                    with _torch.hushed(), _torch.without_dispatch_modes(), torch.no_grad():
+                        run(work)
+                finally:
+                    self._busy.on = False
+
+        def on_result(op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+            if not getattr(self._busy, "on", False) and not _torch.is_compiling() and not _torch.is_transformed():
+                quietly(lambda: self._forward.on_result(op, args, kwargs, result))
+
+        self._quietly = quietly
+        self._core.on_result = on_result
+        self._updates.install(patches, quietly)
+        patches.on_undo(self._stop)
+
+    def _stop(self) -> None:
+        self._core.on_result = None
+        self._backward.stop()
+
+    def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Look at the loss, and have the gradients looked at; as ``listeners.BeforeBackward``."""
+        clock, stack, outputs = entry[0], entry[1], entry[3]
+        # A backward that a compiler traces computes nothing, and all that is done meanwhile may be traced, too.
+        if all(_torch.has_values(one) for one in outputs if _torch.is_tensor(one)):
+            self._quietly(lambda: self._begin(clock, stack, outputs))
+
+    def after_backward(self, entry: Any) -> None:
+        """Gather what a backward has left in ``.grad``; as ``listeners.AfterBackward``."""
+        if self._backward.has(entry[0]):
+            self._quietly(lambda: self._end(entry[0], entry[1]))
+
+    def failed(self, entry: Any, error: BaseException) -> None:
+        """A backward has ended with an exception; anomaly mode stops at a NaN."""
+        origins = self._backward.given(entry[0]) if _VALUES.search(str(error)) is not None else []
+        if origins and not self._found:
+            first = min(origins, key=lambda one: one.number)
+            self._report(first_cause(first), [], None, None, self._rounds, "stopped")
+
+    def _begin(self, clock: int, stack: Any, outputs: Any) -> None:
+        noticed_before, self._noticed = self._noticed, stack
+        losses = [one for one in outputs if _torch.is_tensor(one)]
+        roots = tuple(one.grad_fn for one in losses if one.grad_fn is not None)
+        bad = [one for one in losses if _torch.is_nonfinite(one)]
+        if len(losses) == 1 and losses[0].numel() == 1 and not bad and not losses[0].is_complex():
+            self._losses = [*self._losses[-_LOSSES_KEPT + 1 :], float(losses[0].detach())]
+        self._backward.begin(clock, roots)
+        for leaf in self._backward.leaves(clock):
+            self._leaves[_torch.storage_or_none(leaf)] = leaf
+        if bad:
+            self._bad_losses[clock] = self._origin_of_loss(bad[0], stack)
+            self._look_at_leaves(self._backward.leaves(clock), noticed_before)
+
+    def _look_at_leaves(self, leaves: list[Any], noticed: Any) -> None:
+        """Leaves that were made anew of what a round computed: ``p = (p - rate * grad).detach().requires_grad_()``."""
+        spoilt = [
+            (leaf, origin)
+            for leaf in leaves
+            if _torch.is_nonfinite(leaf)
+            and (origin := self._origins.of(leaf)) is not None
+            and first_cause(origin)[0].how not in ("given", "constant")
+        ]
+        if spoilt and not self._updates.steps:
+            now, self._noticed = self._noticed, noticed
+            first = min((origin for _, origin in spoilt), key=lambda one: one.number)
+            number = max(self._rounds - 1, 0)
+            self._on_consumed([leaf for leaf, _ in spoilt], [first], first.stack, first.op, number, is_by_hand=True)
+            self._noticed = now
+
+    def _origin_of_loss(self, loss: Any, stack: Any) -> Origin:
+        known = self._origins.of(loss)
+        if known is not None:
+            return known
+        facts = Searched(loss)
+        return self._origins.keep(loss, Origin("given", "?", stack, facts.value, facts=facts))
+
+    def _end(self, clock: int, stack: Any) -> None:
+        leaves = self._backward.leaves(clock)
+        reached = self._backward.end(clock)
+        self._rounds += 1
+        # A reentrant checkpoint runs a backward within that of the loss.
+        bad_loss = self._bad_losses.pop(clock, None) or next(iter(self._bad_losses.values()), None)
+        if bad_loss is not None:
+            # The gradients of a loss that is not finite began where the loss did.
+            reached = [(leaf, bad_loss) for leaf in leaves if _has_bad_gradient(leaf)]
+        spoilt = [leaf for leaf, _ in reached if _has_bad_gradient(leaf)]
+        for leaf, origin in reached:
+            if leaf.grad is not None:
+                came = Origin("passed", "backward", stack, origin.value, parents=(origin,))
+                self._origins.keep(leaf.grad, came)
+        # Gradients that were not taken by a step (a GradScaler skips such a step) do no harm.
+        self._pending_loss = None
+        if bad_loss is not None and not spoilt:
+            self._pending_loss = (bad_loss, self._rounds - 1)
+        if spoilt and self._pending is None:
+            first = min((origin for _, origin in reached), key=lambda one: one.number)
+            self._pending = (spoilt, first, stack, self._rounds - 1)
+
+    def _on_write(self, tensor: Any, origin: Origin) -> None:
+        number = max(self._rounds - 1, 0)
+        self._updates.written(tensor, origin, self._leaves, number)
+
+    def _on_consumed(
+        self, parameters: list[Any], origins: list[Origin], stack: Any, op: str, number: int, is_by_hand: bool = False
+    ) -> None:
+        self._has_consumer = True
+        if self._found < _MOST:
+            if not origins:
+                facts = Searched(parameters[0])
+                origins = [Origin("given", op, stack, facts.value, facts=facts)]
+            began = min(((first_cause(one)) for one in origins), key=lambda pair: pair[0].number)
+            # What is computed with these parameters from now on is no finding of its own.
+            for parameter in parameters:
+                came = Origin("passed", op, stack, began[0].value, parents=tuple(origins))
+                self._origins.keep(parameter, came)
+            if began[0].number not in self._told:
+                self._told.add(began[0].number)
+                self._report(began, parameters, stack, op, number, "parameters", is_by_hand)
+        self._pending = None
+
+    def _on_harmless_step(self, number: int) -> None:
+        """A step has left all parameters finite, perhaps after a loss that was not."""
+        if self._pending_loss is not None:
+            self._harmless_loss = self._harmless_loss or (self._pending_loss[0], number)
+            self._pending_loss = None
+
+    def _report_loss(self, origin: Origin, number: int, reached: Literal["loss", "stopped"]) -> None:
+        began = first_cause(origin)
+        self._pending_loss = None
+        if began[0].number not in self._told and self._found < _MOST:
+            self._told.add(began[0].number)
+            self._report(began, [], None, None, number, reached)
+
+    def meet(self, error: BaseException) -> None:
+        """An exception has stopped the program, perhaps its own check of a loss that is not finite."""
+        self._has_failed = True
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+
+        # A distribution, for one, refuses parameters that are not finite, and says so.
+        is_about_values = _VALUES.search(str(error)) is not None
+
+        def is_bad_loss(tensor: Any) -> bool:
+            is_one = tensor.numel() == 1 or is_about_values
+            return bool(is_one and tensor.requires_grad and _torch.is_nonfinite(tensor))
+
+        if self._found or trace is None:
+            return
+        known = [self._origins.of(one.tensor) for one in naming.find(trace.tb_frame, is_bad_loss)]
+        origins = [origin for origin in known if origin is not None]
+        if origins:
+            self._noticed = None
+            self._report_loss(min(origins, key=lambda one: one.number), self._rounds, "stopped")
+
+    def settle(self) -> None:
+        """The program has ended: gradients that no step took are told where the program has no step at all."""
+        if self._pending is not None and not self._found and not self._updates.steps and not self._has_consumer:
+            leaves, origin, _, number = self._pending
+            self._pending = None
+            if not self._has_failed and _have_optimizer(leaves):
+                # Nobody took them: a ``GradScaler`` skips the step.
+                return
+            self._report(first_cause(origin), leaves, None, None, number, "gradients")
+        elif self._pending_loss is not None and not self._updates.steps:
+            self._harmless_loss = self._pending_loss
+        # In a training that diverges the loss outgrows its type before the parameters do.
+        if self._harmless_loss is not None and not self._found:
+            self._report_loss(*self._harmless_loss, "loss")
+        self._pending = None
+
+    def _report(
+        self,
+        began: tuple[Origin, tuple[Origin, ...]],
+        parameters: list[Any],
+        stack: Any,
+        op: str | None,
+        number: int,
+        reached: Literal["parameters", "gradients", "loss", "stopped"],
+        is_by_hand: bool = False,
+    ) -> None:
+        origin, way = began
+        frame = sys._getframe()
+        names = [known[0].text for one in parameters[:8] if (known := naming.names_of(one, frame))]
+        # What came in with the data did harm where it first met a parameter.
+        born = _born(origin)
+        taken = next((one for one in way if one.has_graph), origin) if born == "data" else origin
+        if born == "forward" and is_by_hand and not any(one.has_graph for one in way[:-1]):
+            born = "update"
+        birth = Birth(
+            born=born,
+            op=taken.op,
+            site=None if taken.stack is None else symbolise(taken.stack),
+            value=origin.value,
+            operands=origin.operands,
+            name=names[0] if origin.how == "update" and names else taken.name or origin.name,
+            scalars=origin.scalars,
+            **_shown(origin.facts),
+        )
+        path = tuple((one.op, symbolise(one.stack)) for one in way if one.stack is not None)
+        self._found += 1
+        self._put(
+            NonFinite(
+                birth,
+                number,
+                noticed=None if self._noticed is None else symbolise(self._noticed),
+                consumed=None if stack is None else symbolise(stack),
+                consumer=op,
+                parameters=tuple(dict.fromkeys(names)),
+                path=path,
+                reached=reached,
+                losses=tuple(self._losses),
+            )
+        )
+
+
+def _born(origin: Origin) -> Born:
+    if origin.how == "update":
+        return "update"
+    if origin.how == "gradient" or origin.in_backward:
+        return "backward"
+    # An infinite number that was written into what no gradient flows through is data, too.
+    is_data = origin.how == "given" or (origin.how == "constant" and not origin.has_graph)
+    return "data" if is_data else "forward"
+
+
+def _shown(facts: Searched | None) -> dict[str, Any]:
+    if facts is None:
+        return {}
+    return {
+        "index": facts.index,
+        "shape": facts.shape,
+        "dtype": facts.dtype,
+        "device": facts.device,
+        "elements": facts.elements,
+        "of": facts.of,
+    }
+
+
+def _have_optimizer(leaves: list[Any]) -> bool:
+    groups = (group for optimizer in optimizers_alive() for group in optimizer.param_groups)
+    owned = {id(one) for group in groups for one in group["params"]}
+    return any(id(leaf) in owned for leaf in leaves)
+
+
+def _has_bad_gradient(leaf: Any) -> bool:
+    return leaf.grad is not None and _torch.is_nonfinite(leaf.grad)

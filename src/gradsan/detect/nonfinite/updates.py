@@ -1,0 +1,124 @@
+"""Parameters that become non-finite: by a step of an optimizer, or by a statement that writes into a leaf."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from gradsan import _torch
+from gradsan.detect.nonfinite.origins import Origin, Origins
+from gradsan.detect.nonfinite.values import Searched, operands_of
+from gradsan.record.patches import Patches
+
+
+class Consumed(Protocol):
+    """What is called where parameters become non-finite."""
+
+    def __call__(
+        self, parameters: list[Any], origins: list[Origin], stack: Any, op: str, number: int, is_by_hand: bool = False
+    ) -> None:
+        """``origins`` are where the values came from, ``op`` is what wrote them at ``stack``, in round ``number``.
+
+        ``is_by_hand``: a statement of the program wrote, and no optimizer.
+        """
+
+
+class Updates:
+    """Counts the steps of each optimizer, and looks at the parameters after each."""
+
+    def __init__(
+        self, core: Any, origins: Origins, on_consumed: Consumed, on_harmless_step: Callable[[int], None]
+    ) -> None:
+        """``on_consumed`` is called once for each parameter that becomes non-finite, ``on_harmless_step`` with the
+        round of each other step.
+        """
+        self._core, self._origins, self._on_consumed = core, origins, on_consumed
+        self._on_harmless_step = on_harmless_step
+        self._rounds: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._spoilt: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self.steps = 0
+
+    def install(self, patches: Patches, run: Callable[[Callable[[], None]], None]) -> None:
+        """Be called after every step from now on, under ``run``."""
+
+        def after(optimizer: Any, args: Any, kwargs: Any) -> None:
+            stack = self._core.stack(0)
+            run(lambda: self._stepped(optimizer, stack))
+
+        def before(optimizer: Any, args: Any, kwargs: Any) -> None:
+            run(lambda: self._steps(optimizer))
+
+        patches.on_undo(register_optimizer_step_pre_hook(_torch.untraced(before)).remove)
+        patches.on_undo(register_optimizer_step_post_hook(_torch.untraced(after)).remove)
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._rounds.clear()
+        self._spoilt.clear()
+        self.steps = 0
+
+    def _steps(self, optimizer: Any) -> None:
+        # Parameters that were not finite before the first step are not this step's.
+        if optimizer not in self._rounds:
+            self._rounds[optimizer] = 0
+            for parameter in _parameters(optimizer):
+                if _torch.is_nonfinite(parameter):
+                    self._spoil(parameter)
+
+    def _stepped(self, optimizer: Any, stack: Any) -> None:
+        number = self._rounds.get(optimizer, 0)
+        self._rounds[optimizer] = number + 1
+        self.steps += 1
+        fresh = [one for one in _parameters(optimizer) if not self._is_spoilt(one) and _torch.is_nonfinite(one)]
+        if not fresh:
+            self._on_harmless_step(number)
+            return
+        for parameter in fresh:
+            self._spoil(parameter)
+        name = f"{type(optimizer).__name__}.step"
+        bad = [one for one in fresh if one.grad is not None and _torch.is_nonfinite(one.grad)]
+        found = [origin for one in bad if (origin := self._origins.of(one.grad)) is not None]
+        if bad:
+            self._on_consumed(fresh, found, stack, name, number)
+        else:
+            self._on_consumed(fresh, [self._update(optimizer, fresh[0], stack, name)], stack, name, number)
+
+    def _update(self, optimizer: Any, parameter: Any, stack: Any, name: str) -> Origin:
+        facts = Searched(parameter)
+        gradient = [] if parameter.grad is None else [("grad", parameter.grad)]
+        groups = [group for group in optimizer.param_groups if any(one is parameter for one in group["params"])]
+        settings = {key: value for group in groups for key, value in group.items() if key in ("lr", "eps", "betas")}
+        return self._origins.keep(
+            parameter,
+            Origin(
+                "update",
+                name,
+                stack,
+                facts.value,
+                facts=facts,
+                operands=operands_of(gradient, facts.index, facts.shape),
+                scalars=tuple((key, str(value)) for key, value in settings.items()),
+            ),
+        )
+
+    def written(self, tensor: Any, origin: Origin, leaves: weakref.WeakValueDictionary[int, Any], number: int) -> None:
+        """A statement has made ``tensor`` non-finite: of ``leaves``, by their storage, it may be one's memory."""
+        leaf = leaves.get(_torch.storage_or_none(tensor))
+        if leaf is None or self._is_spoilt(leaf):
+            return
+        self._spoil(leaf)
+        self._on_consumed([leaf], [origin], origin.stack, origin.op, number, is_by_hand=True)
+
+    def _spoil(self, parameter: Any) -> None:
+        self._spoilt[id(parameter)] = parameter
+
+    def _is_spoilt(self, parameter: Any) -> bool:
+        # By identity: tensors compare by their elements.
+        return self._spoilt.get(id(parameter)) is parameter
+
+
+def _parameters(optimizer: Any) -> list[Any]:
+    return [one for group in optimizer.param_groups for one in group["params"] if _torch.is_tensor(one)]

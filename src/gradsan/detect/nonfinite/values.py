@@ -1,0 +1,118 @@
+"""Facts about a tensor with NaN or Inf: the first such element, how many there are, what its operands held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from gradsan import _torch
+from gradsan.model import NonFiniteValue, Operand
+
+
+def tensors_in(value: Any) -> Iterator[Any]:
+    """The tensors in an argument or a result: itself, or the elements of a list or tuple."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for one in value:
+            if isinstance(one, torch.Tensor):
+                yield one
+
+
+def arguments_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """(position or keyword, tensor) of every tensor that a call was given."""
+    for position, value in enumerate(args):
+        for one in tensors_in(value):
+            yield str(position), one
+    for name, value in kwargs.items():
+        for one in tensors_in(value):
+            yield name, one
+
+
+def scalars_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """(position or keyword, number) of every plain number that a call was given."""
+    for name, value in (*((str(position), one) for position, one in enumerate(args)), *kwargs.items()):
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            yield name, float(value)
+
+
+def kind_of(number: Any) -> NonFiniteValue | None:
+    """Which non-finite value a number is, None for a finite one; a complex number is the worst of its parts."""
+    if isinstance(number, complex):
+        kinds = (kind_of(number.real), kind_of(number.imag))
+        return "nan" if "nan" in kinds else kinds[0] or kinds[1]
+    if number != number:
+        return "nan"
+    return "inf" if number == float("inf") else "-inf" if number == float("-inf") else None
+
+
+class Searched:
+    """A tensor with non-finite elements, looked at once: which there are, where the first lies, how many."""
+
+    def __init__(self, tensor: Any) -> None:
+        """Look at ``tensor``, which must have one; modes and wrappers must be off."""
+        values = tensor.detach()
+        bad = ~torch.isfinite(values)
+        flat = bad.reshape(-1)
+        first = int(flat.to(torch.uint8).argmax()) if flat.numel() else 0
+        self.elements, self.of = int(bad.sum()), values.numel()
+        self.shape, self.device = tuple(values.shape), str(values.device)
+        self.dtype = str(values.dtype).removeprefix("torch.")
+        self.index = unravelled(first, self.shape)
+        self.has_nan = bool(torch.isnan(values).any())
+        self.value: NonFiniteValue = kind_of(values[self.index].item()) or "nan"
+
+
+def unravelled(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The index of the element at ``position`` of a tensor of ``shape``, counted row by row."""
+    index: list[int] = []
+    for size in reversed(shape):
+        index.insert(0, position % size)
+        position //= size
+    return tuple(index)
+
+
+def operands_of(
+    named: Iterable[tuple[str, Any]], index: tuple[int, ...], shape: tuple[int, ...]
+) -> tuple[Operand, ...]:
+    """What the floating-point operands held, at the element of them that made element ``index`` of the result."""
+    return tuple(_operand(argument, tensor, index, shape) for argument, tensor in named if tensor.dtype != torch.bool)
+
+
+def _operand(argument: str, tensor: Any, index: tuple[int, ...], shape: tuple[int, ...]) -> Operand:
+    values = tensor.detach()
+    where = _broadcast_index(tuple(values.shape), index, shape)
+    finite = values[torch.isfinite(values)] if _torch.can_be_nonfinite(values) else values
+    is_ordered = finite.numel() > 0 and not finite.is_complex()
+    return Operand(
+        argument,
+        tuple(values.shape),
+        str(values.dtype).removeprefix("torch."),
+        str(values.device),
+        index=where,
+        at=None if where is None else _shown(values[where].item()),
+        low=float(finite.min()) if is_ordered else None,
+        high=float(finite.max()) if is_ordered else None,
+        kind="nan" if _has_nan(values) else "inf" if _torch.is_nonfinite(values) else None,
+    )
+
+
+def _has_nan(values: Any) -> bool:
+    return _torch.is_nonfinite(values) and bool(torch.isnan(values).any())
+
+
+def _broadcast_index(shape: tuple[int, ...], index: tuple[int, ...], result: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The element of an operand of ``shape`` that broadcasting puts at ``index``; None where it does not fit."""
+    if len(shape) > len(result):
+        return None
+    pairs = list(zip(shape, result[len(result) - len(shape) :], strict=True))
+    if any(size not in (1, whole) for size, whole in pairs):
+        return None
+    kept = index[len(result) - len(shape) :]
+    return tuple(0 if size == 1 else at for (size, _), at in zip(pairs, kept, strict=True))
+
+
+def _shown(number: Any) -> str:
+    return f"{number:.6g}" if isinstance(number, float) else str(number)

@@ -1,0 +1,207 @@
+"""Scan of a graph's saved values before its backward, for writes past the version counter.
+
+A slot that reads without the version error has had no counted write since its save. If the log holds a younger write
+to its bytes nevertheless, that write went past the counter, however the alias was made. Graphs are only walked while
+there are storages with a door (``uncounted.py``) that were written, or exported memory (``exports.py``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from gradsan import _torch
+from gradsan.detect.exports import Exports
+from gradsan.detect.memory import Uncounted
+from gradsan.graph import conflicts, naming, walk
+from gradsan.model import Conflict, Region, Save, Site, Write
+from gradsan.originals.kept_conflicts import PastCounter
+from gradsan.originals.originals import Kept
+from gradsan.overlap import overlap
+from gradsan.record import ledger
+from gradsan.record.stacks import symbolise
+from gradsan.record.steps import read_backward
+
+
+class Prescan:
+    """The listener before each backward."""
+
+    def __init__(self, core: Any, steps: Any, uncounted: Uncounted, exports: Exports, found: list[Conflict], most: int):
+        """Conflicts go to ``found``, up to ``most`` of them there."""
+        self._most = most
+        self._core, self._steps, self._found = core, steps, found
+        self._uncounted, self._exports = uncounted, exports
+        self._known: dict[tuple[Any, ...], int] = {}
+
+    def forget(self) -> None:
+        """Begin anew: what an earlier stretch of watching has found does not count for this one."""
+        self._known.clear()
+        self._uncounted.snapshots.forget()
+
+    def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Look at the graph behind the outputs; the arguments are those of ``listeners.BeforeBackward``."""
+        uncounted = self._uncounted
+        if not uncounted.doors and not uncounted.replaced and not self._exports.any:
+            return
+        uncounted.prune()
+        self._exports.forget_dead()
+        written = uncounted.writes()
+        if not written and not uncounted.replaced and not self._exports.any:
+            return
+        with _torch.hushed():
+            self._look_through(entry, args, written)
+
+    def is_changed_outside(self, node: Any, slot: str, tensor: Any, thread: int) -> bool:
+        """Whether memory that was handed out has other bytes than those that a Node of ``thread`` has saved."""
+        number = _torch.node_sequence(node) or 0
+        made = self._made(number, thread)
+        storage = _torch.storage_or_none(tensor)
+        return self._exports.changed(storage, number, thread, slot, tensor, made) is not None
+
+    def look_again(self, entry: Any, nodes: Iterable[Any], storage: int) -> None:
+        """Look at Nodes of a backward that runs: at what they have saved in ``storage``, which was just written."""
+        backward = read_backward(entry)
+        for node in nodes:
+            for slot, saved in _torch.saved_slots(node):
+                tensor = _torch.packed_object(saved)
+                is_there = _torch.is_tensor(tensor) and _torch.storage_or_none(tensor) == storage
+                if is_there and not _torch.is_hooked(saved):
+                    self._look_at(backward, node, _torch.node_sequence(node) or 0, slot, tensor)
+
+    def _look_through(self, entry: Any, args: tuple[Any, ...], written: dict[int, list[Any]]) -> None:
+        uncounted = self._uncounted
+        backward = read_backward(entry)
+        youngest = max((writes[-1].sequence for writes in written.values()), default=0)
+        youngest = max(youngest, *(one.sequence for one in uncounted.replaced.values()), 0)
+        inputs = tuple(args[3]) if len(args) > 3 and args[3] else ()
+        for node in walk.engine_order(backward.roots, inputs, backward.via == "backward"):
+            number = _torch.node_sequence(node)
+            if number is None or (number >= youngest and not self._exports.any):
+                continue
+            for slot, saved in _torch.saved_slots(node):
+                tensor = _torch.packed_object(saved)
+                if _torch.is_tensor(tensor) and not _torch.is_hooked(saved):
+                    self._look_at(backward, node, number, slot, tensor)
+
+    def _look_at(self, backward: Any, node: Any, number: int, slot: str, tensor: Any) -> None:
+        storage = _torch.storage_or_none(tensor)
+        made = self._made(number, backward.thread)
+        replaced = self._uncounted.replacement_of(tensor)
+        writes: tuple[Write, ...] = ()
+        way, door_stack = "data_attribute", None
+        if replaced is not None and _younger(replaced, number, made):
+            info = conflicts.tensor_info(tensor, was_leaf=tensor.is_leaf)
+            writes = (_write(replaced.clock, replaced.stack, "data =", "op", info.region, replaced.sequence),)
+            door_stack = replaced.stack
+        elif storage in self._uncounted.doors and _torch.is_read_by_backward(node, slot):
+            info = conflicts.tensor_info(tensor, was_leaf=tensor.is_leaf)
+            raws = [
+                raw
+                for raw in self._uncounted.writes().get(storage, ())
+                if _younger(raw, number, made) and not _own(raw, made, tensor)
+            ]
+            writes = tuple(
+                write
+                for write in map(ledger.as_write, raws)
+                if write.kind != "metadata" and (write.region is None or overlap(info.region, write.region))
+            )
+            door = self._uncounted.door_of(storage, writes[0].clock) if writes else None
+            if door is not None:
+                way, door_stack = door.way, door.stack
+        compared = self._compared(storage, tensor, made) if writes and door_stack is not None else None
+        if not writes:
+            outside = self._exports.changed(storage, number, backward.thread, slot, tensor, made)
+            if outside is None:
+                return
+            info = conflicts.tensor_info(tensor, was_leaf=tensor.is_leaf)
+            way, door_stack = "memory_alias", outside.stack
+            writes = (_write(outside.clock, outside.stack, outside.op, "outside", None, number),)
+        if not _reads(node, slot):
+            return
+        key = (made and made[3], slot, way, writes[0].op, door_stack, node.name(), compared)
+        at = self._known.get(key)
+        if at is not None and at < len(self._found):
+            self._found[at] = dataclasses.replace(self._found[at], count=self._found[at].count + 1)
+            return
+        if len(self._found) >= self._most:
+            return
+        clock = made[2] if made else 0
+        is_output = slot.startswith("result") or (not tensor.requires_grad and getattr(tensor, "grad_fn", None) is None)
+        self._known[key] = len(self._found)
+        self._found.append(
+            Conflict(
+                save=Save(
+                    clock=clock,
+                    site=symbolise(made[3]) if made else Site(),
+                    tensor=info,
+                    version=tensor._version,
+                    node=node.name(),
+                    slot=slot,
+                    is_output=is_output and slot.startswith("result"),
+                    sequence=number,
+                    step=conflicts.steps_before(self._steps, clock, self._core.steps),
+                ),
+                writes=writes,
+                use=conflicts.use_of(self._core, backward, tensor._version),
+                names=naming.names_of(tensor, sys._getframe(1)),
+                root_sequence=backward.root_sequence,
+                raised=False,
+                way=way,
+                alias_site=symbolise(door_stack) if door_stack is not None else None,
+                unchanged=compared == "same",
+                compared=compared,
+            )
+        )
+
+    def _compared(self, storage: int, tensor: Any, made: Any) -> Literal["same", "near", "different"] | None:
+        """How a value stands to what it was when it was saved; None where nothing is left to compare it with."""
+        if made is None or self._exports.of(storage) is not None:
+            return None
+        logged = self._uncounted.writes().get(storage, ())
+        return self._uncounted.snapshots.compared(tensor, made[2], [raw.clock for raw in logged])
+
+    def _made(self, number: int, thread: int) -> Any:
+        for entry in self._core.nodes_near(number, thread):
+            if entry[0] <= number < entry[1]:
+                return entry
+        return None
+
+
+def way_of(uncounted: Uncounted, exports: Exports, kept: Kept) -> PastCounter | None:
+    """How a value that was kept has been overwritten past the counter; None where no such way was seen."""
+    replaced = uncounted.replacement_of(kept.source() if kept.source is not None else None)
+    if replaced is not None and replaced.clock > kept.clock and kept.current is not kept.alias:
+        write = _write(replaced.clock, replaced.stack, "data =", "op", None, replaced.sequence)
+        return PastCounter("data_attribute", write.site, write)
+    storage = _torch.storage_or_none(kept.alias)
+    raw = next((one for one in uncounted.writes().get(storage, ()) if one.clock > kept.clock), None)
+    export = exports.of(storage)
+    if raw is None and export is not None:
+        write = _write(export.clock, export.stack, export.op, "outside", None, 0)
+        return PastCounter("memory_alias", write.site, write)
+    door = uncounted.door_of(storage, raw.clock if raw is not None else uncounted.now)
+    return None if door is None else PastCounter(door.way, symbolise(door.stack))
+
+
+def _younger(event: Any, number: int, made: Any) -> bool:
+    return bool(event.clock > made[2] if made is not None else event.sequence > number)
+
+
+def _own(raw: Any, made: Any, tensor: Any) -> bool:
+    """Whether a write is the saving operation's own (``relu_``): logged right after its Node, and counted."""
+    return made is not None and raw.stack is made[3] and raw.clock <= made[2] + 1 and raw.version == tensor._version
+
+
+def _reads(node: Any, slot: str) -> bool:
+    """Whether PyTorch would hand the slot out; where it would not, it raises by itself."""
+    try:
+        _torch.read_slot(node, slot.partition("[")[0])
+    except RuntimeError:
+        return False
+    return True
+
+
+def _write(clock: int, stack: Any, op: str, kind: Any, region: Region | None, sequence: int) -> Write:
+    return Write(clock=clock, site=symbolise(stack), op=op, kind=kind, version=None, region=region, sequence=sequence)

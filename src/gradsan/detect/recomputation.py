@@ -1,0 +1,347 @@
+"""Recomputation of a checkpointed call held against its forward: what it finds, and fingerprints of what it saves.
+
+What a checkpointed call found in the forward, held against what it finds in the recomputation.
+
+Fingerprints of the tensors that a checkpointed function saves, taken in the forward and in the recomputation.
+
+checkpoint itself compares what it saved with what it recomputed, by shape, type and device. In deep mode a fingerprint
+travels with that, so that it is known whether the recomputation gave the same values. checkpoint's own verdict stays.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from gradsan import _torch
+from gradsan.detect.memory import Noted, Notes, Overwritten
+from gradsan.graph import conflicts, naming
+from gradsan.graph.reached import PLAIN, reached
+from gradsan.model import Conflict, Name, Region, Save, TensorInfo
+from gradsan.originals.originals import fits_its_memory
+from gradsan.record.patches import Patches
+from gradsan.record.stacks import definition_site, symbolise
+
+WAY = "checkpoint_closure"
+_TOLD_OF_ONE_CALL = 8
+_LONGEST = 40
+
+
+class Mark(NamedTuple):
+    """What a name stood for: a noted tensor, an object (``weak``, by identity), or a plain ``value``."""
+
+    kind: str
+    noted: Noted | None = None
+    weak: Any = None
+    value: Any = None
+
+
+class Call(NamedTuple):
+    """One checkpointed call whose backward is to come. ``values`` are fingerprints of its results, in deep mode."""
+
+    name: str
+    code: Any
+    stack: Any
+    clock: int
+    marks: dict[str, Mark]
+    values: tuple[Fingerprint | None, ...] = ()
+
+
+class Change(NamedTuple):
+    """A name that stands for something else by now: ``written``, or bound anew (``rebound``: what was, what is)."""
+
+    path: str
+    value: Any
+    written: Overwritten | None = None
+    rebound: tuple[str, str] | None = None
+
+
+def marks_of(notes: Notes, function: Any, arguments: Mapping[str, Any]) -> dict[str, Mark]:
+    """What ``function`` reaches now. Raises :class:`gradsan.graph.reached.TooMuchError`."""
+    things = _lasting(notes, reached(function, arguments))
+    return {path: mark for path, value in things.items() if (mark := _mark(notes, value)) is not None}
+
+
+def compare(notes: Notes, call: Call, function: Any, arguments: Mapping[str, Any]) -> list[Change]:
+    """What has changed since the call; of what one writer wrote, the first. Parts of what was replaced are left out."""
+    found: list[Change] = []
+    rebound: list[str] = []
+    writers: set[Any] = set()
+    things = _lasting(notes, reached(function, arguments))
+    for path, mark in call.marks.items():
+        if path not in things or any(path.startswith((f"{one}.", f"{one}[")) for one in rebound):
+            continue
+        value = things[path]
+        if value is arguments.get(path) and torch.is_tensor(value):
+            # Kept by checkpoint, which may give it back as another object, and checks its version.
+            is_noted = mark.noted is not None and mark.noted.storage == _torch.storage_or_none(value)
+            written = notes.changed(mark.noted, value) if is_noted and mark.noted is not None else None
+            change = None if written is None else Change(path, value, written)
+        else:
+            change = _change(notes, mark, path, value)
+        if change is None:
+            continue
+        if change.rebound is not None:
+            rebound.append(path)
+            writer: Any = path.rpartition(".")[2]
+        else:
+            writes = change.written.writes if change.written is not None else ()
+            writer = writes[0].site if writes else None
+        if writer not in writers and len(found) < _TOLD_OF_ONE_CALL:
+            writers.add(writer)
+            found.append(change)
+    return found
+
+
+def conflict_of(core: Any, steps: Any, call: Call, change: Change | None, *, same: bool | None) -> Conflict:
+    """The conflict of one change; of None, that the recomputation gave other values and nobody is known to be why.
+
+    ``same`` is what fingerprints say of the recomputed values, None where they were not compared. Then it is not
+    certain that plain numbers matter, which the Nodes of the forward may have kept, and state that the function updates
+    by itself.
+    """
+    written = change.written if change is not None else None
+    value = change.value if change is not None else None
+    names: tuple[Name, ...] = ()
+    if torch.is_tensor(value):
+        names = naming.names_of(value, sys._getframe(1))
+    if change is not None and not names:
+        names = (Name(change.path, "variable"),)
+    info = written.info if written is not None else _info(value)
+    version = written.version if written is not None else 0
+    return Conflict(
+        save=Save(
+            clock=call.clock,
+            site=symbolise(call.stack),
+            tensor=info,
+            version=0,
+            node=call.name,
+            slot=change.path if change is not None else None,
+            step=conflicts.steps_before(steps, call.clock, core.steps),
+        ),
+        writes=written.writes if written is not None else (),
+        use=conflicts.use_of(core, steps.current_backward(), version),
+        names=names,
+        unexplained=written.unexplained if written is not None else 0,
+        raised=False,
+        way=WAY,
+        alias_site=written.door if written is not None else None,
+        rebound=change.rebound if change is not None else None,
+        function_site=definition_site(call.code) if call.code is not None else None,
+        unchanged=same is True,
+        certain=same is False or not (isinstance(value, PLAIN) or (written is not None and _by_itself(call, written))),
+    )
+
+
+def _by_itself(call: Call, written: Overwritten) -> bool:
+    """Whether the checkpointed function wrote it, in a further call."""
+    if call.code is None or not written.writes:
+        return False
+    own = definition_site(call.code).frames[0]
+    return all(
+        any(frame.file == own.file and frame.function == own.function for frame in write.site.frames)
+        for write in written.writes
+    )
+
+
+def name_of(function: Any) -> str:
+    """What the program calls a function; of a module, its class."""
+    if isinstance(function, functools.partial):
+        return name_of(function.func)
+    owner = getattr(function, "__self__", None)
+    if isinstance(function, nn.Module):
+        return type(function).__name__
+    if isinstance(owner, nn.Module) and getattr(function, "__name__", "") in _torch.MODULE_CALLS:
+        return type(owner).__name__
+    name = getattr(function, "__qualname__", None) or type(function).__name__
+    return str(name).rpartition("<locals>.")[2]
+
+
+def code_of(function: Any) -> Any:
+    """The code that a call of ``function`` runs, as far as one sees; None where it is none of Python's."""
+    if isinstance(function, functools.partial):
+        return code_of(function.func)
+    if isinstance(function, nn.Module):
+        return getattr(type(function).forward, "__code__", None)
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, nn.Module) and getattr(function, "__name__", "") in _torch.MODULE_CALLS:
+        return code_of(owner)
+    return getattr(function, "__code__", None)
+
+
+def _lasting(notes: Notes, things: Mapping[str, Any]) -> dict[str, Any]:
+    """Without parameters of FSDP1, which are other tensors in other memory each time that they are gathered."""
+    return {
+        path: notes.lasting(value) if torch.is_tensor(value) else value
+        for path, value in things.items()
+        if not torch.is_tensor(value) or not _torch.is_of_flat_parameter(value)
+    }
+
+
+def _mark(notes: Notes, value: Any) -> Mark | None:
+    if torch.is_tensor(value):
+        noted = notes.note(value)
+        return None if noted is None else Mark("tensor", noted, value=shown(value))
+    if isinstance(value, PLAIN):
+        return Mark("value", value=value)
+    try:
+        return Mark("object", weak=weakref.ref(value), value=shown(value))
+    except TypeError:
+        return None
+
+
+def _change(notes: Notes, mark: Mark, path: str, value: Any) -> Change | None:
+    if mark.kind == "value":
+        same = type(mark.value) is type(value) and (mark.value == value or mark.value != mark.value)
+        return None if same else Change(path, value, rebound=(shown(mark.value), shown(value)))
+    if mark.noted is None:
+        return None if mark.weak() is value else Change(path, value, rebound=(mark.value, shown(value)))
+    before = mark.noted.weak()
+    if before is not None and torch.is_tensor(value) and (before is value or _same_place(before, value)):
+        written = notes.changed(mark.noted, value)
+        return None if written is None else Change(path, value, written)
+    return Change(path, value, rebound=(mark.value, shown(value)))
+
+
+def _same_place(one: Any, other: Any) -> bool:
+    """Whether two tensors are the same elements of the same memory under the same counter."""
+    if _torch.storage_or_none(one) != _torch.storage_or_none(other) or one.shape != other.shape:
+        return False
+    if one.storage_offset() != other.storage_offset() or one.stride() != other.stride():
+        return False
+    return bool(one._version == other._version) and one.dtype == other.dtype
+
+
+def shown(value: Any) -> str:
+    """A value in a few words of code."""
+    if torch.is_tensor(value):
+        return f"{type(value).__name__}{tuple(value.shape)}"
+    if isinstance(value, PLAIN):
+        text = repr(value)
+        return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+    if isinstance(value, (list, tuple, dict)):
+        return type(value).__name__
+    return name_of(value) if callable(value) else type(value).__name__
+
+
+def _info(value: Any) -> TensorInfo:
+    if torch.is_tensor(value):
+        return conflicts.tensor_info(value, was_leaf=value.is_leaf)
+    return TensorInfo((), type(value).__name__, "cpu", 0, Region(0, (), (), 1))
+
+
+# Kernels that add up in no fixed order differ by about the last digit.
+_TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 1e-3}
+
+
+class Fingerprint(NamedTuple):
+    """Sums over a tensor: enough to tell values that differ, not enough to know them."""
+
+    sums: tuple[float, ...]
+    size: float
+    tolerance: float
+
+    def differs(self, other: Fingerprint) -> bool:
+        """Whether two tensors had other values, beyond the rounding of sums."""
+        allowed = self.tolerance * max(self.size, other.size)
+        pairs = zip(self.sums, other.sums, strict=False)
+        return any((one != another and not abs(one - another) <= allowed) and one == one for one, another in pairs)
+
+
+def fingerprint(tensor: Any) -> Fingerprint | None:
+    """The fingerprint of a tensor; None where it has no ordinary memory, or none any more.
+
+    Kernels keep workspaces as bytes; what stands there need not be the same twice. Sharded training gives the memory of
+    parameters back before checkpoint compares.
+    """
+    if not torch.is_tensor(tensor) or not _torch.has_elements(tensor):
+        return None
+    if tensor.dtype is torch.uint8 or not fits_its_memory(tensor):
+        return None
+    with torch.no_grad(), _torch.hushed():
+        flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
+        flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
+        tolerance = _TOLERANCE.get(flat.dtype, 0.0)
+        flat = flat.to(torch.float64)
+        sums = [
+            float(flat.sum()),
+            float(flat[::2].sum()),
+            float(flat[::3].sum()),
+            float(flat[: flat.numel() // 2].sum()),
+        ]
+        return Fingerprint(tuple(sums), float(flat.abs().sum()), tolerance)
+
+
+class Tally:
+    """What checkpoint compared in this thread since :meth:`begin`."""
+
+    def __init__(self) -> None:
+        """Start with nothing."""
+        self._local = threading.local()
+
+    def begin(self) -> None:
+        """Count anew."""
+        self._local.compared, self._local.different = 0, []
+
+    def add(self, saved: object, different: bool) -> None:
+        """Count one more; ``saved`` is what stood for the tensor in the forward."""
+        self._local.compared = self.compared + 1
+        self._local.different = [*self.different, saved] if different else self.different
+
+    @property
+    def compared(self) -> int:
+        """How many tensors were compared."""
+        return getattr(self._local, "compared", 0)
+
+    @property
+    def different(self) -> list[object]:
+        """Those that differed, by what stood for them in the forward."""
+        return getattr(self._local, "different", [])
+
+
+class _Metadata(dict):  # type: ignore[type-arg]
+    """What checkpoint looks at of a tensor, equal where that is equal; comparing compares fingerprints on the way."""
+
+    __slots__ = ("fingerprint", "tally")
+    __hash__ = None
+
+    fingerprint: Fingerprint | None
+    tally: Tally
+
+    def __ne__(self, other: object) -> bool:
+        if isinstance(other, _Metadata) and self.fingerprint is not None and other.fingerprint is not None:
+            self.tally.add(self, self.fingerprint.differs(other.fingerprint))
+        return dict.__ne__(self, other)
+
+    def __eq__(self, other: object) -> bool:
+        return not self != other
+
+
+def compare_values(patches: Patches, wanted: Callable[[], bool], tally: Tally) -> None:
+    """Have checkpoint compare values while ``wanted()``, until ``patches`` is undone; ``tally`` counts them."""
+    checks = _torch.determinism_checks()
+    for name, extract in list(checks.items()):
+        if not isinstance(_sample(extract), dict):
+            continue
+
+        def watched(tensor: Any, extract: Any = extract) -> Any:
+            found = extract(tensor)
+            if not wanted():
+                return found
+            told = _Metadata(found)
+            told.tally, told.fingerprint = tally, fingerprint(tensor)
+            return told
+
+        checks[name] = watched
+        patches.on_undo(lambda name=name, extract=extract: checks.__setitem__(name, extract))  # type: ignore[misc]
+
+
+def _sample(extract: Any) -> Any:
+    return extract(torch.empty(0))

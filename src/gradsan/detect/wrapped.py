@@ -1,0 +1,130 @@
+"""Values saved as a wrapper subclass: writes to the tensors inside, which the counter of the wrapper does not see.
+
+What is written by way of the wrapper moves its counter, and PyTorch raises. What is written to an inner tensor past the
+wrapper stands in the log under the inner storage alone. Where the program has such a class, graphs are walked for it at
+the 1st, 2nd, 4th, 8th … backward of a line.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from gradsan import _torch
+from gradsan.detect.memory import Findings
+from gradsan.graph import conflicts, naming, walk
+from gradsan.model import Conflict, Save
+from gradsan.overlap import overlap
+from gradsan.record import ledger
+from gradsan.record.ledger import RawWrite
+from gradsan.record.stacks import symbolise
+from gradsan.record.steps import read_backward
+
+WAY = "storage_alias"
+_STORAGE = RawWrite._fields.index("storage")
+_DEEPEST = 4
+
+
+class _Inside(NamedTuple):
+    """A tensor within a wrapper that a Node has saved, and the log's entry for that Node."""
+
+    node: Any
+    slot: str
+    outer: Any
+    inner: Any
+    made: Any
+
+
+class Wrapped:
+    """Looks at the graph of a backward; what it finds goes to ``findings``."""
+
+    def __init__(self, core: Any, steps: Any, findings: Findings) -> None:
+        """``core`` and ``steps`` are the logs that tell who wrote."""
+        self._core, self._steps, self._findings = core, steps, findings
+
+    def before_round(self, entry: Any, rounds: int) -> None:
+        """Look at some of the rounds of a line that calls backward; as ``on_round`` of the core."""
+        if not _torch.has_wrapper_classes():
+            return
+        backward = read_backward(entry)
+        with _torch.hushed():
+            inside = self._inside(walk.engine_order(backward.roots, (), backward.via == "backward"), backward)
+            if not inside:
+                return
+            for entry_of_log in self._core.writes_after(min(one.made[2] for ones in inside.values() for one in ones)):
+                for one in inside.get(entry_of_log[_STORAGE], ()):
+                    self._judge(backward, one, RawWrite(*entry_of_log))
+
+    def _inside(self, order: list[Any], backward: Any) -> dict[int, list[_Inside]]:
+        found: dict[int, list[_Inside]] = {}
+        for node in order:
+            for slot, saved in _torch.saved_slots(node):
+                outer = _torch.packed_object(saved)
+                if not _torch.is_tensor(outer) or type(outer) in _torch.PLAIN_TENSORS or _torch.is_hooked(saved):
+                    continue
+                made = self._made(_torch.node_sequence(node), backward.thread)
+                for inner in _plain(outer) if made is not None else ():
+                    found.setdefault(_torch.storage_or_none(inner), []).append(_Inside(node, slot, outer, inner, made))
+        found.pop(0, None)
+        return found
+
+    def _judge(self, backward: Any, one: _Inside, raw: RawWrite) -> None:
+        if raw.clock <= one.made[2] or raw.kind == "metadata" or not _reads(one):
+            return
+        info = conflicts.tensor_info(one.inner, was_leaf=one.inner.is_leaf)
+        write = ledger.as_write(raw)
+        if write.region is not None and not overlap(info.region, write.region):
+            return
+        self._findings.add(
+            (WAY, raw.stack, one.made[3], one.slot),
+            functools.partial(self._conflict, backward, one, info, write, raw, sys._getframe(1)),
+        )
+
+    def _conflict(self, backward: Any, one: _Inside, info: Any, write: Any, raw: RawWrite, frame: Any) -> Conflict:
+        core = self._core
+        outer = conflicts.tensor_info(one.outer, was_leaf=one.outer.is_leaf)
+        return Conflict(
+            save=Save(
+                clock=one.made[2],
+                site=symbolise(one.made[3]),
+                tensor=replace(outer, storage=info.storage, region=info.region),
+                version=int(one.outer._version),
+                node=one.node.name(),
+                slot=one.slot,
+                is_output=one.slot.startswith("result"),
+                sequence=_torch.node_sequence(one.node) or 0,
+                step=conflicts.steps_before(self._steps, one.made[2], core.steps),
+            ),
+            writes=(write,),
+            use=conflicts.use_of(core, backward, int(one.outer._version)),
+            names=naming.names_of(one.outer, frame),
+            root_sequence=backward.root_sequence,
+            raised=False,
+            way=WAY,
+            alias_site=symbolise(raw.stack),
+        )
+
+    def _made(self, number: int | None, thread: int) -> Any:
+        if number is None:
+            return None
+        near = self._core.nodes_near(number, thread)
+        return next((entry for entry in near if entry[0] <= number < entry[1]), None)
+
+
+def _plain(outer: Any, depth: int = _DEEPEST) -> list[Any]:
+    """The ordinary tensors in a wrapper, and in wrappers within it."""
+    found: list[Any] = []
+    for _, inner in _torch.inner_tensors(outer):
+        found += [inner] if type(inner) in _torch.PLAIN_TENSORS else _plain(inner, depth - 1) if depth else []
+    return found
+
+
+def _reads(one: _Inside) -> bool:
+    """Whether PyTorch would hand the slot out; where it would not, it raises by itself."""
+    try:
+        _torch.read_slot(one.node, one.slot.partition("[")[0])
+    except RuntimeError:
+        return False
+    return _torch.is_read_by_backward(one.node, one.slot)

@@ -1,0 +1,1 @@
+"""Evidence for autograd's own errors other than the version check's."""

@@ -1,0 +1,157 @@
+"""Clues to "backward through the graph a second time": which earlier backward freed the graph, and what hangs on it.
+
+A freed Node says only that it was freed. The Nodes that this backward itself has run are freed by now as well; what
+tells them apart is their number, and the graph of the earlier loss where that is still alive.
+
+Roles: ``needed`` (this backward), ``freed_by`` (the earlier one), ``saved`` (the call that made the freed Node),
+``bridge`` (the tensor by which the new graph hangs on the freed one) with ``bridge_made`` and ``bridge_taken`` (the
+calls around it), ``updated`` (a step between the two backwards), ``borrowed`` (a tensor by which one of the losses
+hangs on a network that another optimizer trains) with ``borrowed_made`` and ``borrowed_taken``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gradsan import _torch
+from gradsan.graph import borrowed, naming, walk
+from gradsan.model import Clue
+from gradsan.record.backwards import PastBackward
+from gradsan.record.stacks import symbolise
+
+if TYPE_CHECKING:
+    from gradsan.errors.failures import Context
+
+SECOND_BACKWARD_ROWS = ("freed_graph",)
+
+
+class Freed(NamedTuple):
+    """A Node that an earlier backward freed; ``reach`` are the Nodes of that backward, None where its loss is gone."""
+
+    node: Any
+    by: PastBackward
+    reach: set[Any] | None
+
+
+class _Join(NamedTuple):
+    """The edge by which the new graph hangs on the freed one, ``output`` being which tensor of ``older`` it is.
+
+    ``younger`` is None where the root itself was freed.
+    """
+
+    younger: Any
+    older: Any
+    output: int = 0
+
+
+def gather_second_backward(context: Context) -> tuple[Clue, ...]:
+    """The clues to a backward that found its graph freed; only ``needed`` where nothing in the log fits."""
+    core, backward = context.core, context.backward
+    if backward is None or context.backwards is None:
+        return ()
+    needed = Clue("needed", symbolise(backward.stack), op=backward.via, values={"step": core.steps})
+    order = walk.engine_order(backward.roots, context.inputs, backward.via == "backward")
+    past = [one for one in context.backwards.before_in_thread(backward.clock) if not one.retain_graph]
+    freed = freed_earlier(order, past)
+    if freed is None:
+        return (needed,)
+    node, by, _ = freed
+    join = _join(list(backward.roots), freed)
+    saved_at = _made_at(core, node, backward.thread)
+    joined_at = _made_at(core, join.older, backward.thread)
+    makers = [entry[3] for entry in (joined_at, saved_at) if entry is not None]
+    younger = None if join.younger is None else _torch.node_sequence(join.younger)
+    info = _torch.output_info(join.older, join.output)
+    clues = [
+        needed,
+        Clue(
+            "freed_by",
+            symbolise(by.stack),
+            op=by.via,
+            values={"step": by.step, "certain": freed.reach is not None, "same_loss": join.younger is None},
+        ),
+        Clue("saved", None if saved_at is None else symbolise(saved_at[3]), op=node.name()),
+        Clue(
+            "bridge",
+            None if joined_at is None else symbolise(joined_at[3]),
+            name=naming.name_of_output(join.older, context.frame),
+            op=join.older.name(),
+            values={
+                "younger": "" if join.younger is None else join.younger.name(),
+                "made_after": younger is not None and younger >= by.sequence,
+                "ran_again": any(core.ran_since(stack, by.sequence, backward.thread) for stack in makers),
+                **({} if info is None else dict(zip(("shape", "dtype", "device"), info, strict=True))),
+            },
+        ),
+    ]
+    clues += [Clue("bridge_made", site) for site in borrowed.sites_near(core, join.older, backward.thread)]
+    if join.younger is not None:
+        clues += [Clue("bridge_taken", site) for site in borrowed.sites_near(core, join.younger, backward.thread)]
+    for step in context.steps.steps:
+        if by.clock < step.clock < backward.clock:
+            clues.append(Clue("updated", symbolise(step.stack), op=step.optimizer))
+            return (*clues, *_borrowed(context, by))
+    return tuple(clues)
+
+
+def _borrowed(context: Context, by: PastBackward) -> list[Clue]:
+    """What one of the two losses borrows: the later one, else the one whose backward freed the graph."""
+    core, backward = context.core, context.backward
+    if backward is None:
+        return []
+    found = borrowed.by_later_loss(core, context.steps, context.backwards, backward, by.clock, context.frame)
+    is_later = bool(found)
+    if not found and (roots := by.live_roots()) is not None:
+        found = borrowed.by_earlier_loss(core, context.steps, roots, by.clock, backward, context.frame)
+    clues: list[Clue] = []
+    for number, one in enumerate(found):
+        values = {"number": number, "is_later": is_later}
+        clues.append(Clue("borrowed", name=one.name, op=one.older, values=values))
+        clues += [Clue("borrowed_made", site, values=values) for site in one.made_near]
+        clues += [Clue("borrowed_taken", site, op=one.younger, values=values) for site in one.taken_near]
+    return clues
+
+
+def freed_earlier(order: list[Any], mine: list[PastBackward]) -> Freed | None:
+    """The first Node of ``order`` that one of the backwards ``mine`` (of this thread, oldest first) freed.
+
+    A live loss decides by its graph; one that is gone may have reached every Node older than its root.
+    """
+    reaches: dict[int, set[Any]] = {}
+    for one in mine:
+        roots = one.live_roots()
+        if roots is not None:
+            reaches[one.clock] = set(walk.engine_order(roots))
+    for node in order:
+        number = _torch.node_sequence(node)
+        if number is None or not any(number < one.sequence for one in mine) or not _torch.was_freed(node):
+            continue
+        for one in mine:
+            if number < one.sequence and node in reaches.get(one.clock, ()):
+                return Freed(node, one, reaches[one.clock])
+        for one in mine:
+            if one.clock not in reaches and one.root_sequence is not None and number <= one.root_sequence:
+                return Freed(node, one, None)
+    return None
+
+
+def _join(roots: list[Any], freed: Freed) -> _Join:
+    way = walk.path(roots, freed.node)
+    if not way:
+        return _Join(None, freed.node)
+    nodes = [node for node, _ in way]
+    if freed.reach is not None:
+        position = next(index for index, node in enumerate(nodes) if node in freed.reach)
+        return _Join(nodes[position - 1] if position else None, *way[position])
+    cut = walk.crossing(way, freed.by.sequence)
+    if cut is not None:
+        return _Join(*cut)
+    is_same_root = _torch.node_sequence(nodes[0]) == freed.by.root_sequence
+    return _Join(None if is_same_root or len(nodes) < 2 else nodes[-2], *way[-1])
+
+
+def _made_at(core: Any, node: Any, thread: int) -> Any:
+    number = _torch.node_sequence(node)
+    if number is None:
+        return None
+    return next((entry for entry in core.nodes_near(number, thread) if entry[0] <= number < entry[1]), None)

@@ -1,0 +1,126 @@
+"""Clues to errors of custom Functions, operators and saved-tensor hooks, as the program declared them.
+
+Clues to errors of custom Functions that the Function's own source explains.
+
+Roles: ``definition`` (where its forward or backward is defined; ``name`` the Function), ``node`` (the call of
+``apply``; ``op`` its Node), ``rerun`` (the backward that was running).
+
+Clues to errors that come from what the program tells torch about its operators.
+
+Roles: ``operator`` (the definition of a custom operator: ``name``), ``base_written`` (a write in it), ``dispatcher``
+(a ``__torch_dispatch__`` of the program's: ``name`` its class).
+
+Clues to saved-tensor hooks that met a region where they are forbidden: whose hooks these are, and what came first.
+
+Roles: ``hooks`` (``name``: ``checkpoint``, ``save_on_cpu``, ``allow_mutation_on_saved_tensors``, or another class of
+hooks; ``values``: ``are_outside``, whether they were active already when the region began; then there is no name but
+for checkpoint).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from gradsan import _torch
+from gradsan.catalogue import place_raised
+from gradsan.detect.functions import is_application
+from gradsan.errors.tensors import of_node
+from gradsan.model import Clue
+from gradsan.record.ledger import RawWrite
+from gradsan.record.stacks import definition_site, is_user_file, symbolise
+
+if TYPE_CHECKING:
+    from gradsan.errors.failures import Context
+
+CUSTOM_FUNCTIONS_ROWS = ("saved_read_twice", "checkpoint_unpacked_twice", "dirty_not_input")
+
+
+def gather_custom_functions(context: Context) -> tuple[Clue, ...]:
+    """The Function whose forward or backward was running."""
+    if context.row == "dirty_not_input":
+        return _defined(_applied(context), "forward")
+    node = _running(context)
+    found = _defined(_torch.function_class(node), "backward")
+    call = None if node is None else of_node(context.core, node, "node")
+    if call is not None and context.row == "saved_read_twice":
+        found = (*found, call)
+    if context.backward is not None and context.row == "saved_read_twice":
+        found = (*found, Clue("rerun", symbolise(context.backward.stack)))
+    return found
+
+
+def _running(context: Context) -> Any:
+    """The Node whose backward, a function of the program's, is the innermost of the stack."""
+    for frame in reversed(context.frames):
+        for value in frame.f_locals.values():
+            if isinstance(value, type):
+                continue
+            if _torch.function_class(value) is not None:
+                return value
+    return None
+
+
+def _applied(context: Context) -> Any:
+    """The Function that is being applied."""
+    for frame in reversed(context.frames):
+        if is_application(frame.f_code):
+            applied = frame.f_locals.get("cls", frame.f_locals.get("kind"))
+            if isinstance(applied, type):
+                return applied
+    return None
+
+
+def _defined(function: Any, method: str) -> tuple[Clue, ...]:
+    code = getattr(getattr(function, method, None), "__code__", None)
+    if code is None or not is_user_file(code.co_filename):
+        return ()
+    return (Clue("definition", definition_site(code), name=function.__name__),)
+
+
+_UNDECLARED = ("undeclared_mutation", "undeclared_mutation_checked")
+_NOT_FRESH = ("view_same_as_base", "view_with_history")
+OPERATORS_ROWS = (*_UNDECLARED, *_NOT_FRESH)
+
+_WRITES_TOLD = 3
+
+
+def gather_operators(context: Context) -> tuple[Clue, ...]:
+    """The operator and its writes; or the classes that take operators over."""
+    if context.row in _NOT_FRESH:
+        return tuple(_dispatchers(context.frame))[:1]
+    function = _torch.checked_operator(context.error)
+    code = getattr(function, "__code__", None)
+    if code is None or not is_user_file(code.co_filename):
+        return ()
+    writes = [raw for raw in (RawWrite(*entry) for entry in context.core.writes()) if code in _codes(raw.stack)]
+    told = {id(raw.stack): Clue("base_written", symbolise(raw.stack), op=raw.op) for raw in writes}
+    return (Clue("operator", definition_site(code), name=code.co_name), *list(told.values())[-_WRITES_TOLD:])
+
+
+def _codes(stack: Any) -> tuple[Any, ...]:
+    """The code objects of a raw stack; none of what was read off the source."""
+    return tuple(getattr(stack, "codes", ()))
+
+
+def _dispatchers(frame: Any) -> Iterator[Clue]:
+    """The classes with a ``__torch_dispatch__`` of their own that the user's frames know by name, nearest first."""
+    while frame is not None:
+        for value in (*frame.f_locals.values(), *frame.f_globals.values()):
+            kind = value if isinstance(value, type) else type(value)
+            method = vars(kind).get("__torch_dispatch__")
+            code = getattr(inspect.unwrap(getattr(method, "__func__", method)), "__code__", None) if method else None
+            if code is not None and is_user_file(code.co_filename):
+                yield Clue("dispatcher", definition_site(code), name=kind.__name__)
+        frame = frame.f_back
+
+
+HOOKS_REFUSED_ROWS = ("hooks_disabled", "hooks_under_transform")
+
+
+def gather_hooks_refused(context: Context) -> tuple[Clue, ...]:
+    """Whose hooks they are, as far as the stack of the error tells."""
+    are_outside = not place_raised(context.error).endswith(":__enter__")
+    name = _torch.owner_of_hooks(context.frames)
+    return (Clue("hooks", name=name, values={"are_outside": are_outside}),)

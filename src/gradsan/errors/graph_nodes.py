@@ -1,0 +1,191 @@
+"""Clues to errors that name a Node, or that an earlier statement is at fault for.
+
+Clues to errors that name a Node of the graph, or something that was looked for in it.
+
+Roles: ``node`` (the call that made the Node; ``op`` its name), ``definition`` (where a custom Function's backward is
+defined), ``input`` (what a gradient was asked for: ``name``; ``values``: ``rebased``, whether the graph of the loss
+leads to what it was before an in-place operation), ``rebased`` (that operation), ``loss`` (``values``: ``shape``,
+``dtype``, ``device``).
+
+Clues to errors that a backward raises although an earlier statement was at fault.
+
+Roles: ``overlapping_write`` (a logged write to a tensor with several elements at one place of memory: ``op``, and
+``values`` with its ``shape`` and ``turn``, how many writes by the same line came before), ``detached`` (a logged
+``detach_``), ``forward`` (the call that made the failing Node).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gradsan import _torch, source
+from gradsan.errors.tensors import of_node
+from gradsan.graph import naming, walk
+from gradsan.graph.values import tensor_of
+from gradsan.model import Clue, Frame, Site
+from gradsan.record.ledger import RawWrite
+from gradsan.record.stacks import file_of, is_user_file, symbolise
+
+if TYPE_CHECKING:
+    from gradsan.errors.failures import Context
+
+_WANTED = ("unused_in_graph", "input_needs_no_gradient")
+_NAMED = (
+    "custom_backward_count",
+    "custom_backward_shape",
+    "custom_backward_type",
+    "nan_in_backward",
+    "derivative_missing",
+)
+GRAPH_NODES_ROWS = (*_WANTED, *_NAMED, "differentiated_once_only", "output_not_scalar")
+
+
+def gather_graph_nodes(context: Context) -> tuple[Clue, ...]:
+    """What the graph of the failed backward tells."""
+    if context.row in _WANTED:
+        return tuple(_inputs(context))
+    if context.row == "output_not_scalar":
+        return tuple(_loss(context))
+    if context.backward is None:
+        return ()
+    return tuple(_nodes(context))
+
+
+def _nodes(context: Context) -> Iterator[Clue]:
+    backward = context.backward
+    assert backward is not None
+    wanted = context.values.get("function", "")
+    order = walk.engine_order(backward.roots, context.inputs, backward.via == "backward")
+    if wanted:
+        found = [node for node in order if type(node).__name__ == wanted or node.name() == wanted]
+    elif context.row == "derivative_missing":
+        op = context.values.get("op", "").replace("_", "").lower()
+        found = [node for node in order if node.name().lower().startswith((f"{op}backward", "notimplemented"))]
+    elif context.row == "differentiated_once_only":
+        found = [node for node in order if node.name() in ("DelayedErrorNode", "Error", "DelayedError")]
+    else:
+        found = [node for node in order if hasattr(type(node), "_forward_cls")]
+    for node in found[:1]:
+        number = _torch.node_sequence(node)
+        near = [] if number is None else context.core.nodes_near(number, backward.thread)
+        made = next((entry for entry in near if entry[0] <= number < entry[1]), None)
+        yield Clue(
+            "node", None if made is None else symbolise(made[3]), op=node.name(), values={"several": len(found) > 1}
+        )
+        function = getattr(getattr(type(node), "_forward_cls", None), "backward", None)
+        code = getattr(function, "__code__", None)
+        if code is not None and is_user_file(code.co_filename):
+            frame = Frame(file_of(code), _def_line(code), code.co_name, is_user=True)
+            yield Clue("definition", Site((frame,)), name=wanted, op=node.name())
+
+
+def _def_line(code: Any) -> int:
+    """The line of ``def``, behind the decorators."""
+    text = source.source_lines(file_of(code))
+    line: int = code.co_firstlineno
+    while line <= len(text) and text[line - 1].lstrip().startswith("@"):
+        line += 1
+    return line
+
+
+def _inputs(context: Context) -> Iterator[Clue]:
+    index = context.values.get("index")
+    inputs = context.inputs
+    chosen = [inputs[int(index)]] if index is not None and int(index) < len(inputs) else list(inputs)
+    if context.row == "input_needs_no_gradient":
+        chosen = [one for one in chosen if torch.is_tensor(one) and not one.requires_grad]
+    reached = None if context.backward is None else set(walk.engine_order(context.backward.roots))
+    for one in chosen[:3]:
+        if not torch.is_tensor(one):
+            continue
+        names = naming.names_of(one, context.frame)
+        before = reached is not None and one.grad_fn is not None and _older_in(one.grad_fn, reached)
+        yield Clue("input", name=names[0].text if names else None, values={"rebased": before})
+        if before:
+            storage = _torch.storage_identity(one)
+            for entry in reversed(context.core.writes()):
+                write = RawWrite(*entry)
+                if write.storage == storage:
+                    yield Clue("rebased", symbolise(write.stack), op=write.op)
+                    break
+
+
+def _older_in(node: Any, reached: set[Any]) -> bool:
+    """Whether an in-place operation's Node stands on a Node of the loss's graph."""
+    return node not in reached and any(child in reached for child, _ in node.next_functions if child is not None)
+
+
+def _loss(context: Context) -> Iterator[Clue]:
+    own = context.site.user_frame
+    name = None if own is None else source.method_receiver(own)
+    tensor = None if name is None or context.frame is None else tensor_of(context.frame, name)
+    if tensor is None:
+        return
+    facts = {
+        "shape": tuple(tensor.shape),
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "device": str(tensor.device),
+    }
+    near: list[Any] = []
+    number = None if tensor.grad_fn is None else _torch.node_sequence(tensor.grad_fn)
+    if number is not None:
+        near = context.core.nodes_near(number, threading.get_ident())
+    made = next((entry for entry in near if number is not None and entry[0] <= number < entry[1]), None)
+    yield Clue("loss", None if made is None else symbolise(made[3]), name=name, values=facts)
+
+
+LATER_ROWS = ("memory_overlap", "negative_slope", "saved_detached")
+
+
+def gather_later(context: Context) -> tuple[Clue, ...]:
+    """What the logs know; nothing for an error raised at the statement."""
+    if context.backward is None or context.is_at_statement:
+        return ()
+    if context.row == "negative_slope":
+        for node in walk.engine_order(context.backward.roots, context.inputs, context.backward.via == "backward"):
+            slope = _torch.saved_number(node, "negative_slope")
+            if slope is not None and slope < 0:
+                clue = of_node(context.core, node, "forward")
+                return () if clue is None else (clue,)
+        return ()
+    writes = [RawWrite(*entry) for entry in context.core.writes()]
+    if context.row == "saved_detached":
+        return tuple(Clue("detached", symbolise(raw.stack), op=raw.op) for raw in writes if raw.op == "detach_")[-3:]
+    overlapping = [raw for raw in writes if _overlaps_itself(raw)]
+    stacks = [raw.stack for raw in overlapping]
+    return tuple(
+        Clue(
+            "overlapping_write",
+            symbolise(raw.stack),
+            op=raw.op,
+            values={"turn": stacks[:position].count(raw.stack), **_described(context, raw)},
+        )
+        for position, raw in enumerate(overlapping)
+    )[-3:]
+
+
+def _described(context: Context, raw: RawWrite) -> dict[str, Any]:
+    """The shape of the written tensor, and further facts where a live variable still holds it.
+
+    What is only read off the source has no shape that is known, and elements of no size.
+    """
+    return {"shape": raw.shape, **_alive(context, raw)} if raw.itemsize else {}
+
+
+def _alive(context: Context, raw: RawWrite) -> dict[str, str]:
+    """Further facts of the written tensor, where a live variable still holds it."""
+    for found in naming.find(context.frame, lambda tensor: _torch.storage_identity(tensor) == raw.storage):
+        tensor = found.tensor
+        return {"dtype": str(tensor.dtype).removeprefix("torch."), "device": str(tensor.device)}
+    return {}
+
+
+def _overlaps_itself(raw: RawWrite) -> bool:
+    """Whether an expanded dimension puts several elements at one place."""
+    if raw.strides is None:
+        return False
+    return any(stride == 0 and size > 1 for size, stride in zip(raw.shape, raw.strides, strict=True))

@@ -1,0 +1,183 @@
+"""Clues to writes that PyTorch refuses, to leaves and to views: which tensor, and where it was made.
+
+Clues to errors that stop a statement because of one tensor: which tensor, what it is, and where it was made.
+
+Roles: ``target`` (the written tensor, else the operand that the message is about: ``name`` as the source says it,
+``op`` the operation; ``values``: ``part`` the written expression, ``backwards`` before it and, where it was found,
+``known_as`` its name in a module or, of a ``for`` loop's variable, another one, ``shape``, ``dtype``, ``device``,
+``is_parameter``, ``is_leaf``, ``requires_grad``, ``has_grad``), ``made`` (the operation that made it, where it is the
+result of one).
+
+Clues to errors about views: the writes to the base, and the module whose hook made the view.
+
+Roles: ``base_written`` (a logged write to the memory of the view since it was made), ``hooked_module`` (a module with
+backward hooks: ``name`` the expression that reaches it, ``values``: ``module`` its class, ``certain`` whether it was
+being called).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from gradsan import _torch, source
+from gradsan.errors.tensors import described, inner_frames, is_refused, made_by, writes_to
+from gradsan.graph import naming
+from gradsan.graph.values import first_named, tensor_of, value_of
+from gradsan.model import Clue
+
+if TYPE_CHECKING:
+    from gradsan.errors.failures import Context
+
+
+def _is_any(tensor: Any) -> bool:
+    return True
+
+
+def _is_inference(tensor: Any) -> bool:
+    return bool(tensor.is_inference())
+
+
+def _requires_grad(tensor: Any) -> bool:
+    return bool(tensor.requires_grad)
+
+
+def _is_leaf_with_grad(tensor: Any) -> bool:
+    return bool(tensor.is_leaf and tensor.requires_grad)
+
+
+def _is_result(tensor: Any) -> bool:
+    return not tensor.is_leaf
+
+
+def _is_integer(tensor: Any) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex())
+
+
+# The rows whose tensor the source shows as the written one, and, where it does not, how the message knows it.
+_OPERAND: dict[str, Callable[[Any], bool]] = {
+    "apply_requires_grad": _requires_grad,
+    "data_incompatible": _requires_grad,
+    "data_not_floating": _requires_grad,
+    "deepcopy_of_result": _is_result,
+    "dirty_not_returned": _is_any,
+    "dirty_view_of_several": _is_any,
+    "export_requires_grad": _requires_grad,
+    "flag_of_integer": _is_integer,
+    "flag_of_result": _is_result,
+    "inference_requires_grad": _is_inference,
+    "inference_saved": _is_inference,
+    "inference_version": _is_inference,
+    "inference_written": _is_inference,
+    "leaf_inplace": _is_leaf_with_grad,
+    "leaf_marked_dirty": _is_leaf_with_grad,
+    "leaf_view_inplace": _is_leaf_with_grad,
+    "multi_view_base_written": is_refused,
+    "numpy_requires_grad": _requires_grad,
+    "out_requires_grad": _requires_grad,
+    "resize_requires_grad": _requires_grad,
+    "unrecorded_view_base_written": is_refused,
+}
+_WRITTEN_ONLY = (
+    "function_view_inplace",
+    "memory_overlap",
+    "multi_view_inplace",
+    "result_dtype",
+    "result_shape",
+    "source_overlap",
+    "transform_writes_captured",
+    "unrecorded_view_inplace",
+    "view_detached",
+    "vmap_writes_smaller",
+)
+WRITTEN_ROWS = (*_OPERAND, *_WRITTEN_ONLY)
+
+
+def gather_written(context: Context) -> tuple[Clue, ...]:
+    """The tensor of the statement; nothing for an error of a backward, and where the source does not show it."""
+    own = context.site.user_frame
+    if own is None or context.frame is None or not context.is_at_statement:
+        return ()
+    written = None if context.row in _READING else source.writing_at(own, inner_frames(context.site))
+    if written is not None:
+        tensor = tensor_of(context.frame, written.target)
+        name, op, part = written.target, written.op, written.expression
+    else:
+        found = _operand(context)
+        if found is None:
+            return ()
+        name, tensor = found
+        op, part = source.called_expression(own) or "", name
+    facts = {} if tensor is None else described(tensor, context.frame, name)
+    values = {"part": part, "backwards": context.core.backwards, **facts}
+    target = Clue("target", context.site, name=name, op=op, values=values)
+    made = made_by(context.core, tensor)
+    return (target,) if made is None else (target, made)
+
+
+_READING = ("deepcopy_of_result", "inference_saved", "multi_view_base_written", "unrecorded_view_base_written")
+
+
+def _operand(context: Context) -> tuple[str, Any] | None:
+    """The first operand of the statement that the message may mean, also where it lies in an object's attribute."""
+    own, wanted = context.site.user_frame, _OPERAND.get(context.row)
+    if own is None or wanted is None or context.frame is None:
+        return None
+    statement = source.statement_at(own)
+    owner = source.attribute_owner(own)
+    names = [*([owner] if owner else []), *source.operand_expressions(own)]
+    names += source.consumed_names(statement) if statement is not None else []
+    direct = first_named(context.frame, names, wanted)
+    if direct is not None:
+        return direct
+    holders = [name for name in names if value_of(context.frame, name) is not None]
+    for found in naming.find(context.frame, wanted):
+        if any(found.path.startswith((f"{name}.", f"{name}[")) for name in holders):
+            return found.path, found.tensor
+    return None
+
+
+_BASE_WRITTEN = ("multi_view_base_written", "unrecorded_view_base_written")
+VIEWS_ROWS = (*_BASE_WRITTEN, "function_view_inplace")
+
+
+def gather_views(context: Context) -> tuple[Clue, ...]:
+    """The writes, or the module."""
+    if context.row == "function_view_inplace":
+        return _hooked_modules(context)
+    if context.frame is None:
+        return ()
+    if context.backward is None:
+        target = next(iter(gather_written(context)), None)
+        view = None if target is None or target.name is None else tensor_of(context.frame, target.name)
+        return () if view is None else writes_to(context.core, view)
+    found = next(iter(naming.find(context.frame, is_refused)), None)
+    if found is None:
+        return ()
+    target = Clue("target", context.site, name=found.path, values=described(found.tensor, context.frame))
+    made = made_by(context.core, found.tensor)
+    return (target, *((made,) if made else ()), *writes_to(context.core, found.tensor))
+
+
+def _hooked_modules(context: Context) -> tuple[Clue, ...]:
+    """The modules being called that have backward hooks, else those that live variables reach."""
+    called = [frame.f_locals.get("self") for frame in context.frames if frame.f_code.co_name == "_call_impl"]
+    running = [one for one in called if isinstance(one, nn.Module) and _torch.has_backward_hooks(one)]
+    if running:
+        return tuple(_module_clue("", one, True) for one in running[-1:])
+    frame = context.frame
+    if frame is None:
+        return ()
+    found: dict[int, Clue] = {}
+    for name, value in {**frame.f_globals, **frame.f_locals}.items():
+        if isinstance(value, nn.Module):
+            for inner, module in value.named_modules():
+                if _torch.has_backward_hooks(module):
+                    found.setdefault(id(module), _module_clue(f"{name}.{inner}" if inner else name, module, False))
+    return tuple(found.values())[:3]
+
+
+def _module_clue(name: str, module: Any, certain: bool) -> Clue:
+    return Clue("hooked_module", name=name or None, values={"module": type(module).__name__, "certain": certain})

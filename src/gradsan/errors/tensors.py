@@ -1,0 +1,93 @@
+"""Facts about a tensor that several topics ask for: the call that made it, and the writes to its memory."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from torch import nn
+
+from gradsan import _torch
+from gradsan.graph import naming
+from gradsan.graph.variables import is_loop_variable
+from gradsan.model import Clue, Frame, Site
+from gradsan.record.ledger import RawWrite
+from gradsan.record.stacks import symbolise
+
+_WRITES_TOLD = 3
+
+
+def inner_frames(site: Site) -> tuple[Frame, ...]:
+    """The frames below the user frame of ``site``, outermost first."""
+    own = site.user_frame
+    position = max((index for index, frame in enumerate(site.frames) if frame is own), default=len(site.frames))
+    return site.frames[position + 1 :]
+
+
+def described(tensor: Any, frame: Any, name: str | None = None) -> dict[str, Any]:
+    """What ``tensor`` is, as plain facts: those of the role ``target`` in :mod:`gradsan.errors.refused_writes`.
+
+    ``name`` is what the statement calls it.
+    """
+    is_passing = name is not None and is_loop_variable(frame, name)
+    facts: dict[str, Any] = {
+        "shape": tuple(tensor.shape),
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "device": str(tensor.device),
+        "is_parameter": isinstance(tensor, nn.Parameter),
+    }
+    if is_refused(tensor):
+        return facts
+    names = [found.text for found in naming.names_of(tensor, frame) if is_passing or found.origin == "module"]
+    is_leaf = bool(tensor.is_leaf)
+    return {
+        **facts,
+        "is_leaf": is_leaf,
+        "requires_grad": bool(tensor.requires_grad),
+        "has_grad": is_leaf and tensor.grad is not None,
+        "known_as": names[0] if names and names[0] != name else "",
+    }
+
+
+def is_refused(tensor: Any) -> bool:
+    """Whether ``tensor`` is a view that PyTorch gives no grad_fn any more, because its base was written."""
+    try:
+        tensor.grad_fn  # noqa: B018 - asking is what raises
+    except RuntimeError:
+        return True
+    return False
+
+
+def made_by(core: Any, tensor: Any) -> Clue | None:
+    """The call that made ``tensor``, as the role ``made``, where a Node tells."""
+    if tensor is None or is_refused(tensor) or tensor.grad_fn is None:
+        return None
+    return of_node(core, tensor.grad_fn, "made")
+
+
+def of_node(core: Any, node: Any, role: str) -> Clue | None:
+    """The call that made an autograd Node; None where no watched call did."""
+    number = _torch.node_sequence(node)
+    if number is None:
+        return None
+    for first, end, clock, stack in core.nodes_near(number, threading.get_ident()):
+        if first <= number < end:
+            return Clue(role, symbolise(stack), op=node.name(), values={"clock": clock})
+    return None
+
+
+def writes_to(core: Any, tensor: Any) -> tuple[Clue, ...]:
+    """The last logged writes to the memory of ``tensor``, at most three, oldest first: ``base_written``.
+
+    Going back in the log the versions of one memory fall; where they do not, its address had belonged to another.
+    """
+    storage, version = _torch.storage_identity(tensor), tensor._version + 1
+    found: list[Clue] = []
+    for raw in reversed([RawWrite(*entry) for entry in core.writes()]):
+        if raw.storage != storage or len(found) == _WRITES_TOLD:
+            continue
+        if raw.version is None or raw.version >= version:
+            break
+        version = raw.version
+        found.insert(0, Clue("base_written", symbolise(raw.stack), op=raw.op))
+    return tuple(found)

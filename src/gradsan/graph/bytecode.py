@@ -1,0 +1,177 @@
+"""Variables and attributes that a function's bytecode reads and binds. Nothing is run."""
+
+from __future__ import annotations
+
+import dis
+import functools
+from collections.abc import Iterator
+from types import CodeType, FunctionType, MethodType
+from typing import Any, NamedTuple
+
+ASKS_FOR_SHAPE = frozenset(
+    {"shape", "size", "dim", "ndim", "numel", "dtype", "device", "layout", "requires_grad", "is_cuda", "stride"}
+)
+"""Attributes of a tensor that tell nothing of its elements."""
+_CHANGES_CONTAINER = frozenset(
+    {"add", "append", "appendleft", "clear", "extend", "insert", "pop", "popleft", "setdefault", "update"}
+)
+_CODES_FOLLOWED = 64
+_WITHOUT_EFFECT = frozenset({"CACHE", "EXTENDED_ARG", "PUSH_NULL", "NOP", "RESUME", "PRECALL", "NOT_TAKEN"})
+
+
+class Reads(NamedTuple):
+    """What code reads, that of the functions it defines included.
+
+    ``globals``, ``free`` and ``own`` (parameters and locals) lead from a variable to the attributes that are read of
+    it, None where it is used as a whole. ``attributes`` are all attributes read of anything, ``bound`` all names and
+    attributes that the code binds outside of its own locals.
+    """
+
+    globals: dict[str, frozenset[str] | None]
+    free: dict[str, frozenset[str] | None]
+    own: dict[str, frozenset[str] | None]
+    attributes: frozenset[str]
+    bound: frozenset[str]
+
+
+class ClassReads(NamedTuple):
+    """What a method of a class, and the methods and properties it uses, read and bind of attributes; their code."""
+
+    attributes: frozenset[str]
+    bound: frozenset[str]
+    functions: tuple[FunctionType, ...]
+
+
+@functools.lru_cache(maxsize=4096)
+def reads_of(code: CodeType) -> Reads:
+    """What ``code`` reads."""
+    tables: dict[str, dict[str, set[str] | None]] = {"globals": {}, "free": {}, "own": {}}
+    attributes: set[str] = set()
+    bound: set[str] = set()
+    instructions = [one for one in dis.get_instructions(code) if one.opname not in _WITHOUT_EFFECT]
+    for position, (one, following) in enumerate(zip(instructions, [*instructions[1:], None], strict=False)):
+        name = one.opname
+        if name in ("LOAD_ATTR", "LOAD_METHOD"):
+            attributes.add(str(one.argval))
+            if one.argval in _CHANGES_CONTAINER and position:
+                bound.add(str(instructions[position - 1].argval))
+        elif name in ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "DELETE_ATTR"):
+            bound.add(str(one.argval))
+        elif name in ("STORE_SUBSCR", "DELETE_SUBSCR"):
+            # Before it stand the container and the key, which is one or two instructions long where it is simple.
+            bound |= {str(before.argval) for before in instructions[max(0, position - 3) : position - 1]}
+        elif name == "DUP_TOP_TWO" or (
+            name == "COPY"
+            and one.arg == 2
+            and following is not None
+            and (following.opname, following.arg) == ("COPY", 2)
+        ):
+            # ``container[key] += …`` keeps both until it stores.
+            bound |= {str(before.argval) for before in instructions[max(0, position - 2) : position]}
+        for variable, is_last in _loaded(code, one):
+            table = tables[_kind(code, one.opname, variable)]
+            if is_last and following is not None and following.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+                known = table.setdefault(variable, set())
+                if known is not None:
+                    known.add(str(following.argval))
+            elif not (is_last and following is not None and following.opname in ("STORE_ATTR", "DELETE_ATTR")):
+                table[variable] = None
+    inner = [reads_of(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    for one_inner in inner:
+        _join(tables["globals"], one_inner.globals)
+        for variable, read in one_inner.free.items():
+            _join(tables["free" if variable in code.co_freevars else "own"], {variable: read})
+    frozen = {
+        kind: {key: None if read is None else frozenset(read) for key, read in table.items()}
+        for kind, table in tables.items()
+    }
+    return Reads(
+        frozen["globals"],
+        frozen["free"],
+        frozen["own"],
+        frozenset(attributes.union(*(each.attributes for each in inner))),
+        frozenset(bound.union(*(each.bound for each in inner))),
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def reads_of_method(kind: type, name: str) -> ClassReads:
+    """What the method ``name`` of a class reads, with the methods and properties of that class it reaches by name."""
+    waiting, functions = [name], list[FunctionType]()
+    attributes: set[str] = set()
+    bound: set[str] = set()
+    seen: set[str] = set()
+    while waiting and len(functions) < _CODES_FOLLOWED:
+        current = waiting.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        for function in functions_of(getattr_static(kind, current)):
+            functions.append(function)
+            reads = reads_of(function.__code__)
+            attributes |= reads.attributes
+            bound |= reads.bound
+            waiting += sorted(reads.attributes)
+    return ClassReads(frozenset(attributes), frozenset(bound), tuple(functions))
+
+
+@functools.lru_cache(maxsize=4096)
+def values_read(code: CodeType, attribute: str) -> bool:
+    """Whether ``code`` reads more of ``something.attribute`` than its shape or type, as far as one sees at once."""
+    instructions = [one for one in dis.get_instructions(code) if one.opname not in _WITHOUT_EFFECT]
+    for position, one in enumerate(instructions):
+        if one.opname in ("LOAD_ATTR", "LOAD_METHOD") and one.argval == attribute:
+            following = instructions[position + 1] if position + 1 < len(instructions) else None
+            asked = (
+                following.argval if following is not None and following.opname in ("LOAD_ATTR", "LOAD_METHOD") else None
+            )
+            called = str(instructions[position - 2].argval) if position >= 2 else ""
+            if asked not in ASKS_FOR_SHAPE and not called.endswith("_like"):
+                return True
+    return any(values_read(inner, attribute) for inner in code.co_consts if isinstance(inner, CodeType))
+
+
+def functions_of(value: Any) -> tuple[FunctionType, ...]:
+    """The Python functions behind what a class holds: a function, a method, a property, a decorated function."""
+    if isinstance(value, (staticmethod, classmethod, MethodType)):
+        value = value.__func__
+    if isinstance(value, property):
+        return () if value.fget is None else functions_of(value.fget)
+    if not isinstance(value, FunctionType):
+        return ()
+    wrapped = getattr(value, "__wrapped__", None)
+    return (value, *functions_of(wrapped)) if isinstance(wrapped, FunctionType) else (value,)
+
+
+def getattr_static(kind: type, name: str) -> Any:
+    """What a class or one of its bases holds under a name, without running a descriptor; None where nothing."""
+    return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
+
+
+def _loaded(code: CodeType, instruction: Any) -> Iterator[tuple[str, bool]]:
+    """The variables an instruction loads, and whether it is the one that lies on top afterwards."""
+    name = instruction.opname
+    if (
+        not name.startswith("LOAD_")
+        or "ATTR" in name
+        or not any(part in name for part in ("FAST", "DEREF", "GLOBAL", "NAME"))
+    ):
+        return
+    names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+    for position, variable in enumerate(names):
+        # From 3.13 on, the cells that a new function gets are loaded as if they were variables.
+        is_cell = "FAST" in name and variable in (*code.co_cellvars, *code.co_freevars)
+        if isinstance(variable, str) and not (is_cell and variable not in code.co_varnames):
+            yield variable, position == len(names) - 1
+
+
+def _kind(code: CodeType, opname: str, variable: str) -> str:
+    if "GLOBAL" in opname or opname == "LOAD_NAME":
+        return "globals"
+    return "free" if variable in code.co_freevars else "own"
+
+
+def _join(table: dict[str, set[str] | None], more: dict[str, frozenset[str] | None]) -> None:
+    for variable, read in more.items():
+        known = table.setdefault(variable, set())
+        table[variable] = None if known is None or read is None else known | read

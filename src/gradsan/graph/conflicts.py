@@ -1,0 +1,192 @@
+"""Conflict of a stale use, as plain data, made while the graph and the user's variables are still there."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from dataclasses import replace
+from typing import Any
+
+from gradsan import _torch
+from gradsan.graph import borrowed, naming, stale_slots, walk
+from gradsan.model import Bridge, Conflict, Region, Save, Site, TensorInfo, Use, Write
+from gradsan.overlap import overlap
+from gradsan.record import ledger
+from gradsan.record.stacks import symbolise
+from gradsan.record.steps import BackwardRecord
+
+_MOST_LOOKED_AT = 64
+
+
+def of_failure(
+    core: Any,
+    steps: Any,
+    backward: BackwardRecord,
+    error: BaseException,
+    frame: Any = None,
+    backwards: Any = None,
+) -> Conflict | None:
+    """The conflict behind PyTorch's version error; None where neither graph nor log knows of what it says.
+
+    ``frame`` is where variables are looked for, that of the caller where it is None. ``backwards`` is the log of
+    earlier backward calls, where there is one.
+    """
+    frame = sys._getframe(1) if frame is None else frame
+    inputs = _torch.engine_inputs(error, backward.outputs)
+    accumulates = backward.via == "backward"
+    stale = stale_slots.find_stale(backward.roots, error, inputs, accumulates, backward.retain_graph)
+    if stale is None:
+        return None
+    found = _of_stale(core, steps, backward, stale, frame)
+    if found is None or not _is_beside(found):
+        return found if found is None else _with_borrowed(found, core, steps, backward, backwards, frame)
+    # PyTorch stops at the first value whose counter moved. Here that one is as it was; another may not be.
+    further = stale_slots.further_stale(backward.roots, found.save.tensor.storage, inputs, accumulates)
+    others = (_of_stale(core, steps, backward, one, frame) for one in itertools.islice(further, _MOST_LOOKED_AT))
+    return next((one for one in others if one is not None and not _is_beside(one)), found)
+
+
+def _with_borrowed(
+    conflict: Conflict, core: Any, steps: Any, backward: BackwardRecord, backwards: Any, frame: Any
+) -> Conflict:
+    """The conflict with what its loss borrows, where an optimizer's step has overwritten the value."""
+    if backwards is None or not any(write.kind == "step" for write in conflict.writes):
+        return conflict
+    since = conflict.save.clock
+    found = borrowed.by_later_loss(core, steps, backwards, backward, since, frame)
+    kept = borrowed.retained_for(backwards, backward, since) if found else None
+    return replace(conflict, borrowed=found, retained_at=kept)
+
+
+def _is_beside(conflict: Conflict) -> bool:
+    """Whether every move of the counter is a logged write to other bytes than those that were saved."""
+    if conflict.unexplained or conflict.log_was_cut or not conflict.writes:
+        return False
+    region = conflict.save.tensor.region
+    return all(
+        write.kind == "metadata" or (write.region is not None and not overlap(region, write.region))
+        for write in conflict.writes
+    )
+
+
+def _of_stale(core: Any, steps: Any, backward: BackwardRecord, stale: stale_slots.Stale, frame: Any) -> Conflict | None:
+    node, tensor = stale.node, stale.tensor
+    if tensor is None:
+        tensor = stale_slots.tensor_of(core, stale, frame)
+        if tensor is None and not stale.hidden and stale_slots.last_write(core, stale) is None:
+            return None
+    if tensor is not None:
+        info = tensor_info(tensor, was_leaf=tensor.is_leaf and not stale.is_output)
+    else:
+        info = stale_slots.described(core, stale)
+    made = None if node is None else stale_slots.of_node(core, steps, node, backward.thread, stale, info.storage)
+    since = made.clock if made else ledger.first_move(core, steps, info.storage, stale.saved_version, stale.version) - 1
+    writes = ledger.writes_since(core, steps, info.storage, since, stale.saved_version, stale.version)
+    return Conflict(
+        save=Save(
+            clock=since,
+            site=symbolise(made.stack) if made and made.is_exact else Site(),
+            tensor=info,
+            version=stale.saved_version,
+            node=None if node is None else node.name(),
+            slot=stale.slot,
+            is_output=stale.is_output,
+            sequence=0 if node is None else _torch.node_sequence(node) or 0,
+            step=steps_before(steps, since, core.steps),
+        ),
+        writes=writes,
+        use=use_of(core, backward, stale.version),
+        names=() if tensor is None else naming.names_of(tensor, frame),
+        unexplained=ledger.unexplained_moves(writes, stale.saved_version, stale.version),
+        root_sequence=backward.root_sequence,
+        bridge=bridge_over(core, backward, node, made, writes, frame),
+        raised=True,
+        log_was_cut=core.lost_writes_after(since),
+    )
+
+
+def under_hooks(core: Any, steps: Any, save: Any, alias: Any) -> Conflict:
+    """The conflict that the program's own hooks hide: what they kept has changed, and PyTorch does not look."""
+    frame = sys._getframe(1)
+    node = _torch.current_node()
+    slot = _torch.slot_of(node, save)
+    backward = steps.current_backward()
+    saved_version = next(version for kept, version in save.aliases if kept is alias)
+    info = tensor_info(alias, was_leaf=alias.is_leaf and alias.requires_grad)
+    writes = ledger.writes_since(core, steps, info.storage, save.clock, saved_version, alias._version)
+    return Conflict(
+        save=Save(
+            clock=save.clock,
+            site=symbolise(save.stack),
+            tensor=info,
+            version=saved_version,
+            node=None if node is None else node.name(),
+            slot=slot,
+            is_output=bool(slot and slot.startswith("result")),
+            sequence=(_torch.node_sequence(node) or 0) if node is not None else 0,
+            step=steps_before(steps, save.clock, core.steps),
+        ),
+        writes=writes,
+        use=use_of(core, backward, alias._version),
+        names=naming.names_of(alias, frame),
+        unexplained=ledger.unexplained_moves(writes, saved_version, alias._version),
+        root_sequence=backward.root_sequence if backward else None,
+        raised=False,
+        under_user_hooks=True,
+        log_was_cut=core.lost_writes_after(save.clock),
+    )
+
+
+def tensor_info(tensor: Any, was_leaf: bool) -> TensorInfo:
+    """What ``tensor`` is, without it."""
+    _, _, (offset, shape, strides, itemsize) = _torch.weak_identity(tensor)
+    return TensorInfo(
+        shape=_torch.shape_of(tensor),
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        device=str(tensor.device),
+        storage=_torch.storage_identity(tensor),
+        region=Region(offset, shape, strides if strides is not None else (), itemsize),
+        requires_grad=bool(tensor.requires_grad) if was_leaf else True,
+        is_leaf=was_leaf,
+    )
+
+
+def use_of(core: Any, backward: BackwardRecord | None, version: int) -> Use:
+    """The use that happens now, in ``backward``."""
+    return Use(
+        clock=core.clock,
+        site=symbolise(backward.stack if backward else core.stack()),
+        version=version,
+        step=core.steps,
+        retain_graph=backward.retain_graph if backward else None,
+        via=backward.via if backward else "backward",
+    )
+
+
+def steps_before(steps: Any, clock: int, total: int) -> int:
+    """How many steps had finished at ``clock``; exact while the record of steps reaches back that far."""
+    later = sum(1 for record in steps.steps if record.end is not None and record.end > clock)
+    return max(0, total - later)
+
+
+def bridge_over(
+    core: Any, backward: BackwardRecord, node: Any, made: Any, writes: tuple[Write, ...], frame: Any
+) -> Bridge | None:
+    """The edge by which the graph of ``backward`` crosses the first of ``writes`` on its way to ``node``."""
+    if node is None or not writes or not backward.roots:
+        return None
+    moment = writes[0].sequence
+    if backward.root_sequence is None or backward.root_sequence < moment:
+        return None
+    cut = walk.crossing(walk.path(list(backward.roots), node), moment)
+    if cut is None:
+        return None
+    return Bridge(
+        older=cut.older.name(),
+        younger=cut.younger.name(),
+        name=naming.name_of_output(cut.older, frame),
+        taken_near=borrowed.sites_near(core, cut.younger, backward.thread),
+        made_near=borrowed.sites_near(core, cut.older, backward.thread),
+        forward_ran_again=made is not None and made.is_exact and core.ran_since(made.stack, moment, made.thread),
+        held=naming.held_graphs(node, frame),
+    )

@@ -1,0 +1,169 @@
+"""Names that the program itself gives to a tensor, and the live modules and optimizers that own parameters.
+
+What the program itself calls a tensor: a search through the variables that are alive when a report is made.
+
+The modules and optimizers of the program that are alive, reached by a variable or not.
+
+Whose a parameter is: the program's own module that holds it, and by which of its attributes.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from gradsan import _torch
+from gradsan.graph import walk
+from gradsan.graph.values import value_of
+from gradsan.graph.variables import Found, Scope, search
+from gradsan.model import Clue, Held, Name, Site
+from gradsan.record.stacks import definition_site, is_user_file
+
+_MOST_HELD = 64
+
+
+def names_of(tensor: Any, frame: Any) -> tuple[Name, ...]:
+    """Names by which the user's frames from ``frame`` outwards reach the memory of ``tensor``, best first.
+
+    An expression that covers just the same part of the storage beats one that covers another part; a parameter's
+    name within its module beats others, a loop's variable is beaten by all; a nearer frame beats a farther one, a short
+    expression a long one.
+    """
+    storage = _torch.storage_identity(tensor)
+    extent = _extent(tensor)
+    ranked = []
+    for order, found in enumerate(search(frame, lambda t: _torch.storage_identity(t) == storage)):
+        same_part = _extent(found.tensor) == extent
+        ranked.append(((not same_part, found.origin != "module", found.passing, found.depth, order), found))
+    if not ranked:
+        ranked = [((False, False, False, 0, 0), found) for found in _modules_alive(storage)]
+    names: dict[str, Name] = {}
+    for _, found in sorted(ranked, key=lambda item: item[0]):
+        names.setdefault(found.path, Name(found.path, found.origin, _kind(found)))  # type: ignore[arg-type]
+    return tuple(names.values())[:8]
+
+
+def find(frame: Any, wanted: Callable[[Any], bool]) -> Iterator[Found]:
+    """The tensors for which ``wanted`` holds that the user's frames from ``frame`` outwards reach."""
+    return search(frame, wanted)
+
+
+def name_of_output(node: Any, frame: Any) -> str | None:
+    """The expression by which the user's frames hold a tensor that ``node`` (an autograd Node) produced."""
+    best = min(
+        search(frame, lambda t: t.requires_grad and not t.is_leaf and t.grad_fn is node),
+        key=lambda found: (found.depth, len(found.path)),
+        default=None,
+    )
+    return best.path if best else None
+
+
+def held_graphs(node: Any, frame: Any) -> tuple[Held, ...]:
+    """The live variables of the user's frames from which the graph leads back to ``node``; nearer ones first."""
+    found = list(search(frame, lambda t: t.requires_grad and not t.is_leaf and t.grad_fn is not None))
+    leading = walk.lead_to([one.tensor.grad_fn for one in found], node)
+    held = (
+        Held(one.path, one.scope.file, one.scope.function, one.within, one.container)
+        for one in found
+        if one.tensor.grad_fn in leading
+    )
+    return tuple(dict.fromkeys(held))[:_MOST_HELD]
+
+
+def _kind(found: Found) -> str:
+    tensor = found.tensor
+    if isinstance(tensor, nn.Parameter) or (tensor.is_leaf and tensor.requires_grad):
+        return "parameter"
+    if found.origin == "module":
+        return "buffer"
+    return "data" if tensor.is_leaf and not tensor.requires_grad else "value"
+
+
+def _extent(tensor: Any) -> tuple[int, int]:
+    try:
+        return tensor.storage_offset(), tensor.numel()
+    except (RuntimeError, NotImplementedError):
+        return 0, 0
+
+
+def _modules_alive(storage: int) -> Iterator[Found]:
+    """Modules that no user frame reaches any more, named by their class."""
+    for candidate in modules_alive():
+        for iterator in (candidate.named_parameters, candidate.named_buffers):
+            for name, tensor in iterator():
+                if _torch.storage_identity(tensor) == storage:
+                    path = f"{type(candidate).__name__}.{name}"
+                    yield Found(path, tensor, "module", name.count("."), Scope("", ""))
+
+
+def modules_alive(wanted: Callable[[type], bool] = lambda _: True) -> list[nn.Module]:
+    """The live modules of those classes, torch's own left out, for which ``wanted`` holds."""
+    kinds = {one for one in _kinds_below(nn.Module) if not one.__module__.startswith("torch.") and wanted(one)}
+    # By its type: an object may have a ``__class__`` of its own. Without such a class nothing needs to be gone through.
+    return [one for one in gc.get_objects() if type(one) in kinds] if kinds else []
+
+
+def optimizers_alive() -> list[Optimizer]:
+    """The live optimizers."""
+    kinds = _kinds_below(Optimizer)
+    return [one for one in gc.get_objects() if type(one) in kinds and hasattr(one, "param_groups")]
+
+
+def _kinds_below(kind: Any) -> set[Any]:
+    found: set[Any] = set()
+    waiting = [kind]
+    while waiting:
+        inner = [one for one in type.__subclasses__(waiting.pop()) if one not in found]
+        found.update(inner)
+        waiting += inner
+    return found
+
+
+def owner_in(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The innermost module of the program's own classes on the way to ``name`` (``block.0.weight``), and the rest.
+
+    ``module`` itself and the whole name where all others are torch's.
+    """
+    parts = name.split(".")
+    found, rest = module, name
+    at: Any = module
+    for position, part in enumerate(parts[:-1]):
+        at = dict(at.named_children()).get(part)
+        if at is None:
+            break
+        if forward_of(at) is not None:
+            found, rest = at, ".".join(parts[position + 1 :])
+    return found, rest
+
+
+def owner_of(path: str, frame: FrameType | None) -> tuple[nn.Module, str] | None:
+    """The same for an expression (``net.block.0.weight``) as the frames from ``frame`` outwards know it."""
+    parts = path.split(".")
+    while frame is not None:
+        for length in range(1, len(parts)):
+            module = value_of(frame, ".".join(parts[:length]))
+            if isinstance(module, nn.Module):
+                return owner_in(module, ".".join(parts[length:]))
+        frame = frame.f_back
+    return None
+
+
+def forward_of(module: nn.Module) -> Site | None:
+    """Where the forward of a module of the program's own is defined; None for torch's and other packages' modules."""
+    code = getattr(type(module).forward, "__code__", None)
+    return None if code is None or not is_user_file(code.co_filename) else definition_site(code)
+
+
+def clue_of(path: str | None, frame: FrameType | None, facts: Mapping[str, Any]) -> Clue:
+    """The clue ``parameter`` of what ``path`` names: at the forward of its owner, with ``facts``."""
+    owner = None if path is None else owner_of(path, frame)
+    if owner is None:
+        return Clue("parameter", name=path, values=dict(facts))
+    module, rest = owner
+    values = {**facts, "owner": type(module).__name__, "attribute": rest.partition(".")[0]}
+    return Clue("parameter", forward_of(module), name=path, values=values)

@@ -1,0 +1,301 @@
+"""Stale saved tensors of a failed graph: which Node stopped backward, which of its slots, and where it was made.
+
+Reading a failed graph: which Node stopped backward, and which of its saved tensors is stale.
+
+PyTorch's error does not say. Where Python code read the saved tensor (a custom Function's ``backward``), the frames of
+the error hold the Node. Else the Node is the first, in the engine's order, whose slot raises the very same message when
+it is read. Slots are only read where no hooks stand behind them: reading through hooks runs the program's code.
+Where torch shows no saved tensors (before 2.10) ``_torch/saved.py`` finds out both.
+
+The tensor of a Node that shows none of its slots, by what PyTorch's message says of it.
+
+Where a Node was made: its sequence number looked up in the log of operations.
+
+Sequence numbers are counted per thread. The thread in which backward runs is asked first; what it did not make is
+looked for in the other threads' entries, and only taken where one entry alone fits.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from gradsan import _torch
+from gradsan.graph import naming, walk
+from gradsan.model import Region, TensorInfo
+from gradsan.record import ledger
+
+_STALE = re.compile(
+    r"one of the variables needed for gradient computation has been modified by an inplace operation: "
+    r"\[(?P<type>\S+) (?P<sizes>\[[^\]]*\])\](?P<output>, which is output \d+ of [^,]+,)?"
+    r".*? is at version (?P<now>\d+); expected version (?P<saved>\d+) instead"
+)
+
+
+class Stale(NamedTuple):
+    """A saved tensor whose version moved, as far as the graph tells.
+
+    ``node`` is None where it is not decided which Node failed, ``slot`` where that Node shows none of its slots,
+    ``tensor`` where no Node shows it. ``hidden`` are the Nodes that show no slots and may be the one.
+    """
+
+    node: Any
+    slot: str | None
+    tensor: Any
+    is_output: bool
+    sizes: tuple[int, ...]
+    saved_version: int
+    version: int
+    hidden: tuple[Any, ...] = ()
+
+
+def is_version_error(error: BaseException) -> bool:
+    """Whether an exception is PyTorch's version check."""
+    return isinstance(error, RuntimeError) and _STALE.match(str(error)) is not None
+
+
+def find_stale(
+    roots: Iterable[Any],
+    error: BaseException,
+    inputs: tuple[Any, ...] = (),
+    accumulates: bool = True,
+    retain_graph: bool = True,
+) -> Stale | None:
+    """The saved tensor at which a backward from ``roots`` stopped with ``error``; None if that is no version error.
+
+    ``inputs`` and ``accumulates`` as for :func:`gradsan.graph.walk.engine_order`.
+    """
+    told = _STALE.match(str(error))
+    if told is None:
+        return None
+    for node in _in_frames(error, "_raw_saved_tensors"):
+        found = _matching(node, told)
+        if found is not None:
+            return found
+    for saved in _in_frames(error, "register_hooks", "unpack_hook"):
+        tensor = _torch.packed_object(saved)
+        if torch.is_tensor(tensor) and _is_told(tensor, told):
+            return Stale(None, None, tensor, False, _sizes(told), int(told["saved"]), int(told["now"]))
+    hidden: list[Any] = []
+    for node in walk.engine_order(roots, inputs, accumulates):
+        if _torch.hides_saves(node):
+            hidden.append(node)
+            continue
+        found = _matching(node, told)
+        if found is not None:
+            rivals = tuple(one for one in hidden if _may_have_saved(one, found.tensor))
+            return found._replace(node=None, slot=None, hidden=rivals) if rivals else found
+        if not hidden:
+            continue
+        if _torch.was_freed(node):
+            hidden.clear()  # the engine came past them
+        elif not retain_graph and _holds_something(node):
+            break  # the engine did not come so far
+    only = hidden[0] if len(hidden) == 1 else None
+    return Stale(only, None, None, False, _sizes(told), int(told["saved"]), int(told["now"]), tuple(hidden))
+
+
+def stale_errors(roots: Iterable[Any]) -> list[RuntimeError]:
+    """The errors at which a backward from ``roots`` would stop, one for each saved tensor that is out of date.
+
+    Nothing is run but PyTorch's own check of each slot; what hooks stand behind, and what a Node hides, is not asked.
+    """
+    found: dict[str, RuntimeError] = {}
+    for node, _, _, error in _stale_slots(walk.engine_order(roots)):
+        found.setdefault(f"{id(node)} {error}", error)
+    return list(found.values())
+
+
+def further_stale(
+    roots: Iterable[Any], storage: int, inputs: tuple[Any, ...] = (), accumulates: bool = True
+) -> Iterator[Stale]:
+    """The saved tensors in the memory ``storage`` that are out of date, in the order in which backward would ask.
+
+    ``inputs`` and ``accumulates`` as for :func:`gradsan.graph.walk.engine_order`; asked as in ``stale_errors``.
+    """
+    for node, slot, tensor, error in _stale_slots(walk.engine_order(roots, inputs, accumulates)):
+        told = _STALE.match(str(error))
+        if told is None or _torch.storage_or_none(tensor) != storage or tuple(tensor.shape) != _sizes(told):
+            continue
+        is_output = told["output"] is not None and not tensor.requires_grad
+        yield Stale(node, slot, tensor, is_output, _sizes(told), int(told["saved"]), int(told["now"]))
+
+
+def _stale_slots(order: Iterable[Any]) -> Iterator[tuple[Any, str, Any, RuntimeError]]:
+    for node in order:
+        for slot, saved in _torch.saved_slots(node):
+            if _torch.is_hooked(saved):
+                continue
+            try:
+                _torch.read_slot(node, slot.partition("[")[0])
+            except RuntimeError as error:
+                tensor = _torch.refused_tensor(node, slot, saved) if is_version_error(error) else None
+                if torch.is_tensor(tensor):
+                    # The frames of this search hold saved tensors; those of a backward would be the program's.
+                    yield node, slot, tensor, error.with_traceback(None)
+
+
+def _in_frames(error: BaseException, *attributes: str) -> Iterator[Any]:
+    """What has ``attributes`` in the frames that the error came through, innermost first.
+
+    Nodes of custom Functions are known by what they saved, a saved tensor (which checkpointing keeps) by its hooks.
+    """
+    frames = []
+    trace = error.__traceback__
+    while trace is not None:
+        frames.append(trace.tb_frame)
+        trace = trace.tb_next
+    for frame in reversed(frames):
+        for value in frame.f_locals.values():
+            if all(hasattr(type(value), attribute) for attribute in attributes):
+                yield value
+
+
+def _is_told(tensor: Any, told: re.Match[str]) -> bool:
+    return int(tensor._version) == int(told["now"]) and tuple(tensor.shape) == _sizes(told)
+
+
+def _matching(node: Any, told: re.Match[str]) -> Stale | None:
+    """The slot of a Node that raises what was told."""
+    version = int(told["now"])
+    for slot, saved in _torch.saved_slots(node):
+        tensor = _torch.packed_object(saved)
+        # Comparing versions first spares almost every slot the reading.
+        if (torch.is_tensor(tensor) and tensor._version != version) or _torch.is_hooked(saved):
+            continue
+        if not _says(functools.partial(_torch.read_slot, node, slot.partition("[")[0]), told):
+            continue
+        tensor = _torch.refused_tensor(node, slot, saved)
+        if tensor is None or tensor._version != version:
+            continue
+        is_output = told["output"] is not None and not tensor.requires_grad
+        sizes = tuple(tensor.shape)
+        if sizes == _sizes(told):
+            return Stale(node, slot, tensor, is_output, sizes, int(told["saved"]), version)
+    return None
+
+
+def _says(read: Callable[[], Any], told: re.Match[str]) -> bool:
+    try:
+        read()
+    except RuntimeError as error:
+        return str(error).startswith(told[0])
+    return False
+
+
+def _sizes(told: re.Match[str]) -> tuple[int, ...]:
+    return tuple(int(size) for size in re.findall(r"\d+", told["sizes"]))
+
+
+def _holds_something(node: Any) -> bool:
+    return any(_torch.packed_object(saved) is not None for _, saved in _torch.saved_slots(node))
+
+
+def _may_have_saved(hidden: Any, tensor: Any) -> bool:
+    """Whether a Node that shows no slots has the tensor among its operands, and may have saved it.
+
+    An in-place operation on a view is mostly an assignment, which saves nothing.
+    """
+    if not tensor.requires_grad or _torch.is_copy_slices(hidden):
+        return False
+    makers = [child for child, _ in hidden.next_functions if child is not None]
+    return any(maker is tensor.grad_fn or getattr(maker, "variable", None) is tensor for maker in makers)
+
+
+def tensor_of(core: Any, stale: Stale, frame: Any) -> Any:
+    """The tensor that fits, among those the user's frames from ``frame`` outwards hold; None unless they share memory.
+
+    It has the sizes and the version of the message, and the log or a hidden Node's edges know of it.
+    """
+
+    def fits(tensor: Any) -> bool:
+        return tuple(tensor.shape) == stale.sizes and tensor._version == stale.version
+
+    written = {raw.storage for raw in _last_writes(core) if raw.version == stale.version}
+    makers = {child for node in stale.hidden for child, _ in node.next_functions if child is not None}
+    leaves = {id(getattr(maker, "variable", None)) for maker in makers}
+    by_storage: dict[int, tuple[bool, bool, Any]] = {}
+    for found in naming.find(frame, fits):
+        tensor = found.tensor
+        storage = _torch.storage_identity(tensor)
+        is_operand = id(tensor) in leaves or tensor.grad_fn in makers
+        known = by_storage.get(storage, (False, False, tensor))
+        by_storage[storage] = (known[0] or storage in written, known[1] or is_operand, tensor)
+    evidence = list(by_storage.values())
+    # Both kinds of evidence beat one; what no write and no edge knows of is a coincidence of sizes.
+    for best in (
+        [tensor for logged, operand, tensor in evidence if logged and operand],
+        [tensor for logged, operand, tensor in evidence if logged or operand],
+    ):
+        if best:
+            return best[0] if len(best) == 1 else None
+    return None
+
+
+def last_write(core: Any, stale: Stale) -> ledger.RawWrite | None:
+    """The last logged write that left its tensor with the sizes and version of the message."""
+    for raw in _last_writes(core):
+        if raw.version == stale.version and tuple(raw.shape) == stale.sizes and raw.strides is not None:
+            return raw
+    return None
+
+
+def described(core: Any, stale: Stale) -> TensorInfo:
+    """What is known of a tensor that nothing holds any more."""
+    raw = last_write(core, stale)
+    if raw is None:
+        return TensorInfo(stale.sizes, "", "", 0, Region(0, stale.sizes, (), 1), True, False)
+    region = Region(raw.offset, raw.shape, raw.strides or (), raw.itemsize)
+    return TensorInfo(stale.sizes, "", "", raw.storage, region, True, False)
+
+
+def _last_writes(core: Any) -> list[ledger.RawWrite]:
+    """The last write to each storage, the latest first."""
+    last: dict[int, ledger.RawWrite] = {}
+    for entry in reversed(core.writes()):
+        raw = ledger.RawWrite(*entry)
+        last.setdefault(raw.storage, raw)
+    return list(last.values())
+
+
+class Origin(NamedTuple):
+    """The call that made a Node, or the one watched just before it where ``is_exact`` is False."""
+
+    clock: int
+    stack: Any
+    thread: int
+    is_exact: bool
+
+
+def of_node(core: Any, steps: Any, node: Any, thread: int, stale: Stale, storage: int) -> Origin | None:
+    """The call that made ``node``, which saved ``stale`` of ``storage``; ``thread`` is where backward ran."""
+    number = _torch.node_sequence(node)
+    if number is None:
+        return None
+    found: list[Origin] = []
+    before: Origin | None = None
+    for one in (thread, *(other for other in _threads(core) if other != thread)):
+        for first, end, clock, stack in core.nodes_near(number, one):
+            if first <= number < end:
+                found.append(Origin(clock, stack, one, True))
+            elif one == thread and end <= number:
+                before = Origin(clock, stack, one, False)
+    if len(found) > 1:
+        latest = ledger.first_move(core, steps, storage, stale.saved_version, stale.version)
+        # Where none was early enough, what the log has of this address was written while it belonged to another.
+        found = [one for one in found if one.clock <= latest] or found
+    # Nearly every backward runs in the thread of its forward; only a Node unknown there may be another thread's.
+    if found and (len(found) == 1 or found[0].thread == thread):
+        return found[0]
+    return before if not found else None
+
+
+def _threads(core: Any) -> tuple[int, ...]:
+    """The threads that made Nodes, where the core tells; else those that live."""
+    told = getattr(core, "node_threads", None)
+    return tuple(told()) if told else tuple(one.ident for one in threading.enumerate() if one.ident is not None)

@@ -1,0 +1,281 @@
+"""Search for tensors through the user's live variables: locals, globals, containers, objects and modules."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from gradsan import _torch
+from gradsan.record.stacks import file_of, is_user_file, qualified_name
+
+_MOST_OBJECTS = 20_000
+_DEEPEST = 5
+_END_LENGTH = 32
+_NOT_SEARCHED = (
+    types.ModuleType,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    types.CodeType,
+    types.FrameType,
+    type,
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    bool,
+    type(None),
+    torch.optim.Optimizer,
+    torch.Generator,
+    torch.dtype,
+    torch.device,
+    torch.Size,
+)
+# A module's own bookkeeping; parameters, buffers and submodules are reached through its public iterators.
+_MODULE_INTERNALS = frozenset(vars(nn.Module()))
+
+
+class Scope(NamedTuple):
+    """Where a variable lives: the file and the function (``<module>`` for a global)."""
+
+    file: str
+    function: str
+
+
+class Found(NamedTuple):
+    """A tensor reached from a variable: the expression that leads to it, how, and how far the search had to go.
+
+    ``passing`` says that the variable is one of a ``for`` loop: it names another tensor in the next round. ``within``
+    is the expression of what the tensor is an element or attribute of, ``container`` the kind of that.
+    """
+
+    path: str
+    tensor: Any
+    origin: str
+    depth: int
+    scope: Scope
+    passing: bool = False
+    within: str | None = None
+    container: str | None = None
+
+
+class Reached(NamedTuple):
+    """A tensor, an array or a number reached from a variable; ``passing`` as in :class:`Found`."""
+
+    path: str
+    value: Any
+    scope: Scope
+    passing: bool
+
+
+class _Step(NamedTuple):
+    path: str
+    value: Any
+    depth: int
+    scope: Scope
+    within: str | None = None
+    container: str | None = None
+
+
+class Space(NamedTuple):
+    """The variables of a function that runs, or of a module."""
+
+    scope: Scope
+    variables: dict[str, Any]
+    loop_variables: frozenset[str]
+
+
+def search(frame: Any, wanted: Callable[[Any], bool]) -> Iterator[Found]:
+    """Breadth-first through the variables of the user's frames; every object once, at most ``_MOST_OBJECTS``."""
+    spaces = spaces_of(frame)
+    queue = deque(
+        _Step(name, value, 0, space.scope)
+        for space in spaces
+        for name, value in space.variables.items()
+        if not name.startswith("__")
+    )
+    passing = {name for space in spaces for name in space.loop_variables}
+    seen: set[int] = set()
+    visited = 0
+    while queue and visited < _MOST_OBJECTS:
+        step = queue.popleft()
+        path, value, depth, scope, within, container = step
+        if isinstance(value, _NOT_SEARCHED):
+            continue
+        visited += 1
+        if torch.is_tensor(value):
+            # One tensor may have several names; all of them are wanted.
+            if _matches(value, wanted):
+                yield Found(path, value, "variable", depth, scope, path in passing, within, container)
+            continue
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, nn.Module):
+            yield from _in_module(step, wanted, queue)
+        elif depth < _DEEPEST:
+            kind = _kind_of(value)
+            queue.extend(_Step(inner, item, depth + 1, scope, path, kind) for inner, item in _parts(path, value))
+
+
+def reached(spaces: Iterable[Space]) -> Iterator[Reached]:
+    """Breadth-first, what ``spaces`` hold of tensors, arrays and numbers; of long lists both ends."""
+    queue = deque(
+        (_Step(name, value, 0, space.scope), name in space.loop_variables)
+        for space in spaces
+        for name, value in space.variables.items()
+        if not name.startswith("__")
+    )
+    seen: set[int] = set()
+    visited = 0
+    while queue and visited < _MOST_OBJECTS:
+        step, passing = queue.popleft()
+        visited += 1
+        value = step.value
+        if isinstance(value, int | float) or torch.is_tensor(value) or type(value).__name__ == "ndarray":
+            yield Reached(step.path, value, step.scope, passing)
+        elif not isinstance(value, _NOT_SEARCHED) and id(value) not in seen:
+            seen.add(id(value))
+            if isinstance(value, nn.Module):
+                inner: deque[_Step] = deque()
+                for found in _in_module(step, lambda _: True, inner):
+                    yield Reached(found.path, found.tensor, step.scope, passing)
+                queue.extend((one, passing) for one in inner)
+            elif step.depth < _DEEPEST:
+                parts = _ends(list(_parts(step.path, value)))
+                queue.extend((_Step(path, item, step.depth + 1, step.scope), passing) for path, item in parts)
+
+
+def _ends(parts: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    return parts if len(parts) <= 2 * _END_LENGTH else [*parts[:_END_LENGTH], *parts[-_END_LENGTH:]]
+
+
+def spaces_of(frame: Any) -> list[Space]:
+    """The locals and globals of the user's frames from ``frame`` outwards."""
+    frames = []
+    while frame is not None:
+        if is_user_file(frame.f_code.co_filename):
+            frames.append(frame)
+        frame = frame.f_back
+    of_modules = {id(one.f_globals): _loop_variables(one.f_code) for one in frames if one.f_code.co_name == "<module>"}
+    spaces: list[Space] = []
+    globals_seen: set[int] = set()
+    for one in frames:
+        code = one.f_code
+        file = file_of(code)
+        if one.f_locals is not one.f_globals:
+            scope = Scope(file, qualified_name(code))
+            spaces.append(Space(scope, _locals_of(one), _loop_variables(code)))
+        if id(one.f_globals) not in globals_seen:
+            globals_seen.add(id(one.f_globals))
+            loops = of_modules.get(id(one.f_globals), frozenset())
+            spaces.append(Space(Scope(file, "<module>"), dict(one.f_globals), loops))
+    return spaces
+
+
+def _locals_of(frame: types.FrameType) -> dict[str, Any]:
+    """The local variables of a function's frame, which is left to keep none of them alive.
+
+    Before Python 3.13 a frame keeps the dict that it was asked for, and what the function deletes later would live on
+    in it. It is emptied where nobody but the frame has it: one that the program took by ``locals()`` stays as it is.
+    """
+    kept = frame.f_locals
+    found = dict(kept)
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        if sys.getrefcount(kept) <= _FRAMES_OWN:
+            kept.clear()
+    return found
+
+
+# The frame's reference, that of the variable, and that of the call which counts them.
+_FRAMES_OWN = 3
+
+
+def is_loop_variable(frame: types.FrameType, name: str) -> bool:
+    """Whether ``name`` is a variable of a ``for`` loop in the code of ``frame``."""
+    return name in _loop_variables(frame.f_code)
+
+
+@functools.lru_cache(maxsize=1024)
+def _loop_variables(code: types.CodeType) -> frozenset[str]:
+    """The variables that the ``for`` loops of a function or module give values to."""
+    names: set[str] = set()
+    awaited = 0
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "FOR_ITER":
+            awaited = 1
+        elif awaited and instruction.opname.startswith("UNPACK"):
+            awaited += int(instruction.arg or 0) - 1
+        elif awaited and instruction.opname.startswith("STORE_"):
+            stored = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+            names.update(str(name) for name in stored)
+            awaited = max(0, awaited - len(stored))
+        elif instruction.opname not in ("CACHE", "EXTENDED_ARG"):
+            awaited = 0
+    return frozenset(names)
+
+
+def _matches(tensor: Any, wanted: Callable[[Any], bool]) -> bool:
+    try:
+        return wanted(tensor)
+    except RuntimeError:
+        return False
+
+
+def _in_module(at: _Step, wanted: Callable[[Any], bool], queue: deque[_Step]) -> Iterator[Found]:
+    module: nn.Module = at.value
+    for iterator in (module.named_parameters, module.named_buffers):
+        for name, tensor in iterator(remove_duplicate=False):
+            if _matches(tensor, wanted):
+                yield Found(f"{at.path}.{_torch.name_in_module(name)}", tensor, "module", at.depth, at.scope)
+    for name, inner in module.named_modules():
+        prefix = f"{at.path}.{_torch.name_in_module(name)}".rstrip(".")
+        for attribute, value in vars(inner).items():
+            if attribute not in _MODULE_INTERNALS:
+                queue.append(_Step(f"{prefix}.{attribute}", value, at.depth + 1, at.scope, prefix, "object"))
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, dict):
+        return "dict"
+    if isinstance(value, tuple):
+        return "namedtuple" if hasattr(value, "_fields") else "tuple"
+    if isinstance(value, deque):
+        return "deque"
+    return "list" if isinstance(value, list) else "object"
+
+
+def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, item in list(value.items()):
+            if isinstance(key, (str, int)):
+                shown = f'"{key}"' if isinstance(key, str) else str(key)
+                yield f"{path}[{shown}]", item
+    elif isinstance(value, (list, tuple, deque)):
+        fields = getattr(value, "_fields", None)
+        for position, item in enumerate(list(value)):
+            yield (f"{path}.{fields[position]}" if fields else f"{path}[{position}]"), item
+    elif hasattr(value, "__dict__") and _is_plain_object(value):
+        for attribute, item in list(vars(value).items()):
+            yield f"{path}.{attribute}", item
+
+
+def _is_plain_object(value: Any) -> bool:
+    """Objects of the user's own classes and of the libraries built on torch; not what only runs or reports programs."""
+    package = type(value).__module__.partition(".")[0]
+    return package in _HOLDS_ANYTHING or (package not in _HOLDS_NO_TENSOR and package not in sys.stdlib_module_names)
+
+
+_HOLDS_ANYTHING = frozenset({"argparse", "collections", "contextlib", "functools", "queue", "types"})
+"""Packages of Python whose objects hold what the program puts into them."""
+_HOLDS_NO_TENSOR = frozenset({"torch", "numpy", "tqdm", "rich", "gradsan", "_pytest", "pluggy", "xdist", "hypothesis"})

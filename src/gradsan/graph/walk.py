@@ -1,0 +1,193 @@
+"""Walks over autograd's graph: in the engine's order, to one Node, and where its path crosses a write."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from gradsan import _torch
+
+# From torch 2.13 on, a Node that Python has looked at is destroyed within its consumer, on the C stack: a chain of
+# 45,000 such Nodes overflows 8 MB of it and ends the process. Real programs fail far nearer to their roots.
+NODES_WALKED = 10_000
+
+
+class Crossing(NamedTuple):
+    """An edge from a Node younger than a moment to a Node older than it; ``output`` is which output of the older."""
+
+    younger: Any
+    older: Any
+    output: int
+
+
+def engine_order(roots: Iterable[Any], inputs: tuple[Any, ...] = (), accumulates: bool = True) -> list[Any]:
+    """The Nodes that a backward from ``roots`` runs, in the order in which the engine runs them on one device.
+
+    The engine takes the youngest Node of those whose consumers have all run; Nodes of several threads make the two
+    conditions differ. ``inputs`` (tensors or GradientEdges) leave out what leads to none of them; ``accumulates`` tells
+    ``backward(inputs=...)``, which runs the inputs' own Nodes, from ``grad``, which does not. AccumulateGrad Nodes,
+    which save nothing, are left out. Of a graph of more than ``NODES_WALKED`` Nodes only the youngest are given, and
+    ``inputs`` leave out none.
+    """
+    starts = list(dict.fromkeys(roots))
+    youngest, consumers = _youngest_first(starts)
+    if consumers is None:
+        return youngest
+    order = _when_ready(starts, consumers)
+    return _leading_to(inputs, accumulates, order) if inputs else order
+
+
+def nodes_behind(roots: Iterable[Any], most: int) -> list[Any] | None:
+    """All Nodes of a graph; None where they are more than ``most``."""
+    found = dict.fromkeys(roots)
+    waiting = list(found)
+    while waiting and len(found) <= most:
+        for child, _ in waiting.pop().next_functions:
+            if child is not None and child not in found:
+                found[child] = None
+                waiting.append(child)
+    return list(found) if len(found) <= most else None
+
+
+def _youngest_first(starts: list[Any]) -> tuple[list[Any], dict[Any, int] | None]:
+    """At most ``NODES_WALKED`` Nodes, and by how many edges each is reached; None where there are more Nodes."""
+    order: list[Any] = []
+    consumers: dict[Any, int] = dict.fromkeys(starts, 0)
+    arrivals = itertools.count()
+    waiting: list[tuple[int, int, Any]] = []
+    for root in starts:
+        _push(waiting, arrivals, root)
+    while waiting:
+        if len(consumers) >= NODES_WALKED:
+            return order, None
+        node = heapq.heappop(waiting)[2]
+        order.append(node)
+        for child, _ in node.next_functions:
+            if child is None:
+                continue
+            if child not in consumers:
+                consumers[child] = 0
+                _push(waiting, arrivals, child)
+            consumers[child] += 1
+    return order, consumers
+
+
+def _when_ready(starts: list[Any], consumers: dict[Any, int]) -> list[Any]:
+    order: list[Any] = []
+    arrivals = itertools.count()
+    ready: list[tuple[int, int, Any]] = []
+    for root in starts:
+        if not consumers[root]:
+            _push(ready, arrivals, root)
+    while ready:
+        node = heapq.heappop(ready)[2]
+        order.append(node)
+        for child, _ in node.next_functions:
+            if child is not None:
+                consumers[child] -= 1
+                if not consumers[child]:
+                    _push(ready, arrivals, child)
+    return order
+
+
+def _push(heap: list[tuple[int, int, Any]], arrivals: Iterator[int], node: Any) -> None:
+    number = _torch.node_sequence(node)
+    if number is not None:
+        heapq.heappush(heap, (-number, next(arrivals), node))
+
+
+def _leading_to(inputs: tuple[Any, ...], accumulates: bool, order: list[Any]) -> list[Any]:
+    leaves = {id(one) for one in inputs if getattr(one, "grad_fn", None) is None}
+    wanted = {
+        node for one in inputs if (node := getattr(one, "node", None) or getattr(one, "grad_fn", None)) is not None
+    }
+    running = set(wanted) if accumulates else set()
+    for node in reversed(order):
+        for child, _ in node.next_functions:
+            is_input = child in wanted or id(getattr(child, "variable", None)) in leaves
+            if child in running or is_input:
+                running.add(node)
+                break
+    return [node for node in order if node in running]
+
+
+def leaves_of(nodes: Iterable[Any]) -> list[Any]:
+    """The leaves to which ``nodes`` hand gradients, each once."""
+    leaves: dict[int, Any] = {}
+    for node in nodes:
+        for child, _ in node.next_functions:
+            leaf = getattr(child, "variable", None)
+            if _torch.is_tensor(leaf):
+                leaves[id(leaf)] = leaf
+    return list(leaves.values())
+
+
+def path(roots: list[Any], target: Any) -> list[tuple[Any, int]]:
+    """A shortest way from a root to ``target`` as (Node, output number by which it was entered); empty if none.
+
+    Nodes older than the target cannot lead to it, so the walk never looks behind it.
+    """
+    oldest = _torch.node_sequence(target) or 0
+    came_from: dict[Any, tuple[Any, int] | None] = dict.fromkeys(roots)
+    queue = deque(roots)
+    while queue:
+        node = queue.popleft()
+        if node is target:
+            break
+        for child, output in node.next_functions:
+            if child is None or child in came_from:
+                continue
+            number = _torch.node_sequence(child)
+            if number is not None and number >= oldest:
+                came_from[child] = (node, output)
+                queue.append(child)
+    if target not in came_from:
+        return []
+    way: list[tuple[Any, int]] = []
+    node = target
+    while True:
+        step = came_from[node]
+        if step is None:
+            way.append((node, 0))
+            return way[::-1]
+        way.append((node, step[1]))
+        node = step[0]
+
+
+def crossing(way: list[tuple[Any, int]], moment: int) -> Crossing | None:
+    """The last edge of ``way`` that leads from a Node made after ``moment`` (a sequence number) to one made before."""
+    for (younger, _), (older, output) in reversed(list(itertools.pairwise(way))):
+        newer, past = _torch.node_sequence(younger), _torch.node_sequence(older)
+        if newer is not None and past is not None and newer >= moment > past:
+            return Crossing(younger, older, output)
+    return None
+
+
+def lead_to(starts: list[Any], target: Any, most: int = 200_000) -> set[Any]:
+    """Which of the Nodes ``starts`` lead to ``target``; beyond ``most`` visited Nodes none is taken to lead there."""
+    oldest = _torch.node_sequence(target) or 0
+    known: dict[Any, bool] = {target: True}
+    for start in starts:
+        # A Node is decided when all its children are, so it stays on the stack below them.
+        stack = [start]
+        while stack and len(known) < most:
+            node = stack[-1]
+            if node in known:
+                stack.pop()
+                continue
+            children = [child for child, _ in node.next_functions if child is not None and _not_older(child, oldest)]
+            open_ones = [child for child in children if child not in known]
+            if open_ones and not any(known.get(child) for child in children):
+                stack.extend(open_ones)
+            else:
+                known[node] = any(known.get(child) for child in children)
+                stack.pop()
+    return {start for start in starts if known.get(start)}
+
+
+def _not_older(node: Any, oldest: int) -> bool:
+    number = _torch.node_sequence(node)
+    return number is not None and number >= oldest

@@ -1,0 +1,1 @@
+"""Originals of saved tensors in deep and heal mode: kept, compared, given back."""

@@ -1,0 +1,367 @@
+"""Deep and heal mode: every saved tensor is kept as it was, and compared when backward asks for it.
+
+In *deep* mode backward gets what PyTorch would give it, errors included; in *heal* mode it gets the original. Under
+saved-tensor hooks PyTorch checks no versions, so its check is done here, with its message.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, Literal
+
+import torch
+
+from gradsan import _torch
+from gradsan.detect.emptied import Emptied, freed
+from gradsan.graph import naming, walk
+from gradsan.model import Conflict, Deviation, Message
+from gradsan.originals import side_backward
+from gradsan.originals.default_hooks import DefaultHooks
+from gradsan.originals.handed_out import HandedOut
+from gradsan.originals.holdings import Holdings
+from gradsan.originals.known_outside import KnownOutside
+from gradsan.originals.originals import Kept
+from gradsan.record.patches import Patches
+from gradsan.record.user_hooks import HookedSave, TensorHooks
+
+Mode = Literal["deep", "heal"]
+_LEAVES_MEASURED = 1_000
+_WORTH_MOST = 3
+_ROUNDINGS = 8
+
+
+class Deep:
+    """The hooks of a run.
+
+    ``describe(kept, counted, raised, changed, deviation, healed)`` makes the conflict of a value that changed, ``keep``
+    is given a function that makes one. ``is_healed`` says, of such a function, whether that conflict is one to heal.
+    """
+
+    def __init__(
+        self,
+        core: Any,
+        describe: Callable[..., Conflict],
+        keep: Callable[[Callable[[], Conflict]], None],
+        is_healed: Callable[[Callable[[], Conflict]], bool],
+        emptied: Emptied,
+        note: Callable[[Message], None],
+    ) -> None:
+        """Prepare; nothing is installed yet. ``emptied`` knows of memory that was taken away."""
+        self.mode: Mode = "deep"
+        self.is_on = False
+        self.holdings: Holdings | None = None
+        self._core = core
+        self.leaves_alone: Callable[[int], bool] = lambda storage: False
+        self.describe, self._keep, self._is_healed = describe, keep, is_healed
+        self._emptied = emptied
+        self._note = note
+        self._reading: Literal["", "original", "current"] = ""
+        self._node_aside: Any = None
+        self._deviation: Deviation | None = None
+        self._measured_with: set[int] = set()
+        self._known_outside = KnownOutside(core)
+        self._tensor_hooks = TensorHooks(core)
+        self._hooks = DefaultHooks(core, self._pack, self._unpack, note)
+        self._handed_out = HandedOut(core)
+
+    @property
+    def is_measuring(self) -> bool:
+        """Whether a backward runs on the side just now."""
+        return bool(self._reading)
+
+    def start(self, patches: Patches) -> None:
+        """Install the hooks in this thread and in those that start from now on."""
+        self.is_on = True
+        patches.on_undo(self._stopped)
+        _torch.learn_words()
+        self._hooks.install(patches)
+        self._known_outside.install(patches)
+        self._tensor_hooks.install(patches)
+        self._handed_out.install(patches)
+
+    def _stopped(self) -> None:
+        self.is_on = False
+
+    def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Look at the graph before the engine runs; where a saved value has changed, measure what that does."""
+        if self._reading:
+            return
+        with _torch.hushed() if _torch.has_modes() else nullcontext():
+            self._look_at_graph(entry, args)
+
+    def _look_at_graph(self, entry: Any, args: tuple[Any, ...]) -> None:
+        if self.holdings is not None and self.holdings.max_bytes is not None:
+            self.holdings.look_at_all()
+        self._deviation = None
+        outputs = entry[3]
+        roots = [node for one in outputs if (node := getattr(one, "grad_fn", None)) is not None]
+        order = walk.engine_order(roots)
+        changed = {
+            id(kept): kept
+            for node, slot, kept in _kept_of(order)
+            # What its kernel changes itself, and backward does not read, is no reason to run anything.
+            if not kept.is_as_saved and (kept.moved or _torch.is_read_by_backward(node, slot)) and kept.changed
+        }
+        # The inside of a wrapper subclass is compared, not put together anew: there is nothing to measure with.
+        if changed and all(kept.original is not None for kept in changed.values()):
+            asked_for = list(args[3]) if len(args) > 3 and args[3] else walk.leaves_of(order)
+            if len(args) > 3 and args[3]:
+                order = walk.engine_order(roots, tuple(args[3]), accumulates=False)
+            self._deviation = self._measured(outputs, args[0] if args else None, asked_for, order)
+            self._measured_with = set(changed)
+
+    def _measured(self, outputs: Any, gradients: Any, leaves: list[Any], order: list[Any]) -> Deviation | None:
+        """Run the backward twice on the side, with the originals and with what stands there now.
+
+        ``leaves`` are what gradients are wanted of; ``torch.autograd.grad`` may want those of any tensor or edge. None
+        of the program's own code is run for it but what does nothing but compute: beyond that nothing is known.
+        """
+        if _torch.may_communicate(order):
+            self._note(Message("blind.not_measured_among_ranks"))
+            return None
+        if not leaves or len(leaves) > _LEAVES_MEASURED:
+            return None
+        passed_over: set[str] = set()
+        found = self._both(outputs, gradients, leaves, order, passed_over.add)
+        if found is None:
+            return None
+        errors = []
+        for leaf, right, wrong in zip(leaves, *found, strict=True):
+            if any(one is None or one is side_backward.UNKNOWN for one in (right, wrong)):
+                continue
+            error = _relative_error(right, wrong)
+            if not _is_rounding(error, right):
+                names = naming.names_of(leaf, sys._getframe(1)) if torch.is_tensor(leaf) else ()
+                errors.append((names[0].text if names else str(tuple(right.shape)), error))
+        for what in sorted(passed_over):
+            self._note(Message("blind.not_measured_past_own_code", {"what": what}))
+        # Of gradients beyond what was passed over nothing is known: where all others are right, nor is it of these.
+        return Deviation(tuple(sorted(errors, key=lambda one: -one[1]))) if errors or not passed_over else None
+
+    def _both(
+        self, outputs: Any, gradients: Any, leaves: list[Any], order: list[Any], passed_over: Callable[[str], None]
+    ) -> list[list[Any]] | None:
+        """The gradients with the originals and with what stands there now; None where a Node does not run.
+
+        Where a hook of the program's that is not called would get another gradient, nothing is known of what it makes.
+        """
+        closed: frozenset[tuple[Any, int]] = frozenset()
+        while True:
+            found, met = [], []
+            for reading in ("original", "current"):
+                hooks = side_backward.HooksOnTheWay(self._tensor_hooks.at, closed)
+                with self._giving(reading), torch.random.fork_rng(devices=[]), _torch.without_dispatch_modes():
+                    try:
+                        found.append(
+                            side_backward.gradients(
+                                outputs, gradients, leaves, order, self._runs_aside, passed_over, hooks
+                            )
+                        )
+                    except RuntimeError:
+                        return None
+                met.append(hooks.met)
+            others = frozenset(place for place, one in met[0].items() if not _is_same(one, met[1].get(place)))
+            if not others:
+                return found
+            closed |= others
+
+    def _runs_aside(self, node: Any) -> None:
+        self._node_aside = node
+
+    def _running_node(self) -> Any:
+        return self._node_aside if self._reading else _torch.current_node()
+
+    @contextmanager
+    def _giving(self, reading: Any) -> Iterator[None]:
+        """Meanwhile backward gets what ``reading`` says, nothing is reported, and no event is logged."""
+        was_active, self._core.active, self._reading = self._core.active, False, reading
+        try:
+            yield
+        finally:
+            self._core.active, self._reading, self._node_aside = was_active, "", None
+
+    def _pack(self, tensor: Any) -> Any:
+        if _torch.has_modes():
+            with _torch.hushed():
+                return self._kept(tensor)
+        return self._kept(tensor)
+
+    def _kept(self, tensor: Any) -> Kept:
+        core = self._core
+        if self._reading or not core.active:
+            return Kept(tensor, False, core.clock, core.stack(2), threading.get_ident())
+        core.clock += 1
+        return self.keep_original(tensor, core.clock, core.stack(2))
+
+    def keep_original(self, tensor: Any, clock: int, stack: Any) -> Kept:
+        """A value that was saved just now, as it is. Raises as :meth:`Holdings.add`."""
+        shared = _torch.shared_of(tensor)
+        storage = _torch.storage_or_none(tensor if shared is None else shared)
+        known, keeps = self._known_outside.holds(storage), not self.leaves_alone(storage)
+        kept = Kept(tensor, known, clock, stack, threading.get_ident(), keeps_original=keeps, shared=shared)
+        if kept.original is None and keeps:
+            self._look_inside(kept)
+        if self.holdings is not None:
+            self.holdings.add(kept)
+        return kept
+
+    def _look_inside(self, kept: Kept) -> None:
+        """Keep what a wrapper holds; of other kinds that have no elements of their own, say so."""
+        inner = _torch.inner_tensors(kept.alias)
+        kept.parts = tuple(self.keep_original(one, kept.clock, kept.stack) for _, one in inner)
+        if not inner and _torch.has_values(kept.alias):
+            self._note(Message("blind.kind_not_kept", {"kind": _torch.kind_of(kept.alias)}))
+
+    def given_aside(self, kept: Kept) -> Any:
+        """What a backward on the side gets of a value."""
+        is_given = self._reading == "original" and kept.original is not None
+        return kept.original if is_given and not (kept.changed and self._is_filled_after_save(kept)) else kept.current
+
+    def deviation_of(self, kept: Kept) -> Deviation | None:
+        """What the change of a value does, if it was there to be measured: not what a hook has written since."""
+        return self._deviation if id(kept) in self._measured_with else None
+
+    def _unpack(self, kept: Kept) -> Any:
+        self._handed_out.unpacks(kept)
+        if kept.hooks is not None:
+            packed, unpack = kept.hooks
+            if self._reading:
+                raise side_backward.NotOnTheSideError(side_backward.name_of(unpack))
+            return unpack(packed)
+        if _torch.has_modes():
+            with _torch.hushed():
+                return self._handed(kept)
+        return self._handed(kept)
+
+    def _handed(self, kept: Kept) -> Any:
+        """A value as who reads it is to get it: Python code the very tensor, a kernel memory of no lazy clone."""
+        is_as_saved = kept.is_as_saved
+        if is_as_saved and kept.is_detached and not self._reading:
+            raise RuntimeError(_torch.DETACHED)
+        value = kept.alias if is_as_saved else self._given(kept)
+        if self._is_kernel():
+            return _torch.lent(value, kept.original) if is_as_saved else _torch.without_sharing(value, kept.original)
+        if kept.original is not None and value is kept.original:
+            return kept.original.clone()  # what others may write must not be the original
+        very = None if kept.requires_grad or value is not kept.alias else kept.very_tensor
+        return value if very is None else very
+
+    def _is_kernel(self) -> bool:
+        """Whether it is no Python code that reads a slot just now."""
+        if not (self._core.running or self._reading):
+            return False
+        out = self._handed_out
+        if not out.knows_readers:
+            return _torch.function_class(self._running_node()) is None
+        return not out.readers or threading.get_ident() not in out.readers
+
+    def _given(self, kept: Kept) -> Any:
+        if self._emptied.since(kept.alias, kept.clock) is not None and kept.is_emptied:
+            return self._of_emptied(kept)
+        if self._reading:
+            return self.given_aside(kept)
+        if kept.is_detached:
+            raise RuntimeError(_torch.DETACHED)
+        moved, changed = kept.moved, kept.changed
+        if not (moved or changed):
+            return kept.alias
+        if not moved:
+            node = _torch.current_node()
+            slot = _torch.slot_of(node, kept)
+            if not _torch.is_read_by_backward(node, slot) or _torch.is_filled_after_save(node, slot):
+                return kept.current
+        heals = self.heals(kept, lambda: self.describe(kept, moved, moved, changed, None, None))
+        deviation = self.deviation_of(kept) if changed else self._deviation
+        worth = _worth(moved and not heals, changed, deviation)
+        if worth > kept.reported:
+            healed = kept.nbytes if heals and changed else None
+            kept.reported = worth
+            self._keep(lambda: self.describe(kept, moved, moved and not heals, changed, deviation, healed))
+        if heals:
+            return kept.original
+        if moved:
+            error = RuntimeError(kept.version_error(_torch.current_node()))
+            error._gradsan_seen = True  # type: ignore[attr-defined]
+            raise error
+        return kept.current
+
+    def handed_by_hooks(self, result: Any) -> Any:
+        """What the program's unpack hook gave, as the Node that runs is to get it."""
+        if not self.is_on or not torch.is_tensor(result) or not self._is_kernel():
+            return result
+        with _torch.hushed() if _torch.has_modes() else nullcontext():
+            return _torch.without_sharing(result, None)
+
+    def _of_emptied(self, kept: Kept) -> Any:
+        """What backward gets where the memory of a saved value has been taken away."""
+        node = self._running_node()
+        if node is not None and _torch.function_class(node) is not None:
+            return kept.alias  # its own code may be about to give the memory back
+        slot = _torch.slot_of(node, kept)
+
+        def describe(healed: int | None = None) -> Conflict:
+            return self._emptied.conflict(node, slot, kept.alias, kept.clock, kept.stack, frame, healed)
+
+        frame = sys._getframe(1)
+        if self._reading:
+            heals = self._reading == "original" and kept.original is not None
+        else:
+            heals = self.heals(kept, describe)
+            if not kept.reported:
+                kept.reported = _WORTH_MOST
+                self._keep(lambda: describe(kept.nbytes if heals else None))
+        if heals:
+            return kept.original
+        raise freed(kept.alias)
+
+    def _is_filled_after_save(self, kept: Kept) -> bool:
+        node = self._running_node()
+        return _torch.is_filled_after_save(node, _torch.slot_of(node, kept))
+
+    def heals(self, kept: Kept, describe: Callable[[], Conflict]) -> bool:
+        """Whether backward is given the original."""
+        if self.mode != "heal" or kept.original is None:
+            return False
+        if kept.heals is None:
+            kept.heals = self._is_healed(describe)
+        return kept.heals
+
+
+def _worth(raises: bool, changed: bool, deviation: Deviation | None) -> int:
+    """How much there is to tell; of a value that several backwards ask for, more is told when there is more."""
+    if raises:
+        return _WORTH_MOST
+    return 1 if not changed or (deviation is not None and not deviation.errors) else 2
+
+
+def _relative_error(right: Any, wrong: Any) -> float:
+    """How far ``wrong`` is from ``right``; elements that are NaN in both, or infinite, are the same."""
+    same = (wrong == right) | (wrong.isnan() & right.isnan())
+    gap, size = _norm((wrong - right).masked_fill(same, 0)), _norm(right)
+    return gap / size if size else (float("inf") if gap else 0.0)
+
+
+def _is_rounding(error: float, right: Any) -> bool:
+    """Whether only rounding tells a gradient from the right one: then it is the same."""
+    return bool(error <= _ROUNDINGS * torch.finfo(right.dtype).eps)
+
+
+def _is_same(right: Any, wrong: Any) -> bool:
+    return torch.is_tensor(wrong) and _is_rounding(_relative_error(right, wrong), right)
+
+
+def _norm(tensor: Any) -> float:
+    parts = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    return float(torch.linalg.vector_norm(parts.to(torch.float64)))
+
+
+def _kept_of(nodes: list[Any]) -> Iterator[tuple[Any, str, Kept]]:
+    for node in nodes:
+        for slot, saved in _torch.saved_slots(node):
+            packed = _torch.packed_object(saved)
+            kept = packed.kept if isinstance(packed, HookedSave) else packed
+            if isinstance(kept, Kept):
+                yield node, slot, kept

@@ -1,0 +1,86 @@
+"""Saved-tensor hooks of gradsan's own, in every thread, below those of the program."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from gradsan import _torch
+from gradsan.model import Message
+from gradsan.record.patches import Patches
+
+
+class DefaultHooks:
+    """One pair of hooks, pushed where it may be."""
+
+    def __init__(
+        self, core: Any, pack: Callable[[Any], Any], unpack: Callable[[Any], Any], note: Callable[[Message], None]
+    ) -> None:
+        """``note`` is told where hooks are forbidden for a while."""
+        self._core, self._pack, self._note = core, pack, note
+        self._unpack = _torch.shown_when_read(unpack)
+        self._local = threading.local()
+
+    def install(self, patches: Patches) -> None:
+        """Push them in this thread and in those that start from now on, until ``patches`` is undone."""
+        self._push()
+        patches.on_undo(self._pop)
+        self._follow_threads(patches)
+        self._step_aside(patches)
+
+    def _push(self) -> None:
+        if getattr(self._local, "pushed", False) or _torch.hooks_forbidden() is not None:
+            return
+        _torch.push_hooks(self._pack, self._unpack)
+        self._local.pushed = True
+
+    def _pop(self) -> None:
+        if not getattr(self._local, "pushed", False):
+            return
+        top = _torch.top_hooks()
+        # Hooks that the program has entered since, and not left, lie above ours: then ours stay below them.
+        if top is None or top[0] == self._pack:
+            _torch.pop_hooks()
+            self._local.pushed = False
+
+    def _follow_threads(self, patches: Patches) -> None:
+        run = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+        own = self
+
+        @functools.wraps(run)
+        def hooked(self: Any) -> Any:
+            if not own._core.active:
+                return run(self)
+            own._push()
+            try:
+                return run(self)
+            finally:
+                own._pop()
+
+        patches.set(threading.Thread, "_bootstrap_inner", hooked)
+
+    def _step_aside(self, patches: Patches) -> None:
+        """Where hooks are being forbidden (functorch does that), ours go first, and come back afterwards."""
+        switch = _torch.hooks_switch()
+        if switch is None:
+            return
+        disable, enable = switch._saved_tensors_hooks_disable, switch._saved_tensors_hooks_enable
+
+        @functools.wraps(disable)
+        def disabled(*args: Any, **kwargs: Any) -> Any:
+            if getattr(self._local, "pushed", False):
+                self._note(Message("blind.hooks_forbidden", {"reason": str(args[0]) if args else ""}))
+                self._pop()
+            return disable(*args, **kwargs)
+
+        @functools.wraps(enable)
+        def enabled(*args: Any, **kwargs: Any) -> Any:
+            result = enable(*args, **kwargs)
+            if self._core.active:
+                self._push()
+            return result
+
+        patches.set(switch, "_saved_tensors_hooks_disable", disabled)
+        patches.set(switch, "_saved_tensors_hooks_enable", enabled)

@@ -1,0 +1,146 @@
+"""Saved tensors as Python code gets them in deep mode: the very objects, in slots that take and show its own hooks."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd.function import BackwardCFunction
+
+from gradsan import _torch
+from gradsan.originals.originals import Kept
+from gradsan.record.patches import Patches
+
+_WRITES_ITS_INPUT = (
+    "A saved tensor pack hook is modifying its input in place. Tensors provided as input to pack hook cannot be "
+    "modified by in-place operations as this can lead to unexpected side-effects. Please open an issue if you need to "
+    "perform in-place operations on the input to a pack hook."
+)
+
+
+class HandedOut:
+    """Stands before ``ctx.saved_tensors`` and a ``SavedTensor``'s own, as hooks of gradsan's stand in the slots.
+
+    Of a slot with hooks PyTorch makes a new tensor each time it is read, takes no further hooks and shows these. Before
+    2.10, where nothing tells what a slot holds, only leaves are the very objects.
+    """
+
+    def __init__(self, core: Any) -> None:
+        """Prepare; nothing is replaced yet.
+
+        ``readers`` are the threads that read ``ctx.saved_tensors`` just now; they are known if ``knows_readers``.
+        """
+        self._core = core
+        self.readers: set[int] = set()
+        self.knows_readers = False
+        self._unpacked: dict[int, list[Kept]] = {}
+
+    def install(self, patches: Patches) -> None:
+        """Replace both until ``patches`` is undone."""
+        kind = _torch.SAVED_TENSOR
+        if hasattr(kind, "data"):
+            self.knows_readers = True
+            patches.set(BackwardCFunction, "saved_tensors", property(self._saved_tensors))
+            patches.set(kind, "register_hooks", self._registering(kind.register_hooks))
+            patches.set(kind, "data", _shown(kind, "data", _data_of))
+            patches.set(kind, "unpack_hook", _shown(kind, "unpack_hook", lambda kept: kept.hooks and kept.hooks[1]))
+        else:
+            patches.set(BackwardCFunction, "saved_tensors", property(self._with_very_leaves))
+
+    def unpacks(self, kept: Kept) -> None:
+        """To be called for each value that a slot is read for."""
+        if self._unpacked and (read := self._unpacked.get(threading.get_ident())) is not None:
+            read.append(kept)
+
+    def _saved_tensors(self, function: Any) -> Any:
+        """``ctx.saved_tensors`` of a custom Function."""
+        thread = threading.get_ident()
+        self.readers.add(thread)
+        try:
+            given = _torch.SAVED_TENSORS.__get__(function)
+        finally:
+            self.readers.discard(thread)
+        slots = _torch.slots_of_function(function)
+        if not isinstance(given, tuple) or len(slots) != len(given):
+            return given
+        return tuple(map(_very_tensor, slots, given))
+
+    def _with_very_leaves(self, function: Any) -> Any:
+        """``ctx.saved_tensors`` before 2.10."""
+        thread = threading.get_ident()
+        # A hook of the program's may read another Function's meanwhile, as checkpointing does.
+        outer, unpacked = self._unpacked.get(thread), list[Kept]()
+        self._unpacked[thread] = unpacked
+        try:
+            given = _torch.SAVED_TENSORS.__get__(function)
+        finally:
+            if outer is None:
+                del self._unpacked[thread]
+            else:
+                self._unpacked[thread] = outer
+        if not isinstance(given, tuple) or len(unpacked) != sum(one is not None for one in given):
+            return given
+        kept = iter(unpacked)
+        return tuple(None if one is None else _very_leaf(next(kept), one) for one in given)
+
+    def _registering(self, register: Any) -> Any:
+        @functools.wraps(register)
+        def registering(saved: Any, *hooks: Any, **named: Any) -> Any:
+            kept = _torch.packed_object(saved)
+            are_ours = isinstance(kept, Kept) and kept.hooks is None
+            if not are_ours or named or len(hooks) != 2 or not all(map(callable, hooks)):
+                return register(saved, *hooks, **named)
+            pack, unpack = hooks
+            with torch.no_grad():
+                value = kept.alias.detach()
+                version = value._version
+                packed = pack(value)
+            if value._version != version:
+                raise RuntimeError(_WRITES_ITS_INPUT)
+            kept.give_way(packed, unpack)
+            return None
+
+        return registering
+
+
+def _shown(kind: Any, name: str, shown: Callable[[Kept], Any]) -> property:
+    """An attribute of a slot as the program gets it; ``shown`` tells it of one that gradsan's hooks stand in."""
+    read = vars(kind)[name]
+
+    def get(saved: Any) -> Any:
+        kept = _torch.packed_object(saved)
+        return shown(kept) if isinstance(kept, Kept) else read.__get__(saved)
+
+    return property(get)
+
+
+def _data_of(kept: Kept) -> Any:
+    if kept.hooks is not None:
+        return kept.hooks[0]
+    very = kept.very_tensor
+    return kept.alias if very is None else very
+
+
+def _very_tensor(slot: Any, given: Any) -> Any:
+    kept = _torch.packed_object(slot)
+    very = kept.very_tensor if isinstance(kept, Kept) and torch.is_tensor(given) else None
+    return very if very is not None and (very is kept.alias or _torch.is_at(given, very)) else given
+
+
+def _very_leaf(kept: Kept, given: Any) -> Any:
+    """The leaf that was saved; of another value in its place, as healing gives, one that leaves the leaf its hooks."""
+    leaf = kept.very_tensor if kept.was_leaf and kept.requires_grad and kept.hooks is None else None
+    if leaf is None or leaf is given or not torch.is_tensor(given):
+        return given
+    if leaf is kept.alias or _torch.is_at(given, leaf):
+        _torch.let_go(given)
+        return leaf
+    if not torch.is_grad_enabled():  # else a gradient is to reach the leaf from here
+        with _torch.hushed(), _torch.without_dispatch_modes():
+            value = _torch.detached(given)
+            _torch.let_go(given)
+            _torch.give_memory(given, value)
+    return given

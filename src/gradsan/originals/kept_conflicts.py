@@ -1,0 +1,122 @@
+"""Conflict of a saved value whose original differs from what backward would read, as plain data."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from gradsan import _torch
+from gradsan.graph import naming, walk
+from gradsan.graph.conflicts import bridge_over, steps_before, tensor_info, use_of
+from gradsan.graph.stale_slots import Origin
+from gradsan.model import Conflict, Deviation, Save, Site, Write
+from gradsan.originals.originals import Kept
+from gradsan.record import ledger
+from gradsan.record.stacks import symbolise
+from gradsan.record.steps import BackwardRecord
+
+
+class PastCounter(NamedTuple):
+    """How memory was written past the version counter (the slug of a GS2xx cause), and where that way began.
+
+    ``write`` stands for the writes where nothing could log them.
+    """
+
+    way: str
+    site: Site
+    write: Write | None = None
+
+
+def of_kept(
+    core: Any,
+    steps: Any,
+    kept: Kept,
+    *,
+    counted: bool,
+    raised: bool,
+    changed: bool,
+    deviation: Deviation | None,
+    healed: int | None,
+    door: PastCounter | None,
+    node: Any = None,
+) -> Conflict:
+    """The conflict of a value that backward asks for just now, or that ``node`` keeps for a backward.
+
+    ``counted``: its version counter moved. ``raised``: backward ends by it. ``changed``: a byte of it differs; where
+    none does the writes touched other bytes, or wrote what was there. ``deviation`` and ``healed`` as in the Conflict;
+    ``door`` is how the memory was reached past the counter, where that was seen.
+    """
+    frame = sys._getframe(1)
+    node = _torch.current_node() if node is None else node
+    slot = _torch.slot_of(node, kept)
+    backward = steps.current_backward()
+    info = tensor_info(kept.alias, was_leaf=kept.was_leaf)
+    info = replace(info, requires_grad=kept.requires_grad or not kept.was_leaf)
+    version = 0 if kept.alias.is_inference() else int(kept.alias._version)
+    if counted:
+        writes = ledger.writes_since(core, steps, info.storage, kept.clock, kept.version, version)
+    else:
+        written = kept.changed_part or kept
+        storage = info.storage if written is kept else _torch.storage_identity(written.alias)
+        writes = ledger.uncounted_since(core, steps, storage, kept.clock, kept.stack)
+        if not writes and door is not None and door.write is not None:
+            writes = (door.write,)
+    made = Origin(kept.clock, kept.stack, kept.thread, True)
+    return Conflict(
+        save=Save(
+            clock=kept.clock,
+            site=symbolise(kept.stack),
+            tensor=info,
+            version=kept.version,
+            node=None if node is None else node.name(),
+            slot=slot,
+            is_output=bool(slot and slot.startswith("result")),
+            sequence=(_torch.node_sequence(node) or 0) if node is not None else 0,
+            step=steps_before(steps, kept.clock, core.steps),
+        ),
+        writes=writes,
+        use=use_of(core, backward, version),
+        # Where .data was given other memory, the program holds what backward would read now.
+        names=naming.names_of(kept.alias, frame) or naming.names_of(kept.current, frame),
+        unexplained=ledger.unexplained_moves(writes, kept.version, version),
+        root_sequence=backward.root_sequence if backward else None,
+        bridge=bridge_over(core, backward, node, made, writes, frame) if backward and counted else None,
+        raised=raised,
+        log_was_cut=core.lost_writes_after(kept.clock),
+        way=None if counted else door.way if door else _way(kept, writes),
+        alias_site=None if counted or door is None else door.site,
+        change=kept.change() if changed else None,
+        deviation=deviation,
+        healed_bytes=healed,
+        unchanged=not changed,
+    )
+
+
+def changed_beside(backward: BackwardRecord | None, kept: Kept) -> tuple[Any, Kept] | None:
+    """A Node of ``backward`` with a value in the same memory as ``kept`` of which a byte has changed, and that value.
+
+    PyTorch stops at the first value whose counter moved, also where only its neighbour was written.
+    """
+    if backward is None:
+        return None
+    storage = _torch.storage_identity(kept.alias)
+    for node in walk.engine_order(backward.roots):
+        for _, saved in _torch.saved_slots(node):
+            other = _torch.packed_object(saved)
+            if not isinstance(other, Kept) or other is kept or not other.moved:
+                continue
+            if _torch.storage_identity(other.alias) == storage and other.changed:
+                return node, other
+    return None
+
+
+def _way(kept: Kept, writes: tuple[Write, ...]) -> str | None:
+    """How a write that PyTorch did not count came about, as far as the log tells."""
+    if any(write.kind == "step" for write in writes):
+        return "fused_optimizer"
+    # Nobody was seen to ask for ``.data``: all that is known is that the writer counts for itself (a view that a
+    # compiled graph has saved).
+    if kept.parts or writes:
+        return "storage_alias"
+    return "memory_alias" if kept.is_copied else None

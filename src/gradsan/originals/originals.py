@@ -1,0 +1,232 @@
+"""Originals of saved tensors: copy-on-write, or a copy where memory is known outside of torch.
+
+A lazy clone shares memory until somebody asks torch for writable memory, ``.data``, storages and pointers included;
+then the writer moves. It must not be made of memory that NumPy, DLPack, a pointer or another process already knows:
+such a writer does not ask (and after a move would write somewhere else), so there the bytes are copied at once.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from typing import Any
+
+import torch
+
+from gradsan import _torch
+from gradsan.model import ByteChange
+
+_SAMPLES = 4
+_SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Kept:
+    """A saved tensor: an alias that shares memory and version counter with it, and its original.
+
+    ``maker`` is the number of the Node that made it, None for a leaf; ``output`` is which result of the saving Node it
+    is, None for another value. ``is_copied`` says that the original was copied when it was saved. A tensor without
+    elements of its own in ordinary memory (sparse, nested, a subclass) is left alone: it has no original; its version
+    is looked at, and ``parts``, what is kept of the tensors that a wrapper subclass holds. ``hooks`` are those that the
+    program has registered for this one slot, as (what its pack hook gave, its unpack hook).
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_leaf",
+        "alias",
+        "clock",
+        "heals",
+        "hooks",
+        "is_copied",
+        "maker",
+        "original",
+        "output",
+        "parts",
+        "reported",
+        "requires_grad",
+        "source",
+        "stack",
+        "thread",
+        "version",
+        "was_leaf",
+    )
+
+    def __init__(
+        self,
+        tensor: Any,
+        is_known_outside: bool,
+        clock: int,
+        stack: Any,
+        thread: int,
+        *,
+        keeps_original: bool = True,
+        shared: Any = None,
+    ) -> None:
+        """Keep ``tensor`` as it is now. ``stack`` and ``thread`` are those of the operation that saves it.
+
+        ``shared`` is the same elements in the program's own memory, where ``tensor`` only stands for that.
+        """
+        self.was_leaf, self.requires_grad = tensor.is_leaf, tensor.requires_grad
+        maker = None if self.was_leaf else tensor.grad_fn
+        # Its number, because the Node itself would close a circle: it may keep what is kept here.
+        self.maker = None if maker is None else _torch.node_sequence(maker)
+        # All but results PyTorch keeps as the very tensor, and later reads what that has become (``tensor.data = …``).
+        is_result = maker is not None and _torch.may_be_saving(maker, self.maker)
+        has_elements = _torch.has_elements(tensor)
+        if shared is not None:
+            self.alias = shared
+        elif has_elements:
+            self.alias = _torch.detached(tensor)
+        else:
+            self.alias = tensor.detach() if is_result else tensor
+        self.version = 0 if tensor.is_inference() else int(self.alias._version)
+        self.clock, self.stack, self.thread = clock, stack, thread
+        self.is_copied = is_known_outside or not has_elements or not _torch.can_be_cloned_lazily(self.alias)
+        if not (keeps_original and has_elements):
+            self.original = None
+        else:
+            self.original = self.alias.clone() if self.is_copied else _torch.lazy_clone(self.alias)
+        self.parts: tuple[Kept, ...] = ()
+        self.reported = 0
+        self.heals: bool | None = None
+        self.hooks: tuple[Any, Any] | None = None
+        self.source = None if is_result else weakref.ref(tensor)
+        self.output = tensor.output_nr if is_result else None
+        # A leaf PyTorch holds itself; what is no leaf may be, unseen, a result of the Node that saves it.
+        self._leaf = tensor if self.was_leaf else None
+
+    def forget_source(self) -> None:
+        """What was saved is from now on the memory, not the tensor."""
+        self.source = self._leaf = None
+
+    def give_way(self, packed: Any, unpack: Any) -> None:
+        """Let the program's own hooks hold the value from now on, and nothing else."""
+        self.hooks, self.original, self.parts = (packed, unpack), None, ()
+        self.forget_source()
+        self.alias = torch.empty(0)
+        self.version = _version_of(self.alias)
+
+    @property
+    def is_as_saved(self) -> bool:
+        """Whether it is certain, without a look at its bytes, that nobody has written it since it was saved."""
+        if self.is_copied or self.original is None or self.alias._version != self.version:
+            return False
+        source = self.source
+        return _torch.at_same_address(self.alias, self.original, None if source is None else source())
+
+    @property
+    def very_tensor(self) -> Any:
+        """The tensor that was saved, where it is still there and PyTorch would have kept that; else None."""
+        return None if self.source is None else self.source()
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether the tensor that was saved has lost its graph by ``detach_()``, which PyTorch refuses to use."""
+        if self.was_leaf or self.source is None:
+            return False
+        source = self.source()
+        return source is not None and bool(source.is_leaf)
+
+    @property
+    def current(self) -> Any:
+        """What PyTorch would hand to backward: the memory that was saved, or what its tensor was given instead."""
+        source = None if self.source is None else self.source()
+        if source is None or _torch.storage_or_none(source) == _torch.storage_or_none(self.alias):
+            return self.alias
+        return _torch.detached(source)
+
+    @property
+    def moved(self) -> bool:
+        """Whether the version counter says that it was written."""
+        return self.version != _version_of(self.alias)
+
+    def version_error(self, node: Any) -> str:
+        """What PyTorch says where it has, and ``node`` asks for the value."""
+        number = self.output or 0
+        maker = node if self.output is not None else getattr(self.very_tensor, "grad_fn", None)
+        return _torch.version_error(self.alias, self.version, maker, number)
+
+    @property
+    def changed(self) -> bool:
+        """Whether a byte of it has changed (by the counter where there is no original)."""
+        if self.original is None:
+            return self.moved or self.changed_part is not None
+        current = self.current
+        # Still the same memory: nobody has written who asked torch for it.
+        if current is self.alias and not self.is_copied and _torch.same_memory(current, self.original):
+            return False
+        return not (self.is_emptied or have_same_bytes(current, self.original))
+
+    @property
+    def changed_part(self) -> Kept | None:
+        """The first of its parts of which a byte has changed."""
+        return next((part for part in self.parts if part.changed), None)
+
+    @property
+    def is_emptied(self) -> bool:
+        """Whether its memory has been taken away: nothing is there to be read, or compared."""
+        return not fits_its_memory(self.alias)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that the original takes, if it does not share them any more."""
+        return 0 if self.original is None else self.original.numel() * self.original.element_size()
+
+    def own_memory(self) -> tuple[int, int] | None:
+        """(address, bytes) of the memory that only originals hold; None while it is that of the program, too."""
+        if self.original is None or (not self.is_copied and _torch.same_memory(self.alias, self.original)):
+            return None
+        return _torch.memory_of(self.original)
+
+    def change(self) -> ByteChange | None:
+        """Which elements differ, and the first few of them; None where that cannot be told."""
+        current = self.current
+        if self.original is None or current.shape != self.original.shape or current.dtype != self.original.dtype:
+            return None
+        different = _differing(current, self.original)
+        places = torch.nonzero(different)[:_SAMPLES]
+        samples = tuple(
+            (tuple(place), _shown(self.original[tuple(place)]), _shown(current[tuple(place)]))
+            for place in places.tolist()
+        )
+        return ByteChange(int(different.sum()), different.numel(), samples)
+
+
+def fits_its_memory(tensor: Any) -> bool:
+    """Whether all elements of a tensor lie within its storage, as ``resize_`` of a storage does not see to."""
+    if not _torch.has_elements(tensor) or not tensor.numel():
+        return True
+    held = tensor.untyped_storage().nbytes()
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return bool(held >= (tensor.storage_offset() + last + 1) * tensor.element_size())
+
+
+def _version_of(tensor: Any) -> int:
+    return 0 if tensor.is_inference() else int(tensor._version)
+
+
+def have_same_bytes(one: Any, other: Any) -> bool:
+    """Whether two tensors are the same in shape, dtype and every bit."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(_as_integers(one), _as_integers(other))
+
+
+def _differing(one: Any, other: Any) -> Any:
+    first, second = _as_integers(one), _as_integers(other)
+    different = first != second
+    return different.any(-1) if different.dim() > one.dim() else different
+
+
+def _as_integers(tensor: Any) -> Any:
+    """The bits of a tensor, so that a NaN equals itself."""
+    tensor = tensor.resolve_conj().resolve_neg()
+    if tensor.dtype == torch.complex128:
+        tensor = torch.view_as_real(tensor)
+    kind = _SAME_SIZE.get(tensor.element_size())
+    return tensor if kind is None or tensor.dtype == torch.bool else tensor.view(kind)
+
+
+def _shown(element: Any) -> str:
+    value = element.item()
+    return f"{value:.6g}" if isinstance(value, float) and math.isfinite(value) else str(value)

@@ -1,0 +1,116 @@
+"""Checks at the moment of a write: how much memory originals take, and ``early``.
+and, where the program is to be stopped early, whether a live graph still holds what was overwritten.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from gradsan import _torch
+from gradsan._errors import GradsanError
+from gradsan.graph import walk
+from gradsan.model import Conflict, Site, Use
+from gradsan.originals.deep import Deep
+from gradsan.originals.holdings import Holdings
+from gradsan.originals.originals import Kept
+from gradsan.record.demands import FOUND_AT_WRITE, Demands
+
+
+class Overwriting:
+    """Follows the writes of a run over what deep mode keeps, while somebody asks for that."""
+
+    def __init__(
+        self,
+        core: Any,
+        deep: Deep,
+        demands: Demands,
+        keep: Callable[[Callable[[], Conflict]], None],
+        guard: Callable[[Callable[[], object]], None],
+    ) -> None:
+        """``keep`` takes what makes a conflict, ``guard`` keeps gradsan's own mistakes from the program."""
+        self._core, self._deep, self._demands, self._keep, self._guard = core, deep, demands, keep, guard
+        self._hook: Any = None
+        core.lets_pass = GradsanError
+
+    def follow(self, is_deep: bool) -> None:
+        """Begin, or end, as what is asked for by now has it."""
+        bound, deep = self._demands.max_bytes, self._deep
+        if not is_deep or (bound is None and not self._demands.early):
+            deep.holdings, self._core.tells_all_writes = None, False
+            if self._hook is not None:
+                self._hook.remove()
+                self._hook = None
+            return
+        if deep.holdings is None:
+            deep.holdings = Holdings(bound)
+            self._core.tells_all_writes = True
+            self._hook = register_optimizer_step_post_hook(self._stepped)
+        deep.holdings.max_bytes = bound
+
+    def written(self, tensor: Any) -> None:
+        """A tensor has been written. Raises GradsanError where the program is to be stopped, or healing ends."""
+        if self._core.tells_all_writes:
+            self._guard(lambda: self._look_at(_torch.storage_or_none(tensor)))
+
+    def _stepped(self, optimizer: Any, *_: Any) -> None:
+        parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        for storage in dict.fromkeys(map(_torch.storage_or_none, parameters)):
+            self._guard(lambda storage=storage: self._look_at(storage))  # type: ignore[misc]
+
+    def _look_at(self, storage: int) -> None:
+        deep = self._deep
+        holdings = deep.holdings
+        if holdings is None or not storage or deep.is_measuring:
+            return
+        if holdings.max_bytes is not None:
+            holdings.look_at(storage)
+        if self._demands.early:
+            for kept in holdings.of(storage):
+                if not kept.reported and not kept.is_emptied and kept.changed:
+                    self._tell(kept)
+
+    def _tell(self, kept: Kept) -> None:
+        node, root = _holder(kept)
+        slot = _torch.slot_of(node, kept)
+        counted = kept.moved
+        # A counter that moved stops backward whether or not it reads the value.
+        if not counted and (not _torch.is_read_by_backward(node, slot) or _torch.is_filled_after_save(node, slot)):
+            return
+
+        def describe() -> Conflict:
+            found = self._deep.describe(kept, counted, counted, True, None, None, node)
+            use = Use(self._core.clock, Site(), found.use.version, found.use.step, None, FOUND_AT_WRITE)
+            return replace(found, use=use, root_sequence=root, bridge=None)
+
+        if not self._deep.heals(kept, describe):
+            kept.reported = 1
+            self._keep(describe)
+
+
+def _holder(kept: Kept) -> tuple[Any, int | None]:
+    """The Node that keeps a value, and the number of the youngest Node of a live tensor; (None, None) if not found."""
+    roots = list(dict.fromkeys(_live_roots()))
+    for node in walk.engine_order(roots):
+        if _torch.slot_of(node, kept) is not None:
+            leading = walk.lead_to(roots, node)
+            numbers = [number for one in leading if (number := _torch.node_sequence(one)) is not None]
+            return node, max(numbers, default=None)
+    return None, None
+
+
+def _live_roots() -> Iterator[Any]:
+    for one in gc.get_objects():
+        # By its type: an object may have a ``__class__`` of its own.
+        if issubclass(type(one), torch.Tensor):
+            try:
+                node = one.grad_fn
+            except RuntimeError:
+                continue
+            if node is not None:
+                yield node

@@ -1,0 +1,195 @@
+"""Backward on the side: each Node is asked by itself, and what it gives is handed on here.
+
+The engine would call the hooks of tensors, Nodes and modules, fill ``.grad`` where ``retain_grad()`` was asked for, and
+compiled graphs would give their memory away to it. None of that may happen once more than in the program without
+gradsan; of hooks those of tensors are called that do nothing but compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from gradsan import _torch
+from gradsan.graph import walk
+from gradsan.originals.repeatable import is_pure, is_repeatable
+
+UNKNOWN: Any = object()
+"""A gradient that depends on what was passed over."""
+
+
+@dataclass(slots=True)
+class HooksOnTheWay:
+    """Gradient hooks of the program: ``at`` a Node, the numbers of outputs that have some, each with its hooks.
+
+    Those that only compute are applied. ``met`` gets the gradients that reach others, by Node and number of output;
+    what these would make of them is not known, and nothing goes on from the ``closed`` of them.
+    """
+
+    at: Callable[[Any], list[tuple[int, list[Any]]]]
+    closed: frozenset[tuple[Any, int]] = frozenset()
+    met: dict[tuple[Any, int], Any] = field(default_factory=dict)
+
+    def apply(self, node: Any, received: dict[int, Any], passed_over: Callable[[str], None]) -> None:
+        """Change the gradients that a Node has received, by number of output, as its hooks do."""
+        for number, hooks in self.at(node):
+            gradient = received.get(number)
+            if gradient is None or gradient is UNKNOWN:
+                continue
+            if all(map(is_pure, hooks)):
+                received[number] = _through(hooks, gradient)
+            elif (node, number) in self.closed:
+                received[number] = UNKNOWN
+            else:
+                self.met[node, number] = gradient
+            if received[number] is UNKNOWN:
+                passed_over(", ".join(name_of(hook) for hook in hooks))
+
+
+def _through(hooks: list[Any], gradient: Any) -> Any:
+    for hook in hooks:
+        try:
+            made = hook(gradient)
+        except Exception:
+            return UNKNOWN
+        gradient = gradient if made is None else made
+    return gradient
+
+
+def name_of(hook: Any) -> str:
+    """What a hook is called."""
+    return str(getattr(hook, "__qualname__", type(hook).__qualname__))
+
+
+class NotOnTheSideError(RuntimeError):
+    """To go on, code of the program's own would have to run once more. The argument is the name of what it is."""
+
+
+def gradients(
+    outputs: Any,
+    given: Any,
+    wanted: list[Any],
+    order: list[Any],
+    running: Callable[[Any], None],
+    passed_over: Callable[[str], None],
+    hooks: HooksOnTheWay | None = None,
+) -> list[Any]:
+    """The gradients of ``wanted`` (leaves, other tensors, GradientEdges), None for those that none flows to.
+
+    ``outputs`` and ``given`` are what the engine was called with, ``order`` the Nodes between in the engine's order
+    (:func:`graphs.engine_order`); ``running`` is told each Node before it runs. The graph is kept.
+
+    A Node that is code of the program's own and may do more than compute, or a compiled graph, is passed over:
+    ``passed_over`` is told what it is, and gradients that depend on it are :data:`UNKNOWN`.
+
+    Raises:
+        RuntimeError: as the engine raises, where a Node does.
+    """
+    if len(order) >= walk.NODES_WALKED:
+        raise RuntimeError("more Nodes than are walked")
+    waiting: dict[Any, dict[int, Any]] = {}
+    leaves: dict[int, Any] = {}
+    captured: dict[tuple[Any, int], Any] = {}
+    places = [_place(one) for one in wanted]
+    inner = {place for place in places if not torch.is_tensor(place[0])}
+    with torch.no_grad():
+        for position, output in enumerate(outputs):
+            gradient = given[position] if given is not None else None
+            if gradient is None and torch.is_tensor(output):
+                gradient = torch.ones_like(output)
+            _hand_on(_place(output), gradient, waiting, leaves)
+        for node in order:
+            received = waiting.pop(node, {})
+            if hooks is not None:
+                hooks.apply(node, received, passed_over)
+            for number in received:
+                if (node, number) in inner:
+                    captured[node, number] = received[number]
+            if received:
+                running(node)
+                for edge, result in zip(node.next_functions, _known(node, received, passed_over), strict=False):
+                    _hand_on(_past_accumulation(*edge), result, waiting, leaves)
+    for place in inner:
+        if place not in captured:
+            captured[place] = waiting.get(place[0], {}).get(place[1])
+    return [leaves.get(id(place[0])) if torch.is_tensor(place[0]) else captured[place] for place in places]
+
+
+def _known(node: Any, received: dict[int, Any], passed_over: Callable[[str], None]) -> tuple[Any, ...]:
+    if not any(one is UNKNOWN for one in received.values()):
+        try:
+            return _results(node, received)
+        except NotOnTheSideError as stopped:
+            passed_over(str(stopped))
+    return (UNKNOWN,) * len(node.next_functions)
+
+
+def _place(one: Any) -> tuple[Any, int]:
+    """(Node, number of its output) that a tensor or a GradientEdge stands for; (leaf, 0) for a leaf."""
+    if not torch.is_tensor(one):
+        return _past_accumulation(one.node, one.output_nr)
+    return (one, 0) if one.grad_fn is None else (one.grad_fn, one.output_nr)
+
+
+def _past_accumulation(node: Any, number: int) -> tuple[Any, int]:
+    if node is None or _torch.node_sequence(node) is not None:
+        return node, number
+    return getattr(node, "variable", None), 0
+
+
+def _results(node: Any, received: dict[int, Any]) -> tuple[Any, ...]:
+    count = _torch.count_of_outputs(node)
+    arguments = [received.get(position) for position in range(max(count, max(received) + 1))]
+    function = _torch.function_class(node)
+    if function is not None and not _torch.hands_gradients_through(function):
+        return _results_of_function(node, function, arguments)
+    results = arguments if function is not None else node(*arguments)
+    return tuple(results) if isinstance(results, (tuple, list)) else (results,)
+
+
+def _results_of_function(node: Any, function: Any, arguments: list[Any]) -> tuple[Any, ...]:
+    """One result for each edge of a custom Function whose backward does nothing but compute."""
+    if not is_repeatable(node, function, arguments):
+        raise NotOnTheSideError(function.__qualname__)
+    try:
+        results = node.apply(*arguments)
+    except Exception as failure:
+        raise NotOnTheSideError(function.__qualname__) from failure
+    results = results if isinstance(results, tuple) else (results,)
+    # There are edges for the tensors among its inputs only; those that need no gradient lead nowhere.
+    wanted = iter([result for result, needed in zip(results, node.needs_input_grad, strict=False) if needed])
+    return tuple(None if child is None else next(wanted, None) for child, _ in node.next_functions)
+
+
+def _hand_on(place: tuple[Any, int], gradient: Any, waiting: dict[Any, dict[int, Any]], leaves: dict[int, Any]) -> None:
+    holder, number = place
+    if gradient is None or holder is None:
+        return
+    kind: tuple[Any, Any] | None
+    if torch.is_tensor(holder):
+        into, number, kind = leaves, id(holder), (holder.shape, holder.dtype)
+    else:
+        into, kind = waiting.setdefault(holder, {}), _torch.kind_of_output(holder, number)
+    if kind is not None and gradient is not UNKNOWN:
+        gradient = _fitting(gradient, *kind)
+    known = into.get(number)
+    if gradient is UNKNOWN or known is UNKNOWN:
+        into[number] = UNKNOWN
+        return
+    into[number] = gradient if known is None else _sum(known, gradient)
+
+
+def _sum(one: Any, other: Any) -> Any:
+    return other + one if one.layout is not torch.strided else one + other
+
+
+def _fitting(gradient: Any, shape: Any, dtype: Any) -> Any:
+    """What the engine makes of a gradient before the next Node gets it (``validate_outputs`` in its engine.cpp)."""
+    if tuple(gradient.shape) != tuple(shape):
+        gradient = gradient.sum_to_size(tuple(shape))
+    if gradient.is_complex() and not dtype.is_complex:
+        gradient = gradient.real
+    return gradient if gradient.dtype == dtype else gradient.to(dtype)

@@ -1,0 +1,139 @@
+"""Alignment of a graph's Nodes with the operations of a script, both in the order in which they were made.
+
+A local alignment (Smith and Waterman, 1981): Nodes that no operation accounts for and operations that left no Node are
+passed over at a price, and the best continuous stretch around each pair counts. What speaks for a pair: the operation
+may make such a Node; both have the same parameter; the live variable that holds the Node's result is the one that the
+statement assigns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gradsan.postmortem.op_names import fits, is_glue
+from gradsan.postmortem.script import Event
+
+_FITS = 2.0
+_GLUE = 0.2
+_LEAF = 8.0
+_NAMED = 5.0
+_NODE_PASSED = -1.0
+_GLUE_PASSED = -0.1
+_EVENT_PASSED = -0.02
+_EVENT_PASSED_IN_A_ROW = -0.2
+_ENDS_WITH_ROOT = 4.0
+_AROUND = -1.5
+_SAME_EVENT = -0.5
+_NEVER = float("-inf")
+_LEAST = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Made:
+    """What is known of a Node: its name, number, the parameters it was made of, and who holds its result.
+
+    ``holders`` are (file, function, expression) of live variables.
+    """
+
+    name: str
+    sequence: int
+    leaves: frozenset[int] = frozenset()
+    holders: frozenset[tuple[str, str, str]] = frozenset()
+
+
+def pair_score(node: Made, event: Event) -> float:
+    """How much speaks for ``event`` having made ``node``; minus infinity where it cannot have."""
+    if event.kind not in ("op", "write") or not event.records:
+        return _NEVER
+    if node.leaves and event.leaves and not node.leaves & event.leaves:
+        return _NEVER
+    fitting = fits(event.name, node.name)
+    shares_leaf = bool(node.leaves & event.leaves)
+    if event.kind == "write" and is_glue(node.name) and node.name == "CopySlices":
+        fitting = True
+    if not fitting and not (is_glue(node.name) or shares_leaf):
+        return _NEVER
+    score = _FITS if fitting else _GLUE
+    if shares_leaf and fitting:
+        score += _LEAF
+    elif node.leaves and not event.leaves:
+        score -= _FITS
+    place = event.place
+    if fitting and place is not None and event.bound:
+        held = {(place.file, place.function, name) for name in event.bound}
+        score += _NAMED if held & node.holders else 0.0
+    return score
+
+
+def places(
+    nodes: Sequence[Made],
+    events: Sequence[Event],
+    repeated: Sequence[tuple[int, int]] = (),
+    ends_with_root: bool = False,
+) -> list[list[tuple[float, int]]]:
+    """For each Node the events that may have made it, best first, each with the score of the best way through both.
+
+    ``repeated`` are stretches of events, (first, end), that may have happened more often. ``ends_with_root`` says that
+    the last Node was made shortly before the last event. Of equal events the later comes first: what an earlier round
+    of a loop made has mostly been freed.
+    """
+    if not nodes or not events:
+        return [[] for _ in nodes]
+    scores = [[pair_score(node, event) for event in events] for node in nodes]
+    width = len(events)
+    # Inner loops first; read backwards, what led back leads back as well.
+    loops = sorted(set(repeated), key=lambda loop: loop[1] - loop[0])
+    before = _best_until(nodes, scores, width, loops)
+    turned = [row[::-1] for row in scores[::-1]]
+    backwards = [(width - end, width - first) for first, end in loops]
+    start = _ENDS_WITH_ROOT if ends_with_root else 0.0
+    after = [row[::-1] for row in _best_until(nodes[::-1], turned, width, backwards, start)[::-1]]
+    found: list[list[tuple[float, int]]] = []
+    for row, own in enumerate(scores):
+        ways = [
+            (before[row][column] + after[row][column] - score, column)
+            for column, score in enumerate(own)
+            if score >= _LEAST
+        ]
+        found.append(sorted(ways, key=lambda pair: (-pair[0], -pair[1])))
+    return found
+
+
+def _best_until(
+    nodes: Sequence[Made],
+    scores: list[list[float]],
+    width: int,
+    loops: Sequence[tuple[int, int]],
+    start: float = 0.0,
+) -> list[list[float]]:
+    """For each pair the best score of a stretch that ends with it; minus infinity where there is no such pair."""
+    ended: list[list[float]] = []
+    # reach[column]: the best stretch that ends before the present Node, at an event not behind ``column``.
+    reach = [max(0.0, start + column * _EVENT_PASSED) for column in range(width + 1)]
+    for row, node in enumerate(nodes):
+        follower = nodes[row + 1] if row + 1 < len(nodes) else node
+        # Where two numbers follow each other no Node was made between, so no operation was either.
+        is_next = abs(follower.sequence - node.sequence) == 1
+        event_passed = _EVENT_PASSED_IN_A_ROW if is_next else _EVENT_PASSED
+        passed = _GLUE_PASSED if is_glue(node.name) else _NODE_PASSED
+        line = [_NEVER] * width
+        previous = ended[row - 1] if row else None
+        for column in range(width):
+            own = scores[row][column]
+            if own > _NEVER:
+                best = max(0.0, reach[column])
+                if previous is not None and previous[column] + _SAME_EVENT > best:
+                    best = previous[column] + _SAME_EVENT
+                line[column] = own + best
+        ended.append(line)
+        following = [0.0] * (width + 1)
+        for column in range(width):
+            following[column + 1] = max(0.0, following[column] + event_passed, reach[column + 1] + passed, line[column])
+        for first, end in loops:
+            if following[end] + _AROUND > following[first]:
+                following[first] = following[end] + _AROUND
+                for column in range(first, end):
+                    following[column + 1] = max(following[column + 1], following[column] + event_passed)
+        reach = following
+    return ended

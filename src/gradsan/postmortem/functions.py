@@ -1,0 +1,99 @@
+"""Functions of the program: their source, what a call gives their parameters, what they close over."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import sys
+from typing import Any
+
+from gradsan.postmortem.values import Value, of_thing
+from gradsan.record.stacks import is_user_file
+from gradsan.source.tree import SourceFile, read_source
+
+_NOT_READ = frozenset({"IPython", "ipykernel", "_pytest", "pluggy", "pytest", "numpy", "gradsan", "tqdm"})
+
+
+def is_user_function(function: Any) -> bool:
+    """Whether a function stands in a file of the user's."""
+    code = getattr(function, "__code__", None)
+    return code is not None and is_user_file(code.co_filename)
+
+
+def is_readable(function: Any) -> bool:
+    """Whether a function's source is worth following: the user's, libraries', of torch that of layers and averages."""
+    module = getattr(function, "__module__", "") or ""
+    if is_user_function(function):
+        return True
+    head = module.partition(".")[0]
+    if head == "torch":
+        is_layer = module.startswith(("torch.nn.modules", "torch.nn.functional", "torch.optim.swa_utils"))
+        return is_layer and module != "torch.nn.modules.module"
+    return head not in sys.stdlib_module_names and head not in _NOT_READ
+
+
+@functools.lru_cache(maxsize=2048)
+def definition_at(source: SourceFile, line: int, name: str) -> Any:
+    """The function with its first line (that of a decorator counts) at ``line``, None where there is none."""
+    kinds = (ast.Lambda,) if name == "<lambda>" else (ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in source.parents:
+        if isinstance(node, kinds):
+            first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
+            if first == line and getattr(node, "name", name) == name:
+                return node
+    return None
+
+
+def decorator_switch(function: Any) -> bool | None:
+    """False where a decorator of a function switches recording off, None where none says anything of it."""
+    source = read_source(function.__code__.co_filename) if hasattr(function, "__code__") else None
+    node = (
+        None if source is None else definition_at(source, function.__code__.co_firstlineno, function.__code__.co_name)
+    )
+    for decorator in getattr(node, "decorator_list", ()):
+        call = decorator.func if isinstance(decorator, ast.Call) else decorator
+        name = call.attr if isinstance(call, ast.Attribute) else getattr(call, "id", "")
+        if name in ("no_grad", "inference_mode"):
+            return False
+    return None
+
+
+def closed_over(function: Any) -> dict[str, Value]:
+    """The variables of outer functions that a function uses."""
+    found: dict[str, Value] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+        try:
+            found[name] = of_thing(cell.cell_contents)
+        except ValueError:
+            continue
+    return found
+
+
+def arguments_of(node: Any, args: list[Value], keywords: dict[str, Value], function: Any) -> dict[str, Value]:
+    """The parameters of a function with what a call gives them; else their defaults, where these are known."""
+    positional = [one.arg for one in [*node.args.posonlyargs, *node.args.args]]
+    names: dict[str, Value] = {}
+    defaults = getattr(function, "__defaults__", None) or ()
+    for name, default in zip(positional[len(positional) - len(defaults) :], defaults, strict=False):
+        names[name] = of_thing(default)
+    for name, default in (getattr(function, "__kwdefaults__", None) or {}).items():
+        names[name] = of_thing(default)
+    names.update(zip(positional, args, strict=False))
+    if node.args.vararg is not None:
+        names[node.args.vararg.arg] = Value(items=args[len(positional) :])
+    known = {*positional, *(one.arg for one in node.args.kwonlyargs)}
+    names.update({name: value for name, value in keywords.items() if name in known})
+    if node.args.kwarg is not None:
+        rest = {name: value for name, value in keywords.items() if name not in known}
+        names[node.args.kwarg.arg] = Value(items=list(rest.values()), kind=list(rest))
+    for name in known:
+        names.setdefault(name, Value())
+    return names
+
+
+def last_name(node: ast.expr) -> str:
+    """The last name of what a call calls, or of an attribute: ``c`` of ``a.b.c()``."""
+    function = node.func if isinstance(node, ast.Call) else node
+    return (
+        function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else "?"
+    )

@@ -1,0 +1,1 @@
+"""Recording of a run: operations, writes, optimizer steps and backward calls, as torch makes them."""

@@ -1,0 +1,20 @@
+"""The C extension shows the interface of the pure core, and lends memory."""
+
+from typing import Any
+
+from gradsan.record._core_pure import DEPTH_KEPT as DEPTH_KEPT
+from gradsan.record._core_pure import NODES_KEPT as NODES_KEPT
+from gradsan.record._core_pure import STACKS_KEPT as STACKS_KEPT
+from gradsan.record._core_pure import WRITES_KEPT as WRITES_KEPT
+from gradsan.record._core_pure import Core as Core
+from gradsan.record._core_pure import Stack as Stack
+
+def first_nonfinite(address: int, count: int, kind: int, /) -> int:
+    """The index of the first NaN or Inf among ``count`` numbers at ``address``; -1 where there is none.
+
+    Kinds: 0 float32, 1 float64, 2 float16, 3 bfloat16.
+    """
+
+def lend(
+    address: int, shape: tuple[int, ...], strides: tuple[int, ...], code: int, bits: int, owner: Any, /
+) -> Any: ...

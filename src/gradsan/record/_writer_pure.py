@@ -1,0 +1,221 @@
+"""Wrappers in pure Python that log what the function they wrap has written; in C they are part of ``_native.c``."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from types import FunctionType, MethodType
+from typing import Any
+
+from gradsan import _torch
+
+
+class FunctionWriter:
+    """A wrapper around a callable that does not become a method in a class, as builtin functions do not.
+
+    It equals what it wraps: torch hands the wrapper to ``__torch_function__``, where programs look functions up in
+    tables that they filled before.
+    """
+
+    __slots__ = ("__dict__", "__weakref__", "_core", "_keyword", "_kind", "_op", "_original", "_position")
+
+    def __init__(self, core: Any, original: Any, op: str, kind: str, position: int, keyword: str | None) -> None:
+        """The arguments of :meth:`gradsan.record._core_pure.Core.writer`."""
+        self._core = core
+        self._original = original
+        self._op = op
+        self._kind = kind
+        self._position = position
+        self._keyword = keyword
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the original, then log; an exception of the original passes, and nothing is logged."""
+        core = self._core
+        if _torch.is_traced_by_dynamo():
+            return traced_call(self, *args, **kwargs)
+        # Inside a compiler the wrapper steps aside: what it would log there are not the program's operations.
+        if not core.active or _torch.is_compiling() or (core.open_steps and _called_by_optimizer(core)):
+            return self._original(*args, **kwargs)
+        if core.before_write is not None and self._kind not in ("plain", "operator"):
+            self._tell_before(args, kwargs)
+        first = _torch.sequence_number()
+        result = self._original(*args, **kwargs)
+        if core.active:
+            end = _torch.sequence_number()
+            if end != first:
+                self._log_nodes(first, end)
+                is_early = core.quiet_from <= end < core.quiet_from + core.quiet_nodes
+                if not is_early and core.on_quiet is not None:
+                    self._tell_quiet(end)
+                if core.on_nodes is not None:
+                    self._tell_nodes(args[0] if result is None and args else result, first, end)
+            if core.on_result is not None:
+                self._tell_result(args, kwargs, result)
+            if self._kind == "operator":
+                self._tell_operator(args, kwargs)
+            if self._kind in ("plain", "operator"):
+                return result
+            target = self._target(args, kwargs)
+            if target is not None:
+                self._log(target, basic_index(args[1]) if self._kind == "setitem" else None)
+        return result
+
+    def _target(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a call is given to write to; None where it is given nothing."""
+        if self._kind == "setitem":
+            return args[0] if len(args) > 1 else None
+        if self._keyword is not None:
+            return kwargs.get(self._keyword)
+        if len(args) > self._position >= 0:
+            return args[self._position]
+        return next(iter(kwargs.values()), None)
+
+    def _tell_before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        target = self._target(args, kwargs)
+        if target is not None:
+            try:
+                self._core.before_write(target)
+            except Exception as failure:
+                self._core.forgive(failure)
+
+    def _log_nodes(self, first: int, end: int) -> None:
+        try:
+            self._core.log_nodes(first, end, _caller())
+        except Exception as failure:
+            self._core.forgive(failure)
+
+    def _tell_nodes(self, holder: Any, first: int, end: int) -> None:
+        try:
+            self._core.on_nodes(holder, first, end)
+        except Exception as failure:
+            self._core.forgive(failure)
+
+    def _tell_result(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        try:
+            self._core.on_result(self._op, args, kwargs, result)
+        except Exception as failure:
+            self._core.forgive(failure)
+
+    def _tell_quiet(self, end: int) -> None:
+        try:
+            self._core.on_quiet(end)
+        except Exception as failure:
+            self._core.forgive(failure)
+
+    def _tell_operator(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        core = self._core
+        if args and core.on_operator is not None and id(args[0]) not in core.quiet_operators:
+            try:
+                core.on_operator(args, kwargs)
+            except Exception as failure:
+                core.forgive(failure)
+
+    def _log(self, target: Any, index: Any) -> None:
+        core = self._core
+        try:
+            caller = _caller()
+            stack = core.stack_from(caller)
+            if _torch.is_tensor(target):
+                core.log_write(target, self._op, self._kind, index, stack)
+            elif isinstance(target, (tuple, list)):
+                for item in target:
+                    if _torch.is_tensor(item):
+                        core.log_write(item, self._op, self._kind, index, stack)
+        except Exception as failure:
+            core.forgive(failure)
+
+    def __repr__(self) -> str:
+        """As the original's."""
+        return repr(self._original)
+
+    def __eq__(self, other: object) -> Any:
+        """Whether both wrap the same, or ``other`` is what this wraps."""
+        return self._original == (other._original if isinstance(other, FunctionWriter) else other)
+
+    def __hash__(self) -> int:
+        """As the original's."""
+        return hash(self._original)
+
+    def __reduce__(self) -> Any:
+        """As the original's."""
+        return reduction(self, self._original)
+
+    def __copy__(self) -> FunctionWriter:
+        """Itself, as for every function."""
+        return self
+
+    def __deepcopy__(self, _: Any) -> FunctionWriter:
+        """Itself, as for every function."""
+        return self
+
+
+class MethodWriter(FunctionWriter):
+    """The same for a callable that becomes a method in a class."""
+
+    __slots__ = ()
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Bind as a function does."""
+        return self if instance is None else MethodType(self, instance)
+
+
+def traced_call(wrapper: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """What torch.compile sees as the ``__call__`` of a wrapper in C, which it cannot look into; else a call of it.
+
+    A tensor's method that is called by way of its class, ``torch.Tensor.add_(x, 1)``, becomes one of the tensor's own:
+    the compiler has read its table of methods off the class, where wrappers stand.
+    """
+    if not _torch.is_traced_by_dynamo():
+        return wrapper(*args, **kwargs)
+    if wrapper.names_method:
+        return getattr(args[0], wrapper.__name__)(*args[1:], **kwargs)
+    return wrapper.__wrapped__(*args, **kwargs)
+
+
+_HERE = globals()
+
+
+def _called_by_optimizer(core: Any) -> bool:
+    """Whether the code that called lies in torch's optimizers, whose inner writes are accounted for per step."""
+    caller = _caller()
+    return caller is not None and caller.f_code.co_filename.startswith(core.optimizer_folder)
+
+
+def _caller() -> Any:
+    """The frame that called: one call may pass several wrappers, and what called the outermost one counts."""
+    caller: Any = sys._getframe()
+    while caller is not None and caller.f_globals is _HERE:
+        caller = caller.f_back
+    return caller
+
+
+def wrap(core: Any, original: Any, op: str, kind: str, position: int, keyword: str | None) -> FunctionWriter:
+    """A wrapper around ``original`` that becomes a method where ``original`` does."""
+    kind_of_wrapper = MethodWriter if hasattr(type(original), "__get__") else FunctionWriter
+    wrapper = kind_of_wrapper(core, original, op, kind, position, keyword)
+    _torch.dress(wrapper, original)
+    return wrapper
+
+
+def reduction(wrapper: Any, original: Any) -> Any:
+    """What ``wrapper.__reduce__`` returns: pickled by the name of ``original``, so that loading needs no gradsan."""
+    if isinstance(original, FunctionType):
+        return str(wrapper.__qualname__)
+    reduced = original.__reduce_ex__(4)
+    if isinstance(reduced, str) and getattr(sys.modules.get(original.__module__), reduced, None) is original:
+        return copy.copy, (original,)
+    return reduced
+
+
+def basic_index(index: Any) -> tuple[Any, ...] | None:
+    """``index`` as a tuple if it is made of ints, slices of ints, None and ``...`` only; else None (a tensor index)."""
+    parts = index if type(index) is tuple else (index,)
+    for part in parts:
+        kind = type(part)
+        if kind is slice:
+            for bound in (part.start, part.stop, part.step):
+                if bound is not None and type(bound) is not int:
+                    return None
+        elif not (kind is int or part is None or part is Ellipsis):
+            return None
+    return parts

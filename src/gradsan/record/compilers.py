@@ -1,0 +1,88 @@
+"""Programs under torch.compile: gradsan's own functions are left alone, and a failing compiler's graph is kept.
+
+It is kept on the error that the compiler raises.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from gradsan import _torch
+from gradsan._imports import call_after_import
+from gradsan.record.guarding import Guard
+from gradsan.record.patches import Patches
+
+Run = Callable[[Callable[[], object]], None]
+
+
+def install(patches: Patches, guard: Run) -> None:
+    """Watch until ``patches`` is undone: now, or as soon as the program has imported torch.compile's machinery."""
+
+    def watch() -> None:
+        kind = _torch.compiler_error_class()
+        if kind is not None:
+            guard(lambda: _watch(kind, patches, guard))
+
+    patches.on_undo(call_after_import(_torch.COMPILER_ERRORS, watch))
+    patches.on_undo(call_after_import(_torch.COMPILER_FRAMES, lambda: guard(_leave_own_frames)))
+
+
+def _watch(kind: Any, patches: Patches, guard: Run) -> None:
+    original = kind.__init__
+
+    @functools.wraps(original)
+    def init(error: Any, *args: Any, **kwargs: Any) -> None:
+        original(error, *args, **kwargs)
+        frame = sys._getframe(1)
+        guard(lambda: _torch.keep_traced_graph(error, frame))
+
+    patches.set(kind, "__init__", init)
+
+
+def _leave_own_frames() -> None:
+    """Have the compiler leave the functions of all modules of gradsan that are loaded.
+
+    What a compiled function cannot trace runs with the compiler still looking at every new frame, gradsan's too.
+    """
+    alone = {function.__code__ for function in (Guard.run, Guard.run_hushed)}
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] != _PACKAGE or name in _left:
+            continue
+        _left.add(name)
+        for code in _codes_of(module):
+            # What a guard runs is gradsan's own work down to the last call; a wrapper calls the program's functions.
+            _torch.never_compile(code, with_callees=code in alone)
+
+
+def _codes_of(module: ModuleType) -> Iterator[CodeType]:
+    """The code of every function that a module defines, methods and functions within functions included."""
+    waiting: list[Any] = list(vars(module).values())
+    seen: set[int] = set()
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, CodeType):
+            yield one
+            waiting += [constant for constant in one.co_consts if isinstance(constant, CodeType)]
+        elif isinstance(one, (staticmethod, classmethod)):
+            waiting.append(one.__func__)
+        elif isinstance(one, property):
+            waiting += [one.fget, one.fset]
+        elif getattr(one, "__module__", None) == module.__name__:
+            if isinstance(one, type):
+                waiting += vars(one).values()
+            elif isinstance(one, FunctionType):
+                # ``contextmanager`` and ``cache`` keep what they wrap.
+                waiting += [one.__code__, getattr(one, "__wrapped__", None)]
+            else:
+                waiting.append(getattr(one, "__wrapped__", None))
+
+
+_PACKAGE = __name__.partition(".")[0]
+_left: set[str] = set()

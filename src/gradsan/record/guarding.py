@@ -1,0 +1,67 @@
+"""Guard for gradsan's own work in the middle of the program: what fails becomes a blind spot."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable
+
+from gradsan import _torch
+from gradsan._errors import GradsanError
+from gradsan.model import Message
+
+
+class Guard:
+    """Does such work, and remembers what this run did that gradsan could not see, or failed to look at.
+
+    With ``GRADSAN_DEBUG`` in the environment a failure is shown, too.
+    """
+
+    def __init__(self) -> None:
+        """Nothing has failed yet."""
+        self.blind_spots: dict[str, Message] = {}
+
+    def note(self, message: Message) -> None:
+        """Remember something, once."""
+        self.blind_spots.setdefault(f"{message.key} {message.values}", message)
+
+    def note_failure(self, failure: Exception) -> None:
+        """Remember that looking at something has failed."""
+        if os.environ.get("GRADSAN_DEBUG"):
+            traceback.print_exception(failure)
+        self.note(Message("blind.collect_failed", {"error": _told(failure)}))
+
+    def run(self, work: Callable[[], object]) -> None:
+        """Do some work, unseen by the program's dispatch modes.
+
+        Raises only :class:`GradsanError`, by which gradsan stops a program on request.
+        """
+        try:
+            with _torch.without_dispatch_modes():
+                work()
+        except GradsanError:
+            raise
+        except Exception as failure:
+            self.note_failure(failure)
+
+    def run_hushed(self, work: Callable[[], object]) -> None:
+        """The same for work that only reads tensors: the program's own ``__torch_function__`` is not asked."""
+        with _torch.hushed():
+            self.run(work)
+
+    def install(self, part: Callable[[], None]) -> None:
+        """Run one part of the installation; where this torch does not take it, the program runs on without it.
+
+        With ``GRADSAN_DEBUG`` its failure is raised.
+        """
+        try:
+            part()
+        except Exception as failure:
+            if os.environ.get("GRADSAN_DEBUG"):
+                raise
+            what = part.__name__.removeprefix("_watch_").replace("_", " ")
+            self.note(Message("blind.part_not_watched", {"part": what, "error": _told(failure)}))
+
+
+def _told(failure: Exception) -> str:
+    return f"{type(failure).__name__}: {failure}"

@@ -1,0 +1,182 @@
+"""Writes of one storage between two moments, read off the raw logs."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from gradsan.model import Region, Write
+from gradsan.record.stacks import symbolise
+from gradsan.record.steps import StepRecord
+
+
+class RawWrite(NamedTuple):
+    """The fields of one entry of the write log, as both cores keep it."""
+
+    clock: int
+    storage: int
+    version: int | None
+    op: str
+    kind: Any
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    itemsize: int
+    item: tuple[Any, ...] | None
+    stack: Any
+    sequence: int
+    grad_enabled: bool
+    is_parameter: bool
+    step: int
+
+
+def writes_since(
+    core: Any, steps: Any, storage: int, start: int, saved_version: int, now: int | None = None
+) -> tuple[Write, ...]:
+    """Every logged write to ``storage`` after the clock ``start``, in order.
+
+    A write that left the counter where the save found it, or before, came before the save: among them the saving
+    operation's own (``relu_`` saves its result before it returns).
+
+    What a step's own code wrote in the user's files counts as that step: its line is the ``step()`` call. What the
+    closure of ``step(closure)`` wrote is the program's. ``now`` is the version that was found in the end.
+    """
+    found: list[Write] = []
+    with_it = [record for record in steps.steps if storage in record.storages]
+    for entry in core.writes():
+        raw = RawWrite(*entry)
+        if raw.storage != storage or raw.clock <= start or (raw.version is not None and raw.version <= saved_version):
+            continue
+        if any(_is_within(raw.clock, record) and not _was_in_closure(core, raw, record) for record in with_it):
+            continue
+        found.append(as_write(raw))
+    for record in with_it:
+        if record.end is None and now is not None and _has_not_written(record, storage, found, now):
+            continue
+        version = _version_after(record, storage)
+        if version is not None and (record.end is None or record.end > start):
+            found.append(_step_write(record, version))
+    return tuple(sorted(found, key=lambda write: write.clock))
+
+
+def uncounted_since(core: Any, steps: Any, storage: int, start: int, saved_at: Any) -> tuple[Write, ...]:
+    """Every logged write and step over ``storage`` after the clock ``start``, whatever the counter says.
+
+    For values that changed though their counter stands: ``.data`` and its like count for themselves, fused optimizers
+    not at all. What the operation at the stack ``saved_at`` logs as it returns is its own result.
+    """
+    found = [
+        as_write(raw)
+        for raw in (RawWrite(*entry) for entry in core.writes())
+        if raw.storage == storage and raw.clock > start and raw.stack is not saved_at
+    ]
+    if not found:
+        found = [
+            _step_write(record, -1)
+            for record in steps.steps
+            if storage in record.storages and (record.end is None or record.end > start)
+        ]
+    return tuple(sorted(found, key=lambda write: write.clock))
+
+
+def first_move(core: Any, steps: Any, storage: int, saved_version: int, version: int) -> int:
+    """The clock of the first logged write or step that moved ``storage`` on from the version saved; now, where none.
+
+    Going back in the logs the versions of one storage fall. Where they do not, its address had belonged to another.
+    """
+    clock: int = core.clock
+    at = version + 1
+    for entry in reversed(core.writes()):
+        raw = RawWrite(*entry)
+        if raw.storage != storage or raw.version is None:
+            continue
+        if not saved_version < raw.version < at:
+            break
+        clock, at = raw.clock, raw.version
+    at = version
+    for record in reversed(steps.steps):
+        # One that still runs may be in its closure, before its own writes.
+        if record.end is None or storage not in record.storages:
+            continue
+        position = record.storages.index(storage)
+        after = record.after[position] if position < len(record.after) else record.before[position]
+        if not saved_version < after <= at:
+            break
+        clock, at = min(clock, record.end), record.before[position]
+    return clock
+
+
+def unexplained_moves(writes: tuple[Write, ...], saved: int, now: int) -> int:
+    """How many moves of the version counter from ``saved`` to ``now`` no logged write accounts for."""
+    if any(write.kind == "step" and write.version is None for write in writes):
+        return 0  # a step still running may have written any number of times
+    at, missing = saved, 0
+    for write in writes:
+        if write.version is None or write.version <= at:
+            continue
+        # A step moves the counter as often as it likes; an operation moves it once.
+        missing += 0 if write.kind in ("step", "foreach") else write.version - at - 1
+        at = write.version
+    return missing + max(0, now - at)
+
+
+def _is_within(clock: int, record: StepRecord) -> bool:
+    return record.clock < clock and (record.end is None or clock < record.end)
+
+
+def _was_in_closure(core: Any, raw: RawWrite, record: StepRecord) -> bool:
+    """Whether a backward began between the write and the end of the step: the step's own update comes after it."""
+    return any(raw.clock <= entry[0] and _is_within(entry[0], record) for entry in core.backward_log)
+
+
+def _has_not_written(record: StepRecord, storage: int, found: list[Write], now: int) -> bool:
+    """Whether the writes ``found`` explain all moves of the counter to ``now`` since a step began that still runs."""
+    before = record.before[record.storages.index(storage)]
+    return now - before == sum(write.clock > record.clock for write in found)
+
+
+def _version_after(record: StepRecord, storage: int) -> int | None:
+    """The parameter's version when the step ended; -1 while it runs; None if the step did not write it."""
+    for position, candidate in enumerate(record.storages):
+        if candidate == storage:
+            if record.end is None or position >= len(record.after):
+                return -1
+            if record.after[position] != record.before[position]:
+                return int(record.after[position])
+    return None
+
+
+def as_write(raw: RawWrite) -> Write:
+    """One entry of the log as a Write."""
+    region = None
+    if raw.strides is not None:
+        region = Region(raw.offset, raw.shape, raw.strides, raw.itemsize, raw.item)
+    return Write(
+        clock=raw.clock,
+        site=symbolise(raw.stack),
+        op=raw.op,
+        kind=raw.kind,
+        version=raw.version,
+        region=region,
+        sequence=raw.sequence,
+        step=raw.step,
+        grad_enabled=raw.grad_enabled,
+        is_parameter=raw.is_parameter,
+        # A fused step is logged as a write like others.
+        optimizer=raw.op.removesuffix(".step") if raw.kind == "step" else None,
+    )
+
+
+def _step_write(record: StepRecord, version: int) -> Write:
+    return Write(
+        clock=record.clock if record.end is None else record.end,
+        site=symbolise(record.stack),
+        op=f"{record.optimizer}.step",
+        kind="step",
+        version=None if version < 0 else version,
+        region=None,
+        sequence=record.sequence,
+        step=record.number,
+        grad_enabled=False,
+        is_parameter=True,
+        optimizer=record.optimizer,
+    )

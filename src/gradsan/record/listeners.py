@@ -1,0 +1,71 @@
+"""Listener registry for backward calls and new Nodes; the core calls only while somebody listens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from gradsan.record.guarding import Guard
+
+BeforeBackward = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
+"""Called with an entry of ``core.running``, and with what else the engine was given: by position and by name."""
+
+AfterBackward = Callable[[Any], None]
+"""Called with an entry of ``core.running`` whose backward has ended well."""
+
+AfterNodes = Callable[[Any, int, int], None]
+"""Called with what holds the Nodes that a call has made, the number of the first, and one past that of the last."""
+
+
+class Listeners:
+    """They are called in the order in which they came, each under ``guard``; lists are replaced, as one may be walked
+    through right now.
+    """
+
+    def __init__(self, core: Any, guard: Guard) -> None:
+        """Nobody listens yet to ``core``."""
+        self._core, self._guard = core, guard
+        self.before_backward: tuple[BeforeBackward, ...] = ()
+        self.after_backward: tuple[AfterBackward, ...] = ()
+        self.after_nodes: tuple[AfterNodes, ...] = ()
+
+    def call_before_backward(self, listener: BeforeBackward, wanted: bool = True) -> None:
+        """Have it called before each backward from now on, once; or no longer."""
+        self.before_backward = _with(self.before_backward, listener, wanted)
+        self.follow()
+
+    def call_after_backward(self, listener: AfterBackward, wanted: bool = True) -> None:
+        """Have it called after each backward from now on, once; or no longer."""
+        self.after_backward = _with(self.after_backward, listener, wanted)
+        self.follow()
+
+    def call_after_nodes(self, listener: AfterNodes, wanted: bool = True) -> None:
+        """Have it called after each call that makes Nodes from now on, once; or no longer."""
+        self.after_nodes = _with(self.after_nodes, listener, wanted)
+        self.follow()
+
+    def follow(self) -> None:
+        """Have the core call, or not, by who listens now."""
+        core = self._core
+        core.on_enter = self._on_enter if self.before_backward else None
+        core.on_leave = self._on_leave if self.after_backward else None
+        core.on_nodes = self._on_nodes if self.after_nodes else None
+
+    def _on_enter(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for listener in self.before_backward:
+            self._guard.run(partial(listener, entry, args, kwargs))
+
+    def _on_leave(self, entry: Any) -> None:
+        for listener in self.after_backward:
+            self._guard.run(partial(listener, entry))
+
+    def _on_nodes(self, holder: Any, first: int, end: int) -> None:
+        for listener in self.after_nodes:
+            self._guard.run_hushed(partial(listener, holder, first, end))
+
+
+def _with(listeners: tuple[Any, ...], listener: Any, wanted: bool) -> tuple[Any, ...]:
+    if not wanted:
+        return tuple(one for one in listeners if one != listener)
+    return listeners if listener in listeners else (*listeners, listener)

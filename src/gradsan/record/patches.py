@@ -1,0 +1,196 @@
+"""Replaced attributes that can be put back exactly as they were, C slots of types included.
+
+A list of replaced attributes that can be put back, in reverse order, exactly as they were.
+
+Where types are patched, nothing on the way may read an attribute of theirs but by :func:`standing`.
+
+C slots of a type that CPython fills beside the meant one when a special method is set, kept as they were.
+
+``__setitem__`` of a mapping in C stands for two slots: ``mp_ass_subscript``, and ``sq_ass_item``, which such a type
+leaves empty. Setting the attribute fills both, and deleting it empties neither (``update_one_slot`` in
+``Objects/typeobject.c``). A tensor with ``sq_item`` would be a sequence to ``PySequence_Check`` from then on: that is
+how ``torch.tensor([scalar])`` would fail, for the rest of the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_ABSENT = object()
+
+
+def standing(owner: Any, name: str) -> Any:
+    """What ``owner.name`` gives, read without a trace in the caches of a type; None where there is nothing.
+
+    A type whose attribute is read takes a version for CPython's caches, and the next replacement throws it away. Since
+    3.13 a type has 1,000 of them (``MAX_VERSIONS_PER_CLASS``); once they are used up, what is read from it is never
+    cached again, in the whole process. Putting wrappers into hundreds of names must not cost one for each.
+    """
+    if not isinstance(owner, type):
+        return getattr(owner, name, None)
+    for kind in owner.__mro__:
+        if name in vars(kind):
+            found = vars(kind)[name]
+            bind = getattr(type(found), "__get__", None)
+            return found if bind is None else bind(found, None, owner)
+    return getattr(owner, name, None)
+
+
+class Patches:
+    """Attributes replaced while gradsan is on."""
+
+    def __init__(self) -> None:
+        """Start with nothing replaced."""
+        self._replaced: list[tuple[Any, str, Any, Any]] = []
+        self._actions: list[Callable[[], None]] = []
+        self._spared: Spared = []
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        """Replace ``owner.name``; undoing restores it, or removes it where it was only inherited."""
+        self._replaced.append((owner, name, vars(owner).get(name, _ABSENT), value))
+        self._put(owner, name, value)
+
+    @contextmanager
+    def aside(self, which: Callable[[Any, Any], bool]) -> Iterator[dict[int, Any]]:
+        """Put back, for a while, those attributes for whose owner and original ``which`` holds.
+
+        Gives the originals by the ``id`` of all that stood in their places. Meanwhile other threads meet the originals,
+        too. What was undone in the meantime is not replaced again.
+        """
+        places: dict[tuple[int, str], tuple[Any, str, Any, Any]] = {}
+        originals: dict[int, Any] = {}
+        for owner, name, own, value in self._replaced:
+            # Of what was replaced twice, the first original and the last replacement count.
+            original = places.get((id(owner), name), (owner, name, own, value))[2]
+            if which(owner, original) and original is not _ABSENT:
+                places[id(owner), name] = (owner, name, original, value)
+                originals[id(value)] = original
+        changed = [place for place in places.values() if vars(place[0]).get(place[1]) is place[3]]
+        for owner, name, original, _ in changed:
+            self._put(owner, name, original)
+        try:
+            yield originals
+        finally:
+            still = {id(value) for *_, value in self._replaced}
+            for owner, name, original, value in changed:
+                if id(value) in still and vars(owner).get(name) is original:
+                    self._put(owner, name, value)
+
+    def on_undo(self, action: Callable[[], None]) -> None:
+        """Run ``action`` when everything is undone."""
+        self._actions.append(action)
+
+    def undo(self) -> None:
+        """Put everything back, the last replaced first. What someone else replaced since is left alone."""
+        while self._replaced:
+            owner, name, own, value = self._replaced.pop()
+            if vars(owner).get(name, _ABSENT) is not value:
+                continue
+            self._put(owner, name, own)
+        self._spared.clear()
+        while self._actions:
+            self._actions.pop()()
+
+    def _put(self, owner: Any, name: str, value: Any) -> None:
+        with kept(owner, name, self._spared):
+            if value is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+
+
+_WORD = ctypes.sizeof(ctypes.c_void_p)
+# Counted in words from the end of an object's head of variable size (``PyTypeObject``), then within the two suites.
+_AS_SEQUENCE, _AS_MAPPING = 10, 11
+_BESIDE = {"__getitem__": (3, 1), "__setitem__": (5, 2), "__delitem__": (5, 2)}
+
+Spared = list["weakref.ref[type]"]
+"""Classes in whose slot something stood before anything was replaced."""
+
+
+@contextmanager
+def kept(owner: Any, name: str, spared: Spared) -> Iterator[None]:
+    """Keep the slot beside that of ``name`` in ``owner`` and in the classes below, while ``owner.name`` is changed.
+
+    Nothing is kept where ``name`` has no such slot, where the type is no mapping in C, and where CPython's types are
+    not laid out as expected. Classes in which the slot is filled already are put on ``spared``, and those that stand
+    there are left alone; give the same list when the attribute is put back.
+    """
+    if name not in _BESIDE or not isinstance(owner, type) or not _layout_is_known() or not _is_empty(owner, name):
+        yield
+        return
+    known = {id(kind) for kind in (one() for one in spared) if kind is not None}
+    # On the way back, what is filled in a class below was filled in one that was made meanwhile.
+    is_way_back = name in vars(owner)
+    for kind in () if is_way_back else _descendants(owner):
+        if _filled(kind, name) and id(kind) not in known:
+            spared.append(weakref.ref(kind))
+            known.add(id(kind))
+    yield
+    standing = _resolved(owner, name)
+    for kind in _descendants(owner):
+        if id(kind) not in known and _resolved(kind, name) is standing and _filled(kind, name):
+            _place(kind, name).value = None
+
+
+def _is_empty(kind: type, name: str) -> bool:
+    """Whether the slot beside is empty while the other one is filled."""
+    mapping = _words(kind, _AS_MAPPING)
+    return mapping is not None and bool(mapping[_BESIDE[name][1]]) and not _filled(kind, name)
+
+
+def _filled(kind: type, name: str) -> bool:
+    sequence = _words(kind, _AS_SEQUENCE)
+    return sequence is not None and bool(sequence[_BESIDE[name][0]])
+
+
+def _words(kind: type, suite: int) -> Any:
+    """The function pointers of a suite of slots; None where the type has none."""
+    address = ctypes.c_void_p.from_address(id(kind) + object.__basicsize__ + (1 + suite) * _WORD).value
+    return None if address is None else (ctypes.c_void_p * 6).from_address(address)
+
+
+def _place(kind: type, name: str) -> ctypes.c_void_p:
+    words = _words(kind, _AS_SEQUENCE)
+    return ctypes.c_void_p.from_address(ctypes.addressof(words) + _BESIDE[name][0] * _WORD)
+
+
+def _resolved(kind: type, name: str) -> Any:
+    """What stands behind a name, without binding it and without a trace in the caches of types."""
+    return next((vars(one)[name] for one in kind.__mro__ if name in vars(one)), None)
+
+
+def _descendants(kind: type) -> list[type]:
+    """``kind`` and every class below it."""
+    found: dict[int, type] = {}
+    waiting = [kind]
+    while waiting:
+        one = waiting.pop()
+        if id(one) not in found:
+            found[id(one)] = one
+            waiting += type.__subclasses__(one)
+    return list(found.values())
+
+
+@functools.lru_cache(maxsize=1)
+def _layout_is_known() -> bool:
+    """Whether CPython's types are laid out as expected, seen on two classes."""
+
+    class Plain:
+        pass
+
+    class Sequence:
+        def __getitem__(self, key: Any) -> Any:
+            return key
+
+    if sys.implementation.name != "cpython":
+        return False
+    return (
+        _filled(Sequence, "__getitem__") and not _filled(Sequence, "__setitem__") and not _filled(Plain, "__getitem__")
+    )

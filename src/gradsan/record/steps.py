@@ -1,0 +1,216 @@
+"""Optimizer steps and backward calls, and which optimizers are still to be looked at.
+
+Optimizer steps and backward calls: the two kinds of event that give the others their meaning.
+
+Which optimizers' steps somebody still wants to be told of; for most, after their first step, nobody does.
+
+A hook in Python that runs at every step costs more than all that the core notes of the step.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any
+
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from gradsan import _torch
+from gradsan.record.patches import Patches
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """One ``optimizer.step()``: when, where, and the version of each parameter before and after.
+
+    ``end`` is None while it runs, ``number`` how many steps had ended before it. ``sequence`` is the number that the
+    next Node would have got when it ended (when it began, while it runs): ``step(closure)`` makes Nodes itself. A step
+    that raised counts for nothing itself: what it wrote before stands in the log of writes.
+    """
+
+    clock: int
+    number: int
+    optimizer: str
+    stack: Any
+    sequence: int
+    storages: array[int]
+    before: array[int]
+    after: array[int]
+    end: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardRecord:
+    """One call into the autograd engine, while it runs. ``roots`` are the Nodes of ``outputs``, where it starts."""
+
+    clock: int
+    stack: Any
+    thread: int
+    via: str
+    retain_graph: bool
+    roots: tuple[Any, ...]
+    outputs: Any = ()
+
+    @property
+    def root_sequence(self) -> int | None:
+        """The sequence number of the youngest root."""
+        numbers = [number for number in map(_torch.node_sequence, self.roots) if number is not None]
+        return max(numbers, default=None)
+
+
+class Steps:
+    """The steps and backward calls of a run, read out of the core's logs when they are asked for."""
+
+    def __init__(self, core: Any) -> None:
+        """Read the log of ``core``: two entries a step."""
+        self._core = core
+        self._read_at = (-1, -1)
+        self._read: list[StepRecord] = []
+
+    def install(self, patches: Patches) -> None:
+        """Watch every optimizer's ``step`` (by torch's public hooks) and every entry into the engine."""
+        core = self._core
+        begin = register_optimizer_step_pre_hook(_torch.untraced(core.step_begin))
+        end = register_optimizer_step_post_hook(_torch.untraced(core.step_end))
+        patches.on_undo(begin.remove)
+        patches.on_undo(end.remove)
+        for namespace, name in _torch.engine_entry_points():
+            patches.set(namespace, name, core.engine(getattr(namespace, name)))
+
+    @property
+    def steps(self) -> list[StepRecord]:
+        """The steps still in the log, oldest first; read anew where something has been logged meanwhile."""
+        moment = (self._core.clock, self._core.steps)
+        if moment != self._read_at:
+            records, has_open = self._records()
+            if has_open:
+                return records
+            self._read_at, self._read = moment, records
+        return self._read
+
+    def _records(self) -> tuple[list[StepRecord], bool]:
+        """The steps in the log, and whether one of them has not ended: whether it still runs, the log does not tell."""
+        records: list[StepRecord] = []
+        open_by_optimizer: dict[int, StepRecord] = {}
+        for entry in self._core.step_log:
+            if entry[0] == "begin":
+                _, clock, number, optimizer, name, stack, sequence, storages, versions = entry
+                short = name.rpartition(".")[2]
+                before = _numbers(versions)
+                record = StepRecord(clock, number, short, stack, sequence, _numbers(storages), before, array("q"))
+                records.append(record)
+                open_by_optimizer[optimizer] = record
+            else:
+                _, clock, optimizer, versions, sequence = entry
+                # A step whose beginning has dropped out of the log tells nothing.
+                ended = open_by_optimizer.pop(optimizer, None)
+                if ended is not None:
+                    ended.end, ended.after, ended.sequence = clock, _numbers(versions), sequence
+        for record in records:
+            # Left open, it would claim every later write to memory that its parameters once had.
+            if record.end is None and not _still_runs(record.stack):
+                record.end, record.after = record.clock, record.before
+        return records, bool(open_by_optimizer)
+
+    def current_backward(self) -> BackwardRecord | None:
+        """The innermost backward of this thread, or the last one begun where the engine runs in a thread of its own."""
+        here = threading.get_ident()
+        running = list(self._core.running)
+        chosen = next((entry for entry in reversed(running) if entry[2] == here), running[-1] if running else None)
+        if chosen is None:
+            return None
+        return read_backward(chosen)
+
+
+def read_backward(entry: Any) -> BackwardRecord:
+    """An entry of ``core.running`` as a record."""
+    clock, stack, thread, outputs, retain, accumulate = entry
+    roots = tuple(root for root in map(_root_node, outputs) if root is not None)
+    return BackwardRecord(clock, stack, thread, "backward" if accumulate else "grad", bool(retain), roots, outputs)
+
+
+def _still_runs(stack: Any) -> bool:
+    """Whether the call that was on its way at ``stack`` still is, in any thread; its innermost frame may move on."""
+    # The hook that took the stack has returned long ago.
+    own = int(_torch.is_untraced_call(stack.codes[0])) if stack.codes else 0
+    codes, offsets = stack.codes[own:], stack.lastis[own:]
+    for frame in sys._current_frames().values():
+        at: FrameType | None = frame
+        while at is not None:
+            if at.f_code is codes[0] and _calls_agree(at.f_back, codes[1:], offsets[1:]):
+                return True
+            at = at.f_back
+    return False
+
+
+def _calls_agree(frame: FrameType | None, codes: tuple[CodeType, ...], offsets: tuple[int, ...]) -> bool:
+    for code, offset in zip(codes, offsets, strict=True):
+        if frame is None or frame.f_code is not code or frame.f_lasti != offset:
+            return False
+        frame = frame.f_back
+    return True
+
+
+def _numbers(data: bytes) -> array[int]:
+    numbers = array("q")
+    numbers.frombytes(data)
+    return numbers
+
+
+def _root_node(output: Any) -> Any:
+    """The Node a backward starts from: of a tensor its grad_fn, of a GradientEdge its node."""
+    return output.node if hasattr(output, "node") else output.grad_fn
+
+
+class Settling:
+    """Has ``first`` called once for each optimizer, and ``fused`` after each step of a fused one."""
+
+    def __init__(self, core: Any, first: Callable[[Any, Any], None], fused: Callable[[Any], None]) -> None:
+        """Listen to ``core``. ``first`` is given the optimizer and a frame to find the program's variables from."""
+        self._core, self._first, self._fused = core, first, fused
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._waiting: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
+        core.on_step_begin, core.on_step_end = self.before_step, self.after_step
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """The live optimizers that have had a step with gradients."""
+        return list(self._seen)
+
+    def before_step(self, optimizer: Any) -> None:
+        """See whether there was a backward whose gradients this step could use, and whether any is missing."""
+        if self._core.backwards and optimizer not in self._seen:
+            missing = _without_gradient(optimizer)
+            if missing:
+                # ``step(closure)`` computes its gradients itself: what is missing is known at its end.
+                self._waiting[optimizer] = self._core.backwards, missing
+            else:
+                self._seen.add(optimizer)
+
+    def after_step(self, optimizer: Any) -> None:
+        """Call ``first`` if it is time, and ``fused`` if it is; else ask not to be told of this optimizer again."""
+        waited = self._waiting.pop(optimizer, None)
+        if waited is not None:
+            self._seen.add(optimizer)
+            backwards, missing = waited
+            # More than before without a backward: the step itself has cleared gradients, and nothing can be told.
+            if self._core.backwards > backwards or _without_gradient(optimizer) == missing:
+                with _torch.hushed():
+                    self._first(optimizer, sys._getframe(1))
+        if any(group.get("fused") for group in optimizer.param_groups):
+            with _torch.hushed():
+                self._fused(optimizer)
+        elif optimizer in self._seen:
+            number, settled = id(optimizer), self._core.settled
+            settled.add(number)
+            weakref.finalize(optimizer, settled.discard, number).atexit = False
+
+
+def _without_gradient(optimizer: Any) -> int:
+    with _torch.hushed():
+        return sum(one.grad is None for group in optimizer.param_groups for one in group["params"])

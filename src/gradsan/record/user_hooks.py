@@ -1,0 +1,212 @@
+"""Saved-tensor hooks and gradient hooks of the program.
+
+The program's own saved-tensor hooks: PyTorch checks no versions under them, so gradsan does.
+
+Which results in the program's graphs have gradient hooks (``Tensor.register_hook``); leaves are left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch.autograd import graph
+
+from gradsan import _torch
+from gradsan.record.patches import Patches, standing
+
+
+class HookedSave:
+    """A save that the user's own hooks packed: what they returned, and the tensors in it that alias the original.
+
+    ``memory`` and ``kept`` are what :class:`gradsan.detect.hooked.HookedValues` notes of it.
+    """
+
+    __slots__ = ("aliases", "clock", "kept", "memory", "packed", "stack", "unpack")
+
+    def __init__(
+        self, packed: Any, unpack: Callable[[Any], Any], aliases: tuple[tuple[Any, int], ...], clock: int, stack: Any
+    ):
+        """``aliases`` are (tensor, version at save) of every tensor in ``packed`` that shares the original's memory."""
+        self.packed = packed
+        self.unpack = unpack
+        self.aliases = aliases
+        self.clock = clock
+        self.stack = stack
+        self.memory: Any = None
+        self.kept: Any = None
+
+
+class Watcher(Protocol):
+    """What looks at saves under the program's hooks: see :class:`gradsan.detect.hooked.HookedValues`."""
+
+    @property
+    def is_measuring(self) -> bool:
+        """Whether the program's hooks must not be called just now."""
+
+    def must_look(self, save: HookedSave) -> bool:
+        """Whether :meth:`look` is wanted."""
+
+    def must_judge(self, save: HookedSave) -> bool:
+        """Whether :meth:`judge` is wanted of a value whose version has not moved."""
+
+    def look(self, save: HookedSave, tensor: Any) -> None:
+        """A tensor was packed."""
+
+    def aside(self, save: HookedSave) -> Any:
+        """What is given instead of calling the program's hook."""
+
+    def judge(self, save: HookedSave, stale: Any, result: Any) -> Any:
+        """A value was unpacked; gives what backward gets."""
+
+    def handed(self, result: Any) -> Any:
+        """The same value, as the Node that runs may get it."""
+
+
+Guard = Callable[[Callable[[], object]], None]
+
+
+def watch_user_hooks(core: Any, patches: Patches, watcher: Watcher, guard: Guard) -> None:
+    """Check what the program's hooks keep, whenever it enters ``saved_tensors_hooks`` from now on."""
+    enter = graph.saved_tensors_hooks.__enter__
+    hooks_class = graph.saved_tensors_hooks
+
+    @functools.wraps(enter)
+    def enter_watched(self: Any) -> Any:
+        pack, unpack = self.pack_hook, self.unpack_hook
+        if not core.active or isinstance(pack, _Composed):
+            return enter(self)
+        self.pack_hook, self.unpack_hook = _compose(core, pack, unpack, watcher, guard)
+        try:
+            return enter(self)
+        finally:
+            self.pack_hook, self.unpack_hook = pack, unpack
+
+    patches.set(hooks_class, "__enter__", enter_watched)
+    _show_the_programs(patches, "data", lambda held: held.packed if isinstance(held, HookedSave) else held)
+    _show_the_programs(patches, "unpack_hook", lambda hook: getattr(hook, _OF_PROGRAM, hook))
+
+
+_OF_PROGRAM = "_gradsan_of_program"
+
+
+def _show_the_programs(patches: Patches, name: str, shown: Callable[[Any], Any]) -> None:
+    """Have an attribute of ``_raw_saved_*`` show what the program's hooks gave, not what stands around it."""
+    kind = _torch.SAVED_TENSOR
+    read = None if kind is None else vars(kind).get(name)
+    if read is not None:
+        patches.set(kind, name, property(lambda saved: shown(read.__get__(saved))))
+
+
+class _Composed:
+    """A pack hook made of the user's own and gradsan's bookkeeping."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[[Any], Any]) -> None:
+        self._call = call
+
+    def __call__(self, tensor: Any) -> Any:
+        return self._call(tensor)
+
+
+def _compose(
+    core: Any, pack: Callable[[Any], Any], unpack: Callable[[Any], Any], watcher: Watcher, guard: Guard
+) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    # What checkpoint computes again is compared in checkpoints.py.
+    computes_again = _torch.is_of_checkpoint(pack)
+
+    def pack_watched(tensor: Any) -> Any:
+        packed = pack(tensor)
+        if not core.active:
+            return packed
+        clock = core.tick()
+        core.saves += 1
+        storage = _torch.storage_identity(tensor)
+        aliases = tuple(
+            (alias, alias._version) for alias in tensors_in(packed) if _torch.storage_identity(alias) == storage
+        )
+        save = HookedSave(packed, unpack, aliases, clock, core.stack(1))
+        if not computes_again and watcher.must_look(save):
+            guard(lambda: watcher.look(save, tensor))
+        return save
+
+    def unpack_watched(save: Any) -> Any:
+        if not isinstance(save, HookedSave):
+            return unpack(save)
+        if watcher.is_measuring:
+            return watcher.aside(save)
+        stale = next((alias for alias, version in save.aliases if alias._version != version), None)
+        result = unpack(save.packed)
+        # A hook that checks for itself and raises has hidden nothing.
+        if computes_again or (stale is None and not watcher.must_judge(save)):
+            return watcher.handed(result)
+        given = [result]
+        guard(lambda: given.append(watcher.judge(save, stale, result)))
+        return watcher.handed(given[-1])
+
+    unpack_hook = _torch.shown_when_read(unpack_watched)
+    setattr(unpack_hook, _OF_PROGRAM, unpack)
+    return _Composed(pack_watched), unpack_hook
+
+
+def tensors_in(packed: Any, depth: int = 3) -> Iterator[Any]:
+    """The tensors in what a pack hook returned: itself, or in tuples, lists, dicts and attributes."""
+    if torch.is_tensor(packed):
+        yield packed
+    elif depth and isinstance(packed, (tuple, list)):
+        for item in packed:
+            yield from tensors_in(item, depth - 1)
+    elif depth and isinstance(packed, dict):
+        for item in packed.values():
+            yield from tensors_in(item, depth - 1)
+    elif depth and hasattr(packed, "__dict__") and not isinstance(packed, type):
+        for item in list(vars(packed).values()):
+            if torch.is_tensor(item):
+                yield item
+
+
+_KEY = "gradsan.hooks"
+
+
+class TensorHooks:
+    """The hooks that were registered while gradsan was on.
+
+    Each Node carries them itself (numbers of Nodes begin anew in every thread), as weak references: what a Node holds
+    beside its graph, Python's garbage collection does not see.
+    """
+
+    def __init__(self, core: Any) -> None:
+        """None so far."""
+        self._core = core
+        self._any = False
+
+    def install(self, patches: Patches) -> None:
+        """Watch hooks being registered, until ``patches`` is undone."""
+        register = standing(torch.Tensor, "register_hook")
+        known = self
+
+        @functools.wraps(register)
+        def registering(self: Any, hook: Any) -> Any:
+            handle = register(self, hook)
+            if known._core.active and not _torch.is_compiling():
+                with contextlib.suppress(RuntimeError), _torch.hushed():
+                    known._remember(self)
+            return handle
+
+        patches.set(torch.Tensor, "register_hook", registering)
+
+    def at(self, node: Any) -> list[tuple[int, list[Any]]]:
+        """The outputs of a Node that have hooks, each with its hooks in their order."""
+        known = node.metadata.get(_KEY) if self._any else None
+        found = [(output, reference()) for output, reference in known.items()] if known else []
+        return [(output, list(hooks.values())) for output, hooks in found if hooks]
+
+    def _remember(self, tensor: Any) -> None:
+        if tensor.grad_fn is not None:
+            self._any = True
+            tensor.grad_fn.metadata.setdefault(_KEY, {})[tensor.output_nr] = weakref.ref(tensor._backward_hooks)

@@ -1,0 +1,127 @@
+"""Logging of operations: replaces, while gradsan is on, every Python name of torch that writes or makes Nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from gradsan import _torch
+from gradsan.record import writers
+from gradsan.record.patches import Patches, standing
+from gradsan.record.scripting import let_scripts_compile
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """A name of torch, what stands behind it, and the wrapper that stands there while gradsan is on."""
+
+    owner: Any
+    name: str
+    original: Any
+    wrapper: Any
+
+
+def plan(core: Any) -> list[Replacement]:
+    """A wrapper for every writing method and function, and for every one that may make Nodes.
+
+    Making it takes a quarter of a second, so a recorder makes it once. It is read off torch's own names, so it must be
+    made while gradsan is off.
+    """
+    wrappers: dict[int, Any] = {}
+
+    def wrapped(function: Any, name: str, writer: writers.Writer | None) -> Any:
+        known = wrappers.get(id(function))
+        if known is None:
+            known = wrappers[id(function)] = _wrapped(core, function, name, writer)
+        return known
+
+    replacements = [
+        Replacement(torch.Tensor, writer.op, function, wrapped(function, writer.op, writer))
+        for writer in writers.tensor_methods()
+        if (function := getattr(torch.Tensor, writer.op)) is not None
+    ]
+    replacements += [
+        Replacement(namespace, name, function, wrapped(function, name, writer))
+        for namespace, name, function, writer in writers.functions()
+    ]
+    replacements += [
+        Replacement(namespace, name, function, wrapped(function, name, None))
+        for namespace, name, function in writers.operations()
+    ]
+    return replacements
+
+
+def install(core: Any, patches: Patches, replacements: list[Replacement]) -> None:
+    """Put the wrappers in place. A name behind which something else stands by now is left alone."""
+    for replacement in replacements:
+        owner, name = replacement.owner, replacement.name
+        if standing(owner, name) is not replacement.original:
+            continue
+        patches.set(owner, name, replacement.wrapper)
+    patches.on_undo(_torch.introduce_to_jit((each.original, each.wrapper) for each in replacements))
+    owner, name, function = _torch.function_apply()
+    patches.set(owner, name, classmethod(_wrapped(core, function, name, None)))
+    core.watch_indexing(True)
+    patches.on_undo(lambda: core.watch_indexing(False))
+    _watch_operators(core, patches)
+    let_scripts_compile(patches)
+
+
+def _wrapped(core: Any, function: Any, name: str, writer: writers.Writer | None) -> Any:
+    if writer is None:
+        return core.writer(function, name, "plain", -1, None)
+    wrapper = function
+    for position in writer.positions:
+        wrapper = core.writer(wrapper, writer.op, writer.kind, position, None)
+    if writer.keyword:
+        wrapper = core.writer(wrapper, writer.op, "out", -1, writer.keyword)
+    return wrapper
+
+
+def _watch_operators(core: Any, patches: Patches) -> None:
+    operator, packet = _torch.operator_class(), _torch.operator_packet_class()
+    known: dict[int, tuple[Any, _Written]] = {}
+
+    def called(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        this = args[0]
+        found = known.get(id(this))
+        if found is None:
+            one = this if operator is not None and isinstance(this, operator) else getattr(this, this.overloads()[0])
+            # With the operator itself, so that no other gets its id.
+            found = known[id(this)] = (this, _written_by(one._schema))
+            if not found[1].arguments:
+                core.quiet_operators.add(id(this))
+        _log_operator(core, found[1], args[1:], kwargs)
+
+    core.quiet_operators.clear()
+    core.on_operator = called
+    for owner in (operator, packet):
+        if owner is not None:
+            patches.set(owner, "__call__", core.writer(owner.__call__, "__call__", "operator", -1, None))
+
+
+class _Written(NamedTuple):
+    """What an operator's schema says it writes: positions and names of arguments."""
+
+    name: str
+    arguments: tuple[tuple[int, str], ...]
+
+
+def _written_by(schema: Any) -> _Written:
+    arguments = ((position, one) for position, one in enumerate(schema.arguments) if schema.is_mutable)
+    return _Written(
+        schema.name.partition("::")[2],
+        tuple((position, one.name) for position, one in arguments if one.alias_info and one.alias_info.is_write),
+    )
+
+
+def _log_operator(core: Any, written: _Written, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    stack = None
+    for position, name in written.arguments:
+        target = args[position] if position < len(args) else kwargs.get(name)
+        for tensor in target if isinstance(target, (tuple, list)) else (target,):
+            if torch.is_tensor(tensor):
+                stack = stack or core.stack(1)
+                core.log_write(tensor, written.name, "op", None, stack)
