@@ -14,7 +14,7 @@ def net(features=4):
 
 
 def lines(diagnosis, role):
-    from gradsan.source.lines import source_line
+    from gradsan.source.tree import source_line
 
     return [(source_line(one.frame.file, one.frame.line) or "").strip() for one in diagnosis.labels if one.role == role]
 

@@ -120,7 +120,7 @@ def test_the_program_s_exception_stays_as_it_is(engine, leaf):
         assert error.__cause__ is error.__context__ is None
         if engine.is_native:
             assert files(error) == files(plain)
-            assert not any("capture/_" in file for file in files(error))
+            assert not any("record/_" in file for file in files(error))
     assert engine.log_errors == 1
 
 

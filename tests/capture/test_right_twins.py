@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import gradsan
 from gradsan.record import _core
 from gradsan.record.recorder import recorder
-from gradsan.source.lines import source_line
+from gradsan.source.tree import source_line
 
 both = pytest.mark.parametrize("mode", ["watch", "deep"])
 

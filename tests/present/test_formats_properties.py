@@ -15,7 +15,7 @@ from test_present_properties import FRAMES, REPORTS, SOURCE_TEXT, _any_words  # 
 from gradsan.model import Event, Knot
 from gradsan.present import render_github, render_html, render_json, render_sarif
 from gradsan.present.read_json import from_dict
-from gradsan.source.lines import recorded_lines
+from gradsan.source.tree import recorded_lines
 
 SARIF = jsonschema.Draft202012Validator(
     json.loads((Path(__file__).parent / "data" / "sarif-2.1.0.json").read_text(encoding="utf-8"))

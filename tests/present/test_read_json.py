@@ -7,7 +7,7 @@ from sample_reports import REPORTS, SOURCES, bridge, two_files
 from gradsan.model import Event, Frame, Knot
 from gradsan.present import render_json, render_terminal
 from gradsan.present.read_json import ReadError, from_dict, read_report
-from gradsan.source.lines import recorded_lines, source_line
+from gradsan.source.tree import recorded_lines, source_line
 
 
 def written(made, language="en"):

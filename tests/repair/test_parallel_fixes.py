@@ -10,8 +10,7 @@ from gradsan.repair import Limits, find_fixes
 from gradsan.repair.fixes import told_to_data_parallel
 from gradsan.repair.patch import Patch
 from gradsan.repair.untried import untried
-from gradsan.source.arguments import with_keyword
-from gradsan.source.change import apply_change, edited
+from gradsan.source.change import apply_change, edited, with_keyword
 from gradsan.source.tree import read_source
 from gradsan.text import say
 

@@ -19,8 +19,8 @@ from gradsan.source import (
     detach_at,
     drop_keyword,
     inplace_false,
-    out_of_place,
 )
+from gradsan.source.rewrite import out_of_place
 
 HEAD = """
 import torch

@@ -17,7 +17,7 @@ from gradsan.options import OptionsError
 from gradsan.present import RENDERERS, needs_ascii, render_terminal, working_directory
 from gradsan.present.merge import merged
 from gradsan.present.read_json import ReadError, Recorded, read_report
-from gradsan.source.lines import recorded_lines
+from gradsan.source.tree import recorded_lines
 from gradsan.text import Language, choose_language, say
 
 _WRONG_USAGE = 2

@@ -1,9 +1,9 @@
 """Failure: an exception of autograd's other than the version check's, as plain data.
 
 The way: :func:`of_exception` recognises the message in the catalogue, reads the stack off the traceback, and asks the
-topic (:mod:`gradsan.errors.topics`) that serves the row. What comes out holds no tensor and no frame. An error of a backward is
-looked at where it leaves the engine, when graph and variables are as they were; the Failure then waits on the
-exception until it is known whether the program ends by it.
+topic (:mod:`gradsan.errors.topics`) that serves the row. What comes out holds no tensor and no frame. An error of a
+backward is looked at where it leaves the engine, when graph and variables are as they were; the Failure then waits on
+the exception until it is known whether the program ends by it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Topics of clues: which rows of the catalogue each serves, and what it looks for.
 
 A topic is a pair of names in a module of its theme: ``<TOPIC>_ROWS``, the slugs of the catalogue's rows it serves, and
-``gather_<topic>(context)``, which gives the clues of a :class:`gradsan.errors.failures.Context` and names their roles in
-its docstring. It is registered in ``_TOPICS``. A clue holds no tensor and no frame; what it says is decided here, what it means in ``diagnose/failures``.
+``gather_<topic>(context)``, which gives the clues of a :class:`gradsan.errors.failures.Context` and names their
+roles in its docstring. It is registered in ``_TOPICS``. A clue holds no tensor and no frame; what it says is decided
+here, what it means in ``diagnose/failures``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from gradsan.model import Clue
 if TYPE_CHECKING:
     from gradsan.errors.failures import Context
 
-_TOPICS: tuple[tuple[tuple[str, ...], Callable[["Context"], tuple[Clue, ...]]], ...] = (
+_TOPICS: tuple[tuple[tuple[str, ...], Callable[[Context], tuple[Clue, ...]]], ...] = (
     (refused_writes.WRITTEN_ROWS, refused_writes.gather_written),
     (freed_graphs.SECOND_BACKWARD_ROWS, freed_graphs.gather_second_backward),
     (refused_writes.VIEWS_ROWS, refused_writes.gather_views),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gradsan.model import Fix
 from gradsan.present._places import shown_path
-from gradsan.source.lines import source_lines
+from gradsan.source.tree import source_lines
 
 _NO_NEWLINE = "\\ No newline at end of file"
 

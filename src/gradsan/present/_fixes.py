@@ -11,7 +11,7 @@ from gradsan.model import Fix, Verification
 from gradsan.present._canvas import FRAME_STYLE, NEW_CODE_STYLE, QUIET_STYLE, Canvas
 from gradsan.present._cells import display
 from gradsan.present._places import shown_path
-from gradsan.source.lines import source_line
+from gradsan.source.tree import source_line
 
 _DIFF_STYLE = {"+": "green", "-": "red", "@": "cyan"}
 

@@ -12,7 +12,7 @@ from gradsan.present._canvas import FRAME_STYLE, QUIET_STYLE, Canvas
 from gradsan.present._cells import DisplayLine, display, width_of, wrap
 from gradsan.present._marks import Mark
 from gradsan.present._places import location
-from gradsan.source.lines import source_line
+from gradsan.source.tree import source_line
 
 _ENOUGH_BESIDE = 36
 """A message that has to be wrapped stands beside its underline only where it has this many cells."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gradsan.model import Frame
-from gradsan.source.lines import source_line
+from gradsan.source.tree import source_line
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from gradsan.model import Frame
 from gradsan.present._canvas import QUIET_STYLE, Canvas
 from gradsan.present._marks import Mark
 from gradsan.present._places import location, shown_stack
-from gradsan.source.lines import source_line
+from gradsan.source.tree import source_line
 
 
 def draw_stack(mark: Mark, canvas: Canvas) -> Iterator[Text]:

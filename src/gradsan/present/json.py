@@ -24,7 +24,7 @@ from gradsan.model import (
 )
 from gradsan.present._diff import diff_of
 from gradsan.present._places import shown_path, shown_stack, working_directory
-from gradsan.source.lines import source_line
+from gradsan.source.tree import source_line
 
 SCHEMA = "gradsan.report/1"
 

@@ -9,7 +9,7 @@ from gradsan.model import Diagnosis, Message
 from gradsan.present._canvas import word
 from gradsan.present._cells import clean
 from gradsan.present._places import shown_path, working_directory
-from gradsan.source.lines import source_line
+from gradsan.source.tree import source_line
 
 
 def short_note(diagnosis: Diagnosis, language: str) -> str:

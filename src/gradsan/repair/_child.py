@@ -26,7 +26,7 @@ from gradsan.repair.redirecting import Redirecting, Uncovered
 from gradsan.repair.scratch import Scratch, caches
 from gradsan.repair.seeding import seed_generators
 from gradsan.repair.trial import Recording, Request
-from gradsan.source.lines import source_line
+from gradsan.source.tree import source_line
 
 _OWN_FOLDER = os.path.join(str(Path(gradsan.__file__).parent), "")  # noqa: PTH118
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gradsan.model import Diagnosis, Fix, Message
 from gradsan.repair.patch import Patch, PatchError
-from gradsan.source.lines import source_line
+from gradsan.source.tree import source_line
 
 
 def untried(fault: Diagnosis, most: int, cwd: Path | None) -> Diagnosis:

@@ -4,13 +4,31 @@ It reads source text only: it runs nothing, imports nothing of the program, and 
 None, or an empty collection, rather than a guess where the source is missing, is not what ran, or does not decide.
 """
 
-from gradsan.source.backward_calls import backward_of_sum, keep_graph
-from gradsan.source.bindings import Carried, carried_names
-from gradsan.source.calls import alias_of, callers_expression, dies_with_call
-from gradsan.source.change import Change, apply_change, changed_lines
-from gradsan.source.contexts import context_around
-from gradsan.source.cuts import Cut, Live, find_cuts, grad_switched_off
-from gradsan.source.functions import (
+from gradsan.source.bindings import Carried, binds_result, bound_name, carried_names, method_receiver, takes_result
+from gradsan.source.calls import (
+    alias_of,
+    called_as_hook,
+    callers_expression,
+    clone_handed_out,
+    dies_with_call,
+    reads_again,
+    returned_by_hook,
+)
+from gradsan.source.change import Change, add_keyword, apply_change, changed_lines
+from gradsan.source.cuts import Cut, Live, find_cuts, grad_switched_off, read_with_graph
+from gradsan.source.identifiers import assigned_names, consumed_names
+from gradsan.source.kept import Addition, Used, additions, assignments, uses_in
+from gradsan.source.locate import (
+    Expression,
+    Statement,
+    context_around,
+    expression_at,
+    expressions_at,
+    statement_at,
+    statements_at,
+)
+from gradsan.source.modules import Shape, inplace_layer_false
+from gradsan.source.rewrite.functions import (
     bind_early,
     earlier_reads,
     kept_on_context,
@@ -18,35 +36,31 @@ from gradsan.source.functions import (
     rebound_at,
     save_for_backward,
 )
-from gradsan.source.given import clone_handed_out
-from gradsan.source.hooks import called_as_hook, returned_by_hook
-from gradsan.source.kept import Addition, Used, additions, assignments, uses_in
-from gradsan.source.keywords import add_keyword
-from gradsan.source.layers import inplace_layer_false
-from gradsan.source.lines import is_cell, source_line, source_lines
-from gradsan.source.listing import list_and_stack
-from gradsan.source.locate import Expression, Statement, expression_at, expressions_at, statement_at, statements_at
-from gradsan.source.moving import move_behind
-from gradsan.source.names import assigned_names, consumed_names
-from gradsan.source.out_of_place import out_of_place, recorded, written_for_others
-from gradsan.source.past_graph import read_with_graph
-from gradsan.source.read_again import reads_again
-from gradsan.source.recomputing import run_again
-from gradsan.source.results import binds_result, bound_name, method_receiver, takes_result
+from gradsan.source.rewrite.listing import list_and_stack
+from gradsan.source.rewrite.moving import bound_names, detach_reads, move_behind, run_again, taken_from
+from gradsan.source.rewrite.out_of_place import out_of_place, recorded, written_for_others
+from gradsan.source.rewrite.scatter import element_out_of_place, part_out_of_place
+from gradsan.source.rewrite.suggest import (
+    clone_at_save,
+    clone_before,
+    detach_at,
+    drop_keyword,
+    has_keyword,
+    inplace_false,
+)
 from gradsan.source.rounds import (
+    backward_of_sum,
     detach_after,
     detach_after_round,
     frames_between,
     in_same_function,
     is_item_of_loop,
     is_read_between,
+    keep_graph,
     shape_bound_at,
 )
-from gradsan.source.scatter import element_out_of_place, part_out_of_place
-from gradsan.source.shapes import Shape
-from gradsan.source.suggest import clone_at_save, clone_before, detach_at, drop_keyword, has_keyword, inplace_false
-from gradsan.source.taken import bound_names, detach_reads, taken_from
 from gradsan.source.targets import called_expression, operand_expressions, written_expression
+from gradsan.source.tree import is_cell, source_line, source_lines
 from gradsan.source.writing import (
     Made,
     Written,

@@ -1,21 +1,44 @@
-"""What a value of one function is called in the function that called it."""
+"""Calls: names of one value in caller and callee, arguments read again, and hooks of modules.
+
+What a value of one function is called in the function that called it.
+
+A copy of what a call of the user's takes, or gives.
+
+Whether a function reads an argument again that a call of its own has changed.
+
+What the parameters of a module's hook are in the words of the line that called the module.
+
+How the hook was registered lies anywhere in the program; what it was given stands in torch's own source, at the frame
+that called it: ``hook(self, args)``, ``hook(self, args, kwargs, result)``.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gradsan.model import Frame
-from gradsan.source.chains import binds, leaf_name, local_nodes
+from gradsan.source.bindings import bound_name
+from gradsan.source.change import Change, Edit, edited
 from gradsan.source.flow import is_still_argument, reaching
-from gradsan.source.hooks import hooked_expression
-from gradsan.source.locate import expression_at, statement_at
-from gradsan.source.names import bindings_of
-from gradsan.source.targets import aliased_expression
-from gradsan.source.tree import SourceFile
+from gradsan.source.identifiers import bindings_of, binds, leaf_name, local_nodes
+from gradsan.source.locate import Statement, expression_at, expressions_at, statement_at
+from gradsan.source.targets import aliased_expression, operand_expressions
+from gradsan.source.tree import FunctionNode, SourceFile
 
-__all__ = ["alias_of", "callers_expression", "dies_with_call"]
+__all__ = [
+    "alias_of",
+    "called_as_hook",
+    "callers_expression",
+    "clone_given",
+    "clone_handed_out",
+    "dies_with_call",
+    "hooked_expression",
+    "reads_again",
+    "returned_by_hook",
+]
+
 
 # A module's forward is reached by calling the module itself.
 _CALLED_AS_OBJECT = frozenset({"forward", "__call__"})
@@ -123,3 +146,186 @@ def _argument(
     if len(before) <= index or any(isinstance(argument, ast.Starred) for argument in before):
         return None
     return call.args[index]
+
+
+_PRIMARY = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)
+_OF_TENSORS = frozenset({"numpy", "__array__", "__dlpack__"})
+_OF_ARRAYS = frozenset({"from_numpy", "frombuffer", "as_tensor", "asarray"})
+
+
+def clone_given(frame: Frame, chosen: Callable[[ast.Call], ast.expr | None]) -> Change | None:
+    """``.clone()`` behind the part of the call at ``frame`` that is ``chosen``; None where there is no such part."""
+    calls = [place for place in expressions_at(frame) if isinstance(place.node, ast.Call)]
+    if len(calls) != 1 or not isinstance(calls[0].node, ast.Call):
+        return None
+    source, value = calls[0].source, chosen(calls[0].node)
+    if value is None or isinstance(value, ast.Starred):
+        return None
+    span = source.span(value)
+    edits = [Edit.insert(span.end_line, span.end_column, ".clone()")]
+    if not isinstance(value, _PRIMARY):
+        edits = [
+            Edit.insert(span.line, span.column, "("),
+            Edit.insert(span.end_line, span.end_column, ").clone()"),
+        ]
+    return edited(source, edits, "clone_before")
+
+
+def clone_handed_out(frame: Frame, door: str) -> Change | None:
+    """The call at ``frame`` with memory of its own on the other side: ``x.clone().numpy()``, ``from_numpy(a).clone()``.
+
+    ``door`` is the method or function of PyTorch that shared the memory. None for a bare pointer, which would not keep
+    a copy alive.
+    """
+    if door in _OF_TENSORS:
+        return clone_given(frame, _whose_memory)
+    return clone_given(frame, lambda call: call) if door in _OF_ARRAYS else None
+
+
+def _whose_memory(call: ast.Call) -> ast.expr | None:
+    if isinstance(call.func, ast.Attribute) and not call.args:
+        return call.func.value
+    return next(iter(call.args), None)
+
+
+def reads_again(name: str, call: Frame, read: Frame) -> bool:
+    """Whether the operation at ``read`` reads ``name`` as it stood at ``call``, in the same function.
+
+    False where it reads what the call has returned, as ``fc(h)`` after ``h = norm(x)`` does, or ``fc(x)`` after
+    ``x = norm(x)``: whoever takes the result means the new numbers, though they lie in the same memory. Where Python
+    knows no columns the source does not decide, and the answer is True.
+    """
+    if call.column is None or read.column is None:
+        return True
+    meant = {name, alias_of(call, name) or name}
+    texts = operand_expressions(read)
+    read_names = {*texts, *(alias_of(read, text) or text for text in texts)}
+    roots = {_root(one) for one in meant for other in read_names if _is_within(one, other) or _is_within(other, one)}
+    before, after = statement_at(call), statement_at(read)
+    if before is None or after is None:
+        return False
+    return any(_keeps(root, before, after) for root in roots)
+
+
+def _keeps(name: str, before: Statement, after: Statement) -> bool:
+    """Whether a binding of ``name`` that reaches the one statement reaches the other, too."""
+    if before.node is after.node:
+        return True
+    return bool(_bindings(name, before) & (_bindings(name, after) - {before.node}))
+
+
+def _bindings(name: str, statement: Statement) -> set[ast.stmt | None]:
+    function = statement.function
+    if isinstance(function, ast.Lambda):
+        return set()
+    body = statement.source.module.body if function is None else function.body
+    found = reaching(body, statement.node, lambda name: False).get(name, frozenset())
+    return {definition.statement for definition in found} or {None}
+
+
+def _is_within(inner: str, outer: str) -> bool:
+    return inner == outer or inner.startswith((f"{outer}.", f"{outer}["))
+
+
+def _root(name: str) -> str:
+    return re.split(r"[.\[]", name, maxsplit=1)[0]
+
+
+_MODULE_FILE = "/torch/nn/modules/module.py"
+_POSITION = re.compile(r"\[(\d+)\]")
+_KEYWORD = re.compile(r"""\[(['"])(\w+)\1\]""")
+
+
+def hooked_expression(
+    source: SourceFile, function: FunctionNode, name: tuple[str, str], outer: Frame, between: Sequence[Frame]
+) -> str | None:
+    """What ``name`` (a parameter and what follows it: ``inputs``, ``[0]``) of a hook is called at ``outer``.
+
+    ``h`` of ``inputs[0]`` where ``self.main(h)`` ran the hook; ``o`` of ``output`` where ``o = self.main(h)`` did.
+    ``between`` are the frames from ``outer`` to the hook's own, both exclusive. None where they are not torch's way
+    from a module's call to its hook, and where the line does not tell.
+    """
+    given = _given(between)
+    parameters = _positional(source, function)
+    root, rest = name
+    if root not in parameters or parameters.index(root) >= len(given):
+        return None
+    called = expression_at(outer)
+    if called is None or not isinstance(called.node, ast.Call):
+        return None
+    part = given[parameters.index(root)]
+    if part == "self":
+        return called.source.text(called.node.func) + rest
+    if part == "result":
+        bound = bound_name([outer])
+        return None if bound is None else bound[0] + rest
+    found = _hook_argument(called.node, part, rest)
+    if found is None:
+        return None
+    value, rest = found
+    aliased = aliased_expression(called.source, value)
+    return None if aliased is None else called.source.text(aliased) + rest
+
+
+def called_as_hook(between: Sequence[Frame]) -> bool:
+    """Whether ``between``, the frames above a function, are torch's way from a module's call to its hook."""
+    return bool(_given(between[-1:]))
+
+
+def returned_by_hook(frame: Frame, between: Sequence[Frame], name: str, change: Change) -> Change | None:
+    """``change`` with a ``return`` of ``name`` at the end of the forward hook that ``frame`` is in.
+
+    A hook that binds its result anew and returns nothing changes nothing. None where ``name`` is not the module's
+    result as the hook was given it, or the hook returns something already.
+    """
+    statement = statement_at(frame)
+    if statement is None or not isinstance(statement.function, ast.FunctionDef):
+        return None
+    source, function, given = statement.source, statement.function, _given(between[-1:])
+    parameters = _positional(source, function)
+    if name not in parameters or given[parameters.index(name) : parameters.index(name) + 1] != ["result"]:
+        return None
+    if any(isinstance(node, ast.Return) and node.value is not None for node in local_nodes(function)):
+        return None
+    first, last = source.span(function.body[0]), source.span(function.body[-1])
+    indent = source.lines[first.line - 1][: first.column - 1]
+    replaced = len(change.old.split("\n")) if change.old else 0
+    rest = source.lines[change.line - 1 + replaced : last.end_line]
+    old = source.lines[change.line - 1 : last.end_line]
+    if indent.strip() or change.line > last.end_line or last.end_line < change.line - 1 + replaced:
+        return None
+    new = "\n".join([change.new, *rest, f"{indent}return {name}"])
+    return Change(change.line, "\n".join(old), new, change.kind)
+
+
+def _given(between: Sequence[Frame]) -> list[str]:
+    """The names of what torch gave the hook, as its own source calls them; none where it was no hook that was called.
+
+    A container's frames stand between where the hook is one of an inner module: its arguments are then not the line's.
+    """
+    if not between or not all(frame.file.replace("\\", "/").endswith(_MODULE_FILE) for frame in between):
+        return []
+    found = expression_at(between[-1])
+    if found is None or not isinstance(found.node, ast.Call) or leaf_name(found.node.func) != "hook":
+        return []
+    return [leaf_name(argument) or "" for argument in found.node.args]
+
+
+def _positional(source: SourceFile, function: FunctionNode) -> list[str]:
+    names = [argument.arg for argument in [*function.args.posonlyargs, *function.args.args]]
+    decorators = {leaf_name(decorator) for decorator in getattr(function, "decorator_list", ())}
+    is_method = isinstance(source.parents[function][0], ast.ClassDef) and "staticmethod" not in decorators
+    return names[1:] if is_method else names
+
+
+def _hook_argument(call: ast.Call, part: str, rest: str) -> tuple[ast.expr, str] | None:
+    """The argument of ``call`` that an element of the hook's arguments is, and what of ``rest`` is left."""
+    if part == "args" and (position := _POSITION.match(rest)):
+        given = call.args[: int(position[1]) + 1]
+        if len(given) > int(position[1]) and not any(isinstance(one, ast.Starred) for one in given):
+            return given[-1], rest[position.end() :]
+    elif part == "kwargs" and (keyword := _KEYWORD.match(rest)):
+        for one in call.keywords:
+            if one.arg == keyword[2]:
+                return one.value, rest[keyword.end() :]
+    return None

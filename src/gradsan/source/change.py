@@ -1,15 +1,44 @@
-"""A changed line as text, and how it is made from edits of the source."""
+"""Changed lines as text: edits of the source, of arguments, keywords and indices.
+
+A changed line as text, and how it is made from edits of the source.
+
+Taking an argument out of a call, and putting one in, commas included.
+
+A keyword argument given to the call at a frame.
+
+What stands in the brackets of ``x[…]``, one element for each dimension.
+"""
 
 from __future__ import annotations
 
 import ast
+import io
+import tokenize
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gradsan.source.lines import source_lines
-from gradsan.source.tree import SourceFile, Span, parses
+from gradsan.model import Frame
+from gradsan.source.locate import expression_at
+from gradsan.source.tree import SourceFile, Span, parses, source_lines
 
-__all__ = ["Change", "Edit", "apply_change", "changed_lines", "edited", "insert_after", "insert_before", "text_with"]
+__all__ = [
+    "Change",
+    "Edit",
+    "add_keyword",
+    "apply_change",
+    "changed_lines",
+    "edited",
+    "elements_of",
+    "insert_after",
+    "insert_before",
+    "is_all",
+    "is_gap",
+    "is_number",
+    "may_be_number",
+    "text_with",
+    "with_keyword",
+    "without_keyword",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,3 +163,120 @@ def _with_edits(source: SourceFile, first: int, last: int, edits: Sequence[Edit]
 
 def _checked(source: SourceFile, change: Change) -> Change | None:
     return change if parses(apply_change("\n".join(source.lines), change)) else None
+
+
+_OPENING, _CLOSING = "([{", ")]}"
+
+
+def with_keyword(source: SourceFile, call: ast.Call, name: str, value: str) -> Edit | None:
+    """The edit that gives ``call`` the argument ``name=value``; None where it has that very one already."""
+    keyword = next((keyword for keyword in call.keywords if keyword.arg == name), None)
+    if keyword is not None:
+        return None if source.text(keyword.value) == value else Edit(source.span(keyword.value), value)
+    parentheses = _argument_bounds(source, call)
+    if parentheses is None:
+        return None
+    _, commas, closing = parentheses
+    given = [source.span(one) for one in (*call.args, *(keyword.value for keyword in call.keywords))]
+    if not given:
+        return Edit.insert(*closing, f"{name}={value}")
+    trailing = next((comma for comma in commas if comma >= max((one.end_line, one.end_column) for one in given)), None)
+    if trailing is not None:
+        return Edit.insert(trailing[0], trailing[1] + 1, f" {name}={value},")
+    return Edit.insert(*closing, f", {name}={value}")
+
+
+def without_keyword(source: SourceFile, call: ast.Call, name: str) -> Edit | None:
+    """The edit that removes ``name=…`` from ``call``; None where the call has no such keyword."""
+    keyword = next((keyword for keyword in call.keywords if keyword.arg == name), None)
+    if keyword is None:
+        return None
+    parentheses = _argument_bounds(source, call)
+    if parentheses is None:
+        return None
+    opening, commas, closing = parentheses
+    place = source.span(keyword)
+    start, end = (place.line, place.column), (place.end_line, place.end_column)
+    before = max((comma for comma in [opening, *commas] if comma < start), default=opening)
+    after = min((comma for comma in [*commas, closing] if comma >= end), default=closing)
+    if before != opening:
+        return Edit(Span(*before, *after), "")
+    if after == closing:
+        return Edit(Span(opening[0], opening[1] + 1, *closing), "")
+    rest = source.lines[after[0] - 1][after[1] :]
+    spaces = len(rest) - len(rest.lstrip(" \t"))
+    return Edit(Span(*start, after[0], after[1] + 1 + spaces), "")
+
+
+def _argument_bounds(
+    source: SourceFile, call: ast.Call
+) -> tuple[tuple[int, int], list[tuple[int, int]], tuple[int, int]] | None:
+    """Where the call's opening parenthesis, the commas between its arguments, and its closing parenthesis stand."""
+    function, whole = source.span(call.func), source.span(call)
+    text = source.slice(Span(function.end_line, function.end_column, whole.end_line, whole.end_column))
+    depth = 0
+    opening: tuple[int, int] | None = None
+    commas: list[tuple[int, int]] = []
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            line = function.end_line + token.start[0] - 1
+            column = token.start[1] + (function.end_column if token.start[0] == 1 else 1)
+            if token.type == tokenize.OP and token.string in _OPENING:
+                depth += 1
+                opening = opening or (line, column)
+            elif token.type == tokenize.OP and token.string in _CLOSING:
+                depth -= 1
+                if depth == 0 and opening is not None:
+                    return opening, commas, (line, column)
+            elif token.type == tokenize.OP and token.string == "," and depth == 1:
+                commas.append((line, column))
+    except (tokenize.TokenError, SyntaxError):
+        return None
+    return None
+
+
+def add_keyword(frame: Frame, keyword: str, value: str) -> Change | None:
+    """The line of ``frame``, a call, with ``keyword=value`` after its arguments; None where it may name it already.
+
+    None, too, where the last argument is followed by a comma or the call is no call in parentheses.
+    """
+    found = expression_at(frame)
+    call = None if found is None else found.node
+    if found is None or not isinstance(call, ast.Call) or any(one.arg in (keyword, None) for one in call.keywords):
+        return None
+    span = found.span
+    line = found.source.lines[span.end_line - 1][: span.end_column - 1]
+    if not line.endswith(")") or line[:-1].rstrip().endswith(","):
+        return None
+    text = f"{keyword}={value}" if not call.args and not call.keywords else f", {keyword}={value}"
+    return edited(found.source, [Edit.insert(span.end_line, span.end_column - 1, text)], keyword)
+
+
+def elements_of(part: ast.Subscript) -> list[ast.expr]:
+    """The elements of the index: ``[a, b]`` of ``x[a, b]``, one of ``x[a]``."""
+    return part.slice.elts if isinstance(part.slice, ast.Tuple) else [part.slice]
+
+
+def is_all(index: ast.expr) -> bool:
+    """Whether the element is ``:``."""
+    return isinstance(index, ast.Slice) and index.lower is None and index.upper is None and index.step is None
+
+
+def is_gap(index: ast.expr) -> bool:
+    """Whether the element is ``...`` or ``None``, which stand for no dimension or for several."""
+    return isinstance(index, ast.Constant) and (index.value is Ellipsis or index.value is None)
+
+
+def is_number(value: ast.expr) -> bool:
+    """Whether an expression is a number written out, with or without a sign."""
+    value = value.operand if isinstance(value, ast.UnaryOp) else value
+    return (
+        isinstance(value, ast.Constant) and isinstance(value.value, int | float) and not isinstance(value.value, bool)
+    )
+
+
+def may_be_number(index: ast.expr) -> bool:
+    """Whether an element may be one position; a comparison, a slice or a string is none."""
+    if isinstance(index, ast.Constant):
+        return isinstance(index.value, int) and not isinstance(index.value, bool)
+    return isinstance(index, ast.Name | ast.BinOp | ast.UnaryOp | ast.Subscript | ast.Attribute | ast.Call)

@@ -8,10 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gradsan.model import Frame
-from gradsan.source.chains import chain_key, local_nodes, parameters
 from gradsan.source.flow import reaching
+from gradsan.source.identifiers import bindings_of, chain_key, local_nodes, parameters
 from gradsan.source.locate import expression_at, statement_at
-from gradsan.source.names import bindings_of
 from gradsan.source.tree import FunctionNode, SourceFile, read_source
 
 __all__ = [

@@ -11,7 +11,7 @@ import ast
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from gradsan.source.names import Binding, bindings_of
+from gradsan.source.identifiers import Binding, bindings_of
 
 __all__ = ["Definition", "Flow", "is_still_argument", "reaching"]
 

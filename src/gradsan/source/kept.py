@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gradsan.model import Frame
-from gradsan.source.chains import leaf_name, local_nodes
 from gradsan.source.change import Change, Edit, edited
-from gradsan.source.cut_kinds import mode_around, mode_of_decorators
+from gradsan.source.cuts import mode_around, mode_of_decorators
+from gradsan.source.identifiers import leaf_name, local_nodes
 from gradsan.source.locate import statement_at
 from gradsan.source.tree import FunctionNode, SourceFile, read_source
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradsan.model import Frame
-from gradsan.source.chains import chain_key, constant_key, leaf_name, standing_of
+from gradsan.source.identifiers import chain_key, constant_key, leaf_name, standing_of
 from gradsan.source.inplace import (
     ACTIVATION_OPS,
     ALIASING_ATTRIBUTES,

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gradsan.model import Frame
-from gradsan.source.chains import imported_as, leaf_name, local_nodes
 from gradsan.source.change import Change, Edit, edited
 from gradsan.source.flow import reaching
+from gradsan.source.identifiers import bindings_of, imported_as, leaf_name, local_nodes
 from gradsan.source.inplace import augmented_names, is_inplace_name
 from gradsan.source.locate import Expression, expressions_at, statement_at
-from gradsan.source.names import bindings_of
 from gradsan.source.targets import written_target
 from gradsan.source.tree import SourceFile, Span, header_nodes
 

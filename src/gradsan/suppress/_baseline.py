@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gradsan.model import Diagnosis
-from gradsan.source.lines import source_line
+from gradsan.source.tree import source_line
 
 _SCHEMA = "gradsan.baseline/1"
 

@@ -7,7 +7,7 @@ import re
 import tokenize
 from functools import lru_cache
 
-from gradsan.source.lines import source_line, source_lines
+from gradsan.source.tree import source_line, source_lines
 from gradsan.suppress._rules import Rule
 
 _COMMENT = re.compile(r"#\s*gradsan:\s*ignore(?:\[(?P<codes>[^\]]*)\])?")

@@ -1,118 +1,69 @@
-"""What lies behind a failure, one file a cause: errors and warnings of autograd's other than the version check's.
+"""Causes of failures: autograd's errors and warnings other than the version check's, by the theme of their codes.
 
-A cause is a module with ``ROWS``, the slugs of the catalogue's rows it explains, and ``match(failure)``, which gives a
-:class:`~gradsan.model.Diagnosis`, or None where the row has another cause this time. Those with one code name it
-``CODE`` and ``SLUG``. It is registered in ``_CAUSES``, whose order decides where several would fit. The parts of such a
-diagnosis are built in ``parts.py``; its words are ``title.<slug>`` and ``explanation.<slug>``.
+A cause is a pair: the slugs of the catalogue's rows that it explains, and a function from the failure to a
+:class:`~gradsan.model.Diagnosis`, or None where the row has another cause this time. It is registered in ``_CAUSES``,
+whose order decides where several would fit; a statement that is refused for one reason is a row of ``refused.REFUSED``.
+The parts of such a diagnosis are built in ``parts.py``; its words are ``title.<slug>`` and ``explanation.<slug>``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gradsan.diagnose.failures import (
-    cached_value_overwritten,
-    checkpoint_differs,
-    checkpoint_form_not_said,
-    checkpoint_input_plain,
-    checkpoint_needless,
-    checkpoint_reentrant_grad,
-    compiled_input_unsupported,
-    compiled_overwritten,
-    custom_op_aliases,
-    data_replaced,
-    expanded_written,
-    export_requires_grad,
-    function_view_written,
-    gradient_kept,
-    gradient_overwritten,
-    gradient_reduced_twice,
+    checkpoints,
+    compiled,
+    distributed,
+    gradients,
     graph_rules,
-    inference_tensor_used,
-    leaf_written,
     loss_without_graph,
-    mark_dirty_misused,
-    mutation_context_misplaced,
-    negative_slope_in_place,
-    one_of_several_views_written,
-    out_requires_grad,
-    reduction_unfinished,
-    requires_grad_flag,
-    resized_with_grad,
-    result_deepcopied,
-    result_does_not_fit,
-    saved_hooks_refused,
-    saved_tensor_detached,
-    saved_tensor_hook_misused,
-    saved_value_read_twice,
+    refused_writes,
+    saved_hooks,
     second_backward,
-    sharded_rule_broken,
-    transform_writes_captured,
-    undeclared_mutation,
     unreached,
-    unrecorded_view_written,
-    update_lost,
-    view_base_written,
-    view_detached_in_place,
-    view_not_fresh,
-    vmap_writes_smaller,
-    written_from_itself,
+    views,
 )
+from gradsan.diagnose.failures.refused import REFUSED
 from gradsan.model import Diagnosis, Failure
 
-_CAUSES = (
-    leaf_written,
-    second_backward,
-    out_requires_grad,
-    one_of_several_views_written,
-    view_base_written,
-    unrecorded_view_written,
-    function_view_written,
-    mark_dirty_misused,
-    expanded_written,
-    written_from_itself,
-    view_detached_in_place,
-    saved_tensor_detached,
-    inference_tensor_used,
-    resized_with_grad,
-    data_replaced,
-    negative_slope_in_place,
-    result_does_not_fit,
-    export_requires_grad,
-    requires_grad_flag,
-    result_deepcopied,
-    loss_without_graph,
-    graph_rules,
-    unreached,
-    gradient_kept,
-    gradient_overwritten,
-    update_lost,
-    checkpoint_differs,
-    checkpoint_reentrant_grad,
-    checkpoint_needless,
-    compiled_overwritten,
-    custom_op_aliases,
-    transform_writes_captured,
-    vmap_writes_smaller,
-    saved_tensor_hook_misused,
-    saved_value_read_twice,
-    saved_hooks_refused,
-    mutation_context_misplaced,
-    cached_value_overwritten,
-    gradient_reduced_twice,
-    reduction_unfinished,
-    compiled_input_unsupported,
-    undeclared_mutation,
-    checkpoint_input_plain,
-    checkpoint_form_not_said,
-    sharded_rule_broken,
-    view_not_fresh,
+_CAUSES: tuple[tuple[tuple[str, ...], Callable[[Failure], Diagnosis | None]], ...] = (
+    (refused_writes.LEAF_WRITTEN_ROWS, refused_writes.leaf_written),
+    (second_backward.SECOND_BACKWARD_ROWS, second_backward.second_backward),
+    (views.VIEW_BASE_WRITTEN_ROWS, views.view_base_written),
+    (views.FUNCTION_VIEW_WRITTEN_ROWS, views.function_view_written),
+    (views.MARK_DIRTY_MISUSED_ROWS, views.mark_dirty_misused),
+    (refused_writes.EXPANDED_WRITTEN_ROWS, refused_writes.expanded_written),
+    (views.SAVED_TENSOR_DETACHED_ROWS, views.saved_tensor_detached),
+    (views.NEGATIVE_SLOPE_IN_PLACE_ROWS, views.negative_slope_in_place),
+    (loss_without_graph.LOSS_WITHOUT_GRAPH_ROWS, loss_without_graph.loss_without_graph),
+    (graph_rules.GRAPH_RULES_ROWS, graph_rules.graph_rules),
+    (unreached.UNREACHED_ROWS, unreached.unreached),
+    (gradients.GRADIENT_KEPT_ROWS, gradients.gradient_kept),
+    (gradients.GRADIENT_OVERWRITTEN_ROWS, gradients.gradient_overwritten),
+    (gradients.UPDATE_LOST_ROWS, gradients.update_lost),
+    (checkpoints.CHECKPOINT_DIFFERS_ROWS, checkpoints.checkpoint_differs),
+    (compiled.COMPILED_OVERWRITTEN_ROWS, compiled.compiled_overwritten),
+    (saved_hooks.SAVED_TENSOR_HOOK_MISUSED_ROWS, saved_hooks.saved_tensor_hook_misused),
+    (saved_hooks.SAVED_VALUE_READ_TWICE_ROWS, saved_hooks.saved_value_read_twice),
+    (saved_hooks.SAVED_HOOKS_REFUSED_ROWS, saved_hooks.saved_hooks_refused),
+    (checkpoints.CACHED_VALUE_OVERWRITTEN_ROWS, checkpoints.cached_value_overwritten),
+    (distributed.GRADIENT_REDUCED_TWICE_ROWS, distributed.gradient_reduced_twice),
+    (distributed.REDUCTION_UNFINISHED_ROWS, distributed.reduction_unfinished),
+    (compiled.COMPILED_INPUT_UNSUPPORTED_ROWS, compiled.compiled_input_unsupported),
+    (compiled.UNDECLARED_MUTATION_ROWS, compiled.undeclared_mutation),
+    (checkpoints.CHECKPOINT_INPUT_PLAIN_ROWS, checkpoints.checkpoint_input_plain),
+    (checkpoints.CHECKPOINT_FORM_NOT_SAID_ROWS, checkpoints.checkpoint_form_not_said),
+    (distributed.SHARDED_RULE_BROKEN_ROWS, distributed.sharded_rule_broken),
+    (views.VIEW_NOT_FRESH_ROWS, views.view_not_fresh),
+    *((refused.rows, refused.explain) for refused in REFUSED),
 )
 
 
 def explain(failure: Failure) -> Diagnosis | None:
     """The diagnosis of the first cause that recognises ``failure``; None where none does."""
-    for cause in _CAUSES:
-        if failure.row in cause.ROWS:
-            diagnosis: Diagnosis | None = cause.match(failure)
+    for rows, explain_it in _CAUSES:
+        if failure.row in rows:
+            diagnosis = explain_it(failure)
             if diagnosis is not None:
                 return diagnosis
     return None

@@ -63,10 +63,10 @@ _RULES: Mapping[str, Rule] = {
         "GS419", "old_backward_hook", "warned_here", (("full_backward_hook", "preserved"),), "note"
     ),
 }
-ROWS = tuple(_RULES)
+GRAPH_RULES_ROWS = tuple(_RULES)
 
 
-def match(failure: Failure) -> Diagnosis | None:
+def graph_rules(failure: Failure) -> Diagnosis | None:
     """Every failure of these rows."""
     rule = _RULES[failure.row]
     told = parts.clue(failure, "input") or parts.clue(failure, "loss")

@@ -8,15 +8,13 @@ from gradsan.diagnose.failures import parts
 from gradsan.diagnose.levels import place, user_frames
 from gradsan.model import Diagnosis, Failure, Fix, Label, Message, NamedTensor, Site
 
-ROWS = ("no_graph",)
-CODE = "GS405"
-SLUG = "loss_without_graph"
+LOSS_WITHOUT_GRAPH_ROWS = ("no_graph",)
 
 _MODES = frozenset({"no_grad", "inference_mode", "grad_mode_off"})
 _MOST_SHOWN = 3
 
 
-def match(failure: Failure) -> Diagnosis | None:
+def loss_without_graph(failure: Failure) -> Diagnosis | None:
     """Every such failure."""
     frames = user_frames(failure.site)
     name = (source.method_receiver(frames[-1]) if frames else None) or Message("label.the_loss")
@@ -29,8 +27,8 @@ def match(failure: Failure) -> Diagnosis | None:
     explained = "mode" if cut.kind in _MODES else "late" if cut.kind == "set_late" else "cut"
     return parts.diagnosis(
         failure,
-        CODE,
-        SLUG,
+        "GS405",
+        "loss_without_graph",
         values=values,
         title="title.loss_without_graph" if cut.kind == "grad_mode_off" else "title.loss_without_graph_cut",
         explanation=f"explanation.loss_without_graph_{explained}",
@@ -90,8 +88,8 @@ def _nothing_requires_grad(failure: Failure, name: str | Message, used: tuple[La
         created = label_room.at("created", Site((made.frame,)), Message("label.nothing_requires_grad"))
     return parts.diagnosis(
         failure,
-        CODE,
-        SLUG,
+        "GS405",
+        "loss_without_graph",
         values={"name": name},
         labels=(*created, *used),
         tensor=_tensor(failure, name),

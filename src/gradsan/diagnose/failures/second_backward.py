@@ -18,7 +18,7 @@ from gradsan.diagnose.failures import parts
 from gradsan.diagnose.levels import place, user_frames
 from gradsan.model import Bridge, Clue, Diagnosis, Failure, Fix, Frame, Label, Message, NamedTensor, Site
 
-ROWS = ("freed_graph",)
+SECOND_BACKWARD_ROWS = ("freed_graph",)
 CARRIED = ("GS401", "freed_state_carried_over")
 SHARED = ("GS402", "forward_shared_by_two_backwards")
 ONCE = ("GS403", "graph_built_once")
@@ -44,7 +44,7 @@ class _Case:
         return None if clue is None else clue.site
 
 
-def match(failure: Failure) -> Diagnosis | None:
+def second_backward(failure: Failure) -> Diagnosis | None:
     """Every such failure."""
     needed, freed_by, bridge = (parts.clue(failure, role) for role in ("needed", "freed_by", "bridge"))
     if needed is None or freed_by is None or bridge is None:

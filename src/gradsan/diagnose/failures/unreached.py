@@ -17,10 +17,10 @@ from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Label, Message, 
 
 _ATTRIBUTES_SHOWN = 4
 
-ROWS = ("leaf_lost", "parameter_not_reached", "graph_grows", "grad_of_non_leaf")
+UNREACHED_ROWS = ("leaf_lost", "parameter_not_reached", "graph_grows", "grad_of_non_leaf")
 
 
-def match(failure: Failure) -> Diagnosis | None:
+def unreached(failure: Failure) -> Diagnosis | None:
     """Every failure of these rows."""
     if failure.row == "leaf_lost":
         return _lost(failure)

@@ -13,7 +13,7 @@ from gradsan.present.html._history import timeline, versions, way
 from gradsan.present.html._markup import Html, join, tag
 from gradsan.present.html._snippet import badge, snippets
 from gradsan.present.html._words import html_word
-from gradsan.source.lines import source_line
+from gradsan.source.tree import source_line
 
 _DIFF_CLASS = {"+": "added", "-": "removed", "@": "hunk"}
 

@@ -9,7 +9,7 @@ from gradsan.present._canvas import Canvas
 from gradsan.present._marks import Mark
 from gradsan.present._places import shown_path
 from gradsan.present.html._markup import Html, escaped, join, tag
-from gradsan.source.lines import source_line
+from gradsan.source.tree import source_line
 
 _AROUND = 2
 _MARKED_LINES_SHOWN = 12

@@ -36,7 +36,7 @@ from gradsan.repair.fixes import (
     views_after_write,
 )
 from gradsan.source.change import changed_lines
-from gradsan.source.suggest import drop_keyword
+from gradsan.source.rewrite.suggest import drop_keyword
 
 _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     disable_inplace_module.suggest,

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradsan.model import Diagnosis, Fix, Frame, Label, Message
-from gradsan.source.chains import leaf_name
 from gradsan.source.change import Change, changed_lines
+from gradsan.source.identifiers import leaf_name
 from gradsan.source.locate import statement_at
-from gradsan.source.recomputing import constructs
+from gradsan.source.rewrite.moving import constructs
 from gradsan.source.tree import SourceFile, read_source
 
 _SWITCHING_OFF = frozenset({"no_grad", "inference_mode"})

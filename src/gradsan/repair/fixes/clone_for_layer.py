@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gradsan.model import Diagnosis, Fix
 from gradsan.repair.fixes import _blocks as blocks
+from gradsan.source.calls import clone_given
 from gradsan.source.change import changed_lines
-from gradsan.source.given import clone_given
 
 
 def suggest(diagnosis: Diagnosis) -> tuple[Fix, ...]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from gradsan.model import Diagnosis, Fix
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import changed_lines
-from gradsan.source.suggest import clone_at_save
+from gradsan.source.rewrite.suggest import clone_at_save
 
 
 def suggest(diagnosis: Diagnosis) -> tuple[Fix, ...]:

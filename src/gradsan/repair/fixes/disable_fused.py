@@ -9,8 +9,8 @@ import ast
 
 from gradsan.model import Diagnosis, Fix
 from gradsan.repair.fixes import _blocks as blocks
-from gradsan.source.chains import leaf_name
 from gradsan.source.change import Change, Edit, edited
+from gradsan.source.identifiers import leaf_name
 from gradsan.source.tree import SourceFile
 
 

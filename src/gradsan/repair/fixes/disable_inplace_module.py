@@ -5,7 +5,7 @@ from __future__ import annotations
 from gradsan.model import Diagnosis, Fix
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import changed_lines
-from gradsan.source.layers import inplace_attribute_false, inplace_layers_false
+from gradsan.source.modules import inplace_attribute_false, inplace_layers_false
 
 _MOST_PLACES = 5
 

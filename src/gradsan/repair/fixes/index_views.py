@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from gradsan.model import Diagnosis, Fix
 from gradsan.repair.fixes import _blocks as blocks
-from gradsan.source.chains import leaf_name
 from gradsan.source.change import Edit, text_with
+from gradsan.source.identifiers import leaf_name
 from gradsan.source.locate import statement_at
 from gradsan.source.tree import SourceFile
 

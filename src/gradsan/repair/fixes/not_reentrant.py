@@ -6,9 +6,8 @@ import ast
 
 from gradsan.model import Diagnosis, Fix, Label
 from gradsan.repair.fixes import _blocks as blocks
-from gradsan.source.arguments import with_keyword
-from gradsan.source.chains import leaf_name
-from gradsan.source.change import changed_lines, edited
+from gradsan.source.change import changed_lines, edited, with_keyword
+from gradsan.source.identifiers import leaf_name
 from gradsan.source.locate import expressions_at
 from gradsan.source.tree import SourceFile
 

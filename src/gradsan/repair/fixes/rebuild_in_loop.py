@@ -7,7 +7,7 @@ import textwrap
 
 from gradsan.model import Diagnosis, Fix, Label
 from gradsan.repair.fixes import _blocks as blocks
-from gradsan.source.chains import local_nodes
+from gradsan.source.identifiers import local_nodes
 from gradsan.source.tree import SourceFile
 
 _CAUSES = blocks.STEPPED | {"graph_built_once", "same_loss_twice", "forward_shared_by_two_backwards"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gradsan.model import Diagnosis, Fix
 from gradsan.repair.fixes import _blocks as blocks
-from gradsan.source.recomputing import run_again
+from gradsan.source.rewrite.moving import run_again
 
 _CAUSES = blocks.STEPPED | {"input_changed_between_passes", "statistics_updated"}
 

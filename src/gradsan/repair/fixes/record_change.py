@@ -10,9 +10,9 @@ from gradsan.model import Diagnosis, Fix, Label
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Change, Edit, changed_lines, text_with
 from gradsan.source.locate import Expression
-from gradsan.source.out_of_place import out_of_place, recorded
-from gradsan.source.scatter import part_out_of_place
-from gradsan.source.suggest import clone_before
+from gradsan.source.rewrite.out_of_place import out_of_place, recorded
+from gradsan.source.rewrite.scatter import part_out_of_place
+from gradsan.source.rewrite.suggest import clone_before
 from gradsan.source.targets import Target, target_at
 from gradsan.source.tree import SourceFile
 

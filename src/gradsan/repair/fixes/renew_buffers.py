@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from gradsan.model import Diagnosis, Fix, Label
 from gradsan.repair.fixes import _blocks as blocks
-from gradsan.source.chains import chain_key
 from gradsan.source.change import Edit, apply_change, text_with
+from gradsan.source.identifiers import chain_key
 from gradsan.source.locate import statement_at
-from gradsan.source.out_of_place import out_of_place
+from gradsan.source.rewrite.out_of_place import out_of_place
 from gradsan.source.targets import target_at
 from gradsan.source.tree import SourceFile, Span
 

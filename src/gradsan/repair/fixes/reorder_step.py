@@ -10,7 +10,7 @@ import ast
 
 from gradsan.model import Diagnosis, Fix, Label
 from gradsan.repair.fixes import _blocks as blocks
-from gradsan.source.chains import leaf_name
+from gradsan.source.identifiers import leaf_name
 
 
 def suggest(diagnosis: Diagnosis) -> tuple[Fix, ...]:

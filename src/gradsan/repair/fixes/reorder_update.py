@@ -6,7 +6,7 @@ import ast
 
 from gradsan.model import Diagnosis, Fix, Label
 from gradsan.repair.fixes import _blocks as blocks
-from gradsan.source.moving import move_behind
+from gradsan.source.rewrite.moving import move_behind
 
 _CAUSES = frozenset({"statistics_updated", "input_changed_between_passes"})
 _BY_HAND = frozenset({"data_attribute", *blocks.STEPPED})

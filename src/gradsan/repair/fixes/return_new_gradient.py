@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from gradsan.model import Diagnosis, Fix, Label
 from gradsan.repair.fixes import _blocks as blocks
-from gradsan.source.chains import local_nodes
 from gradsan.source.change import Change
+from gradsan.source.identifiers import local_nodes
 from gradsan.source.locate import statement_at
-from gradsan.source.out_of_place import out_of_place
-from gradsan.source.scatter import part_out_of_place
-from gradsan.source.suggest import clone_before
+from gradsan.source.rewrite.out_of_place import out_of_place
+from gradsan.source.rewrite.scatter import part_out_of_place
+from gradsan.source.rewrite.suggest import clone_before
 from gradsan.source.targets import target_at
 
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from gradsan.model import Diagnosis, Fix, Frame, Label
 from gradsan.repair.fixes import _blocks as blocks
-from gradsan.source.chains import chain_key
+from gradsan.source.identifiers import chain_key
 from gradsan.source.locate import statement_at
+from gradsan.source.modules import DETACHED
 from gradsan.source.rounds import shape_bound_at
-from gradsan.source.shapes import DETACHED
 from gradsan.source.tree import SourceFile
 
 _CAUSES = frozenset({"freed_state_carried_over", "state_carried_over"})

@@ -9,9 +9,8 @@ from functools import partial
 
 from gradsan.model import Diagnosis, Fix
 from gradsan.repair.fixes import _blocks as blocks
-from gradsan.source.arguments import with_keyword
-from gradsan.source.chains import leaf_name
-from gradsan.source.change import Change, edited
+from gradsan.source.change import Change, edited, with_keyword
+from gradsan.source.identifiers import leaf_name
 from gradsan.source.tree import SourceFile
 
 _WRAPPERS = frozenset({"DistributedDataParallel", "DDP"})

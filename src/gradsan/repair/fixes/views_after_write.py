@@ -8,7 +8,7 @@ from gradsan.model import Diagnosis, Fix
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Change
 from gradsan.source.locate import statement_at
-from gradsan.source.out_of_place import out_of_place
+from gradsan.source.rewrite.out_of_place import out_of_place
 
 
 def suggest(diagnosis: Diagnosis) -> tuple[Fix, ...]:

@@ -1,0 +1,113 @@
+"""GS202 to GS208: a saved value was written past the version counter.
+
+What the causes GS202 to GS208 share: a silent conflict, the way by which the write passed the counter, the door.
+
+GS202: a saved value was written through .data, whose counter is another one.
+
+GS203: a saved value was written outside PyTorch: NumPy, DLPack, a buffer, a pointer, another process.
+
+GS204: a saved value was written through another tensor made of the same storage, or through the storage itself.
+
+GS205: a saved value was written by a fused optimizer, which does not count.
+
+GS206: a saved value was running statistics updated by a kernel that does not count.
+
+GS207: a saved value was written by a collective of torch.distributed.
+
+GS208: a saved value was written by a kernel that does not say so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gradsan.diagnose import build, fixes, value_fixes
+from gradsan.diagnose import labels as label_room
+from gradsan.diagnose.facts import Facts
+from gradsan.model import Diagnosis, Fix, Message, Severity
+
+
+def diagnosis(facts: Facts, code: str, slug: str, instead: tuple[Fix, ...] = ()) -> Diagnosis | None:
+    """The diagnosis of a silent conflict whose write went the way ``slug``; None for every other conflict.
+
+    ``instead`` takes the place of the general advice for writes that has no line to change here.
+    """
+    if facts.conflict.raised or facts.conflict.way != slug:
+        return None
+    found = build.diagnosis(
+        facts,
+        code,
+        slug,
+        severity=_severity(facts),
+        values={"writer": facts.first.op if facts.first is not None else "?"},
+        labels=label_room.standard(facts, writes=facts.writes or facts.missed),
+        explanation="written_unchanged" if facts.conflict.unchanged else None,
+        fixes=(*instead, *(fix for fix in fixes.instead_of_overwriting(facts) if fix.lines or not instead)),
+    )
+    if not facts.conflict.unchanged:
+        return found
+    return replace(found, title=Message("title.written_unchanged", found.title.values))
+
+
+def _severity(facts: Facts) -> Severity:
+    if facts.is_false_alarm or facts.is_undone:
+        return "note"
+    return "warning" if facts.may_be_undone else "error"
+
+
+def data_attribute(facts: Facts) -> Diagnosis | None:
+    """Recognise a silent conflict whose write went this way."""
+    found = diagnosis(facts, "GS202", "data_attribute")
+    save = facts.conflict.save
+    has_graph = save.is_output or (save.tensor.requires_grad and not save.tensor.is_leaf)
+    if found is None or not has_graph or facts.conflict.unchanged:
+        return found
+    # What was written has a graph: the write may have been meant as a part of it, and no copy makes it one.
+    recorded = value_fixes.recorded(facts, facts.name)
+    return replace(found, fixes=(*recorded, *map(_leaving_it_unrecorded, found.fixes)))
+
+
+def _leaving_it_unrecorded(fix: Fix) -> Fix:
+    if fix.meaning != "preserved":
+        return fix
+    return replace(fix, meaning="changed", how_changed=Message("help.left_unrecorded_how", fix.summary.values))
+
+
+def memory_alias(facts: Facts) -> Diagnosis | None:
+    """Recognise a silent conflict whose write went this way."""
+    return diagnosis(facts, "GS203", "memory_alias", instead=fixes.copy_handed_out(facts))
+
+
+def storage_alias(facts: Facts) -> Diagnosis | None:
+    """Recognise a silent conflict whose write went this way."""
+    return diagnosis(facts, "GS204", "storage_alias")
+
+
+def fused_optimizer(facts: Facts) -> Diagnosis | None:
+    """Recognise a silent conflict whose write went this way."""
+    return diagnosis(facts, "GS205", "fused_optimizer")
+
+
+def statistics(facts: Facts) -> Diagnosis | None:
+    """Recognise a silent conflict whose write went this way."""
+    return diagnosis(facts, "GS206", "statistics")
+
+
+_BUFFER_SYNC = "DistributedDataParallel.forward"
+
+
+def collective(facts: Facts) -> Diagnosis | None:
+    """Recognise a silent conflict whose write went this way: a call of the program's, or a sync of buffers."""
+    found = diagnosis(facts, "GS207", "collective")
+    if found is None or facts.first is None or facts.first.op != _BUFFER_SYNC:
+        return found
+    return replace(
+        found,
+        explanation=Message("explanation.collective_of_buffers", found.explanation.values),
+        fixes=fixes.keep_buffers_local(facts),
+    )
+
+
+def kernel_without_schema(facts: Facts) -> Diagnosis | None:
+    """Recognise a silent conflict whose write went this way."""
+    return diagnosis(facts, "GS208", "kernel_without_schema")

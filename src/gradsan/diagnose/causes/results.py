@@ -1,0 +1,139 @@
+"""GS101 to GS105: a saved value was overwritten by an operation of the program's.
+
+GS102: the user's in-place operation changed an operand that another operation saved.
+
+GS101: the user's in-place operation changed an operation's saved result (sigmoid, exp, softmax, relu …).
+
+GS103: the writer is a module or functional with ``inplace=True``.
+
+GS104: one tensor is filled by indexed writes, and slices of it were saved in between.
+
+GS105: a saved tensor that needs no gradient (ids, a mask, a batch) was edited before the backward that reads it.
+"""
+
+from __future__ import annotations
+
+from gradsan import source
+from gradsan.diagnose import build, fixes
+from gradsan.diagnose import labels as label_room
+from gradsan.diagnose.facts import Facts, renormalises
+from gradsan.diagnose.levels import inner_frames, place
+from gradsan.model import Diagnosis, Message, Write
+
+
+def operand_overwritten(facts: Facts) -> Diagnosis | None:
+    """Recognise a saved operand that was written."""
+    if not facts.writes:
+        return None
+    explanation = "operand_overwritten_in_compiled" if facts.in_compiled else None
+    found = fixes.instead_of_overwriting(facts)
+    notes: tuple[Message, ...] = ()
+    if any(renormalises(write) for write in facts.writes):
+        # Who writes is the lookup itself, so that there is no line to write otherwise.
+        found = tuple(fix for fix in found if fix.lines)
+        notes = (Message("note.max_norm_renormalises", {"name": facts.name}),)
+    return build.diagnosis(facts, "GS102", "operand_overwritten", explanation=explanation, fixes=found, notes=notes)
+
+
+def result_overwritten(facts: Facts) -> Diagnosis | None:
+    """Recognise a saved result that was written."""
+    if not facts.writes or not facts.conflict.save.is_output:
+        return None
+    explanation = "result_overwritten_in_compiled" if facts.in_compiled else None
+    return build.diagnosis(
+        facts, "GS101", "result_overwritten", explanation=explanation, fixes=fixes.instead_of_overwriting(facts)
+    )
+
+
+def inplace_module(facts: Facts) -> Diagnosis | None:
+    """Recognise a first write that came from inside ``torch.nn``'s modules or functionals."""
+    first = facts.first
+    if first is None or not is_inplace_flag(first):
+        return None
+    writer = module_name(first)
+    return build.diagnosis(
+        facts, "GS103", "inplace_module", values={"writer": writer}, fixes=fixes.disable_inplace_module(facts, writer)
+    )
+
+
+def is_inplace_flag(write: Write) -> bool:
+    """Whether an ``inplace=True`` made the write: an in-place operator called by torch's functionals or modules."""
+    if write.kind not in ("inplace", "op") or not write.op.endswith("_") or renormalises(write):
+        return False
+    return any(_is_layer_code(frame.file) for frame in inner_frames(write.site))
+
+
+def module_name(write: Write) -> str:
+    """The class of the innermost module or the functional that wrote: ``ReLU``, ``dropout``."""
+    for frame in reversed(inner_frames(write.site)):
+        owner, _, method = frame.function.rpartition(".")
+        if method == "forward" and owner:
+            return owner.rpartition(".")[2]
+    layers = [frame.function for frame in inner_frames(write.site) if _is_layer_code(frame.file)]
+    return layers[0].rpartition(".")[2] if layers else write.op.rstrip("_")
+
+
+def _is_layer_code(file: str) -> bool:
+    path = file.replace("\\", "/")
+    return path.endswith("/torch/nn/functional.py") or "/torch/nn/modules/" in path
+
+
+_INDEXED = {"__setitem__", "index_copy_", "index_put_", "index_add_", "index_fill_", "select_scatter_", "scatter_"}
+
+
+def buffer_filled_in_loop(facts: Facts) -> Diagnosis | None:
+    """Recognise indexed writes, repeated or in a loop, into the tensor of which a part was saved."""
+    writes = facts.writes or facts.missed
+    if not writes or not all(write.op in _INDEXED for write in writes) or facts.conflict.unexplained:
+        return None
+    first = writes[0]
+    if not _saved_a_part(facts, first) or not _is_repeated(writes):
+        return None
+    key = "note.same_bytes_again" if facts.is_restored else "note.false_alarm_here"
+    notes = (Message(key, {"name": facts.name}),) if facts.is_false_alarm else ()
+    return build.diagnosis(
+        facts,
+        "GS104",
+        "buffer_filled_in_loop",
+        labels=label_room.standard(facts, writes=writes),
+        fixes=fixes.instead_of_filling(facts),
+        notes=notes,
+    )
+
+
+def _saved_a_part(facts: Facts, write: Write) -> bool:
+    """Whether the saved tensor is smaller than the tensor that was indexed."""
+    region = write.region
+    if region is None:
+        return False
+    saved = facts.conflict.save.tensor.shape
+    return _numel(saved) < _numel(region.shape)
+
+
+def _is_repeated(writes: tuple[Write, ...]) -> bool:
+    lines = [(frame.file, frame.line) for write in writes if (frame := place(write.site)) is not None]
+    if len(set(lines)) < len(lines):
+        return True
+    frame = place(writes[0].site)
+    statement = source.statement_at(frame) if frame is not None else None
+    return statement is not None and bool(statement.loops)
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    total = 1
+    for size in shape:
+        total *= size
+    return total
+
+
+def input_changed_between_passes(facts: Facts) -> Diagnosis | None:
+    """Recognise a written leaf without gradient."""
+    tensor = facts.conflict.save.tensor
+    if not facts.writes or tensor.requires_grad or not tensor.is_leaf:
+        return None
+    # A compiled graph keeps detached aliases, of its results too: they say nothing of what was saved.
+    if facts.in_compiled and facts.name_kind != "data":
+        return None
+    return build.diagnosis(
+        facts, "GS105", "input_changed_between_passes", fixes=fixes.instead_of_overwriting(facts, copy_first=True)
+    )

@@ -1,0 +1,80 @@
+"""GS120, GS121 and GS201: a counter that moved for nothing, an unknown writer, a check that hooks switched off.
+
+GS201: the program's own saved-tensor hooks switched PyTorch's check off, and a value they keep was overwritten.
+
+GS120: the version counter moved, and no byte that was saved has changed.
+
+GS121: the version counter moved, and no write that gradsan logged accounts for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gradsan.diagnose import build, fixes, suspects
+from gradsan.diagnose import labels as label_room
+from gradsan.diagnose.facts import Facts
+from gradsan.model import Diagnosis, Message
+
+
+def hidden_by_saved_tensor_hooks(facts: Facts) -> Diagnosis | None:
+    """Recognise a conflict under the user's own hooks. Writes to other bytes are no conflict at all there: a note."""
+    if not facts.conflict.under_user_hooks:
+        return None
+    return build.diagnosis(
+        facts,
+        "GS201",
+        "hidden_by_saved_tensor_hooks",
+        severity="note" if facts.is_false_alarm else "error",
+        labels=label_room.standard(facts, writes=facts.writes or facts.missed),
+        fixes=(*fixes.save_copy_in_hooks(facts), *fixes.instead_of_overwriting(facts)),
+    )
+
+
+def false_alarm(facts: Facts) -> Diagnosis | None:
+    """Recognise that every logged write missed the saved bytes, or changed only shape and strides."""
+    if not facts.is_false_alarm:
+        return None
+    shape_only = all(write.kind == "metadata" for write in facts.missed)
+    key = "note.only_shape_changed" if shape_only else "note.other_bytes_written"
+    if facts.is_restored:
+        key = "note.same_bytes_again"
+    found = build.diagnosis(
+        facts,
+        "GS120",
+        "false_alarm",
+        # The program was stopped all the same, so to its user this is an error until the alarm is out of the way.
+        severity="error" if facts.conflict.raised else "note",
+        labels=label_room.standard(facts, writes=facts.missed),
+        fixes=fixes.instead_of_overwriting(facts, copy_first=True),
+        explanation="false_alarm_restored" if facts.is_restored else None,
+        notes=(Message(key, {"name": facts.name}),),
+    )
+    return (
+        replace(found, title=Message("title.false_alarm_restored", found.title.values)) if facts.is_restored else found
+    )
+
+
+def unknown_writer(facts: Facts) -> Diagnosis | None:
+    """Take every conflict that no other cause recognised, and rank who may have written."""
+    ranked = suspects.rank(facts)
+    labels = (
+        *label_room.saved(facts),
+        *(
+            label
+            for suspect in ranked
+            for label in label_room.at("suspect", suspect.site, Message(suspect.reason, {"name": facts.name}))
+        ),
+        *label_room.at("used", facts.conflict.use.site, Message("label.used", {"op": facts.op})),
+    )
+    # Where the save is not known, nothing was looked through that could have shown a writer.
+    notes = () if ranked or not facts.conflict.save.site.frames else (Message("note.no_suspect"),)
+    return build.diagnosis(
+        facts,
+        "GS121",
+        "unknown_writer",
+        values={"count": facts.conflict.unexplained},
+        labels=labels,
+        fixes=fixes.increment_or_name(facts),
+        notes=notes,
+    )

@@ -1,0 +1,117 @@
+"""GS110 to GS112: a saved value was overwritten by an update of parameters, states or statistics.
+
+GS110: parameters were updated between the forward pass and its backward.
+
+GS111: the graph of this loss crosses a parameter update over a bridge: the state carried from step to step.
+
+GS112: running statistics or another buffer of a module were updated before the backward that reads them.
+"""
+
+from __future__ import annotations
+
+from gradsan import source
+from gradsan.diagnose import build, carriers, fixes
+from gradsan.diagnose import labels as label_room
+from gradsan.diagnose.borrowed import detach_other_network
+from gradsan.diagnose.facts import Facts
+from gradsan.diagnose.levels import place
+from gradsan.model import Bridge, Diagnosis, Fix, Label, Message, Site
+
+
+def step_between_forward_and_backward(facts: Facts) -> Diagnosis | None:
+    """Recognise a parameter update (an optimizer's step, or one written by hand) among the writes."""
+    updates = facts.updates
+    if not updates:
+        return None
+    bridge = facts.conflict.bridge
+    notes = []
+    if bridge is not None and bridge.name is not None:
+        notes.append(Message("note.hangs_on", {"bridge": bridge.name}))
+    if facts.conflict.use.retain_graph:
+        notes.append(Message("note.retain_graph_keeps_the_graph_not_the_values"))
+    update = updates[0]
+    return build.diagnosis(
+        facts,
+        "GS110",
+        "step_between_forward_and_backward",
+        values={"update": label_room.update_name(facts, update)},
+        labels=label_room.standard(facts, used=Message("label.used_after_step", {"op": facts.op})),
+        fixes=_fixes(facts) if update else (),
+        notes=tuple(notes),
+    )
+
+
+def _fixes(facts: Facts) -> tuple[Fix, ...]:
+    """What leaves the rest of the training as it is comes first; what other losses' gradients may feel, last."""
+    again, reorder = fixes.recompute_forward(facts), fixes.reorder_step(facts)
+    if all(update.kind != "step" for update in facts.updates):
+        after = fixes.update_after_backward(facts)
+        # A perturbation that the second backward is to see (SAM) must not move behind it.
+        return (*after, *again) if after else again if again[0].lines else (*again, *reorder)
+    cut = detach_other_network(facts.conflict.borrowed, facts.conflict.retained_at)
+    return (*cut, *again, *reorder)
+
+
+def state_carried_over(facts: Facts) -> Diagnosis | None:
+    """Recognise an update, a bridge across it, and a round that ran again: forward on this side, backward on both."""
+    bridge = facts.conflict.bridge
+    if not facts.updates or bridge is None or not bridge.forward_ran_again or not _went_back_before(facts):
+        return None
+    carrier = carriers.find(facts.conflict.use.site, bridge)
+    shown: str | Message = carrier.name if carrier is not None else Message("label.unnamed_state")
+    use, save = facts.conflict.use, facts.conflict.save
+    used = Message("label.used_across_step", {"bridge": shown, "step": use.step, "earlier": save.step})
+    labels = (
+        *label_room.standard(facts, used=used),
+        *_bridge_label(bridge, carrier, Message("label.bridge", {"bridge": shown})),
+    )
+    return build.diagnosis(
+        facts,
+        "GS111",
+        "state_carried_over",
+        values={
+            "bridge": shown,
+            "update": label_room.update_name(facts, facts.updates[0]),
+            "step": use.step,
+            "earlier": save.step,
+        },
+        labels=labels,
+        fixes=(*fixes.detach_carried_state(facts, carrier, shown), *fixes.drop_retain_graph(facts)),
+    )
+
+
+def _went_back_before(facts: Facts) -> bool:
+    """Whether the older part of the graph may have had its backward already.
+
+    Then it was kept on purpose (``retain_graph``) and only the carried state hangs on it. Otherwise this is its first
+    backward: nothing is carried over, the loss was stepped over.
+    """
+    use = facts.conflict.use
+    frame = place(use.site)
+    return bool(use.retain_graph) or (frame is not None and source.has_keyword(frame, "retain_graph"))
+
+
+def _bridge_label(bridge: Bridge, carrier: carriers.Carrier | None, message: Message) -> tuple[Label, ...]:
+    if carrier is not None and carrier.bound_at is not None:
+        bound_at = carrier.bound_at
+        is_called = any(source.in_same_function(above, bound_at) for above in carrier.callers)
+        callers = () if is_called else carrier.callers
+        return (Label("bridge", bound_at, message, bridge.older, Site((*callers, bound_at))),)
+    return label_room.at("bridge", bridge.taken_near[-1] if bridge.taken_near else None, message, op=bridge.older)
+
+
+def statistics_updated(facts: Facts) -> Diagnosis | None:
+    """Recognise a saved buffer of floating-point statistics."""
+    if not facts.writes:
+        return None
+    slot = facts.conflict.save.slot or ""
+    is_statistics = slot.startswith("running_")
+    is_float_buffer = facts.name_kind == "buffer" and "int" not in facts.conflict.save.tensor.dtype
+    if not is_statistics and not is_float_buffer:
+        return None
+    return build.diagnosis(
+        facts,
+        "GS112",
+        "statistics_updated",
+        fixes=(*fixes.update_outside_graph(facts), *fixes.instead_of_overwriting(facts, copy_first=True)),
+    )

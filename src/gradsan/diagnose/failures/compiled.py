@@ -1,0 +1,175 @@
+"""GS505, GS515 and GS516: writes that torch.compile met, or that a custom operator did not declare.
+
+GS515: torch.compile cannot build a write to its inputs, or to what backward is given.
+
+GS505: torch.compile met, while it built the backward, a saved value that is overwritten.
+
+GS516: a custom operator writes an argument that its schema calls read-only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from gradsan import source
+from gradsan.diagnose import labels as label_room
+from gradsan.diagnose.failures import parts, statements
+from gradsan.diagnose.needs import Need, need_of
+from gradsan.model import Clue, Diagnosis, Failure, Fix, Label, Message, NamedTensor, Why
+
+COMPILED_INPUT_UNSUPPORTED_ROWS = ("compiled_inputs_share", "compiled_backward_writes")
+
+
+def compiled_input_unsupported(failure: Failure) -> Diagnosis | None:
+    """Every such failure."""
+    shares = failure.row == "compiled_inputs_share"
+    named = "_named" if "one" in failure.values else ""
+    return statements.stopped(
+        failure,
+        "GS515",
+        "compiled_input_unsupported",
+        role="used",
+        label="label.compiled_overwritten",
+        explanation=f"explanation.{failure.row}{named}",
+        between=tuple(
+            label
+            for write in parts.clues(failure, "written")
+            for label in parts.label_of(write, "written", "label.input_written", {})
+        ),
+        fixes=lambda values: (
+            parts.fix("separate_inputs" if shares else "new_gradient", "preserved", values),
+            parts.fix("outside_of_compile", "preserved", values),
+        ),
+    )
+
+
+COMPILED_OVERWRITTEN_ROWS = ("compiled_version_error",)
+
+
+def compiled_overwritten(failure: Failure) -> Diagnosis | None:
+    """Every such failure; with both lines where the traced graph was found."""
+    save = parts.clue(failure, "saved")
+    need = None if save is None or save.op is None else need_of(save.op, str(save.values["slot"]).partition("[")[0])
+    name = _name(failure)
+    values = {"name": name or Message("label.unnamed"), "op": parts.op_of(save), **_targets(need)}
+    writes = parts.clues(failure, "written")
+    found = parts.diagnosis(
+        failure,
+        "GS505",
+        "compiled_overwritten",
+        values=values,
+        labels=(
+            *_saved(save, need, values),
+            *_written(writes, values),
+            *label_room.at("used", failure.site, Message("label.compiled_overwritten", values)),
+        ),
+        tensor=_tensor(save, name),
+        fixes=(*_fixes(failure, writes, values), *(() if writes else _uncompiled(values))),
+        notes=(Message("note.compile_does_not_repair"),),
+    )
+    return replace(found, why=_why(need, values))
+
+
+def _name(failure: Failure) -> str | None:
+    """What the program calls the value: where it is made, if a write names it so, too; else where it is written.
+
+    What is written may be a view of it, under another name.
+    """
+    made = parts.clue(failure, "made")
+    frames = () if made is None or made.site is None else made.site.frames
+    bound = source.bound_name([frame for frame in frames if frame.is_user])
+    targets = []
+    for write in parts.clues(failure, "written"):
+        own = None if write.site is None else write.site.user_frame
+        written = None if own is None else source.writing_at(own)
+        if written is not None:
+            targets.append(written.target)
+    if not targets or (bound is not None and bound[0] in targets):
+        return None if bound is None else bound[0]
+    return targets[0]
+
+
+def _targets(need: Need | None) -> Mapping[str, Any]:
+    return {} if need is None else {"target": ", ".join(need.shown)}
+
+
+def _saved(save: Clue | None, need: Need | None, values: Mapping[str, Any]) -> tuple[Label, ...]:
+    kind = "plain" if need is None or not need.shown else "result" if need.is_output else "operand"
+    return parts.label_of(save, "saved", f"label.saved.{kind}", values)
+
+
+def _written(writes: tuple[Clue, ...], values: Mapping[str, Any]) -> tuple[Label, ...]:
+    """Each line once."""
+    found: dict[tuple[str, int], Label] = {}
+    for write in writes:
+        op = label_room.as_written(write.op)
+        for label in parts.label_of(write, "written", "label.written.op", {**values, "op": op}):
+            found.setdefault((label.frame.file, label.frame.line), label)
+    return tuple(found.values())
+
+
+def _fixes(failure: Failure, writes: tuple[Clue, ...], values: Mapping[str, Any]) -> tuple[Fix, ...]:
+    """A new tensor at the first write."""
+    first = next((write for write in writes if write.site is not None), None)
+    name = values["name"]
+    if first is None or first.site is None or not isinstance(name, str):
+        return ()
+    target = Clue("target", first.site, name=name, op=first.op)
+    return statements.new_tensor(replace(failure, site=first.site, clues=(target,)), values)
+
+
+def _uncompiled(values: Mapping[str, Any]) -> tuple[Fix, ...]:
+    return (parts.fix("run_uncompiled", "preserved", values),)
+
+
+def _tensor(save: Clue | None, name: str | None) -> NamedTensor | None:
+    if save is None:
+        return None
+    facts = save.values
+    return NamedTensor(name, facts["shape"], facts["dtype"], facts["device"], save.op, facts["slot"])
+
+
+def _why(need: Need | None, values: Mapping[str, Any]) -> Why | None:
+    if need is None or not need.formula:
+        return None
+    key = "why.result" if need.is_output else "why.operand"
+    return Why(need.formula, Message(key, {**values, "op": need.op, "formula": need.formula}))
+
+
+UNDECLARED_MUTATION_ROWS = ("undeclared_mutation", "undeclared_mutation_checked")
+
+
+def undeclared_mutation(failure: Failure) -> Diagnosis | None:
+    """Every such failure; with the operator's definition and its writes where it is Python."""
+    operator = parts.clue(failure, "operator")
+    values = {
+        "op": (operator.name if operator is not None else None) or Message("label.the_operator"),
+        "argument": failure.values.get("argument", "?"),
+    }
+    return statements.stopped(
+        failure,
+        "GS516",
+        "undeclared_mutation",
+        role="used",
+        label="label.schema_checked",
+        values=values,
+        between=(
+            *parts.label_of(operator, "note", "label.operator_defined", values),
+            *(
+                label
+                for write in parts.clues(failure, "base_written")
+                for label in parts.label_of(
+                    write,
+                    "written",
+                    "label.written_in_operator",
+                    {**values, "by": label_room.as_written(write.op)},
+                )
+            ),
+        ),
+        fixes=lambda _: (
+            parts.fix("declare_mutation", "preserved", values),
+            parts.fix("clone_in_operator", "preserved", values),
+        ),
+    )

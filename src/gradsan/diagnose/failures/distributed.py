@@ -1,0 +1,114 @@
+"""GS513, GS514 and GS519: what DistributedDataParallel and FullyShardedDataParallel refuse.
+
+GS513: DistributedDataParallel was given the gradient of one parameter twice in one backward.
+
+GS514: DistributedDataParallel still waits for gradients of the round before.
+
+GS519: what FullyShardedDataParallel cannot do with parameters that it gathers and gives back.
+"""
+
+from __future__ import annotations
+
+from gradsan import source
+from gradsan.diagnose import labels as label_room
+from gradsan.diagnose.failures import parts, statements
+from gradsan.model import Diagnosis, Failure, Fix, Frame, Label, Message
+
+GRADIENT_REDUCED_TWICE_ROWS = ("ready_twice",)
+
+
+def gradient_reduced_twice(failure: Failure) -> Diagnosis | None:
+    """Every such failure; with the calls of reentrant checkpoint, where those are why."""
+    parameter, calls = parts.clue(failure, "parameter"), parts.clues(failure, "checkpoint_call")
+    values = {"name": (parameter.name if parameter is not None else None) or Message("label.a_parameter")}
+    fixes = (
+        (parts.fix("not_reentrant", "preserved", values), parts.fix("static_graph", "preserved", values))
+        if calls
+        else (parts.fix("one_backward_a_round", "preserved", values), parts.fix("static_graph", "preserved", values))
+    )
+    labels = {
+        (label.frame.file, label.frame.line, label.frame.column): label
+        for call in calls
+        for label in parts.label_of(call, "created", "label.reentrant_call", values)
+    }
+    return parts.diagnosis(
+        failure,
+        "GS513",
+        "gradient_reduced_twice",
+        values=values,
+        explanation=f"explanation.gradient_reduced_twice{'_by_checkpoint' if calls else ''}",
+        labels=(
+            *labels.values(),
+            *label_room.at("used", failure.site, Message("label.gradient_reduced_twice", values)),
+        ),
+        fixes=fixes,
+    )
+
+
+REDUCTION_UNFINISHED_ROWS = ("reduction_unfinished",)
+
+
+def reduction_unfinished(failure: Failure) -> Diagnosis | None:
+    """Every such failure; with the parameters' names where the wrapped module was found."""
+    parameters = parts.clues(failure, "parameter")
+    names = ", ".join(one.name for one in parameters if one.name)
+    values = {"name": names or Message("label.some_parameters")}
+    owners: dict[tuple[str, int, str], Label] = {}
+    for one in parameters:
+        for label in parts.label_of(one, "note", "label.left_out", dict(one.values)):
+            owners.setdefault((label.frame.file, label.frame.line, str(one.values.get("attribute"))), label)
+    return parts.diagnosis(
+        failure,
+        "GS514",
+        "reduction_unfinished",
+        values=values,
+        labels=(
+            *owners.values(),
+            *parts.label_of(parts.clue(failure, "past_backward"), "note", "label.ended_without", values),
+            *label_room.at("used", failure.site, Message("label.reduction_unfinished", values)),
+        ),
+        fixes=(
+            parts.fix("find_unused_parameters", "preserved", values),
+            parts.fix("use_or_remove", "changed", values),
+        ),
+    )
+
+
+_FIXES = {
+    "sharded_after_inference": "no_grad_before_training",
+    "sharded_called_past": "call_sharded_module",
+    "sharded_changed_between": "change_between_rounds",
+    "sharded_flags_differ": "use_original_parameters",
+    "sharded_gathered_inside": "gather_outside",
+    "sharded_second_order": "first_order_only",
+    "sharded_shape_changed": "change_before_sharding",
+}
+_CHANGED = ("change_between_rounds", "change_before_sharding", "first_order_only")
+SHARDED_RULE_BROKEN_ROWS = tuple(sorted(_FIXES))
+
+
+def sharded_rule_broken(failure: Failure) -> Diagnosis | None:
+    """Every such failure: the rule, the parameters it is about, the place."""
+    parameters = parts.clue(failure, "parameters")
+    names = parameters.name if parameters is not None and parameters.name else Message("label.its_parameters")
+    kind = _FIXES[failure.row]
+
+    def fixes(values: object) -> tuple[Fix, ...]:
+        lines = statements.changed(failure, _original) if kind == "use_original_parameters" else ()
+        return (parts.fix(kind, "changed" if kind in _CHANGED else "preserved", {"names": names}, lines=lines),)
+
+    return statements.stopped(
+        failure,
+        "GS519",
+        "sharded_rule_broken",
+        role="used",
+        values={"names": names},
+        title=f"title.{failure.row}",
+        explanation=f"explanation.{failure.row}",
+        label=f"label.{failure.row}",
+        fixes=fixes,
+    )
+
+
+def _original(frame: Frame) -> source.Change | None:
+    return source.add_keyword(frame, "use_orig_params", "True")

@@ -1,0 +1,137 @@
+"""GS213, GS214 and GS218: gradients that are overwritten, never cleared, or not differentiated.
+
+GS214: the gradient of a leaf is never cleared, and every backward adds to what is left of the rounds before.
+
+GS213: a hook, or the backward of a Function, writes into a gradient that another branch is given, too.
+
+GS218: leaves were updated past their graph by gradients that were taken to be differentiated, and never were.
+"""
+
+from __future__ import annotations
+
+from gradsan.diagnose import labels as label_room
+from gradsan.diagnose.failures import parts
+from gradsan.model import Clue, Diagnosis, Failure, Fix, Message, NamedTensor
+
+GRADIENT_KEPT_ROWS = ("gradient_never_cleared",)
+
+
+def gradient_kept(failure: Failure) -> Diagnosis | None:
+    """Every such failure that has a leaf with a name."""
+    leaf, updated = parts.clue(failure, "gradient"), parts.clue(failure, "updated")
+    if leaf is None or updated is None or not leaf.name:
+        return None
+    by_step = bool(updated.op and updated.op.endswith(".step"))
+    values = {
+        "name": f"{leaf.name}.grad",
+        "leaf": leaf.name,
+        "rounds": leaf.values["rounds"],
+        "others": leaf.values["leaves"] - 1,
+        "writer": _writer(leaf.name, updated.op or "?"),
+    }
+    return parts.diagnosis(
+        failure,
+        "GS214",
+        "gradient_never_cleared",
+        values=values,
+        severity="warning",
+        labels=(
+            *label_room.at("used", failure.site, Message("label.adds_to_gradient", values)),
+            *parts.label_of(updated, "written", "label.updated_by_gradient", values),
+        ),
+        tensor=_gradient_of(leaf),
+        fixes=_fixes(by_step, values),
+        notes=(Message("note.more_gradients_kept", values),) if values["others"] else (),
+    )
+
+
+def _writer(name: str, op: str) -> str:
+    return f"{name}.data = ..." if op == "data =" else label_room.as_written(op)
+
+
+def _fixes(by_step: bool, values: dict[str, object]) -> tuple[Fix, ...]:
+    clear = parts.fix("clear_by_optimizer" if by_step else "clear_gradient", "changed", values)
+    return (clear,) if by_step else (clear, parts.fix("ask_for_gradient", "changed", values))
+
+
+def _gradient_of(leaf: Clue) -> NamedTensor:
+    facts = leaf.values
+    return NamedTensor(f"{leaf.name}.grad", facts["shape"], facts["dtype"], facts["device"], None, None)
+
+
+GRADIENT_OVERWRITTEN_ROWS = ("gradient_overwritten",)
+
+
+def gradient_overwritten(failure: Failure) -> Diagnosis | None:
+    """Every such failure: a warning where another branch still needs the gradient, else a note."""
+    gradient, branching, sibling = (parts.clue(failure, role) for role in ("gradient", "branching", "sibling"))
+    if gradient is None:
+        return None
+    facts = gradient.values
+    values = {
+        "name": gradient.name,
+        "writer": label_room.as_written(gradient.op),
+        "op": parts.op_of(branching),
+        "sibling": None if sibling is None else sibling.name,
+    }
+    is_shared = bool(failure.values.get("shared"))
+    variant = "" if is_shared else "_alone"
+    is_named = is_shared and branching is not None and bool(values["sibling"])
+    return parts.diagnosis(
+        failure,
+        "GS213",
+        "gradient_overwritten",
+        values=values,
+        severity="warning" if is_shared else "note",
+        title=f"title.gradient_overwritten{variant}",
+        explanation=f"explanation.gradient_overwritten{'_by' if is_named else variant}",
+        labels=(
+            *parts.label_of(branching, "note", "label.gradient_branches", values),
+            *label_room.at("used", failure.site, Message("label.hands_gradients", values)),
+            *parts.label_of(gradient, "written", f"label.gradient_written{'_by' if is_named else variant}", values),
+        ),
+        tensor=NamedTensor(gradient.name, facts["shape"], facts["dtype"], facts["device"], None, None),
+        fixes=(parts.fix("return_new_gradient", "changed" if is_shared else "preserved", values),),
+    )
+
+
+UPDATE_LOST_ROWS = ("update_not_differentiated",)
+
+
+def update_lost(failure: Failure) -> Diagnosis | None:
+    """Every such failure whose leaf has a name: a warning where it is an inner step by all signs, else a note."""
+    asked, updated = parts.clue(failure, "asked"), parts.clue(failure, "updated")
+    if asked is None or updated is None or not updated.name:
+        return None
+    values = {
+        "name": updated.name,
+        "writer": _update_shown(updated),
+        "others": updated.values["leaves"] - 1,
+    }
+    return parts.diagnosis(
+        failure,
+        "GS218",
+        "update_not_differentiated",
+        values=values,
+        severity="warning" if failure.values.get("is_strong") else "note",
+        labels=(
+            *parts.label_of(asked, "note", "label.differentiable_gradient", values),
+            *parts.label_of(updated, "written", "label.updated_past_graph", values),
+            *label_room.at("used", failure.site, Message("label.begins_at_new_values", values)),
+        ),
+        tensor=_tensor_of(updated),
+        fixes=(
+            parts.fix("functional_fast_weights", "changed", values),
+            parts.fix("leave_create_graph", "preserved", values),
+        ),
+        notes=(Message("note.more_leaves_updated", values),) if values["others"] else (),
+    )
+
+
+def _update_shown(updated: Clue) -> str:
+    return f"{updated.name}.data = ..." if updated.op == "data =" else label_room.as_written(updated.op)
+
+
+def _tensor_of(updated: Clue) -> NamedTensor:
+    facts = updated.values
+    return NamedTensor(updated.name, facts["shape"], facts["dtype"], facts["device"], None, None)

@@ -1,0 +1,1 @@
+"""Changed lines: a statement rewritten so that it means what backward needs."""

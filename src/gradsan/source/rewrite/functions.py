@@ -1,0 +1,200 @@
+"""Custom Functions and checkpointed functions in the source: where they keep what, and lines that keep it rightly."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gradsan.model import Frame
+from gradsan.source.change import Change, Edit, edited, insert_before
+from gradsan.source.identifiers import bindings_of, chain_key, local_nodes, parameters
+from gradsan.source.locate import statement_at
+from gradsan.source.tree import FunctionNode, SourceFile, read_source
+
+__all__ = ["bind_early", "earlier_reads", "kept_on_context", "mark_dirty", "rebound_at", "save_for_backward"]
+
+_Method = ast.FunctionDef | ast.AsyncFunctionDef
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_NO_CHANGE = ("detach", "contiguous")
+
+
+def kept_on_context(frame: Frame, attribute: str) -> Frame | None:
+    """The statement ``ctx.<attribute> = …`` of the Function whose forward is defined at ``frame``."""
+    found = _function_at(frame)
+    if found is None:
+        return None
+    source, forward = found
+    places = list(_kept(source, forward, attribute))
+    return _frame(source, places[0][1], frame.file) if len(places) == 1 else None
+
+
+def save_for_backward(frame: Frame, attribute: str) -> tuple[Change, ...]:
+    """Changes that keep ``ctx.<attribute>`` by ``save_for_backward``; ``frame`` is the definition of forward.
+
+    Empty where the Function saves something already, or uses the attribute in other ways than reading it in backward.
+    """
+    found = _function_at(frame)
+    if found is None:
+        return ()
+    source, forward = found
+    owner = source.owner_class(forward)
+    kept = list(_kept(source, forward, attribute))
+    if (
+        owner is None
+        or len(kept) != 1
+        or any(
+            isinstance(node, ast.Attribute) and node.attr in ("save_for_backward", "saved_tensors")
+            for node in ast.walk(owner)
+        )
+    ):
+        return ()
+    context, statement = kept[0]
+    uses = [node for node in ast.walk(owner) if isinstance(node, ast.Attribute) and node.attr == attribute]
+    reads = [node for node in uses if isinstance(node.ctx, ast.Load)]
+    backward = {id(node) for method in _methods(owner, "backward") for node in ast.walk(method)}
+    if not reads or len(uses) != len(reads) + 1 or not all(id(node) in backward for node in reads):
+        return ()
+    target = source.span(statement.targets[0])
+    value, whole = statement.value, source.span(statement)
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _NO_CHANGE:
+        value = value.func.value
+    if target.line != whole.end_line:
+        return ()
+    saved = Edit(whole, f"{context}.save_for_backward({source.text(value)})")
+    changes = [edited(source, [saved], "save_for_backward")]
+    lines: dict[int, list[Edit]] = {}
+    for node in reads:
+        span = source.span(node)
+        lines.setdefault(span.line, []).append(Edit(span, f"{source.text(node.value)}.saved_tensors[0]"))
+    changes += [edited(source, edits, "save_for_backward") for edits in lines.values()]
+    return tuple(change for change in changes if change is not None) if all(changes) else ()
+
+
+def earlier_reads(frame: Frame, attribute: str) -> tuple[Frame, ...]:
+    """The other places where the function at ``frame`` reads ``<something>.<attribute>``, up to its line."""
+    statement = statement_at(frame)
+    if statement is None or statement.function is None:
+        return ()
+    source = statement.source
+    reads = [
+        source.span(node)
+        for node in local_nodes(statement.function)
+        if isinstance(node, ast.Attribute) and node.attr == attribute and isinstance(node.ctx, ast.Load)
+    ]
+    places = sorted((span.line, span.column, span.end_line, span.end_column) for span in reads)
+    here = (frame.line, frame.column or 1)
+    return tuple(
+        replace(frame, line=line, column=column, end_line=end_line, end_column=end_column)
+        for line, column, end_line, end_column in places
+        if (line, column) < here
+    )
+
+
+def mark_dirty(frame: Frame, parameter: str) -> Change | None:
+    """``ctx.mark_dirty(<parameter>)`` before the return of the forward defined at ``frame``.
+
+    None where forward returns something else: what is marked dirty must be returned itself.
+    """
+    found = _function_at(frame)
+    if found is None:
+        return None
+    source, forward = found
+    returns = [node for node in local_nodes(forward) if isinstance(node, ast.Return)]
+    names = parameters(forward)
+    if len(returns) != 1 or parameter not in names[1:]:
+        return None
+    value = returns[0].value
+    elements = value.elts if isinstance(value, ast.Tuple) else [value]
+    if not any(isinstance(one, ast.Name) and one.id == parameter for one in elements):
+        return None
+    return insert_before(source, returns[0], f"{names[0]}.mark_dirty({parameter})", "mark_dirty")
+
+
+def bind_early(definition: Frame, call: Frame, name: str, value: str) -> Change | None:
+    """A default argument ``<name>=<value>`` for the function defined at ``definition`` and passed on at ``call``.
+
+    Only for a function that is made anew for each call: a lambda, or a ``def`` in the same block.
+    """
+    found, statement = _function_at(definition), statement_at(call)
+    if found is None or statement is None or not name.isidentifier():
+        return None
+    source, function = found
+    if source.file != statement.source.file or _block(source, function) is not _block(source, statement.node):
+        return None
+    arguments = function.args
+    if name in parameters(function) or arguments.vararg or arguments.kwarg or arguments.kwonlyargs:
+        return None
+    positional = [*arguments.posonlyargs, *arguments.args]
+    if not positional:
+        return None
+    last = max(map(source.span, [*positional, *arguments.defaults]), key=lambda span: (span.end_line, span.end_column))
+    edit = Edit.insert(last.end_line, last.end_column, f", {name}={value}")
+    return edited(source, [edit], "bind_early")
+
+
+def rebound_at(call: Frame, path: str, until: Frame | None) -> tuple[Frame, ...]:
+    """The statements that give ``path`` (``i``, ``self.scale``) another value between ``call`` and ``until``."""
+    statement = statement_at(call)
+    if statement is None:
+        return ()
+    source, node = statement.source, statement.node
+    outer = [parent for parent, _ in source.ancestors(node) if isinstance(parent, _LOOPS)]
+    scopes: list[FunctionNode | ast.Module] = [source.module]
+    scopes += [one for one, _ in source.ancestors(node) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+    found = []
+    for other in (inner for scope in scopes for inner in local_nodes(scope) if isinstance(inner, ast.stmt)):
+        if not any(binding.name == path and binding.replaces for binding in bindings_of(other)):
+            continue
+        again = any(loop is other or any(parent is loop for parent, _ in source.ancestors(other)) for loop in outer)
+        is_late = until is not None and until.file == call.file and other.lineno > until.line
+        if again or (other.lineno > node.lineno and not is_late):
+            found.append(_frame(source, other, call.file))
+    return tuple(dict.fromkeys(found))
+
+
+def _function_at(frame: Frame) -> tuple[SourceFile, FunctionNode] | None:
+    source = read_source(frame.file)
+    if source is None:
+        return None
+    name = frame.function.rpartition(".")[2]
+    found: list[FunctionNode] = []
+    for node in ast.walk(source.module):
+        if isinstance(node, ast.Lambda) and name == "<lambda>" and node.lineno == frame.line:
+            found.append(node)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
+            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+            found += [node] if first == frame.line else []
+    return (source, found[0]) if len(found) == 1 else None
+
+
+def _methods(owner: ast.ClassDef, *names: str) -> Iterator[_Method]:
+    for node in owner.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in names:
+            yield node
+
+
+def _kept(source: SourceFile, forward: FunctionNode, attribute: str) -> Iterator[tuple[str, ast.Assign]]:
+    owner = source.owner_class(forward)
+    for method in () if owner is None else _methods(owner, "forward", "setup_context"):
+        context = parameters(method)[:1]
+        for node in local_nodes(method):
+            if isinstance(node, ast.Assign) and len(node.targets) == 1:
+                key = chain_key(node.targets[0])
+                if context and key == f"{context[0]}.{attribute}":
+                    yield context[0], node
+
+
+def _block(source: SourceFile, node: ast.AST) -> ast.AST | None:
+    """The innermost loop or function around a node (itself left out), or the module."""
+    kinds = (*_LOOPS, ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)
+    return next((parent for parent, _ in source.ancestors(node) if isinstance(parent, kinds)), None)
+
+
+def _frame(source: SourceFile, node: ast.stmt, file: str) -> Frame:
+    span = source.span(node)
+    end_line, end_column = (span.end_line, span.end_column)
+    if isinstance(node, _LOOPS):
+        header = source.span(node.test if isinstance(node, ast.While) else node.iter)
+        end_line, end_column = header.end_line, header.end_column
+    return Frame(file, span.line, source.scope_name(node), span.column, end_line, end_column, True)

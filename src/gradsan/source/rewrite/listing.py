@@ -1,0 +1,245 @@
+"""A tensor that is filled part by part, kept as a list of its parts and stacked where it is read as a whole."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gradsan.model import Frame
+from gradsan.source.change import Change, Edit, edited, elements_of, is_all, is_gap, is_number, may_be_number
+from gradsan.source.identifiers import binds, imported_as, local_nodes
+from gradsan.source.locate import statement_at
+from gradsan.source.tree import FunctionNode, SourceFile, Span
+
+__all__ = ["list_and_stack"]
+
+_KIND = "list_and_stack"
+_WIDTH = 120
+
+
+@dataclass(frozen=True, slots=True)
+class _Filled:
+    """A variable ``name`` whose parts along the dimensions ``dims`` are stored one by one: (1,) for ``x[:, t] = …``."""
+
+    source: SourceFile
+    scope: FunctionNode | ast.Module
+    name: str
+    dims: tuple[int, ...]
+    torch: str
+
+
+def list_and_stack(frame: Frame) -> Change | None:
+    """The lines of the function of ``frame`` in which a tensor is filled, with a list of parts in its place.
+
+    ``frame`` stands at a ``x[:, t] = …`` within a loop. Where ``x`` is made, it is taken apart (``unbind``); parts are
+    stored in and read from the list, and ``torch.stack`` makes a tensor of it where all of ``x`` is asked for. None
+    where ``x`` is made in several places, its parts are stored in more than one way, or a use is not understood.
+    """
+    filled = _filled_at(frame)
+    if filled is None:
+        return None
+    edits: list[Edit] = []
+    makers = 0
+    for node in _occurrences(filled):
+        is_maker = isinstance(node.ctx, ast.Store)
+        makers += is_maker
+        found = _made(filled, node) if is_maker else _used(filled, node)
+        if found is None:
+            return None
+        edits += found
+    return edited(filled.source, edits, _KIND) if makers == 1 else None
+
+
+def _filled_at(frame: Frame) -> _Filled | None:
+    statement = statement_at(frame)
+    if statement is None or not statement.loops:
+        return None
+    source, node = statement.source, statement.node
+    target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+    if isinstance(node, ast.AugAssign):
+        target = node.target
+    torch = imported_as(source, "torch")
+    if not isinstance(target, ast.Subscript) or not isinstance(target.value, ast.Name) or torch is None:
+        return None
+    elements = elements_of(target)
+    dims = tuple(place for place, one in enumerate(elements) if not is_all(one))
+    is_plain = len(dims) == 1 and dims[0] == len(elements) - 1
+    if not (is_plain or dims == (0, 1) == tuple(range(len(elements)))):
+        return None
+    if not all(may_be_number(elements[place]) for place in dims):
+        return None
+    function = statement.function
+    if isinstance(function, ast.Lambda):
+        return None
+    return _Filled(source, source.module if function is None else function, target.value.id, dims, torch)
+
+
+def _occurrences(filled: _Filled) -> Iterator[ast.Name]:
+    own = set(local_nodes(filled.scope))
+    for node in ast.walk(filled.scope):
+        if isinstance(node, ast.Name) and node.id == filled.name:
+            function = filled.source.function(node)
+            if node in own or function is filled.scope or not binds(function, filled.name):
+                yield node
+
+
+def _made(filled: _Filled, node: ast.Name) -> list[Edit] | None:
+    """Where the tensor is made: its value becomes the list of its parts."""
+    statement, field = filled.source.parents[node]
+    if not isinstance(statement, ast.Assign) or field != "targets" or len(statement.targets) != 1:
+        return None
+    value = statement.value
+    span = filled.source.span(value)
+    if len(filled.dims) == 2:
+        return _on_a_line_of_its_own(filled, statement, f"[list(part.unbind()) for part in {filled.name}.unbind()]")
+    unbind = f".unbind({filled.dims[0] or ''})"
+    is_called = isinstance(value, ast.Call | ast.Name | ast.Attribute | ast.Subscript)
+    head, tail = ("list(", f"{unbind})") if is_called else ("list((", f"){unbind})")
+    if len(filled.source.lines[span.line - 1]) + len(head) + len(tail) > _WIDTH:
+        return _on_a_line_of_its_own(filled, statement, f"list({filled.name}{unbind})")
+    return [Edit.insert(span.line, span.column, head), Edit.insert(span.end_line, span.end_column, tail)]
+
+
+def _on_a_line_of_its_own(filled: _Filled, statement: ast.stmt, value: str) -> list[Edit] | None:
+    span = filled.source.span(statement)
+    indent = filled.source.lines[span.line - 1][: span.column - 1]
+    after = filled.source.lines[span.end_line - 1][span.end_column - 1 :].strip()
+    if indent.strip() or (after and not after.startswith("#")):
+        return None
+    end = len(filled.source.lines[span.end_line - 1]) + 1
+    return [Edit.insert(span.end_line, end, f"\n{indent}{filled.name} = {value}")]
+
+
+def _used(filled: _Filled, node: ast.Name) -> list[Edit] | None:
+    parent, field = filled.source.parents[node]
+    if isinstance(parent, ast.Subscript) and field == "value":
+        return _part(filled, node, parent)
+    size = _size(filled, node)
+    if size is not None:
+        return [size]
+    if isinstance(parent, ast.Delete) or not isinstance(node.ctx, ast.Load):
+        return None
+    if isinstance(parent, ast.For) and field == "iter" and filled.dims == (0,):
+        return []
+    span = filled.source.span(node)
+    return [Edit(span, _whole(filled, filled.name))]
+
+
+def _whole(filled: _Filled, text: str) -> str:
+    if len(filled.dims) == 2:
+        return f"{filled.torch}.stack([{filled.torch}.stack(part) for part in {text}])"
+    dim = filled.dims[0]
+    return f"{filled.torch}.stack({text}, {dim})" if dim else f"{filled.torch}.stack({text})"
+
+
+def _part(filled: _Filled, node: ast.Name, part: ast.Subscript) -> list[Edit] | None:
+    """``x[:, t]`` is the list's element ``x[t]``; a slice of the list is stacked."""
+    elements = elements_of(part)
+    leading = filled.dims[0]
+    reached = elements[leading : leading + len(filled.dims)]
+    if not all(map(is_all, elements[:leading])) or not reached or any(map(is_gap, elements)):
+        return None
+    rest = elements[leading + len(reached) :]
+    is_stored = not isinstance(part.ctx, ast.Load)
+    numbers = [one for one in reached if not isinstance(one, ast.Slice)]
+    if not all(map(may_be_number, numbers)) or (is_stored and (rest or len(numbers) < len(filled.dims))):
+        return None
+    if len(numbers) < len(reached) or len(reached) < len(filled.dims):
+        return _several(filled, part, elements)
+    edits = _brackets(filled.source, node, part, reached, rest, leading)
+    statement = filled.source.parents[part][0]
+    if isinstance(statement, ast.AugAssign) and statement.target is part:
+        return None if edits is None else _augmented(filled, statement, reached)
+    if edits is not None and is_stored and isinstance(statement, ast.Assign) and is_number(statement.value):
+        # A tensor takes a number for all its elements; a list would take the number itself.
+        value = filled.source.span(statement.value)
+        old = f"{filled.name}{''.join(f'[{filled.source.text(one)}]' for one in reached)}"
+        edits.append(Edit(value, f"{filled.torch}.full_like({old}, {filled.source.slice(value)})"))
+    return edits
+
+
+def _several(filled: _Filled, part: ast.Subscript, elements: list[ast.expr]) -> list[Edit] | None:
+    source = filled.source
+    if any(isinstance(inner, ast.Name) and inner.id == filled.name for one in elements for inner in ast.walk(one)):
+        return None
+    if len(elements) != filled.dims[0] + 1:
+        return None
+    if len(filled.dims) == 2:
+        if isinstance(elements[0], ast.Slice):
+            return None
+        row = f"{filled.name}[{source.text(elements[0])}]"
+        return [Edit(source.span(part), f"{filled.torch}.stack({row})")]
+    chosen = source.slice(source.span(elements[-1]))
+    return [Edit(source.span(part), _whole(filled, f"{filled.name}[{chosen}]"))]
+
+
+def _brackets(
+    source: SourceFile,
+    node: ast.Name,
+    part: ast.Subscript,
+    reached: list[ast.expr],
+    rest: list[ast.expr],
+    leading: int,
+) -> list[Edit] | None:
+    """The brackets and commas around the numbers, so that what stands in them is left as it is."""
+    spans = [source.span(one) for one in (*reached, *rest)]
+    whole = source.span(part)
+    name = source.span(node)
+    edits = [Edit(_between(name, spans[0]), "[")]
+    for before, after in itertools.pairwise(spans[: len(reached)]):
+        edits.append(Edit(_between(before, after), "]["))
+    last = spans[len(reached) - 1]
+    if rest:
+        edits.append(Edit(_between(last, spans[len(reached)]), f"][{':, ' * leading}"))
+    else:
+        edits.append(Edit(Span(last.end_line, last.end_column, whole.end_line, whole.end_column), "]"))
+    if any(source.slice(edit.span).strip("[]:, \t\n") for edit in edits):
+        return None
+    return [edit for edit in edits if source.slice(edit.span) != edit.text]
+
+
+def _augmented(filled: _Filled, statement: ast.AugAssign, reached: list[ast.expr]) -> list[Edit] | None:
+    """``x[t] += v`` would write to the part that was kept: it is bound anew."""
+    source = filled.source
+    inner = [*ast.walk(statement.value), *(node for one in reached for node in ast.walk(one))]
+    if any(isinstance(node, ast.Name) and node.id == filled.name for node in inner):
+        return None
+    span, target = source.span(statement), source.span(statement.target)
+    rest = source.slice(Span(target.end_line, target.end_column, span.end_line, span.end_column))
+    sign, _, value = rest.partition("=")
+    part = f"{filled.name}{''.join(f'[{source.text(one)}]' for one in reached)}"
+    simple = isinstance(statement.value, ast.Name | ast.Call | ast.Attribute | ast.Constant | ast.Subscript)
+    value = value.strip() if simple else f"({value.strip()})"
+    return [Edit(span, f"{part} = {part} {sign.strip()} {value}")]
+
+
+def _size(filled: _Filled, node: ast.Name) -> Edit | None:
+    """``x.size(1)``, ``x.shape[1]``, ``len(x)``: asked of the list and its elements."""
+    source = filled.source
+    parent, field = source.parents[node]
+    outer = source.parents[parent][0] if parent in source.parents else None
+    dim: int | None = None
+    if isinstance(parent, ast.Call) and isinstance(parent.func, ast.Name) and parent.func.id == "len":
+        dim, outer = 0, parent
+    elif isinstance(parent, ast.Attribute) and field == "value":
+        argument: ast.expr | None = None
+        if parent.attr == "size" and isinstance(outer, ast.Call) and len(outer.args) == 1 and not outer.keywords:
+            argument = outer.args[0]
+        elif parent.attr == "shape" and isinstance(outer, ast.Subscript):
+            argument = outer.slice
+        dim = argument.value if isinstance(argument, ast.Constant) and isinstance(argument.value, int) else None
+        if parent.attr in ("device", "dtype"):
+            element = filled.name + "[0]" * len(filled.dims)
+            return Edit(source.span(node), element)
+    if dim is None or not isinstance(outer, ast.expr):
+        return None
+    if dim in filled.dims:
+        return Edit(source.span(outer), f"len({filled.name}{'[0]' * filled.dims.index(dim)})")
+    fewer = sum(one < dim for one in filled.dims)
+    return Edit(source.span(outer), f"{filled.name}{'[0]' * len(filled.dims)}.size({dim - fewer})")
+
+
+def _between(before: Span, after: Span) -> Span:
+    return Span(before.end_line, before.end_column, after.line, after.column)

@@ -1,0 +1,336 @@
+"""Statements moved behind a backward, a forward run again, and a value taken detached.
+
+Statements that wait until a backward is over: an update of weights, averages or statistics moved behind it.
+
+A part of the forward that runs again after parameters were updated, so that a loss is computed with the new ones.
+
+What a statement takes that another statement has made, and the line that takes it detached.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import UnionType
+
+from gradsan.model import Frame
+from gradsan.source.change import Change, Edit, edited
+from gradsan.source.flow import reaching
+from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, consumed_names, leaf_name
+from gradsan.source.locate import Statement, statement_at
+from gradsan.source.tree import SourceFile, header_nodes
+
+__all__ = [
+    "Moved",
+    "blocks_around",
+    "bound_names",
+    "constructs",
+    "detach_reads",
+    "is_whole_lines",
+    "move_behind",
+    "names_bound",
+    "names_read",
+    "run_again",
+    "taken_from",
+]
+
+
+_LEAVING = (ast.Return, ast.Continue, ast.Break, ast.Raise, ast.Yield, ast.YieldFrom, ast.Await)
+_LIGHT = frozenset(
+    {
+        *("append", "debug", "float", "info", "item", "len", "log", "ones_like", "print", "randn_like"),
+        *("set_description", "zero_grad", "zeros_like"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The changed lines, and whether nothing between computes: what is moved is then seen by nobody in between."""
+
+    lines: tuple[tuple[str, int, str], ...]
+    is_plain: bool
+
+
+def move_behind(written: Sequence[Sequence[Frame]], used: Sequence[Frame]) -> Moved | None:
+    """The statements that lead to the writes, moved behind the one that leads to the backward.
+
+    ``written`` and ``used`` are stacks of the user's frames, outermost first. None where they do not stand in one block
+    with the backward last, where a statement between reads what is moved or binds what it reads, or where what is moved
+    reads gradients (which that backward is about to change) or runs a backward itself.
+    """
+    found = _in_one_block(written, used)
+    if found is None:
+        return None
+    source, block, first, last, backward = found
+    moved, between, use = block[first : last + 1], block[last + 1 : backward], block[backward]
+    if not all(is_whole_lines(source, node) for node in (*moved, use)):
+        return None
+    if any(_must_stay(node) for node in moved) or any(_reads_gradients(source, use, stack) for stack in written):
+        return None
+    if names_bound(moved) & names_read([*between, use]) or names_bound([*between, use]) & names_read(moved):
+        return None
+    end = source.span(use).end_line
+    texts = [source.lines[source.span(node).line - 1 : source.span(node).end_line] for node in moved]
+    behind = "\n".join([source.lines[end - 1], *(line for text in texts for line in text)])
+    gone = {line for node in moved for line in range(source.span(node).line, source.span(node).end_line + 1)}
+    lines = (*((source.file, line, "") for line in sorted(gone)), (source.file, end, behind))
+    return Moved(lines, all(_is_light(node) for node in between))
+
+
+def blocks_around(stack: Sequence[Frame]) -> Iterator[tuple[SourceFile, list[ast.stmt], ast.stmt]]:
+    """Every block of statements that a stack passes through, with its statement there, the innermost first."""
+    for frame in reversed(stack):
+        found = statement_at(frame)
+        node: ast.AST | None = None if found is None else found.node
+        while found is not None and node is not None:
+            parent, field = found.source.parents.get(node, (None, ""))
+            block = None if parent is None else getattr(parent, field, None)
+            if isinstance(node, ast.stmt) and isinstance(block, list):
+                yield found.source, block, node
+            if parent is None or isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+                break
+            node = parent
+
+
+def is_whole_lines(source: SourceFile, node: ast.stmt) -> bool:
+    """Whether nothing but the statement stands on its lines."""
+    span = source.span(node)
+    before = source.lines[span.line - 1][: span.column - 1]
+    after = source.lines[span.end_line - 1][span.end_column - 1 :].strip()
+    return not before.strip() and (not after or after.startswith("#"))
+
+
+def _in_one_block(
+    written: Sequence[Sequence[Frame]], used: Sequence[Frame]
+) -> tuple[SourceFile, list[ast.stmt], int, int, int] | None:
+    places = [list(blocks_around(stack)) for stack in written]
+    for source, block, use in blocks_around(used):
+        at = [[node for _, other, node in stack if other is block] for stack in places]
+        if not at or not all(at):
+            continue
+        indices = [block.index(nodes[0]) for nodes in at]
+        backward = block.index(use)
+        if any(index == backward for index in indices):
+            continue
+        return (source, block, min(indices), max(indices), backward) if max(indices) < backward else None
+    return None
+
+
+def _reads_gradients(source: SourceFile, use: ast.stmt, stack: Sequence[Frame]) -> bool:
+    """Whether a function that the block calls on the way to the write reads ``.grad``."""
+    around = source.function(use)
+    statements = [statement_at(frame) for frame in stack]
+    level = max((at for at, one in enumerate(statements) if one is not None and one.function is around), default=-1)
+    return any(
+        one is None or one.function is None or _mentions_gradients(one.function) for one in statements[level + 1 :]
+    )
+
+
+def _mentions_gradients(node: ast.AST) -> bool:
+    return any(isinstance(one, ast.Attribute) and one.attr == "grad" for one in ast.walk(node))
+
+
+def _must_stay(node: ast.stmt) -> bool:
+    inner = list(ast.walk(node))
+    return (
+        any(isinstance(one, _LEAVING) for one in inner)
+        or _mentions_gradients(node)
+        or any(_calls(one, "backward") or _calls(one, "step") for one in inner)
+        or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom)
+    )
+
+
+def _calls(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Call) and leaf_name(node.func) == name
+
+
+def names_bound(nodes: Iterable[ast.AST]) -> set[str]:
+    """The names that ``nodes`` bind."""
+    return {name for node in nodes for name in _names(node, ast.Store | ast.Del)}
+
+
+def names_read(nodes: Iterable[ast.AST]) -> set[str]:
+    """The names that ``nodes`` read from outside."""
+    return {name for node in nodes for name in _names(node, ast.Load)}
+
+
+def _names(node: ast.AST, context: type[ast.expr_context] | UnionType) -> set[str]:
+    """The names that stand in ``context`` within ``node``, but for the variables of its comprehensions."""
+    inner = list(ast.walk(node))
+    own = {
+        one.id
+        for comprehension in inner
+        if isinstance(comprehension, ast.comprehension)
+        for one in ast.walk(comprehension.target)
+        if isinstance(one, ast.Name)
+    }
+    return {one.id for one in inner if isinstance(one, ast.Name) and isinstance(one.ctx, context)} - own
+
+
+def _is_light(node: ast.stmt) -> bool:
+    return all(leaf_name(one.func) in _LIGHT for one in ast.walk(node) if isinstance(one, ast.Call))
+
+
+Lines = tuple[tuple[str, int, str], ...]
+
+
+def run_again(
+    saved: Sequence[Frame] | None,
+    written: Sequence[Sequence[Frame]],
+    used: Sequence[Frame],
+) -> list[Lines]:
+    """The changed lines that repeat, behind the last of the writes, what the backward's loss depends on.
+
+    First the assignments from the save on that hang on what it computed: inputs and random numbers drawn before stay
+    what they were. Then all assignments of the block. All are stacks of the user's frames, outermost first. Empty
+    where the writes and the backward do not stand in one block, in this order.
+    """
+    place = _behind_writes(written, used)
+    if place is None:
+        return []
+    source, block, last, backward = place
+    if not is_whole_lines(source, block[last]):
+        return []
+    starts = [] if saved is None else [block.index(node) for _, other, node in blocks_around(saved) if other is block]
+    found: list[Lines] = []
+    for first, only_dependent in ((starts[0] if starts else None, True), (0, False)):
+        if first is None or first >= last:
+            continue
+        between = block[first:last]
+        again = _slice(source, between, block[last + 1 : backward + 1], only_dependent)
+        if not again:
+            continue
+        spans = [source.span(node) for node in again]
+        copies = [line for span in spans for line in source.lines[span.line - 1 : span.end_line]]
+        end = source.span(block[last]).end_line
+        lines = ((source.file, end, "\n".join([source.lines[end - 1], *copies])),)
+        if lines not in found:
+            found.append(lines)
+    return found
+
+
+def _behind_writes(
+    written: Sequence[Sequence[Frame]], used: Sequence[Frame]
+) -> tuple[SourceFile, list[ast.stmt], int, int] | None:
+    """The innermost block that has each write and the backward as two statements; the last write's and its index."""
+    found: list[tuple[SourceFile, list[ast.stmt], int, int]] = []
+    for stack in written:
+        own = [(block, node) for _, block, node in blocks_around(stack)]
+        pair = next(
+            (
+                (source, block, block.index(node), block.index(use))
+                for source, block, use in blocks_around(used)
+                for other, node in own
+                if other is block and node is not use
+            ),
+            None,
+        )
+        if pair is None or pair[2] >= pair[3]:
+            return None
+        found.append(pair)
+    return max(found, key=lambda one: one[2]) if found else None
+
+
+def _slice(source: SourceFile, between: list[ast.stmt], after: list[ast.stmt], only_dependent: bool) -> list[ast.stmt]:
+    hanging: set[ast.stmt] = set()
+    tainted: set[str] = set()
+    for position, node in enumerate(between):
+        if position == 0 or names_read([node]) & tainted:
+            hanging.add(node)
+            tainted |= names_bound([node])
+    needed = names_read(after)
+    again: list[ast.stmt] = []
+    for node in reversed(between):
+        bound = names_bound([node])
+        if not bound & needed or (only_dependent and node not in hanging) or constructs(source, node):
+            continue
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or not is_whole_lines(source, node):
+            return []
+        again.append(node)
+        needed = (needed - bound) | names_read([node])
+    return again[::-1]
+
+
+def constructs(source: SourceFile, node: ast.stmt) -> bool:
+    """Whether something is made that is made once: a model, an optimizer, a data set. A second one would be another.
+
+    Classes begin with a capital letter; so do some variables (``D(fake)``), which the file binds.
+    """
+    names = {leaf_name(call.func) or "" for call in ast.walk(node) if isinstance(call, ast.Call)}
+    capital = {name for name in names if name.lstrip("_")[:1].isupper()}
+    return bool(capital - _bound_anywhere(source)) if capital else False
+
+
+def _bound_anywhere(source: SourceFile) -> set[str]:
+    """The last parts of all names and attributes that the file gives a value, arguments included."""
+    nodes = list(ast.walk(source.module))
+    stored = [node for node in nodes if isinstance(getattr(node, "ctx", None), ast.Store)]
+    return {name for node in stored if (name := leaf_name(node))} | {
+        node.arg for node in nodes if isinstance(node, ast.arg)
+    }
+
+
+_DEEPEST = 6
+_NOT_VALUES = frozenset({"backward", "device", "dtype", "grad", "is_cuda", "ndim", "requires_grad", "shape", "size"})
+
+
+def taken_from(taken: Frame, made: Frame) -> list[str]:
+    """The names read at ``taken`` whose value the statement at ``made``, of the same function, has computed.
+
+    Directly, or through statements between the two. Empty where the source does not tell.
+    """
+    reader, maker = statement_at(taken), statement_at(made)
+    if reader is None or maker is None or reader.node is maker.node or reader.function is not maker.function:
+        return []
+    return [name for name in consumed_names(reader) if _comes_from(name, reader, reader.node, maker.node, _DEEPEST)]
+
+
+def bound_names(frame: Frame) -> list[str]:
+    """The names that the statement at ``frame`` binds."""
+    statement = statement_at(frame)
+    return [] if statement is None else assigned_names(statement)
+
+
+def detach_reads(frame: Frame, name: str) -> Change | None:
+    """The statement at ``frame`` with every read of ``name`` detached: ``D(fake)`` becomes ``D(fake.detach())``.
+
+    None where it reads none, or binds ``name`` itself in place.
+    """
+    statement = statement_at(frame)
+    if statement is None or isinstance(statement.node, ast.AugAssign):
+        return None
+    source = statement.source
+    edits: list[Edit] = []
+    for node in header_nodes(statement.node):
+        if not isinstance(node, ast.Name | ast.Attribute | ast.Subscript) or not isinstance(node.ctx, ast.Load):
+            continue
+        if chain_key(node) != name:
+            continue
+        parent, field = source.parents[node]
+        if isinstance(parent, ast.Call) and field == "func":
+            return None
+        if isinstance(parent, ast.Attribute) and parent.attr in _NOT_VALUES:
+            continue
+        span = source.span(node)
+        edits.append(Edit.insert(span.end_line, span.end_column, ".detach()"))
+    return edited(source, edits, "detach")
+
+
+def _comes_from(name: str, reader: Statement, at: ast.stmt, maker: ast.stmt, depth: int) -> bool:
+    function = reader.function
+    if isinstance(function, ast.Lambda) or depth == 0:
+        return False
+    body = reader.source.module.body if function is None else function.body
+    found = reaching(body, at, lambda _: False)
+    for key in (name, name.replace("[", ".").split(".")[0]):
+        for definition in found.get(key, frozenset()):
+            node = definition.statement
+            if node is maker:
+                return True
+            if node is None or node is at or not any(one.name == key and one.computed for one in bindings_of(node)):
+                continue
+            if any(_comes_from(one, reader, node, maker, depth - 1) for one in consumed_names(node)):
+                return True
+    return False

@@ -1,0 +1,317 @@
+"""The line that computes a new tensor where the old one wrote in place."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+
+from gradsan.model import Frame
+from gradsan.source.change import Change, Edit, edited, text_with, without_keyword
+from gradsan.source.identifiers import chain_key, dotted_path, imported_as, leaf_name, standing_of
+from gradsan.source.inplace import NOT_VALUES, OVERWRITING, WITHOUT_COUNTERPART, is_inplace_name
+from gradsan.source.rewrite.rebinding import can_rebind, is_read_afterwards, is_written_for_others, notes_on_rebinding
+from gradsan.source.targets import target_at
+from gradsan.source.tree import SourceFile, Span
+
+__all__ = ["augmented_value", "chain_value", "out_of_place", "recorded", "written_for_others"]
+
+_KIND = "out_of_place"
+_BINDING_STRENGTH: dict[type[ast.operator], int] = {
+    ast.BitOr: 1,
+    ast.BitXor: 2,
+    ast.BitAnd: 3,
+    ast.LShift: 4,
+    ast.RShift: 4,
+    ast.Add: 5,
+    ast.Sub: 5,
+    ast.Mult: 6,
+    ast.Div: 6,
+    ast.FloorDiv: 6,
+    ast.Mod: 6,
+    ast.MatMult: 6,
+    ast.Pow: 8,
+}
+_UNARY_STRENGTH = 7
+_SELF_CONTAINED = (
+    ast.Name,
+    ast.Attribute,
+    ast.Subscript,
+    ast.Call,
+    ast.Constant,
+    ast.List,
+    ast.Dict,
+    ast.Set,
+    ast.ListComp,
+    ast.SetComp,
+    ast.DictComp,
+    ast.GeneratorExp,
+    ast.JoinedStr,
+)
+
+
+def out_of_place(frame: Frame, op: str) -> Change | None:
+    """The line of ``frame`` with the in-place operation ``op`` made out of place, its result bound to the same name.
+
+    ``x += y`` becomes ``x = x + y``, ``x.mul_(2).sigmoid_()`` becomes ``x = x.mul(2).sigmoid()``. None where no such
+    line says the same: a write through a view or an index (see ``clone_before``), a module's parameter, a variable of
+    another scope, an operation without a counterpart. The change's notes say who may still see the old values.
+    """
+    found = target_at(frame, op)
+    if found is None or found[1].through_view:
+        return None
+    source, node, target = found[0].source, found[0].node, found[1].node
+    if isinstance(node, ast.AugAssign):
+        return _augmented(source, node)
+    return _call(source, node, target) if isinstance(node, ast.Call) else None
+
+
+def recorded(frame: Frame, op: str) -> Change | None:
+    """The line of ``frame`` that wrote through ``.data`` or ``detach()``, computing a new tensor that autograd records.
+
+    ``x.data *= y`` and ``x.detach().mul_(y)`` become ``x = x * y`` and ``x = x.mul(y)``. None as for ``out_of_place``.
+    """
+    found = target_at(frame, op)
+    if found is None:
+        return None
+    source, node = found[0].source, found[0].node
+    written = node.target if isinstance(node, ast.AugAssign) else _called_on(node)
+    name = None if written is None else _past_the_graph(written)
+    if name is None or not can_rebind(source, name):
+        return None
+    value: str | None = None
+    if isinstance(node, ast.AugAssign):
+        value = augmented_value(source, node)
+        value = value and value.removeprefix(source.text(node.target))
+    elif isinstance(node, ast.Call) and source.parents[node][0] is found[0].statement:
+        value = _out_of_place_call(source, node)
+    if not value:
+        return None
+    change = [Edit(source.span(found[0].statement), f"{source.text(name)} = {source.text(name)}{value}")]
+    return edited(source, change, _KIND, notes_on_rebinding(source, name))
+
+
+def _out_of_place_call(source: SourceFile, call: ast.Call) -> str | None:
+    """``.mul(2)`` of ``x.data.mul_(2)``."""
+    method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    if not is_inplace_name(method) or method in (OVERWRITING | NOT_VALUES | WITHOUT_COUNTERPART):
+        return None
+    return f".{method[:-1]}{source.text(call).removeprefix(source.text(call.func))}"
+
+
+def _called_on(node: ast.AST) -> ast.expr | None:
+    return node.func.value if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
+
+
+def _past_the_graph(written: ast.expr) -> ast.Name | ast.Attribute | None:
+    """``x`` of ``x.data`` and ``x.detach()``."""
+    inner = _called_on(written) if isinstance(written, ast.Call) else written
+    kind = "detach" if isinstance(written, ast.Call) else "data"
+    attribute = written.func if isinstance(written, ast.Call) else written
+    if inner is None or not isinstance(attribute, ast.Attribute) or attribute.attr != kind:
+        return None
+    return attribute.value if isinstance(attribute.value, ast.Name | ast.Attribute) else None
+
+
+def written_for_others(frame: Frame, op: str) -> bool:
+    """Whether the operation ``op`` at ``frame`` writes to a loop's variable that its round does not read afterwards.
+
+    ``for p in parameters: p.mul_(2)`` is meant for the parameters: no name bound anew would say the same.
+    """
+    found = target_at(frame, op)
+    return found is not None and is_written_for_others(found[0].source, found[1].node, found[0].node)
+
+
+def augmented_value(source: SourceFile, node: ast.AugAssign) -> str | None:
+    """``x + y`` of ``x += y``; None where the source is written in a way that is not understood."""
+    target, whole = source.span(node.target), source.span(node)
+    between = Span(target.end_line, target.end_column, whole.end_line, whole.end_column)
+    operator, equals, value = source.slice(between).lstrip(" \t").partition("=")
+    if not equals or operator.strip("+-*/%@&|^<>"):
+        return None
+    value = value.strip()
+    return f"{source.text(node.target)} {operator} {value if _stands_alone(source, node) else f'({value})'}"
+
+
+def chain_value(source: SourceFile, call: ast.Call) -> tuple[ast.Call, str] | None:
+    """The outermost call of the chain of in-place calls around ``call``, and its text made out of place."""
+    rewritten = _rewrite_chain(source, call)
+    if rewritten is None:
+        return None
+    return rewritten.outermost, text_with(source, source.span(rewritten.outermost), rewritten.edits)
+
+
+def _augmented(source: SourceFile, node: ast.AugAssign) -> Change | None:
+    value = augmented_value(source, node)
+    if value is None or not can_rebind(source, node.target):
+        return None
+    new = f"{source.text(node.target)} = {value}"
+    return edited(source, [Edit(source.span(node), new)], _KIND, notes_on_rebinding(source, node.target))
+
+
+def _stands_alone(source: SourceFile, node: ast.AugAssign) -> bool:
+    """Whether the right side needs no parentheses after ``x <operator>``: it binds stronger, or has some already."""
+    value, whole = source.span(node.value), source.span(node)
+    if (value.end_line, value.end_column) != (whole.end_line, whole.end_column):
+        return True
+    if isinstance(node.value, ast.BinOp):
+        return _BINDING_STRENGTH[type(node.value.op)] > _BINDING_STRENGTH[type(node.op)]
+    if isinstance(node.value, ast.UnaryOp):
+        return not isinstance(node.value.op, ast.Not) and _BINDING_STRENGTH[type(node.op)] != _UNARY_STRENGTH
+    if isinstance(node.value, ast.Tuple):
+        return source.slice(value).startswith("(")
+    return isinstance(node.value, _SELF_CONTAINED)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rewritten:
+    """The edits that make a chain of in-place calls out of place, and the outermost call of the chain."""
+
+    edits: list[Edit]
+    outermost: ast.Call
+
+
+def _call(source: SourceFile, call: ast.Call, target: ast.expr) -> Change | None:
+    rewritten = _rewrite_chain(source, call)
+    if rewritten is None:
+        return None
+    top, name = rewritten.outermost, source.text(target)
+    notes = notes_on_rebinding(source, target)
+    binding = _bind(source, top, target, name)
+    return None if binding is None else edited(source, [*rewritten.edits, *binding], _KIND, notes)
+
+
+def _bind(source: SourceFile, top: ast.Call, target: ast.expr, name: str) -> list[Edit] | None:
+    """The edits that give ``name`` the value of ``top``; none where nobody asks for the name afterwards."""
+    parent, _ = source.parents[top]
+    span = source.span(top)
+    if isinstance(parent, ast.Expr):
+        head = source.lines[span.line - 1][: span.column - 1]
+        column = len(head) - len(head.lstrip(" \t")) + 1 if not head.strip(" \t(") else span.column
+        return [Edit.insert(span.line, column, f"{name} = ")] if can_rebind(source, target) else None
+    if isinstance(parent, ast.Assign):
+        if any(chain_key(one) == chain_key(target) for one in parent.targets):
+            return []
+        if not is_read_afterwards(source, target, top):
+            return []
+        last = source.span(parent.targets[-1])
+        between = source.slice(Span(last.end_line, last.end_column, span.line, span.column))
+        if not can_rebind(source, target) or between.strip() != "=":
+            return None
+        return [Edit.insert(span.line, span.column, f"{name} = ")]
+    comprehensions = [around for around, _ in source.ancestors(top) if hasattr(around, "generators")]
+    if any(isinstance(source.parents[around][0], ast.Expr) for around in comprehensions):
+        return None  # a comprehension run for its effect alone would have none left
+    if not is_read_afterwards(source, target, top):
+        return []
+    is_once = not any(isinstance(around, ast.Lambda | ast.ClassDef) for around, _ in source.ancestors(top))
+    if not isinstance(target, ast.Name) or not is_once or comprehensions or not can_rebind(source, target):
+        return None
+    if _is_read_before(source, top, target):
+        return None
+    return [Edit.insert(span.line, span.column, f"({name} := "), Edit.insert(span.end_line, span.end_column, ")")]
+
+
+def _is_read_before(source: SourceFile, top: ast.Call, target: ast.Name) -> bool:
+    """Whether the statement looks the name up before the write, and so shows the written values through that."""
+    statement = source.statement(top)
+    inside = set(ast.walk(top))
+    return statement is not None and any(
+        isinstance(node, ast.Name)
+        and node.id == target.id
+        and node not in inside
+        and source.span(node) < source.span(top)
+        for node in ast.walk(statement)
+    )
+
+
+def _rewrite_chain(source: SourceFile, call: ast.Call) -> _Rewritten | None:
+    outermost = call
+    while (outer := _outer_call(source, outermost)) is not None:
+        outermost = outer
+    chain: list[ast.Call] = []
+    base: ast.expr = outermost
+    while isinstance(base, ast.Call):
+        chain.append(base)
+        if isinstance(base.func, ast.Attribute) and standing_of(source, base.func.value) == "value":
+            base = base.func.value
+            continue
+        first = _first_tensor(base)
+        if first is None:
+            return None
+        base = first
+    edits: list[Edit] = []
+    is_fresh = False
+    for step in reversed(chain):
+        is_method = isinstance(step.func, ast.Attribute) and standing_of(source, step.func.value) == "value"
+        new = _method(source, step, base, is_fresh) if is_method else _function(source, step)
+        if new is None:
+            return None
+        edits.extend(new)
+        is_fresh = True
+    return _Rewritten(edits, outermost)
+
+
+def _outer_call(source: SourceFile, call: ast.Call) -> ast.Call | None:
+    attribute = source.parents[call][0]
+    if not isinstance(attribute, ast.Attribute) or not is_inplace_name(attribute.attr):
+        return None
+    outer, field = source.parents[attribute]
+    return outer if isinstance(outer, ast.Call) and field == "func" else None
+
+
+def _method(source: SourceFile, call: ast.Call, base: ast.expr, is_fresh: bool) -> list[Edit] | None:
+    name = leaf_name(call.func)
+    if name is None or not is_inplace_name(name) or name in NOT_VALUES or name.startswith("_"):
+        return None
+    if name not in OVERWRITING and name not in WITHOUT_COUNTERPART:
+        return [_drop_underscore(source, call.func)]
+    if is_fresh:
+        return []
+    torch, text = _torch_name(source), source.text(base)
+    if name in OVERWRITING and torch is not None:
+        if name == "zero_" and not call.args:
+            return [Edit(source.span(call), f"{torch}.zeros_like({text})")]
+        if name == "fill_" and len(call.args) == 1 and _is_number(call.args[0]):
+            return [Edit(source.span(call), f"{torch}.full_like({text}, {source.text(call.args[0])})")]
+        return [Edit(source.span(base), f"{torch}.empty_like({text})")]
+    return [Edit(source.span(base), f"{text}.clone()")]
+
+
+def _function(source: SourceFile, call: ast.Call) -> list[Edit] | None:
+    if any(keyword.arg == "out" for keyword in call.keywords):
+        edit = without_keyword(source, call, "out")
+        return None if edit is None else [edit]
+    inplace = next((keyword.value for keyword in call.keywords if keyword.arg == "inplace"), None)
+    if isinstance(inplace, ast.Constant) and inplace.value is True:
+        return [Edit(source.span(inplace), "False")]
+    path = dotted_path(source, call.func)
+    name = leaf_name(call.func)
+    if path is None or name is None or name in NOT_VALUES | OVERWRITING | WITHOUT_COUNTERPART or name.startswith("_"):
+        return None
+    is_plain = path.rsplit(".", 1)[0] in ("torch", "torch.nn.functional", "torch.special", "torch.Tensor")
+    if not is_plain or not is_inplace_name(name) or not isinstance(call.func, ast.Attribute):
+        return None
+    return [_drop_underscore(source, call.func)]
+
+
+def _first_tensor(call: ast.Call) -> ast.expr | None:
+    out = next((keyword.value for keyword in call.keywords if keyword.arg == "out"), None)
+    if out is not None:
+        return out
+    if call.args:
+        return call.args[0]
+    return next((keyword.value for keyword in call.keywords if keyword.arg in ("input", "self")), None)
+
+
+def _drop_underscore(source: SourceFile, function: ast.expr) -> Edit:
+    span = source.span(function)
+    return Edit(Span(span.end_line, span.end_column - 1, span.end_line, span.end_column), "")
+
+
+def _torch_name(source: SourceFile) -> str | None:
+    return imported_as(source, "torch")
+
+
+def _is_number(node: ast.expr) -> bool:
+    value = node.operand if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) else node
+    return isinstance(value, ast.Constant) and isinstance(value.value, int | float)

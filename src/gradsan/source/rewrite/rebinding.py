@@ -1,0 +1,227 @@
+"""What happens when a name that was written in place is bound to a new tensor instead."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+from gradsan.source.flow import is_still_argument
+from gradsan.source.identifiers import bindings_of, binds, chain_key, constant_key, leaf_name, local_nodes, parameters
+from gradsan.source.targets import aliased_expression
+from gradsan.source.tree import FunctionNode, SourceFile
+
+__all__ = ["can_rebind", "is_read_afterwards", "is_written_for_others", "notes_on_rebinding"]
+
+_Loop: TypeAlias = ast.For | ast.AsyncFor | ast.While | ast.comprehension
+
+
+def can_rebind(source: SourceFile, target: ast.expr) -> bool:
+    """Whether ``<target> = …`` may stand where ``target`` does and means the same variable.
+
+    Not in a lambda; not for a global or closure variable (the assignment would make it local), an nn.Parameter of a
+    module (the module refuses another tensor), or an element that may be a tensor's row.
+    """
+    function = source.function(target)
+    if isinstance(function, ast.Lambda) or chain_key(target) is None:
+        return False
+    if isinstance(target, ast.Subscript):
+        return isinstance(constant_key(target.slice), str)
+    if isinstance(target, ast.Attribute):
+        return not _is_parameter(source, target)
+    if not isinstance(target, ast.Name) or _is_comprehension_variable(source, target):
+        return False
+    return function is None or binds(function, target.id) or _is_declared(source, target)
+
+
+def notes_on_rebinding(source: SourceFile, target: ast.expr) -> tuple[str, ...]:
+    """The notes of ``Change`` that hold when ``target`` is bound anew instead of being written in place."""
+    if not isinstance(target, ast.Name):
+        return ()
+    name = target.id
+    function = source.function(target)
+    scope = source.module if function is None else function
+    notes: list[str] = []
+    if _is_argument(source, target) and not _is_returned(source, scope, name):
+        notes.append("parameter_not_returned")
+    if _is_comprehension_variable(source, target) or any(
+        isinstance(loop, ast.For | ast.AsyncFor) and name in _names_in(loop.target) for loop in local_nodes(scope)
+    ):
+        notes.append("loop_variable")
+    if _has_alias(source, scope, target):
+        notes.append("aliased")
+    return tuple(notes)
+
+
+def is_written_for_others(source: SourceFile, target: ast.expr, operation: ast.expr | ast.stmt) -> bool:
+    """Whether ``target`` is a loop's variable that its round does not read after ``operation``.
+
+    The write is then meant for what is looped over; the name bound anew would be read by nobody.
+    """
+    if not isinstance(target, ast.Name):
+        return False
+    loop = next(
+        (
+            one
+            for one, _ in source.ancestors(operation)
+            if isinstance(one, ast.For | ast.AsyncFor) and target.id in _names_in(one.target)
+        ),
+        None,
+    )
+    if loop is None:
+        return False
+    statement = source.statement(operation)
+    inside = set() if statement is None else set(ast.walk(statement))
+    end = source.span(operation)
+    reads = (node for part in loop.body for node in ast.walk(part) if isinstance(node, ast.Name))
+    return not any(
+        node.id == target.id and isinstance(node.ctx, ast.Load) and node not in inside and source.span(node) > end
+        for node in reads
+    )
+
+
+def is_read_afterwards(source: SourceFile, target: ast.expr, operation: ast.expr) -> bool:
+    """Whether anything outside of ``operation`` may read ``target`` after it; True where in doubt."""
+    if not isinstance(target, ast.Name):
+        return True
+    statement = source.statement(operation)
+    function = source.function(operation)
+    inside = set(ast.walk(operation))
+    loops = [
+        parent
+        for parent, _ in source.ancestors(operation)
+        if isinstance(parent, ast.For | ast.AsyncFor | ast.While | ast.comprehension)
+    ]
+    around = {node for loop in loops for node in ast.walk(loop)}
+    end = source.span(operation)
+    is_bound_here = isinstance(statement, ast.Assign) and any(chain_key(one) == target.id for one in statement.targets)
+    is_repeated = bool(loops) and not _is_renewed(source, target, operation, loops)
+    if not is_bound_here and (is_repeated or _is_declared(source, target)):
+        return True
+    for node in ast.walk(source.module if function is None else function):
+        if (
+            not isinstance(node, ast.Name)
+            or node.id != target.id
+            or not isinstance(node.ctx, ast.Load)
+            or node in inside
+        ):
+            continue
+        is_here = source.statement(node) is statement
+        if source.function(node) is not function or (is_here and source.span(node) > end):
+            return True
+        if not is_bound_here and not is_here and (source.span(node) > end or node in around):
+            return True
+    return False
+
+
+def _is_renewed(source: SourceFile, target: ast.Name, operation: ast.expr, loops: Sequence[_Loop]) -> bool:
+    """Whether every round of the loops around ``operation`` surely binds the name anew before it."""
+    if any(not isinstance(loop, ast.While) and target.id in _names_in(loop.target) for loop in loops):
+        return True
+    return any(
+        isinstance(node, ast.Assign)
+        and source.parents[node][0] in loops
+        and source.span(node) < source.span(operation)
+        and any(chain_key(one) == target.id for one in node.targets)
+        for loop in loops
+        for node in ast.walk(loop)
+    )
+
+
+def _is_declared(source: SourceFile, target: ast.Name) -> bool:
+    function = source.function(target)
+    declarations = [] if function is None else local_nodes(function)
+    return any(isinstance(node, ast.Global | ast.Nonlocal) and target.id in node.names for node in declarations)
+
+
+def _is_comprehension_variable(source: SourceFile, target: ast.Name) -> bool:
+    return any(
+        target.id in _names_in(part.target)
+        for parent, _ in source.ancestors(target)
+        for part in getattr(parent, "generators", ())
+    )
+
+
+def _is_parameter(source: SourceFile, target: ast.Attribute) -> bool:
+    """Whether the attribute is an nn.Parameter as far as the file tells: made here, inherited, or of a submodule."""
+    if target.attr in ("weight", "bias") and isinstance(target.value, ast.Attribute | ast.Subscript):
+        return True
+    key = chain_key(target)
+    nodes = list(ast.walk(source.owner_class(target) or source.module))
+    statements = [node for node in nodes if isinstance(node, ast.stmt)]
+    assigned = [one.value for node in statements for one in bindings_of(node) if one.name == key and one.replaces]
+    registered = [
+        constant_key(node.args[0])
+        for node in nodes
+        if isinstance(node, ast.Call) and leaf_name(node.func) == "register_parameter" and node.args
+    ]
+    if target.attr in ("weight", "bias") and not assigned and isinstance(target.value, ast.Name):
+        return target.value.id == "self"
+    is_made = any(isinstance(value, ast.Call) and leaf_name(value.func) == "Parameter" for value in assigned)
+    return is_made or target.attr in registered
+
+
+def _is_returned(source: SourceFile, scope: ast.AST, name: str) -> bool:
+    for node in ast.walk(scope):
+        value = node.value if isinstance(node, ast.Return | ast.Yield) else None
+        parts = value.elts if isinstance(value, ast.Tuple | ast.List) else [value]
+        for part in parts:
+            aliased = None if part is None else aliased_expression(source, part)
+            if isinstance(aliased, ast.Name) and aliased.id == name:
+                return True
+    return False
+
+
+def _is_argument(source: SourceFile, target: ast.Name) -> bool:
+    """Whether ``target`` is a parameter that still holds what the caller gave."""
+    function, statement = source.function(target), source.statement(target)
+    if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) or statement is None:
+        return function is not None and target.id in parameters(function)
+    return target.id in parameters(function) and is_still_argument(function.body, statement, target.id)
+
+
+def _has_alias(source: SourceFile, scope: FunctionNode | ast.Module, written: ast.Name) -> bool:
+    """Whether another name stands for the same tensor and is, or may be, read after the write."""
+    for node in local_nodes(scope):
+        for target, value in _pairs(node):
+            root = aliased_expression(source, value)
+            names = chain_key(target), None if root is None else chain_key(root)
+            if root is None or names[0] == names[1] or written.id not in names:
+                continue
+            other = root if names[0] == written.id else target
+            if not isinstance(other, ast.Name) or _may_be_read_after(source, scope, other.id, written):
+                return True
+    return False
+
+
+def _may_be_read_after(source: SourceFile, scope: FunctionNode | ast.Module, name: str, written: ast.Name) -> bool:
+    statement = source.statement(written)
+    loops = [
+        parent for parent, _ in source.ancestors(written) if isinstance(parent, ast.For | ast.AsyncFor | ast.While)
+    ]
+    around = {inner for loop in loops for inner in ast.walk(loop)}
+    end = source.span(statement) if statement is not None else source.span(written)
+    return any(
+        isinstance(node, ast.Name)
+        and node.id == name
+        and isinstance(node.ctx, ast.Load)
+        and (source.span(node) > end or node in around or source.function(node) is not source.function(written))
+        and source.statement(node) is not statement
+        for node in ast.walk(scope)
+    )
+
+
+def _pairs(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """(target, value) of the assignments of a node, tuples taken apart."""
+    if not isinstance(node, ast.Assign):
+        return
+    for target in node.targets:
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            if len(target.elts) == len(node.value.elts):
+                yield from zip(target.elts, node.value.elts, strict=True)
+        else:
+            yield target, node.value
+
+
+def _names_in(target: ast.expr) -> set[str]:
+    return {node.id for node in ast.walk(target) if isinstance(node, ast.Name)}

@@ -1,0 +1,236 @@
+"""A write to a part of a tensor as a new tensor: ``x[:, c] = v`` becomes ``x = x.select_scatter(v, 1, c)``."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+from gradsan.model import Frame
+from gradsan.source.change import Change, Edit, edited, elements_of, is_all
+from gradsan.source.identifiers import imported_as, leaf_name
+from gradsan.source.rewrite.out_of_place import augmented_value, chain_value
+from gradsan.source.rewrite.rebinding import can_rebind, notes_on_rebinding
+from gradsan.source.targets import target_at
+from gradsan.source.tree import SourceFile, Span
+
+__all__ = ["element_out_of_place", "part_out_of_place"]
+
+_MASKS = frozenset(
+    {"bernoulli", "bool", "eq", "ge", "greater", "greater_equal", "gt", "isclose", "isfinite", "isinf", "isnan", "le"}
+    | {"less", "less_equal", "logical_and", "logical_not", "logical_or", "logical_xor", "lt", "ne", "not_equal"}
+)
+_MOST_PARTS = 2
+
+
+def part_out_of_place(frame: Frame, op: str, index_is_tensor: bool | None = None) -> Change | None:
+    """The line of ``frame`` with its write to a part of a tensor made a new tensor, bound to the same name.
+
+    ``index_is_tensor`` says what the run knows of the index: True for a mask or a tensor of positions, False for
+    numbers and slices, None where it is not known; then the source must tell. A number or slice becomes
+    ``select_scatter`` or ``slice_scatter``, a mask ``masked_fill`` or ``index_put``, positions ``index_put``. None
+    where none of these says the same in one line. The notes of the change are those of ``out_of_place``.
+    """
+    found = target_at(frame, op)
+    if found is None:
+        return None
+    source, place = found[0].source, found[0].node
+    statement = source.statement(place)
+    if statement is None:
+        return None
+    part, value = _part_and_value(source, statement, place)
+    if part is None or value is None or not can_rebind(source, part.value):
+        return None
+    if source.text(found[1].node) not in (source.text(part), source.text(part.value)):
+        return None
+    new = _with_part(source, part, value, index_is_tensor)
+    if new is None:
+        return None
+    notes = notes_on_rebinding(source, part.value)
+    name = source.text(part.value)
+    return edited(source, [Edit(source.span(statement), f"{name} = {new}")], "out_of_place", notes)
+
+
+def element_out_of_place(frame: Frame, op: str) -> Change | None:
+    """The line of ``frame`` that writes in place to an element of a list, with a new tensor as that element.
+
+    ``states[k] += v`` becomes ``states[k] = states[k] + v``. For a tensor this would be the same write once more:
+    whether ``states`` holds tensors or is one, only a run can tell.
+    """
+    found = target_at(frame, op)
+    if found is None:
+        return None
+    source, place = found[0].source, found[0].node
+    statement = source.statement(place)
+    if statement is None or isinstance(statement, ast.Assign):
+        return None
+    part, value = _part_and_value(source, statement, place)
+    if part is None or value is None or isinstance(part.slice, ast.Slice | ast.Tuple):
+        return None
+    new = f"{source.text(part)} = {value}"
+    return edited(source, [Edit(source.span(statement), new)], "out_of_place")
+
+
+def _part_and_value(source: SourceFile, statement: ast.stmt, place: ast.AST) -> tuple[ast.Subscript | None, str | None]:
+    """The ``x[…]`` that the statement writes to, and the text of what that part becomes."""
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        target = statement.targets[0]
+        if isinstance(target, ast.Subscript) and place is target and not isinstance(statement.value, ast.Tuple):
+            return target, _after(source, target, statement, "=")
+    if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Subscript):
+        return statement.target, augmented_value(source, statement)
+    if isinstance(statement, ast.Expr) and isinstance(place, ast.Call):
+        base: ast.expr = statement.value
+        while isinstance(base, ast.Call) and isinstance(base.func, ast.Attribute):
+            base = base.func.value
+        chain = chain_value(source, place)
+        if isinstance(base, ast.Subscript) and chain is not None and chain[0] is statement.value:
+            return base, chain[1]
+    return None, None
+
+
+def _after(source: SourceFile, target: ast.expr, statement: ast.stmt, sign: str) -> str | None:
+    before, whole = source.span(target), source.span(statement)
+    rest = source.slice(Span(before.end_line, before.end_column, whole.end_line, whole.end_column)).strip()
+    return rest.removeprefix(sign).strip() if rest.startswith(sign) else None
+
+
+def _with_part(source: SourceFile, part: ast.Subscript, value: str, index_is_tensor: bool | None) -> str | None:
+    name = source.text(part.value)
+    elements = elements_of(part)
+    if any(isinstance(one, ast.Starred) or _is_constant(one, (None, True, False)) for one in elements):
+        return None
+    if index_is_tensor is None:
+        index_is_tensor = not all(_is_position(source, one) for one in elements)
+    constant = _is_number(value)
+    if index_is_tensor:
+        return _by_tensors(source, name, elements, value, constant)
+    if constant:
+        torch = imported_as(source, "torch")
+        if torch is None:
+            return None
+        value = f"{torch}.full_like({source.text(part)}, {value})"
+    return _by_positions(source, name, list(elements), value)
+
+
+def _by_tensors(source: SourceFile, name: str, elements: Sequence[ast.expr], value: str, constant: bool) -> str | None:
+    """An index of tensors: all of them at the front, and nothing else."""
+    if any(isinstance(one, ast.Slice | ast.Constant | ast.UnaryOp) and not _is_mask(one) for one in elements):
+        return None
+    texts = [source.text(one) for one in elements]
+    if constant and len(elements) == 1 and _is_mask(elements[0]):
+        return f"{name}.masked_fill({texts[0]}, {value})"
+    filled = f"{name}.new_tensor({value})" if constant else value
+    return f"{name}.index_put(({', '.join(texts)}{',' if len(texts) == 1 else ''}), {filled})"
+
+
+def _by_positions(source: SourceFile, name: str, elements: list[ast.expr], value: str) -> str | None:
+    """Numbers and slices, the outermost first; the part itself is read by the index that is left."""
+    chosen = [(place, one) for place, one in enumerate(elements) if not is_all(one)]
+    if not chosen or len(chosen) > _MOST_PARTS or any(_is_constant(one, (Ellipsis,)) for one in elements):
+        return _from_the_end(source, name, elements, value)
+    dim, first = chosen[0]
+    if len(chosen) > 1:
+        inner = f"{name}[{', '.join([':'] * dim + [_index_text(source, first)])}]"
+        # A number takes its dimension away, a slice leaves it.
+        ahead: list[ast.expr] = [ast.Slice()] * (dim + isinstance(first, ast.Slice))
+        nested = _by_positions(source, inner, [*ahead, *elements[dim + 1 :]], value)
+        if nested is None:
+            return None
+        value = nested
+    return _one_part(source, name, dim, first, value)
+
+
+def _from_the_end(source: SourceFile, name: str, elements: list[ast.expr], value: str) -> str | None:
+    """``x[..., i]``: dimensions counted from the last one."""
+    if not elements or not _is_constant(elements[0], (Ellipsis,)):
+        return None
+    after = elements[1:]
+    chosen = [(place - len(after), one) for place, one in enumerate(after) if not is_all(one)]
+    if len(chosen) != 1 or any(_is_constant(one, (Ellipsis,)) for one in after):
+        return None
+    return _one_part(source, name, chosen[0][0], chosen[0][1], value)
+
+
+def _one_part(source: SourceFile, name: str, dim: int, index: ast.expr, value: str) -> str:
+    if not isinstance(index, ast.Slice):
+        return f"{name}.select_scatter({value}, {dim}, {source.text(index)})"
+    bounds = [None if one is None else source.text(one) for one in (index.lower, index.upper, index.step)]
+    while bounds and bounds[-1] is None:
+        bounds.pop()
+    arguments = "".join(f", {one}" for one in bounds)
+    return f"{name}.slice_scatter({value}, {dim}{arguments})"
+
+
+def _index_text(source: SourceFile, index: ast.expr) -> str:
+    if not isinstance(index, ast.Slice):
+        return source.text(index)
+    lower, upper, step = ("" if one is None else source.text(one) for one in (index.lower, index.upper, index.step))
+    return f"{lower}:{upper}{f':{step}' if step else ''}"
+
+
+def _is_constant(node: ast.expr, values: tuple[object, ...]) -> bool:
+    return isinstance(node, ast.Constant) and any(node.value is value for value in values)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return isinstance(ast.literal_eval(text), int | float)
+    except (ValueError, SyntaxError):
+        return False
+
+
+def _is_mask(node: ast.expr) -> bool:
+    """Whether the source shows that an index is a tensor of truth values."""
+    if isinstance(node, ast.Compare):
+        return True
+    if isinstance(node, ast.UnaryOp):
+        return isinstance(node.op, ast.Invert)
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.BitAnd | ast.BitOr | ast.BitXor)
+    if isinstance(node, ast.Call):
+        return leaf_name(node.func) in _MASKS
+    return "mask" in (leaf_name(node) or "")
+
+
+def _is_position(source: SourceFile, node: ast.expr) -> bool:
+    """Whether the source shows that an index is a number or a slice."""
+    if isinstance(node, ast.Slice):
+        return True
+    if isinstance(node, ast.Constant):
+        return node.value is Ellipsis or isinstance(node.value, int)
+    if isinstance(node, ast.UnaryOp):
+        return isinstance(node.op, ast.USub) and _is_position(source, node.operand)
+    if isinstance(node, ast.BinOp):
+        return _is_position(source, node.left) and _is_position(source, node.right)
+    if not isinstance(node, ast.Name):
+        return False
+    if any(isinstance(around, ast.For) and _counts(around, node.id) for around, _ in source.ancestors(node)):
+        return True
+    return _is_always_number(source, node.id)
+
+
+def _is_always_number(source: SourceFile, name: str) -> bool:
+    """Whether all that the file binds to ``name`` are whole numbers written out."""
+    nodes = list(ast.walk(source.module))
+    if any(isinstance(node, ast.arg) and node.arg == name for node in nodes):
+        return False
+    bound = sum(isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store) for node in nodes)
+    numbers = [
+        node
+        for node in nodes
+        if isinstance(node, ast.Assign)
+        and any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
+        and isinstance(node.value, ast.Constant)
+        and type(node.value.value) is int
+    ]
+    return bound == len(numbers) > 0
+
+
+def _counts(loop: ast.For, name: str) -> bool:
+    """Whether the loop's variable ``name`` is a number by ``range`` or ``enumerate``."""
+    made_by = leaf_name(loop.iter.func) if isinstance(loop.iter, ast.Call) else None
+    target = loop.target
+    if made_by == "range":
+        return isinstance(target, ast.Name) and target.id == name
+    first = target.elts[0] if isinstance(target, ast.Tuple) and target.elts else None
+    return made_by == "enumerate" and isinstance(first, ast.Name) and first.id == name

@@ -1,0 +1,243 @@
+"""Changed lines that keep a value or cut a graph: clone, detach, and keywords taken out or turned off."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from gradsan.model import Frame
+from gradsan.source.change import Change, Edit, edited, insert_after, insert_before, without_keyword
+from gradsan.source.identifiers import ADDING_METHODS, Binding, assigned_names, bindings_of, chain_key, leaf_name
+from gradsan.source.locate import Statement, expressions_at, statements_at
+from gradsan.source.modules import DETACHED, Shape, constructors, in_place_argument, object_cut, shape_in_source
+from gradsan.source.rewrite.rebinding import can_rebind, notes_on_rebinding
+from gradsan.source.targets import target_at
+from gradsan.source.tree import SourceFile, Span, header_nodes
+
+__all__ = ["clone_at_save", "clone_before", "detach_at", "drop_keyword", "has_keyword", "inplace_false"]
+
+_Found = TypeVar("_Found")
+_ADDING_SEVERAL = frozenset({"extend", "update"})
+_STORING_METHODS = frozenset({"copy_", "index_copy_", "masked_scatter_", "put_"})
+_TAKES_A_METHOD_CALL = (
+    ast.Name,
+    ast.Attribute,
+    ast.Subscript,
+    ast.Call,
+    ast.List,
+    ast.Dict,
+    ast.ListComp,
+    ast.DictComp,
+)
+
+
+def clone_before(frame: Frame, op: str) -> Change | None:
+    """A line ``y = y.clone()`` before the in-place operation ``op`` at ``frame``, so that it writes to a copy.
+
+    None where the written tensor has no name that can be bound anew; see ``out_of_place`` for the notes.
+    """
+    found = target_at(frame, op)
+    if found is None:
+        return None
+    source, target = found[0].source, found[1].node
+    name = source.text(target)
+    is_repeated = any(
+        isinstance(parent, ast.IfExp | ast.BoolOp) or hasattr(parent, "generators")
+        for parent, _ in source.ancestors(found[0].node)
+    )
+    if is_repeated or not can_rebind(source, target):
+        return None
+    notes = notes_on_rebinding(source, target)
+    return insert_before(source, found[0].statement, f"{name} = {name}.clone()", "clone_before", notes)
+
+
+def clone_at_save(frame: Frame, name: str) -> Change | None:
+    """The line of ``frame`` with a copy of ``name`` in the place of ``name`` itself, so that autograd keeps the copy.
+
+    Where the statement binds ``name``, its result is copied instead: the name then stands for a copy of what was kept.
+    """
+    statement = _only(place for place in statements_at(frame) if _touches(place, name))
+    if statement is None:
+        return None
+    source, node = statement.source, statement.node
+    if name in assigned_names(node):
+        binding = _binding(node, name)
+        if binding is None:
+            return None
+        if binding.value is not None and _has_own_value(binding) and not isinstance(node, ast.AugAssign):
+            return edited(source, _wrapped(source, binding.value, node, "{}.clone()"), "clone_at_save")
+        return insert_after(source, node, f"{name} = {name}.clone()", "clone_at_save")
+    operations = [place.node for place in expressions_at(frame) if source.statement(place.node) is node]
+    within = operations[0] if len(operations) == 1 else node
+    reads = [place for place in _own(within) if _reads_whole(source, place, name)]
+    edits = [Edit.insert(span.end_line, span.end_column, ".clone()") for span in map(source.span, reads)]
+    return edited(source, edits, "clone_at_save")
+
+
+def detach_at(frame: Frame, name: str, shape: Shape | None = None) -> Change | None:
+    """The statement at ``frame``, which binds ``name``, with the new value cut off its graph.
+
+    ``h = h_next`` becomes ``h = h_next.detach()``; where the value stands not alone (``seq, state = lstm(x, state)``)
+    a line is added. ``shape`` says what the value is: a tensor, or a tuple, list or dict of tensors; where it is not
+    given, it is what the file tells (see ``shape_in_source``), else a tensor.
+    """
+    statement = _only(place for place in statements_at(frame) if _binding(place.node, name) is not None)
+    binding = None if statement is None else _binding(statement.node, name)
+    if statement is None or binding is None or not binding.computed:
+        return None
+    source, node = statement.source, statement.node
+    shape = shape or shape_in_source(source, binding) or "tensor"
+    if shape == "object":
+        cut = object_cut(source, name)
+        return (
+            None if cut is None else insert_after(source, node, f"{', '.join(cut[0])} = {', '.join(cut[1])}", "detach")
+        )
+    if binding.value is not None and _has_own_value(binding) and binding.method is None:
+        parts = _parts(binding.value)
+        if parts:
+            edits = [edit for part in parts for edit in _wrapped(source, part, node, DETACHED["tensor"])]
+            return edited(source, edits, "detach")
+    if binding.value is not None and _takes_detached(binding, shape):
+        return edited(source, _wrapped(source, binding.value, node, DETACHED[shape]), "detach")
+    if isinstance(node, ast.Expr) and binding.method in ADDING_METHODS:
+        return None
+    return insert_after(source, node, f"{name} = {DETACHED[shape].format(name)}", "detach")
+
+
+def drop_keyword(frame: Frame, keyword: str) -> Change | None:
+    """The line of ``frame`` without ``keyword=…`` in its call; None where no call, or more than one, has it."""
+    found = _only(_calls_with(frame, keyword))
+    if found is None:
+        return None
+    source, call = found
+    edit = without_keyword(source, call, keyword)
+    return None if edit is None else edited(source, [edit], "drop_keyword")
+
+
+def has_keyword(frame: Frame, keyword: str) -> bool:
+    """Whether a call of the statement at ``frame`` names ``keyword``."""
+    return bool(_calls_with(frame, keyword))
+
+
+def inplace_false(frame: Frame) -> Change | None:
+    """``inplace=False`` in the place of ``inplace=True``: in the call at ``frame``, or where its module is made.
+
+    None where neither is found in the file, or the module is one of several.
+    """
+    found = _only((source, call) for source, call in _calls_with(frame, "inplace") if _inplace_values(call))
+    if found is not None:
+        source, call = found
+        return edited(source, [Edit(source.span(value), "False") for value in _inplace_values(call)], "inplace_false")
+    for place in expressions_at(frame):
+        if isinstance(place.node, ast.Call):
+            made = [value for value in constructors(place.source, place.node.func) if isinstance(value, ast.Call)]
+            values = [value for call in made for value in _inplace_values(call)]
+            if len(values) == 1:
+                return edited(place.source, [Edit(place.source.span(values[0]), "False")], "inplace_false")
+    return None
+
+
+def _only(found: Iterable[_Found]) -> _Found | None:
+    several = list(found)
+    return several[0] if len(several) == 1 else None
+
+
+def _calls_with(frame: Frame, keyword: str) -> list[tuple[SourceFile, ast.Call]]:
+    """The calls of the statement at ``frame`` that have ``keyword``; the call being executed alone where it has it."""
+    running = [place.node for place in expressions_at(frame) if isinstance(place.node, ast.Call)]
+    if len(running) == 1 and any(one.arg == keyword for one in running[0].keywords):
+        source = expressions_at(frame)[0].source
+        return [(source, running[0])]
+    return [
+        (statement.source, node)
+        for statement in statements_at(frame)
+        for node in header_nodes(statement.node)
+        if isinstance(node, ast.Call) and any(one.arg == keyword for one in node.keywords)
+    ]
+
+
+def _inplace_values(call: ast.Call) -> list[ast.expr]:
+    value = in_place_argument(call)
+    return [] if value is None else [value]
+
+
+def _binding(node: ast.stmt, name: str) -> Binding | None:
+    return _only(one for one in bindings_of(node) if one.name == name)
+
+
+def _touches(statement: Statement, name: str) -> bool:
+    nodes = header_nodes(statement.node)
+    return name in assigned_names(statement.node) or any(_reads_whole(statement.source, node, name) for node in nodes)
+
+
+def _own(node: ast.AST) -> Iterator[ast.AST]:
+    return header_nodes(node) if isinstance(node, ast.stmt) else ast.walk(node)
+
+
+def _reads_whole(source: SourceFile, node: ast.AST, name: str) -> bool:
+    """Whether ``node`` reads the value of ``name`` itself, not only one of its attributes or methods."""
+    if not isinstance(node, ast.Name | ast.Attribute | ast.Subscript) or not isinstance(node.ctx, ast.Load):
+        return False
+    if chain_key(node) != name and source.text(node) != name:
+        return False
+    parent, field = source.parents[node]
+    is_called = isinstance(parent, ast.Call) and field == "func"
+    above, above_field = source.parents[parent] if isinstance(parent, ast.Attribute) else (parent, "")
+    is_looked_into = isinstance(parent, ast.Attribute) and not (isinstance(above, ast.Call) and above_field == "func")
+    return not is_called and not is_looked_into
+
+
+def _parts(value: ast.expr) -> list[ast.expr]:
+    """The elements of a tuple, list or dict written out, which are detached one by one; empty for anything else."""
+    if isinstance(value, ast.Tuple | ast.List):
+        elements = value.elts
+    elif isinstance(value, ast.Dict):
+        elements = value.values
+    else:
+        return []
+    if any(isinstance(element, ast.Starred) for element in elements) or (
+        isinstance(value, ast.Dict) and None in value.keys
+    ):
+        return []
+    return [part for element in elements for part in (_parts(element) or [element])]
+
+
+def _has_own_value(binding: Binding) -> bool:
+    """Whether the value goes to this name alone, so that wrapping the value changes nothing else."""
+    statement = binding.statement
+    return binding.value is not None and not (isinstance(statement, ast.Assign) and len(statement.targets) > 1)
+
+
+def _takes_detached(binding: Binding, shape: Shape) -> bool:
+    """Whether the name is cut off its graph when the value written in the statement is."""
+    if not _has_own_value(binding):
+        return False
+    if isinstance(binding.statement, ast.AugAssign):
+        return isinstance(binding.statement.op, ast.Add | ast.Sub) and shape == "tensor"
+    if binding.method in _ADDING_SEVERAL:
+        return shape != "tensor"
+    return binding.method is None or binding.method in ADDING_METHODS | _STORING_METHODS
+
+
+def _wrapped(source: SourceFile, value: ast.expr, statement: ast.stmt, template: str) -> list[Edit]:
+    """The edits that put ``value`` into ``template``; none where it ends with that very method already."""
+    head, _, tail = template.format("\0").partition("\0")
+    span, whole = source.span(value), source.span(statement)
+    if not head and isinstance(value, ast.Call) and leaf_name(value.func) == tail.strip(".()"):
+        return []
+    needs_parentheses = not head and not isinstance(value, _TAKES_A_METHOD_CALL)
+    if needs_parentheses and isinstance(statement, ast.Assign) and value is statement.value:
+        between = Span(*_end(source, statement.targets[-1]), span.line, span.column)
+        rest = Span(span.end_line, span.end_column, whole.end_line, whole.end_column)
+        # The value stands in parentheses already: ``h = (a + b)``.
+        if source.slice(between).strip().removeprefix("=").strip() == "(" and source.slice(rest).strip() == ")":
+            return [Edit.insert(whole.end_line, whole.end_column, tail)]
+    if needs_parentheses:
+        head, tail = "(", f"){tail}"
+    return [Edit.insert(span.line, span.column, head), Edit.insert(span.end_line, span.end_column, tail)]
+
+
+def _end(source: SourceFile, node: ast.AST) -> tuple[int, int]:
+    span = source.span(node)
+    return span.end_line, span.end_column
