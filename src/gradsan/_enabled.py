@@ -14,18 +14,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from gradsan import _member
 from gradsan._errors import GradsanError
-from gradsan._excepthooks import call_before_shown
-from gradsan._member import Member
 from gradsan._notes import annotate_with
-from gradsan._processes import Job, open_job
 from gradsan._session import Session
-from gradsan._starts import Starts
 from gradsan._terms import Mode, chosen, diagnosed
-from gradsan.cli._sentences import complain
-from gradsan.cli._telling import Telling
-from gradsan.cli._watcher import Watcher
+from gradsan.launch import watched_process
+from gradsan.launch.excepthooks import call_before_shown
+from gradsan.launch.outcome import Telling
+from gradsan.launch.processes import Job, open_job
+from gradsan.launch.sentences import complain
+from gradsan.launch.starts import Starts
+from gradsan.launch.watched_process import Member
+from gradsan.launch.watcher import Watcher
 from gradsan.model import Conflict, Failure, Message, Program, Report
 from gradsan.options import Options, OptionsError, read_options
 from gradsan.text import choose_language
@@ -69,7 +69,7 @@ class Enabled:
         self._undo.append(call_before_shown(self._meet))
         self._session.call_with_errors(self._explain)
         # A process that is watched as a whole tells at its end already.
-        if _member.current() is None:
+        if watched_process.current() is None:
             self._tell_at_exit()
 
     def stop(self) -> Report:

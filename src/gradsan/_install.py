@@ -61,8 +61,8 @@ def show_explained(error: BaseException) -> None:
 
 
 def _write(report: Report) -> None:
-    from gradsan.cli._reporting import wants_color, width_of
-    from gradsan.cli._sentences import flush_output, write_to_stderr
+    from gradsan.launch.reporting import wants_color, width_of
+    from gradsan.launch.sentences import flush_output, write_to_stderr
     from gradsan.present import needs_ascii, render_terminal
     from gradsan.text import choose_language
 

@@ -102,7 +102,7 @@ def _show_explained(error: BaseException) -> None:
 
 
 def _complain(mode: str) -> None:
-    from gradsan.cli._sentences import complain
+    from gradsan.launch.sentences import complain
     from gradsan.text import choose_language
 
     said = {"name": mode, "known": ", ".join(get_args(Mode))}

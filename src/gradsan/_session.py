@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gradsan import __version__, _member
+from gradsan import __version__
 from gradsan._supported import too_old
 from gradsan._terms import Mode, Terms
+from gradsan.launch import watched_process
 from gradsan.model import Conflict, Evidence, Failure, Message, Program, Report, Seen
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Session:
             return
         from gradsan.record.recorder import recorder
 
-        self._forks = _member.forks()
+        self._forks = watched_process.forks()
         self._recorder = recorder(self._native)
         self._evidence = None
         self._since = self._recorder.mark()
@@ -92,7 +93,7 @@ class Session:
         """End watching; torch is as it was before."""
         if self._recorder is None or self._evidence is not None:
             return
-        self._forks_end = _member.forks()
+        self._forks_end = watched_process.forks()
         self._recorder.stop(self._stretch)
         self._recorder.tellers = tuple(one for one in self._recorder.tellers if one != self.teller)
         self._recorder.explainers = tuple(one for one in self._recorder.explainers if one != self._explainer)
@@ -101,7 +102,7 @@ class Session:
 
     def _forks_since(self) -> int:
         """How many children were forked in this stretch of which nobody else tells."""
-        return (_member.forks() if self.is_on else self._forks_end) - self._forks
+        return (watched_process.forks() if self.is_on else self._forks_end) - self._forks
 
     def begin_anew(self) -> None:
         """In a forked child: what was found and counted before belongs to the parent."""

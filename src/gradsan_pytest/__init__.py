@@ -147,7 +147,7 @@ def _told(watching: Any, config: pytest.Config) -> tuple[tuple[Diagnosis, ...], 
 
 def _suppressions(config: pytest.Config) -> Any:
     if _SUPPRESSIONS not in config.stash:
-        from gradsan.cli._suppressing import Suppressions
+        from gradsan.launch.outcome import Suppressions
         from gradsan.options import read_options
 
         config.stash[_SUPPRESSIONS] = Suppressions(read_options({}, os.environ, config.rootpath), config.rootpath)

@@ -1,8 +1,8 @@
 """The start of gradsan in a Python process whose environment asks for it; ``gradsan_start.pth`` calls :func:`begin`.
 
-``GRADSAN`` holds the folder of a watched run (:mod:`gradsan._processes`): what to watch with, and where to leave what
-was found. This package imports neither gradsan nor torch before the process itself imports torch, so that processes
-which never do (resource trackers, compilers, tools) pay for a look at the environment and one line in a file.
+``GRADSAN`` holds the folder of a watched run (:mod:`gradsan.launch.processes`): what to watch with, and where to leave
+what was found. This package imports neither gradsan nor torch before the process itself imports torch, so that
+processes which never do (resource trackers, compilers, tools) pay for a look at the environment and one line in a file.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class _AtTorch:
             return None
         sys.meta_path.remove(self)
         try:
-            from gradsan._child import begin_child
+            from gradsan.launch.child import begin_child
 
             begin_child(self._folder)
         except Exception:

@@ -13,8 +13,8 @@ import gradsan
 from gradsan import _supported, _torch
 from gradsan._torch import hooks
 from gradsan.cli import _version
-from gradsan.cli._watcher import Watcher
 from gradsan.graph import self_check
+from gradsan.launch.watcher import Watcher
 from gradsan.model import Program
 from gradsan.record.recorder import Recorder
 

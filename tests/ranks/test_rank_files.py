@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gradsan._ranks import Rank, own_files, rank_of, rank_path
+from gradsan.launch.ranks import Rank, own_files, rank_of, rank_path
 from gradsan.options import Options
 
 
@@ -53,7 +53,7 @@ def test_every_file_that_is_written_gets_one_and_no_other(tmp_path: Path):
 
 ENDED = """
 import os, signal
-from gradsan._ranks import Rank, undisturbed
+from gradsan.launch.ranks import Rank, undisturbed
 if {own}:
     signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))
 with undisturbed({rank}):

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from gradsan.repair import allowances
-from gradsan.repair.allowances import _Carrying
+from gradsan.repair.trials import allowances
+from gradsan.repair.trials.allowances import _Carrying
 
 
 def carrying(*names):

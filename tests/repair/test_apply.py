@@ -5,8 +5,7 @@ import subprocess
 
 import pytest
 
-from gradsan.repair.apply import apply_patch, dirty_files
-from gradsan.repair.patch import Patch
+from gradsan.repair.patch import Patch, apply_patch, dirty_files
 
 
 @pytest.fixture

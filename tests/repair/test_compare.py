@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gradsan.repair.compare import compare
-from gradsan.repair.trial import Gradients, Recording
+from gradsan.repair.trials.trial import Gradients, Recording
 
 
 def gradients(*values, key="step 2"):

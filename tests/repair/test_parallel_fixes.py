@@ -7,9 +7,9 @@ import pytest
 
 from gradsan.model import Diagnosis, Fix, Frame, Label, Message, Site
 from gradsan.repair import Limits, find_fixes
-from gradsan.repair.fixes import told_to_data_parallel
+from gradsan.repair.fixes import arguments
+from gradsan.repair.libraries import untried
 from gradsan.repair.patch import Patch
-from gradsan.repair.untried import untried
 from gradsan.source.change import apply_change, edited, with_keyword
 from gradsan.source.tree import read_source
 from gradsan.text import say
@@ -101,7 +101,7 @@ def test_a_call_is_given_an_argument(tmp_path, call, told):
 def test_the_wrapper_is_told_what_is_advised(tmp_path, kind, wrapped, told):
     file = tmp_path / "program.py"
     file.write_text(f"net = {wrapped}\nnet(x).sum().backward()\n")
-    found = told_to_data_parallel.suggest(advised(file, kind))
+    found = arguments.tell_data_parallel(advised(file, kind))
     texts = [Patch().with_lines(fix.lines).files[str(file)].decode().split("\n")[0] for fix in found]
     assert texts == ([] if told is None else [f"net = {told}"])
 

@@ -7,7 +7,7 @@ import pytest
 from gradsan.model import Fix, Message, Verification
 from gradsan.repair.patch import Patch
 from gradsan.repair.ranking import Tried, measured, ranked_fixes
-from gradsan.repair.trial import Cost, Trial
+from gradsan.repair.trials.trial import Cost, Trial
 
 
 def tried(tmp_path, kind, *, meaning="preserved", size=1, status="passed", further=False):

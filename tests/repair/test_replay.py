@@ -7,8 +7,8 @@ import pytest
 
 from gradsan.model import Diagnosis, Fix, Frame, Label, Message
 from gradsan.repair import Limits, find_fixes, runs_well, why_untried
-from gradsan.repair.replay import is_replayable, reference_for, was_refused
-from gradsan.repair.trial import Recording, Request, Trial
+from gradsan.repair.trials.allowances import is_replayable, reference_for, was_refused
+from gradsan.repair.trials.trial import Recording, Request, Trial
 from gradsan.text import say
 
 WORKERS = """
@@ -173,8 +173,7 @@ def test_the_reference_carries_out_what_pytorch_refuses():
 
 def test_places_of_a_patched_program_are_told_by_the_files_on_disk(tmp_path):
     from gradsan.model import Frame, Site
-    from gradsan.repair.patch import Patch
-    from gradsan.repair.places import on_disk
+    from gradsan.repair.patch import Patch, on_disk
 
     file = tmp_path / "main.py"
     file.write_text("a = 1\nb = 2\nc = 3\n")

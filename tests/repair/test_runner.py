@@ -6,11 +6,11 @@ import textwrap
 
 import pytest
 
-from gradsan.cli._program import Target
+from gradsan.launch.program import Target
 from gradsan.repair.patch import Patch
-from gradsan.repair.preload import Preload
-from gradsan.repair.runner import Runner
-from gradsan.repair.trial import Request
+from gradsan.repair.trials.preload import Preload
+from gradsan.repair.trials.runner import Runner
+from gradsan.repair.trials.trial import Request
 
 
 def preload(tmp_path, monkeypatch, **files):

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from gradsan.cli._program import Target
+from gradsan.launch.program import Target
 from gradsan.repair import Limits, Patch, find_fixes
-from gradsan.repair.harmless import is_harmless
-from gradsan.repair.runner import Runner
-from gradsan.repair.trial import Request
+from gradsan.repair.trials.harmless import is_harmless
+from gradsan.repair.trials.runner import Runner
+from gradsan.repair.trials.trial import Request
 from gradsan.text import say
 
 WRITES = """

@@ -7,17 +7,7 @@ from pathlib import Path
 import pytest
 
 from gradsan.model import Diagnosis, Fix, Frame, Label, Message, NamedTensor, Site
-from gradsan.repair.fixes import (
-    clone_before_loop,
-    clone_for_layer,
-    index_views,
-    rebuild_in_loop,
-    recompute_forward,
-    record_view,
-    state_in_module,
-    step_after_loop,
-    views_after_write,
-)
+from gradsan.repair.fixes import copies, graphs, states, steps, views
 from gradsan.repair.patch import Patch
 
 
@@ -55,9 +45,7 @@ def test_a_layer_gets_a_copy(program):
         h = conv(x)
         skip = act(h + 1).mean()
     """)
-    found = clone_for_layer.suggest(
-        diagnosis("inplace_module", ("written", "relu_", (at(file, 2, text="act(h + 1)"),)))
-    )
+    found = copies.clone_for_layer(diagnosis("inplace_module", ("written", "relu_", (at(file, 2, text="act(h + 1)"),))))
     assert patched(found, file) == ["h = conv(x)\nskip = act((h + 1).clone()).mean()\n"]
     assert [fix.kind for fix in found] == ["clone_before_mutation"]
 
@@ -79,9 +67,9 @@ def test_one_copy_before_the_loop_in_the_place_of_one_in_each_round(program, lin
     copy = Fix(
         "clone_before_mutation", "preserved", fault.title, lines=((file, 5, f"        mem = mem.clone()\n{line}"),)
     )
-    found = clone_before_loop.suggest(replace(fault, fixes=(copy,)))
+    found = copies.clone_before_loop(replace(fault, fixes=(copy,)))
     assert patched(found, file) == ([f"{before}    mem = mem.clone()\n{loop}"] if is_hoisted else [])
-    assert clone_before_loop.suggest(fault) == ()
+    assert copies.clone_before_loop(fault) == ()
 
 
 def test_a_loss_of_a_closure_is_computed_in_it(program):
@@ -97,7 +85,7 @@ def test_a_loss_of_a_closure_is_computed_in_it(program):
 
         optimizer.step(closure)
     """)
-    found = rebuild_in_loop.suggest(
+    found = graphs.rebuild_in_loop(
         diagnosis(
             "step_between_forward_and_backward",
             ("saved", None, (at(file, 1),)),
@@ -124,7 +112,7 @@ def test_what_is_read_elsewhere_stays_as_well(program):
         optimizer.step(closure)
         print(loss)
     """)
-    found = rebuild_in_loop.suggest(
+    found = graphs.rebuild_in_loop(
         diagnosis(
             "step_between_forward_and_backward",
             ("saved", None, (at(file, 1),)),
@@ -157,7 +145,7 @@ def test_what_is_read_elsewhere_stays_as_well(program):
 )
 def test_views_are_taken_by_index(program, head, write, name, new_head, bound):
     file = program(f"{head}\n    {write}\n")
-    found = index_views.suggest(diagnosis("one_of_several_views_written", ("written", None, (at(file, 2),)), name=name))
+    found = views.index_views(diagnosis("one_of_several_views_written", ("written", None, (at(file, 2),)), name=name))
     assert patched(found, file) == [f"{new_head}\n    {bound}\n    {write}\n"]
 
 
@@ -165,7 +153,7 @@ def test_views_are_taken_by_index(program, head, write, name, new_head, bound):
 def test_views_are_left_alone_where_an_index_would_not_say_the_same(program, head):
     file = program(f"{head}\n    row.mul_(2)\n")
     wanted = diagnosis("one_of_several_views_written", ("written", None, (at(file, 2),)), name="row")
-    assert index_views.suggest(wanted) == ()
+    assert views.index_views(wanted) == ()
 
 
 def test_a_view_leaves_the_block_without_autograd(program):
@@ -175,7 +163,7 @@ def test_a_view_leaves_the_block_without_autograd(program):
             part = x[start:]
         part.mul_(2)
     """)
-    found = record_view.suggest(diagnosis("unrecorded_view_written", ("created", None, (at(file, 3),))))
+    found = views.record_view(diagnosis("unrecorded_view_written", ("created", None, (at(file, 3),))))
     assert patched(found, file) == [
         "with torch.no_grad():\n    start = int(x.argmax())\npart = x[start:]\npart.mul_(2)\n"
     ]
@@ -188,7 +176,7 @@ def test_a_view_that_the_block_reads_is_recorded_where_it_stands(program):
             start = int(part.argmax())
         part.mul_(2)
     """)
-    found = record_view.suggest(diagnosis("unrecorded_view_written", ("created", None, (at(file, 2),))))
+    found = views.record_view(diagnosis("unrecorded_view_written", ("created", None, (at(file, 2),))))
     assert patched(found, file) == [
         "with torch.no_grad():\n    with torch.enable_grad():\n        part = x[1:]\n"
         "    start = int(part.argmax())\npart.mul_(2)\n"
@@ -202,7 +190,7 @@ def test_views_come_after_the_write_to_their_base(program):
         y = left - right
     """)
     labels = (("created", None, (at(file, 1),)), ("written", "mul_", (at(file, 2),)))
-    found = views_after_write.suggest(diagnosis("view_base_written", *labels))
+    found = views.views_after_write(diagnosis("view_base_written", *labels))
     assert patched(found, file) == [
         "x.mul_(0.5)\nleft, right = x.unbind(1)\ny = left - right\n",
         "x = x.mul(0.5)\nleft, right = x.unbind(1)\ny = left - right\n",
@@ -218,7 +206,7 @@ def test_views_that_are_read_before_the_write_stay(program):
         x.mul_(0.5)
     """)
     labels = (("created", None, (at(file, 1),)), ("written", "mul_", (at(file, 3),)))
-    found = views_after_write.suggest(diagnosis("view_base_written", *labels))
+    found = views.views_after_write(diagnosis("view_base_written", *labels))
     assert [fix.kind for fix in found] == ["out_of_place"]
 
 
@@ -250,7 +238,7 @@ def test_states_kept_in_modules_are_cut_or_forgotten_by_the_loop(program):
             optimizer.step()
     """)
     inside = at(neurons, 12, "Neuron.forward")
-    found = state_in_module.suggest(
+    found = states.state_in_module(
         diagnosis(
             "freed_state_carried_over",
             ("bridge", None, (at(main, 4, text="sum(net(x) for _ in range(4))"), inside)),
@@ -283,7 +271,7 @@ def test_an_update_by_hand_moves_behind_the_loop(program):
                 w -= 0.1 * w.grad
             w.grad = None
     """)
-    found = step_after_loop.suggest(
+    found = steps.step_after_loop(
         diagnosis(
             "step_between_forward_and_backward",
             ("saved", None, (at(file, 1),)),
@@ -308,7 +296,7 @@ def test_an_update_that_belongs_to_its_round_stays(program, update):
                 {update}
     """)
     labels = (("saved", None, (at(file, 1),)), ("written", None, (at(file, 6),)), ("used", None, (at(file, 3),)))
-    assert step_after_loop.suggest(diagnosis("step_between_forward_and_backward", *labels)) == ()
+    assert steps.step_after_loop(diagnosis("step_between_forward_and_backward", *labels)) == ()
 
 
 def test_a_loss_of_a_network_with_a_capital_name_is_computed_again(program):
@@ -320,7 +308,7 @@ def test_a_loss_of_a_network_with_a_capital_name_is_computed_again(program):
         second.backward()
     """)
     labels = (("saved", None, (at(file, 2),)), ("written", None, (at(file, 4),)), ("used", None, (at(file, 5),)))
-    found = recompute_forward.suggest(diagnosis("step_between_forward_and_backward", *labels))
+    found = graphs.recompute_forward(diagnosis("step_between_forward_and_backward", *labels))
     texts = patched(found, file)
     assert texts[0].splitlines()[4:6] == ["score = D(fake)", "first, second = score.mean(), score.exp().mean()"]
     # The class is called once.

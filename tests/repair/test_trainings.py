@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from training_pairs import PAIRS
 
-from gradsan.cli._program import Target
+from gradsan.launch.program import Target
 from gradsan.model import Fix, Message
 from gradsan.repair.judging import Judge, faults_of
 from gradsan.repair.patch import Patch
-from gradsan.repair.replay import reference_for
-from gradsan.repair.runner import Runner
-from gradsan.repair.trial import Request
+from gradsan.repair.trials.allowances import reference_for
+from gradsan.repair.trials.runner import Runner
+from gradsan.repair.trials.trial import Request
 from gradsan.text import say
 
 FIX = Fix("any", "changed", Message("fix.sum_losses"), how_changed=Message("fix.sum_losses_how"))

@@ -6,7 +6,7 @@ import pytest
 
 from gradsan.repair import Limits, find_fixes
 from gradsan.repair.patch import Patch
-from gradsan.repair.trial import Request, run_trial
+from gradsan.repair.trials.trial import Request, run_trial
 
 PROGRAM = """
 import torch

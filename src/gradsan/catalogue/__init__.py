@@ -13,7 +13,6 @@ It reads no program and imports no torch. ``tests/catalogue`` holds the patterns
 torch raises and against recorded ones of older versions.
 """
 
-from gradsan.catalogue._autograd import comes_from_autograd, is_of_autograd
-from gradsan.catalogue._rows import Phase, Row, place_raised, recognise, rows
+from gradsan.catalogue._rows import Phase, Row, comes_from_autograd, is_of_autograd, place_raised, recognise, rows
 
 __all__ = ["Phase", "Row", "comes_from_autograd", "is_of_autograd", "place_raised", "recognise", "rows"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Sequence
 
-from gradsan.cli._sentences import complain, write_to_stderr
+from gradsan.launch.sentences import complain, write_to_stderr
 from gradsan.model import Fix, Message
 from gradsan.options import OptionsError
 from gradsan.present._places import shown_path, working_directory

@@ -10,9 +10,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from gradsan import __version__
-from gradsan.cli._program import Target
-from gradsan.cli._reporting import wants_color, width_of
-from gradsan.cli._sentences import complain, write_to_stderr
+from gradsan.launch.program import Target
+from gradsan.launch.reporting import wants_color, width_of
+from gradsan.launch.sentences import complain, write_to_stderr
 from gradsan.model import Message, Program, Report
 from gradsan.options import Options
 from gradsan.present import needs_ascii, render_terminal, working_directory

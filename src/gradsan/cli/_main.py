@@ -10,7 +10,7 @@ from importlib import import_module
 
 from gradsan import __version__
 from gradsan.cli._parser import Parser
-from gradsan.cli._sentences import complain, spoken_language
+from gradsan.launch.sentences import complain, spoken_language
 from gradsan.model import Message
 from gradsan.options import OptionsError
 from gradsan.text import choose_language, say

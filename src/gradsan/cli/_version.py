@@ -8,7 +8,7 @@ import platform
 
 from gradsan import __version__
 from gradsan._session import Session
-from gradsan.cli._sentences import write_to_stdout
+from gradsan.launch.sentences import write_to_stdout
 from gradsan.model import Message
 from gradsan.text import choose_language, say
 

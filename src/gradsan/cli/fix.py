@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gradsan._imports import torch_is_installed
-from gradsan.cli import _program_words
+from gradsan.cli import _parser
 from gradsan.cli._fix_report import report_of, say_nothing_found, series, show
-from gradsan.cli._program import Target, prepare
-from gradsan.cli._report_file import ReportFile
-from gradsan.cli._sentences import complain
+from gradsan.launch.program import Target, prepare
+from gradsan.launch.reporting import ReportFile
+from gradsan.launch.sentences import complain
 from gradsan.model import Message
 from gradsan.options import Options, OptionsError, read_options
 from gradsan.present import render_json, working_directory
@@ -42,19 +42,19 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
     def shared_words(key: str) -> str:
         return say(Message(f"cli.{key}"), language)
 
-    parser = _program_words.add_program_parser(subparsers, "fix", words("summary"), words("description"))
+    parser = _parser.add_program_parser(subparsers, "fix", words("summary"), words("description"))
     parser.add_argument("--apply", nargs="?", const=_BEST, metavar="N", help=words("option_apply"))
-    _program_words.add_options_with_value(parser, _OWN, words)
+    _parser.add_options_with_value(parser, _OWN, words)
     for name in _SWITCHES:
         parser.add_argument(f"--{name}", action="store_true", help=words(f"option_{name}"))
-    _program_words.add_options_with_value(parser, _SHARED, shared_words)
+    _parser.add_options_with_value(parser, _SHARED, shared_words)
     parser.set_defaults(handler=run)
     return parser
 
 
 def program_start(words: Sequence[str]) -> int:
     """Where in ``words``, which follow ``fix``, the program begins."""
-    return _program_words.program_start(words, (*_SHARED, *_OWN), with_number=("apply",))
+    return _parser.program_start(words, (*_SHARED, *_OWN), with_number=("apply",))
 
 
 def run(namespace: argparse.Namespace) -> int:
@@ -63,15 +63,15 @@ def run(namespace: argparse.Namespace) -> int:
     Raises:
         OptionsError: for what cannot be understood or done.
     """
-    own = _program_words.said(namespace, _OWN)
-    shared = _program_words.said(namespace, _SHARED)
+    own = _parser.said(namespace, _OWN)
+    shared = _parser.said(namespace, _SHARED)
     directory = working_directory(None)
     options = read_options(shared, os.environ, directory)
     language = choose_language(options.lang, os.environ)
     limits = _limits(own, namespace.include)
     wanted = namespace.apply
     number = None if wanted in (None, _BEST) else _number("apply", wanted, int)
-    target = _program_words.target_of(namespace.program)
+    target = _parser.target_of(namespace.program)
     if target.kind == "script" and target.name == "-":
         raise OptionsError(Message("fix.no_stdin"))
     prepare(target)

@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gradsan._processes import left_reports, reports_folder
-from gradsan.cli._report_file import ReportFile
-from gradsan.cli._reporting import wants_color, width_of
-from gradsan.cli._sentences import complain, write_to_stdout
+from gradsan.launch.processes import left_reports, reports_folder
+from gradsan.launch.reporting import ReportFile, wants_color, width_of
+from gradsan.launch.sentences import complain, write_to_stdout
 from gradsan.model import Message
 from gradsan.options import OptionsError
 from gradsan.present import RENDERERS, needs_ascii, render_terminal, working_directory

@@ -12,23 +12,17 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import gradsan_start
-from gradsan._excepthooks import call_in_multiprocessing
 from gradsan._imports import call_after_torch_import, torch_is_installed
-from gradsan._member import Member
-from gradsan._processes import Job, open_job
-from gradsan._starts import Starts
 from gradsan._terms import chosen
-from gradsan.cli import _program_words
-from gradsan.cli._program import Target, gradsan_path, perform, prepare, take_stage
-from gradsan.cli._suppressing import Suppressions
-from gradsan.cli._telling import Telling
-from gradsan.cli._uncaught import (
-    call_when_uncaught,
-    clean_tracebacks_of_threads,
-    run_exit_handlers,
-    wait_for_threads,
-)
-from gradsan.cli._watcher import Session, Watcher
+from gradsan.cli import _parser
+from gradsan.launch.excepthooks import call_in_multiprocessing
+from gradsan.launch.outcome import Suppressions, Telling
+from gradsan.launch.processes import Job, open_job
+from gradsan.launch.program import Target, gradsan_path, perform, prepare, take_stage
+from gradsan.launch.starts import Starts
+from gradsan.launch.uncaught import call_when_uncaught, clean_tracebacks_of_threads, run_exit_handlers, wait_for_threads
+from gradsan.launch.watched_process import Member
+from gradsan.launch.watcher import Session, Watcher
 from gradsan.model import Message, Program
 from gradsan.options import Options, OptionsError, read_options
 from gradsan.text import choose_language, say
@@ -57,8 +51,8 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
     def words(key: str) -> str:
         return say(Message(f"cli.{key}"), language)
 
-    parser = _program_words.add_program_parser(subparsers, "run", words("run_summary"), words("run_description"))
-    _program_words.add_options_with_value(parser, _OPTIONS_WITH_VALUE, words)
+    parser = _parser.add_program_parser(subparsers, "run", words("run_summary"), words("run_description"))
+    _parser.add_options_with_value(parser, _OPTIONS_WITH_VALUE, words)
     for name in _SWITCHES:
         sentence = words(f"option_{name}").replace("%", "%%")
         parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, help=sentence)
@@ -68,7 +62,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
 
 def program_start(words: Sequence[str]) -> int:
     """Where in ``words``, which follow ``run``, the program begins: at the script, ``-m``, ``-c`` or after ``--``."""
-    return _program_words.program_start(words, _OPTIONS_WITH_VALUE)
+    return _parser.program_start(words, _OPTIONS_WITH_VALUE)
 
 
 def run(namespace: argparse.Namespace) -> int:
@@ -79,8 +73,8 @@ def run(namespace: argparse.Namespace) -> int:
         KeyboardInterrupt: where the program ended by it.
     """
     directory = _working_directory()
-    options = read_options(_program_words.said(namespace, (*_OPTIONS_WITH_VALUE, *_SWITCHES)), os.environ, directory)
-    target = _program_words.target_of(namespace.program)
+    options = read_options(_parser.said(namespace, (*_OPTIONS_WITH_VALUE, *_SWITCHES)), os.environ, directory)
+    target = _parser.target_of(namespace.program)
     return execute(target, options, directory, partial(_open_session, options, directory))
 
 

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gradsan._notes import annotate
-from gradsan._ranks import Board, Rank, heading, own_files, undisturbed
 from gradsan._session import Mode, Session
 from gradsan._terms import chosen
-from gradsan.cli._report_file import ReportFile
-from gradsan.cli._reporting import Presentation, present
-from gradsan.cli._sentences import complain
-from gradsan.cli._suppressing import Suppressions
-from gradsan.cli._watcher import Watcher
+from gradsan.launch.outcome import Suppressions
+from gradsan.launch.ranks import Board, Rank, heading, own_files, undisturbed
+from gradsan.launch.reporting import Presentation, ReportFile, present
+from gradsan.launch.sentences import complain
+from gradsan.launch.watcher import Watcher
 from gradsan.model import Message, Program, Report
 from gradsan.options import REPORT_FILES, Options, OptionsError, read_options
 from gradsan.text import choose_language, say

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gradsan.model import Report
 
 if TYPE_CHECKING:
-    from gradsan.present._glyphs import needs_ascii
+    from gradsan.present._cells import needs_ascii
     from gradsan.present._places import working_directory
     from gradsan.present.github import render_github
     from gradsan.present.html import render_html

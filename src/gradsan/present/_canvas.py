@@ -10,8 +10,7 @@ from rich.text import Text
 
 from gradsan import text
 from gradsan.model import Message
-from gradsan.present._cells import width_of, wrap
-from gradsan.present._glyphs import Glyphs
+from gradsan.present._cells import Glyphs, width_of, wrap
 
 SEVERITY_STYLE = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 ROLE_STYLE = {

@@ -1,13 +1,17 @@
-"""Text measured in terminal cells: cleaning, widths, wrapping.
+"""Text measured in terminal cells, and the characters that a report is drawn with.
+
+Text measured in terminal cells: cleaning, widths, wrapping.
 
 A Chinese character takes two cells, a combining accent none. All drawing in this room counts cells, one character
 at a time, so that underlines stand below what they mark.
+
+The characters a report is drawn with.
 """
 
 from __future__ import annotations
 
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from rich.cells import get_character_cell_size
 
@@ -151,3 +155,55 @@ def _may_break(left: str, right: str) -> bool:
     if right in _NEVER_STARTS_A_LINE or left in _NEVER_ENDS_A_LINE:
         return False
     return get_character_cell_size(left) == 2 or get_character_cell_size(right) == 2
+
+
+@dataclass(frozen=True, slots=True)
+class Glyphs:
+    """``arrow`` opens a location, ``bar`` parts line numbers from source; ``span_*`` draw a span of several lines.
+
+    ``span_open`` stands beside the first line of such a span, ``span_top`` begins a row of its own below that line.
+    """
+
+    arrow: str
+    bar: str
+    ellipsis: str
+    span_open: str
+    span_top: str
+    span_side: str
+    span_bottom: str
+    span_line: str
+    called_from: str
+
+
+UNICODE = Glyphs(
+    arrow="┌─",
+    bar="│",
+    ellipsis="…",
+    span_open="╭",
+    span_top="╭",
+    span_side="│",
+    span_bottom="╰",
+    span_line="─",
+    called_from="←",
+)
+
+ASCII = Glyphs(
+    arrow="-->",
+    bar="|",
+    ellipsis="...",
+    span_open="/",
+    span_top=" ",
+    span_side="|",
+    span_bottom="|",
+    span_line="_",
+    called_from="<-",
+)
+
+
+def needs_ascii(encoding: str | None) -> bool:
+    """Whether a stream of this encoding cannot carry the box characters, so that ``ascii=True`` is wanted."""
+    try:
+        "".join(getattr(UNICODE, field.name) for field in fields(Glyphs)).encode(encoding or "ascii")
+    except (UnicodeError, LookupError):
+        return True
+    return False

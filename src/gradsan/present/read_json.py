@@ -38,8 +38,8 @@ from gradsan.model import (
     Verification,
     Why,
 )
+from gradsan.present._diff import old_lines
 from gradsan.present._fields import each, maybe, one_of, text, whole
-from gradsan.present._replace import old_lines
 from gradsan.present.json import SCHEMA
 
 _Meaning = Literal["preserved", "changed"]

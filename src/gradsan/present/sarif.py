@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 from gradsan import text
 from gradsan.model import Diagnosis, Fix, Frame, Label, Message, Report
+from gradsan.present._diff import Replacement, replacements_of
 from gradsan.present._places import primary_label, shown_path, shown_stack, working_directory
-from gradsan.present._replace import Replacement, replacements_of
 from gradsan.source.tree import source_line
 
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"

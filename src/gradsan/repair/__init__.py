@@ -4,11 +4,10 @@ The parent (:func:`find_fixes`) imports no torch; each run of the program is a c
 watches or heals it, records its gradients, and hands back plain data.
 """
 
-from gradsan.repair.apply import apply_patch, dirty_files
-from gradsan.repair.patch import Patch
+from gradsan.repair.libraries import why_untried
+from gradsan.repair.patch import Patch, apply_patch, dirty_files
 from gradsan.repair.ranking import is_implied
 from gradsan.repair.search import Found, Limits, find_fixes, runs_well
-from gradsan.repair.untried import why_untried
 
 __all__ = [
     "Found",

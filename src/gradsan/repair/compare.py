@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from gradsan.repair.trial import Gradients, Recording
+from gradsan.repair.trials.trial import Gradients, Recording
 
 ROUNDINGS = 64
 """Units in the last place, relative to a gradient's norm, by which sums in another order may differ in the first round;

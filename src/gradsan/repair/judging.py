@@ -14,7 +14,7 @@ from gradsan.repair.compare import Comparison, compare, tolerance
 from gradsan.repair.patch import Patch
 from gradsan.repair.ranking import Tried
 from gradsan.repair.training import Training, compare_trainings
-from gradsan.repair.trial import Recording, Trial
+from gradsan.repair.trials.trial import Recording, Trial
 
 _LONGEST = 200
 """Characters of an exception's message that a verdict quotes."""

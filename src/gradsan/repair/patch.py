@@ -1,14 +1,28 @@
-"""A change of several files as new texts: made from the changed lines of a Fix, shown as a diff, kept byte for byte."""
+"""Patches: a change of several files as new texts, its diff, the lines on disk, and writing it.
+
+A change of several files as new texts: made from the changed lines of a Fix, shown as a diff, kept byte for byte.
+
+Writing a patch to the program's files: all or nothing.
+
+A diagnosis of a program with a patch laid over it, told by the lines of the files as they lie on disk.
+"""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import io
+import os
+import shutil
+import subprocess
+import tempfile
 import tokenize
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from gradsan.model import Diagnosis, Event, Frame, Label, Site
 
 Lines = tuple[tuple[str, int, str], ...]
 
@@ -141,3 +155,85 @@ def _shown(file: str, cwd: Path | None) -> str:
         return Path(file).resolve().relative_to(cwd.resolve()).as_posix()
     except ValueError:
         return file
+
+
+def dirty_files(patch: Patch) -> tuple[str, ...]:
+    """The files of ``patch`` that git knows and that have changes which are not committed. No git: none."""
+    return tuple(file for file in patch.files if _is_dirty(file))
+
+
+@contextlib.contextmanager
+def apply_patch(patch: Patch) -> Iterator[None]:
+    """Write every file of ``patch``, each by one atomic replacement; put all back if the block raises.
+
+    Raises:
+        OSError: where a file cannot be written; then none has changed.
+    """
+    before = {file: Path(file).read_bytes() for file in patch.files}
+    written: list[str] = []
+    try:
+        for file, content in patch.files.items():
+            _replace(file, content)
+            written.append(file)
+        yield
+    except BaseException:
+        for file in written:
+            _replace(file, before[file])
+        raise
+
+
+def _replace(file: str, content: bytes) -> None:
+    # A link stays a link: what it leads to is replaced.
+    path = Path(os.path.realpath(file))
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        shutil.copymode(path, name)
+        os.replace(name, path)  # noqa: PTH105
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)  # noqa: PTH108
+        raise
+
+
+def _is_dirty(file: str) -> bool:
+    path = Path(file)
+    try:
+        done = subprocess.run(
+            ["git", "status", "--porcelain", "--", path.name],
+            cwd=path.parent,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError:
+        return False
+    # Untracked files have nothing to go back to, which is no reason to ask.
+    return done.returncode == 0 and any(not row.startswith("??") for row in done.stdout.splitlines())
+
+
+def on_disk(diagnosis: Diagnosis, patch: Patch) -> Diagnosis:
+    """``diagnosis`` with every place moved to the line that it has without ``patch``."""
+    if not patch.files:
+        return diagnosis
+
+    def moved(frame: Frame) -> Frame:
+        if frame.file not in patch.files:
+            return frame
+        line, is_same = patch.line_before(frame.file, frame.line)
+        if not is_same:
+            return replace(frame, line=line, column=None, end_line=None, end_column=None)
+        end = None if frame.end_line is None else patch.line_before(frame.file, frame.end_line)[0]
+        return replace(frame, line=line, end_line=end)
+
+    def label(one: Label) -> Label:
+        return replace(one, frame=moved(one.frame), site=Site(tuple(map(moved, one.site.frames))))
+
+    def event(one: Event) -> Event:
+        return one if one.frame is None else replace(one, frame=moved(one.frame))
+
+    labels, events = tuple(map(label, diagnosis.labels)), tuple(map(event, diagnosis.events))
+    return replace(diagnosis, labels=labels, events=events)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from gradsan.model import Fix
 from gradsan.repair.patch import Patch
-from gradsan.repair.trial import Cost, Trial
+from gradsan.repair.trials.trial import Cost, Trial
 
 COST_TOLERANCE = 0.02
 """Costs closer than this to those of the leanest fix count as equal, so that a copy of little does not outweigh a

@@ -8,19 +8,18 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from gradsan._ranks import rank_of
-from gradsan.cli import _program as program
+from gradsan.launch import program
+from gradsan.launch.ranks import rank_of
 from gradsan.model import Diagnosis, Fix, Message, Seen
 from gradsan.present._places import shown_path
 from gradsan.repair import libraries
 from gradsan.repair.judging import Judge, Say, faults_of
-from gradsan.repair.patch import Patch, PatchError
-from gradsan.repair.places import on_disk
+from gradsan.repair.libraries import untried
+from gradsan.repair.patch import Patch, PatchError, on_disk
 from gradsan.repair.ranking import Tried, measured, ranked_fixes
-from gradsan.repair.replay import is_replayable, reference_for, was_refused
-from gradsan.repair.runner import Runner, cores_for_trials
-from gradsan.repair.trial import Cost, Request, Trial
-from gradsan.repair.untried import untried
+from gradsan.repair.trials.allowances import is_replayable, reference_for, was_refused
+from gradsan.repair.trials.runner import Runner, cores_for_trials
+from gradsan.repair.trials.trial import Cost, Request, Trial
 
 Target = tuple[str, str, Sequence[str]]
 Progress = Callable[[Message], None]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gradsan.repair.compare import tolerance
-from gradsan.repair.trial import Moment, Recording, Value
+from gradsan.repair.trials.trial import Moment, Recording, Value
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """Buffers that a layer itself writes whenever its forward runs."""

@@ -7,9 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gradsan.model import Diagnosis
-from gradsan.suppress._baseline import fingerprint
-from gradsan.suppress._comments import comment_rules, rules_in
-from gradsan.suppress._rules import Rule
+from gradsan.suppress._rules import Rule, comment_rules, fingerprint, rules_in
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,27 @@
-"""A rule says which findings are not wanted: a code, and where. Written in options and in suppression files."""
+"""Rules of suppression: a code and a place, from options, comments in the source, files and a baseline.
+
+A rule says which findings are not wanted: a code, and where. Written in options and in suppression files.
+
+``# gradsan: ignore`` in a line of source, for all codes or for some.
+
+A baseline: the findings that are known already, so that a check only fails for new ones.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
 import re
+import tokenize
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path
+
+from gradsan.model import Diagnosis
+from gradsan.source.tree import source_line, source_lines
 
 _RULE = re.compile(r"(?P<code>GS\d{3}|GS\dxx|\*)(?:\s*:\s*(?P<path>[^\s:][^:]*?)(?:\s*:\s*(?P<line>\d+))?)?\s*")
 
@@ -76,3 +92,72 @@ def read_rules(file: Path) -> tuple[Rule, ...]:
         if text:
             rules.append(parse_rule(text, f"{file.name}:{number}"))
     return tuple(rules)
+
+
+_COMMENT = re.compile(r"#\s*gradsan:\s*ignore(?:\[(?P<codes>[^\]]*)\])?")
+_CODE = re.compile(r"GS\d{3}|GS\dxx")
+
+
+def comment_rules(file: str, line: int) -> tuple[Rule, ...]:
+    """The rules that the comment in this line stands for; none where there is no such comment."""
+    text = source_line(file, line)
+    # Looking for the words first spares almost every file the tokenizing.
+    if text is None or "gradsan:" not in text:
+        return ()
+    return tuple(rule for rule in rules_in(file) if rule.line == line)
+
+
+def rules_in(file: str) -> tuple[Rule, ...]:
+    """The rules of every comment in a file."""
+    return _rules(file, source_lines(file))
+
+
+@lru_cache(maxsize=256)
+def _rules(file: str, lines: tuple[str, ...]) -> tuple[Rule, ...]:
+    if not any("gradsan:" in line for line in lines):
+        return ()
+    rules: list[Rule] = []
+    text = "".join(f"{line}\n" for line in lines)
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            found = _COMMENT.search(token.string) if token.type == tokenize.COMMENT else None
+            if found is not None:
+                codes = ["*"] if found["codes"] is None else _CODE.findall(found["codes"])
+                line = token.start[0]
+                rules.extend(Rule(code, None, line, f"{file}:{line}") for code in codes)
+    except (tokenize.TokenError, SyntaxError):
+        return tuple(rules)
+    return tuple(rules)
+
+
+_SCHEMA = "gradsan.baseline/1"
+
+
+def fingerprint(diagnosis: Diagnosis) -> str:
+    """What stays the same of a finding while its file is edited: code, roles, file names, text of the lines."""
+    parts = [diagnosis.code]
+    for label in diagnosis.labels:
+        frame = label.frame
+        text = (source_line(frame.file, frame.line) or "").strip()
+        parts.append(f"{label.role} {Path(frame.file).name} {frame.function} {text}")
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def read_baseline(file: Path) -> dict[str, str]:
+    """The fingerprints of a baseline file, each with the code that it stands for.
+
+    Raises:
+        OSError: where the file cannot be read.
+        ValueError: where it is no baseline.
+    """
+    content = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(content, dict) or content.get("schema") != _SCHEMA:
+        raise ValueError(str(file))
+    return {str(known["fingerprint"]): str(known["code"]) for known in content["known"]}
+
+
+def write_baseline(file: Path, diagnoses: Iterable[Diagnosis]) -> None:
+    """Write what is known from now on. Raises OSError where that cannot be done."""
+    known = {fingerprint(diagnosis): diagnosis.code for diagnosis in diagnoses}
+    rows = [{"code": code, "fingerprint": mark} for mark, code in sorted(known.items())]
+    file.write_text(json.dumps({"schema": _SCHEMA, "known": rows}, indent=1) + "\n", encoding="utf-8")

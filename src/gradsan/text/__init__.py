@@ -5,8 +5,7 @@ in the ``.toml`` files of ``<language>/``, the pages of ``gradsan explain`` in `
 imported.
 """
 
-from gradsan.text._language import LANGUAGES, Language, choose_language
 from gradsan.text._messages import say
-from gradsan.text._pages import CodeEntry, codes, page, resolve
+from gradsan.text._pages import LANGUAGES, CodeEntry, Language, choose_language, codes, page, resolve
 
 __all__ = ["LANGUAGES", "CodeEntry", "Language", "choose_language", "codes", "page", "resolve", "say"]

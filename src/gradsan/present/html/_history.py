@@ -7,8 +7,7 @@ from typing import Any
 from gradsan.model import Diagnosis, Event, Knot
 from gradsan.present._canvas import Canvas
 from gradsan.present._places import shown_path
-from gradsan.present.html._markup import Html, tag
-from gradsan.present.html._words import html_word
+from gradsan.present.html._markup import Html, html_word, tag
 
 KINDS = ("saved", "written", "step", "used", "backward")
 """The lanes of the timeline, from top to bottom."""

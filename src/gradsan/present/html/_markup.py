@@ -1,4 +1,9 @@
-"""HTML that cannot be broken by what stands in it: text is escaped unless it was made here."""
+"""HTML that cannot be broken by what stands in it, and the page's own words.
+
+HTML that cannot be broken by what stands in it: text is escaped unless it was made here.
+
+The page's own words.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,9 @@ import html
 import json
 import unicodedata
 from typing import Any
+
+from gradsan import text
+from gradsan.model import Message
 
 _DIRECTION = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
@@ -61,3 +69,30 @@ def _visible(character: str) -> str:
     if character in _DIRECTION or unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp"):
         return f"⟨U+{code:04X}⟩"
     return character
+
+
+_OF_THE_SCRIPT = (
+    "beside",
+    "event",
+    "lane_backward",
+    "lane_saved",
+    "lane_step",
+    "lane_used",
+    "lane_written",
+    "next_page",
+    "page_of",
+    "previous_page",
+    "version",
+)
+
+
+def html_word(language: str, name: str, /, **values: Any) -> str:
+    """Return one of the page's own words, from the table ``html`` of the text room."""
+    return text.say(Message(f"html.{name}", values), language)
+
+
+def script_words(language: str) -> dict[str, str]:
+    """Return the words that the script fills itself, with their {fields}."""
+    fields = ("what", "kind", "clock", "step", "op", "place", "count", "first", "last", "version", "total")
+    braces = {name: f"{{{name}}}" for name in fields}
+    return {name: html_word(language, name, **{key: braces[key] for key in fields}) for name in _OF_THE_SCRIPT}

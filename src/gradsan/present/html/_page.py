@@ -1,4 +1,9 @@
-"""The page: its frame, its policy (nothing is loaded from anywhere), and what stands in it."""
+"""The page: its frame, its policy (nothing is loaded from anywhere), and the page inside another one.
+
+The page: its frame, its policy (nothing is loaded from anywhere), and what stands in it.
+
+A report inside another page, as a notebook is: in a frame of its own, so that neither page styles the other.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +17,11 @@ from string import Template
 
 from gradsan.model import Report
 from gradsan.present._canvas import Canvas
-from gradsan.present._describe import describe_watched
-from gradsan.present._glyphs import UNICODE
-from gradsan.present._places import working_directory
+from gradsan.present._cells import UNICODE
+from gradsan.present._places import describe_watched, working_directory
 from gradsan.present.html._finding import finding
 from gradsan.present.html._history import KINDS, events_data
-from gradsan.present.html._markup import Html, data_block, escaped, join, tag
-from gradsan.present.html._words import html_word, script_words
+from gradsan.present.html._markup import Html, data_block, escaped, html_word, join, script_words, tag
 
 _WIDTH = 100
 _DIGITS = 2
@@ -120,3 +123,19 @@ def _asset(name: str) -> str:
 
 def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
+
+
+_ROOM = 8
+_ROOM_FOR_FINDING = 30
+_MOST_ROOM = 60
+
+
+def render_fragment(report: Report, *, language: str, cwd: Path | None = None) -> str:
+    """Return a report as HTML to be put into a page; arguments as of :func:`gradsan.present.render_html`.
+
+    One ``iframe`` that loads nothing; its height (in rem) grows with the number of findings, up to a bound.
+    """
+    height = min(_ROOM + _ROOM_FOR_FINDING * len(report.diagnoses), _MOST_ROOM)
+    page = render_html(report, language=language, cwd=cwd)
+    style = f"width: 100%; height: {height}rem; border: 0; resize: vertical; overflow: auto"
+    return str(tag("iframe", title="gradsan", srcdoc=page, style=style))

@@ -1,0 +1,86 @@
+"""A Python process that a watched program has started afresh: watched as its parent is, reporting to it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from functools import partial
+from pathlib import Path
+
+from gradsan._imports import call_after_torch_import
+from gradsan._terms import chosen
+from gradsan.launch.excepthooks import call_before_shown
+from gradsan.launch.outcome import Suppressions
+from gradsan.launch.processes import read_options
+from gradsan.launch.starts import Starts
+from gradsan.launch.watched_process import Member
+from gradsan.launch.watcher import Session, Watcher
+from gradsan.model import Program
+from gradsan.options import Options
+from gradsan.text import choose_language
+from gradsan_start import log
+
+
+def begin_child(folder: str) -> None:
+    """Watch this process from its import of torch on, as a part of the run in ``folder``.
+
+    Raises:
+        OSError, ValueError, TypeError, KeyError: where the folder cannot be understood.
+    """
+    options = read_options(Path(folder))
+    if options is None:
+        log(folder, "failed")
+        return
+    directory = _working_directory()
+    watcher = Watcher(partial(open_session, options, directory))
+    language = choose_language(options.lang, os.environ)
+
+    def leaves(status: int) -> int:
+        _tell_alone(watcher, options, status, flushes=False)
+        return status
+
+    member = Member(watcher, Path(folder), language=language, leaves=leaves, is_child=True)
+    watcher.teller = member.found
+    call_after_torch_import(partial(_start, watcher, member, options, folder))
+
+
+def open_session(options: Options, directory: Path | None) -> Session:
+    """A session that is not started yet, with the mode and the terms that ``options`` ask for."""
+    from gradsan._session import Session as WatchSession
+
+    mode, terms = chosen(options, Suppressions(options, directory).wants)
+    session: Session = WatchSession(mode, terms=terms)
+    return session
+
+
+def _start(watcher: Watcher, member: Member, options: Options, folder: str) -> None:
+    watcher.start()
+    if watcher.problems:
+        log(folder, "failed")
+        return
+    log(folder, "watched", name=member.name())
+    member.watch(Starts(folder))
+    member.undo.append(call_before_shown(watcher.meet))
+    atexit.register(_end, watcher, member, options)
+
+
+def _end(watcher: Watcher, member: Member, options: Options) -> None:
+    if not member.end():
+        _tell_alone(watcher, options, 0)
+
+
+def _tell_alone(watcher: Watcher, options: Options, status: int, flushes: bool = True) -> None:
+    """Tell on stderr: the run that this process belonged to has ended before it."""
+    from gradsan.launch.outcome import Telling
+
+    program = Program(tuple(sys.argv), "failed" if status else "finished")
+    telling = Telling(options, _working_directory(), own_path=sys.path)
+    telling.tell(watcher, program, None, is_child=True, flushes=flushes)
+
+
+def _working_directory() -> Path | None:
+    try:
+        return Path.cwd()
+    except OSError:
+        return None

@@ -1,0 +1,204 @@
+"""Outcome of a run: what the user does not want left out, files, terminal, ranks, children.
+
+Giving out the report of a run at its end: what the user does not want left out, files, terminal, ranks, children.
+
+A report without the findings that the user does not want, and what there is to say about that.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from gradsan.launch.processes import Job
+from gradsan.launch.program import Target
+from gradsan.launch.ranks import Board, heading, own_files, rank_of, undisturbed
+from gradsan.launch.reporting import Presentation, ReportFile, own_surroundings, present
+from gradsan.launch.sentences import complain
+from gradsan.launch.watcher import Watcher
+from gradsan.model import Diagnosis, Message, Program, Report
+from gradsan.options import REPORT_FILES, Options, OptionsError
+from gradsan.repair.fixes import fixes_to_try
+from gradsan.suppress import Rule, RuleError, parse_rule, read_baseline, read_rules, suppress, write_baseline
+from gradsan.text import choose_language
+
+
+class Telling:
+    """How the report of this process is given out. What it is told with is looked at before the program runs."""
+
+    def __init__(
+        self, options: Options, directory: Path | None, *, own_path: Sequence[str], target: Target | None = None
+    ) -> None:
+        """``directory`` is where the program starts, None where that was deleted; ``own_path`` the ``sys.path`` that
+        gradsan's imports go by, ``target`` the program, where `gradsan run` started it.
+
+        Raises:
+            OptionsError: for a file that cannot be read or written.
+        """
+        self.language = choose_language(options.lang, os.environ)
+        self.options = own_files(options, rank_of(os.environ), directory)
+        self._asked = options
+        self._directory = directory
+        self._own_path = own_path
+        self._target = target
+        self._code = target.name if target is not None and target.kind == "code" else None
+        self._rank = rank_of(os.environ)
+        named = {form: getattr(self.options, form) for form in REPORT_FILES}
+        self._files = {form: ReportFile(path, directory) for form, path in named.items() if path is not None}
+        self.suppressions = Suppressions(self.options, directory)
+        self._board = Board(self._rank, os.environ) if self._rank is not None else None
+
+    def tell(
+        self, watcher: Watcher, program: Program, job: Job | None, *, is_child: bool = False, flushes: bool = True
+    ) -> Report:
+        """End watching and give the report out; what is left of it after the user's rules.
+
+        ``is_child``: a forked child tells for itself; files, ranks and the reports of children are its parent's.
+        ``flushes`` is False where the process is about to end without writing out what the program printed.
+        """
+        board = None if is_child else self._board
+        presentation = Presentation(
+            options=self.options,
+            language=self.language,
+            directory=self._directory,
+            files={} if is_child else self._files,
+            flushes=flushes,
+        )
+        with undisturbed(self._rank), own_surroundings(self._own_path, self._code):
+            watcher.stop()
+            found = watcher.report(program)
+            if job is not None and not is_child:
+                found = job.gather(found)
+            report, said = self.suppressions.applied(found)
+            presentation = replace(
+                presentation,
+                unexplained=watcher.met_autograd_error and not found.diagnoses,
+                told=tuple(watcher.problems),
+            )
+            if self._rank is not None and board is not None:
+                tell = partial(board.left_to_tell, unexplained=presentation.unexplained)
+                over = heading(self._rank, self._asked, self.options)
+                presentation = replace(presentation, left_to_tell=tell, heading=over)
+            problems = [*watcher.problems, *present(report, presentation)]
+            if self._rank is None and not is_child:
+                said = [*said, *self._next_command(report)]
+            is_silent = self.options.quiet or (self._rank is not None and self._rank.number > 0)
+            for sentence in problems if is_silent else [*problems, *said]:
+                complain(sentence, self.language)
+        return report
+
+    def _next_command(self, report: Report) -> list[Message]:
+        """The command that tries fixes, where there are some and the program can be started once more."""
+        target = self._target
+        if target is None or target.kind == "code" or target.name == "-" or report.mode == "autopsy":
+            return []
+        count = fixes_to_try(report.diagnoses)
+        if not count:
+            return []
+        program = (target.name,) if target.kind == "script" else ("-m", target.name)
+        command = shlex.join(("gradsan", "fix", *program, *target.arguments))
+        return [Message("cli.fixes_to_try", {"count": count, "command": command})]
+
+    def write(self, report: Report) -> None:
+        """Write the files and show nothing; what goes wrong in doing so is said."""
+        presentation = Presentation(
+            options=replace(self.options, quiet=True, github=False),
+            language=self.language,
+            directory=self._directory,
+            files=self._files,
+        )
+        with own_surroundings(self._own_path, self._code):
+            problems = present(self.suppressions.applied(report)[0], presentation) if self._files else []
+        for sentence in problems:
+            complain(sentence, self.language)
+
+    def write_unfinished(self, report: Report) -> Message | None:
+        """Write what was found so far into the JSON file, where there is one that can be written again later."""
+        file = self._files.get("json")
+        if file is None or file.is_special:
+            return None
+        from gradsan.present.json import render_json
+
+        kept = tuple(one for one in report.diagnoses if self.suppressions.wants(one))
+        text = render_json(replace(report, diagnoses=kept), language=self.language, cwd=self._directory)
+        return file.write(text)
+
+    def status(self, report: Report, status: int) -> int:
+        """What the process ends with where the program ended with ``status``."""
+        if status:
+            return status
+        is_conflict = any(diagnosis.severity in ("error", "warning") for diagnosis in report.diagnoses)
+        if self._board is not None:
+            return self._board.status(is_conflict, self.options.exit_code)
+        return self.options.exit_code if is_conflict else 0
+
+
+class Suppressions:
+    """The rules and the baseline of a run, read before the program starts."""
+
+    def __init__(self, options: Options, directory: Path | None) -> None:
+        """Read what ``options`` name; relative paths count from ``directory``.
+
+        Raises:
+            OptionsError: for a file that cannot be read or understood.
+        """
+        self._written = None if options.write_baseline is None else _path(options.write_baseline, directory)
+        self._rules: tuple[Rule, ...] = tuple(parse_rule(rule, "ignore") for rule in options.ignore)
+        self._baseline: dict[str, str] = {}
+        try:
+            if options.suppressions is not None:
+                self._rules += read_rules(_path(options.suppressions, directory))
+            if options.baseline is not None:
+                self._baseline = read_baseline(_path(options.baseline, directory))
+        except RuleError as failure:
+            raise OptionsError(Message("suppress.no_rule", {"where": failure.where, "text": failure.text})) from None
+        except OSError as failure:
+            said = {"path": failure.filename, "reason": failure.strerror or str(failure)}
+            raise OptionsError(Message("suppress.unreadable", said)) from None
+        except (ValueError, KeyError, TypeError):
+            path = options.baseline if options.baseline is not None else options.suppressions
+            raise OptionsError(Message("suppress.not_understood", {"path": path})) from None
+
+    def wants(self, diagnosis: Diagnosis) -> bool:
+        """Whether neither a comment nor a rule nor the baseline has a finding."""
+        return bool(suppress((diagnosis,), self._rules, self._baseline).kept)
+
+    def applied(self, report: Report) -> tuple[Report, list[Message]]:
+        """The report that is left, and sentences about what was taken away, and about rules that nothing met."""
+        said: list[Message] = []
+        if self._written is not None:
+            try:
+                write_baseline(self._written, report.diagnoses)
+            except OSError as failure:
+                values = {"path": self._written, "reason": failure.strerror or str(failure)}
+                said.append(Message("suppress.unwritable", values))
+            else:
+                values = {"path": self._written, "count": len(report.diagnoses)}
+                said.append(Message("suppress.baseline_written", values))
+        done = suppress(report.diagnoses, self._rules, self._baseline, _program_files())
+        for rule, count in done.hits.items():
+            said.append(Message("suppress.hit", {"rule": str(rule), "origin": rule.origin, "count": count}))
+        said.extend(Message("suppress.unused", {"rule": str(rule), "origin": rule.origin}) for rule in done.unused)
+        if done.known:
+            said.append(Message("suppress.known", {"count": done.known}))
+        if done.gone:
+            said.append(Message("suppress.gone", {"count": done.gone}))
+        return replace(report, diagnoses=done.kept), said
+
+
+def _path(name: str, directory: Path | None) -> Path:
+    return Path(name) if directory is None else directory / name
+
+
+def _program_files() -> list[str]:
+    """The sources of the modules that are the user's own."""
+    roots = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    own = str(Path(__file__).parent.parent)
+    return [file for file in files if file and file.endswith(".py") and not file.startswith((*roots, own))]

@@ -1,0 +1,256 @@
+"""Giving a report out when the program has ended, and the file that receives it.
+
+Giving a report out when the program has ended, whatever it has done to the process.
+
+A file that receives the report: checked before the program runs, written in one move when it has ended.
+"""
+
+from __future__ import annotations
+
+import errno
+import linecache
+import os
+import secrets
+import shutil
+import stat
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from gradsan.launch.program import CODE_NAME
+from gradsan.launch.sentences import complain, flush_output, write_to_stderr, write_to_stdout
+from gradsan.model import Message, Report
+from gradsan.options import Options, OptionsError
+from gradsan.text import Language
+
+_Part = Callable[[Report, "Presentation"], Message | None]
+_WIDTH = 100
+"""Columns, where stderr is no terminal and ``COLUMNS`` is not set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Presentation:
+    """How and where a report is given out.
+
+    ``directory`` is where the program started, None where that no longer existed; ``files`` what receives the report,
+    by the name of its form. ``unexplained`` says that the program met an error of autograd's for which gradsan has no
+    diagnosis; then the terminal tells what could not be seen. ``told`` are sentences that are said in any case.
+    ``left_to_tell`` gives what of the report is shown besides the files, None for nothing, and does not raise;
+    ``heading`` is said before it. ``flushes`` says that what the program printed is to be written out before.
+    """
+
+    options: Options
+    language: Language
+    directory: Path | None
+    files: Mapping[str, ReportFile]
+    unexplained: bool = False
+    told: Sequence[Message] = ()
+    left_to_tell: Callable[[Report], Report | None] = lambda report: report
+    heading: Message | None = None
+    flushes: bool = True
+
+
+def present(report: Report, presentation: Presentation) -> list[Message]:
+    """Write the files, and the report on stderr where there is something to say; what went wrong in doing so."""
+    problems = _written([partial(_write_file, form) for form in presentation.files], report, presentation)
+    if not presentation.options.quiet or presentation.options.github:
+        shown = presentation.left_to_tell(report)
+        problems += _written((_write_annotations, _write_terminal), shown, presentation) if shown is not None else []
+    return problems
+
+
+def _written(parts: Sequence[_Part], report: Report, presentation: Presentation) -> list[Message]:
+    problems: list[Message] = []
+    for part in parts:
+        try:
+            problem = part(report, presentation)
+        except Exception as failure:
+            text = (str(failure).splitlines() or [""])[0]
+            problem = Message("cli.failed_report", {"kind": type(failure).__name__, "text": text})
+        if problem is not None:
+            problems.append(problem)
+    return problems
+
+
+@contextmanager
+def own_surroundings(path: Sequence[str], code: str | None) -> Iterator[None]:
+    """Let gradsan work undisturbed in a process that the program has left in a state of its own.
+
+    Meanwhile imports go by ``path`` (the program may have a ``rich.py``), no warning is shown or raised, and the lines
+    of ``code``, the text of ``-c``, can be found.
+    """
+    programs = sys.path
+    sys.path = list(path)
+    try:
+        with warnings.catch_warnings(), _source_at_hand(code):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        sys.path = programs
+
+
+def wants_color(option: str, stream: object, environ: Mapping[str, str]) -> bool:
+    """Whether to colour what goes to ``stream``: as ``option`` says, and for ``auto`` on terminals that can show it.
+
+    ``NO_COLOR`` and ``FORCE_COLOR`` count where they are not empty, as https://no-color.org and
+    https://force-color.org define them.
+    """
+    if option != "auto":
+        return option == "always"
+    if environ.get("NO_COLOR"):
+        return False
+    return bool(environ.get("FORCE_COLOR")) or (_is_terminal(stream) and environ.get("TERM") != "dumb")
+
+
+def _write_file(form: str, report: Report, presentation: Presentation) -> Message | None:
+    from gradsan.present import RENDERERS
+
+    text = RENDERERS[form](report, language=presentation.language, cwd=presentation.directory)
+    return presentation.files[form].write(text)
+
+
+def _write_annotations(report: Report, presentation: Presentation) -> Message | None:
+    if not presentation.options.github or not report.diagnoses:
+        return None
+    from gradsan.present import render_github
+
+    write_to_stdout(render_github(report, language=presentation.language, cwd=presentation.directory))
+    return None
+
+
+def _write_terminal(report: Report, presentation: Presentation) -> Message | None:
+    options = presentation.options
+    if options.quiet or not (report.diagnoses or _has_something_unseen(report, presentation)):
+        return None
+    from gradsan.present import needs_ascii, render_terminal
+
+    stream = sys.stderr
+    text = render_terminal(
+        report,
+        language=presentation.language,
+        color=wants_color(options.color, stream, os.environ),
+        width=width_of(stream),
+        stacks=options.stacks,
+        cwd=presentation.directory,
+        ascii=needs_ascii(getattr(stream, "encoding", None)),
+    )
+    if presentation.flushes:
+        flush_output()
+    if presentation.heading is not None:
+        complain(presentation.heading, presentation.language)
+    write_to_stderr(text)
+    return None
+
+
+def _has_something_unseen(report: Report, presentation: Presentation) -> bool:
+    return presentation.unexplained and any(spot not in presentation.told for spot in report.seen.blind_spots)
+
+
+def _is_terminal(stream: object) -> bool:
+    try:
+        return bool(stream.isatty())  # type: ignore[attr-defined]
+    except (AttributeError, ValueError, OSError):
+        return False
+
+
+def width_of(stream: object) -> int:
+    """How many columns a report takes on ``stream``: those of the terminal, else of ``COLUMNS``, else 100."""
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns  # type: ignore[attr-defined]
+    except (AttributeError, ValueError, OSError):
+        columns = 0
+    return columns or shutil.get_terminal_size((_WIDTH, 24)).columns
+
+
+@contextmanager
+def _source_at_hand(code: str | None) -> Iterator[None]:
+    """Let the lines of ``-c`` code be found.
+
+    Only meanwhile: tracebacks that the program prints itself look there too, and are to stay as they are.
+    """
+    if code is None or CODE_NAME in linecache.cache:
+        yield
+        return
+    lines = code.splitlines(keepends=True)
+    linecache.cache[CODE_NAME] = (len(code), None, lines, CODE_NAME)
+    try:
+        yield
+    finally:
+        linecache.cache.pop(CODE_NAME, None)
+
+
+class ReportFile:
+    """A file to be written later, wherever the program may have gone by then."""
+
+    def __init__(self, path: str, directory: Path | None) -> None:
+        """Look at ``path`` (relative to ``directory``, where the program starts) and make sure that it can be written.
+
+        Raises:
+            OptionsError: where it cannot.
+        """
+        self.shown = path
+        try:
+            self._path = (directory or Path()) / path
+            if not self.is_special:
+                # A link stays a link: its target is replaced.
+                self._path = self._path.resolve()
+            self._check()
+        except (OSError, RuntimeError, ValueError) as failure:
+            raise OptionsError(self._cannot(failure)) from None
+
+    def write(self, content: str | bytes) -> Message | None:
+        """Write ``content`` (text as UTF-8); the sentence that says why it could not be written, or None.
+
+        Readers see the former file or the whole new one, never a part. What is no regular file (a pipe,
+        ``/dev/stdout``) is written as it is.
+        """
+        data = content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
+        try:
+            if self.is_special:
+                self._path.write_bytes(data)
+            else:
+                self._replace(data)
+        except OSError as failure:
+            return self._cannot(failure)
+        return None
+
+    def _check(self) -> None:
+        if self._path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if self._path.exists() and not os.access(self._path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        if not self.is_special:
+            # Only making a file tells for sure that one can be made (read-only file systems, quotas, no such folder).
+            self._create().unlink()
+
+    @property
+    def is_special(self) -> bool:
+        """Whether it is no regular file: a pipe, ``/dev/stdout``."""
+        try:
+            return not stat.S_ISREG(self._path.stat().st_mode)
+        except FileNotFoundError:
+            return False
+
+    def _create(self) -> Path:
+        path = self._path.with_name(f".{self._path.name[:100]}.{secrets.token_hex(8)}.tmp")
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        return path
+
+    def _replace(self, data: bytes) -> None:
+        path = self._create()
+        try:
+            path.write_bytes(data)
+            if self._path.exists():
+                path.chmod(stat.S_IMODE(self._path.stat().st_mode))
+            path.replace(self._path)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+    def _cannot(self, failure: Exception) -> Message:
+        reason = (isinstance(failure, OSError) and failure.strerror) or str(failure)
+        return Message("cli.unwritable_json", {"path": self.shown, "reason": reason})

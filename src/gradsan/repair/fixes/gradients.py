@@ -1,0 +1,171 @@
+"""Gradients: a new one returned, cleared in every round, or let go.
+
+Hooks, and the backward of Functions, that return a new gradient instead of changing the one they are given.
+
+Gradients that are cleared in every round: by their optimizer, or where an update by hand has used them.
+
+Gradients that are let go instead of being cut off and filled with zeros, where a graph still hangs on them.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+
+from gradsan.model import Diagnosis, Fix, Label
+from gradsan.repair.fixes import _blocks as blocks
+from gradsan.source.change import Change, Edit, changed_lines, edited, insert_after, insert_before
+from gradsan.source.identifiers import local_nodes
+from gradsan.source.inplace import is_inplace_name
+from gradsan.source.locate import expressions_at, statement_at
+from gradsan.source.rewrite.out_of_place import out_of_place
+from gradsan.source.rewrite.scatter import part_out_of_place
+from gradsan.source.rewrite.suggest import clone_before
+from gradsan.source.targets import target_at
+from gradsan.source.tree import SourceFile
+
+
+def return_new_gradient(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """The write out of place, and the same write to a copy; a hook that returned nothing returns the result."""
+    advice = blocks.advice(diagnosis, "return_new_gradient")
+    if diagnosis.cause != "gradient_overwritten" or advice is None:
+        return ()
+    found: list[Fix] = []
+    for label in blocks.labels(diagnosis, "written"):
+        frame, op = label.frame, label.op or ""
+        new = out_of_place(frame, op) or part_out_of_place(frame, op)
+        for change in (new, clone_before(frame, op)):
+            lines = () if change is None else _returned(label, change)
+            if lines:
+                found.append(replace(advice, lines=lines, applicability="review"))
+    return tuple(found)
+
+
+def _returned(label: Label, change: Change) -> tuple[tuple[str, int, str], ...]:
+    """``change``, and at the end of a function without a result a ``return`` of what it has changed."""
+    statement = statement_at(label.frame)
+    target = target_at(label.frame, label.op or "")
+    if statement is None or target is None:
+        return ()
+    source, function = statement.source, statement.function
+    changes = blocks.texts_of(source, change)
+    if isinstance(function, ast.FunctionDef) and not _has_result(function):
+        name = target[1].node
+        if not isinstance(name, ast.Name) or not blocks.is_whole_lines(source, function.body[-1]):
+            return ()
+        last = source.span(function.body[-1])
+        indent = source.lines[source.span(function.body[0]).line - 1][: source.span(function.body[0]).column - 1]
+        standing = changes.get(last.end_line, source.lines[last.end_line - 1])
+        changes[last.end_line] = "\n".join(filter(None, (standing, f"{indent}return {name.id}")))
+    return blocks.lines_changed(source, changes)
+
+
+def _has_result(function: ast.FunctionDef) -> bool:
+    return any(isinstance(node, ast.Return) and node.value is not None for node in local_nodes(function))
+
+
+def clear_gradients(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """``zero_grad()`` before a backward that is alone in its block, and behind the step; ``w.grad = None`` by hand."""
+    if diagnosis.cause != "gradient_never_cleared":
+        return ()
+    used = next(iter(blocks.labels(diagnosis, "used")), None)
+    written = next(iter(blocks.labels(diagnosis, "written")), None)
+    if used is None or written is None:
+        return ()
+    by_step = blocks.advice(diagnosis, "clear_by_optimizer")
+    if by_step is not None:
+        return _with_lines(by_step, written, _by_optimizer(used, written))
+    by_hand = blocks.advice(diagnosis, "clear_gradient")
+    return () if by_hand is None else _with_lines(by_hand, written, _by_hand(written))
+
+
+def _with_lines(advice: Fix, label: Label, changes: list[Change]) -> tuple[Fix, ...]:
+    lines = [changed_lines(label.frame.file, change) for change in changes]
+    return tuple(replace(advice, lines=one, applicability="review") for one in lines if one)
+
+
+def _by_optimizer(used: Label, written: Label) -> list[Change]:
+    step = next(iter(blocks.placements(written)), None)
+    call = None if step is None else blocks.method_call(step.statement, "step")
+    if step is None or call is None or not isinstance(call.func, ast.Attribute):
+        return []
+    # A scaler steps with the optimizer that it is given; an optimizer may be given a closure. A run tells them apart.
+    names = [*call.args[:1], call.func.value]
+    index = blocks.at_block(used, step.block)
+    found: list[Change | None] = []
+    for name in names:
+        text = f"{step.source.text(name)}.zero_grad()"
+        if index is not None and index < step.index and used.frame.file == written.frame.file:
+            backwards = [node for node in step.block if _runs_backward(node)]
+            if len(backwards) == 1 and backwards[0] is step.block[index]:
+                found.append(insert_before(step.source, backwards[0], text, "clear_gradients"))
+        found.append(insert_after(step.source, step.statement, text, "clear_gradients"))
+    return [change for change in found if change is not None]
+
+
+def _runs_backward(node: ast.stmt) -> bool:
+    return any(isinstance(one, ast.Attribute) and one.attr == "backward" for one in ast.walk(node))
+
+
+def _by_hand(written: Label) -> list[Change]:
+    """Behind the last update of the block: that of one parameter often stands beside those of the others."""
+    update = next(iter(blocks.placements(written)), None)
+    if update is None:
+        return []
+    source = update.source
+    names = [name for place in expressions_at(written.frame) for name in _updated(source, place.statement)]
+    last = update.statement
+    for node in update.block:
+        read = _gradients_read(source, node)
+        more = [name for name in _updated(source, node) if name in read]
+        if more:
+            names += more
+            last = max(last, node, key=source.span)
+    text = " = ".join(f"{name}.grad" for name in dict.fromkeys(names))
+    change = insert_after(source, last, f"{text} = None", "clear_gradients") if text else None
+    return [] if change is None else [change]
+
+
+def _gradients_read(source: SourceFile, node: ast.stmt) -> set[str]:
+    attributes = [one for one in ast.walk(node) if isinstance(one, ast.Attribute) and one.attr == "grad"]
+    return {source.text(one.value) for one in attributes}
+
+
+def _updated(source: SourceFile, node: ast.stmt) -> list[str]:
+    """What a statement updates: ``w`` of ``w -= …``, ``w.data = …``, ``w.data[0] = …`` and ``w.sub_(…)``."""
+    targets: list[ast.expr] = []
+    if isinstance(node, ast.AugAssign):
+        targets = [node.target]
+    elif isinstance(node, ast.Assign):
+        targets = [one for one in node.targets if isinstance(one, ast.Attribute | ast.Subscript)]
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        function = node.value.func
+        if isinstance(function, ast.Attribute) and is_inplace_name(function.attr):
+            targets = [function.value]
+    found: list[str] = []
+    for target in targets:
+        while isinstance(target, ast.Subscript) or (isinstance(target, ast.Attribute) and target.attr == "data"):
+            target = target.value
+        if isinstance(target, ast.Name | ast.Attribute):
+            found.append(source.text(target))
+    return found
+
+
+def set_to_none(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """``zero_grad(set_to_none=True)`` where the run shows that ``zero_grad(set_to_none=False)`` wrote."""
+    lines: list[tuple[str, int, str]] = []
+    for label in blocks.labels(diagnosis, "written"):
+        lines += [line for line in _let_go(label) if line not in lines]
+    return (blocks.fix("set_to_none", tuple(lines)),) if lines else ()
+
+
+def _let_go(label: Label) -> tuple[tuple[str, int, str], ...]:
+    for place in expressions_at(label.frame):
+        call = place.node
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "zero_grad":
+            given = [*call.args, *(one.value for one in call.keywords if one.arg == "set_to_none")]
+            kept = [one for one in given if isinstance(one, ast.Constant) and one.value is False]
+            change = edited(place.source, [Edit(place.source.span(one), "True") for one in kept], "set_to_none")
+            if change is not None:
+                return changed_lines(label.frame.file, change)
+    return ()

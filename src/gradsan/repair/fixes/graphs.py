@@ -1,0 +1,264 @@
+"""Graphs of their own: another network cut off, losses summed, a forward run again.
+
+What another network has computed, cut off its graph where a loss that is not meant to train it reads it.
+
+The usual shape: the generator steps, and the loss of the discriminator on ``fake`` still reaches back into the
+generator. ``discriminator(fake.detach())`` ends there. Whether any gradient is lost by it, a run shows.
+
+One backward for the sum: two losses of the same forward need neither two passes nor a kept graph.
+
+The forward that the loss hangs on runs once more after the step, with the parameters as they are by then.
+
+A forward that ran once runs in every round of a loop, or call of a function, that backpropagates through it.
+"""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+
+from gradsan.model import Diagnosis, Fix, Label
+from gradsan.repair.fixes import _blocks as blocks
+from gradsan.source.change import Edit, changed_lines, edited
+from gradsan.source.identifiers import local_nodes
+from gradsan.source.rewrite.moving import run_again
+from gradsan.source.tree import SourceFile, header_nodes
+
+
+def detach_other_network(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """``.detach()`` behind every variable that was computed before the step and that a later loss is computed from."""
+    used = next(iter(blocks.labels(diagnosis, "used")), None)
+    written = blocks.labels(diagnosis, "written")
+    if used is None or not written or diagnosis.cause not in blocks.STEPPED:
+        return ()
+    pairs = [pair for one in written if (pair := blocks.in_one_block(one, used)) is not None]
+    pairs = [pair for pair in pairs if pair[0].index < pair[1].index]
+    if len(pairs) != len(written):
+        return ()
+    step, backward = min(pairs, key=lambda pair: pair[0].index)
+    saved = next(iter(blocks.labels(diagnosis, "saved")), None)
+    first = None if saved is None else blocks.at_block(saved, step.block)
+    computed = _hanging_on(step.block[first or 0 : step.index])
+    losses = blocks.names_read([backward.statement])
+    lines: list[tuple[str, int, str]] = []
+    names: list[str] = []
+    for node in step.block[step.index + 1 : backward.index]:
+        if not _computes(node):
+            continue
+        reads = [
+            one
+            for one in header_nodes(node)
+            if isinstance(one, ast.Name) and one.id in computed and _is_given(step, one, losses)
+        ]
+        spans = [step.source.span(one) for one in reads]
+        edits = [Edit.insert(span.end_line, span.end_column, ".detach()") for span in spans]
+        change = edited(step.source, edits, "detach")
+        if change is not None:
+            lines += changed_lines(step.source.file, change)
+            names += [one.id for one in reads]
+    if not lines:
+        return ()
+    shown = ", ".join(dict.fromkeys(names))
+    return (blocks.fix("detach_other_network", tuple(lines), name=shown),)
+
+
+def _hanging_on(statements: list[ast.stmt]) -> set[str]:
+    """What the first of ``statements`` binds, and what the others compute from it."""
+    names: set[str] = set()
+    for position, node in enumerate(statements):
+        if _computes(node) and (position == 0 or blocks.names_read([node]) & names):
+            names |= blocks.names_bound(node)
+    return names
+
+
+def _computes(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Assign | ast.AnnAssign) and any(isinstance(one, ast.Call) for one in ast.walk(node))
+
+
+def _is_given(place: blocks.Placed, name: ast.Name, losses: set[str]) -> bool:
+    """Whether a network, as it seems, is given the name: ``fake`` of ``critic(fake).mean()``.
+
+    What makes up a whole loss (``loss = criterion(scores, ones)``) is left alone: cut off there, it has no graph.
+    """
+    parent, field = place.source.parents[name]
+    statement = place.source.parents.get(parent, (None, ""))[0]
+    is_loss = isinstance(statement, ast.Assign | ast.AnnAssign) and bool(blocks.names_bound(statement) & losses)
+    return isinstance(parent, ast.Call) and field == "args" and not is_loss
+
+
+def sum_losses(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """Take the earlier backward away and let the later one start from the sum of both losses."""
+    used = next(iter(blocks.labels(diagnosis, "used")), None)
+    freed = next(iter(blocks.labels(diagnosis, "freed")), None)
+    if used is None or freed is None:
+        return ()
+    pair = blocks.in_one_block(freed, used)
+    if pair is None or pair[0].index >= pair[1].index:
+        return ()
+    first, second = pair
+    source = first.source
+    calls = [blocks.method_call(place.statement, "backward") for place in pair]
+    if not all(blocks.is_whole_lines(source, place.statement) for place in pair):
+        return ()
+    losses = []
+    for call in calls:
+        if call is None or call.args or any(one.arg not in ("retain_graph",) for one in call.keywords):
+            return ()
+        assert isinstance(call.func, ast.Attribute)
+        losses.append(source.text(call.func.value))
+    between = first.block[first.index + 1 : second.index]
+    if any(blocks.method_call(node, "step") or blocks.method_call(node, "zero_grad") for node in between):
+        return ()
+    span = source.span(second.statement)
+    indent = source.lines[span.line - 1][: span.column - 1]
+    keeps = calls[1] is not None and any(one.arg == "retain_graph" for one in calls[1].keywords)
+    argument = "retain_graph=True" if keeps else ""
+    changes = {
+        **blocks.removed(source, first.statement),
+        **dict.fromkeys(range(span.line, span.end_line + 1), ""),
+        span.line: f"{indent}({losses[0]} + {losses[1]}).backward({argument})",
+    }
+    return (blocks.fix("sum_losses", blocks.lines_changed(source, changes)),)
+
+
+_CAUSES = blocks.STEPPED | {"input_changed_between_passes", "statistics_updated"}
+
+
+def recompute_forward(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """Repeat the assignments between the save and the write on which the loss depends; else all it depends on."""
+    used = next(iter(blocks.labels(diagnosis, "used")), None)
+    saved = next(iter(blocks.labels(diagnosis, "saved")), None)
+    written = blocks.labels(diagnosis, "written")
+    if used is None or not written or diagnosis.cause not in _CAUSES:
+        return ()
+    words = "recompute_forward" if diagnosis.cause in blocks.STEPPED else "recompute_after_change"
+    found = run_again(
+        None if saved is None else blocks.user_frames(saved),
+        [blocks.user_frames(one) for one in written],
+        blocks.user_frames(used),
+    )
+    return tuple(blocks.fix("recompute_forward", lines, words) for lines in found)
+
+
+_REBUILT_CAUSES = blocks.STEPPED | {"graph_built_once", "same_loss_twice", "forward_shared_by_two_backwards"}
+
+
+def rebuild_in_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """Move what the loop reads and what was computed from there on into the loop, or make an attribute a property."""
+    used = next(iter(blocks.labels(diagnosis, "used")), None)
+    if used is None or diagnosis.cause not in _REBUILT_CAUSES:
+        return ()
+    found: list[Fix] = []
+    for made in (*blocks.labels(diagnosis, "bridge"), *blocks.labels(diagnosis, "saved")):
+        for fix in (_moved(made, used), _into_function(made, used), _as_property(made)):
+            if fix is not None and fix not in found:
+                found.append(fix)
+    return tuple(found)
+
+
+def _moved(made: Label, used: Label) -> Fix | None:
+    pair = blocks.in_one_block(made, used)
+    if pair is None or pair[0].index >= pair[1].index:
+        return None
+    loop = pair[1].statement
+    return _put_into(pair[0], loop, "rebuild_in_loop") if isinstance(loop, ast.For | ast.While) else None
+
+
+def _into_function(made: Label, used: Label) -> Fix | None:
+    """The same for a function that is defined beside the forward and called again and again (a closure)."""
+    function = next((place.source.function(place.statement) for place in blocks.placements(used)), None)
+    if not isinstance(function, ast.FunctionDef):
+        return None
+    first = next((place for place in blocks.placements(made) if function in place.block), None)
+    return None if first is None else _put_into(first, function, "rebuild_in_function")
+
+
+def _put_into(first: blocks.Placed, loop: ast.For | ast.While | ast.FunctionDef, words: str) -> Fix | None:
+    """The statement ``first``, and what hangs on it, at the start of ``loop``, a later statement of the same block."""
+    source, index = first.source, first.block.index(loop)
+    if first.index >= index or loop.body[0].lineno == loop.lineno:
+        return None
+    between = first.block[first.index : index]
+    # What a ``for`` walks over was read before its first round.
+    read = [*loop.body, loop.test] if isinstance(loop, ast.While) else loop.body
+    moving = _depending(between, blocks.names_read(read))
+    if not moving or not all(isinstance(node, ast.Assign) and blocks.is_whole_lines(source, node) for node in moving):
+        return None
+    if any(blocks.constructs(source, node) for node in moving):
+        return None
+    bound = set().union(*(blocks.names_bound(node) for node in moving))
+    body = source.span(_first_after_docstring(loop))
+    indent = source.lines[body.line - 1][: body.column - 1]
+    text = "\n".join(textwrap.indent(textwrap.dedent(blocks.text_of(source, node)), indent) for node in moving)
+    changes = {body.line: f"{text}\n{source.lines[body.line - 1]}"}
+    # What somebody else reads in between, or after a loop that may have no round, stays where it was as well.
+    others = [node for node in first.block[first.index :] if node not in moving and node is not loop]
+    if not blocks.names_read(others) & bound:
+        for node in moving:
+            changes |= blocks.removed(source, node)
+    return blocks.fix("recompute_forward", blocks.lines_changed(source, changes), words)
+
+
+def _first_after_docstring(loop: ast.For | ast.While | ast.FunctionDef) -> ast.stmt:
+    is_documented = isinstance(loop, ast.FunctionDef) and ast.get_docstring(loop, clean=False) is not None
+    return loop.body[1] if is_documented and len(loop.body) > 1 else loop.body[0]
+
+
+def _depending(between: list[ast.stmt], wanted: set[str]) -> list[ast.stmt]:
+    """Of the statements, the first and those that hang on it, as far as ``wanted`` names are computed by them."""
+    hanging, tainted = [], set[str]()
+    for position, node in enumerate(between):
+        if position == 0 or blocks.names_read([node]) & tainted:
+            hanging.append(node)
+            tainted |= blocks.names_bound(node)
+    needed = set(wanted)
+    chosen: list[ast.stmt] = []
+    for node in reversed(hanging):
+        if blocks.names_bound(node) & needed:
+            chosen.append(node)
+            needed |= blocks.names_read([node])
+    return chosen[::-1]
+
+
+def _as_property(made: Label) -> Fix | None:
+    """``self.x = …`` of ``__init__``, computed from ``self`` alone, as a property that computes it at every reading."""
+    for place in blocks.placements(made):
+        source, node = place.source, place.statement
+        function = source.function(node)
+        target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+        if not isinstance(function, ast.FunctionDef) or function.name != "__init__" or not isinstance(node, ast.Assign):
+            continue
+        if not isinstance(target, ast.Attribute) or not isinstance(target.value, ast.Name):
+            continue
+        own = target.value.id
+        local = {
+            one.id for one in local_nodes(function) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
+        }
+        local |= {one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg)}
+        if blocks.names_read([node.value]) & (local - {own}) or not blocks.is_whole_lines(source, node):
+            return None
+        if len(place.block) < 2 or _is_bound_elsewhere(source, node, target):
+            return None
+        return _property(source, function, node, own, target.attr)
+    return None
+
+
+def _property(source: SourceFile, function: ast.FunctionDef, node: ast.Assign, own: str, name: str) -> Fix:
+    indent = " " * (source.span(function).column - 1)
+    unit = blocks.indentation_of(source)
+    value = source.slice(source.span(node.value))
+    text = f"\n{indent}@property\n{indent}def {name}({own}):\n{indent}{unit}return {value}"
+    changes = blocks.removed(source, node)
+    end = source.span(function).end_line
+    changes[end] = f"{changes.get(end, source.lines[end - 1])}\n{text}" if end not in changes else text
+    return blocks.fix("recompute_forward", blocks.lines_changed(source, changes), "as_property", name=name)
+
+
+def _is_bound_elsewhere(source: SourceFile, node: ast.Assign, target: ast.Attribute) -> bool:
+    return any(
+        isinstance(one, ast.Attribute)
+        and one.attr == target.attr
+        and isinstance(one.ctx, ast.Store)
+        and one is not target
+        for one in ast.walk(source.module)
+    )

@@ -1,0 +1,335 @@
+"""States and buffers of modules: cut off from the round before, or renewed instead of written.
+
+A state that a module keeps for itself, cut or begun anew from the loop that trains the model it is part of.
+
+The loop cannot name the module (it may be one of many in a ``Sequential``), so it asks all modules of the model.
+
+A module that gets new buffers instead of having those written that a waiting graph has saved.
+
+The usual shape: the statistics of one network are copied into another, or averaged with them, in a loop over
+``net.buffers()``. The loop knows the tensors alone; by its name each new tensor finds its place in the module.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gradsan.model import Diagnosis, Fix, Frame, Label
+from gradsan.repair.fixes import _blocks as blocks
+from gradsan.source.change import Edit, apply_change, text_with
+from gradsan.source.identifiers import chain_key
+from gradsan.source.locate import statement_at
+from gradsan.source.modules import DETACHED
+from gradsan.source.rewrite.out_of_place import out_of_place
+from gradsan.source.rounds import shape_bound_at
+from gradsan.source.targets import target_at
+from gradsan.source.tree import SourceFile, Span
+
+_CAUSES = frozenset({"freed_state_carried_over", "state_carried_over"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """``self.<attribute>``, which the statement at ``frame`` binds in ``owner``."""
+
+    attribute: str
+    frame: Frame
+    owner: ast.ClassDef
+
+
+def state_in_module(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """Detach the state of every such module after the round, or call its own method that forgets it before."""
+    used = next(iter(blocks.labels(diagnosis, "used")), None)
+    bridge = next(iter(blocks.labels(diagnosis, "bridge")), None)
+    if diagnosis.cause not in _CAUSES or used is None or bridge is None:
+        return ()
+    kept = _kept_by(bridge.frame)
+    forward = next(
+        (pair for label in (bridge, *blocks.labels(diagnosis, "saved")) if (pair := _round(label, used))), None
+    )
+    if kept is None or forward is None:
+        return ()
+    first, backward = forward
+    model = _model_called(first)
+    if model is None:
+        return ()
+    steps = (blocks.in_one_block(label, used) for label in blocks.labels(diagnosis, "note", "written"))
+    ends = [backward, *(pair[0] for pair in steps if pair is not None and pair[0].block is backward.block)]
+    found = [_detached(max(ends, key=lambda place: place.index), model, kept)]
+    found += [_begun_anew(first, model, kept, name) for name in _forgetting(kept)]
+    return tuple(fix for fix in found if fix is not None)
+
+
+def _kept_by(frame: Frame) -> _Kept | None:
+    place = statement_at(frame)
+    if place is None or not isinstance(place.node, ast.Assign | ast.AugAssign):
+        return None
+    owner = place.source.owner_class(place.node)
+    targets = place.node.targets if isinstance(place.node, ast.Assign) else [place.node.target]
+    names = [one for target in targets for one in ast.walk(target) if _own_attribute(one) is not None]
+    attribute = _own_attribute(names[0]) if len(names) == 1 else None
+    return None if owner is None or attribute is None else _Kept(attribute, frame, owner)
+
+
+def _own_attribute(node: ast.AST) -> str | None:
+    is_own = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+    return node.attr if isinstance(node, ast.Attribute) and is_own else None
+
+
+def _round(label: Label, used: Label) -> tuple[blocks.Placed, blocks.Placed] | None:
+    """Where the function that runs backward calls the forward, and that backward, in one block."""
+    pair = blocks.in_one_block(label, used)
+    return pair if pair is not None and pair[0].index < pair[1].index else None
+
+
+def _model_called(place: blocks.Placed) -> str | None:
+    """The one name or attribute that the statement calls as a model: ``net(…)``, ``self.model.step(…)``."""
+    called: list[str] = []
+    for node in ast.walk(place.statement):
+        if isinstance(node, ast.Call) and node.args:
+            key = chain_key(node.func)
+            root = (key or "").split(".")[0]
+            if key is not None and root.isidentifier() and _is_bound_in_program(place.source, root):
+                called.append(key)
+    return called[0] if len(set(called)) == 1 else None
+
+
+def _is_bound_in_program(source: SourceFile, name: str) -> bool:
+    """Whether the program gives ``name`` its value: no builtin, no import, no function."""
+    bound = {
+        one for node in ast.walk(source.module) if isinstance(node, ast.Assign) for one in blocks.names_bound(node)
+    }
+    arguments = {node.arg for node in ast.walk(source.module) if isinstance(node, ast.arg)}
+    return name in bound | arguments
+
+
+def _detached(last: blocks.Placed, model: str, kept: _Kept) -> Fix | None:
+    source = last.source
+    if not blocks.is_whole_lines(source, last.statement):
+        return None
+    module = blocks.fresh_name(source, "module")
+    value = f"{module}.{kept.attribute}"
+    shape = shape_bound_at(kept.frame, f"self.{kept.attribute}") or "tensor"
+    end = source.span(last.statement).end_line
+    condition = f"{_is_owner(source, module, kept.owner)} and {value} is not None"
+    loop = _loop(last, model, module, condition, f"{value} = {DETACHED[shape].format(value)}")
+    lines = blocks.lines_changed(source, {end: f"{source.lines[end - 1]}\n{loop}"})
+    return blocks.fix("detach_carried_state", lines, "detach_in_modules", name=value, owner=kept.owner.name)
+
+
+def _begun_anew(first: blocks.Placed, model: str, kept: _Kept, method: str) -> Fix | None:
+    source = first.source
+    if not blocks.is_whole_lines(source, first.statement):
+        return None
+    module = blocks.fresh_name(source, "module")
+    start = source.span(first.statement).line
+    loop = _loop(first, model, module, _is_owner(source, module, kept.owner), f"{module}.{method}()")
+    lines = blocks.lines_changed(source, {start: f"{loop}\n{source.lines[start - 1]}"})
+    return blocks.fix("reset_state", lines, "reset_modules", method=method, owner=kept.owner.name)
+
+
+def _loop(place: blocks.Placed, model: str, module: str, condition: str, body: str) -> str:
+    span, unit = place.source.span(place.statement), blocks.indentation_of(place.source)
+    indent = place.source.lines[span.line - 1][: span.column - 1]
+    return f"{indent}for {module} in {model}.modules():\n{indent}{unit}if {condition}:\n{indent}{unit}{unit}{body}"
+
+
+def _is_owner(source: SourceFile, module: str, owner: ast.ClassDef) -> str:
+    """The test for the class, by its name where the file knows it."""
+    known = {
+        alias.asname or alias.name
+        for node in ast.walk(source.module)
+        for alias in getattr(node, "names", ())
+        if isinstance(alias, ast.alias)
+    }
+    known |= {node.name for node in source.module.body if isinstance(node, ast.ClassDef)}
+    if owner.name in known:
+        return f"isinstance({module}, {owner.name})"
+    return f'type({module}).__name__ == "{owner.name}"'
+
+
+def _forgetting(kept: _Kept) -> list[str]:
+    """The class's methods without arguments that bind the state to something that is not made of it."""
+    found = []
+    for node in kept.owner.body:
+        if not isinstance(node, ast.FunctionDef) or node.name.startswith("__") or node.name == "forward":
+            continue
+        required = len(node.args.posonlyargs + node.args.args) - len(node.args.defaults)
+        binds = [
+            one
+            for one in ast.walk(node)
+            if isinstance(one, ast.Assign) and any(_own_attribute(target) == kept.attribute for target in one.targets)
+        ]
+        is_fresh = all(_own_attribute(part) != kept.attribute for one in binds for part in ast.walk(one.value))
+        if binds and is_fresh and required <= 1 and not node.args.kwonlyargs:
+            found.append(node.name)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """``variable``, a part of what a loop or a comprehension binds, takes each of the buffers of ``module`` in turn.
+
+    ``call`` is ``module.buffers()``, or ``module.named_buffers()`` with ``key`` as the variable that takes the names.
+    """
+
+    variable: ast.Name
+    call: ast.Call
+    module: ast.expr
+    key: ast.Name | None = None
+
+
+def renew_buffers(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """Compute each buffer out of place in the loop that writes them, and give it to its module."""
+    written = blocks.labels(diagnosis, "written")
+    if diagnosis.cause in blocks.STEPPED or not written:
+        return ()
+    loops = {loop for label in written for loop in _loop_of(label)}
+    first = statement_at(written[0].frame)
+    if len(loops) != 1 or first is None:
+        return ()
+    source, (loop, name) = first.source, loops.pop()
+    new = _written_anew(source, loop, written)
+    if not new:
+        return ()
+    walk = next((one for one in _walks(loop.target, loop.iter) if one.variable.id == name), None)
+    changes = _directly(source, loop, walk, new) if walk is not None else _through_a_list(source, loop, name, new)
+    return (blocks.fix("out_of_place", blocks.lines_changed(source, changes), "renew_buffers"),) if changes else ()
+
+
+def _loop_of(label: Label) -> Iterator[tuple[ast.For, str]]:
+    """The loop whose variable the label's operation writes, and the variable's name."""
+    place, target = statement_at(label.frame), target_at(label.frame, label.op or "")
+    if place is None or target is None or not isinstance(target[1].node, ast.Name) or not place.loops:
+        return
+    loop = place.loops[-1]
+    if isinstance(loop, ast.For) and place.node in loop.body:
+        yield loop, target[1].node.id
+
+
+def _written_anew(source: SourceFile, loop: ast.For, written: tuple[Label, ...]) -> dict[ast.stmt, str]:
+    """The loop's writing statements with their new text; empty where one has no counterpart out of place."""
+    found: dict[ast.stmt, str] = {}
+    for label in written:
+        place, change = statement_at(label.frame), out_of_place(label.frame, label.op or "")
+        if place is None or change is None or not blocks.is_whole_lines(source, place.node):
+            return {}
+        span = source.span(place.node)
+        lines = apply_change("\n".join(source.lines), change).split("\n")
+        added = len(lines) - len(source.lines)
+        found[place.node] = "\n".join(lines[span.line - 1 : span.end_line + added])
+    return {node: found[node] for node in loop.body if node in found}
+
+
+def _walks(target: ast.expr, walked: ast.expr) -> Iterator[_Walk]:
+    """The variables of ``for target in walked`` that take buffers of a module."""
+    if not isinstance(walked, ast.Call) or walked.keywords:
+        return
+    function, elements = walked.func, target.elts if isinstance(target, ast.Tuple) else []
+    if isinstance(function, ast.Attribute) and not walked.args and chain_key(function.value) is not None:
+        if function.attr == "buffers" and isinstance(target, ast.Name):
+            yield _Walk(target, walked, function.value)
+        if function.attr == "named_buffers" and len(elements) == 2:
+            key, variable = elements
+            if isinstance(key, ast.Name) and isinstance(variable, ast.Name):
+                yield _Walk(variable, walked, function.value, key)
+    elif isinstance(function, ast.Name) and function.id == "zip" and len(elements) == len(walked.args):
+        for one, value in zip(elements, walked.args, strict=True):
+            yield from _walks(one, value)
+    elif isinstance(function, ast.Name) and function.id == "enumerate" and len(elements) == 2 and len(walked.args) == 1:
+        yield from _walks(elements[1], walked.args[0])
+
+
+def _named(source: SourceFile, walk: _Walk) -> tuple[str, list[Edit]]:
+    """What takes the names of the buffers, and the edits by which it does."""
+    if walk.key is not None:
+        return walk.key.id, []
+    key = blocks.fresh_name(source, "name")
+    assert isinstance(walk.call.func, ast.Attribute)
+    method, variable = source.span(walk.call.func), source.span(walk.variable)
+    at = method.end_column - len("buffers")
+    # A variable that stands alone (`for a in …`) needs no parentheses, but bears them.
+    return key, [
+        Edit(Span(method.end_line, at, method.end_line, method.end_column), "named_buffers"),
+        Edit(variable, f"({key}, {walk.variable.id})"),
+    ]
+
+
+def _directly(source: SourceFile, loop: ast.For, walk: _Walk, new: dict[ast.stmt, str]) -> dict[int, str]:
+    """``for a in net.buffers()``: the loop is given the names as well."""
+    key, edits = _named(source, walk)
+    changes = _with_edits(source, source.span(loop).line, source.span(loop.iter).end_line, edits)
+    return changes | _given(source, new, source.text(walk.module), key, walk.variable.id)
+
+
+def _through_a_list(source: SourceFile, loop: ast.For, name: str, new: dict[ast.stmt, str]) -> dict[int, str]:
+    """``for a, b in self.pairs``, a list of buffers that was made before: it is made of places in the module."""
+    made = _made_before(source, loop)
+    variables = loop.target.elts if isinstance(loop.target, ast.Tuple) else [loop.target]
+    if made is None:
+        return {}
+    parts = made.elt.elts if isinstance(made.elt, ast.Tuple) else [made.elt]
+    places = [place for place, one in enumerate(variables) if isinstance(one, ast.Name) and one.id == name]
+    if len(parts) != len(variables) or len(places) != 1:
+        return {}
+    part, variable = parts[places[0]], variables[places[0]]
+    found = (walk for one in made.generators for walk in _walks(one.target, one.iter))
+    walk = next((one for one in found if isinstance(part, ast.Name) and one.variable.id == part.id), None)
+    if walk is None:
+        return {}
+    owner, place_name = blocks.fresh_name(source, "owner"), blocks.fresh_name(source, "place")
+    key, edits = _named(source, walk)
+    edits.append(Edit(source.span(part), f"({source.text(walk.module)}, {key})"))
+    whole = source.span(made)
+    changes = _with_edits(source, whole.line, whole.end_line, edits)
+    head = _with_edits(
+        source,
+        source.span(loop).line,
+        source.span(loop.iter).end_line,
+        [Edit(source.span(variable), f"({owner}, {place_name})")],
+    )
+    if changes.keys() & head.keys():
+        return {}
+    changes |= head | _given(source, new, owner, place_name, name)
+    first = source.span(loop.body[0])
+    indent = source.lines[first.line - 1][: first.column - 1]
+    read = f"{indent}{name} = {owner}.get_buffer({place_name})"
+    changes[first.line] = f"{read}\n{changes.get(first.line, source.lines[first.line - 1])}"
+    return changes
+
+
+def _made_before(source: SourceFile, loop: ast.For) -> ast.ListComp | None:
+    """The list comprehension that the walked name stands for, where nothing else binds or reads that name."""
+    key = chain_key(loop.iter)
+    others = [
+        node
+        for node in ast.walk(source.module)
+        if isinstance(node, ast.Name | ast.Attribute) and chain_key(node) == key and node is not loop.iter
+    ]
+    if key is None or len(others) != 1 or source.owner_class(others[0]) is not source.owner_class(loop):
+        return None
+    statement = source.parents[others[0]][0]
+    if not isinstance(statement, ast.Assign) or statement.targets != others:
+        return None
+    return statement.value if isinstance(statement.value, ast.ListComp) else None
+
+
+def _given(source: SourceFile, new: dict[ast.stmt, str], module: str, key: str, variable: str) -> dict[int, str]:
+    """The writes out of place, and behind the last of them the line that gives the buffer to its module."""
+    changes: dict[int, str] = {}
+    for node, text in new.items():
+        span = source.span(node)
+        changes |= blocks.removed(source, node)
+        changes[span.line] = text
+    last = source.span(list(new)[-1])
+    indent = source.lines[last.line - 1][: last.column - 1]
+    owner = f'{module}.get_submodule({key}.rpartition(".")[0])'
+    changes[last.line] += f'\n{indent}setattr({owner}, {key}.rpartition(".")[2], {variable})'
+    return changes
+
+
+def _with_edits(source: SourceFile, first: int, last: int, edits: list[Edit]) -> dict[int, str]:
+    whole = Span(first, 1, last, len(source.lines[last - 1]) + 1)
+    return {**dict.fromkeys(range(first, last + 1), ""), first: text_with(source, whole, edits)}

@@ -1,0 +1,272 @@
+"""Steps and updates that wait until the backward which needs the old values is over.
+
+All backwards before any step: ``optimizer.step()`` moves behind the backward that needs the old values.
+
+The later backward would add its own gradients to those of the optimizer that now steps after it. Where the next
+optimizer's parameters are all that it should reach, ``inputs=`` keeps them apart; else a copy of the gradients does.
+
+A refresh of buffers, statistics or a batch that waits until the backward that needs the old values is over.
+
+Steps after the loop: several losses of one forward are backpropagated in a loop that also steps.
+
+One step for the sum of all losses is the short way. Where each round has its own gradients (an optimizer of its own, or
+zeroing in between), they are kept and stepped with one after the other, which changes no gradient.
+"""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+
+from gradsan.model import Diagnosis, Fix, Label
+from gradsan.repair.fixes import _blocks as blocks
+from gradsan.source.identifiers import leaf_name
+from gradsan.source.rewrite.moving import move_behind
+from gradsan.source.tree import SourceFile
+
+
+def reorder_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """Move the steps that wrote, and do the same with ``inputs=`` where another optimizer steps afterwards."""
+    used = next(iter(blocks.labels(diagnosis, "used")), None)
+    if used is None or diagnosis.cause not in blocks.STEPPED:
+        return ()
+    if swapped := _later_call_first(blocks.labels(diagnosis, "written"), used):
+        return swapped
+    steps: dict[ast.stmt, blocks.Placed] = {}
+    place = None
+    for written in blocks.labels(diagnosis, "written"):
+        pair = blocks.in_one_block(written, used)
+        if pair is None or pair[0].index >= pair[1].index or blocks.method_call(pair[0].statement, "step") is None:
+            return ()
+        if place is not None and place.statement is not pair[1].statement:
+            return ()
+        steps[pair[0].statement], place = pair
+    if place is None:
+        return ()
+    source, backward = place.source, place.statement
+    if not all(blocks.is_whole_lines(source, node) for node in (*steps, backward)):
+        return ()
+    moved = "\n".join(blocks.text_of(source, node) for node in steps)
+    away = {line: text for node in steps for line, text in blocks.removed(source, node).items()}
+    span = source.span(backward)
+    last = source.lines[span.end_line - 1]
+    found = [blocks.fix("reorder_step", blocks.lines_changed(source, {**away, span.end_line: f"{last}\n{moved}"}))]
+    apart = _with_inputs(place, set(steps))
+    if apart is not None:
+        texts = {**away, span.line: f"{apart}\n{moved}"}
+        texts.update(dict.fromkeys(range(span.line + 1, span.end_line + 1), ""))
+        found.append(blocks.fix("reorder_step", blocks.lines_changed(source, texts), "reorder_step_apart"))
+    found += _with_kept_gradients(place, list(steps))
+    return tuple(found)
+
+
+def _later_call_first(written: tuple[Label, ...], used: Label) -> tuple[Fix, ...]:
+    """Two calls of helpers that each walk a loss and step: the later one moved before the one whose step wrote."""
+    pairs = [pair for one in written if (pair := _outermost_pair(one, used)) is not None]
+    if len(pairs) < len(written) or len({pair[0].index for pair in pairs}) != 1:
+        return ()
+    earlier, later = pairs[0]
+    calls = [place.statement.value for place in (earlier, later) if isinstance(place.statement, ast.Expr)]
+    source, between = later.source, later.block[earlier.index : later.index]
+    if len(calls) != 2 or earlier.index > later.index or not all(isinstance(one, ast.Call) for one in calls):
+        return ()
+    # A backward or step that stands here by itself is told apart from its optimizer's; the others know what moves.
+    if any(isinstance(one, ast.Call) and leaf_name(one.func) in ("backward", "step") for one in calls):
+        return ()
+    if any(blocks.names_bound(node) & blocks.names_read([later.statement]) for node in between):
+        return ()
+    if not all(blocks.is_whole_lines(source, node) for node in (earlier.statement, later.statement)):
+        return ()
+    start = source.span(earlier.statement).line
+    changes = blocks.removed(source, later.statement)
+    changes[start] = f"{blocks.text_of(source, later.statement)}\n{source.lines[start - 1]}"
+    values = {"later": source.text(calls[1]), "earlier": source.text(calls[0])}
+    return (blocks.fix("reorder_step", blocks.lines_changed(source, changes), "reorder_calls", **values),)
+
+
+def _outermost_pair(first: Label, second: Label) -> tuple[blocks.Placed, blocks.Placed] | None:
+    """Where the stacks of two labels part: within a helper that both went through, they stand in two calls of it."""
+    others = list(blocks.placements(second))[::-1]
+    for one in list(blocks.placements(first))[::-1]:
+        for other in others:
+            if one.block is other.block and one.statement is not other.statement:
+                return one, other
+    return None
+
+
+def _with_kept_gradients(backward: blocks.Placed, steps: list[ast.stmt]) -> list[Fix]:
+    """A copy of the gradients where the step stood, put back right before it: without what the later backward adds."""
+    source = backward.source
+    call = blocks.method_call(steps[0], "step")
+    if len(steps) != 1 or call is None or call.args or call.keywords:
+        return []
+    assert isinstance(call.func, ast.Attribute)
+    optimizer = source.text(call.func.value)
+    params, kept, p, grad = (blocks.fresh_name(source, name) for name in ("params", "kept", "p", "grad"))
+    start, end = source.span(steps[0]), source.span(backward.statement).end_line
+    indent = source.lines[start.line - 1][: start.column - 1]
+    changes = {
+        **blocks.removed(source, steps[0]),
+        start.line: f'{indent}{params} = [{p} for group in {optimizer}.param_groups for {p} in group["params"]]\n'
+        f"{indent}{kept} = [None if {p}.grad is None else {p}.grad.clone() for {p} in {params}]",
+        end: f"{source.lines[end - 1]}\n{indent}for {p}, {grad} in zip({params}, {kept}):\n"
+        f"{indent}{blocks.indentation_of(source)}{p}.grad = {grad}\n{blocks.text_of(source, steps[0])}",
+    }
+    return [blocks.fix("reorder_step", blocks.lines_changed(source, changes), "reorder_step_kept")]
+
+
+def _with_inputs(place: blocks.Placed, moved: set[ast.stmt]) -> str | None:
+    """The backward's lines with ``inputs=`` naming the parameters of the optimizer that steps next."""
+    call = blocks.method_call(place.statement, "backward")
+    following = place.block[place.index + 1 :]
+    step = next((one for node in following if node not in moved and (one := blocks.method_call(node, "step"))), None)
+    if call is None or step is None or any(keyword.arg == "inputs" for keyword in call.keywords):
+        return None
+    assert isinstance(step.func, ast.Attribute)
+    source = place.source
+    optimizer = source.text(step.func.value)
+    inputs = f'inputs=[p for group in {optimizer}.param_groups for p in group["params"]]'
+    span = source.span(call)
+    text = blocks.text_of(source, place.statement)
+    if span.line != span.end_line:
+        return None
+    at = span.end_column - 2
+    comma = ", " if call.args or call.keywords else ""
+    return f"{text[:at]}{comma}{inputs}{text[at:]}"
+
+
+_CAUSES = frozenset({"statistics_updated", "input_changed_between_passes"})
+_BY_HAND = frozenset({"data_attribute", *blocks.STEPPED})
+
+
+def reorder_update(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """Move the statements that wrote behind the backward, and all between them that they belong to.
+
+    Whether what is computed in between was to see the new values, a run shows.
+    """
+    used = next(iter(blocks.labels(diagnosis, "used")), None)
+    written = blocks.labels(diagnosis, "written")
+    if used is None or not written or diagnosis.cause not in _CAUSES | _BY_HAND:
+        return ()
+    moved = move_behind([blocks.user_frames(one) for one in written], blocks.user_frames(used))
+    if moved is not None:
+        return (blocks.fix("reorder_update", moved.lines),)
+    return _writers_alone(written, used) if diagnosis.cause in _CAUSES else ()
+
+
+def _writers_alone(written: tuple[Label, ...], used: Label) -> tuple[Fix, ...]:
+    """Only the statements that wrote, where they give no name a value."""
+    moved: dict[ast.stmt, blocks.Placed] = {}
+    backward = None
+    for label in written:
+        pair = blocks.in_one_block(label, used)
+        if pair is None or pair[0].index >= pair[1].index or not _may_move(pair[0]):
+            return ()
+        if backward is not None and backward.statement is not pair[1].statement:
+            return ()
+        moved[pair[0].statement], backward = pair
+    if backward is None or not blocks.is_whole_lines(backward.source, backward.statement):
+        return ()
+    source = backward.source
+    end = source.span(backward.statement).end_line
+    behind = "\n".join([source.lines[end - 1], *(blocks.text_of(source, node) for node in moved)])
+    away = {line: text for node in moved for line, text in blocks.removed(source, node).items()}
+    return (blocks.fix("reorder_update", blocks.lines_changed(source, {**away, end: behind})),)
+
+
+def _may_move(place: blocks.Placed) -> bool:
+    """Whether the statement does something and binds nothing: a call, or a ``with`` or a loop around such calls."""
+    node = place.statement
+    is_backward = any(isinstance(one, ast.Attribute) and one.attr in ("backward", "grad") for one in ast.walk(node))
+    if is_backward or blocks.constructs(place.source, node) or not blocks.is_whole_lines(place.source, node):
+        return False
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Call)
+    if not isinstance(node, ast.For | ast.With):
+        return False
+    # A loop's own variables are read by what it runs, and by nobody else as a rule; a round more tells.
+    return all(isinstance(one, ast.Expr | ast.AugAssign) for one in node.body)
+
+
+def step_after_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """Move the step behind the loop whose rounds share a forward: once for all, or once for each round."""
+    used = next(iter(blocks.labels(diagnosis, "used")), None)
+    written = blocks.labels(diagnosis, "written")
+    saved = next(iter(blocks.labels(diagnosis, "saved")), None)
+    if used is None or saved is None or len(written) != 1 or diagnosis.cause not in blocks.STEPPED:
+        return ()
+    pair = blocks.in_one_block(used, written[0])
+    if pair is None:
+        return ()
+    backward, step = pair
+    source = step.source
+    loop = source.parents[step.statement][0]
+    if not isinstance(loop, ast.For) or loop.orelse or step.index < backward.index:
+        return ()
+    is_shared = blocks.at_block(saved, step.block) is None
+    if not is_shared or len(step.block) < 2:
+        return ()
+    call = blocks.method_call(step.statement, "step")
+    # An update by hand ends with clearing the gradients: what follows it belongs to it.
+    moving = [step.statement] if call is not None else step.block[step.index :]
+    if len(moving) == len(step.block) or not all(blocks.is_whole_lines(source, node) for node in moving):
+        return ()
+    found = []
+    if not blocks.names_read(moving) & (blocks.names_bound(loop.target) | _bound_before(step)):
+        found.append(_once(source, loop, moving))
+    if call is not None and not call.args and not call.keywords:
+        found.append(_each_round(source, loop, step.statement, call))
+    return tuple(found)
+
+
+def _bound_before(step: blocks.Placed) -> set[str]:
+    """The names that a round binds before its update: behind the loop they would be those of the last round."""
+    return {name for node in step.block[: step.index] for name in blocks.names_bound(node)}
+
+
+def _once(source: SourceFile, loop: ast.For, moving: list[ast.stmt]) -> Fix:
+    lines = "\n".join(blocks.text_of(source, node) for node in moving)
+    moved = textwrap.indent(textwrap.dedent(lines), " " * (source.span(loop).column - 1))
+    changes = {line: text for node in moving for line, text in blocks.removed(source, node).items()}
+    end = source.span(loop).end_line
+    changes[end] = moved if end in changes else f"{source.lines[end - 1]}\n{moved}"
+    return blocks.fix("reorder_step", blocks.lines_changed(source, changes), "step_after_loop")
+
+
+def _each_round(source: SourceFile, loop: ast.For, step: ast.stmt, call: ast.Call) -> Fix:
+    assert isinstance(call.func, ast.Attribute)
+    optimizer = source.text(call.func.value)
+    names = ("pending", "optimizer", "params", "p", "grads", "grad")
+    kept, stepping, params, p, grads, grad = (blocks.fresh_name(source, name) for name in names)
+    start, place = source.span(loop), source.span(step)
+    outer, inner = source.lines[start.line - 1][: start.column - 1], source.lines[place.line - 1][: place.column - 1]
+    unit = inner[len(outer) :] or "    "
+    # A gradient that is not taken away in between is added to where it lies.
+    value = f"{p}.grad" if _clears(loop) else f"None if {p}.grad is None else {p}.grad.clone()"
+    keep = (
+        f'{inner}{params} = [{p} for group in {optimizer}.param_groups for {p} in group["params"]]\n'
+        f"{inner}{kept}.append(({optimizer}, [({p}, {value}) for {p} in {params}]))"
+    )
+    changes = {
+        **blocks.removed(source, step),
+        start.line: f"{outer}{kept} = []\n{source.lines[start.line - 1]}",
+        place.line: keep,
+    }
+    after = (
+        f"{outer}for {stepping}, {grads} in {kept}:\n"
+        f"{outer}{unit}for {p}, {grad} in {grads}:\n"
+        f"{outer}{unit}{unit}{p}.grad = {grad}\n"
+        f"{outer}{unit}{stepping}.step()"
+    )
+    end = start.end_line
+    changes[end] = f"{changes.get(end, source.lines[end - 1])}\n{after}"
+    return blocks.fix("reorder_step", blocks.lines_changed(source, changes), "step_after_loop_apart")
+
+
+def _clears(loop: ast.For) -> bool:
+    """Whether every round sets gradients to None, so that the next round's are new tensors."""
+    calls = [node for node in ast.walk(loop) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    return any(
+        isinstance(call.func, ast.Attribute) and call.func.attr == "zero_grad" and not call.args and not call.keywords
+        for call in calls
+    )

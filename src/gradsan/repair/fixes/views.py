@@ -1,0 +1,207 @@
+"""Views: made by index, made where autograd records, made after their base was written.
+
+Views taken one by one: a loop over a tensor, whose views come from one call, takes each by its index instead.
+
+PyTorch does not follow a write through one of several views that a single call made. A view by index is followed.
+
+A view that is made where autograd records: the statement that makes it leaves its ``no_grad`` block.
+
+A base that is written before its views are made: they then come from what they would have followed to.
+"""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from dataclasses import dataclass
+
+from gradsan.model import Diagnosis, Fix
+from gradsan.repair.fixes import _blocks as blocks
+from gradsan.source.change import Change, Edit, text_with
+from gradsan.source.identifiers import leaf_name
+from gradsan.source.locate import statement_at
+from gradsan.source.rewrite.out_of_place import out_of_place
+from gradsan.source.tree import SourceFile
+
+_SAFE_TO_READ_TWICE = (ast.Name, ast.Attribute)
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """What a loop takes its views from: ``whole``, along ``dimension``; ``index`` is the loop's own count, if any."""
+
+    whole: ast.expr
+    dimension: str
+    index: str | None = None
+
+
+def index_views(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """Where the written view is a loop's variable, bind it anew from its index at the start of every round."""
+    written = next(iter(blocks.labels(diagnosis, "written")), None)
+    name = diagnosis.tensor.name if diagnosis.tensor is not None else None
+    if diagnosis.cause != "one_of_several_views_written" or written is None or not name or not name.isidentifier():
+        return ()
+    place = statement_at(written.frame)
+    for loop in reversed(place.loops if place is not None else ()):
+        taken = _taken(loop.target, loop.iter, name) if isinstance(loop, ast.For) else None
+        if place is not None and taken is not None and isinstance(loop, ast.For):
+            fix = _by_index(place.source, loop, taken, name)
+            return () if fix is None else (fix,)
+    return ()
+
+
+def _taken(target: ast.expr, source: ast.expr, name: str) -> _Taken | None:
+    if isinstance(target, ast.Name):
+        return _whole(source) if target.id == name else None
+    if not isinstance(target, ast.Tuple) or not isinstance(source, ast.Call) or source.keywords:
+        return None
+    function = source.func.id if isinstance(source.func, ast.Name) else ""
+    if function == "enumerate" and len(target.elts) == 2 and len(source.args) == 1:
+        inner = _taken(target.elts[1], source.args[0], name)
+        index = target.elts[0]
+        return _Taken(inner.whole, inner.dimension, index.id) if inner and isinstance(index, ast.Name) else None
+    if function == "zip" and len(target.elts) == len(source.args):
+        found = (_taken(one, value, name) for one, value in zip(target.elts, source.args, strict=True))
+        return next((one for one in found if one is not None), None)
+    return None
+
+
+def _whole(value: ast.expr) -> _Taken | None:
+    """The tensor that is walked over: itself, or by ``unbind``."""
+    if not isinstance(value, ast.Call):
+        return _Taken(value, "0") if _is_safe(value) else None
+    if leaf_name(value.func) != "unbind" or not isinstance(value.func, ast.Attribute):
+        return None
+    given = [*value.args, *(keyword.value for keyword in value.keywords if keyword.arg == "dim")]
+    is_function = isinstance(value.func.value, ast.Name) and value.func.value.id == "torch"
+    whole = given.pop(0) if is_function and given else value.func.value
+    if len(given) > 1 or not _is_safe(whole):
+        return None
+    return _Taken(whole, ast.unparse(given[0]) if given else "0")
+
+
+def _is_safe(value: ast.expr) -> bool:
+    """Whether reading ``value`` again, in every round, reads the same."""
+    return isinstance(value, _SAFE_TO_READ_TWICE) and all(
+        isinstance(one, ast.Name | ast.Attribute | ast.expr_context) for one in ast.walk(value)
+    )
+
+
+def _by_index(source: SourceFile, loop: ast.For, taken: _Taken, name: str) -> Fix | None:
+    body, target, walked = (source.span(node) for node in (loop.body[0], loop.target, loop.iter))
+    if walked.end_line >= body.line or source.lines[body.line - 1][: body.column - 1].strip():
+        return None
+    index = taken.index or blocks.fresh_name(source, "index")
+    whole = source.text(taken.whole)
+    view = f"{whole}[{index}]" if taken.dimension == "0" else f"{whole}.select({taken.dimension}, {index})"
+    indent = source.lines[body.line - 1][: body.column - 1]
+    changes = {body.line: f"{indent}{name} = {view}\n{source.lines[body.line - 1]}"}
+    if taken.index is None:
+        is_several = isinstance(loop.target, ast.Tuple)
+        bare = is_several and not source.text(loop.target).startswith("(")
+        edits = [
+            Edit.insert(target.line, target.column, f"{index}, (" if bare else f"{index}, "),
+            *([Edit.insert(target.end_line, target.end_column, ")")] if bare else []),
+            Edit.insert(walked.line, walked.column, "enumerate("),
+            Edit.insert(walked.end_line, walked.end_column, ")"),
+        ]
+        whole_lines = type(target)(target.line, 1, walked.end_line, len(source.lines[walked.end_line - 1]) + 1)
+        changes |= dict.fromkeys(range(target.line, walked.end_line + 1), "")
+        changes[target.line] = text_with(source, whole_lines, edits)
+    return blocks.fix("index_base_instead", blocks.lines_changed(source, changes))
+
+
+def record_view(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """Move the statement behind the block; where the block still needs what it binds, have it recorded in its place."""
+    made = next(iter(blocks.labels(diagnosis, "created")), None)
+    if diagnosis.cause != "unrecorded_view_written" or made is None:
+        return ()
+    for place in blocks.placements(made):
+        block = place.source.parents[place.statement][0]
+        if (
+            isinstance(block, ast.With)
+            and blocks.switches_grad_off(block)
+            and blocks.is_whole_lines(place.source, place.statement)
+        ):
+            lines = _behind(place, block) or _recorded_in_place(place)
+            return (blocks.fix("move_view_out_of_no_grad", lines),)
+    return ()
+
+
+def _behind(place: blocks.Placed, block: ast.With) -> tuple[tuple[str, int, str], ...]:
+    source, node = place.source, place.statement
+    bound = blocks.names_bound(node)
+    following = place.block[place.index + 1 :]
+    is_needed = blocks.names_read(following) & bound
+    is_changed = {name for other in following for name in blocks.names_bound(other)} & (
+        blocks.names_read([node]) | bound
+    )
+    if is_needed or is_changed or not isinstance(node, ast.Assign) or len(place.block) < 2 or len(block.items) > 1:
+        return ()
+    moved = textwrap.indent(textwrap.dedent(blocks.text_of(source, node)), _indent(source, block))
+    changes = blocks.removed(source, node)
+    end = source.span(block).end_line
+    changes[end] = moved if end in changes else f"{source.lines[end - 1]}\n{moved}"
+    return blocks.lines_changed(source, changes)
+
+
+def _recorded_in_place(place: blocks.Placed) -> tuple[tuple[str, int, str], ...]:
+    source, node = place.source, place.statement
+    indent, span = _indent(source, node), source.span(node)
+    inner = textwrap.indent(blocks.text_of(source, node), blocks.indentation_of(source))
+    text = f"{indent}with torch.enable_grad():\n{inner}"
+    gone = dict.fromkeys(range(span.line + 1, span.end_line + 1), "")
+    return blocks.lines_changed(source, {**gone, span.line: text})
+
+
+def _indent(source: SourceFile, node: ast.stmt) -> str:
+    span = source.span(node)
+    return source.lines[span.line - 1][: span.column - 1]
+
+
+def views_after_write(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """Make the views behind the write; the same with a write out of place; and only that, unseen by the views."""
+    made = next(iter(blocks.labels(diagnosis, "created")), None)
+    written = blocks.labels(diagnosis, "written")
+    if diagnosis.cause != "view_base_written" or len(written) != 1:
+        return ()
+    frame = written[0].frame
+    statement = statement_at(frame)
+    new = None if statement is None else out_of_place(frame, written[0].op or "")
+    pair = None if made is None else blocks.in_one_block(made, written[0])
+    found: list[Fix] = []
+    if pair is not None and _may_swap(*pair):
+        found.append(_moved(*pair, None))
+        if new is not None:
+            found.append(_moved(*pair, new))
+    if new is not None and statement is not None:
+        gone = dict.fromkeys(range(new.line + 1, new.line + len(new.old.split("\n"))), "")
+        lines = blocks.lines_changed(statement.source, {**gone, new.line: new.new})
+        found.append(blocks.fix("out_of_place", lines, "base_out_of_place"))
+    return tuple(found)
+
+
+def _may_swap(made: blocks.Placed, written: blocks.Placed) -> bool:
+    """Whether the views can be made later: nothing in between reads them, or binds what they are made of."""
+    if made.index >= written.index or not isinstance(made.statement, ast.Assign):
+        return False
+    if not all(blocks.is_whole_lines(place.source, place.statement) for place in (made, written)):
+        return False
+    between = made.block[made.index + 1 : written.index + 1]
+    bound = {name for node in between for name in blocks.names_bound(node)}
+    views, base = blocks.names_bound(made.statement), blocks.names_read([made.statement])
+    return not (blocks.names_read(between) & views) and not (bound & (views | base))
+
+
+def _moved(made: blocks.Placed, written: blocks.Placed, new: Change | None) -> Fix:
+    source, span = made.source, made.source.span(written.statement)
+    text = blocks.text_of(source, written.statement)
+    if new is not None:
+        text = new.new
+    changes = {
+        **blocks.removed(source, made.statement),
+        **dict.fromkeys(range(span.line, span.end_line + 1), ""),
+        span.line: f"{text}\n{blocks.text_of(source, made.statement)}",
+    }
+    lines = blocks.lines_changed(source, changes)
+    return blocks.fix("view_after_write", lines) if new is None else blocks.fix("out_of_place", lines, "base_first")

@@ -1,0 +1,252 @@
+"""The process in which a program is tried: ``python -m gradsan.repair.trials._child REQUEST``."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import pickle
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+import gradsan
+from gradsan._imports import call_after_torch_import
+from gradsan.launch.program import Target, gradsan_path, perform, prepare, take_stage
+from gradsan.launch.uncaught import call_when_uncaught, wait_for_threads
+from gradsan.model import Diagnosis
+from gradsan.repair.libraries import is_library
+from gradsan.repair.trials.redirecting import Redirecting, Uncovered
+from gradsan.repair.trials.scratch import Scratch, caches
+from gradsan.repair.trials.seeding import seed_generators
+from gradsan.repair.trials.trial import Recording, Request, lay_over, text_of
+from gradsan.source.tree import source_line
+
+_OWN_FOLDER = os.path.join(str(Path(gradsan.__file__).parent), "")  # noqa: PTH118
+
+
+class _Watch:
+    """The session and the recorder, started when the program imports torch."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.session: Any = None
+        self.recorder: Any = None
+        self.failed_at: tuple[str, int] | None = None
+        self.failed_by: tuple[str, str] | None = None
+
+    def start(self) -> None:
+        from gradsan._session import Session
+        from gradsan.record.recorder import recorder
+        from gradsan.record.stacks import count_as_user_code
+        from gradsan.repair.trials.recording import Recorder
+
+        for folder in self.request.own_folders:
+            count_as_user_code(folder)
+        self.session = Session(mode="heal" if self.request.mode == "heal" else "watch")
+        self.session.start()
+        call_when_uncaught(self.session.meet)
+        call_when_uncaught(self._note_place)
+        self.recorder = Recorder(self.request)
+        self.recorder.start()
+        listeners = recorder().listeners
+        listeners.call_before_backward(self.recorder.before_backward)
+        listeners.call_after_backward(self.recorder.after_backward)
+        if self.request.allowances:
+            from gradsan.repair.trials.allowances import allow
+
+            allow(self.request.allowances)
+
+    def note_exit(self, leaving: SystemExit) -> None:
+        """The program leaves by ``sys.exit``: what made it do so is what it was handling."""
+        if leaving.code not in (None, 0):
+            reason = leaving.__context__ if leaving.__context__ is not None else leaving
+            self.failed_by = type(reason).__name__, str(reason)
+            self._note_place(reason)
+
+    def _note_place(self, failure: BaseException) -> None:
+        from gradsan.record.stacks import is_user_file
+
+        trace = failure.__traceback__
+        while trace is not None:
+            file = trace.tb_frame.f_code.co_filename
+            if is_user_file(file):
+                self.failed_at = file, trace.tb_lineno
+            trace = trace.tb_next
+
+    @property
+    def started(self) -> bool:
+        return self.session is not None
+
+    def stop(self) -> None:
+        self.session.stop()
+
+    def look_at_end(self, main: ModuleType) -> None:
+        """The program came to its end."""
+        self.recorder.look_at_end(main)
+
+    def answer(self, is_well: bool, exception: tuple[str, str] | None) -> dict[str, Any]:
+        """What :class:`Trial` holds of it."""
+        from gradsan.repair.fixes import with_candidates
+
+        report = self.session.report()
+        return {
+            "recording": self.recorder.recording(is_well, exception),
+            "diagnoses": tuple(with_candidates(diagnosis) for diagnosis in report.diagnoses),
+            "written": tuple(_written(diagnosis) for diagnosis in report.diagnoses),
+            "seen": report.seen,
+            "failed_at": self.failed_at,
+            "failed_by": self.failed_by,
+        }
+
+
+class _Measure:
+    """Nobody watches: the costs are counted."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.meter: Any = None
+
+    def start(self) -> None:
+        from gradsan.repair.trials.cost import Meter
+
+        self.meter = Meter(self.request.steps)
+        self.meter.start()
+
+    @property
+    def started(self) -> bool:
+        return self.meter is not None
+
+    def stop(self) -> None:
+        self.meter.stop()
+
+    def look_at_end(self, main: ModuleType) -> None:
+        """Costs were counted as they arose."""
+
+    def note_exit(self, leaving: SystemExit) -> None:
+        """Only costs are asked for."""
+
+    def answer(self, is_well: bool, exception: tuple[str, str] | None) -> dict[str, Any]:
+        """What :class:`Trial` holds of it: nothing where the program failed, as it may under a dispatch mode."""
+        return {"cost": self.meter.cost() if is_well else None}
+
+
+def main() -> None:
+    """Run the program that the request names, and leave the answer where it says."""
+    request: Request = pickle.loads(Path(sys.argv[1]).read_bytes())
+    status, is_watched = run_request(request)
+    if not is_watched:
+        sys.exit(status)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not through the interpreter's end: what the program has registered there is not part of what is compared.
+    os._exit(status)
+
+
+def run_request(request: Request) -> tuple[int, bool]:
+    """Run the program, write the answer; its exit status, and whether it imported torch, so that it was watched."""
+    lay_over(request.files)
+    kind, name, arguments = request.target
+    launch = prepare(Target(kind, name, arguments))  # type: ignore[arg-type]
+    watch = _Measure(request) if request.mode == "measure" else _Watch(request)
+    path = launch.variables.get("__file__")
+    text = None if path is None else text_of(request.files, path)
+    if path is not None and text is not None:
+        code = compile(text, path, "exec", dont_inherit=True)
+        launch = dataclasses.replace(launch, start=lambda main: exec(code, vars(main)))
+    launch = dataclasses.replace(launch, start=functools.partial(_start, launch.start, watch))
+    own_path = gradsan_path()
+    stage = take_stage(launch)
+    seed_generators()
+    files = _led_files(request)
+    call_after_torch_import(watch.start)
+    began = time.perf_counter()
+    ending = perform(launch, stage)
+    if ending.exception is None:
+        wait_for_threads()
+        if watch.started and ending.status == 0:
+            watch.look_at_end(stage)
+    seconds = time.perf_counter() - began
+    files.stop()
+    if not watch.started:
+        recording = Recording(finished=ending.status == 0, exception=ending.exception)
+        answer = {"recording": recording, "seconds": seconds}
+        Path(request.result).write_bytes(pickle.dumps(answer))
+        return ending.status, False
+
+    watch.stop()
+    sys.path[:] = own_path
+    answer = {
+        **watch.answer(ending.status == 0, ending.exception),
+        "seconds": seconds,
+        "runs_alone": request.lets_through or _runs_alone(),
+        "changed_files": files.changed,
+        "read_files": _own_files([path and os.path.realpath(path), *files.read]),
+        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+    }
+    Path(request.result).write_bytes(pickle.dumps(answer))
+    return ending.status, True
+
+
+def _start(start: Callable[[ModuleType], None], watch: _Watch | _Measure, main: ModuleType) -> None:
+    try:
+        start(main)
+    except SystemExit as leaving:
+        watch.note_exit(leaving)
+        raise
+
+
+def _led_files(request: Request) -> Redirecting:
+    """What the program writes from now on goes to a folder beside the answer."""
+    folder = os.path.dirname(request.result)  # noqa: PTH120
+    files = Redirecting(Scratch(folder, caches()))
+
+    def give_up(what: Uncovered) -> None:
+        answer = {"uncovered": (*what, _user_place()), "changed_files": files.changed}
+        Path(request.result).write_bytes(pickle.dumps(answer))
+        # With what it has started; it may be one of those itself.
+        os.killpg(0, signal.SIGKILL)
+
+    files.start(None if request.lets_through else give_up)
+    return files
+
+
+def _own_files(read: Iterable[str | None]) -> tuple[str, ...]:
+    """The user's own files among those that were ``read`` or imported."""
+    imported = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    paths = {os.path.realpath(one) for one in (*read, *imported) if isinstance(one, str) and Path(one).is_absolute()}
+    return tuple(sorted(one for one in paths if not (is_library(one) or one.startswith(_OWN_FOLDER))))
+
+
+def _user_place() -> tuple[str, int] | None:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if os.path.isabs(file) and not is_library(file) and not file.startswith(_OWN_FOLDER):  # noqa: PTH117
+            return file, frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
+def _runs_alone() -> bool:
+    """Whether the program used something of which there is one on this machine."""
+    torch = sys.modules["torch"]
+    distributed = sys.modules.get("torch.distributed")
+    has_group = "MASTER_PORT" in os.environ or (
+        distributed is not None and distributed.is_available() and distributed.is_initialized()
+    )
+    return torch.cuda.is_initialized() or torch.xpu.is_initialized() or has_group
+
+
+def _written(diagnosis: Diagnosis) -> frozenset[str]:
+    frames = [label.frame for label in diagnosis.labels if label.role == "written"]
+    return frozenset(f"{frame.function}: {(source_line(frame.file, frame.line) or '').strip()}" for frame in frames)
+
+
+if __name__ == "__main__":
+    main()

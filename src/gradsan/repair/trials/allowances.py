@@ -1,0 +1,286 @@
+"""Reference run of the trials: the program healed, and what PyTorch refuses carried out all the same.
+
+What PyTorch refuses, carried out all the same: so that a refused program, too, has gradients to be held against.
+
+Each allowance does what the program says and gives autograd what it lacks for that; which of them a run has is decided
+by the faults of the program (:mod:`gradsan.repair.trials.allowances`). They are for the reference run alone.
+
+The run that candidates are held against, and whether the program computes the same when it is run again.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from gradsan import _torch
+from gradsan.model import Diagnosis
+from gradsan.originals.deep import Deep
+from gradsan.originals.originals import Kept
+from gradsan.record.recorder import recorder
+from gradsan.record.stacks import is_own_file
+from gradsan.repair.trials.trial import Request, Trial
+
+_SPLITTING = frozenset({"unbind", "split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit", "split_with_sizes"})
+_EXPANDING = frozenset({"expand", "expand_as", "broadcast_to", "broadcast_tensors"})
+_REFUSED_LEAF = ("a leaf Variable that requires grad", "a view of a leaf Variable", "don't support automatic diff")
+
+
+def allow(names: Iterable[str]) -> None:
+    """Have this process carry out what ``names`` name, from now on.
+
+    ``keep_graphs``: a backward frees nothing. ``write_leaves``: a write to a leaf is not recorded. ``renew_leaves``: as
+    before, but ``x += y`` gives a new, recorded tensor. ``single_views``: the views that one call makes are made one by
+    one. ``record_views``: views made under ``no_grad`` are recorded. ``own_memory``: expanded tensors have memory of
+    their own. ``run_eagerly``: nothing is compiled. ``own_gradients``: hooks of tensors and the backward of Functions
+    are given copies of gradients. ``own_context``: Functions keep copies on ``ctx``.
+    ``release_gradients``: ``zero_grad`` fills copies with zeros, so that a graph on the gradients stays.
+    ``gathered_values``: what ``fully_shard`` gathers is kept as the forward had it, as copies.
+    ``own_rank``: DistributedDataParallel exchanges no gradients, which of a single rank are right without.
+    """
+    wanted = frozenset(names)
+    if "keep_graphs" in wanted:
+        torch.autograd.backward = _keeping(torch.autograd.backward, 2)
+        torch.autograd.grad = _keeping(torch.autograd.grad, 3)
+    if "run_eagerly" in wanted:
+        torch.compiler.set_stance("force_eager")
+    if "own_gradients" in wanted:
+        torch.Tensor.register_hook = _with_own_gradient(torch.Tensor.register_hook)  # type: ignore[method-assign]
+        _look_at_applied(lambda node: node.register_prehook(_copies))
+    if "own_context" in wanted:
+        _look_at_applied(_own_context)
+    if "release_gradients" in wanted:
+        torch.nn.Module.zero_grad = _releasing(  # type: ignore[method-assign]
+            torch.nn.Module.zero_grad, lambda module: module.parameters()
+        )
+        torch.optim.Optimizer.zero_grad = _releasing(  # type: ignore[method-assign]
+            torch.optim.Optimizer.zero_grad,
+            lambda optimizer: (one for group in optimizer.param_groups for one in group["params"]),
+        )
+    if "gathered_values" in wanted:
+        deep = recorder().deep
+        deep.keep_original = _with_gathered(deep)  # type: ignore[method-assign,assignment]
+    if "own_rank" in wanted:
+        parallel = torch.nn.parallel.DistributedDataParallel
+        parallel.__init__ = _by_itself(parallel.__init__)  # type: ignore[method-assign]
+    if wanted & {"write_leaves", "renew_leaves", "single_views", "record_views", "own_memory"}:
+        _Carrying(wanted).__enter__()  # type: ignore[no-untyped-call]
+
+
+def _keeping(original: Callable[..., Any], position: int) -> Callable[..., Any]:
+    """``original`` with ``retain_graph``, its argument at ``position``, always true."""
+
+    @functools.wraps(original)
+    def keeping(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > position:
+            args = (*args[:position], True, *args[position + 1 :])
+        else:
+            kwargs["retain_graph"] = True
+        return original(*args, **kwargs)
+
+    return keeping
+
+
+def _releasing(zero: Callable[..., None], parameters: Callable[[Any], Iterable[Any]]) -> Callable[..., None]:
+    """``zero_grad`` that finds a copy where a gradient has a graph."""
+
+    @functools.wraps(zero)
+    def releasing(owner: Any, *args: Any, **kwargs: Any) -> None:
+        for parameter in parameters(owner):
+            if parameter.grad is not None and parameter.grad.requires_grad:
+                parameter.grad = parameter.grad.detach().clone()
+        zero(owner, *args, **kwargs)
+
+    return releasing
+
+
+def _with_gathered(deep: Deep) -> Callable[[Any, int, Any], Kept]:
+    """``keep_original`` that copies whole parameters, too, which healing leaves to ``fully_shard`` for their size."""
+    keep = deep.keep_original
+
+    def keep_original(tensor: Any, clock: int, stack: Any) -> Kept:
+        kept = keep(tensor, clock, stack)
+        storage = _torch.storage_or_none(tensor)
+        if storage and deep.leaves_alone(storage):
+            kept.original, kept.is_copied = kept.alias.clone(), True
+        return kept
+
+    return keep_original
+
+
+def _by_itself(initialise: Callable[..., None]) -> Callable[..., None]:
+    """``DistributedDataParallel.__init__`` with what its ``no_sync()`` does, for good."""
+
+    @functools.wraps(initialise)
+    def by_itself(module: Any, *args: Any, **kwargs: Any) -> None:
+        initialise(module, *args, **kwargs)
+        module.require_backward_grad_sync = False
+
+    return by_itself
+
+
+def _with_own_gradient(register: Callable[..., Any]) -> Callable[..., Any]:
+    """``register_hook`` whose hooks change a copy, which goes on in the place of the gradient."""
+
+    @functools.wraps(register)
+    def with_own_gradient(tensor: Any, hook: Callable[[Any], Any]) -> Any:
+        def own(gradient: Any) -> Any:
+            copy = gradient.clone()
+            result = hook(copy)
+            return copy if result is None else result
+
+        return register(tensor, own)
+
+    return with_own_gradient
+
+
+def _copies(gradients: Any) -> tuple[Any, ...]:
+    return tuple(one.clone() if torch.is_tensor(one) else one for one in gradients)
+
+
+def _own_context(node: Any) -> None:
+    for name, kept in list(vars(node).items()):
+        if torch.is_tensor(kept):
+            setattr(node, name, kept.clone())
+
+
+def _look_at_applied(look: Callable[[Any], object]) -> None:
+    """Have ``look`` called with the Node of every custom Function that is applied; the Node is its ``ctx``."""
+    standing = inspect.getattr_static(torch.autograd.Function, "apply")
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        result = standing.__get__(None, cls)(*args, **kwargs)
+        results = result if isinstance(result, list | tuple) else (result,)
+        nodes = (one.grad_fn for one in results if torch.is_tensor(one))
+        for node in dict.fromkeys(node for node in nodes if node is not None):
+            if hasattr(node, "register_prehook") and hasattr(node, "__dict__"):
+                look(node)
+        return result
+
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
+
+
+class _Carrying(TorchFunctionMode):
+    def __init__(self, wanted: frozenset[str]) -> None:
+        super().__init__()
+        self._wanted = wanted
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        name = getattr(func, "__name__", "")
+        try:
+            result = func(*args, **named)
+        except RuntimeError as failure:
+            if not self._may_write(failure):
+                raise
+            return self._written(func, args, named)
+        if "single_views" in self._wanted and name in _SPLITTING:
+            return _one_by_one(result)
+        if "own_memory" in self._wanted and name in _EXPANDING:
+            return tuple(one.clone() for one in result) if isinstance(result, list | tuple) else result.clone()
+        if "record_views" in self._wanted and torch.is_tensor(result) and _is_unrecorded_view(result, args):
+            with torch.enable_grad():
+                return func(*args, **named)
+        return result
+
+    def _may_write(self, failure: RuntimeError) -> bool:
+        wanted = self._wanted & {"write_leaves", "renew_leaves"}
+        return bool(wanted) and any(words in str(failure) for words in _REFUSED_LEAF)
+
+    def _written(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if "renew_leaves" in self._wanted and _is_augmented_assignment():
+            return func(args[0].clone(), *args[1:], **kwargs)
+        with torch.no_grad():
+            return func(*args, **kwargs)
+
+
+def _is_augmented_assignment() -> bool:
+    """Whether the program stands at ``x += y``, which binds ``x`` to whatever comes back."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and is_own_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    found = next((one for one in dis.get_instructions(frame.f_code) if one.offset == frame.f_lasti), None)
+    # BINARY_OP has the operators in place among its arguments; before Python 3.11 each had an opcode.
+    return found is not None and (
+        found.opname.startswith("INPLACE_") or (found.opname == "BINARY_OP" and found.argrepr.endswith("="))
+    )
+
+
+def _one_by_one(views: Any) -> Any:
+    """The views of one call as views that were made each by a call of its own, of the same memory."""
+    return type(views)(
+        one if one._base is None else one._base.as_strided(one.shape, one.stride(), one.storage_offset())
+        for one in views
+    )
+
+
+def _is_unrecorded_view(result: Any, args: Any) -> bool:
+    return (
+        not torch.is_grad_enabled()
+        and not torch.is_inference_mode_enabled()
+        and result._base is not None
+        and any(torch.is_tensor(one) and one is not result for one in args)
+    )
+
+
+_TOLERANCE = 1e-6
+"""Relative difference of losses up to which two runs computed the same: threads add up in any order."""
+
+_ALLOWANCES = {
+    "freed_state_carried_over": ("keep_graphs",),
+    "forward_shared_by_two_backwards": ("keep_graphs",),
+    "graph_built_once": ("keep_graphs",),
+    "same_loss_twice": ("keep_graphs",),
+    "out_requires_grad": ("write_leaves",),
+    "one_of_several_views_written": ("single_views",),
+    "unrecorded_view_written": ("record_views",),
+    "view_base_written": ("single_views", "record_views"),
+    "expanded_written": ("own_memory",),
+    "compiled_overwritten": ("run_eagerly",),
+    "gradient_overwritten": ("own_gradients",),
+    "context_attribute": ("own_context",),
+    "saved_tensor_detached": ("release_gradients",),
+    "gradient_reduced_twice": ("own_rank",),
+    "gathered_anew": ("gathered_values",),
+}
+"""By the cause of a fault, what a run has to allow so that the program comes past it as it is written."""
+
+
+def reference_for(request: Request, faults: Sequence[Diagnosis]) -> Request:
+    """The request for the run whose gradients are right: healed, and with what PyTorch refuses carried out."""
+    allowances = {name for fault in faults for name in _ALLOWANCES.get(fault.cause, ())}
+    for fault in faults:
+        if fault.cause == "leaf_written":
+            first = next((fix.kind for fix in fault.fixes), "no_grad")
+            allowances.add("renew_leaves" if first == "out_of_place" else "write_leaves")
+    return replace(request, mode="heal", allowances=frozenset(allowances))
+
+
+def was_refused(fault: Diagnosis) -> bool:
+    """Whether PyTorch refused a statement, so that there are no gradients of the program as it is written."""
+    return fault.cause == "leaf_written"
+
+
+def is_replayable(first: Trial, again: Trial) -> bool:
+    """Whether both runs began the same backwards with the same losses, as far as healing cannot have changed them.
+
+    A run that was stopped for its time tells nothing against it.
+    """
+    before, after = first.recording.begun, again.recording.begun
+    if len(after) < len(before):
+        return again.timed_out
+    # What a silent fault did to a gradient, healing undoes: from the first step on the losses may differ.
+    silent = any(one.silent for one in first.diagnoses)
+    return all(
+        math.isclose(one, other, rel_tol=_TOLERANCE, abs_tol=1e-12) or (math.isnan(one) and math.isnan(other))
+        for one, other in zip(before[: 1 if silent else None], after, strict=False)
+    )

@@ -1,0 +1,288 @@
+"""What a run computes, written down in the child: gradients at every step and backward, and the losses."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import time
+import zlib
+from collections import Counter
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
+
+from gradsan.graph.variables import Scope, Space, spaces_of
+from gradsan.repair.trials.state import Draws, LeftOver, lasting, random_states, tensors_of, value_of, values_of
+from gradsan.repair.trials.trial import Gradients, Moment, Parameters, Recording, Request
+
+_NUMBERS_KEPT = 200_000
+"""Per gradient; of larger ones evenly spaced elements are kept beside the norm."""
+
+_NUMBERS_LOOKED_AT = 64
+"""Of a leaf, to know it again in the other run."""
+
+_BYTES_KEPT = 512 * 1024 * 1024
+_MOST_MOMENTS = 24
+_SHARE_OF_TIME = 0.2
+"""Of a run, spent on looking through its variables, and ``_FREE_SECONDS`` in any case."""
+_FREE_SECONDS = 0.3
+ROUNDS = 3
+"""Steps of every optimizer after which a training may be compared."""
+_COARSENESS = {"float64": 1, "float32": 2, "float16": 3, "bfloat16": 4}
+_MEASURED: tuple[type[BaseException], ...] = (RuntimeError, NotImplementedError)
+
+
+class EnoughSteps(SystemExit):
+    """Ends the program when it has made the steps that were asked for."""
+
+
+class Recorder:
+    """Listens to optimizers and to backward calls."""
+
+    def __init__(self, request: Request) -> None:
+        """End the program where ``request`` says that it may end."""
+        self._limit = request.steps
+        self._past, self._enough_seconds = request.past, request.enough_seconds
+        self._began = time.perf_counter()
+        self._looked_for = 0.0
+        self._was_ended = False
+        self._bytes = 0
+        self._steps: list[Gradients] = []
+        self._parameters: list[Parameters] = []
+        self._made: Counter[str] = Counter()
+        self._made_before: Counter[str] = Counter()
+        self._moments: list[Moment] = []
+        self._ordinals: Counter[tuple[tuple[str, int], ...]] = Counter()
+        self._backwards: list[Gradients] = []
+        self._losses: list[float] = []
+        self._begun: list[float] = []
+        self._begun_count = 0
+        self._labels: Any = WeakIdKeyDictionary()
+        self._met: dict[str, int] = {}
+        self._ends_with_backward = False
+        self._left_over = LeftOver()
+        self._draws = Draws()
+        self._dtype = ""
+        self._held: list[tuple[str, Any, int]] = []
+        self._lasting: list[Space] = []
+        self._added_to: list[tuple[str, Any]] = []
+        self._overwritten: set[str] = set()
+
+    def start(self) -> None:
+        """Begin to listen to optimizers, and to what is drawn."""
+        self._left_over.start()
+        self._draws.start()
+        register_optimizer_step_pre_hook(self._before_step)
+        register_optimizer_step_post_hook(self._after_step)
+
+    def recording(self, finished: bool, exception: tuple[str, str] | None) -> Recording:
+        """What was recorded."""
+        # Where the limit ends a program there is more to come, and not at the same place in every candidate.
+        undecided: list[Gradients] = []
+        for key, gradients in [] if self._was_ended else self._left_over.undecided():
+            self._keep(undecided, key, gradients)
+        return Recording(
+            tuple(self._steps),
+            tuple(self._backwards),
+            tuple(self._losses),
+            tuple(self._begun),
+            finished or self._was_ended,
+            exception,
+            self._bytes >= _BYTES_KEPT,
+            self._backwards[-1] if self._backwards and self._ends_with_backward else None,
+            tuple(undecided),
+            self._was_ended,
+            self._dtype or "float32",
+            tuple(self._parameters),
+            tuple(self._moments),
+            frozenset(self._overwritten),
+        )
+
+    def look_at_end(self, main: Any) -> None:
+        """Note what the variables of the module ``main`` hold when the program has come to its end."""
+        module = Space(Scope(vars(main).get("__file__") or "<string>", "<module>"), dict(vars(main)), frozenset())
+        # Functions have ended; what their variables held may have changed after the last look all the same.
+        self._look([module, *(one for one in self._lasting if one.scope.function != "<module>")], is_end=True)
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not _has_closure(args, kwargs):
+            self._keep_step(optimizer)
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if _has_closure(args, kwargs):
+            # The gradients are those that the closure has computed, the last time it was called.
+            self._keep_step(optimizer)
+        parameters = _parameters(optimizer)
+        key = _key(parameters)
+        values = (value_of(one) for one in parameters)
+        self._parameters.append(Parameters(key, tuple(one for one in values if one is not None)))
+        self._made[key] += 1
+        self._ends_with_backward = False
+        if self._is_enough():
+            self._was_ended = True
+            raise EnoughSteps(0)
+
+    def _is_enough(self) -> bool:
+        if self._limit and self._made.total() >= self._limit:
+            return True
+        if not self._enough_seconds or time.perf_counter() - self._began < self._enough_seconds:
+            return False
+        since = [self._made[key] - self._made_before[key] for key in self._made]
+        return self._begun_count > self._past and min(since) >= ROUNDS
+
+    def _keep_step(self, optimizer: Any) -> None:
+        parameters = _parameters(optimizer)
+        key = _key(parameters)
+        grads = [p.grad for p in parameters]
+        self._keep(self._steps, key, grads)
+        # What was added to and is let go is nobody's loss.
+        stepped = {id(grad) for grad in grads}
+        self._overwritten.update(name for name, one in self._added_to if id(one) in stepped)
+        self._added_to.clear()
+        self._left_over.step(optimizer, key)
+
+    def before_backward(self, entry: Any, *_: Any) -> None:
+        """To be called with the entry of every backward that begins."""
+        if torch.compiler.is_compiling():
+            # Traced, not run; what is read of its tensors would become part of the graph.
+            return
+        self._begun.extend(_scalars(entry[3]))
+        self._begun_count += 1
+        if self._begun_count == self._past:
+            self._made_before = Counter(self._made)
+        # Called from gradsan, which the program called.
+        spaces = spaces_of(sys._getframe(1))
+        self._look(spaces)
+        if entry[5]:
+            self._hold_gradients(spaces, entry[3])
+
+    def after_backward(self, entry: Any) -> None:
+        """To be called with the entry of every backward that ended."""
+        if torch.compiler.is_compiling():
+            return
+        outputs, accumulates = entry[3], entry[5]
+        self._losses.extend(_scalars(outputs))
+        if accumulates:
+            leaves = _leaves(outputs)
+            self._ends_with_backward = True
+            self._keep(self._backwards, "backward", [leaf.grad for leaf in leaves], self._labels_of(leaves))
+            self._added_to += [(name, one) for name, one, version in self._held if one._version != version]
+        self._held.clear()
+
+    def _hold_gradients(self, spaces: list[Space], outputs: Any) -> None:
+        """Know the gradients that the program holds by a name of its own while a backward may add to them."""
+        grads = {id(leaf.grad) for leaf in _leaves(outputs) if leaf.grad is not None}
+        if grads and self._has_time():
+            self._held = [(name, one, one._version) for name, one in tensors_of(spaces) if id(one) in grads]
+
+    def _look(self, spaces: list[Space], *, is_end: bool = False) -> None:
+        """Note what the program's variables hold now."""
+        steps = tuple(sorted(self._made.items()))
+        ordinal = self._ordinals[steps]
+        self._ordinals[steps] += 1
+        # Of a round's later backwards nothing is compared where steps tell the rounds apart.
+        is_wanted = is_end or (len(self._moments) < _MOST_MOMENTS and not (steps and ordinal))
+        if is_wanted and (is_end or self._has_time()):
+            began = time.perf_counter()
+            values, passing = values_of(spaces)
+            self._lasting = lasting(spaces)
+            drawn = self._draws.counts()
+            self._moments.append(
+                Moment(steps, ordinal, values, passing, random_states(), drawn, is_end, self._begun_count)
+            )
+            self._looked_for += time.perf_counter() - began
+
+    def _has_time(self) -> bool:
+        elapsed = time.perf_counter() - self._began
+        return self._looked_for < _FREE_SECONDS + _SHARE_OF_TIME * elapsed or self._made.total() <= ROUNDS
+
+    def _keep(self, records: list[Gradients], key: str, gradients: list[Any], labels: tuple[str, ...] = ()) -> None:
+        if self._bytes < _BYTES_KEPT:
+            values = tuple(_numbers(gradient) for gradient in gradients)
+            for one in gradients:
+                name = "" if one is None else str(one.dtype).removeprefix("torch.")
+                if _COARSENESS.get(name, 0) > _COARSENESS.get(self._dtype, 0):
+                    self._dtype = name
+            self._bytes += sum(len(value[1]) for value in values if value is not None)
+            records.append(Gradients(key, values, labels))
+
+    def _labels_of(self, leaves: list[Any]) -> tuple[str, ...]:
+        """What a leaf is known by: its shape and its values when it was first met, whatever the order of the graph."""
+        for leaf in leaves:
+            if leaf not in self._labels:
+                look = _look(leaf)
+                self._met[look] = self._met.get(look, 0) + 1
+                self._labels[leaf] = f"{look} {self._met[look]}"
+        return tuple(self._labels[leaf] for leaf in leaves)
+
+
+def _parameters(optimizer: Any) -> list[Any]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _key(parameters: list[Any]) -> str:
+    return "step " + ";".join("x".join(map(str, p.shape)) for p in parameters)
+
+
+def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    # The optimizer itself is the first of the arguments.
+    given = args[1] if len(args) > 1 else kwargs.get("closure")
+    return given is not None
+
+
+def _scalars(outputs: Any) -> list[float]:
+    found: list[float] = []
+    for output in outputs:
+        if torch.is_tensor(output) and output.numel() == 1:
+            with contextlib.suppress(*_MEASURED):
+                found.append(float(output.detach()))
+    return found
+
+
+def _numbers(gradient: Any) -> tuple[tuple[int, ...], bytes, float] | None:
+    if gradient is None:
+        return None
+    with torch.no_grad():
+        own = _own_part(gradient.detach())
+        dense = own.to_dense() if own.layout is not torch.strided else own
+        flat = torch.view_as_real(dense.resolve_conj()).reshape(-1) if dense.is_complex() else dense.reshape(-1)
+        flat = flat.to("cpu", torch.float64)
+        norm = float(torch.linalg.vector_norm(flat)) if flat.numel() else 0.0
+        kept = flat[:: math.ceil(flat.numel() / _NUMBERS_KEPT)] if flat.numel() > _NUMBERS_KEPT else flat
+        return tuple(gradient.shape), bytes(kept.contiguous().numpy().tobytes()), norm
+
+
+def _own_part(tensor: Any) -> Any:
+    """What this process holds of a tensor that is spread over several; any other as it is."""
+    to_local = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else to_local()
+
+
+def _look(leaf: Any) -> str:
+    numbers: list[Any] = []
+    # A parameter that was gathered from its shards has no memory while its module does not run.
+    with torch.no_grad(), contextlib.suppress(*_MEASURED):
+        own = _own_part(leaf.detach())
+        flat = own.reshape(-1) if own.layout is torch.strided else own.to_dense().reshape(-1)
+        numbers = flat[:: max(1, flat.numel() // _NUMBERS_LOOKED_AT)].tolist()
+    return f"{tuple(leaf.shape)} {leaf.dtype} {zlib.crc32(repr(numbers).encode())}"
+
+
+def _leaves(outputs: Any) -> list[Any]:
+    """The leaves that a backward reaches, in an order that the shape of the graph decides."""
+    seen: set[Any] = set()
+    found: list[Any] = []
+    stack = [node for output in reversed(outputs) if (node := getattr(output, "grad_fn", None)) is not None]
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if torch.is_tensor(leaf):
+            found.append(leaf)
+        stack.extend(child for child, _ in reversed(node.next_functions) if child is not None)
+    return found

@@ -1,0 +1,540 @@
+"""Python's functions on files, led to the scratch layer of a trial; what goes past them ends the trial.
+
+Programs open files by ``open``, ``os`` and what is built on them. A process of its own, a database, a library that
+writes by itself cannot be led: the first of these ends the trial, unless it was agreed to.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import multiprocessing.util
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gradsan._imports import call_after_import
+from gradsan.repair.trials.harmless import command_of, is_harmless
+from gradsan.repair.trials.scratch import WRITING, Scratch, TooLargeError
+
+_READ = ("stat", "access", "listxattr", "getxattr", "statvfs")
+_CHANGED = ("chmod", "chown", "utime", "truncate", "setxattr", "removexattr")
+_NOT_FOLLOWED = ("lstat", "readlink")
+_MADE = ("mkdir", "mkfifo", "mknod")
+_REMOVED = ("remove", "unlink", "rmdir")
+_PATHS_OF = {
+    **dict.fromkeys(("os.remove", "os.rmdir", "os.mkdir", "os.chmod", "os.chown", "os.utime", "os.truncate"), (0,)),
+    "os.rename": (0, 1),
+    "os.link": (1,),
+    "os.symlink": (1,),
+    "sqlite3.connect": (0,),
+}
+"""Audit events of what writes to the file system, with the arguments that are paths written to."""
+_STARTS = {"subprocess.Popen": (0, 1), "os.system": (0, 0), "os.exec": (0, 1), "os.posix_spawn": (0, 1)}
+_HEARD = frozenset({"open", *_PATHS_OF, *_STARTS})
+_SAVING = (
+    ("torch._C", "PyTorchFileWriter", 0),
+    ("safetensors.torch", "save_file", 1),
+    ("safetensors.torch", "save_model", 1),
+    ("safetensors.numpy", "save_file", 1),
+    ("torch.jit", "save", 1),
+    ("cv2", "imwrite", 0),
+)
+"""Functions that open a file outside of Python, with the position of its path."""
+_LOADING = (
+    ("torch._C", "PyTorchFileReader", 0),
+    ("safetensors.torch", "load_file", 0),
+    ("safetensors", "safe_open", 0),
+    ("torch.jit", "load", 0),
+    ("cv2", "imread", 0),
+)
+_BY_MODE = (("h5py", "File", 0),)
+_OWN_OF_MULTIPROCESSING = ("resource_tracker", "semaphore_tracker")
+_MOST_READ = 10_000
+_FUNCTIONS = (
+    *(*_READ, *_CHANGED, *_NOT_FOLLOWED, *_MADE, *_REMOVED),
+    *("rename", "replace", "symlink", "link", "open", "listdir", "scandir", "chdir", "getcwd", "getcwdb"),
+)
+_NOT_LED = ("importlib", "_frozen_importlib", "gradsan.repair.")
+_CLASSES_OF = ("pathlib", "pathlib._local", "glob")
+"""Modules whose classes keep functions of ``os`` as their own."""
+
+Uncovered = tuple[str, str]
+"""What a trial would have done outside of the scratch layer: ``writes`` or ``starts``, and the file or the command."""
+
+
+class Redirecting:
+    """Leads what this process writes to ``scratch``."""
+
+    def __init__(self, scratch: Scratch) -> None:
+        """Nothing is led yet."""
+        self._scratch = scratch
+        self._give_up: Callable[[Uncovered], None] | None = None
+        self._inside = threading.local()
+        self._open = os.open
+        self._read: set[str] = set()
+
+    def start(self, give_up: Callable[[Uncovered], None] | None) -> None:
+        """Begin, for as long as this process lives.
+
+        ``give_up`` is called with what cannot be led, and ends this process; without it, that is let through.
+        """
+        self._give_up = give_up
+        self._scratch.start()
+        led = {getattr(os, name): new for name, new in self._functions() if hasattr(os, name)}
+        led[builtins.open] = self._leading_open(builtins.open)
+        for names in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
+            names.update(new for old, new in led.items() if old in names)
+        _replace_everywhere(led)
+        # Walking by descriptors would go past the layer.
+        vars(shutil)["_use_fd_functions"] = False
+        for table, where in ((_SAVING, self._saved), (_LOADING, self._loaded), (_BY_MODE, self._opened_by_mode)):
+            for module, name, position in table:
+                call_after_import(module, functools.partial(self._lead_argument, module, name, position, where))
+        call_after_import("torch", self._lead_mapped_memory)
+        multiprocessing.util.spawnv_passfds = self._asking_first(multiprocessing.util.spawnv_passfds)
+        sys.addaudithook(self._hear)
+
+    def _asking_first(self, start: Callable[..., int]) -> Callable[..., int]:
+        """Processes that multiprocessing starts afresh; a fork is led as the process that it comes from."""
+
+        @functools.wraps(start)
+        def starting(path: Any, words: Any, handles: Any) -> int:
+            command = command_of(path, [os.fsdecode(word) for word in words])
+            if not any(own in command for own in _OWN_OF_MULTIPROCESSING):
+                self._note("starts", command)
+            return start(path, words, handles)
+
+        return starting
+
+    def stop(self) -> None:
+        """The program has ended: what follows is not its own."""
+        self.__enter__()
+        self._scratch.stop()
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """The files that the program wrote or removed."""
+        return tuple(sorted(self._scratch.written))
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """The files that it has opened to read, those apart that it wrote."""
+        with self:
+            return tuple(sorted(one for one in self._read if os.path.isfile(one) and not self._scratch.passes(one)))
+
+    def _functions(self) -> Iterator[tuple[str, Callable[..., Any]]]:
+        scratch = self._scratch
+        for name in _READ:
+            yield name, self._leading(getattr(os, name, None), lambda path, follow: scratch.there(path))
+        for name in _NOT_FOLLOWED:
+            yield name, self._leading(getattr(os, name), lambda path, follow: scratch.there(path), follows=False)
+        for name in _CHANGED:
+            yield name, self._leading(getattr(os, name, None), lambda path, follow: scratch.changed(path), writes=True)
+        for name in _MADE:
+            yield (
+                name,
+                self._leading(getattr(os, name), lambda path, follow: scratch.made(path), writes=True, follows=False),
+            )
+        for name in _REMOVED:
+            yield name, self._leading_removal(getattr(os, name))
+        yield "rename", self._leading_rename(os.rename)
+        yield "replace", self._leading_rename(os.replace)
+        yield "symlink", self._leading_second(os.symlink, lambda source: source)
+        yield "link", self._leading_second(os.link, lambda source: scratch.changed(scratch.logical(source)))
+        yield "open", self._leading_descriptor(os.open)
+        yield "listdir", self._leading_list(os.listdir)
+        yield "scandir", self._leading_scan(os.scandir)
+        yield "chdir", self._leading_chdir(os.chdir)
+        yield "getcwd", self._leading_getcwd(os.getcwd, os.fsdecode)
+        yield "getcwdb", self._leading_getcwd(os.getcwdb, os.fsencode)
+
+    def _leading(
+        self, original: Any, place: Callable[[str, bool], str], *, follows: bool = True, writes: bool = False
+    ) -> Callable[..., Any]:
+        def led(call: Callable[..., Any], path: Any, args: Any, kwargs: Any) -> Any:
+            follow = follows and kwargs.get("follow_symlinks", True)
+            logical = self._scratch.logical(path, kwargs.pop("dir_fd", None), follow=follow)
+            return call(place(logical, follow), *args, **kwargs)
+
+        return self._wrapped(original, led, writes=writes)
+
+    def _leading_removal(self, original: Any) -> Callable[..., Any]:
+        scratch = self._scratch
+
+        def led(call: Callable[..., Any], path: Any, args: Any, kwargs: Any) -> None:
+            logical = scratch.logical(path, kwargs.pop("dir_fd", None), follow=False)
+            there = scratch.there(logical)
+            if scratch.passes(logical):
+                call(logical, *args, **kwargs)
+                return
+            is_directory = os.path.isdir(there) and not os.path.islink(there)
+            if call.__name__ == "rmdir" and is_directory:
+                names = scratch.names(logical)
+                if os.listdir(there) if names is None else names:
+                    raise OSError(39, os.strerror(39), path)
+            elif is_directory or not os.path.lexists(there) or call.__name__ == "rmdir":
+                call(there, *args, **kwargs)  # refuses, with the system's own error
+            if there != logical:
+                call(there, *args, **kwargs)
+            elif not os.access(os.path.dirname(logical), os.W_OK):
+                raise PermissionError(13, os.strerror(13), path)
+            scratch.removed(logical)
+
+        return self._wrapped(original, led, writes=True)
+
+    def _leading_rename(self, original: Any) -> Callable[..., Any]:
+        scratch = self._scratch
+
+        def led(call: Callable[..., Any], path: Any, args: Any, kwargs: Any) -> None:
+            source = scratch.logical(path, kwargs.pop("src_dir_fd", None), follow=False)
+            other, *_ = args or (kwargs["dst"],)
+            target = scratch.logical(other, kwargs.pop("dst_dir_fd", None), follow=False)
+            there, aim = scratch.there(source), scratch.there(target)
+            if (scratch.passes(source) and scratch.passes(target)) or not os.path.lexists(there):
+                call(there, aim)
+                return
+            if source == target:
+                return
+            if os.path.isdir(aim) and not os.path.islink(aim):
+                names = scratch.names(target)
+                if not os.path.isdir(there) or (os.listdir(aim) if names is None else names):
+                    raise OSError(39, os.strerror(39), path)
+            if aim == target and os.path.lexists(target) and not scratch.passes(target):
+                scratch.removed(target)
+            moved = scratch.moved(source)
+            # Into the scratch folder and out of it lie on different disks.
+            shutil.move(moved, scratch.made(target) if not os.path.lexists(scratch.there(target)) else aim)
+            scratch.removed(source)
+
+        return self._wrapped(original, led, writes=True)
+
+    def _leading_second(self, original: Any, first: Callable[[Any], Any]) -> Callable[..., Any]:
+        """``symlink`` and ``link``: what is made is their second argument."""
+
+        def led(call: Callable[..., Any], path: Any, args: Any, kwargs: Any) -> None:
+            other, *rest = args or (kwargs.pop("dst"),)
+            directory = kwargs.pop("dir_fd", kwargs.pop("dst_dir_fd", None))
+            made = self._scratch.made(self._scratch.logical(other, directory, follow=False))
+            call(first(path), made, *rest, **kwargs)
+
+        return self._wrapped(original, led, writes=True)
+
+    def _leading_descriptor(self, original: Any) -> Callable[..., Any]:
+        def led(call: Callable[..., Any], path: Any, args: Any, kwargs: Any) -> int:
+            flags, *rest = args or (kwargs.pop("flags"),)
+            return int(call(self._to_open(path, flags, kwargs.pop("dir_fd", None)), flags, *rest, **kwargs))
+
+        return self._wrapped(original, led, writes=True)
+
+    def _leading_open(self, original: Any) -> Callable[..., Any]:
+        def opener(path: Any, flags: int) -> int:
+            with self:
+                return self._open(self._to_open(path, flags), flags, 0o666)
+
+        @functools.wraps(original)
+        def leading(*args: Any, **kwargs: Any) -> Any:
+            file = args[0] if args else kwargs.get("file")
+            own = args[7] if len(args) > 7 else kwargs.get("opener")
+            if not isinstance(file, str | bytes | os.PathLike) or self.is_inside:
+                return original(*args, **kwargs)
+            if own is not None:
+                # It opens by os.open, as it is led.
+                self._inside.opens_itself = True
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    self._inside.opens_itself = False
+            kwargs["opener"] = opener
+            try:
+                # The file keeps the name that it was opened by.
+                with self:
+                    return original(*args[:7], **kwargs)
+            except OSError as failure:
+                _name(failure, file)
+                raise
+            except TooLargeError as failure:
+                self._note("writes", str(failure))
+                return original(*args, **{**kwargs, "opener": None})
+
+        return leading
+
+    def _to_open(self, path: Any, flags: int, directory: int | None = None) -> str:
+        is_link_named = flags & os.O_NOFOLLOW or (flags & os.O_CREAT and flags & os.O_EXCL)
+        logical = self._scratch.logical(path, directory, follow=not is_link_named)
+        there = self._scratch.opened(logical, flags)
+        if there == logical and not flags & WRITING and len(self._read) < _MOST_READ:
+            self._read.add(logical)
+        return there
+
+    def _leading_list(self, original: Any) -> Callable[..., Any]:
+        def led(call: Callable[..., Any], path: Any, args: Any, kwargs: Any) -> Any:
+            logical = self._scratch.logical(path)
+            names = self._scratch.names(logical)
+            if names is None:
+                return call(self._scratch.there(logical))
+            return [os.fsencode(name) for name in names] if isinstance(path, bytes) else names
+
+        return self._wrapped(original, led, default=os.curdir)
+
+    def _leading_scan(self, original: Any) -> Callable[..., Any]:
+        def led(call: Callable[..., Any], path: Any, args: Any, kwargs: Any) -> Any:
+            names = self._scratch.names(self._scratch.logical(path))
+            return call(path) if names is None else _Entries(path, names)
+
+        return self._wrapped(original, led, default=os.curdir)
+
+    def _leading_chdir(self, original: Any) -> Callable[..., Any]:
+        def led(call: Callable[..., Any], path: Any, args: Any, kwargs: Any) -> None:
+            logical = self._scratch.logical(path)
+            call(self._scratch.entered(logical))
+            self._scratch.enter(logical)
+
+        return self._wrapped(original, led, writes=True)
+
+    def _leading_getcwd(self, original: Any, form: Callable[[str], Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def leading() -> Any:
+            found = original()
+            return form(self._scratch.directory) if self._scratch.is_above(os.fsdecode(found)) else found
+
+        return leading
+
+    def _wrapped(
+        self, original: Any, led: Callable[..., Any], *, writes: bool = False, default: Any = None
+    ) -> Callable[..., Any]:
+        """``original``, called by ``led`` where its first argument is a path that may be in the layer."""
+
+        @functools.wraps(original)
+        def leading(*args: Any, **kwargs: Any) -> Any:
+            name = "src" if "src" in kwargs else "path"
+            path = args[0] if args else kwargs.get(name, default)
+            is_path = isinstance(path, str | bytes | os.PathLike)
+            if not is_path or self.is_inside or not (writes or self._scratch.is_used):
+                return original(*args, **kwargs)
+            rest = {key: value for key, value in kwargs.items() if key != name}
+            try:
+                with self:
+                    return led(original, os.fspath(path), args[1:], rest)
+            except OSError as failure:
+                _name(failure, path, args[1] if len(args) > 1 else None)
+                raise
+            except TooLargeError as failure:
+                self._note("writes", str(failure))
+                return original(*args, **kwargs)
+
+        return leading
+
+    def _saved(self, path: str, *_: Any) -> str:
+        return self._to_open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+
+    def _loaded(self, path: str, *_: Any) -> str:
+        return self._to_open(path, os.O_RDONLY)
+
+    def _opened_by_mode(self, path: str, rest: list[Any], kwargs: dict[str, Any]) -> str:
+        mode = str(rest[0] if rest else kwargs.get("mode", "r"))
+        flags = {"r": os.O_RDONLY, "w": os.O_WRONLY | os.O_CREAT | os.O_TRUNC}.get(mode, os.O_RDWR | os.O_CREAT)
+        return self._to_open(path, flags)
+
+    def _lead_argument(self, module: str, name: str, position: int, where: Callable[..., str]) -> None:
+        owner = sys.modules[module]
+        original = getattr(owner, name, None)
+        if original is None:
+            return
+
+        def led(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+            given = list(args)
+            path = given[position] if len(given) > position else None
+            if isinstance(path, str | os.PathLike):
+                with self:
+                    given[position] = where(os.fspath(path), given[position + 1 :], kwargs)
+            return given
+
+        _replace_everywhere({original: _leading_class(original, led) or _leading_function(original, led)})
+
+    def _lead_mapped_memory(self) -> None:
+        """Files that PyTorch maps into memory by itself: shared, they are written."""
+        torch: Any = sys.modules["torch"]
+        for owner in (torch, torch.UntypedStorage):
+            original = owner.from_file
+            owner.from_file = staticmethod(self._mapping(original)) if owner is not torch else self._mapping(original)
+
+    def _mapping(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def mapping(filename: Any, shared: bool = False, *args: Any, **kwargs: Any) -> Any:
+            with self:
+                there = self._to_open(filename, os.O_RDWR | os.O_CREAT if shared else os.O_RDONLY)
+            return original(there, shared, *args, **kwargs)
+
+        return mapping
+
+    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in _HEARD or self.is_inside:
+            return
+        if event == "open" and not getattr(self._inside, "opens_itself", False):
+            path, _, flags = arguments
+            if isinstance(flags, int) and flags & WRITING:
+                self._note_written(path)
+        elif event in _PATHS_OF:
+            for position in _PATHS_OF[event]:
+                self._note_written(arguments[position])
+        elif event in _STARTS:
+            program, words = (arguments[position] for position in _STARTS[event])
+            with self:
+                command = command_of(program, words)
+                if not is_harmless(command, sys._getframe(1)):
+                    self._note("starts", command)
+
+    def _note_written(self, path: Any) -> None:
+        if not isinstance(path, str | bytes | os.PathLike) or os.fspath(path) in (":memory:", b":memory:", ""):
+            return
+        with self:
+            logical = self._scratch.logical(path)
+            if not (self._scratch.passes(logical) or self._scratch.is_above(logical)):
+                self._note("writes", logical)
+
+    def _note(self, kind: str, what: str) -> None:
+        if self._give_up is not None:
+            with self:
+                self._give_up((kind, what))
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether this thread is at work on the layer itself."""
+        return getattr(self._inside, "depth", 0) > 0
+
+    def __enter__(self) -> None:
+        """What this thread does now is not the program's."""
+        self._inside.depth = getattr(self._inside, "depth", 0) + 1
+
+    def __exit__(self, *_: object) -> None:
+        """It is the program's again."""
+        self._inside.depth -= 1
+
+
+def _name(failure: OSError, path: Any, other: Any = None) -> None:
+    """Have the error name what the program named."""
+    if failure.filename is not None:
+        failure.filename = path
+    if failure.filename2 is not None:
+        failure.filename2 = other
+
+
+class _Entries:
+    """What ``os.scandir`` gives for a directory of the layer."""
+
+    def __init__(self, path: Any, names: list[str]) -> None:
+        folder, make = (path, os.fsencode) if isinstance(path, bytes) else (path, str)
+        self._entries = iter([_Entry(folder, make(name)) for name in names])
+
+    def __iter__(self) -> Iterator[_Entry]:
+        return self
+
+    def __next__(self) -> _Entry:
+        return next(self._entries)
+
+    def __enter__(self) -> _Entries:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        self._entries = iter(())
+
+
+class _Entry:
+    """An ``os.DirEntry``: the functions that it asks are led themselves."""
+
+    def __init__(self, folder: Any, name: Any) -> None:
+        self.name = name
+        self.path = os.path.join(folder, name)
+
+    def __fspath__(self) -> Any:
+        return self.path
+
+    def __repr__(self) -> str:
+        return f"<DirEntry {self.name!r}>"
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        return os.path.isdir(self.path) and (follow_symlinks or not os.path.islink(self.path))
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        return os.path.isfile(self.path) and (follow_symlinks or not os.path.islink(self.path))
+
+    def is_symlink(self) -> bool:
+        return os.path.islink(self.path)
+
+    def is_junction(self) -> bool:
+        return False
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        return os.stat(self.path, follow_symlinks=follow_symlinks)
+
+    def inode(self) -> int:
+        return os.lstat(self.path).st_ino
+
+
+def _leading_class(original: Any, led: Callable[..., list[Any]]) -> Any:
+    """A class in the place of the class ``original``; None where it is none, or allows for none below it."""
+    if not isinstance(original, type):
+        return None
+
+    def begin(self: Any, *args: Any, **kwargs: Any) -> None:
+        original.__init__(self, *led(args, kwargs), **kwargs)  # type: ignore[misc]
+
+    try:
+        return type(original)(original.__name__, (original,), {"__init__": begin, "__module__": original.__module__})
+    except TypeError:
+        return None
+
+
+def _leading_function(original: Any, led: Callable[..., list[Any]]) -> Any:
+    @functools.wraps(original, updated=())
+    def leading(*args: Any, **kwargs: Any) -> Any:
+        return original(*led(args, kwargs), **kwargs)
+
+    return leading
+
+
+_holders: list[tuple[Any, str, int]] = []
+_looked_through: set[str] = set()
+
+
+def look_for_holders() -> None:
+    """Note which modules hold functions of ``os``, or ``open``, by a name of their own.
+
+    In the process that trials are forked from: to look through all of its modules in each of them copies its memory.
+    """
+    originals = {id(vars(os)[name]) for name in _FUNCTIONS if name in vars(os)} | {id(open)}
+    for owner, name, _ in (*_SAVING, *_LOADING, *_BY_MODE):
+        if name in getattr(sys.modules.get(owner), "__dict__", {}):
+            originals.add(id(vars(sys.modules[owner])[name]))
+    for name, module in list(sys.modules.items()):
+        if name in _looked_through or name in ("posix", "nt") or name.startswith(_NOT_LED):
+            continue
+        _looked_through.add(name)
+        space = getattr(module, "__dict__", {})
+        _holders.extend((space, key, id(value)) for key, value in list(space.items()) if id(value) in originals)
+        for one in [value for value in space.values() if isinstance(value, type)] if name in _CLASSES_OF else ():
+            for key, value in list(vars(one).items()):
+                inner = value.__func__ if isinstance(value, staticmethod) else value
+                if id(inner) in originals:
+                    _holders.append((one, key, id(inner)))
+
+
+def _replace_everywhere(led: dict[Any, Any]) -> None:
+    """Put the new functions where modules that are imported hold the old ones by a name of their own."""
+    by_identity = {id(old): new for old, new in led.items()}
+    look_for_holders()
+    for holder, key, identity in _holders:
+        if identity not in by_identity:
+            continue
+        if isinstance(holder, type):
+            setattr(holder, key, staticmethod(by_identity[identity]))
+        elif id(holder.get(key)) == identity:
+            holder[key] = by_identity[identity]

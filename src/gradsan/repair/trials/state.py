@@ -1,0 +1,232 @@
+"""State of a run: what variables hold, what is drawn, and what is left of gradients at its end.
+
+What a program holds in its variables, at one point of a run: tensors, arrays and numbers by their expressions.
+
+What a run draws: batches of DataLoaders and tensors of random numbers, counted.
+
+A dropout's mask is no such tensor: it is drawn anew wherever a forward runs again, as everybody expects.
+
+What an optimizer's parameters are left with at the end, where the run does not show what becomes of it.
+
+A backward after the only step of an optimizer leaves gradients that nobody has stepped with. Whether the next round
+clears them first, a run of one round tells only if it has done so itself.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import functools
+import math
+import random
+import sys
+import weakref
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from gradsan import _torch
+from gradsan._imports import call_after_import
+from gradsan.graph.variables import Space, reached
+from gradsan.repair.trials.trial import Standing, Value
+
+__all__ = ["lasting", "random_states", "tensors_of", "value_of", "values_of"]
+
+_PARTS = 256
+_MOST_ELEMENTS = 1 << 24
+"""Of larger tensors evenly spaced elements are looked at."""
+_MEASURED: tuple[type[BaseException], ...] = (RuntimeError, NotImplementedError, TypeError, ValueError)
+_LARGEST_COUNT = 1 << 40
+"""Whole numbers beyond are addresses and times, not counts."""
+
+
+def lasting(spaces: Iterable[Space]) -> list[Space]:
+    """``spaces`` with those variables that hold what may change after this moment: objects, lists, no graphs."""
+    return [one._replace(variables={k: v for k, v in one.variables.items() if _lasts(v)}) for one in spaces]
+
+
+def _lasts(value: Any) -> bool:
+    if torch.is_tensor(value):
+        return not value.requires_grad
+    return not isinstance(value, bool | int | float)
+
+
+def values_of(spaces: Iterable[Space]) -> tuple[dict[str, Value], frozenset[str]]:
+    """What ``spaces`` reach, by ``function: expression``, and what of it passes by.
+
+    What passes by begins with the variable of a loop: it names something else in the next round.
+    """
+    found: dict[str, Value] = {}
+    passing: set[str] = set()
+    for one in reached(spaces):
+        value = value_of(one.value)
+        if value is not None:
+            name = f"{one.scope.function}: {one.path}"
+            found.setdefault(name, value)
+            if one.passing:
+                passing.add(name)
+    return found, frozenset(passing)
+
+
+def tensors_of(spaces: Iterable[Space]) -> Iterator[tuple[str, Any]]:
+    """The tensors that ``spaces`` reach, with their names as in :func:`values_of`."""
+    for one in reached(spaces):
+        if torch.is_tensor(one.value):
+            yield f"{one.scope.function}: {one.path}", one.value
+
+
+def value_of(thing: Any) -> Value | None:
+    """``thing`` as a Value; None for what is no tensor, array or number, or cannot be looked into."""
+    if isinstance(thing, bool | int | float):
+        is_address = isinstance(thing, int) and abs(thing) > _LARGEST_COUNT
+        return None if is_address else _of_number(thing)
+    with contextlib.suppress(*_MEASURED), _torch.hushed(), torch.no_grad():
+        if torch.is_tensor(thing):
+            return _of_tensor(thing)
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(thing, numpy.ndarray) and thing.dtype.kind in "fiub":
+            memory = int(thing.__array_interface__["data"][0])
+            return _of_strided(torch.from_numpy(thing.copy()), str(thing.dtype), "plain", memory)
+    return None
+
+
+def random_states() -> Mapping[str, int]:
+    """Checksums of the states of the random generators that everybody shares."""
+    found = {"random": zlib.crc32(repr(random.getstate()).encode())}
+    with _torch.hushed():
+        found["torch"] = zlib.crc32(bytes(torch.get_rng_state().numpy()))
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        found["numpy"] = zlib.crc32(repr(numpy.random.get_state(legacy=False)["state"]).encode())
+    return found
+
+
+def _of_number(number: float) -> Value:
+    value = float(number)
+    size = abs(value)
+    kind = type(number).__name__
+    return Value((), kind, zlib.crc32(repr(value).encode()), array.array("d", [value, size]).tobytes())
+
+
+def _of_tensor(tensor: Any) -> Value | None:
+    standing: Standing = "leaf" if tensor.requires_grad else "plain"
+    if tensor.grad_fn is not None:
+        standing = "graph"
+    own = getattr(tensor, "to_local", lambda: tensor)().detach()
+    if own.is_meta or getattr(own, "is_quantized", False):
+        return None
+    dense = own.to_dense() if own.layout is not torch.strided else own
+    memory = _torch.storage_or_none(own)
+    return _of_strided(dense, str(tensor.dtype).removeprefix("torch."), standing, int(memory or 0))
+
+
+def _of_strided(tensor: Any, dtype: str, standing: Standing, memory: int) -> Value:
+    shape = tuple(tensor.shape)
+    flat = torch.view_as_real(tensor.resolve_conj()).reshape(-1) if tensor.is_complex() else tensor.reshape(-1)
+    if flat.numel() > _MOST_ELEMENTS:
+        flat = flat[:: math.ceil(flat.numel() / _MOST_ELEMENTS)]
+    numbers = flat.to("cpu", torch.float64, copy=True)
+    checksum = zlib.crc32(numbers.numpy().tobytes())
+    count = numbers.numel()
+    parts = min(_PARTS, count)
+    if parts:
+        length = math.ceil(count / parts)
+        padded = torch.nn.functional.pad(numbers, (0, parts * length - count)).reshape(parts, length)
+        sums = torch.stack([padded.sum(1), padded.abs().sum(1)], 1).reshape(-1)
+    else:
+        sums = numbers
+    return Value(shape, dtype, checksum, bytes(sums.contiguous().numpy().tobytes()), standing, memory)
+
+
+_FACTORIES = (
+    *("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like"),
+    *("normal", "bernoulli", "multinomial", "poisson"),
+)
+
+
+class Draws:
+    """Counts from :meth:`start` on."""
+
+    def __init__(self) -> None:
+        """Nothing was drawn yet."""
+        self._counts: Counter[str] = Counter()
+
+    def start(self) -> None:
+        """Begin to count, for as long as this process lives."""
+        for name in _FACTORIES:
+            setattr(torch, name, self._counting(getattr(torch, name), "random numbers"))
+        call_after_import("torch.utils.data.dataloader", self._count_batches)
+
+    def counts(self) -> Mapping[str, int]:
+        """How many were drawn so far, by their kind."""
+        return dict(self._counts)
+
+    def _count_batches(self) -> None:
+        iterator = sys.modules["torch.utils.data.dataloader"]._BaseDataLoaderIter
+        iterator.__next__ = self._counting(iterator.__next__, "batches")
+
+    def _counting(self, original: Callable[..., Any], kind: str) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def drawing(*args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                self._counts[kind] += 1
+            return original(*args, **kwargs)
+
+        return drawing
+
+
+@dataclass(slots=True)
+class _Stepped:
+    key: str
+    parameters: tuple[weakref.ref[Any], ...]
+    began_cleared: bool
+    steps: int = 0
+
+
+class LeftOver:
+    """Listens to ``zero_grad()`` and is told of steps."""
+
+    def __init__(self) -> None:
+        """Nothing has been cleared or stepped yet."""
+        self._cleared: Any = WeakIdKeyDictionary()
+        self._stepped: weakref.WeakKeyDictionary[Any, _Stepped] = weakref.WeakKeyDictionary()
+
+    def start(self) -> None:
+        """Begin to listen; of classes that bring a ``zero_grad`` of their own nothing is heard."""
+        for kind, parameters in ((torch.optim.Optimizer, _stepped_with), (torch.nn.Module, torch.nn.Module.parameters)):
+            kind.zero_grad = self._noting(kind.zero_grad, parameters)  # type: ignore[method-assign]
+
+    def step(self, optimizer: Any, key: str) -> None:
+        """A step of ``optimizer``, before or after it."""
+        if optimizer not in self._stepped:
+            parameters = list(_stepped_with(optimizer))
+            was_cleared = any(one in self._cleared for one in parameters)
+            self._stepped[optimizer] = _Stepped(key, tuple(map(weakref.ref, parameters)), was_cleared)
+        self._stepped[optimizer].steps += 1
+
+    def undecided(self) -> list[tuple[str, list[Any]]]:
+        """Key and gradients of optimizers that made one step, and were not seen to be cleared before."""
+        found: list[tuple[str, list[Any]]] = []
+        for one in self._stepped.values():
+            parameters = [parameter for reference in one.parameters if (parameter := reference()) is not None]
+            if one.steps == 1 and not one.began_cleared and len(parameters) == len(one.parameters):
+                found.append((one.key, [parameter.grad for parameter in parameters]))
+        return found
+
+    def _noting(self, zero: Callable[..., None], parameters: Callable[[Any], Iterable[Any]]) -> Callable[..., None]:
+        @functools.wraps(zero)
+        def noting(owner: Any, *args: Any, **kwargs: Any) -> None:
+            for one in parameters(owner):
+                self._cleared[one] = True
+            zero(owner, *args, **kwargs)
+
+        return noting
+
+
+def _stepped_with(optimizer: Any) -> Iterable[Any]:
+    return (one for group in optimizer.param_groups for one in group["params"])

@@ -1,0 +1,285 @@
+"""Trial: the program run in a process of its own, with new texts laid over its files.
+
+Running the program in a process of its own, with a patch laid over its files.
+
+New texts laid over files of the program, in this process only: no file on disk changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import linecache
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType
+from typing import Any, Literal
+
+from gradsan.model import Diagnosis, Seen
+from gradsan.repair.patch import decoded
+
+TrialMode = Literal["watch", "heal", "measure"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a child is asked to do. ``target`` is (kind, name, arguments) of ``gradsan.launch.program.Target``.
+
+    ``files`` are the texts laid over the program's files, ``steps`` the optimizer steps after which it may end, 0 for
+    no limit; before, it ends where it has run for ``enough_seconds`` (0: no such limit) and every optimizer has made
+    three steps since backward number ``past``, which is where the program failed. ``timeout`` are the seconds after
+    which it is stopped. ``own_folders`` are counted as the user's own code, ``allowances`` name what PyTorch refuses
+    and this run carries out (see ``repair.allowances``); ``result`` is the file for the answer, beside which files that
+    the program writes are kept; with ``lets_through`` it may write past that, and start processes.
+    """
+
+    target: tuple[str, str, tuple[str, ...]]
+    mode: TrialMode
+    files: Mapping[str, bytes]
+    steps: int
+    timeout: float
+    past: int = 0
+    enough_seconds: float = 0.0
+    own_folders: tuple[str, ...] = ()
+    allowances: frozenset[str] = frozenset()
+    result: str = ""
+    lets_through: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """The gradients at one point of a run: ``key`` says whose (an optimizer's parameter shapes, or ``backward``).
+
+    Each is (shape, bytes of float64 numbers, norm), None where a parameter had no gradient. ``labels``, where given,
+    say of each which leaf's it is, whatever the order in which a graph is walked.
+    """
+
+    key: str
+    values: tuple[tuple[tuple[int, ...], bytes, float] | None, ...]
+    labels: tuple[str, ...] = ()
+
+
+Standing = Literal["graph", "leaf", "plain"]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor, an array or a number as it was at one point of a run, in little room.
+
+    ``checksum`` is that of all its bytes. ``sums`` are float64 numbers, a pair for each of at most 256 parts of it: the
+    sum of its elements and that of their absolute values. ``standing`` is ``graph`` for what has a history, ``leaf``
+    for what gradients are accumulated into. ``memory`` is the same for values in the same memory, 0 for numbers.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    checksum: int
+    sums: bytes
+    standing: Standing = "plain"
+    memory: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What there was right before a backward, or at the program's end.
+
+    ``begun`` counts the backwards before, ``steps`` the steps that each optimizer had made, by its key; ``ordinal`` the
+    moments with the same counts before this one. ``values`` are what the program's variables reach, by function and
+    expression; ``passing`` those of them that begin with the variable of a loop. ``random`` are checksums of the random
+    generators' states by their names, ``drawn`` what was drawn so far, by its kind: batches of a DataLoader, tensors of
+    random numbers.
+    """
+
+    steps: tuple[tuple[str, int], ...]
+    ordinal: int
+    values: Mapping[str, Value]
+    passing: frozenset[str] = frozenset()
+    random: Mapping[str, int] = field(default_factory=dict)
+    drawn: Mapping[str, int] = field(default_factory=dict)
+    is_end: bool = False
+    begun: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """The parameters of the optimizer ``key`` after one of its steps."""
+
+    key: str
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What the program computed: gradients at each optimizer step and after each backward, and the losses.
+
+    ``losses`` are those of backwards that ended, ``begun`` those of backwards that began. ``finished`` says that it ran
+    to its end or to the limit of steps. ``left`` is what the last backward left where no step came after it,
+    ``undecided`` what optimizers end with of which the run does not show whether it is cleared (see ``left_over.py``).
+    ``was_ended`` says that it was not let run to its end. ``dtype`` is the coarsest of its gradients. ``overwritten``
+    are the variables that hold a gradient by reference which a later backward then wrote into.
+    """
+
+    steps: tuple[Gradients, ...] = ()
+    backwards: tuple[Gradients, ...] = ()
+    losses: tuple[float, ...] = ()
+    begun: tuple[float, ...] = ()
+    finished: bool = False
+    exception: tuple[str, str] | None = None
+    was_cut: bool = False
+    left: Gradients | None = None
+    undecided: tuple[Gradients, ...] = ()
+    was_ended: bool = False
+    dtype: str = "float32"
+    parameters: tuple[Parameters, ...] = ()
+    moments: tuple[Moment, ...] = ()
+    overwritten: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Counted bytes of a run: those that operators wrote, and the most that autograd kept for backward at once."""
+
+    written: int
+    kept: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """How a run went. ``status`` is None where it ran out of time; ``diagnoses`` with every fix that has lines.
+
+    ``is_answered`` says that its process lived to tell: a kernel may kill it, the program may leave by ``os._exit``.
+    ``output`` is all that it said, ``printed`` what went to its standard output; ``failed_at`` is the file and line of
+    the user's code in which the exception that ended it was raised; where it left by ``sys.exit``, that and
+    ``failed_by`` are what it was handling then. ``runs_alone`` says that it uses something of which there is one: a
+    device's memory, a port of the network, a file that is not kept aside.
+    ``changed_files`` are those that it wrote or removed, in the layer over the file system alone, ``read_files`` those
+    that it read. ``uncovered`` is what it was stopped for because no layer holds it: ``writes`` or ``starts``, the file
+    or the command, and the line of the user's code.
+    ``written`` are the functions and lines that wrote, of each diagnosis: what tells one fault from another where
+    lines have moved.
+    """
+
+    status: int | None
+    recording: Recording = field(default_factory=Recording)
+    diagnoses: tuple[Diagnosis, ...] = ()
+    written: tuple[frozenset[str], ...] = ()
+    seen: Seen = field(default_factory=Seen)
+    seconds: float = 0.0
+    peak_bytes: int = 0
+    cost: Cost | None = None
+    output: str = ""
+    printed: str = ""
+    failed_at: tuple[str, int] | None = None
+    failed_by: tuple[str, str] | None = None
+    is_answered: bool = True
+    runs_alone: bool = False
+    changed_files: tuple[str, ...] = ()
+    read_files: tuple[str, ...] = ()
+    uncovered: tuple[str, str, tuple[str, int] | None] | None = None
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether it had to be stopped."""
+        return self.status is None
+
+
+def run_trial(request: Request) -> Trial:
+    """Run the program once, in a fresh process with the working directory and environment of this one."""
+    with tempfile.TemporaryDirectory(prefix="gradsan-fix-") as folder:
+        result, asked = Path(folder, "result"), Path(folder, "request")
+        asked.write_bytes(pickle.dumps(replace(request, result=str(result))))
+        return answered(*_run(asked, request.timeout), result)
+
+
+def answered(status: int | None, printed: str, complaints: str, result: Path) -> Trial:
+    """The Trial of a process that ended with ``status``, with what it wrote to its standard output and error.
+
+    It may have left its answer in ``result``.
+    """
+    answer: dict[str, Any] = {"is_answered": False}
+    with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
+        answer = pickle.loads(result.read_bytes())
+    return Trial(status=status, output=printed + complaints, printed=printed, **answer)
+
+
+def environment_of_trials() -> dict[str, str]:
+    """The environment of every process of a search."""
+    # Bytecode compiled from a patched text must never be kept for the file on disk; a set of strings is walked in the
+    # order of their hashes, which are drawn anew in every process.
+    return {"PYTHONHASHSEED": "0", **os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def _run(asked: Path, timeout: float) -> tuple[int | None, str, str]:
+    command = [sys.executable, "-m", "gradsan.repair.trials._child", str(asked)]
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            env=environment_of_trials(),
+            start_new_session=True,
+        )
+        try:
+            status: int | None = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            _end(process)
+            status = None
+        except BaseException:
+            _end(process)
+            raise
+        said = []
+        for stream in (output, errors):
+            stream.seek(0)
+            said.append(stream.read().decode("utf-8", "replace"))
+        return status, said[0], said[1]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Stop the program and the processes that it started."""
+    with contextlib.suppress(OSError):
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+    process.wait()
+
+
+def lay_over(files: Mapping[str, bytes]) -> None:
+    """Have every import, and whoever reads source lines, find ``files`` (by path) instead of what is on disk."""
+    if not files:
+        return
+    known = {os.path.realpath(path): text for path, text in files.items()}
+    read, compiled = SourceFileLoader.get_data, SourceFileLoader.get_code
+
+    def get_data(self: Any, path: str) -> bytes:
+        text = known.get(os.path.realpath(path))
+        return read(self, path) if text is None else text
+
+    def get_code(self: Any, fullname: str) -> CodeType | None:
+        path = self.get_filename(fullname)
+        text = known.get(os.path.realpath(path))
+        # The usual way would ask the bytecode of the file on disk first.
+        return compiled(self, fullname) if text is None else self.source_to_code(text, path)
+
+    SourceFileLoader.get_data = get_data  # type: ignore[method-assign]
+    SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
+    for path, content in files.items():
+        text, _ = decoded(path, content)
+        lines = io.StringIO(text, newline=None).readlines()
+        # Without a time of change an entry is never held against the file on disk.
+        linecache.cache[path] = (len(content), None, lines, path)
+
+
+def text_of(files: Mapping[str, bytes], path: str) -> bytes | None:
+    """What is laid over the file at ``path``, None where nothing is."""
+    real = os.path.realpath(path)
+    return next((text for name, text in files.items() if os.path.realpath(name) == real), None)
