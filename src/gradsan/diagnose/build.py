@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from gradsan.diagnose import labels as label_room
-from gradsan.diagnose import levels
-from gradsan.diagnose.facts import Facts
+from gradsan.diagnose.facts import Facts, writing_thread
 from gradsan.diagnose.names import producer
 from gradsan.model import (
     Conflict,
@@ -154,7 +153,7 @@ def _limits(facts: Facts) -> tuple[Message, ...]:
     notes = []
     if facts.conflict.use.via == "write":
         notes.append(Message("note.found_at_write", {"name": facts.name}))
-    if (elsewhere := levels.written_in(facts)) is not None:
+    if (elsewhere := writing_thread(facts)) is not None:
         notes.append(Message("note.other_thread", {"name": facts.name, "function": elsewhere}))
     if facts.is_undone:
         notes.append(Message("note.same_but_for_rounding", {"name": facts.name}))

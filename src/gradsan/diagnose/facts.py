@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gradsan.diagnose import compiled
-from gradsan.diagnose.levels import place
+from gradsan.diagnose.levels import place, user_frames
 from gradsan.diagnose.names import name_of
 from gradsan.diagnose.needs import Need, need_of, op_name
-from gradsan.model import Conflict, Message, Write
+from gradsan.model import Conflict, Message, Site, Write
 from gradsan.overlap import overlap
+
+_STARTED_BY = ("/threading.py",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,3 +152,23 @@ def _may_touch(conflict: Conflict, write: Write) -> bool:
     if write.region is None:
         return True
     return overlap(conflict.save.tensor.region, write.region)
+
+
+def writing_thread(facts: Facts) -> str | None:
+    """The function that a thread runs which overwrote a value, where another thread had saved it.
+
+    None where both were the same thread, or nothing tells them apart: two threads of Python's own begin alike.
+    """
+    save = facts.conflict.save.site
+    if not save.frames or _began_in_python(save):
+        return None
+    for write in facts.writes:
+        frames = user_frames(write.site)
+        if frames and _began_in_python(write.site):
+            return frames[0].function
+    return None
+
+
+def _began_in_python(site: Site) -> bool:
+    """Whether a stack begins where Python starts a thread, rather than at the program's main module."""
+    return bool(site.frames) and site.frames[0].file.replace("\\", "/").endswith(_STARTED_BY)

@@ -1,16 +1,10 @@
-"""Levels of a stack: the frame to show, the function that two stacks share, and whether their threads differ.
-
-Stacks: the frame to show, the function that two of them share, and what a value deeper down is called there.
-
-Saves and writes in different threads, told by the outermost frames of their stacks.
-"""
+"""Levels of a stack: the frame to show, the function that two stacks share, and names of a value deeper down."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from gradsan import source
-from gradsan.diagnose.facts import Facts
 from gradsan.model import Frame, Site
 
 
@@ -68,26 +62,3 @@ def _between(site: Site | None, outer: Frame, inner: Frame) -> tuple[Frame, ...]
         return ()
     first, last = (next(at for at, frame in enumerate(site.frames) if frame is one) for one in (outer, inner))
     return site.frames[first + 1 : last]
-
-
-_STARTED_BY = ("/threading.py",)
-
-
-def written_in(facts: Facts) -> str | None:
-    """The function that a thread runs which overwrote a value, where another thread had saved it.
-
-    None where both were the same thread, or nothing tells them apart: two threads of Python's own begin alike.
-    """
-    save = facts.conflict.save.site
-    if not save.frames or _began_in_python(save):
-        return None
-    for write in facts.writes:
-        frames = user_frames(write.site)
-        if frames and _began_in_python(write.site):
-            return frames[0].function
-    return None
-
-
-def _began_in_python(site: Site) -> bool:
-    """Whether a stack begins where Python starts a thread, rather than at the program's main module."""
-    return bool(site.frames) and site.frames[0].file.replace("\\", "/").endswith(_STARTED_BY)

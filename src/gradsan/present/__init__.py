@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     """The forms of a report that need no terminal, by name."""
 
 _HOMES = {
-    "needs_ascii": "_glyphs",
+    "needs_ascii": "_cells",
     "render_github": "github",
     "render_html": "html",
     "render_json": "json",

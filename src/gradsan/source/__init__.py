@@ -15,13 +15,13 @@ from gradsan.source.calls import (
     returned_by_hook,
 )
 from gradsan.source.change import Change, add_keyword, apply_change, changed_lines
+from gradsan.source.cut_scopes import context_around
 from gradsan.source.cuts import Cut, Live, find_cuts, grad_switched_off, read_with_graph
 from gradsan.source.identifiers import assigned_names, consumed_names
 from gradsan.source.kept import Addition, Used, additions, assignments, uses_in
 from gradsan.source.locate import (
     Expression,
     Statement,
-    context_around,
     expression_at,
     expressions_at,
     statement_at,

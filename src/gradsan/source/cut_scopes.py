@@ -1,15 +1,14 @@
-"""What is known around an expression while a value is followed back: the function it stands in, where in it, what was
-alive there, and what the parameters were given."""
+"""Surroundings of an expression: the function and the ``with`` it stands in, what was alive, what was given."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gradsan.model import Frame
 from gradsan.source.flow import reaching
-from gradsan.source.identifiers import bindings_of, chain_key, local_nodes, parameters
+from gradsan.source.identifiers import bindings_of, chain_key, leaf_name, local_nodes, parameters
 from gradsan.source.locate import expression_at, statement_at
 from gradsan.source.tree import FunctionNode, SourceFile, read_source
 
@@ -18,6 +17,7 @@ __all__ = [
     "Scope",
     "arguments_of",
     "callee_of",
+    "context_around",
     "definitions_of",
     "requires",
     "scope_at",
@@ -163,3 +163,36 @@ def set_later(scope: Scope, key: str) -> list[ast.stmt]:
             ):
                 found.append(node)
     return sorted(found, key=lambda node: node.lineno)
+
+
+def context_around(frames: Sequence[Frame], names: frozenset[str]) -> tuple[Frame, str] | None:
+    """The innermost context around what ``frames`` (outermost first) execute whose last name is one of ``names``.
+
+    Its place, the expression that makes it, and that name. A ``with`` whose header is executed counts as entered, a
+    decorator as around its whole function. None where there is none, and where the source cannot be read.
+    """
+    for frame in reversed(frames):
+        statement = statement_at(frame)
+        if statement is None:
+            continue
+        for node in _entered(statement.source, statement.node):
+            name = leaf_name(node.func if isinstance(node, ast.Call) else node)
+            if name in names:
+                span = statement.source.span(node)
+                at = replace(
+                    frame, line=span.line, column=span.column, end_line=span.end_line, end_column=span.end_column
+                )
+                return at, name or ""
+    return None
+
+
+def _entered(source: SourceFile, statement: ast.stmt) -> Iterator[ast.expr]:
+    """What is entered around a statement within its function, innermost first."""
+    if isinstance(statement, ast.With | ast.AsyncWith):
+        yield from (item.context_expr for item in reversed(statement.items))
+    for parent, name in source.ancestors(statement):
+        if isinstance(parent, ast.With | ast.AsyncWith) and name == "body":
+            yield from (item.context_expr for item in reversed(parent.items))
+        if isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef) and name == "body":
+            yield from reversed(parent.decorator_list)
+            return

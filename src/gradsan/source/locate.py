@@ -1,30 +1,23 @@
-"""From a frame to the statement and the operation it stood at, and the ``with`` around it.
-
-From a frame to the statement and the operation it stood at.
+"""Statement and operation that a frame stood at.
 
 With columns the answer is one node or none. Without them (Python 3.10, ``-X no_debug_ranges``) there may be several
 candidates; functions that promise one answer then return None unless only one remains. A position that fits no node,
 or a function of another name than the frame's, means that the source is not the one that ran: None.
-
-Which ``with`` (or decorator) a frame stands inside, told by the name of what it enters.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from gradsan.model import Frame
-from gradsan.source.identifiers import leaf_name
 from gradsan.source.tree import FunctionNode, SourceFile, Span, header_nodes, read_source
 
 __all__ = [
     "Expression",
     "Statement",
-    "context_around",
     "expression_at",
     "expressions_at",
     "scope_of",
@@ -208,36 +201,3 @@ def statement_text(source: SourceFile, node: ast.stmt) -> str:
     rest = source.slice(Span(*last, start.line, start.column))
     closing = "".join(line.partition("#")[0] for line in rest.partition(":")[0].split("\n")) + ":"
     return source.slice(Span(span.line, span.column, *last)) + closing
-
-
-def context_around(frames: Sequence[Frame], names: frozenset[str]) -> tuple[Frame, str] | None:
-    """The innermost context around what ``frames`` (outermost first) execute whose last name is one of ``names``.
-
-    Its place, the expression that makes it, and that name. A ``with`` whose header is executed counts as entered, a
-    decorator as around its whole function. None where there is none, and where the source cannot be read.
-    """
-    for frame in reversed(frames):
-        statement = statement_at(frame)
-        if statement is None:
-            continue
-        for node in _entered(statement.source, statement.node):
-            name = leaf_name(node.func if isinstance(node, ast.Call) else node)
-            if name in names:
-                span = statement.source.span(node)
-                at = replace(
-                    frame, line=span.line, column=span.column, end_line=span.end_line, end_column=span.end_column
-                )
-                return at, name or ""
-    return None
-
-
-def _entered(source: SourceFile, statement: ast.stmt) -> Iterator[ast.expr]:
-    """What is entered around a statement within its function, innermost first."""
-    if isinstance(statement, ast.With | ast.AsyncWith):
-        yield from (item.context_expr for item in reversed(statement.items))
-    for parent, name in source.ancestors(statement):
-        if isinstance(parent, ast.With | ast.AsyncWith) and name == "body":
-            yield from (item.context_expr for item in reversed(parent.items))
-        if isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef) and name == "body":
-            yield from reversed(parent.decorator_list)
-            return
