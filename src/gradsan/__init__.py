@@ -2,19 +2,43 @@
 
 ``with gradsan.watch() as w:`` watches a block, ``gradsan.enable()`` … ``gradsan.disable()`` a stretch of a program.
 ``gradsan.explain_exception(error)`` and ``gradsan.install()`` explain what nobody watched; ``%load_ext gradsan`` does
-both in notebooks. Importing this package imports no torch.
+both in notebooks. Importing this package imports no torch, and each name its module only when it is first used.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-from gradsan._api import disable, enable, heal, watch
-from gradsan._autopsy import autopsy, explain_exception
-from gradsan._errors import GradsanError, HaltError, HealingEndedError, MemoryFreedError
-from gradsan._install import install, uninstall
+if TYPE_CHECKING:
+    from gradsan._api import disable, enable, heal, watch
+    from gradsan._autopsy import autopsy, explain_exception
+    from gradsan._errors import GradsanError, HaltError, HealingEndedError, MemoryFreedError
+    from gradsan._install import install, uninstall
+
+_HOMES = {
+    "_api": ("disable", "enable", "heal", "watch"),
+    "_autopsy": ("autopsy", "explain_exception"),
+    "_errors": ("GradsanError", "HaltError", "HealingEndedError", "MemoryFreedError"),
+    "_install": ("install", "uninstall"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            from importlib import import_module
+
+            found = import_module(f"gradsan.{module}")
+            # All of them at once: later look-ups do not come here.
+            globals().update((one, getattr(found, one)) for one in names)
+            return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def load_ipython_extension(ipython: Any) -> None:

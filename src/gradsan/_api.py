@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from gradsan._session import Mode, Session
-from gradsan._terms import Terms, rules_of
+from gradsan._terms import Terms
 from gradsan.model import Diagnosis, Message, Program, Report
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ class watch:  # noqa: N801 - used as a function: ``with gradsan.watch():``
         Raises:
             ValueError: for an ``only`` that names neither codes nor places.
         """
+        from gradsan.suppress import rules_of
+
         rules = () if only is None else rules_of(only)
         self._terms = Terms(halt=halt, early=early, strict=strict, only=rules, max_bytes=max_bytes)
         self._mode: Mode = mode

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from gradsan.model import Conflict, Diagnosis, Evidence, Failure, Message
-from gradsan.suppress import Rule, parse_rule, suppress
 
 if TYPE_CHECKING:
     from gradsan.options import Options
     from gradsan.record.demands import Asked
+    from gradsan.suppress import Rule
 
 Mode = Literal["watch", "deep", "heal", "nonfinite"]
 
 
 def is_wanted(diagnosis: Diagnosis) -> bool:
     """Whether no comment in the source says that a finding is not wanted."""
+    from gradsan.suppress import suppress
+
     return bool(suppress((diagnosis,)).kept)
 
 
@@ -57,6 +59,8 @@ class Terms:
 
 def chosen(options: Options, wanted: Callable[[Diagnosis], bool] = is_wanted) -> tuple[Mode, Terms]:
     """The mode and the terms that ``options`` ask for; ``wanted`` as in :class:`Terms`."""
+    from gradsan.suppress import rules_of
+
     terms = Terms(
         halt=options.halt,
         early=options.early,
@@ -67,26 +71,6 @@ def chosen(options: Options, wanted: Callable[[Diagnosis], bool] = is_wanted) ->
     )
     mode: Mode = "heal" if options.heal else "deep" if options.deep else "nonfinite" if options.nonfinite else "watch"
     return terms.mode(mode), terms
-
-
-def rules_of(scope: str | Iterable[str]) -> tuple[Rule, ...]:
-    """The rules that ``scope`` names: ``GS101``, ``GS2xx``, ``train.py``, ``train.py:12``, ``GS101:train.py:12``.
-
-    A string names several with commas between them.
-
-    Raises:
-        ValueError: for a part that names neither a code nor a place, and where there is none at all.
-    """
-    words = scope.split(",") if isinstance(scope, str) else list(scope)
-    rules = tuple(_rule(word.strip()) for word in words if word.strip())
-    if not rules:
-        raise ValueError(scope)
-    return rules
-
-
-def _rule(text: str) -> Rule:
-    # What begins like a code is meant as one.
-    return parse_rule(text if text.startswith(("GS", "*")) else f"*:{text}")
 
 
 def _stops(terms: Terms, found: Conflict | Failure) -> Message | None:

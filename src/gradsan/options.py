@@ -13,9 +13,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from gradsan._terms import rules_of
 from gradsan.model import Message
-from gradsan.suppress import parse_rule
+from gradsan.suppress import parse_rule, rules_of
 
 _TOML = "tomllib" if sys.version_info >= (3, 11) else "tomli"
 _ENVIRONMENT_NAME = "GRADSAN_OPTIONS"

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import gradsan
-from gradsan._terms import rules_of
+from gradsan.suppress import rules_of
 
 MODES = ["watch", "deep"]
 

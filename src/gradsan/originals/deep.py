@@ -15,11 +15,11 @@ from typing import Any, Literal
 import torch
 
 from gradsan import _torch
-from gradsan.detect.emptied import Emptied, freed
 from gradsan.graph import naming, walk
 from gradsan.model import Conflict, Deviation, Message
 from gradsan.originals import side_backward
 from gradsan.originals.default_hooks import DefaultHooks
+from gradsan.originals.emptied import Emptied, freed
 from gradsan.originals.handed_out import HandedOut
 from gradsan.originals.holdings import Holdings
 from gradsan.originals.known_outside import KnownOutside

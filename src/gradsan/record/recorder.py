@@ -14,7 +14,6 @@ from gradsan._errors import GradsanError
 from gradsan.detect.changed_values import ChangedValues
 from gradsan.detect.checkpoints import Checkpoints
 from gradsan.detect.distributed import BufferSync, Sharded
-from gradsan.detect.emptied import Emptied
 from gradsan.detect.exports import Exports
 from gradsan.detect.functions import Functions
 from gradsan.detect.gradient_writes import GradientWrites
@@ -34,6 +33,7 @@ from gradsan.graph import conflicts, self_check, stale_slots
 from gradsan.model import Conflict, Deviation, Evidence, Failure, Message, Moment, NonFinite, Seen
 from gradsan.originals import kept_conflicts
 from gradsan.originals.deep import Deep
+from gradsan.originals.emptied import Emptied
 from gradsan.originals.overwriting import Overwriting
 from gradsan.record import _core, compilers, user_hooks, writes
 from gradsan.record.backwards import Backwards, moments

@@ -1,7 +1,7 @@
 """What a user does not want to be told: comments in the source, options, suppression files, baselines."""
 
 from gradsan.suppress._apply import Outcome, suppress
-from gradsan.suppress._rules import Rule, RuleError, parse_rule, read_baseline, read_rules, write_baseline
+from gradsan.suppress._rules import Rule, RuleError, parse_rule, read_baseline, read_rules, rules_of, write_baseline
 
 __all__ = [
     "Outcome",
@@ -10,6 +10,7 @@ __all__ = [
     "parse_rule",
     "read_baseline",
     "read_rules",
+    "rules_of",
     "suppress",
     "write_baseline",
 ]

@@ -161,3 +161,23 @@ def write_baseline(file: Path, diagnoses: Iterable[Diagnosis]) -> None:
     known = {fingerprint(diagnosis): diagnosis.code for diagnosis in diagnoses}
     rows = [{"code": code, "fingerprint": mark} for mark, code in sorted(known.items())]
     file.write_text(json.dumps({"schema": _SCHEMA, "known": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+def rules_of(scope: str | Iterable[str]) -> tuple[Rule, ...]:
+    """The rules that ``scope`` names: ``GS101``, ``GS2xx``, ``train.py``, ``train.py:12``, ``GS101:train.py:12``.
+
+    A string names several with commas between them.
+
+    Raises:
+        ValueError: for a part that names neither a code nor a place, and where there is none at all.
+    """
+    words = scope.split(",") if isinstance(scope, str) else list(scope)
+    rules = tuple(_rule_of(word.strip()) for word in words if word.strip())
+    if not rules:
+        raise ValueError(scope)
+    return rules
+
+
+def _rule_of(text: str) -> Rule:
+    # What begins like a code is meant as one.
+    return parse_rule(text if text.startswith(("GS", "*")) else f"*:{text}")
