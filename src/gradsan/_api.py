@@ -1,4 +1,4 @@
-"""The Python interface: ``watch``, ``enable`` and ``disable``."""
+"""Python interface: ``watch``, ``heal``, ``enable`` and ``disable``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program watched by ``gradsan.enable()``: notes on its exceptions, its report when it ends, its children.
+"""Program watched by ``gradsan.enable()``: notes on its exceptions, its report when it ends, its children.
 
 What it is told with is what ``GRADSAN_OPTIONS`` and ``[tool.gradsan]`` say. Its exit status stays its own.
 """

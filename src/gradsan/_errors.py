@@ -1,4 +1,4 @@
-"""The errors that gradsan raises itself: where it was asked to, or where the process would end otherwise."""
+"""Errors that gradsan raises itself: where it was asked to, or where the process would end otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Doing something right after the program has imported torch (or another module), and nothing before.
+"""Import hooks: a callback right after the program has imported torch (or another module), and nothing before.
 
 Importing torch for the program would come too early: programs set environment variables and warning filters first, and
 some never import it.

@@ -1,4 +1,4 @@
-"""The short diagnosis that an exception carries in the Python API."""
+"""Note that an exception carries in the Python API: a short diagnosis."""
 
 from __future__ import annotations
 

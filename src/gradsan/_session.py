@@ -1,4 +1,4 @@
-"""One stretch of watching, from start to report."""
+"""Session of watching, from start to report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The oldest PyTorch that gradsan watches."""
+"""Oldest PyTorch that gradsan watches."""
 
 from __future__ import annotations
 

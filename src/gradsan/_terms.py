@@ -1,4 +1,4 @@
-"""What a stretch of watching asks for beyond being told, as users say it, and what that means for capture."""
+"""Terms of a session beyond watching: to halt, to heal some findings only, to bound memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``gradsan run`` can be told, and the three places where it is told: command line, environment, pyproject.toml.
+"""Options of ``gradsan run`` and their three sources: command line, environment, pyproject.toml.
 
 A *layer* is what one place says: values by field name of :class:`Options`, already checked. Later layers win.
 """

@@ -1,4 +1,4 @@
-"""Which bytes of a storage a region covers, and whether two regions share one."""
+"""Regions of a storage: the bytes that each covers, and whether two share one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch.utils.checkpoint keeps and runs again, reentrant and not."""
+"""State of torch.utils.checkpoint, reentrant and not, and its recomputation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch.compile traces, and where it fails."""
+"""torch.compile: whether it traces, and where it failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls into the autograd engine, told by their frames."""
+"""Calls into the autograd engine, recognised by their frames."""
 
 from __future__ import annotations
 

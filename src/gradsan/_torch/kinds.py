@@ -1,4 +1,4 @@
-"""Kinds of tensors, told by their dispatch keys: which have elements of their own in ordinary memory."""
+"""Kinds of tensors by their dispatch keys: which have elements of their own in ordinary memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What asks before torch's functions run: modes, subclasses, compilation."""
+"""Modes, subclasses and compilation: what is asked before a function of torch runs."""
 
 from __future__ import annotations
 

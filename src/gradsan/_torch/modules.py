@@ -1,4 +1,4 @@
-"""What modules keep of themselves."""
+"""Private state of modules: hooks, parameters, the code of a call."""
 
 from __future__ import annotations
 

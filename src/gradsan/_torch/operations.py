@@ -1,4 +1,4 @@
-"""What a program can call: operators, builtins, custom Functions, and what scripts are compiled from."""
+"""Operators, builtins and custom Functions that a program can call, and the sources of scripts."""
 
 from __future__ import annotations
 

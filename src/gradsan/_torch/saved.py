@@ -1,4 +1,4 @@
-"""What a saved tensor holds, where torch does not tell: before 2.10 a SavedTensor has ``register_hooks`` only.
+"""Saved tensors where torch does not show them: before 2.10 a SavedTensor has ``register_hooks`` only.
 
 There a slot is read as backward reads it, by ``_saved_*``, but no code of the program's may run for that. A profile
 function ends every Python function that the read calls before its first line; that one was called tells that hooks
@@ -32,7 +32,7 @@ from gradsan._torch.modes import hushed, without_dispatch_modes
 SAVED_TENSORS: Any = BackwardCFunction.saved_tensors
 
 _SHOWS_DATA = hasattr(torch._C._autograd.SavedTensor, "data")
-# Read past what the program is shown instead (saves.py, handed_out.py).
+# Read past what the program is shown instead (user_hooks.py, handed_out.py).
 _DATA: Any = vars(torch._C._autograd.SavedTensor).get("data")
 _UNPACK_HOOK: Any = vars(torch._C._autograd.SavedTensor).get("unpack_hook")
 _TENSOR_DATA: Any = vars(torch._C.TensorBase)["data"]

@@ -1,4 +1,4 @@
-"""The catalogue: what PyTorch says when autograd cannot go on, by structure and not by version.
+"""Catalogue of PyTorch's messages when autograd cannot go on, by structure and not by version.
 
 Rows lie in the ``*.toml`` files of this folder, one table a row; the file's name is its topic. A row has
 

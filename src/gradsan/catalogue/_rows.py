@@ -1,9 +1,4 @@
-"""Rows of the catalogue: reading them, and finding the one that an exception belongs to.
-
-Reading the rows, and finding the one that a message belongs to.
-
-Whether an exception is one of autograd's at all.
-"""
+"""Rows of the catalogue: reading them, and finding the one that an exception belongs to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: one module per command, imported only when it is asked for."""
+"""Command line: one module per command, imported only when it is asked for."""
 
 from gradsan.cli._main import build_parser, main, parse
 

@@ -1,4 +1,4 @@
-"""Writing a fix to the files: ask first, run the program from disk afterwards, and put everything back if it fails."""
+"""``gradsan fix --apply``: a question, the files, a run from disk, and everything back if that fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a search for fixes found, as ``gradsan fix`` says it: the report, and the faults mended one after another."""
+"""Report of ``gradsan fix``: the findings with the fixes that were tried, and the faults mended one after another."""
 
 from __future__ import annotations
 

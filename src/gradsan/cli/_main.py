@@ -1,4 +1,4 @@
-"""From the words of the command line to the module of a command."""
+"""Entry point of the command line: from its words to the module of a command."""
 
 from __future__ import annotations
 

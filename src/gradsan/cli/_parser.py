@@ -1,9 +1,4 @@
-"""argparse in gradsan's languages, and the words of a command that runs a program.
-
-argparse, speaking gradsan's languages and reporting wrong usage as every other failure is reported.
-
-The words of a command that runs a program: its own options first, then the program and what belongs to it.
-"""
+"""argparse in gradsan's languages, and the words of a command that runs a program."""
 
 from __future__ import annotations
 

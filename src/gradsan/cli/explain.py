@@ -1,9 +1,4 @@
-"""``gradsan explain``: the page of a code, or the list of codes, as Markdown for a terminal.
-
-``gradsan explain``: the page of a code, or the list of codes.
-
-Markdown for a terminal: rich's, with lines of Chinese broken where Chinese lines break.
-"""
+"""``gradsan explain``: the page of a code, or the list of codes, as Markdown for a terminal."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """Values changed without autograd's knowledge before they were used, where no saved value is stale.
 
-Values that were changed without autograd's knowledge before they were used: no saved value is stale, and yet the
-gradient is that of another function.
-
 Two kinds. A value that autograd has computed is written where autograd does not record (under ``no_grad``, through
 ``.data`` or a detached alias) and then used on: backward differentiates as if nothing had been written. And a tensor of
 the caller's is written by a module's ``forward``, or by a function whose result the caller takes, and then used by the
@@ -10,8 +7,6 @@ caller, who meant what it had been.
 
 Looked for in the graph of a backward, by the operations that saved such a value after the write. In watch mode that is
 at the 1st, 2nd, 4th, 8th … backward of a line; in deep mode at each.
-
-The youngest writes that may have gone unrecorded, by storage: read off the log as it grows, each write once.
 """
 
 from __future__ import annotations
@@ -179,7 +174,7 @@ class ChangedValues:
         What autograd knows of has made a Node, the last before the number that the log has for the write. The call at
         the same place has made it, or one around it: ``torch.nn.functional.elu`` around ``elu_``.
         """
-        # What the forward of a custom Function writes is looked at in applied.py.
+        # What the forward of a custom Function writes is looked at in functions.py.
         if any(is_application(code) for code in raw.stack.codes):
             return True
         if begin_elsewhere(raw.stack, reader[3]):

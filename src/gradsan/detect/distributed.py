@@ -1,13 +1,9 @@
 """Parameters of ``fully_shard`` (FSDP2) and buffers of DistributedDataParallel, written by the wrapper itself.
 
-Parameters of ``fully_shard`` (FSDP2): backward gathers them anew, and gets what the shards hold by then.
-
 The forward saves the whole parameter, whose memory is freed after it. Before backward the same memory is filled again
 from the shards, past the version counter: where an optimizer's step lies in between, backward computes with the new
 values, and PyTorch cannot say so. What each gathering found is noted, and held against the shards when a backward
 reaches what a forward made with it.
-
-The buffers of DistributedDataParallel, which rank 0 gives to the others before a forward, past the version counter.
 
 Mostly they get what they have already. So the bytes are compared, and only what has changed is logged as a write.
 """

@@ -1,11 +1,7 @@
 """Memory handed out of PyTorch or reached by ``.data``, compared byte by byte before a backward.
 
-Memory that was handed out of PyTorch: what saved values looked like, compared byte by byte before a backward.
-
 Whoever holds a NumPy array, a DLPack capsule or a pointer writes without a trace. While a storage is exported, the
 values that new Nodes save in it are copied; where it is exported after a save, the storage is copied as it then is.
-
-Small memory as it was when ``.data`` was asked for: what is written behind it may leave every byte as it was.
 
 A copy of the bytes at one moment is what a value was at another if nothing was logged in between. Only memory of
 ordinary tensors on the CPU up to ``BYTES_OF_A_COPY`` is copied, where the program or a library asks and something may

@@ -1,9 +1,4 @@
-"""Conflicts of custom Functions as plain data, and the attributes of ``ctx`` that a backward reads.
-
-The conflicts of custom Functions as plain data: a tensor kept on ``ctx``, an input written without mark_dirty.
-
-What hangs on the ``ctx`` of a custom Function, as far as its backward reads it.
-"""
+"""Conflicts of custom Functions as plain data, and the attributes of ``ctx`` that a backward reads."""
 
 from __future__ import annotations
 

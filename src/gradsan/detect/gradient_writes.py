@@ -1,19 +1,15 @@
 """Gradients that the program overwrites while backward runs, and who else holds such a gradient.
 
-Gradients that the program overwrites while backward runs: in a hook, or in the backward of a custom Function.
-
 Autograd hands the same tensor to every branch that gets the same gradient (both sides of an addition). Who writes into
 what a hook was given changes what the other branch will be given.
 
 Whether another branch still needs it is told by how many hold the tensor: more than where nobody else does, which is
-tried out once (``held_alone.py``), as it is not the same for each kind of hook. Where torch does not tell how many
+tried out once (``gradient_writes.py``), as it is not the same for each kind of hook. Where torch does not tell how many
 there are, or only other tensors on the same memory could be meant, it stays open.
 
 Row: ``gradient_overwritten``. Roles: ``gradient`` (what the hook calls it; ``op`` is what was called, ``site`` where;
 ``values``: ``shape``, ``dtype``, ``device``, ``shared``), ``branching`` (the operation that hands it to several; ``op``
 is its Node), ``sibling`` (a live variable of the other branch).
-
-How many hold a gradient that was given to a hook, and that no other branch needs: tried out once, on tiny graphs.
 
 Each kind of hook is called by other code of torch's, which holds the gradient meanwhile, and no two versions do it
 alike.

@@ -1,15 +1,11 @@
 """Sums and lists that keep the graph of every round: ``total += loss``, evaluations that no backward asks for.
 
-Sums that take the graph of a round into theirs each time a line runs: ``total += loss``, where nobody asked for it.
-
 Such a sum is a chain of Nodes that one line made, each hanging on the one before by the same edges; and what each takes
 in does not hang on the one before. That tells ``total = total + loss`` from ``h = h + f(h)``, and from the state of a
 recurrent layer, which is what the next round computes with.
 
-Lists and sums that keep a graph of every round, where no backward asks for any: an evaluation that adds its losses.
-
 The core tells when a thread has made more Nodes since the last backward than ever before. What a container has gained
-from one such moment to the next, in graphs made at one place, is suspected, and so is a sum (``growing_sums.py``) that
+from one such moment to the next, in graphs made at one place, is suspected, and so is a sum (``graph_growth.py``) that
 goes on from before the last such moment. The next backward settles it: one that reaches what was kept was what it was
 kept for; another one, or the end of watching, tells that it was not.
 

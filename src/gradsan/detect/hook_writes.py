@@ -1,7 +1,7 @@
 """Writes past the version counter that a hook makes while backward runs, into values that Nodes still wait for.
 
 A look through the graph before the backward comes too early for them. It is looked through once more when a hook has
-written to memory with a door (``uncounted.py``): in some of the rounds of a line, and a few times in each. Memory that
+written to memory with a door (``memory.py``): in some of the rounds of a line, and a few times in each. Memory that
 was handed out (``exports.py``) is compared right before a Node reads it, in the same rounds.
 """
 

@@ -1,7 +1,5 @@
 """Updates that were meant to be differentiated and are not, and the gradients that are remembered for it.
 
-Updates that were meant to be differentiated, and are not.
-
 Gradients are taken with ``create_graph=True``, the leaves are written by them past the graph, and a later backward
 takes its gradients at the new values, as if these had been given.
 
@@ -11,10 +9,6 @@ same two lines did it again. Looked for at the 1st, 2nd, 4th, 8th … call of a 
 
 Row: ``update_not_differentiated``. Roles: ``asked`` (the call with ``create_graph=True``), ``updated`` (where;
 ``name`` is the leaf, ``op`` what was called; ``values``: ``shape``, ``dtype``, ``device`` and ``leaves``, how many).
-
-What is remembered of gradients that can be differentiated again, and of updates by them; no graph is kept alive.
-
-Leaves, their gradients, and how the leaves have moved since: a few elements of each, without keeping any alive.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
 """Memory past the version counter: storages that can be written without it, and tensors noted at a moment.
 
-Doors past the version counter: which storages can be written without it, since when, and where that began.
-
 A door is cheap and proves nothing. ``prescan.py`` looks at the writes that were logged behind it, ``exports.py`` at the
 bytes of memory that was handed out.
-
-A tensor at a moment, without keeping it alive, and how it has been written since.
 """
 
 from __future__ import annotations

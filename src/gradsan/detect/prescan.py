@@ -2,7 +2,7 @@
 
 A slot that reads without the version error has had no counted write since its save. If the log holds a younger write
 to its bytes nevertheless, that write went past the counter, however the alias was made. Graphs are only walked while
-there are storages with a door (``uncounted.py``) that were written, or exported memory (``exports.py``).
+there are storages with a door (``memory.py``) that were written, or exported memory (``exports.py``).
 """
 
 from __future__ import annotations

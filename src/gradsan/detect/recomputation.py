@@ -1,9 +1,5 @@
 """Recomputation of a checkpointed call held against its forward: what it finds, and fingerprints of what it saves.
 
-What a checkpointed call found in the forward, held against what it finds in the recomputation.
-
-Fingerprints of the tensors that a checkpointed function saves, taken in the forward and in the recomputation.
-
 checkpoint itself compares what it saved with what it recomputed, by shape, type and device. In deep mode a fingerprint
 travels with that, so that it is known whether the recomputation gave the same values. checkpoint's own verdict stays.
 """

@@ -1,4 +1,4 @@
-"""The help of two losses that share a forward: the tensor between their networks detached where one loss reads it."""
+"""Help for two losses that share a forward: the tensor between their networks, detached where one loss reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts that every diagnosis of a conflict has."""
+"""Parts that every diagnosis of a conflict has."""
 
 from __future__ import annotations
 

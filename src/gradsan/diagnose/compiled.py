@@ -1,4 +1,4 @@
-"""A save inside a compiled graph, seen from outside: torch.compile makes one operation of a function.
+"""Saves inside a compiled graph, seen from outside: torch.compile makes one operation of a function.
 
 Which line of the function saved the value is not known; the line that called it is, and what its result is named.
 """

@@ -1,4 +1,4 @@
-"""A conflict looked at closely: which writes count, what the tensor is called, what needs it. Reads source text."""
+"""Facts of a conflict: which writes count, what the tensor is called, which formula needs it."""
 
 from __future__ import annotations
 

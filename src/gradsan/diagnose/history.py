@@ -1,4 +1,4 @@
-"""What the timeline and the graph of a report are drawn from: the events of a conflict, and the way to its Node."""
+"""History of a conflict for the timeline and the drawn graph: its events, and the path to its Node."""
 
 from __future__ import annotations
 

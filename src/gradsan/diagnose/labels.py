@@ -1,4 +1,4 @@
-"""The places of a diagnosis, in the order of events."""
+"""Labels of a diagnosis, in the order of events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person would call the tensor of a conflict."""
+"""Name of a conflict's tensor, as a person would call it."""
 
 from __future__ import annotations
 

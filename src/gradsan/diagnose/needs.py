@@ -1,4 +1,4 @@
-"""What an autograd Node saves, and the derivative formula that needs it.
+"""Derivative formulas: what an autograd Node saves, and which of its gradients needs it.
 
 Two files beside this one hold the facts. ``needs.json`` knows every Node of one torch version and is derived from
 the torch wheel (``tools/derive_needs.py``); ``formulas.toml`` says the formulas of common operations as a person

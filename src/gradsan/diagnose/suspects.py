@@ -1,4 +1,4 @@
-"""Who may have written, where no write was logged: read from the source between the save and the use."""
+"""Suspects where no write was logged, read from the source between the save and the use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A diagnosis of a run that nobody watched, with what is only read off the source told as such."""
+"""Diagnosis of a run that nobody watched; what is only read off the source is marked so."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Suggestions for changed values, checkpointed functions and custom Functions. Nothing here was run.
-
-Suggestions for values that were changed without autograd's knowledge. Nothing here was run.
-
-Suggestions for checkpointed functions and custom Functions. Nothing here was run.
-"""
+"""Suggestions for changed values, checkpointed functions and custom Functions. Nothing here was run."""
 
 from __future__ import annotations
 

@@ -1,12 +1,8 @@
 """Clues to errors of checkpointing: the function that was checkpointed, the value that was kept.
 
-Clues to errors of checkpoint's recomputation: which function was checkpointed.
-
 Roles: ``checkpointed`` (the definition of that function, or of the ``__call__`` or ``forward`` of that object:
 ``name``, ``site``; ``values``: ``trains``, whether it has parameters that require grad), ``rerun`` (the backward that
 was running it again).
-
-Clues to a value that selective checkpointing kept, and that was overwritten before it was asked for.
 
 Roles: ``cached`` (the operation whose result it is: ``op``; ``values``: ``shape``, ``dtype``, ``device``),
 ``base_written`` (the writes to it since, at most three).

@@ -1,12 +1,8 @@
 """Clues to errors of DistributedDataParallel and FullyShardedDataParallel: which parameters, whose they are.
 
-Clues to errors of DistributedDataParallel's reducer: which parameters, whose they are, and what ran before.
-
 Roles: ``parameter`` (``name`` in the wrapped module; ``values``: ``owner``, the class whose attribute it hangs on,
 ``attribute``; ``site`` the definition of that class's forward), ``past_backward`` (the last backward before),
 ``checkpoint_call`` (a call of reentrant checkpoint in the graph).
-
-Clues to what FullyShardedDataParallel refuses: which parameters it was busy with.
 
 Roles: ``parameters`` (``name``: up to three names as the program's modules have them, ``values``: ``total``).
 """

@@ -1,16 +1,10 @@
 """Clues to errors of custom Functions, operators and saved-tensor hooks, as the program declared them.
 
-Clues to errors of custom Functions that the Function's own source explains.
-
 Roles: ``definition`` (where its forward or backward is defined; ``name`` the Function), ``node`` (the call of
 ``apply``; ``op`` its Node), ``rerun`` (the backward that was running).
 
-Clues to errors that come from what the program tells torch about its operators.
-
 Roles: ``operator`` (the definition of a custom operator: ``name``), ``base_written`` (a write in it), ``dispatcher``
 (a ``__torch_dispatch__`` of the program's: ``name`` its class).
-
-Clues to saved-tensor hooks that met a region where they are forbidden: whose hooks these are, and what came first.
 
 Roles: ``hooks`` (``name``: ``checkpoint``, ``save_on_cpu``, ``allow_mutation_on_saved_tensors``, or another class of
 hooks; ``values``: ``are_outside``, whether they were active already when the region began; then there is no name but

@@ -1,13 +1,9 @@
 """Clues to errors that name a Node, or that an earlier statement is at fault for.
 
-Clues to errors that name a Node of the graph, or something that was looked for in it.
-
 Roles: ``node`` (the call that made the Node; ``op`` its name), ``definition`` (where a custom Function's backward is
 defined), ``input`` (what a gradient was asked for: ``name``; ``values``: ``rebased``, whether the graph of the loss
 leads to what it was before an in-place operation), ``rebased`` (that operation), ``loss`` (``values``: ``shape``,
 ``dtype``, ``device``).
-
-Clues to errors that a backward raises although an earlier statement was at fault.
 
 Roles: ``overlapping_write`` (a logged write to a tensor with several elements at one place of memory: ``op``, and
 ``values`` with its ``shape`` and ``turn``, how many writes by the same line came before), ``detached`` (a logged

@@ -1,13 +1,9 @@
 """Clues to errors and warnings about leaves: which of the live variables require a gradient.
 
-What the user's live variables tell about gradients: which require one, and which function a name would call.
-
 Roles: ``live``, one clue for each of the user's frames, outermost first; ``values``: ``requires_grad`` (expression ->
 whether it does; of a module, whether any parameter does) and ``callees`` (expression -> file, first line and name of
 what runs). ``mode``: whether gradients are switched on (``grad_enabled``). ``loss``: its ``shape``, ``dtype`` and
 ``device``.
-
-Clues to the warning that ``.grad`` of a tensor is read that is no leaf.
 
 Role: ``made`` (the operation that made the tensor; ``name`` as the source says it; ``values``: ``is_update``, whether
 the statement that made it reads ``.grad`` itself, and ``shape``, ``dtype``, ``device``).

@@ -1,14 +1,10 @@
 """Clues to writes that PyTorch refuses, to leaves and to views: which tensor, and where it was made.
 
-Clues to errors that stop a statement because of one tensor: which tensor, what it is, and where it was made.
-
 Roles: ``target`` (the written tensor, else the operand that the message is about: ``name`` as the source says it,
 ``op`` the operation; ``values``: ``part`` the written expression, ``backwards`` before it and, where it was found,
 ``known_as`` its name in a module or, of a ``for`` loop's variable, another one, ``shape``, ``dtype``, ``device``,
 ``is_parameter``, ``is_leaf``, ``requires_grad``, ``has_grad``), ``made`` (the operation that made it, where it is the
 result of one).
-
-Clues to errors about views: the writes to the base, and the module whose hook made the view.
 
 Roles: ``base_written`` (a logged write to the memory of the view since it was made), ``hooked_module`` (a module with
 backward hooks: ``name`` the expression that reaches it, ``values``: ``module`` its class, ``certain`` whether it was

@@ -1,11 +1,4 @@
-"""Names that the program itself gives to a tensor, and the live modules and optimizers that own parameters.
-
-What the program itself calls a tensor: a search through the variables that are alive when a report is made.
-
-The modules and optimizers of the program that are alive, reached by a variable or not.
-
-Whose a parameter is: the program's own module that holds it, and by which of its attributes.
-"""
+"""Names that the program itself gives to a tensor, and the live modules and optimizers that own parameters."""
 
 from __future__ import annotations
 

@@ -1,12 +1,8 @@
 """Values that a function reaches beside its arguments, and state that it only updates.
 
-What a function reaches beside its arguments: closure, globals, defaults, ``self``, the state of modules.
-
-Only what the bytecode reads by name is followed (``reads.py``); nothing of the program is run. What a function reads
+Only what the bytecode reads by name is followed (``bytecode.py``); nothing of the program is run. What a function reads
 as a whole is taken with its contents: containers, parameters and buffers of a module, the attributes that its forward
 reads. Names that the code itself binds are left out: a counter that a forward increases is no change from outside.
-
-State that a function only updates: call counters, running statistics of its own, a log of what it saw.
 
 Its values have no part in what the function computes, as far as its source tells: each statement that has the name
 changes the very thing, and does nothing else with it.

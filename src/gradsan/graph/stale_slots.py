@@ -1,15 +1,9 @@
 """Stale saved tensors of a failed graph: which Node stopped backward, which of its slots, and where it was made.
 
-Reading a failed graph: which Node stopped backward, and which of its saved tensors is stale.
-
 PyTorch's error does not say. Where Python code read the saved tensor (a custom Function's ``backward``), the frames of
 the error hold the Node. Else the Node is the first, in the engine's order, whose slot raises the very same message when
 it is read. Slots are only read where no hooks stand behind them: reading through hooks runs the program's code.
 Where torch shows no saved tensors (before 2.10) ``_torch/saved.py`` finds out both.
-
-The tensor of a Node that shows none of its slots, by what PyTorch's message says of it.
-
-Where a Node was made: its sequence number looked up in the log of operations.
 
 Sequence numbers are counted per thread. The thread in which backward runs is asked first; what it did not make is
 looked for in the other threads' entries, and only taken where one entry alone fits.

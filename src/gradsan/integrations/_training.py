@@ -1,4 +1,4 @@
-"""One training watched from its first step to its last, or to its failure, and the report of it."""
+"""Watched training, from its first step to its last or to its failure, and its report."""
 
 from __future__ import annotations
 

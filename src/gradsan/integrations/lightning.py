@@ -1,4 +1,4 @@
-"""A callback for Lightning: ``Trainer(callbacks=[GradsanCallback()])`` watches every ``fit``.
+"""Lightning callback: ``Trainer(callbacks=[GradsanCallback()])`` watches every ``fit``.
 
 ``lightning`` and ``pytorch_lightning`` are two packages with one interface; the one that the program has imported is
 used.

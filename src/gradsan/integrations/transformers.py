@@ -1,4 +1,4 @@
-"""A callback for transformers: ``Trainer(…, callbacks=[GradsanCallback()])`` watches every ``train()``."""
+"""Transformers callback: ``Trainer(…, callbacks=[GradsanCallback()])`` watches every ``train()``."""
 
 from __future__ import annotations
 

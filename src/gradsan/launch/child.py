@@ -1,4 +1,4 @@
-"""A Python process that a watched program has started afresh: watched as its parent is, reporting to it."""
+"""Child process: a Python that a watched program has started, watched as its parent is, reporting to it."""
 
 from __future__ import annotations
 

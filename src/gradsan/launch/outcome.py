@@ -1,9 +1,4 @@
-"""Outcome of a run: what the user does not want left out, files, terminal, ranks, children.
-
-Giving out the report of a run at its end: what the user does not want left out, files, terminal, ranks, children.
-
-A report without the findings that the user does not want, and what there is to say about that.
-"""
+"""Outcome of a run: what the user does not want left out, files, terminal, ranks, children."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processes of one watched run: a folder in which each leaves what it found, and the report of all of them.
+"""Processes of one watched run: a folder in which each leaves its report, and the report of all of them.
 
 The contract with a child is one environment variable, ``GRADSAN``, which names the folder. There lie
 

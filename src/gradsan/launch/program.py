@@ -1,4 +1,4 @@
-"""Running a program in this process as ``python`` itself would run it.
+"""Program run in this process as ``python`` itself would run it.
 
 The facts come from ``Modules/main.c`` and ``Python/pythonrun.c`` of CPython 3.10 to 3.13 (``pymain_run_python`` and
 what it calls) and were compared with their behaviour. What remains different: gradsan's own frames lie below the

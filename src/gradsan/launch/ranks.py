@@ -1,4 +1,4 @@
-"""One process among the ranks of a job: files of its own, each finding told by one rank, one exit status for the job.
+"""Ranks of a job: files for each, findings reported by one rank, one exit status for the job.
 
 The ranks meet at the job's own key-value store (``MASTER_ADDR``, ``MASTER_PORT``), which ``torchrun`` keeps for as long
 as one of them lives. Where it cannot be reached, every rank speaks for itself.

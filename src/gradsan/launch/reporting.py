@@ -1,9 +1,4 @@
-"""Giving a report out when the program has ended, and the file that receives it.
-
-Giving a report out when the program has ended, whatever it has done to the process.
-
-A file that receives the report: checked before the program runs, written in one move when it has ended.
-"""
+"""Writing of a report when the program has ended, and the file that receives it."""
 
 from __future__ import annotations
 

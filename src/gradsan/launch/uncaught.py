@@ -1,4 +1,4 @@
-"""What python does with an exception that nobody caught, without a trace of gradsan.
+"""Uncaught exceptions, handled as python handles them, without a trace of gradsan.
 
 The order of events is that of ``PyErr_PrintEx`` and ``handle_system_exit`` in CPython's ``Python/pythonrun.c``.
 """

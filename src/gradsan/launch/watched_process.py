@@ -1,4 +1,4 @@
-"""One watched process: its report is on disk from the first finding on, and whole however the process ends.
+"""Watched process: its report is on disk from the first finding on, and whole however the process ends.
 
 A finding is written down when it is made, so that ``SIGKILL`` takes nothing away. A process that ends by ``os._exit``,
 as forked children of multiprocessing do, tells before that. A forked child becomes a process of its own here: it

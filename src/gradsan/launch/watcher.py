@@ -1,4 +1,4 @@
-"""The session of a run, held so that no failure of gradsan reaches the program."""
+"""Session of a run, held so that no failure of gradsan reaches the program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The vocabulary of gradsan as plain, frozen data.
+"""Vocabulary of gradsan as plain, frozen data.
 
 Everything that leaves the capture room and everything that reaches a presenter is made of these classes. They
 hold no tensor, no frame and no torch object, so they can be written by hand in a test, sent to another process

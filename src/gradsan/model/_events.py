@@ -1,4 +1,4 @@
-"""What happened in a run: all that capture hands to diagnose."""
+"""Events of a run: all that diagnosis is made from."""
 
 from __future__ import annotations
 

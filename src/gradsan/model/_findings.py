@@ -1,4 +1,4 @@
-"""What gradsan says of a run: all that diagnose hands to presenters and to repair."""
+"""Findings of a run: diagnoses, fixes and the report that presenters and repair work on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sentence, before it is put into a language."""
+"""Sentence before it is put into a language."""
 
 from __future__ import annotations
 

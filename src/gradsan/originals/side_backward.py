@@ -1,4 +1,4 @@
-"""Backward on the side: each Node is asked by itself, and what it gives is handed on here.
+"""Backward on the side: each Node is called by itself, and its gradients are handed on here.
 
 The engine would call the hooks of tensors, Nodes and modules, fill ``.grad`` where ``retain_grad()`` was asked for, and
 compiled graphs would give their memory away to it. None of that may happen once more than in the program without

@@ -1,4 +1,4 @@
-"""Following calls, into functions and modules whose source is there."""
+"""Calls in a post-mortem reading, followed into functions and modules whose source is there."""
 
 from __future__ import annotations
 

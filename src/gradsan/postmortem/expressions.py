@@ -1,4 +1,4 @@
-"""Following expressions: what each stands for, and what its operators do to memory."""
+"""Expressions in a post-mortem reading: what each stands for, and what its operators do to memory."""
 
 from __future__ import annotations
 

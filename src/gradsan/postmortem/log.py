@@ -1,4 +1,4 @@
-"""The script and the graph as one log, which answers as the recorder's logs do."""
+"""Log of a post-mortem reading: script and graph together answer as the recorder's logs do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a name or an attribute of a live object is, found without running any of the program's code."""
+"""Names and attributes of live objects, found without running any of the program's code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which autograd Nodes a call may make, by its name: ``F.linear`` makes ``AddmmBackward0`` and ``TBackward0``."""
+"""Names of operations and the autograd Nodes they make: ``F.linear`` makes ``AddmmBackward0`` and ``TBackward0``."""
 
 from __future__ import annotations
 

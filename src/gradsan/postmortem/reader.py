@@ -1,4 +1,4 @@
-"""Where reading stands, and what it puts into the script."""
+"""Reader's position in a program, and the operations it adds to the script."""
 
 from __future__ import annotations
 

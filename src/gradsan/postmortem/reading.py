@@ -1,4 +1,4 @@
-"""Reading a program from the outermost frame of its stack to the line that failed."""
+"""Reading of a program from the outermost frame of its stack to the line that failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What reading a program has met, in the order in which it would happen."""
+"""Script of a post-mortem reading: operations in the order in which they would happen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an expression stands for while a program is read: an object that is there, or memory that was made meanwhile."""
+"""Values of expressions in a post-mortem reading: a live object, or memory that was made meanwhile."""
 
 from __future__ import annotations
 

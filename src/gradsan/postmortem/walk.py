@@ -1,4 +1,4 @@
-"""Following statements as the interpreter would, without running them: both ways of a choice, two rounds of a loop."""
+"""Statements in a post-mortem reading: both branches of a choice, two rounds of a loop."""
 
 from __future__ import annotations
 

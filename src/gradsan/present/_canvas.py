@@ -1,4 +1,4 @@
-"""What every part of a drawn report needs to know, and the few moves they share."""
+"""Canvas of a drawn report: its width, colours and language, and the moves that all parts share."""
 
 from __future__ import annotations
 

@@ -1,11 +1,7 @@
 """Text measured in terminal cells, and the characters that a report is drawn with.
 
-Text measured in terminal cells: cleaning, widths, wrapping.
-
 A Chinese character takes two cells, a combining accent none. All drawing in this room counts cells, one character
 at a time, so that underlines stand below what they mark.
-
-The characters a report is drawn with.
 """
 
 from __future__ import annotations

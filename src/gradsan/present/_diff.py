@@ -1,9 +1,4 @@
-"""Changed lines of a fix: as a unified diff, and as replacements of whole lines.
-
-A unified diff from the changed lines of a fix.
-
-A fix as replacements of whole lines, for the formats in which editors take them.
-"""
+"""Changed lines of a fix: as a unified diff, and as replacements of whole lines."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Marks: the labels of a diagnosis numbered, worded and placed on characters of the source.
-
-From the labels of a diagnosis to marks: numbered, worded, placed, ready to be drawn.
-
-Which characters of the source a label marks, whatever Python knew about columns.
-"""
+"""Marks: the labels of a diagnosis numbered, worded and placed on characters of the source."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Files, lines and tensors as a reader in a given working directory sees them.
-
-Files, lines and locations as a reader in a given working directory sees them.
-
-A tensor, what became of its gradient, and how much was watched, in words.
-"""
+"""Files, lines and tensors as a reader in a given working directory sees them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report as annotations of GitHub Actions: workflow commands, one a line, that put the finding beside the code."""
+"""Report as annotations of GitHub Actions: workflow commands, one a line."""
 
 from __future__ import annotations
 

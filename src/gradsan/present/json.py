@@ -1,4 +1,4 @@
-"""A report for programs: the JSON contract ``gradsan.report/1``, described by ``report.schema.json``."""
+"""Report for programs: the JSON contract ``gradsan.report/1``, described by ``report.schema.json``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A diagnosis in a few plain lines, for the notes of an exception."""
+"""Diagnosis in a few plain lines, for the notes of an exception."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report from its JSON: what ``render_json`` wrote, back as a Report. Sentences stay in the language they are in."""
+"""Report read back from its JSON. Sentences stay in the language they are in."""
 
 from __future__ import annotations
 

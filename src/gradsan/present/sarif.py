@@ -1,4 +1,4 @@
-"""A report as SARIF 2.1.0 (OASIS), which editors and code scanning services read."""
+"""Report as SARIF 2.1.0 (OASIS), which editors and code scanning services read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report for people: source lines with what happened at them, why, and what to change."""
+"""Report for people: source lines with what happened at them, why, and what to change."""
 
 from __future__ import annotations
 

@@ -1529,7 +1529,7 @@ static int tell_indexed(Core *core, PyObject *tensor, PyObject *key, PyObject *r
 }
 
 /* Stands in mp_subscript of torch.Tensor and of the classes that inherit it. Setting the attribute __getitem__ instead would
- * make a sequence of every tensor (type_slots.py). */
+ * make a sequence of every tensor (patches.py). */
 static PyObject *logged_subscript(PyObject *self, PyObject *key)
 {
     if (indexing_core == NULL || !indexing_core->active)

@@ -1,11 +1,7 @@
 """Backward calls of the recent past, and the events of a run as plain data.
 
-The backward calls of the recent past: which one may have freed a Node that a later one asks for.
-
 A call is known by where it was made and by numbers; of its loss there is only a weak reference, so that nothing lives
 longer than it would. Where the loss is still alive, its graph tells exactly which Nodes the call reached.
-
-The steps and backward calls still in the logs, as plain data: what a conflict's own events are told among.
 """
 
 from __future__ import annotations

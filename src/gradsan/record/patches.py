@@ -1,10 +1,6 @@
 """Replaced attributes that can be put back exactly as they were, C slots of types included.
 
-A list of replaced attributes that can be put back, in reverse order, exactly as they were.
-
 Where types are patched, nothing on the way may read an attribute of theirs but by :func:`standing`.
-
-C slots of a type that CPython fills beside the meant one when a special method is set, kept as they were.
 
 ``__setitem__`` of a mapping in C stands for two slots: ``mp_ass_subscript``, and ``sq_ass_item``, which such a type
 leaves empty. Setting the attribute fills both, and deleting it empties neither (``update_one_slot`` in

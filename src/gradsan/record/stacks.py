@@ -1,9 +1,4 @@
-"""Raw stacks: the sites they stand for, user code, and how two of them stand to each other.
-
-Raw stacks turned into sites, at report time, and what counts as the user's own code.
-
-How two raw stacks stand to each other.
-"""
+"""Raw stacks: the sites they stand for, user code, and how two of them stand to each other."""
 
 from __future__ import annotations
 

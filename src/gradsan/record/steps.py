@@ -1,9 +1,5 @@
 """Optimizer steps and backward calls, and which optimizers are still to be looked at.
 
-Optimizer steps and backward calls: the two kinds of event that give the others their meaning.
-
-Which optimizers' steps somebody still wants to be told of; for most, after their first step, nobody does.
-
 A hook in Python that runs at every step costs more than all that the core notes of the step.
 """
 

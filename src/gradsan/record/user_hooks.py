@@ -1,9 +1,4 @@
-"""Saved-tensor hooks and gradient hooks of the program.
-
-The program's own saved-tensor hooks: PyTorch checks no versions under them, so gradsan does.
-
-Which results in the program's graphs have gradient hooks (``Tensor.register_hook``); leaves are left out.
-"""
+"""Saved-tensor hooks and gradient hooks of the program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gradients of two runs held against each other: are they the same, and does everything still get one."""
+"""Gradients of two runs compared: whether they are the same, and whether every parameter still gets one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trial of a candidate says: whether it helped, and what it does to the gradients."""
+"""Verdict on a trial of a candidate: whether it helped, and how the training differs."""
 
 from __future__ import annotations
 

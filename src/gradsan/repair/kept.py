@@ -1,4 +1,4 @@
-"""What a search found, kept as JSON for the next command, until a file that it rests on changes.
+"""Results of a search, kept as JSON for the next command, until a file that they rest on changes.
 
 It lies in the user's cache folder, one file for each program with its arguments: nothing is left beside the program.
 """

@@ -1,9 +1,4 @@
-"""Code that is not the user's to edit, and candidates that cannot be run here.
-
-Installed packages: what of a fault happens in them, and what to do about code that is not the user's to edit.
-
-Candidates that cannot be run here: of a job of several processes, all of which would have to run each together.
-"""
+"""Code that is not the user's to edit, and candidates that cannot be run here."""
 
 from __future__ import annotations
 

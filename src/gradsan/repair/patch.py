@@ -1,11 +1,4 @@
-"""Patches: a change of several files as new texts, its diff, the lines on disk, and writing it.
-
-A change of several files as new texts: made from the changed lines of a Fix, shown as a diff, kept byte for byte.
-
-Writing a patch to the program's files: all or nothing.
-
-A diagnosis of a program with a patch laid over it, told by the lines of the files as they lie on disk.
-"""
+"""Patches: a change of several files as new texts, its diff, the lines on disk, and writing it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of the tried fixes comes first: the same training, then the smallest difference, then the smallest edit."""
+"""Ranking of tried fixes: the same training, then the smallest difference, then the smallest edit."""
 
 from __future__ import annotations
 

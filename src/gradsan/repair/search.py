@@ -1,4 +1,4 @@
-"""From a failing program to fixes that were run: one fault after another, each candidate in a process of its own."""
+"""Search for fixes: one fault after another, each candidate run in a process of its own."""
 
 from __future__ import annotations
 

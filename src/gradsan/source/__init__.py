@@ -1,4 +1,4 @@
-"""The source room: from the frames of a run to lines, expressions, names, and lines that might be changed.
+"""Source code of the program: from frames to lines, expressions, names, and lines that might be changed.
 
 It reads source text only: it runs nothing, imports nothing of the program, and needs no torch. Every function answers
 None, or an empty collection, rather than a guess where the source is missing, is not what ran, or does not decide.

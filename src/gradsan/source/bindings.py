@@ -1,11 +1,7 @@
 """Bindings: by which names a value reaches the next round, or the callers of the function that made it.
 
-The names by which a value computed in one round reaches the next: where a graph hangs on an older one.
-
 A round is an iteration of a loop, or a call of a function whose state outlives the call (attributes, globals,
 nonlocals, a notebook cell run again).
-
-The name that a program gives to what one call made, also where functions hand it on to their callers.
 """
 
 from __future__ import annotations

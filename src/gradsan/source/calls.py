@@ -1,13 +1,5 @@
 """Calls: names of one value in caller and callee, arguments read again, and hooks of modules.
 
-What a value of one function is called in the function that called it.
-
-A copy of what a call of the user's takes, or gives.
-
-Whether a function reads an argument again that a call of its own has changed.
-
-What the parameters of a module's hook are in the words of the line that called the module.
-
 How the hook was registered lies anywhere in the program; what it was given stands in torch's own source, at the frame
 that called it: ``hook(self, args)``, ``hook(self, args, kwargs, result)``.
 """

@@ -1,13 +1,4 @@
-"""Changed lines as text: edits of the source, of arguments, keywords and indices.
-
-A changed line as text, and how it is made from edits of the source.
-
-Taking an argument out of a call, and putting one in, commas included.
-
-A keyword argument given to the call at a frame.
-
-What stands in the brackets of ``x[…]``, one element for each dimension.
-"""
+"""Changed lines as text: edits of the source, of arguments, keywords and indices."""
 
 from __future__ import annotations
 

@@ -1,13 +1,7 @@
 """Operations that cut a value off its graph: followed back from the value through the statements.
 
-Which operation cut a value off its graph: followed back from the value through the statements that computed it.
-
 Functions of files that can be read are followed into what they return, and parameters to what was passed. What live
 variables tell (whether they require grad now, and what is called) is asked of ``Live``.
-
-What cuts a value off its graph: operations, and modes in which no graph is recorded.
-
-Expressions that read a tensor past its graph (``x.data``, ``x.detach()``), with the tensor itself in their place.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which assignments may have given a name the value that a statement reads (reaching definitions).
+"""Reaching definitions: which assignments may have given a name the value that a statement reads.
 
 A small abstract interpreter over the blocks of one function or module. What a loop's body assigned and the loop
 carried into its next round is marked as carried; so is what a call leaves in attributes, globals and nonlocals for

@@ -1,9 +1,5 @@
 """Names: dotted names and what they stand for, and which names a statement binds and reads.
 
-Names as people write them, and what a dotted name stands for.
-
-Which names a statement binds and which it reads.
-
 Names are chains: ``h``, ``self.state``, ``d['k']``, ``xs[0]``.
 """
 

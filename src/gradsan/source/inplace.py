@@ -1,4 +1,4 @@
-"""What method names tell: which write in place, which give a view, which operator stands for which method.
+"""Method names: which write in place, which give a view, which operator stands for which method.
 
 The lists follow the Tensor API of PyTorch 2.6 to 2.13; ``tests/source`` holds them against the installed one.
 """

@@ -1,4 +1,4 @@
-"""Where the program puts something to keep it: into a list, a sum, an attribute, an optimizer; and what a forward uses.
+"""Values that the program keeps: in a list, a sum, an attribute, an optimizer; and what a forward uses.
 
 Expressions are compared as Python writes them, so that ``self.log['loss']`` and ``self.log["loss"]`` are one.
 """

@@ -1,11 +1,4 @@
-"""Modules that a call reaches, layers that work in place, and what a name holds, as far as the same file tells.
-
-Which module a call such as ``self.act(x)`` reaches, as far as the same file tells.
-
-Where a layer is told to work in place, and the same line without that.
-
-Whether a name holds one tensor, several, or an object of the program's, as far as the file tells.
-"""
+"""Modules that a call reaches, layers that work in place, and what a name holds, as far as the same file tells."""
 
 from __future__ import annotations
 

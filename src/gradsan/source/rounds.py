@@ -1,9 +1,4 @@
-"""Rounds of a training loop: where one ends, and the calls of ``backward`` in it.
-
-Where one round of a program ends: the place at which a carried state can be cut off without loss to that round.
-
-Changed lines around calls of ``backward``: one call for several losses, and a graph kept for a second one.
-"""
+"""Rounds of a training loop: where one ends, and the calls of ``backward`` in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operation wrote, what it called, and what it read, in the words of the source."""
+"""Targets, callees and operands of an operation, in the words of the source."""
 
 from __future__ import annotations
 

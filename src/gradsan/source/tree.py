@@ -1,11 +1,7 @@
 """Source files as text and as syntax trees, wherever Python found them: on disk, in a notebook cell, in an archive.
 
-A parsed source file: its syntax tree, its parents, and positions in characters.
-
 ``ast`` counts columns in UTF-8 bytes from 0; everything here counts characters from 1, ends exclusive, as
 ``model.Frame`` does.
-
-Source lines of a file, wherever Python found that file: on disk, in a notebook cell, in an archive.
 
 A line is what Python compiled, decoded by the file's own encoding declaration, without its line end. Everything here
 answers None (or an empty tuple) where the source cannot be had.

@@ -1,4 +1,4 @@
-"""What the statement at a frame writes in place, for errors that stopped it: nobody recorded which operation it was."""
+"""In-place write of the statement at a frame, for errors that stopped it before anything was recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user does not want to be told: comments in the source, options, suppression files, baselines."""
+"""Findings that a user does not want: comments in the source, options, suppression files, baselines."""
 
 from gradsan.suppress._apply import Outcome, suppress
 from gradsan.suppress._rules import Rule, RuleError, parse_rule, read_baseline, read_rules, rules_of, write_baseline

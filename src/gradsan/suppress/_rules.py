@@ -1,11 +1,4 @@
-"""Rules of suppression: a code and a place, from options, comments in the source, files and a baseline.
-
-A rule says which findings are not wanted: a code, and where. Written in options and in suppression files.
-
-``# gradsan: ignore`` in a line of source, for all codes or for some.
-
-A baseline: the findings that are known already, so that a check only fails for new ones.
-"""
+"""Rules of suppression: a code and a place, from options, comments in the source, files and a baseline."""
 
 from __future__ import annotations
 

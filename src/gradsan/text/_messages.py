@@ -1,4 +1,4 @@
-"""From a Message to a sentence."""
+"""Sentences from Messages, in a language."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Pages of ``gradsan explain``, one Markdown file per code and language, and which language to speak.
-
-The pages of ``gradsan explain``: one Markdown file per code and language.
-
-Which language to speak.
-"""
+"""Pages of ``gradsan explain``, one Markdown file per code and language, and which language to speak."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """GS202 to GS208: a saved value was written past the version counter.
 
-What the causes GS202 to GS208 share: a silent conflict, the way by which the write passed the counter, the door.
-
 GS202: a saved value was written through .data, whose counter is another one.
 
 GS203: a saved value was written outside PyTorch: NumPy, DLPack, a buffer, a pointer, another process.

@@ -1,4 +1,4 @@
-"""The parts that the diagnosis of a failure is made of."""
+"""Parts of the diagnosis of a failure."""
 
 from __future__ import annotations
 

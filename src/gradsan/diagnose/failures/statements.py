@@ -1,4 +1,4 @@
-"""What the diagnoses of errors raised at a writing statement have in common."""
+"""Statements that PyTorch stopped: the labels, names and new lines that their diagnoses share."""
 
 from __future__ import annotations
 

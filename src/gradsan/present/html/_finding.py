@@ -1,4 +1,4 @@
-"""One diagnosis as a section of the page."""
+"""Diagnosis as a section of the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happened to the memory over time: the way from the loss, the versions, the timeline."""
+"""History of the memory: the path from the loss, the versions, the timeline."""
 
 from __future__ import annotations
 

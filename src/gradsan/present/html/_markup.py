@@ -1,9 +1,4 @@
-"""HTML that cannot be broken by what stands in it, and the page's own words.
-
-HTML that cannot be broken by what stands in it: text is escaped unless it was made here.
-
-The page's own words.
-"""
+"""HTML that cannot be broken by what stands in it, and the page's own words."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""The page: its frame, its policy (nothing is loaded from anywhere), and the page inside another one.
-
-The page: its frame, its policy (nothing is loaded from anywhere), and what stands in it.
-
-A report inside another page, as a notebook is: in a frame of its own, so that neither page styles the other.
-"""
+"""Page: its frame, its policy (nothing is loaded from anywhere), and the page inside another one."""
 
 from __future__ import annotations
 

@@ -1,14 +1,6 @@
 """Arguments: ``inplace``, ``fused``, ``use_reentrant``, and those of DistributedDataParallel.
 
-Layers that work in place, told not to: where one of several of a class wrote, or a loop set the flag afterwards.
-
-An optimizer without its fused kernels: PyTorch then counts the step, and stops where it computed a wrong gradient.
-
 That mends nothing by itself; tried, it shows that it was the step, and the program fails as loudly as it should.
-
-Checkpoints that run no backward of their own: ``use_reentrant=False``.
-
-DistributedDataParallel told what it cannot see: that every round is alike, or that buffers are each rank's own.
 """
 
 from __future__ import annotations

@@ -1,11 +1,4 @@
-"""Copies: before the loop that writes, for a layer that works in place, on ``ctx``.
-
-One copy before the loop that writes into a tensor, instead of a copy in each of its rounds.
-
-A copy for a layer that works in place: what it is called with stays as autograd has saved it.
-
-A custom Function that keeps a copy on ``ctx``, so that whoever writes the tensor later leaves the copy as it is.
-"""
+"""Copies: before the loop that writes, for a layer that works in place, on ``ctx``."""
 
 from __future__ import annotations
 

@@ -1,11 +1,4 @@
-"""Gradients: a new one returned, cleared in every round, or let go.
-
-Hooks, and the backward of Functions, that return a new gradient instead of changing the one they are given.
-
-Gradients that are cleared in every round: by their optimizer, or where an update by hand has used them.
-
-Gradients that are let go instead of being cut off and filled with zeros, where a graph still hangs on them.
-"""
+"""Gradients: a new one returned, cleared in every round, or let go."""
 
 from __future__ import annotations
 

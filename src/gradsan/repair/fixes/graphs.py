@@ -1,15 +1,7 @@
 """Graphs of their own: another network cut off, losses summed, a forward run again.
 
-What another network has computed, cut off its graph where a loss that is not meant to train it reads it.
-
 The usual shape: the generator steps, and the loss of the discriminator on ``fake`` still reaches back into the
 generator. ``discriminator(fake.detach())`` ends there. Whether any gradient is lost by it, a run shows.
-
-One backward for the sum: two losses of the same forward need neither two passes nor a kept graph.
-
-The forward that the loss hangs on runs once more after the step, with the parameters as they are by then.
-
-A forward that ran once runs in every round of a loop, or call of a function, that backpropagates through it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
 """States and buffers of modules: cut off from the round before, or renewed instead of written.
 
-A state that a module keeps for itself, cut or begun anew from the loop that trains the model it is part of.
-
 The loop cannot name the module (it may be one of many in a ``Sequential``), so it asks all modules of the model.
-
-A module that gets new buffers instead of having those written that a waiting graph has saved.
 
 The usual shape: the statistics of one network are copied into another, or averaged with them, in a loop over
 ``net.buffers()``. The loop knows the tensors alone; by its name each new tensor finds its place in the module.

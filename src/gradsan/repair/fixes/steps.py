@@ -1,13 +1,7 @@
 """Steps and updates that wait until the backward which needs the old values is over.
 
-All backwards before any step: ``optimizer.step()`` moves behind the backward that needs the old values.
-
 The later backward would add its own gradients to those of the optimizer that now steps after it. Where the next
 optimizer's parameters are all that it should reach, ``inputs=`` keeps them apart; else a copy of the gradients does.
-
-A refresh of buffers, statistics or a batch that waits until the backward that needs the old values is over.
-
-Steps after the loop: several losses of one forward are backpropagated in a loop that also steps.
 
 One step for the sum of all losses is the short way. Where each round has its own gradients (an optimizer of its own, or
 zeroing in between), they are kept and stepped with one after the other, which changes no gradient.

@@ -1,12 +1,6 @@
 """Views: made by index, made where autograd records, made after their base was written.
 
-Views taken one by one: a loop over a tensor, whose views come from one call, takes each by its index instead.
-
 PyTorch does not follow a write through one of several views that a single call made. A view by index is followed.
-
-A view that is made where autograd records: the statement that makes it leaves its ``no_grad`` block.
-
-A base that is written before its views are made: they then come from what they would have followed to.
 """
 
 from __future__ import annotations

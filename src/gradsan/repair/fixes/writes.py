@@ -1,9 +1,4 @@
-"""Writes: recorded by autograd, or a list of parts that is stacked.
-
-Changes that autograd did not record: recorded, or made to a copy that no graph knows.
-
-A list of parts and one ``torch.stack`` instead of a tensor that a loop fills part by part.
-"""
+"""Writes: recorded by autograd, or a list of parts that is stacked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process in which a program is tried: ``python -m gradsan.repair.trials._child REQUEST``."""
+"""Process of a trial: ``python -m gradsan.repair.trials._child REQUEST``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process that has torch imported and forks a child for each trial: ``python -m gradsan.repair.trials._server FD``.
+"""Server that has torch imported and forks a child for each trial: ``python -m gradsan.repair.trials._server FD``.
 
 It talks with :mod:`gradsan.repair.trials.runner` over a socket in lines of JSON. Nothing of the program runs in it,
 and no operator of torch's where a device could be woken by it, which no fork would survive.

@@ -1,11 +1,7 @@
 """Reference run of the trials: the program healed, and what PyTorch refuses carried out all the same.
 
-What PyTorch refuses, carried out all the same: so that a refused program, too, has gradients to be held against.
-
 Each allowance does what the program says and gives autograd what it lacks for that; which of them a run has is decided
 by the faults of the program (:mod:`gradsan.repair.trials.allowances`). They are for the reference run alone.
-
-The run that candidates are held against, and whether the program computes the same when it is run again.
 """
 
 from __future__ import annotations

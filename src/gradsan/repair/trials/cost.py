@@ -1,4 +1,4 @@
-"""What a run costs, counted in the child and not timed: the same program gives the same numbers.
+"""Cost of a run, counted in the child and not timed: the same program gives the same numbers.
 
 A clock and a process's peak differ from run to run by more than most fixes do. Counted are the bytes that operators
 write, which is what time mostly goes into, and the most bytes that autograd keeps for backward at any one moment.

@@ -1,4 +1,4 @@
-"""Commands that a program may start in a trial without being asked about: what only tells, and what libraries need."""
+"""Commands that a program may start in a trial without a question: they only read, or libraries need them."""
 
 from __future__ import annotations
 

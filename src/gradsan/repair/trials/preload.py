@@ -1,4 +1,4 @@
-"""What a program imports at its top, read off its text: installed modules that a server of trials may import ahead.
+"""Imports at a program's top, read off its text: installed modules that a server of trials may import ahead.
 
 The user's own modules are only read, never imported: a patch may change them, and importing them runs the program.
 """

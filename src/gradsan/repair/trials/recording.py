@@ -1,4 +1,4 @@
-"""What a run computes, written down in the child: gradients at every step and backward, and the losses."""
+"""Recording of a run in the child: gradients at every step and backward, losses, parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs trials: in children of a warm server where this system can fork one, else each in a fresh process.
+"""Runner of trials: children of a warm server where this system can fork one, else fresh processes.
 
 The server (``_server.py``) has torch imported, and the installed modules that the program imports at its top; several
 trials run side by side where cores are free.

@@ -1,4 +1,4 @@
-"""The scratch layer of a trial: files that the program writes lie beside its own, which stay as they are.
+"""Scratch layer of a trial: files that the program writes lie beside its own, which stay as they are.
 
 What is written goes to a folder that is thrown away; what is read is looked for there first. Paths that the program
 names are *logical*: they name what the program sees, the scratch copy or the file itself.

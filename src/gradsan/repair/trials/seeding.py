@@ -1,4 +1,4 @@
-"""The same random numbers in every trial, for programs that do not ask for it.
+"""Seeds of a trial: the same random numbers for programs that do not ask for it.
 
 The generators of Python, NumPy and PyTorch take entropy from the system where nobody seeds them, and some programs seed
 them with the time. In a trial they get numbers that are the same in the next one: the global generators at the start, a

@@ -1,12 +1,6 @@
 """State of a run: what variables hold, what is drawn, and what is left of gradients at its end.
 
-What a program holds in its variables, at one point of a run: tensors, arrays and numbers by their expressions.
-
-What a run draws: batches of DataLoaders and tensors of random numbers, counted.
-
 A dropout's mask is no such tensor: it is drawn anew wherever a forward runs again, as everybody expects.
-
-What an optimizer's parameters are left with at the end, where the run does not show what becomes of it.
 
 A backward after the only step of an optimizer leaves gradients that nobody has stepped with. Whether the next round
 clears them first, a run of one round tells only if it has done so itself.

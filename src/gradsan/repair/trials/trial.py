@@ -1,9 +1,4 @@
-"""Trial: the program run in a process of its own, with new texts laid over its files.
-
-Running the program in a process of its own, with a patch laid over its files.
-
-New texts laid over files of the program, in this process only: no file on disk changes.
-"""
+"""Trial: the program run in a process of its own, with new texts laid over its files."""
 
 from __future__ import annotations
 
@@ -122,7 +117,7 @@ class Recording:
 
     ``losses`` are those of backwards that ended, ``begun`` those of backwards that began. ``finished`` says that it ran
     to its end or to the limit of steps. ``left`` is what the last backward left where no step came after it,
-    ``undecided`` what optimizers end with of which the run does not show whether it is cleared (see ``left_over.py``).
+    ``undecided`` what optimizers end with of which the run does not show whether it is cleared (see ``state.py``).
     ``was_ended`` says that it was not let run to its end. ``dtype`` is the coarsest of its gradients. ``overwritten``
     are the variables that hold a gradient by reference which a later backward then wrote into.
     """

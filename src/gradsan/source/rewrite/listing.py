@@ -1,4 +1,4 @@
-"""A tensor that is filled part by part, kept as a list of its parts and stacked where it is read as a whole."""
+"""List of parts, stacked where it is read as a whole, instead of a tensor that is filled part by part."""
 
 from __future__ import annotations
 

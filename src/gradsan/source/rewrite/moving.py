@@ -1,11 +1,4 @@
-"""Statements moved behind a backward, a forward run again, and a value taken detached.
-
-Statements that wait until a backward is over: an update of weights, averages or statistics moved behind it.
-
-A part of the forward that runs again after parameters were updated, so that a loss is computed with the new ones.
-
-What a statement takes that another statement has made, and the line that takes it detached.
-"""
+"""Statements moved behind a backward, a forward run again, and a value taken detached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The line that computes a new tensor where the old one wrote in place."""
+"""Out-of-place form of a line that writes in place."""
 
 from __future__ import annotations
 

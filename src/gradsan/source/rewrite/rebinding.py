@@ -1,4 +1,4 @@
-"""What happens when a name that was written in place is bound to a new tensor instead."""
+"""Effects of binding a name to a new tensor instead of writing in place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A write to a part of a tensor as a new tensor: ``x[:, c] = v`` becomes ``x = x.select_scatter(v, 1, c)``."""
+"""Write to a part of a tensor as a new tensor: ``x[:, c] = v`` becomes ``x = x.select_scatter(v, 1, c)``."""
 
 from __future__ import annotations
 
