@@ -135,7 +135,7 @@ def _import_ahead(modules: Iterable[str]) -> None:
         if "torch" in sys.modules:
             for name in (*_PACKAGES_THAT_ARE_THERE, *_OWN):
                 importlib.import_module(name)
-            from gradsan.repair.trials.redirecting import look_for_holders
+            from gradsan.repair.trials.held_functions import look_for_holders
 
             look_for_holders()
             _watch_once()

@@ -18,13 +18,22 @@ from typing import Any
 
 from gradsan._imports import call_after_import
 from gradsan.repair.trials.harmless import command_of, is_harmless
+from gradsan.repair.trials.held_functions import (
+    BY_MODE,
+    CHANGED,
+    LOADING,
+    MADE,
+    NOT_FOLLOWED,
+    READ,
+    REMOVED,
+    SAVING,
+    Entries,
+    leading_class,
+    leading_function,
+    replace_everywhere,
+)
 from gradsan.repair.trials.scratch import WRITING, Scratch, TooLargeError
 
-_READ = ("stat", "access", "listxattr", "getxattr", "statvfs")
-_CHANGED = ("chmod", "chown", "utime", "truncate", "setxattr", "removexattr")
-_NOT_FOLLOWED = ("lstat", "readlink")
-_MADE = ("mkdir", "mkfifo", "mknod")
-_REMOVED = ("remove", "unlink", "rmdir")
 _PATHS_OF = {
     **dict.fromkeys(("os.remove", "os.rmdir", "os.mkdir", "os.chmod", "os.chown", "os.utime", "os.truncate"), (0,)),
     "os.rename": (0, 1),
@@ -35,33 +44,8 @@ _PATHS_OF = {
 """Audit events of what writes to the file system, with the arguments that are paths written to."""
 _STARTS = {"subprocess.Popen": (0, 1), "os.system": (0, 0), "os.exec": (0, 1), "os.posix_spawn": (0, 1)}
 _HEARD = frozenset({"open", *_PATHS_OF, *_STARTS})
-_SAVING = (
-    ("torch._C", "PyTorchFileWriter", 0),
-    ("safetensors.torch", "save_file", 1),
-    ("safetensors.torch", "save_model", 1),
-    ("safetensors.numpy", "save_file", 1),
-    ("torch.jit", "save", 1),
-    ("cv2", "imwrite", 0),
-)
-"""Functions that open a file outside of Python, with the position of its path."""
-_LOADING = (
-    ("torch._C", "PyTorchFileReader", 0),
-    ("safetensors.torch", "load_file", 0),
-    ("safetensors", "safe_open", 0),
-    ("torch.jit", "load", 0),
-    ("cv2", "imread", 0),
-)
-_BY_MODE = (("h5py", "File", 0),)
 _OWN_OF_MULTIPROCESSING = ("resource_tracker", "semaphore_tracker")
 _MOST_READ = 10_000
-_FUNCTIONS = (
-    *(*_READ, *_CHANGED, *_NOT_FOLLOWED, *_MADE, *_REMOVED),
-    *("rename", "replace", "symlink", "link", "open", "listdir", "scandir", "chdir", "getcwd", "getcwdb"),
-)
-_NOT_LED = ("importlib", "_frozen_importlib", "gradsan.repair.")
-_CLASSES_OF = ("pathlib", "pathlib._local", "glob")
-"""Modules whose classes keep functions of ``os`` as their own."""
-
 Uncovered = tuple[str, str]
 """What a trial would have done outside of the scratch layer: ``writes`` or ``starts``, and the file or the command."""
 
@@ -88,10 +72,10 @@ class Redirecting:
         led[builtins.open] = self._leading_open(builtins.open)
         for names in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
             names.update(new for old, new in led.items() if old in names)
-        _replace_everywhere(led)
+        replace_everywhere(led)
         # Walking by descriptors would go past the layer.
         vars(shutil)["_use_fd_functions"] = False
-        for table, where in ((_SAVING, self._saved), (_LOADING, self._loaded), (_BY_MODE, self._opened_by_mode)):
+        for table, where in ((SAVING, self._saved), (LOADING, self._loaded), (BY_MODE, self._opened_by_mode)):
             for module, name, position in table:
                 call_after_import(module, functools.partial(self._lead_argument, module, name, position, where))
         call_after_import("torch", self._lead_mapped_memory)
@@ -128,18 +112,18 @@ class Redirecting:
 
     def _functions(self) -> Iterator[tuple[str, Callable[..., Any]]]:
         scratch = self._scratch
-        for name in _READ:
+        for name in READ:
             yield name, self._leading(getattr(os, name, None), lambda path, follow: scratch.there(path))
-        for name in _NOT_FOLLOWED:
+        for name in NOT_FOLLOWED:
             yield name, self._leading(getattr(os, name), lambda path, follow: scratch.there(path), follows=False)
-        for name in _CHANGED:
+        for name in CHANGED:
             yield name, self._leading(getattr(os, name, None), lambda path, follow: scratch.changed(path), writes=True)
-        for name in _MADE:
+        for name in MADE:
             yield (
                 name,
                 self._leading(getattr(os, name), lambda path, follow: scratch.made(path), writes=True, follows=False),
             )
-        for name in _REMOVED:
+        for name in REMOVED:
             yield name, self._leading_removal(getattr(os, name))
         yield "rename", self._leading_rename(os.rename)
         yield "replace", self._leading_rename(os.replace)
@@ -283,7 +267,7 @@ class Redirecting:
     def _leading_scan(self, original: Any) -> Callable[..., Any]:
         def led(call: Callable[..., Any], path: Any, args: Any, kwargs: Any) -> Any:
             names = self._scratch.names(self._scratch.logical(path))
-            return call(path) if names is None else _Entries(path, names)
+            return call(path) if names is None else Entries(path, names)
 
         return self._wrapped(original, led, default=os.curdir)
 
@@ -353,7 +337,7 @@ class Redirecting:
                     given[position] = where(os.fspath(path), given[position + 1 :], kwargs)
             return given
 
-        _replace_everywhere({original: _leading_class(original, led) or _leading_function(original, led)})
+        replace_everywhere({original: leading_class(original, led) or leading_function(original, led)})
 
     def _lead_mapped_memory(self) -> None:
         """Files that PyTorch maps into memory by itself: shared, they are written."""
@@ -421,120 +405,3 @@ def _name(failure: OSError, path: Any, other: Any = None) -> None:
         failure.filename = path
     if failure.filename2 is not None:
         failure.filename2 = other
-
-
-class _Entries:
-    """What ``os.scandir`` gives for a directory of the layer."""
-
-    def __init__(self, path: Any, names: list[str]) -> None:
-        folder, make = (path, os.fsencode) if isinstance(path, bytes) else (path, str)
-        self._entries = iter([_Entry(folder, make(name)) for name in names])
-
-    def __iter__(self) -> Iterator[_Entry]:
-        return self
-
-    def __next__(self) -> _Entry:
-        return next(self._entries)
-
-    def __enter__(self) -> _Entries:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Nothing more comes."""
-        self._entries = iter(())
-
-
-class _Entry:
-    """An ``os.DirEntry``: the functions that it asks are led themselves."""
-
-    def __init__(self, folder: Any, name: Any) -> None:
-        self.name = name
-        self.path = os.path.join(folder, name)
-
-    def __fspath__(self) -> Any:
-        return self.path
-
-    def __repr__(self) -> str:
-        return f"<DirEntry {self.name!r}>"
-
-    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        return os.path.isdir(self.path) and (follow_symlinks or not os.path.islink(self.path))
-
-    def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        return os.path.isfile(self.path) and (follow_symlinks or not os.path.islink(self.path))
-
-    def is_symlink(self) -> bool:
-        return os.path.islink(self.path)
-
-    def is_junction(self) -> bool:
-        return False
-
-    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        return os.stat(self.path, follow_symlinks=follow_symlinks)
-
-    def inode(self) -> int:
-        return os.lstat(self.path).st_ino
-
-
-def _leading_class(original: Any, led: Callable[..., list[Any]]) -> Any:
-    """A class in the place of the class ``original``; None where it is none, or allows for none below it."""
-    if not isinstance(original, type):
-        return None
-
-    def begin(self: Any, *args: Any, **kwargs: Any) -> None:
-        original.__init__(self, *led(args, kwargs), **kwargs)  # type: ignore[misc]
-
-    try:
-        return type(original)(original.__name__, (original,), {"__init__": begin, "__module__": original.__module__})
-    except TypeError:
-        return None
-
-
-def _leading_function(original: Any, led: Callable[..., list[Any]]) -> Any:
-    @functools.wraps(original, updated=())
-    def leading(*args: Any, **kwargs: Any) -> Any:
-        return original(*led(args, kwargs), **kwargs)
-
-    return leading
-
-
-_holders: list[tuple[Any, str, int]] = []
-_looked_through: set[str] = set()
-
-
-def look_for_holders() -> None:
-    """Note which modules hold functions of ``os``, or ``open``, by a name of their own.
-
-    In the process that trials are forked from: to look through all of its modules in each of them copies its memory.
-    """
-    originals = {id(vars(os)[name]) for name in _FUNCTIONS if name in vars(os)} | {id(open)}
-    for owner, name, _ in (*_SAVING, *_LOADING, *_BY_MODE):
-        if name in getattr(sys.modules.get(owner), "__dict__", {}):
-            originals.add(id(vars(sys.modules[owner])[name]))
-    for name, module in list(sys.modules.items()):
-        if name in _looked_through or name in ("posix", "nt") or name.startswith(_NOT_LED):
-            continue
-        _looked_through.add(name)
-        space = getattr(module, "__dict__", {})
-        _holders.extend((space, key, id(value)) for key, value in list(space.items()) if id(value) in originals)
-        for one in [value for value in space.values() if isinstance(value, type)] if name in _CLASSES_OF else ():
-            for key, value in list(vars(one).items()):
-                inner = value.__func__ if isinstance(value, staticmethod) else value
-                if id(inner) in originals:
-                    _holders.append((one, key, id(inner)))
-
-
-def _replace_everywhere(led: dict[Any, Any]) -> None:
-    """Put the new functions where modules that are imported hold the old ones by a name of their own."""
-    by_identity = {id(old): new for old, new in led.items()}
-    look_for_holders()
-    for holder, key, identity in _holders:
-        if identity not in by_identity:
-            continue
-        if isinstance(holder, type):
-            setattr(holder, key, staticmethod(by_identity[identity]))
-        elif id(holder.get(key)) == identity:
-            holder[key] = by_identity[identity]
