@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+
+import pytest
 
 SOURCES = Path(__file__).resolve().parent.parent / "src" / "gradsan"
 
 ORDER = (
-    "model", "text", "catalogue", "overlap", "_errors", "_imports", "_supported", "source", "suppress", "options",
+    "model", "text", "catalogue", "overlap", "_lazy", "_errors", "_imports", "_supported", "source", "suppress", "options",
     "_torch", "record", "graph", "originals", "detect", "errors", "postmortem", "diagnose", "present", "_notes",
     "_terms", "_autopsy", "_session", "_ipython", "launch", "_enabled", "_install", "_api", "repair",
     "cli", "integrations",
@@ -127,6 +132,20 @@ def test_pure_packages_know_nothing_of_torch() -> None:
                 for alias in node.names
             }
             assert "torch" not in roots, name
+
+
+WITHOUT_TORCH = "import sys; import gradsan, gradsan.cli.{}; sys.exit('torch' in sys.modules)"
+
+
+@pytest.mark.parametrize("command", ["run", "fix", "report", "explain"])
+def test_a_command_imports_no_torch_before_its_program_does(command: str) -> None:
+    assert subprocess.run([sys.executable, "-c", WITHOUT_TORCH.format(command)]).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["gradsan", "gradsan.source", "gradsan.present"])
+def test_names_that_are_imported_on_demand_are_there(name: str) -> None:
+    found = import_module(name)
+    assert [one for names in found._HOMES.values() for one in names if not hasattr(found, one)] == []
 
 
 def test_there_is_no_circle() -> None:

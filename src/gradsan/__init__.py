@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from gradsan._lazy import names_on_demand
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
@@ -25,16 +27,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
-        if name in names:
-            from importlib import import_module
-
-            found = import_module(f"gradsan.{module}")
-            # All of them at once: later look-ups do not come here.
-            globals().update((one, getattr(found, one)) for one in names)
-            return globals()[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = names_on_demand(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -7,7 +7,7 @@ import pytest
 
 from gradsan.model import Diagnosis, Fix, Frame, Label, Message
 from gradsan.repair import Limits, find_fixes, runs_well, why_untried
-from gradsan.repair.trials.allowances import is_replayable, reference_for, was_refused
+from gradsan.repair.replay import is_replayable, reference_for, was_refused
 from gradsan.repair.trials.trial import Recording, Request, Trial
 from gradsan.text import say
 

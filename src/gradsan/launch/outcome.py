@@ -19,7 +19,6 @@ from gradsan.launch.sentences import complain
 from gradsan.launch.watcher import Watcher
 from gradsan.model import Diagnosis, Message, Program, Report
 from gradsan.options import REPORT_FILES, Options, OptionsError
-from gradsan.repair.fixes import fixes_to_try
 from gradsan.suppress import Rule, RuleError, parse_rule, read_baseline, read_rules, suppress, write_baseline
 from gradsan.text import choose_language
 
@@ -93,6 +92,8 @@ class Telling:
         target = self._target
         if target is None or target.kind == "code" or target.name == "-" or report.mode == "autopsy":
             return []
+        from gradsan.repair.fixes import fixes_to_try
+
         count = fixes_to_try(report.diagnoses)
         if not count:
             return []

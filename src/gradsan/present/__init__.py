@@ -6,10 +6,10 @@ Each is imported when it is first asked for: the JSON of a run that is still goi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from gradsan._lazy import names_on_demand
 from gradsan.model import Report
 
 if TYPE_CHECKING:
@@ -35,25 +35,22 @@ if TYPE_CHECKING:
     """The forms of a report that need no terminal, by name."""
 
 _HOMES = {
-    "needs_ascii": "_cells",
-    "render_github": "github",
-    "render_html": "html",
-    "render_json": "json",
-    "render_sarif": "sarif",
-    "render_terminal": "terminal",
-    "short_note": "note",
-    "unseen_note": "note",
-    "working_directory": "_places",
+    "_cells": ("needs_ascii",),
+    "_places": ("working_directory",),
+    "github": ("render_github",),
+    "html": ("render_html",),
+    "json": ("render_json",),
+    "note": ("short_note", "unseen_note"),
+    "sarif": ("render_sarif",),
+    "terminal": ("render_terminal",),
 }
+_on_demand = names_on_demand(__name__, _HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "RENDERERS":
-        found: Any = {form: __getattr__(f"render_{form}") for form in ("github", "html", "json", "sarif")}
-    elif name in _HOMES:
-        found = getattr(import_module(f"gradsan.present.{_HOMES[name]}"), name)
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name != "RENDERERS":
+        return _on_demand(name)
+    found = {form: _on_demand(f"render_{form}") for form in ("github", "html", "json", "sarif")}
     globals()[name] = found
     return found
 

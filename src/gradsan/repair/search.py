@@ -17,7 +17,7 @@ from gradsan.repair.judging import Judge, Say, faults_of
 from gradsan.repair.libraries import untried
 from gradsan.repair.patch import Patch, PatchError, on_disk
 from gradsan.repair.ranking import Tried, measured, ranked_fixes
-from gradsan.repair.trials.allowances import is_replayable, reference_for, was_refused
+from gradsan.repair.replay import is_replayable, reference_for, was_refused
 from gradsan.repair.trials.runner import Runner, cores_for_trials
 from gradsan.repair.trials.trial import Cost, Request, Trial
 

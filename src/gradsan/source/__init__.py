@@ -4,155 +4,214 @@ It reads source text only: it runs nothing, imports nothing of the program, and 
 None, or an empty collection, rather than a guess where the source is missing, is not what ran, or does not decide.
 """
 
-from gradsan.source.bindings import Carried, binds_result, bound_name, carried_names, method_receiver, takes_result
-from gradsan.source.calls import (
-    alias_of,
-    called_as_hook,
-    callers_expression,
-    clone_handed_out,
-    dies_with_call,
-    reads_again,
-    returned_by_hook,
-)
-from gradsan.source.change import Change, add_keyword, apply_change, changed_lines
-from gradsan.source.cut_scopes import context_around
-from gradsan.source.cuts import Cut, Live, find_cuts, grad_switched_off, read_with_graph
-from gradsan.source.identifiers import assigned_names, consumed_names
-from gradsan.source.kept import Addition, Used, additions, assignments, uses_in
-from gradsan.source.locate import (
-    Expression,
-    Statement,
-    expression_at,
-    expressions_at,
-    statement_at,
-    statements_at,
-)
-from gradsan.source.modules import Shape, inplace_layer_false
-from gradsan.source.rewrite.functions import (
-    bind_early,
-    earlier_reads,
-    kept_on_context,
-    mark_dirty,
-    rebound_at,
-    save_for_backward,
-)
-from gradsan.source.rewrite.listing import list_and_stack
-from gradsan.source.rewrite.moving import bound_names, detach_reads, move_behind, run_again, taken_from
-from gradsan.source.rewrite.out_of_place import out_of_place, recorded, written_for_others
-from gradsan.source.rewrite.scatter import element_out_of_place, part_out_of_place
-from gradsan.source.rewrite.suggest import (
-    clone_at_save,
-    clone_before,
-    detach_at,
-    drop_keyword,
-    has_keyword,
-    inplace_false,
-)
-from gradsan.source.rounds import (
-    backward_of_sum,
-    detach_after,
-    detach_after_round,
-    frames_between,
-    in_same_function,
-    is_item_of_loop,
-    is_read_between,
-    keep_graph,
-    shape_bound_at,
-)
-from gradsan.source.targets import called_expression, operand_expressions, written_expression
-from gradsan.source.tree import is_cell, source_line, source_lines
-from gradsan.source.writing import (
-    Made,
-    Written,
-    attribute_owner,
-    definition_of,
-    reads_gradient,
-    under_no_grad,
-    writing_at,
-)
+from __future__ import annotations
 
-__all__ = [
-    "Addition",
-    "Carried",
-    "Change",
-    "Cut",
-    "Expression",
-    "Live",
-    "Made",
-    "Shape",
-    "Statement",
-    "Used",
-    "Written",
-    "add_keyword",
-    "additions",
-    "alias_of",
-    "apply_change",
-    "assigned_names",
-    "assignments",
-    "attribute_owner",
-    "backward_of_sum",
-    "bind_early",
-    "binds_result",
-    "bound_name",
-    "bound_names",
-    "called_as_hook",
-    "called_expression",
-    "callers_expression",
-    "carried_names",
-    "changed_lines",
-    "clone_at_save",
-    "clone_before",
-    "clone_handed_out",
-    "consumed_names",
-    "context_around",
-    "definition_of",
-    "detach_after",
-    "detach_after_round",
-    "detach_at",
-    "detach_reads",
-    "dies_with_call",
-    "drop_keyword",
-    "earlier_reads",
-    "element_out_of_place",
-    "expression_at",
-    "expressions_at",
-    "find_cuts",
-    "frames_between",
-    "grad_switched_off",
-    "has_keyword",
-    "in_same_function",
-    "inplace_false",
-    "inplace_layer_false",
-    "is_cell",
-    "is_item_of_loop",
-    "is_read_between",
-    "keep_graph",
-    "kept_on_context",
-    "list_and_stack",
-    "mark_dirty",
-    "method_receiver",
-    "move_behind",
-    "operand_expressions",
-    "out_of_place",
-    "part_out_of_place",
-    "read_with_graph",
-    "reads_again",
-    "reads_gradient",
-    "rebound_at",
-    "recorded",
-    "returned_by_hook",
-    "run_again",
-    "save_for_backward",
-    "shape_bound_at",
-    "source_line",
-    "source_lines",
-    "statement_at",
-    "statements_at",
-    "taken_from",
-    "takes_result",
-    "under_no_grad",
-    "uses_in",
-    "writing_at",
-    "written_expression",
-    "written_for_others",
-]
+from typing import TYPE_CHECKING
+
+from gradsan._lazy import names_on_demand
+
+if TYPE_CHECKING:
+    from gradsan.source.bindings import Carried as Carried
+    from gradsan.source.bindings import binds_result as binds_result
+    from gradsan.source.bindings import bound_name as bound_name
+    from gradsan.source.bindings import carried_names as carried_names
+    from gradsan.source.bindings import method_receiver as method_receiver
+    from gradsan.source.bindings import takes_result as takes_result
+    from gradsan.source.calls import alias_of as alias_of
+    from gradsan.source.calls import called_as_hook as called_as_hook
+    from gradsan.source.calls import callers_expression as callers_expression
+    from gradsan.source.calls import clone_handed_out as clone_handed_out
+    from gradsan.source.calls import dies_with_call as dies_with_call
+    from gradsan.source.calls import reads_again as reads_again
+    from gradsan.source.calls import returned_by_hook as returned_by_hook
+    from gradsan.source.change import Change as Change
+    from gradsan.source.change import add_keyword as add_keyword
+    from gradsan.source.change import apply_change as apply_change
+    from gradsan.source.change import changed_lines as changed_lines
+    from gradsan.source.cut_scopes import context_around as context_around
+    from gradsan.source.cuts import Cut as Cut
+    from gradsan.source.cuts import Live as Live
+    from gradsan.source.cuts import find_cuts as find_cuts
+    from gradsan.source.cuts import grad_switched_off as grad_switched_off
+    from gradsan.source.cuts import read_with_graph as read_with_graph
+    from gradsan.source.identifiers import assigned_names as assigned_names
+    from gradsan.source.identifiers import consumed_names as consumed_names
+    from gradsan.source.kept import Addition as Addition
+    from gradsan.source.kept import Used as Used
+    from gradsan.source.kept import additions as additions
+    from gradsan.source.kept import assignments as assignments
+    from gradsan.source.kept import uses_in as uses_in
+    from gradsan.source.locate import Expression as Expression
+    from gradsan.source.locate import Statement as Statement
+    from gradsan.source.locate import expression_at as expression_at
+    from gradsan.source.locate import expressions_at as expressions_at
+    from gradsan.source.locate import statement_at as statement_at
+    from gradsan.source.locate import statements_at as statements_at
+    from gradsan.source.modules import Shape as Shape
+    from gradsan.source.modules import inplace_layer_false as inplace_layer_false
+    from gradsan.source.rewrite.functions import bind_early as bind_early
+    from gradsan.source.rewrite.functions import earlier_reads as earlier_reads
+    from gradsan.source.rewrite.functions import kept_on_context as kept_on_context
+    from gradsan.source.rewrite.functions import mark_dirty as mark_dirty
+    from gradsan.source.rewrite.functions import rebound_at as rebound_at
+    from gradsan.source.rewrite.functions import save_for_backward as save_for_backward
+    from gradsan.source.rewrite.listing import list_and_stack as list_and_stack
+    from gradsan.source.rewrite.moving import bound_names as bound_names
+    from gradsan.source.rewrite.moving import detach_reads as detach_reads
+    from gradsan.source.rewrite.moving import move_behind as move_behind
+    from gradsan.source.rewrite.moving import run_again as run_again
+    from gradsan.source.rewrite.moving import taken_from as taken_from
+    from gradsan.source.rewrite.out_of_place import out_of_place as out_of_place
+    from gradsan.source.rewrite.out_of_place import recorded as recorded
+    from gradsan.source.rewrite.out_of_place import written_for_others as written_for_others
+    from gradsan.source.rewrite.scatter import element_out_of_place as element_out_of_place
+    from gradsan.source.rewrite.scatter import part_out_of_place as part_out_of_place
+    from gradsan.source.rewrite.suggest import clone_at_save as clone_at_save
+    from gradsan.source.rewrite.suggest import clone_before as clone_before
+    from gradsan.source.rewrite.suggest import detach_at as detach_at
+    from gradsan.source.rewrite.suggest import drop_keyword as drop_keyword
+    from gradsan.source.rewrite.suggest import has_keyword as has_keyword
+    from gradsan.source.rewrite.suggest import inplace_false as inplace_false
+    from gradsan.source.rounds import backward_of_sum as backward_of_sum
+    from gradsan.source.rounds import detach_after as detach_after
+    from gradsan.source.rounds import detach_after_round as detach_after_round
+    from gradsan.source.rounds import frames_between as frames_between
+    from gradsan.source.rounds import in_same_function as in_same_function
+    from gradsan.source.rounds import is_item_of_loop as is_item_of_loop
+    from gradsan.source.rounds import is_read_between as is_read_between
+    from gradsan.source.rounds import keep_graph as keep_graph
+    from gradsan.source.rounds import shape_bound_at as shape_bound_at
+    from gradsan.source.targets import called_expression as called_expression
+    from gradsan.source.targets import operand_expressions as operand_expressions
+    from gradsan.source.targets import written_expression as written_expression
+    from gradsan.source.tree import is_cell as is_cell
+    from gradsan.source.tree import source_line as source_line
+    from gradsan.source.tree import source_lines as source_lines
+    from gradsan.source.writing import Made as Made
+    from gradsan.source.writing import Written as Written
+    from gradsan.source.writing import attribute_owner as attribute_owner
+    from gradsan.source.writing import definition_of as definition_of
+    from gradsan.source.writing import reads_gradient as reads_gradient
+    from gradsan.source.writing import under_no_grad as under_no_grad
+    from gradsan.source.writing import writing_at as writing_at
+
+_HOMES = {
+    "bindings": (
+        "Carried",
+        "binds_result",
+        "bound_name",
+        "carried_names",
+        "method_receiver",
+        "takes_result",
+    ),
+    "calls": (
+        "alias_of",
+        "called_as_hook",
+        "callers_expression",
+        "clone_handed_out",
+        "dies_with_call",
+        "reads_again",
+        "returned_by_hook",
+    ),
+    "change": (
+        "Change",
+        "add_keyword",
+        "apply_change",
+        "changed_lines",
+    ),
+    "cut_scopes": ("context_around",),
+    "cuts": (
+        "Cut",
+        "Live",
+        "find_cuts",
+        "grad_switched_off",
+        "read_with_graph",
+    ),
+    "identifiers": (
+        "assigned_names",
+        "consumed_names",
+    ),
+    "kept": (
+        "Addition",
+        "Used",
+        "additions",
+        "assignments",
+        "uses_in",
+    ),
+    "locate": (
+        "Expression",
+        "Statement",
+        "expression_at",
+        "expressions_at",
+        "statement_at",
+        "statements_at",
+    ),
+    "modules": (
+        "Shape",
+        "inplace_layer_false",
+    ),
+    "rewrite.functions": (
+        "bind_early",
+        "earlier_reads",
+        "kept_on_context",
+        "mark_dirty",
+        "rebound_at",
+        "save_for_backward",
+    ),
+    "rewrite.listing": ("list_and_stack",),
+    "rewrite.moving": (
+        "bound_names",
+        "detach_reads",
+        "move_behind",
+        "run_again",
+        "taken_from",
+    ),
+    "rewrite.out_of_place": (
+        "out_of_place",
+        "recorded",
+        "written_for_others",
+    ),
+    "rewrite.scatter": (
+        "element_out_of_place",
+        "part_out_of_place",
+    ),
+    "rewrite.suggest": (
+        "clone_at_save",
+        "clone_before",
+        "detach_at",
+        "drop_keyword",
+        "has_keyword",
+        "inplace_false",
+    ),
+    "rounds": (
+        "backward_of_sum",
+        "detach_after",
+        "detach_after_round",
+        "frames_between",
+        "in_same_function",
+        "is_item_of_loop",
+        "is_read_between",
+        "keep_graph",
+        "shape_bound_at",
+    ),
+    "targets": (
+        "called_expression",
+        "operand_expressions",
+        "written_expression",
+    ),
+    "tree": (
+        "is_cell",
+        "source_line",
+        "source_lines",
+    ),
+    "writing": (
+        "Made",
+        "Written",
+        "attribute_owner",
+        "definition_of",
+        "reads_gradient",
+        "under_no_grad",
+        "writing_at",
+    ),
+}
+__getattr__ = names_on_demand(__name__, _HOMES)

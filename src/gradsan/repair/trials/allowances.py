@@ -1,7 +1,7 @@
-"""Reference run of the trials: the program healed, and what PyTorch refuses carried out all the same.
+"""Allowances of the reference run: what PyTorch refuses, carried out all the same.
 
 Each allowance does what the program says and gives autograd what it lacks for that; which of them a run has is decided
-by the faults of the program (:mod:`gradsan.repair.trials.allowances`). They are for the reference run alone.
+by the faults of the program (:mod:`gradsan.repair.replay`). They are for the reference run alone.
 """
 
 from __future__ import annotations
@@ -9,22 +9,18 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
-import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from gradsan import _torch
-from gradsan.model import Diagnosis
 from gradsan.originals.deep import Deep
 from gradsan.originals.originals import Kept
 from gradsan.record.recorder import recorder
 from gradsan.record.stacks import is_own_file
-from gradsan.repair.trials.trial import Request, Trial
 
 _SPLITTING = frozenset({"unbind", "split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit", "split_with_sizes"})
 _EXPANDING = frozenset({"expand", "expand_as", "broadcast_to", "broadcast_tensors"})
@@ -225,58 +221,4 @@ def _is_unrecorded_view(result: Any, args: Any) -> bool:
         and not torch.is_inference_mode_enabled()
         and result._base is not None
         and any(torch.is_tensor(one) and one is not result for one in args)
-    )
-
-
-_TOLERANCE = 1e-6
-"""Relative difference of losses up to which two runs computed the same: threads add up in any order."""
-
-_ALLOWANCES = {
-    "freed_state_carried_over": ("keep_graphs",),
-    "forward_shared_by_two_backwards": ("keep_graphs",),
-    "graph_built_once": ("keep_graphs",),
-    "same_loss_twice": ("keep_graphs",),
-    "out_requires_grad": ("write_leaves",),
-    "one_of_several_views_written": ("single_views",),
-    "unrecorded_view_written": ("record_views",),
-    "view_base_written": ("single_views", "record_views"),
-    "expanded_written": ("own_memory",),
-    "compiled_overwritten": ("run_eagerly",),
-    "gradient_overwritten": ("own_gradients",),
-    "context_attribute": ("own_context",),
-    "saved_tensor_detached": ("release_gradients",),
-    "gradient_reduced_twice": ("own_rank",),
-    "gathered_anew": ("gathered_values",),
-}
-"""By the cause of a fault, what a run has to allow so that the program comes past it as it is written."""
-
-
-def reference_for(request: Request, faults: Sequence[Diagnosis]) -> Request:
-    """The request for the run whose gradients are right: healed, and with what PyTorch refuses carried out."""
-    allowances = {name for fault in faults for name in _ALLOWANCES.get(fault.cause, ())}
-    for fault in faults:
-        if fault.cause == "leaf_written":
-            first = next((fix.kind for fix in fault.fixes), "no_grad")
-            allowances.add("renew_leaves" if first == "out_of_place" else "write_leaves")
-    return replace(request, mode="heal", allowances=frozenset(allowances))
-
-
-def was_refused(fault: Diagnosis) -> bool:
-    """Whether PyTorch refused a statement, so that there are no gradients of the program as it is written."""
-    return fault.cause == "leaf_written"
-
-
-def is_replayable(first: Trial, again: Trial) -> bool:
-    """Whether both runs began the same backwards with the same losses, as far as healing cannot have changed them.
-
-    A run that was stopped for its time tells nothing against it.
-    """
-    before, after = first.recording.begun, again.recording.begun
-    if len(after) < len(before):
-        return again.timed_out
-    # What a silent fault did to a gradient, healing undoes: from the first step on the losses may differ.
-    silent = any(one.silent for one in first.diagnoses)
-    return all(
-        math.isclose(one, other, rel_tol=_TOLERANCE, abs_tol=1e-12) or (math.isnan(one) and math.isnan(other))
-        for one, other in zip(before[: 1 if silent else None], after, strict=False)
     )

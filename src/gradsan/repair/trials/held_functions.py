@@ -112,6 +112,7 @@ def leading_class(original: Any, led: Callable[..., list[Any]]) -> Any:
 
 def leading_function(original: Any, led: Callable[..., list[Any]]) -> Any:
     """A function in the place of the function ``original``, called with the arguments that ``led`` makes of its own."""
+
     @functools.wraps(original, updated=())
     def leading(*args: Any, **kwargs: Any) -> Any:
         return original(*led(args, kwargs), **kwargs)
