@@ -274,7 +274,7 @@ def test_copies_are_let_go_with_their_storage() -> None:
 
 
 def test_no_more_is_kept_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exports, "BYTES_KEPT", 1_000)
+    monkeypatch.setattr(exports, "SNAPSHOT_BYTES", 1_000)
     with gradsan.watch() as watched:
         held = [torch.ones(100, requires_grad=True) * 1 for _ in range(4)]
         losses = [t.pow(2).sum() for t in held]

@@ -90,7 +90,8 @@ class Telling:
     def _next_command(self, report: Report) -> list[Message]:
         """The command that tries fixes, where there are some and the program can be started once more."""
         target = self._target
-        if target is None or target.kind == "code" or target.name == "-" or report.mode == "autopsy":
+        is_file = target is not None and target.kind != "code" and target.name != "-"
+        if target is None or not is_file or not report.diagnoses or report.mode == "autopsy":
             return []
         from gradsan.repair.fixes import fixes_to_try
 
