@@ -1,13 +1,13 @@
 """Memory taken away from under saved values: told instead of a process that ends, silent where it has come back."""
 
-import subprocess
-import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
 
 import gradsan
+from forked import run_forked
 from gradsan.originals.originals import fits_its_memory
 
 MODES = ["watch", "deep", "heal"]
@@ -28,10 +28,8 @@ ENDING = {
 
 def run(program, *, mode="watch"):
     code = textwrap.dedent(program)
-    words = [sys.executable, "-c", code] if mode is None else [sys.executable, "-m", "gradsan", "run"]
-    if mode is not None:
-        words += [*([] if mode == "watch" else [f"--{mode}"]), "-c", code]
-    return subprocess.run(words, capture_output=True, text=True, timeout=120)
+    watched = ["-m", "gradsan", "run", *([] if mode == "watch" else [f"--{mode}"])] if mode is not None else []
+    return run_forked([*watched, "-c", code], Path.cwd())
 
 
 @pytest.mark.parametrize("way", ["result", "operand"])

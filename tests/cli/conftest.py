@@ -33,6 +33,17 @@ def run_gradsan(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Run
 
 
 @pytest.fixture
+def run_warm(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    """As ``run_gradsan``, with torch imported already: where what is tested is not how a program is started."""
+    own = {"GRADSAN_TEXT": "strict", "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
+
+    def run(*words: str, cwd: Path = tmp_path, env: Mapping[str, str] | None = None, stdin: str = "") -> Outcome:
+        return run_process(("-m", "gradsan", *words), cwd, {**own, **(env or {})}, stdin, is_warm=True)
+
+    return run
+
+
+@pytest.fixture
 def run_with_session(tmp_path: Path) -> Runner:
     """Run ``gradsan`` with these words and a session that behaves as ``session`` says (see fake_session.py).
 

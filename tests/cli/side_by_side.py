@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from forked import run_forked
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -27,13 +29,20 @@ _PERSONAL = ("GRADSAN", "LC_", "LANG", "PYTHON", "FORCE_COLOR", "COLUMNS")
 Runner = Callable[..., Outcome]
 
 
-def run_process(command: Sequence[str], cwd: Path, env: Mapping[str, str] | None, stdin: str) -> Outcome:
+def run_process(
+    command: Sequence[str], cwd: Path, env: Mapping[str, str] | None, stdin: str, *, is_warm: bool = False
+) -> Outcome:
+    """Run ``python *command``; warm in a child of a process that has imported torch."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(_PERSONAL)}
+    environment = {**inherited, "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", "NO_COLOR": "1", **(env or {})}
+    if is_warm:
+        done = run_forked(command, cwd, environment, stdin)
+        return Outcome(_comparable(done.stdout), _comparable(done.stderr), done.returncode)
     with interruptible():
         process = subprocess.run(
             [sys.executable, *command],
             cwd=cwd,
-            env={**inherited, "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", "NO_COLOR": "1", **(env or {})},
+            env=environment,
             input=stdin,
             capture_output=True,
             encoding="utf-8",

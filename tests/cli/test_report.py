@@ -39,19 +39,19 @@ def folder(tmp_path: Path, recorded: str) -> Path:
     return tmp_path
 
 
-def test_text_is_what_the_run_showed(folder: Path, tmp_path: Path, run_gradsan: Runner) -> None:
-    shown = run_gradsan("report", "report.json")
+def test_text_is_what_the_run_showed(folder: Path, tmp_path: Path, run_warm: Runner) -> None:
+    shown = run_warm("report", "report.json")
     assert (shown.status, shown.stderr) == (0, "")
     elsewhere = tmp_path / "there"
     elsewhere.mkdir()
     (elsewhere / "broken.py").write_text(PROGRAM)
-    ran = run_gradsan("run", "broken.py", cwd=elsewhere).stderr
+    ran = run_warm("run", "broken.py", cwd=elsewhere).stderr
     advice = "gradsan: 2 fixes can be tried without changing a file: gradsan fix broken.py\n"
     assert shown.stdout + advice == ran[ran.index("error[GS101]") :]
 
 
-def test_json_is_the_same_again(folder: Path, recorded: str, run_gradsan: Runner) -> None:
-    assert run_gradsan("report", "report.json", "--json").stdout == recorded
+def test_json_is_the_same_again(folder: Path, recorded: str, run_warm: Runner) -> None:
+    assert run_warm("report", "report.json", "--json").stdout == recorded
 
 
 @pytest.mark.parametrize(
@@ -64,37 +64,37 @@ def test_json_is_the_same_again(folder: Path, recorded: str, run_gradsan: Runner
         ("--json", '"schema": "gradsan.report/1"'),
     ],
 )
-def test_each_form_goes_to_the_output_or_to_a_file(folder: Path, form: str, part: str, run_gradsan: Runner) -> None:
-    shown = run_gradsan("report", "report.json", form)
+def test_each_form_goes_to_the_output_or_to_a_file(folder: Path, form: str, part: str, run_warm: Runner) -> None:
+    shown = run_warm("report", "report.json", form)
     assert (shown.status, shown.stderr) == (0, "")
     assert part in shown.stdout
-    written = run_gradsan("report", form, "-o", "out", "report.json")
+    written = run_warm("report", form, "-o", "out", "report.json")
     assert (written.status, written.stdout, written.stderr) == (0, "", "")
     assert (folder / "out").read_text(encoding="utf-8") == shown.stdout
 
 
-def test_the_source_is_that_of_the_run(folder: Path, run_gradsan: Runner) -> None:
+def test_the_source_is_that_of_the_run(folder: Path, run_warm: Runner) -> None:
     (folder / "broken.py").write_text("# another program\n" * 9)
     for form in ("--text", "--html", "--sarif"):
-        shown = run_gradsan("report", "report.json", form).stdout
+        shown = run_warm("report", "report.json", form).stdout
         assert "torch.exp(weight)" in shown
         assert "another program" not in shown
 
 
-def test_several_files_are_merged(folder: Path, recorded: str, run_gradsan: Runner) -> None:
+def test_several_files_are_merged(folder: Path, recorded: str, run_warm: Runner) -> None:
     (folder / "rank1.json").write_text(recorded, encoding="utf-8")
-    shown = run_gradsan("report", "report.json", "rank1.json").stdout
+    shown = run_warm("report", "report.json", "rank1.json").stdout
     assert "(2 times)" in shown
     assert "2 of 2 reports have this; it came first in report.json, after 0 optimizer steps" in shown
     assert "1 error, 0 warnings; watched 6 saves" in shown
-    merged = json.loads(run_gradsan("report", "report.json", "rank1.json", "--json").stdout)
+    merged = json.loads(run_warm("report", "report.json", "rank1.json", "--json").stdout)
     assert merged["diagnoses"][0]["sources"] == ["report.json", "rank1.json"]
-    again = run_gradsan("report", "report.json", "report.json", "--json")
+    again = run_warm("report", "report.json", "report.json", "--json")
     assert again.stdout == recorded, "the same file twice is one file"
 
 
-def test_words_of_its_own_are_in_the_language_asked_for(folder: Path, run_gradsan: Runner) -> None:
-    shown = run_gradsan("report", "--lang", "zh", "report.json").stdout
+def test_words_of_its_own_are_in_the_language_asked_for(folder: Path, run_warm: Runner) -> None:
+    shown = run_warm("report", "--lang", "zh", "report.json").stdout
     assert "错误[GS101]" in shown
     assert "the result of exp was overwritten" in shown, "sentences of the report stay as they are"
 
@@ -115,12 +115,12 @@ def test_words_of_its_own_are_in_the_language_asked_for(folder: Path, run_gradsa
         ([], "FILE"),
     ],
 )
-def test_what_cannot_be_done_is_one_sentence(folder: Path, words: list[str], part: str, run_gradsan: Runner) -> None:
+def test_what_cannot_be_done_is_one_sentence(folder: Path, words: list[str], part: str, run_warm: Runner) -> None:
     (folder / "text").write_text("hello")
     (folder / "other.json").write_text('{"x": 1}')
     (folder / "newer.json").write_text('{"schema": "gradsan.report/9"}')
     (folder / "broken.json").write_text('{"schema": "gradsan.report/1", "diagnoses": 3}')
-    shown = run_gradsan("report", *words, env={"TMPDIR": str(folder)})
+    shown = run_warm("report", *words, env={"TMPDIR": str(folder)})
     assert shown.status == 2
     assert shown.stdout == ""
     assert shown.stderr.startswith("gradsan: ")
@@ -137,30 +137,30 @@ def test_it_imports_no_torch(folder: Path, run_python: Runner) -> None:
     assert run_python("-c", program).status == 0
 
 
-def test_a_run_writes_every_form(tmp_path: Path, run_gradsan: Runner) -> None:
+def test_a_run_writes_every_form(tmp_path: Path, run_warm: Runner) -> None:
     (tmp_path / "broken.py").write_text(PROGRAM)
-    ran = run_gradsan("run", "--html", "r.html", "--sarif", "r.sarif", "--json", "r.json", "--github", "broken.py")
+    ran = run_warm("run", "--html", "r.html", "--sarif", "r.sarif", "--json", "r.json", "--github", "broken.py")
     assert ran.status == 1
     assert "error[GS101]" in ran.stderr
     assert ran.stdout.startswith("::error file=broken.py,line=6,")
     for form in ("html", "sarif", "github"):
-        again = run_gradsan("report", "r.json", f"--{form}")
+        again = run_warm("report", "r.json", f"--{form}")
         expected = ran.stdout if form == "github" else (tmp_path / f"r.{form}").read_text(encoding="utf-8")
         assert again.stdout == expected, form
 
 
-def test_files_named_in_the_project_lie_beside_it(tmp_path: Path, run_gradsan: Runner) -> None:
+def test_files_named_in_the_project_lie_beside_it(tmp_path: Path, run_warm: Runner) -> None:
     (tmp_path / "pyproject.toml").write_text('[tool.gradsan]\nhtml = "out.html"\nsarif = "out.sarif"\n')
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "broken.py").write_text(PROGRAM)
-    run_gradsan("run", "broken.py", cwd=tmp_path / "sub")
+    run_warm("run", "broken.py", cwd=tmp_path / "sub")
     assert (tmp_path / "out.html").read_text(encoding="utf-8").startswith("<!doctype html>")
     assert (tmp_path / "out.sarif").exists()
 
 
-def test_a_file_that_cannot_be_written_stops_before_the_program(tmp_path: Path, run_gradsan: Runner) -> None:
+def test_a_file_that_cannot_be_written_stops_before_the_program(tmp_path: Path, run_warm: Runner) -> None:
     (tmp_path / "main.py").write_text("print('the program has run')")
-    ran = run_gradsan("run", "--html", "no/such/r.html", "main.py")
+    ran = run_warm("run", "--html", "no/such/r.html", "main.py")
     assert (ran.status, ran.stdout) == (2, "")
     assert "no/such/r.html cannot be written" in ran.stderr
 

@@ -31,44 +31,44 @@ def program(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TWO)
 
 
-def test_early_ends_it_at_the_write(run_gradsan: Runner) -> None:
-    ended = run_gradsan("run", "--early", "train.py")
+def test_early_ends_it_at_the_write(run_warm: Runner) -> None:
+    ended = run_warm("run", "--early", "train.py")
     assert (ended.status, ended.stdout) == (66, "")
     assert "gradsan.HaltError" in ended.stderr
     assert "error[GS101]" in ended.stderr
 
 
 @pytest.mark.parametrize("rules", ["GS101", "train.py:4", "GS1xx:train.py:4", "GS110,train.py:4"])
-def test_one_is_healed_and_the_other_ends_it(run_gradsan: Runner, rules: str) -> None:
-    ended = run_gradsan("run", "--heal-only", rules, "train.py")
+def test_one_is_healed_and_the_other_ends_it(run_warm: Runner, rules: str) -> None:
+    ended = run_warm("run", "--heal-only", rules, "train.py")
     assert ended.status == 1
     assert [line.split()[0] for line in ended.stdout.splitlines()] == ["written", "first"]
     assert "warning[GS101]" in ended.stderr
     assert "error[GS102]" in ended.stderr
 
 
-def test_both_are_healed(run_gradsan: Runner) -> None:
-    healed = run_gradsan("run", "--heal", "train.py")
-    named = run_gradsan("run", "--heal-only=train.py", "train.py")
+def test_both_are_healed(run_warm: Runner) -> None:
+    healed = run_warm("run", "--heal", "train.py")
+    named = run_warm("run", "--heal-only=train.py", "train.py")
     assert (healed.status, named.status) == (66, 66)
     assert healed.stdout == named.stdout
     assert healed.stdout.splitlines()[-1].startswith("second")
 
 
-def test_the_bound_ends_it(run_gradsan: Runner) -> None:
-    ended = run_gradsan("run", "--heal", "--max-bytes", "15", "train.py")
+def test_the_bound_ends_it(run_warm: Runner) -> None:
+    ended = run_warm("run", "--heal", "--max-bytes", "15", "train.py")
     assert ended.status == 1
     assert "gradsan.HealingEndedError: healing has ended" in ended.stderr
     assert "src/gradsan/" not in ended.stderr
-    assert run_gradsan("run", "--heal", "--max-bytes", "1K", "train.py").status == 66
+    assert run_warm("run", "--heal", "--max-bytes", "1K", "train.py").status == 66
 
 
-def test_other_places_to_say_it(run_gradsan: Runner, tmp_path: Path) -> None:
+def test_other_places_to_say_it(run_warm: Runner, tmp_path: Path) -> None:
     settings = {"GRADSAN_OPTIONS": 'heal-only="GS101,train.py:10":max-bytes=1M'}
-    assert run_gradsan("run", "train.py", env=settings).status == 66
+    assert run_warm("run", "train.py", env=settings).status == 66
     (tmp_path / "pyproject.toml").write_text('[tool.gradsan]\nheal-only = ["GS101"]\nmax-bytes = "1K"\n')
-    assert run_gradsan("run", "train.py").status == 1
-    assert run_gradsan("run", "--heal-only", "*", "train.py").status == 66
+    assert run_warm("run", "train.py").status == 1
+    assert run_warm("run", "--heal-only", "*", "train.py").status == 66
 
 
 @pytest.mark.parametrize(

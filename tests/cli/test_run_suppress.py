@@ -25,36 +25,36 @@ def program(tmp_path):
     return write
 
 
-def test_a_comment(program, run_gradsan):
-    assert run_gradsan("run", "main.py").status == 66
+def test_a_comment(program, run_warm):
+    assert run_warm("run", "main.py").status == 66
     program("  # gradsan: ignore[GS201]")
-    done = run_gradsan("run", "main.py")
+    done = run_warm("run", "main.py")
     assert done.status == 0
     assert "one finding is left out by GS201" in done.stderr
     assert "error[GS201]" not in done.stderr
 
 
-def test_an_option_and_what_it_does_not_meet(program, run_gradsan):
-    done = run_gradsan("run", "--ignore", "GS2xx,GS120:main.py", "main.py")
+def test_an_option_and_what_it_does_not_meet(program, run_warm):
+    done = run_warm("run", "--ignore", "GS2xx,GS120:main.py", "main.py")
     assert done.status == 0
     assert "left out by GS2xx" in done.stderr
     assert "GS120:main.py (ignore) left nothing out" in done.stderr
 
 
-def test_pyproject(program, run_gradsan):
+def test_pyproject(program, run_warm):
     folder = program()
     (folder / "pyproject.toml").write_text('[tool.gradsan]\nignore = ["GS201"]\nquiet = true\n')
-    done = run_gradsan("run", "main.py")
+    done = run_warm("run", "main.py")
     assert (done.status, done.stderr) == (0, "")
 
 
-def test_a_suppression_file(program, run_gradsan):
+def test_a_suppression_file(program, run_warm):
     folder = program()
     (folder / "known.txt").write_text("GS201:main.py:6\n")
-    assert run_gradsan("run", "--suppressions", "known.txt", "main.py").status == 0
+    assert run_warm("run", "--suppressions", "known.txt", "main.py").status == 0
 
 
-def test_hits_are_counted_and_what_nothing_met_is_said(program, run_gradsan):
+def test_hits_are_counted_and_what_nothing_met_is_said(program, run_warm):
     folder = program()
     rounds = "".join(f"    {line}\n" for line in SILENT.format(comment="").splitlines()[1:])
     source = f"import torch  # gradsan: ignore[GS120]\nfor _ in range(3):\n{rounds}"
@@ -64,7 +64,7 @@ def test_hits_are_counted_and_what_nothing_met_is_said(program, run_gradsan):
         json.dumps({"schema": "gradsan.baseline/1", "known": [{"code": "GS101", "fingerprint": "0" * 16}]})
     )
     words = ["--ignore", "GS103", "--suppressions", "rules.txt", "--baseline", "known.json"]
-    done = run_gradsan("run", *words, "main.py")
+    done = run_warm("run", *words, "main.py")
     assert done.status == 0
     assert [line.replace(str(folder), "…") for line in done.stderr.splitlines()] == [
         "gradsan: 3 findings are left out by GS201:main.py (rules.txt:2)",
@@ -75,11 +75,11 @@ def test_hits_are_counted_and_what_nothing_met_is_said(program, run_gradsan):
     ]
 
 
-def test_a_baseline(program, run_gradsan):
+def test_a_baseline(program, run_warm):
     folder = program()
-    assert run_gradsan("run", "--write-baseline", "known.json", "main.py").status == 66
+    assert run_warm("run", "--write-baseline", "known.json", "main.py").status == 66
     assert json.loads((folder / "known.json").read_text())["known"][0]["code"] == "GS201"
-    done = run_gradsan("run", "--baseline", "known.json", "main.py")
+    done = run_warm("run", "--baseline", "known.json", "main.py")
     assert done.status == 0
     assert "one finding is in the baseline" in done.stderr
 
@@ -93,9 +93,9 @@ def test_a_baseline(program, run_gradsan):
         (("--baseline", "wrong.txt"), "wrong.txt"),
     ],
 )
-def test_wrong_use_is_one_sentence(program, run_gradsan, words, said):
+def test_wrong_use_is_one_sentence(program, run_warm, words, said):
     (program() / "wrong.txt").write_text("all of it\n")
-    done = run_gradsan("run", *words, "main.py")
+    done = run_warm("run", *words, "main.py")
     assert done.status == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
