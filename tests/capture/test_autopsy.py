@@ -135,14 +135,15 @@ def check(name: str, which: int, native: bool) -> None:
 
 
 @each("name", NAMES)
-def test_every_slot_of_every_operation(native: bool, name: str) -> None:
+def test_slots_of_every_operation(native: bool, name: str, pytestconfig: pytest.Config) -> None:
+    """Every slot with ``--long``, else the first few: the programs of many Nodes take long."""
     nodes = nodes_behind(*run(programs(native)[name]))
     if any(node.name() == "NotImplemented" for node in nodes):
         pytest.skip("this torch has no derivative of it")  # aminmax on 2.6
     count = len(saved(nodes))
     assert count
-    # The pure core logs what the native one does; the programs of many Nodes would take it long.
-    for which in range(count if native else min(count, 3)):
+    most = count if pytestconfig.getoption("--long") else 3 if native else 1
+    for which in range(min(count, most)):
         check(name, which, native)
 
 

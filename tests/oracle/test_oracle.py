@@ -1,6 +1,6 @@
 """Random programs: gradsan says what the comparison with a run that never writes says, and heals to its gradients.
 
-``benchmarks/fuzz.py`` runs as many more as one likes.
+600 of them in short, 2,000 with ``--long``; ``benchmarks/fuzz.py`` runs as many more as one likes.
 """
 
 from __future__ import annotations
@@ -23,11 +23,18 @@ from regressions import PROGRAMS
 from gradsan.record.recorder import recorder
 
 _PROGRAMS, _AT_ONCE = 2_000, 100
+_IN_SHORT = 600
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-@pytest.mark.parametrize("first", range(0, _PROGRAMS, _AT_ONCE))
+@pytest.mark.parametrize(
+    "first",
+    [
+        *range(0, _IN_SHORT, _AT_ONCE),
+        *(pytest.param(one, marks=pytest.mark.long) for one in range(_IN_SHORT, _PROGRAMS, _AT_ONCE)),
+    ],
+)
 def test_what_gradsan_says_is_the_truth(first: int) -> None:
     # As in a process of their own: what earlier programs have left in the logs is looked through for each.
     recorder().core.clear()
