@@ -6,7 +6,8 @@ import pytest
 
 from gradsan.model import Diagnosis, Frame, Label, Message, Site
 from gradsan.repair import Limits, find_fixes
-from gradsan.repair.fixes import states, steps
+from gradsan.repair.fixes.states import renew_buffers
+from gradsan.repair.fixes.steps import reorder_update
 from gradsan.repair.patch import Patch
 from gradsan.text import say
 
@@ -17,13 +18,13 @@ SETTING = 'setattr({0}.get_submodule({1}.rpartition(".")[0]), {1}.rpartition("."
 def suggested(tmp_path):
     """What becomes of a program of which ``writes`` are the writing lines, by number, with their operations."""
 
-    def suggest(fixes, text, writes, used=None, function="<module>"):
+    def suggest(fix, text, writes, used=None, function="<module>"):
         file = tmp_path / "program.py"
         file.write_text(textwrap.dedent(text).lstrip("\n"))
         marks = [mark(file, "written", line, function, op) for line, op in writes]
         marks += [] if used is None else [mark(file, "used", used)]
         said = Message("title.any")
-        found = fixes.suggest(Diagnosis("GS112", "statistics_updated", "error", False, said, said, tuple(marks)))
+        found = fix(Diagnosis("GS112", "statistics_updated", "error", False, said, said, tuple(marks)))
         return [Patch().with_lines(fix.lines).files[str(file)].decode() for fix in found]
 
     return suggest
@@ -50,14 +51,14 @@ def mark(file, role, line, function="<module>", op=None):
 )
 def test_a_module_is_given_what_was_written_into_its_buffers(suggested, head, new_head, name):
     program = f"{head}\n    a.mul_(0.9)\n    a += b\n    print(a)\n"
-    (text,) = suggested(states, program, [(2, "mul_"), (3, "add_")])
+    (text,) = suggested(renew_buffers, program, [(2, "mul_"), (3, "add_")])
     given = SETTING.format("net", name, "a")
     assert text == f"{new_head}\n    a = a.mul(0.9)\n    a = a + b\n    {given}\n    print(a)\n"
 
 
 def test_a_list_of_buffers_becomes_one_of_places(suggested):
     (text,) = suggested(
-        states,
+        renew_buffers,
         """
         class Sync:
             def __init__(self, net, source):
@@ -95,7 +96,7 @@ def test_a_list_of_buffers_becomes_one_of_places(suggested):
 )
 def test_what_is_no_walk_over_buffers_is_left_alone(suggested, program):
     line = next(number for number, row in enumerate(program.split("\n"), 1) if "mul_" in row)
-    assert suggested(states, program, [(line, "mul_")]) == []
+    assert suggested(renew_buffers, program, [(line, "mul_")]) == []
 
 
 def test_a_refresh_goes_behind_the_backward(suggested):
@@ -106,7 +107,7 @@ def test_a_refresh_goes_behind_the_backward(suggested):
         loss.backward()
         step()
     """
-    assert suggested(steps, program, [(2, "copy_")], used=4) == [
+    assert suggested(reorder_update, program, [(2, "copy_")], used=4) == [
         "loss = net(x).mean()\nprint(loss)\nloss.backward()\nrefresh()  # each round\nstep()\n"
     ]
 
@@ -116,7 +117,7 @@ def test_a_refresh_goes_behind_the_backward(suggested):
 )
 def test_what_may_be_read_in_between_stays(suggested, write):
     program = f"loss = net(x).mean()\n{write}\nloss.backward()\n"
-    assert suggested(steps, program, [(2, "copy_")], used=3) == []
+    assert suggested(reorder_update, program, [(2, "copy_")], used=3) == []
 
 
 TEACHER = """
