@@ -74,7 +74,7 @@ class Session:
         if self.teller is not None:
             self._recorder.tellers += (self.teller,)
         self._stretch = self._recorder.start(self.mode, self._terms.asked())
-        self.problems = tuple(self._recorder.problems or ())
+        self.problems = tuple(self._recorder.watching.problems or ())
 
     def meet(self, error: BaseException) -> Failure | None:
         """Look at an exception that has ended the program or is leaving the watched block; nothing where not on.

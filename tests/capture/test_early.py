@@ -171,4 +171,4 @@ def test_early_chooses_deep_mode_and_leaves_nothing():
         assert recorder().core.tells_all_writes
         assert watched.report.mode == "deep"
     assert not recorder().core.tells_all_writes
-    assert recorder().deep.holdings is None
+    assert recorder().watching.deep.holdings is None

@@ -109,7 +109,7 @@ def test_what_cannot_be_understood():
 
 
 def taken():
-    return recorder().deep.holdings.bytes
+    return recorder().watching.deep.holdings.bytes
 
 
 def test_a_write_separates_an_original():
@@ -217,6 +217,6 @@ def test_the_tightest_bound_holds():
             result_overwritten()
         with gradsan.heal(), pytest.raises(gradsan.HealingEndedError):
             result_overwritten()
-    assert recorder().deep.holdings is None
+    assert recorder().watching.deep.holdings is None
     with gradsan.heal():
         result_overwritten()[1].backward()

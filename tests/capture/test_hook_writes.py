@@ -183,7 +183,7 @@ def test_gradients_scaled_by_data_cost_no_look() -> None:
         p.register_hook(lambda g: quietly(lambda: g.data.clamp_(-1, 1))())
     with gradsan.watch() as watched:
         looked = []
-        prescan = recorder().prescan
+        prescan = recorder().watching.prescan
         original = prescan.look_again
         prescan.look_again = lambda *given: looked.append(given)  # type: ignore[method-assign]
         try:

@@ -403,6 +403,6 @@ def test_nothing_listens_once_all_is_settled() -> None:
         restored(net, by_data, True)
         for _ in range(2):
             loss_of(net).backward()
-        listener = recorder().lost_updates.before_backward
+        listener = recorder().watching.lost_updates.before_backward
         assert listener not in before
         assert listener not in recorder().listeners.before_backward

@@ -246,7 +246,7 @@ def test_undone_where_autograd_knows_of_the_change_is_a_change() -> None:
 
 
 def test_nothing_is_copied_where_nothing_is_saved() -> None:
-    kept = recorder().uncounted.snapshots
+    kept = recorder().watching.uncounted.snapshots
     with gradsan.watch():
         w = torch.ones(100, requires_grad=True)
         w.data.normal_()
@@ -261,7 +261,7 @@ def test_nothing_is_copied_where_nothing_is_saved() -> None:
 
 
 def test_copies_are_let_go_with_their_storage() -> None:
-    kept = recorder().uncounted.snapshots
+    kept = recorder().watching.uncounted.snapshots
     with gradsan.watch():
         for _ in range(3):
             t = torch.ones(100, requires_grad=True) * 1
@@ -281,7 +281,7 @@ def test_no_more_is_kept_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None
         for t in held:
             t.data.mul_(1)
         sum(losses).backward()
-    assert recorder().uncounted.snapshots._bytes <= 1_000
+    assert recorder().watching.uncounted.snapshots._bytes <= 1_000
     assert {severity for _, severity in told(watched)} == {"note", "error"}
 
 

@@ -27,6 +27,7 @@ from gradsan.model import Conflict, Frame, Save, Site, Write
 from gradsan.originals.originals import Kept
 from gradsan.overlap import overlap
 from gradsan.record import ledger
+from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawWrite
 from gradsan.record.stacks import begin_elsewhere, is_around, symbolise, within_torch
 from gradsan.record.steps import read_backward
@@ -47,7 +48,7 @@ class Read(NamedTuple):
     maker: int | None
 
 
-class ChangedValues:
+class ChangedValues(Detector):
     """Looks at the graph of a backward; what it finds goes to ``findings``."""
 
     def __init__(self, core: Any, steps: Any, findings: Findings, uncounted: Uncounted) -> None:

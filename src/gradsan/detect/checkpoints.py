@@ -23,14 +23,18 @@ from gradsan.detect.memory import Findings, Notes
 from gradsan.detect.recomputation import Call, Change, Fingerprint, Tally, compare_values, fingerprint
 from gradsan.graph.reached import TooMuchError, parameter_names
 from gradsan.model import Conflict, Message
+from gradsan.record.detector import Detector
 from gradsan.record.patches import Patches
 from gradsan.record.stacks import symbolise
 
 Guard = Callable[[Callable[[], object]], None]
 
 
-class Checkpoints:
+class Checkpoints(Detector):
     """The checkpointed calls that wait for their recomputation; found conflicts go to ``findings``."""
+
+    part = "functions"
+    is_hushed = False
 
     def __init__(
         self, core: Any, steps: Any, notes: Notes, findings: Findings, note: Callable[[Message], None]

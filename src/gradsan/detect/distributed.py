@@ -25,6 +25,7 @@ from gradsan._imports import call_after_import
 from gradsan.detect.memory import Findings, Noted, Notes, Overwritten, Uncounted
 from gradsan.graph import conflicts, naming, walk
 from gradsan.model import Conflict, Message, Name, Save, Site
+from gradsan.record.detector import Detector
 from gradsan.record.patches import Patches
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord
@@ -57,8 +58,10 @@ class Stale(NamedTuple):
     saved: Any
 
 
-class Sharded:
+class Sharded(Detector):
     """The groups of sharded parameters of this process, while they live; conflicts go to ``findings``."""
+
+    part = "parallel"
 
     def __init__(self, core: Any, steps: Any, notes: Notes, findings: Findings) -> None:
         """Start with none."""
@@ -220,8 +223,10 @@ OP = "DistributedDataParallel.forward"
 _MOST_BYTES = 64 * 2**20
 
 
-class BufferSync:
+class BufferSync(Detector):
     """Watches every buffer sync of this process."""
+
+    part = "parallel"
 
     def __init__(self, core: Any, uncounted: Uncounted, note: Callable[[Message], None]) -> None:
         """Writes go to the log by ``uncounted``; ``note`` is told of buffers that are too large to be compared."""

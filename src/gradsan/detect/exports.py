@@ -21,6 +21,7 @@ import torch
 
 from gradsan import _torch
 from gradsan.model import Message
+from gradsan.record.detector import Detector
 from gradsan.record.patches import Patches, standing
 
 BYTES_KEPT = 256 * 2**20
@@ -37,8 +38,10 @@ class Export(NamedTuple):
     snapshot: Any
 
 
-class Exports:
+class Exports(Detector):
     """The exported storages that live, and copies of what was saved in them."""
+
+    part = "doors"
 
     def __init__(self, core: Any, note: Callable[[Message], None], listen: Callable[[bool], None]) -> None:
         """Start with none; ``note`` is told what is too large to be copied, ``listen`` whether new Nodes matter.

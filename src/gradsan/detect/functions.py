@@ -24,6 +24,7 @@ from gradsan.detect.function_conflicts import Kept, Unmarked
 from gradsan.detect.memory import Findings, Noted, Notes
 from gradsan.graph import walk
 from gradsan.graph.bytecode import functions_of, getattr_static
+from gradsan.record.detector import Detector
 from gradsan.record.patches import Patches
 from gradsan.record.steps import BackwardRecord, read_backward
 
@@ -47,8 +48,11 @@ class Before(NamedTuple):
     copies: dict[int, Any]
 
 
-class Functions:
+class Functions(Detector):
     """What custom Functions of the program keep and write; found conflicts go to ``findings``."""
+
+    part = "functions"
+    is_hushed = False
 
     def __init__(self, core: Any, steps: Any, notes: Notes, findings: Findings, listen: Callable[[], None]) -> None:
         """Start with nothing applied; ``listen`` is called when there is something to be looked at before backward."""

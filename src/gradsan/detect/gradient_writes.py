@@ -31,6 +31,7 @@ from torch import nn
 from gradsan import _torch
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
+from gradsan.record.detector import Detector
 from gradsan.record.stacks import is_own_file, is_user_file, symbolise
 from gradsan.record.steps import read_backward
 
@@ -46,7 +47,7 @@ class Given(NamedTuple):
     times: int
 
 
-class GradientWrites:
+class GradientWrites(Detector):
     """Looks at writes while a backward runs; findings go to ``found``, up to ``most`` of them there."""
 
     def __init__(self, core: Any, found: list[Failure], most: int) -> None:

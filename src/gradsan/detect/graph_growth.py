@@ -27,6 +27,7 @@ from gradsan.graph import naming, walk
 from gradsan.graph.variables import Found
 from gradsan.model import Clue, Failure, Site
 from gradsan.record._core_pure import QUIET_NODES
+from gradsan.record.detector import Detector
 from gradsan.record.stacks import symbolise
 
 # What adds up, joins, or weighs, as moving averages do.
@@ -153,7 +154,7 @@ class Suspicion(NamedTuple):
     thread: int
 
 
-class UnusedGraphs:
+class UnusedGraphs(Detector):
     """Looks for such containers when the core says so; ``found`` is told of those that no backward has used."""
 
     def __init__(self, core: Any, found: Callable[[Failure], None], ask: Callable[[], None]) -> None:

@@ -20,6 +20,7 @@ from gradsan.detect.gradient_writes import Given, frames_inside, given_to_hook
 from gradsan.detect.memory import Uncounted
 from gradsan.detect.prescan import Prescan
 from gradsan.graph import walk
+from gradsan.record.detector import Detector
 from gradsan.record.steps import read_backward
 
 _NESTED = 8
@@ -28,7 +29,7 @@ _BEFORE_THE_NODE = (gradient_writes.TENSOR, f"{gradient_writes.NODE}_1")
 """The kinds of hooks that are called right before the Node that runs."""
 
 
-class HookWrites:
+class HookWrites(Detector):
     """Looks at writes while a backward runs; ``prescan`` tells what they did."""
 
     def __init__(

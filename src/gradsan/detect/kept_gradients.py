@@ -27,6 +27,7 @@ from gradsan.detect.memory import Uncounted
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
 from gradsan.record.backwards import Backwards
+from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawWrite
 from gradsan.record.stacks import is_user_file, symbolise
 from gradsan.record.steps import Steps, read_backward
@@ -62,7 +63,7 @@ class Update(NamedTuple):
     is_last: bool = False
 
 
-class KeptGradients:
+class KeptGradients(Detector):
     """Looks at the gradients of live leaves in some rounds of a line; what it finds goes to ``found``."""
 
     def __init__(

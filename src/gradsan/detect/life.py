@@ -31,6 +31,7 @@ from gradsan.graph import naming, walk
 from gradsan.graph.variables import Found
 from gradsan.model import Clue, Failure
 from gradsan.record.backwards import Backwards
+from gradsan.record.detector import Detector
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord, read_backward
 
@@ -41,7 +42,7 @@ _NAMED = 12
 _STEPS_DOWN = 2_000
 
 
-class Life:
+class Life(Detector):
     """Looks at optimizers when they first step, and at live graphs after some rounds; tells ``found`` what it found."""
 
     def __init__(self, core: Any, backwards: Backwards, found: Callable[[Failure], None]) -> None:

@@ -27,6 +27,7 @@ from gradsan.detect.kept_gradients import by_gradient
 from gradsan.detect.memory import Uncounted
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
+from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawWrite
 from gradsan.record.stacks import symbolise, within_torch
 from gradsan.record.steps import Steps, read_backward
@@ -46,7 +47,7 @@ class _State:
     told: set[Any] = field(default_factory=set)
 
 
-class LostUpdates:
+class LostUpdates(Detector):
     """Looks for such updates; ``found`` is told, ``listen(True)`` asks for a call before each backward."""
 
     def __init__(

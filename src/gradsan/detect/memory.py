@@ -20,6 +20,7 @@ from gradsan.graph import conflicts
 from gradsan.model import Conflict, Site, TensorInfo, Write
 from gradsan.overlap import overlap
 from gradsan.record import ledger
+from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawWrite
 from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import symbolise
@@ -45,8 +46,10 @@ class Replaced(NamedTuple):
     sequence: int
 
 
-class Uncounted:
+class Uncounted(Detector):
     """The doors of this process, by storage; a storage that died is forgotten."""
+
+    part = "doors"
 
     def __init__(self, core: Any, opened: Callable[[], None]) -> None:
         """Start with none; ``core`` keeps clock and log, ``opened`` is called for each first door of a storage."""

@@ -21,11 +21,12 @@ from gradsan.originals.kept_conflicts import PastCounter
 from gradsan.originals.originals import Kept
 from gradsan.overlap import overlap
 from gradsan.record import ledger
+from gradsan.record.detector import Detector
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import read_backward
 
 
-class Prescan:
+class Prescan(Detector):
     """The listener before each backward."""
 
     def __init__(self, core: Any, steps: Any, uncounted: Uncounted, exports: Exports, found: list[Conflict], most: int):

@@ -18,6 +18,7 @@ from gradsan.graph import conflicts, naming, walk
 from gradsan.model import Conflict, Save
 from gradsan.overlap import overlap
 from gradsan.record import ledger
+from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawWrite
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import read_backward
@@ -37,7 +38,7 @@ class _Inside(NamedTuple):
     made: Any
 
 
-class Wrapped:
+class Wrapped(Detector):
     """Looks at the graph of a backward; what it finds goes to ``findings``."""
 
     def __init__(self, core: Any, steps: Any, findings: Findings) -> None:

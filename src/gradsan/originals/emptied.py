@@ -19,6 +19,7 @@ from gradsan.graph import conflicts, naming, walk
 from gradsan.model import Conflict, Message, Save, Site, Write
 from gradsan.originals.kept_conflicts import PastCounter
 from gradsan.originals.originals import fits_its_memory
+from gradsan.record.detector import Detector
 from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import read_backward
@@ -37,8 +38,10 @@ class Shrunk(NamedTuple):
     step: int
 
 
-class Emptied:
+class Emptied(Detector):
     """The storages of this process that were made smaller, while they live."""
+
+    part = "doors"
 
     def __init__(self, core: Any, steps: Any, opened: Callable[[], None], keep: Callable[..., None]) -> None:
         """``opened`` is called when a first storage was made smaller, ``keep`` a function that

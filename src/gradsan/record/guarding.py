@@ -49,8 +49,8 @@ class Guard:
         with _torch.hushed():
             self.run(work)
 
-    def install(self, part: Callable[[], None]) -> None:
-        """Run one part of the installation; where this torch does not take it, the program runs on without it.
+    def install(self, name: str, part: Callable[[], None]) -> None:
+        """Run the part ``name`` of the installation; where this torch does not take it, the program runs on without it.
 
         With ``GRADSAN_DEBUG`` its failure is raised.
         """
@@ -59,8 +59,7 @@ class Guard:
         except Exception as failure:
             if os.environ.get("GRADSAN_DEBUG"):
                 raise
-            what = part.__name__.removeprefix("_watch_").replace("_", " ")
-            self.note(Message("blind.part_not_watched", {"part": what, "error": _told(failure)}))
+            self.note(Message("blind.part_not_watched", {"part": name, "error": _told(failure)}))
 
 
 def _told(failure: Exception) -> str:

@@ -17,6 +17,7 @@ from gradsan.detect.nonfinite.backward import NODES_WATCHED
 from gradsan.detect.nonfinite.values import Searched
 from gradsan.graph import naming
 from gradsan.model import Birth, NonFinite, NonFiniteSeen
+from gradsan.record.detector import Detector
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import Settling, StepRecord, Steps
 
@@ -24,7 +25,7 @@ _LARGEST_LOSS = 4_096
 _NAMED = 8
 
 
-class Notice:
+class Notice(Detector):
     """Looks at the outputs of each backward call, and at leaves only once one of these is not finite.
 
     A loss that is not finite does no harm by itself (a ``GradScaler`` skips the step): a finding needs a leaf with NaN,

@@ -17,6 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from gradsan import _torch
+from gradsan._watching import watching_of
 from gradsan.originals.deep import Deep
 from gradsan.originals.originals import Kept
 from gradsan.record.recorder import recorder
@@ -59,7 +60,7 @@ def allow(names: Iterable[str]) -> None:
             lambda optimizer: (one for group in optimizer.param_groups for one in group["params"]),
         )
     if "gathered_values" in wanted:
-        deep = recorder().deep
+        deep = watching_of(recorder()).deep
         deep.keep_original = _with_gathered(deep)  # type: ignore[method-assign,assignment]
     if "own_rank" in wanted:
         parallel = torch.nn.parallel.DistributedDataParallel

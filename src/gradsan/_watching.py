@@ -1,0 +1,362 @@
+"""Watching: every detector, wired to the recorder of this process, and the evidence of a backward that failed.
+
+The recorder knows none of them: it tells when watching begins and ends, which modes are asked for, and which exception
+left a backward or ended the program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any
+
+from gradsan import _torch
+from gradsan._errors import GradsanError
+from gradsan.detect.changed_values import ChangedValues
+from gradsan.detect.checkpoints import Checkpoints
+from gradsan.detect.distributed import BufferSync, Sharded
+from gradsan.detect.exports import Exports
+from gradsan.detect.functions import Functions
+from gradsan.detect.gradient_writes import GradientWrites
+from gradsan.detect.graph_growth import UnusedGraphs
+from gradsan.detect.hook_writes import HookWrites
+from gradsan.detect.hooked import HookedValues
+from gradsan.detect.kept_gradients import KeptGradients
+from gradsan.detect.life import Life
+from gradsan.detect.lost_updates import LostUpdates
+from gradsan.detect.memory import Findings, Notes, Uncounted
+from gradsan.detect.nonfinite.notice import Notice
+from gradsan.detect.nonfinite.search import NonFiniteSearch
+from gradsan.detect.prescan import Prescan, way_of
+from gradsan.detect.wrapped import Wrapped
+from gradsan.errors import failures, warned
+from gradsan.graph import conflicts, self_check, stale_slots
+from gradsan.model import Conflict, Deviation, Failure, Message
+from gradsan.originals import kept_conflicts
+from gradsan.originals.deep import Deep
+from gradsan.originals.emptied import Emptied
+from gradsan.originals.overwriting import Overwriting
+from gradsan.record import compilers, user_hooks
+from gradsan.record.detector import Detector, overriding
+from gradsan.record.patches import Patches
+from gradsan.record.recorder import FINDINGS_KEPT, Recorder
+from gradsan.record.steps import Settling, read_backward
+
+_SEEN = "_gradsan_seen"
+_MET = "_gradsan_met"
+
+
+class Watching:
+    """The detectors of one recorder."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Make the detectors; torch is not touched yet."""
+        self._recorder = recorder
+        core, steps, guard = recorder.core, recorder.steps, recorder.guard
+        self._listeners = recorder.listeners
+        self.life = Life(core, recorder.backwards, self._keep_failure)
+        self.unused_graphs = UnusedGraphs(core, self._keep_failure, self._await_use)
+        self.emptied = Emptied(core, steps, self._scan_emptied, recorder.keep)
+        self.deep = Deep(core, self._describe, recorder.keep, self._is_healed, self.emptied, guard.note)
+        self.overwriting = Overwriting(core, self.deep, recorder.demands, recorder.keep, guard.run_hushed)
+        self.uncounted = Uncounted(core, self._scan_before_backward)
+        self.exports = Exports(core, guard.note, self._listen_to_nodes)
+        self.prescan = Prescan(core, steps, self.uncounted, self.exports, recorder.conflicts, FINDINGS_KEPT)
+        self.hooked = HookedValues(core, steps, self.uncounted, self.exports, self.deep, recorder.keep)
+        notes = Notes(core, steps, self.uncounted, self.exports)
+        self._findings = Findings(recorder.conflicts, FINDINGS_KEPT)
+        self.functions = Functions(core, steps, notes, self._findings, self._scan_functions)
+        self.checkpoints = Checkpoints(core, steps, notes, self._findings, guard.note)
+        self.changed_values = ChangedValues(core, steps, self._findings, self.uncounted)
+        self.wrapped = Wrapped(core, steps, self._findings)
+        self.buffer_sync = BufferSync(core, self.uncounted, guard.note)
+        self.sharded = Sharded(core, steps, notes, self._findings)
+        # What they hold comes and goes; GS217 tells of what changed, and copies would undo what sharding is for.
+        self.deep.leaves_alone = self.sharded.holds
+        self.gradient_writes = GradientWrites(core, recorder.failures, FINDINGS_KEPT)
+        self.hook_writes = HookWrites(core, self.uncounted, self.exports, self.prescan, guard.run_hushed)
+        self.kept_gradients = KeptGradients(core, steps, recorder.backwards, self.uncounted, self._keep_failure)
+        self.lost_updates = LostUpdates(core, steps, self.uncounted, self._keep_failure, self._listen_for_updates)
+        settling = Settling(
+            core,
+            lambda optimizer, frame: guard.run(partial(self.life.first_step, optimizer, frame)),
+            lambda optimizer: guard.run(partial(self.uncounted.stepped, optimizer)),
+        )
+        self.notice = Notice(core, steps, settling, recorder.nonfinite.append)
+        self._search = NonFiniteSearch(core, recorder.nonfinite.append, guard.note)
+        self.detectors: tuple[Detector, ...] = (
+            self.uncounted,
+            self.exports,
+            self.emptied,
+            self.functions,
+            self.checkpoints,
+            self.sharded,
+            self.buffer_sync,
+            self.prescan,
+            self.gradient_writes,
+            self.life,
+            self.changed_values,
+            self.kept_gradients,
+            self.wrapped,
+            self.lost_updates,
+            self.unused_graphs,
+            self.hook_writes,
+            self.notice,
+        )
+        """In the order in which their patches are put in, and in which they hear of a backward."""
+        self._before_rounds = tuple(
+            one for one in overriding(self.detectors, "before_round") if one is not self.hook_writes
+        )
+        self._deep_patches, self._nonfinite_patches = Patches(), Patches()
+        self._is_deep = self._is_searching = False
+        self.problems: list[Message] | None = None
+        """What gradsan cannot do on this torch; None as long as nothing was watched."""
+        core.on_round, core.on_quiet, core.on_write = self._on_round, self._on_quiet, self._on_write
+        core.on_differentiable = self._on_differentiable
+        self.exports.on_hand_out = self._on_hand_out
+
+    def begin(self, install: Callable[[], None]) -> None:
+        """Watching begins: ``install`` puts the recorder's own patches into torch, before those of the detectors."""
+        recorder, guard = self._recorder, self._recorder.guard
+        is_first = self.problems is None
+        if is_first:
+            self.problems = self_check.before_watching()
+        recorder.core.active = True
+        self._findings.forget()
+        for one in overriding(self.detectors, "forget"):
+            one.forget()
+        self._listeners.call_before_backward(self.notice.before_backward)
+        self._listeners.follow()
+        guard.install("user hooks", self._watch_user_hooks)
+        install()
+        guard.install("warnings", partial(warned.watch, recorder.patches, self._on_warning))
+        for one in overriding(self.detectors, "install"):
+            run = guard.run_hushed if one.is_hushed else guard.run
+            guard.install(one.part, partial(one.install, recorder.patches, run))
+        guard.install("compilers", partial(compilers.install, recorder.patches, guard.run_hushed))
+        if is_first and self.problems is not None:
+            self.problems += self_check.while_watching()
+        for problem in self.problems or ():
+            guard.note(problem)
+
+    def follow(self, modes: Collection[str]) -> None:
+        """Do what the stretches ask for that run now, and no longer what only others asked for."""
+        guard = self._recorder.guard
+        was_deep, was_searching = self._is_deep, self._is_searching
+        self._is_deep, self._is_searching = "deep" in modes or "heal" in modes, "nonfinite" in modes
+        if self._is_deep:  # what was saved under heal mode is healed after it has ended, too
+            self.deep.mode = "heal" if "heal" in modes else "deep"
+        if self._is_deep and not was_deep:
+            self._look_always(True)
+            guard.install("keep originals", partial(self.deep.start, self._deep_patches))
+        elif was_deep and not self._is_deep:
+            self._look_always(False)
+            self._deep_patches.undo()
+        if self._is_searching and not was_searching:
+            guard.install("values", self._watch_values)
+        elif was_searching and not self._is_searching:
+            self._stop_nonfinite()
+        self.overwriting.follow(self._is_deep)
+
+    def settle(self) -> None:
+        """Watching ends; the patches are out already."""
+        for one in overriding(self.detectors, "settle"):
+            self._recorder.guard.run(one.settle)
+
+    def _watch_user_hooks(self) -> None:
+        recorder = self._recorder
+        user_hooks.watch_user_hooks(recorder.core, recorder.patches, self.hooked, recorder.guard.run_hushed)
+
+    def _watch_values(self) -> None:
+        # The search says more of the same.
+        self.notice.leave()
+        self._search.start(self._nonfinite_patches, self._recorder.guard.run)
+        self._listen_for_values(True)
+
+    def _listen_for_values(self, wanted: bool) -> None:
+        self._listeners.call_before_backward(self._search.before_backward, wanted)
+        self._listeners.call_after_backward(self._search.after_backward, wanted)
+
+    def _stop_nonfinite(self) -> None:
+        self._listen_for_values(False)
+        self._recorder.guard.run(self._search.settle)
+        self._nonfinite_patches.undo()
+
+    def _look_always(self, wanted: bool) -> None:
+        for listener in (self.deep.before_backward, self.changed_values.before_backward):
+            self._listeners.call_before_backward(listener, wanted)
+        self.changed_values.looks_always = self.checkpoints.compares_values = wanted
+        self._recorder.core.before_write = self._before_write if wanted else None
+
+    def _before_write(self, target: Any) -> None:
+        self._recorder.guard.run_hushed(partial(self.uncounted.snapshots.before_write, target))
+
+    def _describe(
+        self,
+        kept: Any,
+        counted: bool,
+        raised: bool,
+        changed: bool,
+        deviation: Deviation | None,
+        healed: int | None,
+        node: Any = None,
+    ) -> Conflict:
+        steps = self._recorder.steps
+        beside = kept_conflicts.changed_beside(steps.current_backward(), kept) if raised and not changed else None
+        if beside is not None:
+            (node, kept), changed, deviation = beside, True, None
+        return kept_conflicts.of_kept(
+            self._recorder.core,
+            steps,
+            kept,
+            counted=counted,
+            raised=raised,
+            changed=changed,
+            deviation=deviation,
+            healed=healed,
+            door=self.emptied.door(kept.alias, kept.clock)
+            or way_of(self.uncounted, self.exports, kept.changed_part or kept),
+            node=node,
+        )
+
+    def _is_healed(self, describe: Callable[[], Conflict]) -> bool:
+        heals = self._recorder.demands.heals
+        if heals is None:
+            return True
+        answer: list[bool] = []
+        self._recorder.guard.run(lambda: answer.append(heals(describe())))
+        return answer == [True]
+
+    def _scan_before_backward(self) -> None:
+        """Have graphs looked through from now on: something can be written past the version counter."""
+        self._listeners.call_before_backward(self.prescan.before_backward)
+
+    def _scan_emptied(self) -> None:
+        """Have graphs looked through from now on: memory has been taken away from under a storage."""
+        self._listeners.call_before_backward(self.emptied.before_backward)
+
+    def _scan_functions(self) -> None:
+        """Have custom Functions looked at from now on: one has kept or written something."""
+        self._listeners.call_before_backward(self.functions.before_backward)
+
+    def _listen_to_nodes(self, wanted: bool) -> None:
+        """Have what is saved in exported memory copied, or no longer."""
+        if wanted:
+            self._scan_before_backward()
+        self._listeners.call_after_nodes(self.exports.after_nodes, wanted)
+
+    def _listen_for_updates(self, wanted: bool) -> None:
+        self._listeners.call_before_backward(self.lost_updates.before_backward, wanted)
+
+    def _await_use(self) -> None:
+        """Have the next backward looked at: containers keep graphs that none has used so far."""
+        self._listeners.call_before_backward(self.unused_graphs.before_backward)
+
+    def _on_round(self, entry: Any, rounds: int) -> None:
+        guard = self._recorder.guard
+        for one in self._before_rounds:
+            guard.run(partial(one.before_round, entry, rounds))
+        # In deep mode what a Node is given is compared, whoever wrote.
+        if not self._is_deep:
+            guard.run_hushed(partial(self.hook_writes.before_round, entry, rounds))
+
+    def _on_hand_out(self, storage: int) -> None:
+        if not self._is_deep:
+            self._recorder.guard.run_hushed(partial(self.hook_writes.handed_out, storage))
+
+    def _on_differentiable(self, entry: Any, inputs: Any, result: Any) -> None:
+        self._recorder.guard.run(partial(self.lost_updates.differentiable, entry, inputs, result))
+
+    def _on_quiet(self, end: int) -> None:
+        self._recorder.guard.run(partial(self.unused_graphs.look, end))
+
+    def _on_write(self, tensor: Any, op: str, stack: Any) -> None:
+        guard = self._recorder.guard
+        if self._recorder.core.running:
+            guard.run_hushed(lambda: self.gradient_writes.on_write(tensor, op, stack))
+            if not self._is_deep:
+                guard.run_hushed(lambda: self.hook_writes.on_write(tensor, op, stack))
+        self.overwriting.written(tensor)
+
+    def _on_warning(self, message: Any, category: type[Warning]) -> None:
+        self._recorder.guard.run(partial(self._keep_warning, message, category))
+
+    def _keep_warning(self, message: Any, category: type[Warning]) -> None:
+        recorder = self._recorder
+        if len(recorder.failures) < FINDINGS_KEPT:
+            failure = warned.of_warning(recorder, message, category)
+            if failure is not None:
+                recorder.failures.append(failure)
+
+    def _keep_failure(self, failure: Failure) -> None:
+        if len(self._recorder.failures) < FINDINGS_KEPT:
+            self._recorder.failures.append(failure)
+
+    def backward_failed(self, entry: Any, error: BaseException) -> Conflict | Failure | None:
+        """A backward has ended with an exception; find what lies behind it while graph and variables are there."""
+        found = self._recorder.conflicts
+        known = len(found)
+        self._find_cause(entry, error)
+        if self._is_searching:
+            self._recorder.guard.run_hushed(partial(self._search.failed, entry, error))
+        return found[-1] if len(found) > known else failures.kept_on(error)
+
+    def _find_cause(self, entry: Any, error: BaseException) -> None:
+        recorder = self._recorder
+        if getattr(error, _SEEN, False) or isinstance(error, GradsanError):
+            return
+        if not stale_slots.is_version_error(error):
+            recorder.guard.run_hushed(partial(self._look_at, error, entry))
+            return
+        if _torch.is_building_graph(error):
+            return
+        # One failure passes several engine calls where a backward runs inside another (checkpointing).
+        with contextlib.suppress(AttributeError):
+            setattr(error, _SEEN, True)
+        backward = read_backward(entry)
+
+        def collect() -> Conflict | None:
+            failed = conflicts.of_failure(recorder.core, recorder.steps, backward, error, None, recorder.backwards)
+            return self.checkpoints.kept(failed, error)
+
+        with _torch.hushed():
+            recorder.keep(collect)
+
+    def _look_at(self, error: BaseException, entry: Any) -> None:
+        recorder, backward = self._recorder, read_backward(entry)
+        inputs = _torch.engine_inputs(error, backward.outputs)
+        failure = failures.of_exception(
+            recorder.core, recorder.steps, error, backwards=recorder.backwards, backward=backward, inputs=inputs
+        )
+        if failure is not None:
+            failures.keep_on(error, failure)
+
+    def program_ended_by(self, error: BaseException) -> None:
+        """An exception has ended the program or left a watched block: keep the Failure that it is, if any."""
+        if len(self._recorder.failures) < FINDINGS_KEPT:
+            self._recorder.guard.run(partial(self._keep_ending, error))
+        if self._is_searching and isinstance(error, Exception):
+            self._recorder.guard.run_hushed(partial(self._search.meet, error))
+
+    def _keep_ending(self, error: BaseException) -> None:
+        # A number, because the program may send its exceptions to other processes.
+        if getattr(error, _MET, None) == id(self):
+            return
+        recorder = self._recorder
+        looked_at: BaseException | None = error
+        while looked_at is not None and not stale_slots.is_version_error(looked_at):
+            failure = failures.of_exception(recorder.core, recorder.steps, looked_at, backwards=recorder.backwards)
+            if failure is not None:
+                recorder.failures.append(failure)
+                with contextlib.suppress(AttributeError, TypeError):
+                    setattr(error, _MET, id(self))
+                return
+            # ``raise TrainingFailed(...) from error``
+            looked_at = looked_at.__cause__
+
+
+def watching_of(recorder: Recorder) -> Watching:
+    """The detectors of ``recorder``."""
+    assert isinstance(recorder.watching, Watching)
+    return recorder.watching
