@@ -18,8 +18,8 @@ SOURCES = Path(__file__).resolve().parent.parent / "src" / "gradsan"
 ORDER = (
     "model", "text", "catalogue", "overlap", "_lazy", "_errors", "_imports", "_supported", "source", "suppress",
     "options", "_torch", "record", "graph", "originals", "detect", "errors", "postmortem", "_watching", "diagnose",
-    "present", "_notes", "_terms", "_autopsy", "_session", "_ipython", "launch", "_enabled", "_install", "_api", "repair",
-    "cli", "integrations",
+    "present", "_notes", "_terms", "_autopsy", "_session", "_ipython", "launch", "_enabled", "_install", "_api",
+    "repair", "cli", "integrations",
 )  # fmt: skip
 """Each imports only those before it, and itself."""
 
