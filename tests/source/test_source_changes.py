@@ -20,7 +20,7 @@ from gradsan.source import (
     drop_keyword,
     inplace_false,
 )
-from gradsan.source.rewrite import out_of_place
+from gradsan.source.rewrite.out_of_place import out_of_place
 
 HEAD = """
 import torch
