@@ -1,4 +1,4 @@
-"""Raw stacks: the sites that they stand for, and user code in them.
+"""Raw stacks: the sites that they stand for, and user code in them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
-from gradsan import _torch
 from gradsan.model import Frame, Site
-from gradsan.record._core_pure import DEPTH_KEPT
 
 _GRADSAN = str(Path(__file__).resolve().parent.parent) + os.sep
 _COMMAND_LINE = _GRADSAN + "cli" + os.sep
@@ -215,9 +213,3 @@ def _characters(file: str, line: int | None, offset: int | None) -> int | None:
 
 
 _FRAMES_BETWEEN = 8
-
-
-
-
-
-
