@@ -67,6 +67,8 @@ def _cut(bridge: Bridge) -> tuple[str, Frame, source.Change] | None:
     for taken in bridge.taken_near:
         for made in bridge.made_near:
             for name, frame in _reads(user_frames(taken), user_frames(made), bridge.name):
+                if bridge.name is not None and bridge.name.startswith((f"{name}[", f"{name}.")):
+                    continue  # a container: which of its tensors are another network's, no line tells
                 change = source.detach_reads(frame, name)
                 if change is not None:
                     return name, frame, change

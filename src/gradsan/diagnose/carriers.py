@@ -8,7 +8,7 @@ from itertools import chain
 
 from gradsan import source
 from gradsan.diagnose.levels import lifted, shared_level, user_frames
-from gradsan.model import Bridge, Frame, Site
+from gradsan.model import Bridge, Frame, Held, Site
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Carrier:
 
     ``callers`` are the frames above the one that takes it. ``in_round`` says, for each name carried together with it,
     what it is called in the function at ``level`` of the backward's stack, which runs the round, and where it is bound.
-    ``is_local`` says that it is bound in that very function.
+    ``is_local`` says that it is bound in that very function. ``held`` are the live variables that lead to older graphs.
     """
 
     name: str
@@ -26,6 +26,7 @@ class Carrier:
     in_round: tuple[tuple[str, source.Carried], ...] = ()
     level: int = -1
     is_local: bool = True
+    held: tuple[Held, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ def find(used: Site, bridge: Bridge) -> Carrier | None:
         tuple((_as_people_quote(name), one) for name, one in names if name is not None),
         min(place.depth, level),
         place.depth <= level,
+        bridge.held,
     )
 
 
@@ -85,10 +87,15 @@ def cut(used: Site, updated: Site | None, carrier: Carrier) -> tuple[source.Chan
     used_at = use[carrier.level]
     updated_at = _update_at(updated, use, carrier.level)
     if carrier.is_local and len(carrier.in_round) == 1:
-        change = _at_binding(carrier.in_round[0][1], used_at)
+        change = _at_binding(carrier, used_at)
         if change is not None:
             return change, carrier.in_round[0][1].bound_at
-    shapes = {name: source.shape_bound_at(one.bound_at, one.name) or "tensor" for name, one in carrier.in_round}
+    shapes: dict[str, source.Shape] = {}
+    for name, one in carrier.in_round:
+        shape = _shape(carrier, name, one)
+        if shape is None:
+            return None
+        shapes[name] = shape
     done = [used_at] if updated_at is None else [used_at, updated_at]
     taken = carrier.in_round[0][1].consumed_line
     if updated_at is not None and carrier.is_local and updated_at.line < taken <= used_at.line:
@@ -98,13 +105,28 @@ def cut(used: Site, updated: Site | None, carrier: Carrier) -> tuple[source.Chan
     return None if behind is None else (behind, used_at)
 
 
-def _at_binding(one: source.Carried, used_at: Frame) -> source.Change | None:
+def _shape(carrier: Carrier, name: str, one: source.Carried) -> source.Shape | None:
+    """What ``name`` holds: as the file tells, else as its live value did; None for tensors deeper inside of it."""
+    known = source.shape_bound_at(one.bound_at, one.name)
+    if known is not None:
+        return known
+    kinds = {held.container for held in carrier.held if held.within in (name, one.name)}
+    for shape in ("list", "tuple", "dict"):
+        if kinds == {shape}:
+            return shape
+    is_inside = any(held.path.startswith((f"{name}[", f"{name}.")) for held in carrier.held)
+    return None if kinds or is_inside else "tensor"
+
+
+def _at_binding(carrier: Carrier, used_at: Frame) -> source.Change | None:
+    name, one = carrier.in_round[0]
     bound = one.bound_at
     if not source.in_same_function(bound, used_at):
         return None
     if bound.line < used_at.line and source.is_read_between(one.name, bound, used_at):
         return None
-    return source.detach_at(bound, one.name)
+    shape = _shape(carrier, name, one)
+    return None if shape is None else source.detach_at(bound, one.name, shape)
 
 
 def _update_at(updated: Site | None, use: tuple[Frame, ...], level: int) -> Frame | None:

@@ -34,10 +34,11 @@ def instead_of_overwriting(facts: Facts, *, copy_first: bool = False) -> tuple[F
         pair = (copy_fix, new_fix) if copy_first else (new_fix, copy_fix)
         found = pair if pair[0].lines or pair[1].lines else (*_copy_for_autograd(facts), *pair)
     else:
-        found = (*_copy_for_autograd(facts), new_fix)
+        found = (*_copy_for_autograd(facts), new_fix if new.lines or not copy.lines else copy_fix)
     element = _each_line(writes, _new_element)
     if element.lines and element.lines != new.lines:
-        found = (*found, _rebinding("out_of_place", facts, element))
+        of_container = _rebinding("out_of_place", facts, element)
+        found = (of_container, *_copy_for_autograd(facts)) if _is_of_container(writes) else (*found, of_container)
     return tuple(sorted(found, key=lambda fix: not fix.lines))
 
 
@@ -178,6 +179,17 @@ def _new_value(write: Write, frame: Frame) -> source.Change | None:
 
 def _new_element(write: Write, frame: Frame) -> source.Change | None:
     return source.element_out_of_place(frame, write.op)
+
+
+def _is_of_container(writes: Sequence[Write]) -> bool:
+    """Whether ``x[k] += v`` wrote an element of a list or dict: into a tensor, Python would store it once more."""
+    stored = {(frame.file, frame.line) for one in writes if one.op == "__setitem__" and (frame := one.site.user_frame)}
+    added = [one.site.user_frame for one in writes if one.op.startswith("__i")]
+    return (
+        bool(added)
+        and len(added) == len(writes)
+        and all(frame is not None and (frame.file, frame.line) not in stored for frame in added)
+    )
 
 
 def _copy(write: Write, frame: Frame) -> source.Change | None:

@@ -6,11 +6,13 @@ tells them apart is their number, and the graph of the earlier loss where that i
 Roles: ``needed`` (this backward), ``freed_by`` (the earlier one), ``saved`` (the call that made the freed Node),
 ``bridge`` (the tensor by which the new graph hangs on the freed one) with ``bridge_made`` and ``bridge_taken`` (the
 calls around it), ``updated`` (a step between the two backwards), ``borrowed`` (a tensor by which one of the losses
-hangs on a network that another optimizer trains) with ``borrowed_made`` and ``borrowed_taken``.
+hangs on a network that another optimizer trains) with ``borrowed_made`` and ``borrowed_taken``, ``held`` (a live
+variable whose graph leads back to the freed Node; ``values``: the fields of :class:`gradsan.model.Held`).
 """
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gradsan import _torch
@@ -87,6 +89,7 @@ def gather_second_backward(context: Context) -> tuple[Clue, ...]:
     clues += [Clue("bridge_made", site) for site in borrowed.sites_near(core, join.older, backward.thread)]
     if join.younger is not None:
         clues += [Clue("bridge_taken", site) for site in borrowed.sites_near(core, join.younger, backward.thread)]
+    clues += [Clue("held", name=one.path, values=asdict(one)) for one in naming.held_graphs(node, context.frame)]
     for step in context.steps.steps:
         if by.clock < step.clock < backward.clock:
             clues.append(Clue("updated", symbolise(step.stack), op=step.optimizer))

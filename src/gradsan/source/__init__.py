@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gradsan.source.change import add_keyword as add_keyword
     from gradsan.source.change import apply_change as apply_change
     from gradsan.source.change import changed_lines as changed_lines
+    from gradsan.source.collected import forget_collected as forget_collected
     from gradsan.source.cut_scopes import context_around as context_around
     from gradsan.source.cuts import Cut as Cut
     from gradsan.source.cuts import Live as Live
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
     from gradsan.source.rounds import detach_after_round as detach_after_round
     from gradsan.source.rounds import frames_between as frames_between
     from gradsan.source.rounds import in_same_function as in_same_function
+    from gradsan.source.rounds import is_computed_in_rounds as is_computed_in_rounds
     from gradsan.source.rounds import is_item_of_loop as is_item_of_loop
     from gradsan.source.rounds import is_read_between as is_read_between
     from gradsan.source.rounds import keep_graph as keep_graph
@@ -119,6 +121,7 @@ _HOMES = {
         "apply_change",
         "changed_lines",
     ),
+    "collected": ("forget_collected",),
     "cut_scopes": ("context_around",),
     "cuts": (
         "Cut",
@@ -189,6 +192,7 @@ _HOMES = {
         "detach_after_round",
         "frames_between",
         "in_same_function",
+        "is_computed_in_rounds",
         "is_item_of_loop",
         "is_read_between",
         "keep_graph",

@@ -58,9 +58,21 @@ def callers_expression(name: str, inner: Frame, outer: Frame, between: Sequence[
         return hooked
     if _is_super(call.node.func):
         return name if root == "self" else None
-    argument = _argument(statement.source, function, root, call.node)
+    argument = _argument(statement.source, function, root, _past_checkpoint(call.node))
     aliased = None if argument is None else aliased_expression(call.source, argument)
     return None if aliased is None else call.source.text(aliased) + rest
+
+
+_OF_CHECKPOINT = frozenset(
+    {"use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop"}
+)
+
+
+def _past_checkpoint(call: ast.Call) -> ast.Call:
+    """``block(x)`` of ``checkpoint(block, x)``; every other call as it is."""
+    if leaf_name(call.func) != "checkpoint" or not call.args:
+        return call
+    return ast.Call(call.args[0], call.args[1:], [one for one in call.keywords if one.arg not in _OF_CHECKPOINT])
 
 
 def alias_of(frame: Frame, name: str) -> str | None:

@@ -15,11 +15,13 @@ from gradsan.source.targets import aliased_expression
 from gradsan.source.tree import SourceFile, header_nodes, parses, read_source
 
 __all__ = [
+    "after_round",
     "backward_of_sum",
     "detach_after",
     "detach_after_round",
     "frames_between",
     "in_same_function",
+    "is_computed_in_rounds",
     "is_item_of_loop",
     "is_read_between",
     "keep_graph",
@@ -83,9 +85,16 @@ def detach_after_round(frames: Sequence[Frame], carried: Mapping[str, Shape]) ->
     The frames, of one function, are those whose work must be done before: the backward and the update of a round.
     ``carried`` says what each name holds. None where the source does not tell the block.
     """
+    first = statement_at(frames[0])
+    text = None if first is None or not carried else _cuts(first.source, carried)
+    return None if text is None else after_round(frames, text, "detach")
+
+
+def after_round(frames: Sequence[Frame], text: str, kind: str) -> Change | None:
+    """``text``, a simple statement, at the end of the innermost block that holds all of ``frames``, of one function."""
     statements = [statement_at(frame) for frame in frames]
     known = [statement for statement in statements if statement is not None]
-    if not carried or not known or len(known) < len(statements):
+    if not known or len(known) < len(statements):
         return None
     source = known[0].source
     if any(one.source is not source or one.function is not known[0].function for one in known):
@@ -93,13 +102,10 @@ def detach_after_round(frames: Sequence[Frame], carried: Mapping[str, Shape]) ->
     block = _common_block(source, [one.node for one in known])
     if not block:
         return None
-    text = _cuts(source, carried)
-    if text is None:
-        return None
     last = block[-1]
     if isinstance(last, _LEAVING):
-        return insert_before(source, last, text, "detach")
-    return _insert_behind(source, last, text)
+        return insert_before(source, last, text, kind)
+    return _insert_behind(source, last, text, kind)
 
 
 def detach_after(frame: Frame, carried: Mapping[str, Shape]) -> Change | None:
@@ -119,6 +125,17 @@ def shape_bound_at(frame: Frame, name: str) -> Shape | None:
             known = shape_in_source(statement.source, binding)
             return "list" if known is None and binding.method in ADDING_METHODS else known
     return None
+
+
+def is_computed_in_rounds(bound_at: Frame, used_at: Frame) -> bool:
+    """Whether a loop around ``used_at`` has in it the very call whose value the statement at ``bound_at`` binds."""
+    bound, used = statement_at(bound_at), statement_at(used_at)
+    value = getattr(None if bound is None else bound.node, "value", None)
+    if bound is None or used is None or not isinstance(value, ast.Call) or bound.source is not used.source:
+        return False
+    known = ast.dump(value)
+    rounds = [loop for loop in used.loops if loop not in bound.loops]
+    return any(isinstance(node, ast.Call) and ast.dump(node) == known for loop in rounds for node in ast.walk(loop))
 
 
 def is_item_of_loop(frame: Frame, name: str) -> bool:
@@ -203,13 +220,13 @@ def _deque_made_by(source: SourceFile, name: str) -> str | None:
     return None
 
 
-def _insert_behind(source: SourceFile, statement: ast.stmt, text: str) -> Change | None:
+def _insert_behind(source: SourceFile, statement: ast.stmt, text: str, kind: str = "detach") -> Change | None:
     """``text`` after a statement, also after a compound one: behind its block, indented as it is itself."""
     if not hasattr(statement, "body"):
-        return insert_after(source, statement, text, "detach")
+        return insert_after(source, statement, text, kind)
     span = source.span(statement)
     head = source.lines[span.line - 1][: span.column - 1]
-    change = Change(span.end_line + 1, "", head + text, "detach")
+    change = Change(span.end_line + 1, "", head + text, kind)
     fits = not head.strip() and parses(apply_change("\n".join(source.lines), change))
     return change if fits else None
 

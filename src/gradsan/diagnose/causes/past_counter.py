@@ -58,7 +58,8 @@ def data_attribute(facts: Facts) -> Diagnosis | None:
     found = diagnosis(facts, "GS202", "data_attribute")
     save = facts.conflict.save
     has_graph = save.is_output or (save.tensor.requires_grad and not save.tensor.is_leaf)
-    if found is None or not has_graph or facts.conflict.unchanged:
+    # A parameter is no result of a computation: nothing could record what is written to it.
+    if found is None or not has_graph or facts.conflict.unchanged or facts.name_kind == "parameter":
         return found
     # What was written has a graph: the write may have been meant as a part of it, and no copy makes it one.
     recorded = value_fixes.recorded(facts, facts.name)

@@ -13,6 +13,7 @@ from gradsan import source
 from gradsan.diagnose import build, carriers, fixes
 from gradsan.diagnose import labels as label_room
 from gradsan.diagnose.borrowed import detach_other_network
+from gradsan.diagnose.collected import forget_collected
 from gradsan.diagnose.facts import Facts
 from gradsan.diagnose.levels import place
 from gradsan.model import Bridge, Diagnosis, Fix, Label, Message, Site
@@ -65,6 +66,9 @@ def state_carried_over(facts: Facts) -> Diagnosis | None:
         *label_room.standard(facts, used=used),
         *_bridge_label(bridge, carrier, Message("label.bridge", {"bridge": shown})),
     )
+    updated = facts.updates[0].site
+    forgotten = forget_collected(use.site, updated, bridge.held)
+    cut = fixes.detach_carried_state(facts, carrier, shown) if forgotten is None else (forgotten,)
     return build.diagnosis(
         facts,
         "GS111",
@@ -76,7 +80,7 @@ def state_carried_over(facts: Facts) -> Diagnosis | None:
             "earlier": save.step,
         },
         labels=labels,
-        fixes=(*fixes.detach_carried_state(facts, carrier, shown), *fixes.drop_retain_graph(facts)),
+        fixes=(*cut, *fixes.drop_retain_graph(facts)),
     )
 
 

@@ -14,9 +14,10 @@ from gradsan import source
 from gradsan.diagnose import carriers
 from gradsan.diagnose import labels as label_room
 from gradsan.diagnose.borrowed import detach_other_network
+from gradsan.diagnose.collected import forget_collected
 from gradsan.diagnose.failures import parts
 from gradsan.diagnose.levels import place, user_frames
-from gradsan.model import Bridge, Clue, Diagnosis, Failure, Fix, Frame, Label, Message, NamedTensor, Site
+from gradsan.model import Bridge, Clue, Diagnosis, Failure, Fix, Frame, Held, Label, Message, NamedTensor, Site
 
 SECOND_BACKWARD_ROWS = ("freed_graph",)
 CARRIED = ("GS401", "freed_state_carried_over")
@@ -72,7 +73,9 @@ def _case(failure: Failure, needed: Clue, freed_by: Clue, bridge: Clue, is_carri
     if is_carried and needed.site is not None:
         taken = tuple(one.site for one in parts.clues(failure, "bridge_taken") if one.site is not None)
         made = tuple(one.site for one in parts.clues(failure, "bridge_made") if one.site is not None)
-        between = Bridge(bridge.op or "?", str(bridge.values.get("younger", "")), bridge.name, taken, made, True)
+        between = Bridge(
+            bridge.op or "?", str(bridge.values.get("younger", "")), bridge.name, taken, made, True, _held(failure)
+        )
         carrier = carriers.find(needed.site, between)
     if carrier is not None:
         return _Case(failure, needed, freed_by, bridge, carrier, carrier.name, carrier.bound_at)
@@ -93,6 +96,10 @@ def _carried(case: _Case) -> Diagnosis:
     lines = () if changed is None else source.changed_lines(changed[1].file, changed[0])
     values = {"bridge": case.name}
     note = "note.retain_graph_becomes_gs111" if case.updated else "note.retain_graph_grows"
+    used = case.needed.site
+    forgotten = None if used is None else forget_collected(used, case.updated, _held(case.failure))
+    if forgotten is not None:
+        return _diagnosis(case, CARRIED, bridge="label.bridge", fixes=(forgotten,), notes=(Message(note, values),))
     return _diagnosis(
         case,
         CARRIED,
@@ -130,6 +137,10 @@ def _shared(case: _Case) -> Diagnosis:
     )
 
 
+def _held(failure: Failure) -> tuple[Held, ...]:
+    return tuple(Held(**one.values) for one in parts.clues(failure, "held"))
+
+
 def _borrowed(failure: Failure) -> list[Bridge]:
     """The tensors by which one of the losses hangs on a network that it does not train."""
     found: list[Bridge] = []
@@ -146,16 +157,30 @@ def _borrowed(failure: Failure) -> list[Bridge]:
 def _once(case: _Case) -> Diagnosis:
     values = {"name": case.name}
     note = "note.retain_graph_becomes_gs110" if case.updated else "note.retain_graph_costs"
+    borrowed = detach_other_network(_borrowed(case.failure), None)
+    again = parts.fix("recompute_forward", "changed", values, summary="help.build_each_round")
+    lines, used = _cut_off(case), _frame(case.needed)
+    without = parts.fix(
+        "detach_built_once" if lines else "no_grad", "changed", values, lines=lines, summary="help.build_without_graph"
+    )
+    if case.bound_at is not None and used is not None and source.is_computed_in_rounds(case.bound_at, used):
+        # Both are compared, as old and new probabilities are: computed anew, the old one would be the new one.
+        return _diagnosis(case, ONCE, bridge="label.built_once", fixes=(without,), notes=(Message(note, values),))
     return _diagnosis(
         case,
         ONCE,
         bridge="label.built_once",
-        fixes=(
-            parts.fix("recompute_forward", "changed", values, summary="help.build_each_round"),
-            parts.fix("no_grad", "changed", values, summary="help.build_without_graph"),
-        ),
+        fixes=(*borrowed, again, without),
         notes=(Message(note, values),),
     )
+
+
+def _cut_off(case: _Case) -> tuple[tuple[str, int, str], ...]:
+    """The line that computes the value, cut off its graph."""
+    if case.bound_at is None or not isinstance(case.name, str):
+        return ()
+    change = source.detach_at(case.bound_at, case.name)
+    return () if change is None else source.changed_lines(case.bound_at.file, change)
 
 
 def _same(case: _Case) -> Diagnosis:

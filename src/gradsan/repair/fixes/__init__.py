@@ -32,6 +32,7 @@ _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     steps.reorder_update,
     graphs.recompute_forward,
     graphs.detach_other_network,
+    graphs.detach_built_once,
     graphs.rebuild_in_loop,
     steps.step_after_loop,
     graphs.sum_losses,
@@ -57,7 +58,7 @@ def with_candidates(diagnosis: Diagnosis) -> Diagnosis:
     found.extend(_without_kept_graph(diagnosis, (*diagnosis.fixes, *found)))
     kinds = {fix.kind for fix in found}
     kept = tuple(fix for fix in diagnosis.fixes if fix.lines or fix.kind not in kinds)
-    return replace(diagnosis, fixes=(*kept, *found))
+    return replace(diagnosis, fixes=copies.collect_each_value(diagnosis, (*kept, *found)))
 
 
 def fixes_to_try(diagnoses: Iterable[Diagnosis]) -> int:

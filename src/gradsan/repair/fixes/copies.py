@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 from dataclasses import replace
 
-from gradsan.model import Diagnosis, Fix
+from gradsan.model import Diagnosis, Fix, Label
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.calls import clone_given
 from gradsan.source.change import changed_lines
+from gradsan.source.identifiers import leaf_name
 from gradsan.source.rewrite.suggest import clone_at_save
 from gradsan.source.targets import target_at
 from gradsan.source.tree import SourceFile
@@ -52,6 +53,29 @@ def _binds(loop: ast.AST, name: str) -> bool:
     in_place = [node.target for node in nodes if isinstance(node, ast.AugAssign)]
     stored = [node for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)]
     return any(node.id == name and node not in in_place for node in stored)
+
+
+def collect_each_value(diagnosis: Diagnosis, fixes: tuple[Fix, ...]) -> tuple[Fix, ...]:
+    """``fixes``, those out of place said otherwise where a loop collects what it writes: one tensor, many times."""
+    written = blocks.labels(diagnosis, "written")
+    if not written or not all(_is_collected(label) for label in written):
+        return fixes
+    name = diagnosis.tensor.name if diagnosis.tensor is not None else None
+    anew = blocks.fix("collect_each_value", (), name=name or "?")
+    return tuple(replace(anew, lines=one.lines) if one.kind == "out_of_place" and one.lines else one for one in fixes)
+
+
+def _is_collected(label: Label) -> bool:
+    """Whether a loop around the write appends the written variable itself to a list, round by round."""
+    target = target_at(label.frame, label.op or "")
+    if target is None or not isinstance(target[1].node, ast.Name):
+        return False
+    name, source = target[1].node.id, target[0].source
+    loops = [around for around, _ in source.ancestors(target[0].statement) if isinstance(around, ast.For | ast.While)]
+    calls = [node for node in ast.walk(loops[0]) if isinstance(node, ast.Call)] if loops else []
+    return any(
+        leaf_name(call.func) == "append" and [getattr(one, "id", None) for one in call.args] == [name] for call in calls
+    )
 
 
 def clone_for_layer(diagnosis: Diagnosis) -> tuple[Fix, ...]:

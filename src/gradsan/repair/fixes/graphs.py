@@ -54,6 +54,38 @@ def detach_other_network(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     return (blocks.fix("detach_other_network", tuple(lines), name=shown),)
 
 
+def detach_built_once(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """``.detach()`` wherever the rounds read what was computed before them, if others read it, too.
+
+    The usual shape: the images of a generator, made once for several steps of the critic, and for its own.
+    """
+    used = next(iter(blocks.labels(diagnosis, "used")), None)
+    made = next(iter(blocks.labels(diagnosis, "bridge")), None)
+    pair = None if used is None or made is None else blocks.in_one_block(made, used)
+    if diagnosis.cause != "graph_built_once" or pair is None or pair[0].index >= pair[1].index:
+        return ()
+    (first, second), source = pair, pair[0].source
+    if not isinstance(second.statement, ast.For | ast.While):
+        return ()
+    names = blocks.names_bound(first.statement)
+    if not blocks.names_read(second.block[second.index + 1 :]) & names:
+        return ()
+    reads = [
+        one
+        for node in second.statement.body
+        for one in ast.walk(node)
+        if isinstance(one, ast.Name) and one.id in names and isinstance(one.ctx, ast.Load)
+    ]
+    parents = [source.parents[one][0] for one in reads]
+    spans = [
+        source.span(one) for one, parent in zip(reads, parents, strict=True) if not isinstance(parent, ast.Attribute)
+    ]
+    change = edited(source, [Edit.insert(span.end_line, span.end_column, ".detach()") for span in spans], "detach")
+    lines = () if change is None else changed_lines(source.file, change)
+    shown = ", ".join(dict.fromkeys(one.id for one in reads))
+    return (blocks.fix("detach_built_once", lines, "detach_other_network", name=shown),) if lines else ()
+
+
 def _hanging_on(statements: list[ast.stmt]) -> set[str]:
     """What the first of ``statements`` binds, and what the others compute from it."""
     names: set[str] = set()
@@ -139,6 +171,8 @@ def rebuild_in_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     """Move what the loop reads and what was computed from there on into the loop, or make an attribute a property."""
     used = next(iter(blocks.labels(diagnosis, "used")), None)
     if used is None or diagnosis.cause not in _REBUILT_CAUSES:
+        return ()
+    if diagnosis.cause == "graph_built_once" and all(one.kind != "recompute_forward" for one in diagnosis.fixes):
         return ()
     found: list[Fix] = []
     for made in (*blocks.labels(diagnosis, "bridge"), *blocks.labels(diagnosis, "saved")):

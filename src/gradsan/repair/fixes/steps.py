@@ -258,9 +258,15 @@ def _each_round(source: SourceFile, loop: ast.For, step: ast.stmt, call: ast.Cal
 
 
 def _clears(loop: ast.For) -> bool:
-    """Whether every round sets gradients to None, so that the next round's are new tensors."""
+    """Whether every round sets all gradients to None, so that the next round's are new tensors.
+
+    What the loop walks over is another optimizer each time: it leaves the others' gradients to be added to.
+    """
     calls = [node for node in ast.walk(loop) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    of_round = blocks.names_bound(loop)
     return any(
-        isinstance(call.func, ast.Attribute) and call.func.attr == "zero_grad" and not call.args and not call.keywords
+        isinstance(call.func, ast.Attribute)
+        and call.func.attr == "zero_grad"
+        and not (call.args or call.keywords or blocks.names_read([call.func]) & of_round)
         for call in calls
     )

@@ -239,6 +239,9 @@ def _rewrite_chain(source: SourceFile, call: ast.Call) -> _Rewritten | None:
         if first is None:
             return None
         base = first
+    if any(_reads(step, base) for step in chain[:-1]):
+        # ``x.mul_(2).add_(x[0])`` reads what ``mul_`` has written.
+        return None
     edits: list[Edit] = []
     is_fresh = False
     for step in reversed(chain):
@@ -249,6 +252,13 @@ def _rewrite_chain(source: SourceFile, call: ast.Call) -> _Rewritten | None:
         edits.extend(new)
         is_fresh = True
     return _Rewritten(edits, outermost)
+
+
+def _reads(call: ast.Call, base: ast.expr) -> bool:
+    """Whether an argument of ``call`` reads what ``base`` names, or what it is a part of."""
+    keys = {chain_key(base), chain_key(base.value) if isinstance(base, ast.Subscript) else None} - {None}
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    return any(isinstance(node, ast.expr) and chain_key(node) in keys for one in given for node in ast.walk(one))
 
 
 def _outer_call(source: SourceFile, call: ast.Call) -> ast.Call | None:
