@@ -17,7 +17,7 @@ SOURCES = ROOT / "src" / "gradsan"
 GENERATED = ROOT / "docs" / "reference"
 """Made when the site is built; test_site.py looks at it, and the strict build at the links that lead there."""
 WRITTEN = [page for page in sorted((ROOT / "docs").rglob("*.md")) if GENERATED not in page.parents]
-PAGES = [ROOT / "README.md", *WRITTEN, *sorted((ROOT / "examples").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *WRITTEN, *sorted((ROOT / "examples").rglob("*.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
