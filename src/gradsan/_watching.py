@@ -81,6 +81,7 @@ class Watching:
         settling = Settling(
             core,
             lambda optimizer, frame: guard.run(partial(self.life.first_step, optimizer, frame)),
+            lambda optimizer, frame: guard.run(partial(self.life.later_step, optimizer, frame)),
             lambda optimizer: guard.run(partial(self.uncounted.stepped, optimizer)),
         )
         self.notice = Notice(core, steps, settling, recorder.nonfinite.append)

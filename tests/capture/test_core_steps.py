@@ -379,10 +379,15 @@ def test_may_be_stopped_at_a_step(stepping, moment):
         torch.optim.SGD(parameters(2), lr=0.1).step()
 
 
-def test_an_optimizer_is_looked_at_once_and_a_fused_one_at_every_step():
-    seen, fused = [], []
+def test_an_optimizer_is_looked_at_once_then_ever_less_often_and_a_fused_one_at_every_step():
+    seen, later, fused = [], [], []
     core = SimpleNamespace(backwards=0, settled=set())
-    settling = Settling(core, lambda optimizer, frame: seen.append((optimizer, frame.f_code)), fused.append)
+    settling = Settling(
+        core,
+        lambda optimizer, frame: seen.append((optimizer, frame.f_code)),
+        lambda optimizer, _: later.append(optimizer),
+        fused.append,
+    )
 
     def step(optimizer, closure=lambda: None):
         settling.before_step(optimizer)
@@ -402,14 +407,20 @@ def test_an_optimizer_is_looked_at_once_and_a_fused_one_at_every_step():
         step(optimizer)
     assert seen == [(plain, step.__code__), (quick, step.__code__)]
     assert fused == [quick, quick]
+    assert (later, core.settled) == ([plain, quick], set())
+    for _ in range(1022):
+        step(plain)
+    assert later == [plain, quick, *([plain] * 9)]
     assert core.settled == {id(plain)}
     seen.clear()
+    later.clear()
     plain = optimizer = None
     assert core.settled == set()
 
     complete = torch.optim.SGD(parameters(2), lr=0.1)
     step(complete)
-    assert (seen, core.settled) == ([], {id(complete)})  # nothing is missing
+    step(complete)
+    assert (seen, later) == ([], [])  # nothing is missing
     computing = torch.optim.SGD(without_gradient(), lr=0.1)
 
     def closure():

@@ -10,8 +10,6 @@ import user_programs as programs
 from gradsan.repair.patch import Patch, PatchError
 
 GAPS = {
-    "layer_replaced_later": "GS420 is found in the first round only",
-    "maml_inner_loop": "nothing fails: the loop's variable is written, and nobody reads the old values",
     "parametrize_cached": "the cache is named by nobody",
 }
 """Cases for which no candidate is right yet, and why."""

@@ -18,6 +18,7 @@ import heapq
 import itertools
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,7 +30,7 @@ from gradsan.detect.bypassed import bypassed
 from gradsan.detect.lost_updates import Graph
 from gradsan.graph import naming, walk
 from gradsan.graph.variables import Found
-from gradsan.model import Clue, Failure
+from gradsan.model import Clue, Failure, Site
 from gradsan.record.backwards import Backwards
 from gradsan.record.detector import Detector
 from gradsan.record.stacks import symbolise
@@ -52,6 +53,8 @@ class Life(Detector):
         self._found = found
         self._sizes: dict[tuple[int, str], tuple[int, int]] = {}
         self._awaited: list[list[tuple[Graph, Failure]]] = []
+        self._lost: weakref.WeakKeyDictionary[Optimizer, set[int]] = weakref.WeakKeyDictionary()
+        """The parameters that have been told of, which their optimizer keeps alive, by ``id``."""
 
     def forget(self) -> None:
         """Begin anew, as a stretch of watching does."""
@@ -85,10 +88,7 @@ class Life(Detector):
         replaced = list(_replacements(held, missing, frame))
         clues = [Clue("holder", site, name=name)]
         if replaced:
-            for parameter, instead in replaced[:_SHOWN]:
-                clues.append(Clue("parameter", name=instead.path, values={**_facts(parameter), **counts}))
-                clues.append(Clue("replaced", _made_at(self._core, instead.tensor), name=instead.path))
-            self._found(Failure("leaf_lost", "", "", site, tuple(clues), raised=False))
+            self._tell_lost(optimizer, replaced, counts, site, clues)
             return
         past_graph = bypassed(self._core, missing)
         for parameter in [one for one in missing if id(one) in past_graph]:
@@ -106,6 +106,31 @@ class Life(Detector):
             facts = {**_facts(parameter), **counts}
             clues.append(naming.clue_of(path, frame, facts))
         self._found(Failure("parameter_not_reached", "", "", site, tuple(clues), raised=False))
+
+    def later_step(self, optimizer: Optimizer, frame: Any) -> None:
+        """Look for parameters that have been replaced since the optimizer's first step; what has no gradient may."""
+        held = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
+        missing = [one for one in held if one.grad is None and not is_lazy(one) and one.numel()]
+        told = self._lost.get(optimizer, set())
+        replaced = list(_replacements(held, missing, frame)) if missing else []
+        if replaced and not any(id(parameter) in told for parameter, _ in replaced):
+            site = symbolise(self._core.stack())
+            counts = {"missing": len(missing), "total": len(held), "later": 1}
+            self._tell_lost(optimizer, replaced, counts, site, [Clue("holder", site, name=type(optimizer).__name__)])
+
+    def _tell_lost(
+        self,
+        optimizer: Optimizer,
+        replaced: list[tuple[Any, Found]],
+        counts: dict[str, int],
+        site: Site,
+        clues: list[Clue],
+    ) -> None:
+        self._lost.setdefault(optimizer, set()).update(id(parameter) for parameter, _ in replaced)
+        for parameter, instead in replaced[:_SHOWN]:
+            clues.append(Clue("parameter", name=instead.path, values={**_facts(parameter), **counts}))
+            clues.append(Clue("replaced", _made_at(self._core, instead.tensor), name=instead.path))
+        self._found(Failure("leaf_lost", "", "", site, tuple(clues), raised=False))
 
     @_torch.hushed()
     def _look_at_graphs(self, entry: Any, rounds: int) -> None:
@@ -205,29 +230,48 @@ def bytes_kept(order: list[Any]) -> int:
 def _replacements(held: list[Any], missing: list[Any], frame: Any) -> Iterator[tuple[Any, Found]]:
     """For each tensor without a gradient that no module holds any more, what the program has instead.
 
-    That is a tensor of the same shape that requires grad and that no optimizer knows: a parameter of a module, or the
-    result of an operation on the old one.
+    That is a tensor of the same shape that requires grad and that the optimizer does not know: a parameter of a module,
+    or the result of an operation on the old one. A module of the same model that has got its gradient may have put one
+    of another shape in its place, if no optimizer knows that one.
     """
     known = {id(one) for one in held}
+    of_all = {id(one) for other in naming.optimizers_alive() for group in other.param_groups for one in group["params"]}
     wanted = {tuple(one.shape) for one in missing}
     others: list[Found] = []
+    strangers: list[Found] = []
+    models: set[str] = set()
     alive: set[int] = set()
     for one in naming.find(frame, lambda tensor: tensor.requires_grad and not is_lazy(tensor)):
         if id(one.tensor) in known:
             if one.origin == "module" or one.within is None:
                 alive.add(id(one.tensor))
+            if one.origin == "module":
+                models.add(_model_of(one))
         elif tuple(one.tensor.shape) in wanted:
             others.append(one)
+        if (
+            one.origin == "module"
+            and id(one.tensor) not in of_all
+            and one.tensor.is_leaf
+            and one.tensor.grad is not None
+        ):
+            strangers.append(one)
     used: set[int] = set()
-    for parameter in missing:
-        if id(parameter) in alive:
-            continue
+    gone = [one for one in missing if id(one) not in alive]
+    if not any(tuple(one.shape) == tuple(other.tensor.shape) for one in gone for other in others):
+        yield from zip(gone, (one for one in strangers if _model_of(one) in models), strict=False)
+        return
+    for parameter in gone:
         for one in others:
             fits = one.tensor.shape == parameter.shape and id(one.tensor) not in used
             if fits and (one.origin == "module" or one.tensor.is_leaf or _comes_from(one.tensor, parameter)):
                 used.add(id(one.tensor))
                 yield parameter, one
                 break
+
+
+def _model_of(found: Found) -> str:
+    return found.path.partition(".")[0].partition("[")[0]
 
 
 def _names(tensors: list[Any], frame: Any) -> dict[int, str]:

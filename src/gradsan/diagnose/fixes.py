@@ -212,7 +212,9 @@ def _each_line(writes: Iterable[Write], suggest: Callable[[Write, Frame], source
             return _Suggested()
         if changes.get((frame.file, frame.line)) is None:
             changes[frame.file, frame.line] = (
-                None if source.written_for_others(frame, write.op) else _in_hook(write, frame, suggest(write, frame))
+                (source.rebuilt_list(frame, write.op) if suggest is _new_value else None)
+                if source.written_for_others(frame, write.op)
+                else _in_hook(write, frame, suggest(write, frame))
             )
     lines: list[tuple[str, int, str]] = []
     for (file, _), change in changes.items():

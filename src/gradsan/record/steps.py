@@ -163,12 +163,25 @@ def _root_node(output: Any) -> Any:
     return output.node if hasattr(output, "node") else output.grad_fn
 
 
-class Settling:
-    """Has ``first`` called once for each optimizer, and ``fused`` after each step of a fused one."""
+_LAST_LOOK = 1024
 
-    def __init__(self, core: Any, first: Callable[[Any, Any], None], fused: Callable[[Any], None]) -> None:
-        """Listen to ``core``. ``first`` is given the optimizer and a frame to find the program's variables from."""
-        self._core, self._first, self._fused = core, first, fused
+
+class Settling:
+    """Has ``first`` called once for each optimizer, ``later`` at its 2nd, 4th, 8th … step, ``fused`` after each."""
+
+    def __init__(
+        self,
+        core: Any,
+        first: Callable[[Any, Any], None],
+        later: Callable[[Any, Any], None],
+        fused: Callable[[Any], None],
+    ) -> None:
+        """Listen to ``core``. ``first`` and ``later`` are given the optimizer and a frame to find variables from.
+
+        ``fused`` is for fused optimizers only. All others are looked at no more after their 1024th step.
+        """
+        self._core, self._first, self._later, self._fused = core, first, later, fused
+        self._steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
         self._waiting: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
         core.on_step_begin, core.on_step_end = self.before_step, self.after_step
@@ -198,10 +211,16 @@ class Settling:
             if self._core.backwards > backwards or _without_gradient(optimizer) == missing:
                 with _torch.hushed():
                     self._first(optimizer, sys._getframe(1))
+        steps = 0
+        if optimizer in self._seen:
+            steps = self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
+            if waited is None and 1 < steps <= _LAST_LOOK and steps & (steps - 1) == 0 and _without_gradient(optimizer):
+                with _torch.hushed():
+                    self._later(optimizer, sys._getframe(1))
         if any(group.get("fused") for group in optimizer.param_groups):
             with _torch.hushed():
                 self._fused(optimizer)
-        elif optimizer in self._seen:
+        elif steps >= _LAST_LOOK:
             number, settled = id(optimizer), self._core.settled
             settled.add(number)
             weakref.finalize(optimizer, settled.discard, number).atexit = False

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from gradsan.source.identifiers import consumed_names as consumed_names
     from gradsan.source.kept import Addition as Addition
     from gradsan.source.kept import Used as Used
+    from gradsan.source.kept import added_to_optimizer as added_to_optimizer
     from gradsan.source.kept import additions as additions
     from gradsan.source.kept import assignments as assignments
     from gradsan.source.kept import uses_in as uses_in
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from gradsan.source.rewrite.out_of_place import out_of_place as out_of_place
     from gradsan.source.rewrite.out_of_place import recorded as recorded
     from gradsan.source.rewrite.out_of_place import written_for_others as written_for_others
+    from gradsan.source.rewrite.rebuilding import rebuilt_list as rebuilt_list
     from gradsan.source.rewrite.scatter import element_out_of_place as element_out_of_place
     from gradsan.source.rewrite.scatter import part_out_of_place as part_out_of_place
     from gradsan.source.rewrite.suggest import clone_at_save as clone_at_save
@@ -137,6 +139,7 @@ _HOMES = {
     "kept": (
         "Addition",
         "Used",
+        "added_to_optimizer",
         "additions",
         "assignments",
         "uses_in",
@@ -178,6 +181,7 @@ _HOMES = {
         "element_out_of_place",
         "part_out_of_place",
     ),
+    "rewrite.rebuilding": ("rebuilt_list",),
     "rewrite.suggest": (
         "clone_at_save",
         "clone_before",

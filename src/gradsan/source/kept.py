@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gradsan.model import Frame
-from gradsan.source.change import Change, Edit, edited
+from gradsan.source.change import Change, Edit, edited, insert_after
 from gradsan.source.cuts import mode_around, mode_of_decorators
 from gradsan.source.identifiers import leaf_name, local_nodes
 from gradsan.source.locate import statement_at
 from gradsan.source.tree import FunctionNode, SourceFile, read_source
 
-__all__ = ["Addition", "Used", "additions", "assignments", "uses_in"]
+__all__ = ["Addition", "Used", "added_to_optimizer", "additions", "assignments", "uses_in"]
 
 _ADDING = {"append": 0, "appendleft": 0, "add": 0, "put": 0, "insert": 1}
 _JOINING = ("cat", "concat", "hstack", "vstack")
@@ -72,6 +72,25 @@ def assignments(frame: Frame, path: str) -> tuple[tuple[str, Frame], ...]:
             if isinstance(node, ast.stmt) and any(ast.unparse(target) == part for target in _targets(node)):
                 found.append((part, _frame(source, frame, node)))
     return tuple(found)
+
+
+def added_to_optimizer(made: Frame, stepped: Frame, holder: str, given: str) -> Change | None:
+    """``holder.add_param_group({"params": given})`` behind the statement at ``made``; None where it may have no holder.
+
+    The optimizer must have been made before, in the same function or for the whole file, under the name of its step.
+    """
+    statement, step = statement_at(made), statement_at(stepped)
+    if statement is None or step is None or statement.source is not step.source:
+        return None
+    source = statement.source
+    for node in ast.walk(source.module):
+        if not isinstance(node, ast.stmt) or node.lineno >= statement.span.line:
+            continue
+        is_made = any(ast.unparse(target) == holder for target in _targets(node))
+        if is_made and source.function(node) in (None, statement.function):
+            text = f'{holder}.add_param_group({{"params": {given}}})'
+            return insert_after(source, statement.node, text, "give_to_optimizer")
+    return None
 
 
 def uses_in(definition: Frame, attribute: str) -> tuple[Used, ...] | None:

@@ -44,12 +44,12 @@ def _lost(failure: Failure) -> Diagnosis:
         explanation="explanation.leaf_lost_step" if was_computed else "explanation.leaf_lost_moved",
         labels=(
             *_where_lost(failure, replaced, values),
-            *label_room.at("used", failure.site, Message("label.not_reached_step", values)),
+            *label_room.at("used", failure.site, Message(_used(parameter), values)),
         ),
         tensor=_tensor(parameter),
         fixes=(parts.fix("update_in_place", "changed", values),)
         if was_computed
-        else (parts.fix("give_to_optimizer", "preserved", values),),
+        else (parts.fix("give_to_optimizer", "changed", values, lines=_given(failure, replaced)),),
         notes=(Message("note.who_holds", values),),
     )
 
@@ -138,6 +138,29 @@ def _where_lost(failure: Failure, replaced: Clue | None, values: Mapping[str, ob
     if holder is None:
         return told
     return (*statements.at_frame("note", holder, Message("label.holder_made", dict(values))), *told)
+
+
+def _used(parameter: Clue | None) -> str:
+    is_later = parameter is not None and "later" in parameter.values
+    return "label.not_reached_later" if is_later else "label.not_reached_step"
+
+
+def _given(failure: Failure, replaced: Clue | None) -> tuple[tuple[str, int, str], ...]:
+    """The new parameters added to the optimizer, right behind the one statement that put them into the model."""
+    frame = failure.site.user_frame
+    if frame is None or replaced is None or not replaced.name:
+        return ()
+    holder = source.method_receiver(frame)
+    bound = source.assignments(frame, replaced.name)
+    places = [(part, place) for part, place in bound if part == bound[0][0]]
+    if holder is None or len(places) != 1:
+        return ()
+    part, place = places[0]
+    # A parameter that was bound itself is given as it is; what holds it is a module.
+    is_parameter = part.count(".") == replaced.name.count(".") and "[" not in part
+    given = f"[{part}]" if is_parameter else f"{part}.parameters()"
+    change = source.added_to_optimizer(place, frame, holder, given)
+    return () if change is None else source.changed_lines(place.file, change)
 
 
 def _read_past_graph(failure: Failure, read: Clue, values: dict[str, object], tensor: NamedTensor | None) -> Diagnosis:

@@ -1,0 +1,83 @@
+"""Loop that writes to the elements of a list or dict, as one that makes them anew."""
+
+from __future__ import annotations
+
+import ast
+
+from gradsan.model import Frame
+from gradsan.source.change import Change, Edit, edited
+from gradsan.source.identifiers import bindings_of, local_nodes
+from gradsan.source.rewrite.out_of_place import augmented_value, chain_value
+from gradsan.source.rewrite.rebinding import can_rebind
+from gradsan.source.targets import target_at
+from gradsan.source.tree import SourceFile
+
+__all__ = ["rebuilt_list"]
+
+
+def rebuilt_list(frame: Frame, op: str) -> Change | None:
+    """``for w, g in zip(fast, grads): w -= g`` as ``fast = [w - g for w, g in zip(fast, grads)]``.
+
+    Only where the loop does nothing else, and its function has computed the elements itself: the parameters of a module
+    are more than a list of them.
+    """
+    found = target_at(frame, op)
+    if found is None or not isinstance(found[1].node, ast.Name):
+        return None
+    source, statement, name = found[0].source, found[0].statement, found[1].node.id
+    loop = source.parents.get(statement, (None, ""))[0] if statement is not None else None
+    if not isinstance(loop, ast.For) or loop.body != [statement] or loop.orelse:
+        return None
+    value = _value(source, statement, found[0].node)
+    walked = _walked(loop.target, loop.iter, name)
+    if value is None or walked is None or source.span(loop.iter).end_line != source.span(loop).line:
+        return None
+    variable, kept = walked
+    of_dict = isinstance(kept, ast.Call)
+    whole = kept.func.value if isinstance(kept, ast.Call) and isinstance(kept.func, ast.Attribute) else kept
+    if not isinstance(whole, ast.Name) or not can_rebind(source, whole) or not _is_computed(source, loop, whole.id):
+        return None
+    head, iterated = source.text(loop.target), source.text(loop.iter)
+    if of_dict:
+        key = "key" if "key" not in (head + iterated + value) else "key_"
+        at, around = source.span(variable), source.span(loop.target)
+        start, end = at.column - around.column, at.end_column - around.column
+        pair = f"({key}, {name})" if isinstance(loop.target, ast.Tuple) else f"{key}, {name}"
+        head = head[:start] + pair + head[end:]
+        iterated = iterated.replace(source.text(kept), f"{whole.id}.items()")
+        text = f"{whole.id} = {{{key}: {value} for {head} in {iterated}}}"
+    else:
+        text = f"{whole.id} = [{value} for {head} in {iterated}]"
+    return edited(source, [Edit(source.span(loop), text)], "out_of_place")
+
+
+def _value(source: SourceFile, statement: ast.stmt, node: ast.AST) -> str | None:
+    if isinstance(statement, ast.AugAssign):
+        return augmented_value(source, statement)
+    chain = chain_value(source, node) if isinstance(statement, ast.Expr) and isinstance(node, ast.Call) else None
+    return chain[1] if chain is not None and isinstance(statement, ast.Expr) and chain[0] is statement.value else None
+
+
+def _walked(target: ast.expr, walked: ast.expr, name: str) -> tuple[ast.Name, ast.expr] | None:
+    """The variable ``name`` and what it takes its elements from: ``fast``, or ``fast.values()``."""
+    if isinstance(target, ast.Name) and target.id == name:
+        function = walked.func if isinstance(walked, ast.Call) and not walked.args else None
+        is_values = isinstance(function, ast.Attribute) and function.attr == "values"
+        return (target, walked) if isinstance(walked, ast.Name) or is_values else None
+    if not isinstance(target, ast.Tuple) or not isinstance(walked, ast.Call) or walked.keywords:
+        return None
+    if not isinstance(walked.func, ast.Name) or walked.func.id != "zip" or len(walked.args) != len(target.elts):
+        return None
+    found = [_walked(one, value, name) for one, value in zip(target.elts, walked.args, strict=True)]
+    return next((one for one in found if one is not None), None)
+
+
+def _is_computed(source: SourceFile, loop: ast.For, name: str) -> bool:
+    """Whether the function of the loop makes the list or dict itself, of new values: ``[p.clone() for …]``."""
+    scope = source.function(loop)
+    nodes = local_nodes(scope) if scope is not None else ast.walk(source.module)
+    values = [
+        one.value for node in nodes if isinstance(node, ast.stmt) for one in bindings_of(node) if one.name == name
+    ]
+    made = [one.value if isinstance(one, ast.DictComp) else getattr(one, "elt", None) for one in values]
+    return bool(made) and all(isinstance(one, ast.Call | ast.BinOp) for one in made)
