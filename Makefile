@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 # What an editable install is made from; the Python sources themselves are read in place.
-INSTALLED_FROM := pyproject.toml constraints.txt hatch_build.py $(wildcard src/gradsan/record/*.[ch] src/gradsan_start/*.pth)
+INSTALLED_FROM := pyproject.toml constraints.txt hatch_build.py $(wildcard src/gradsan/record/*.[ch] src/gradsan/record/native/*.h src/gradsan_start/*.pth)
 
 .PHONY: help demo test test-long test-native lint types bench docs build clean
 

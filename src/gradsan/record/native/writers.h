@@ -1,0 +1,536 @@
+/* Wrappers of functions that write or make Nodes, and indexing. Part of _native.c, which includes it once: one unit to compile. */
+
+/* ---- writers ---------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    PyObject *original;
+    Core *core;
+    /* The C function behind a __setitem__ that a C type defines, and the type whose instances it takes. */
+    objobjargproc assign;
+    PyTypeObject *indexed;
+    Py_ssize_t position;       /* -1: none */
+    char is_setitem, is_plain; /* is_plain: writes nothing, wrapped for the Nodes it makes */
+    char is_operator;          /* calls an operator, its first argument: `on_operator` knows what that writes */
+    PyObject *op, *kind;
+    PyObject *keyword; /* NULL: none */
+    PyObject *dictionary, *weak_references;
+} Writer;
+
+static inline int is_writer(PyObject *object)
+{
+    return Py_IS_TYPE(object, &MethodWriter_Type) || Py_IS_TYPE(object, &FunctionWriter_Type);
+}
+
+/* New reference: `index` as a tuple if it is made of ints, slices of ints, None and ... only; else None. */
+static PyObject *basic_index(PyObject *index)
+{
+    PyObject *const *parts = PyTuple_CheckExact(index) ? PySequence_Fast_ITEMS(index) : &index;
+    Py_ssize_t count = PyTuple_CheckExact(index) ? PyTuple_GET_SIZE(index) : 1;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (PySlice_Check(parts[i])) {
+            PySliceObject *slice = (PySliceObject *)parts[i];
+            if ((slice->start != Py_None && !PyLong_CheckExact(slice->start)) ||
+                (slice->stop != Py_None && !PyLong_CheckExact(slice->stop)) ||
+                (slice->step != Py_None && !PyLong_CheckExact(slice->step)))
+                Py_RETURN_NONE;
+        } else if (!PyLong_CheckExact(parts[i]) && parts[i] != Py_None && parts[i] != Py_Ellipsis)
+            Py_RETURN_NONE;
+    }
+    return shared(PyTuple_CheckExact(index) ? Py_NewRef(index) : PyTuple_Pack(1, index));
+}
+
+static inline int is_of_optimizers(Core *core, PyCodeObject *code)
+{
+    return core->optimizer_folder != NULL && PyUnicode_Check(core->optimizer_folder)
+               ? (int)PyUnicode_Tailmatch(code->co_filename, core->optimizer_folder, 0, PY_SSIZE_T_MAX, -1)
+               : 0;
+}
+
+/* Whether the code that called lies in torch's optimizers, whose inner writes are accounted for per step. */
+static int called_by_optimizer(Core *core)
+{
+    PyCodeObject *code = running_code();
+    if (code == NULL)
+        return 0;
+    /* An optimizer's update is one function that calls dozens of operations. */
+    if ((PyObject *)code == core->optimizer_code)
+        return 1;
+    int found = is_of_optimizers(core, code);
+    if (found > 0) {
+        PyObject *before = core->optimizer_code;
+        core->optimizer_code = Py_NewRef((PyObject *)code);
+        Py_XDECREF(before);
+    }
+    return found;
+}
+
+static int log_target(Writer *writer, PyObject *target, PyObject *key)
+{
+    Core *core = writer->core;
+    int found;
+    PyObject *index = key == NULL ? Py_NewRef(Py_None) : basic_index(key);
+    PyObject *stack = index == NULL ? NULL : stack_here(core, 0);
+    if (stack == NULL || (found = is_tensor(target)) < 0)
+        found = -1;
+    else if (found)
+        found = log_write(core, target, writer->op, writer->kind, index, stack);
+    else if (PyTuple_Check(target) || PyList_Check(target))
+        /* The size is read anew each time: a subclass of tensor may run Python code that changes the list. */
+        for (Py_ssize_t i = 0; found == 0 && i < PySequence_Fast_GET_SIZE(target); i++) {
+            PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(target, i));
+            if ((found = is_tensor(item)) > 0)
+                found = log_write(core, item, writer->op, writer->kind, index, stack);
+            Py_DECREF(item);
+        }
+    Py_XDECREF(index);
+    Py_XDECREF(stack);
+    return found;
+}
+
+/* Borrowed: the value passed by keyword `name`, NULL where there is none. */
+static PyObject *passed_by_keyword(PyObject *name, PyObject *const *values, PyObject *keywords)
+{
+    Py_ssize_t count = PyTuple_GET_SIZE(keywords);
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (PyTuple_GET_ITEM(keywords, i) == name)
+            return values[i];
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (PyUnicode_GET_LENGTH(PyTuple_GET_ITEM(keywords, i)) == PyUnicode_GET_LENGTH(name) &&
+            PyUnicode_Compare(PyTuple_GET_ITEM(keywords, i), name) == 0)
+            return values[i];
+    return NULL;
+}
+
+/* The number the next Node of this thread will carry; 0 where torch does not tell. */
+static inline long long sequence_here(void)
+{
+    long long number = integer(PyObject_Vectorcall(torch.sequence_number, NULL, 0, NULL));
+    if (number == -1 && PyErr_Occurred()) {
+        PyErr_Clear();
+        return 0;
+    }
+    return number;
+}
+
+/* Logs that the call which runs has made the Nodes from `first` up to `end`. */
+static int log_nodes(Core *core, long long first, long long end)
+{
+    unsigned long thread = PyThread_get_thread_ident();
+    LoggedNodes *last = core->nodes.count ? nodes_at(&core->nodes, core->nodes.count - 1) : NULL;
+    if (last != NULL && last->thread == thread && last->first == first && last->end == end &&
+        last->clock == core->clock)
+        return 0; /* a call within this one has logged them */
+    PyObject *stack = stack_here(core, 0);
+    if (stack == NULL)
+        return -1;
+    last = core->nodes.count ? nodes_at(&core->nodes, core->nodes.count - 1) : NULL;
+    core->saves++;
+    /* The same line again and nothing logged in between: one entry serves a loop. */
+    if (last != NULL && last->thread == thread && last->stack == stack && last->end == first && last->clock == core->clock) {
+        last->end = end;
+        Py_DECREF(stack);
+        return 0;
+    }
+    LoggedNodes dropped, *place = ring_push(&core->nodes, sizeof(LoggedNodes), NODES_KEPT, &dropped);
+    if (place == NULL) {
+        Py_DECREF(stack);
+        return -1;
+    }
+    *place = (LoggedNodes){first, end, ++core->clock, thread, stack};
+    Py_XDECREF(dropped.stack);
+    return 0;
+}
+
+/* What goes wrong while logging is counted; what is no Exception, or of `lets_pass`, reaches the program. -1: it does. */
+static int forgive(Core *core)
+{
+    if (!PyErr_ExceptionMatches(PyExc_Exception) ||
+        (is_set(core->lets_pass) && PyErr_ExceptionMatches(core->lets_pass)))
+        return -1;
+    PyErr_Clear();
+    core->log_errors++;
+    return 0;
+}
+
+/* Calls `listener` with `name` (where it is not NULL), the positional and the named arguments of a call, and `result`
+(where it is not NULL). */
+static int tell_call(PyObject *listener, PyObject *name, PyObject *const *args, Py_ssize_t count, PyObject *keywords,
+                     PyObject *result)
+{
+    PyObject *given = PyTuple_New(count), *named = PyDict_New(), *told = NULL;
+    int failed = given == NULL || named == NULL;
+    for (Py_ssize_t i = 0; !failed && i < count; i++)
+        PyTuple_SET_ITEM(given, i, Py_NewRef(args[i]));
+    for (Py_ssize_t i = 0; !failed && keywords != NULL && i < PyTuple_GET_SIZE(keywords); i++)
+        failed = PyDict_SetItem(named, PyTuple_GET_ITEM(keywords, i), args[count + i]) < 0;
+    if (!failed) {
+        Py_INCREF(listener);
+        told = name == NULL ? PyObject_CallFunctionObjArgs(listener, given, named, NULL)
+                            : PyObject_CallFunctionObjArgs(listener, name, given, named, result, NULL);
+        Py_DECREF(listener);
+    }
+    Py_XDECREF(given);
+    Py_XDECREF(named);
+    Py_XDECREF(told);
+    return told == NULL ? -1 : 0;
+}
+
+/* Tells `on_operator` of a call of the operator args[0], with all arguments, unless it is known to write nothing. */
+static int tell_operator(Core *core, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    PyObject *number = PyLong_FromVoidPtr(args[0]);
+    int is_quiet = number == NULL ? -1 : PySet_Contains(core->quiet_operators, number);
+    Py_XDECREF(number);
+    return is_quiet != 0 ? is_quiet : tell_call(core->on_operator, NULL, args, count, keywords, NULL);
+}
+
+/* Logs and tells the Nodes from number `first` on that a call has made, which `holder` holds; -1: the program is to see
+ * the exception. */
+static int tell_nodes(Core *core, long long first, PyObject *holder)
+{
+    long long end = sequence_here();
+    if (end == first)
+        return 0;
+    if (log_nodes(core, first, end) < 0 && forgive(core) < 0)
+        return -1;
+    if ((end < core->quiet_from || end - core->quiet_from >= core->quiet_nodes) && is_set(core->on_quiet)) {
+        PyObject *told = call_held(core->on_quiet, "(L)", end);
+        if (told == NULL && forgive(core) < 0)
+            return -1;
+        Py_XDECREF(told);
+    }
+    if (is_set(core->on_nodes)) {
+        PyObject *told = call_held(core->on_nodes, "(OLL)", holder, first, end);
+        if (told == NULL && forgive(core) < 0)
+            return -1;
+        Py_XDECREF(told);
+    }
+    return 0;
+}
+
+/* Whether what is called now is logged: not where an optimizer calls, whose writes are accounted for per step. -1 with
+ * an exception. */
+static inline int is_logged(Core *core)
+{
+    if (!core->active || !core->open_steps)
+        return core->active;
+    int inside = called_by_optimizer(core);
+    return inside < 0 ? forgive(core) : !inside;
+}
+
+/* What a call of a writer that writes is given to write to, borrowed; NULL where it is given nothing. */
+static PyObject *target_of(Writer *writer, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    int has_keywords = keywords != NULL && PyTuple_GET_SIZE(keywords) > 0;
+    if (writer->is_setitem)
+        return count > 1 ? args[0] : NULL;
+    if (writer->keyword != NULL) {
+        PyObject *given = has_keywords ? passed_by_keyword(writer->keyword, args + count, keywords) : NULL;
+        return given == Py_None ? NULL : given;
+    }
+    if (writer->position >= 0 && count > writer->position)
+        return args[writer->position];
+    return has_keywords ? args[count] : NULL;
+}
+
+/* Tells `before_write` what is about to be written; -1: the program is to see the exception. */
+static int tell_before(Writer *writer, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    PyObject *target = target_of(writer, args, count, keywords);
+    if (target == NULL)
+        return 0;
+    PyObject *before_write = Py_NewRef(writer->core->before_write);
+    PyObject *told = PyObject_CallOneArg(before_write, target);
+    Py_DECREF(before_write);
+    Py_XDECREF(told);
+    return told == NULL ? forgive(writer->core) : 0;
+}
+
+static PyObject *Writer_vectorcall(PyObject *self, PyObject *const *args, size_t flagged_count, PyObject *keywords)
+{
+    Writer *writer = (Writer *)self;
+    Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
+    Core *core = writer->core;
+    int is_active = is_logged(core);
+    if (is_active < 0)
+        return NULL;
+    if (is_active && is_set(core->before_write) && !writer->is_plain && !writer->is_operator &&
+        tell_before(writer, args, count, keywords) < 0)
+        return NULL;
+    long long first = is_active ? sequence_here() : 0;
+    PyObject *result;
+    if (writer->assign != NULL && count == 3 && keywords == NULL && PyObject_TypeCheck(args[0], writer->indexed))
+        result = writer->assign(args[0], args[1], args[2]) < 0 ? NULL : Py_NewRef(Py_None);
+    else
+        result = PyObject_Vectorcall(writer->original, args, flagged_count, keywords);
+    if (result == NULL || !is_active || !core->active)
+        return result;
+    if (tell_nodes(core, first, result == Py_None && count > 0 ? args[0] : result) < 0) {
+        Py_DECREF(result);
+        return NULL;
+    }
+    if (is_set(core->on_result) && tell_call(core->on_result, writer->op, args, count, keywords, result) < 0 &&
+        forgive(core) < 0) {
+        Py_DECREF(result);
+        return NULL;
+    }
+    if (writer->is_operator && count > 0 && is_set(core->on_operator) &&
+        tell_operator(core, args, count, keywords) < 0 && forgive(core) < 0) {
+        Py_DECREF(result);
+        return NULL;
+    }
+    if (writer->is_plain)
+        return result;
+
+    PyObject *target = target_of(writer, args, count, keywords), *key = writer->is_setitem && count > 1 ? args[1] : NULL;
+    if (target != NULL && log_target(writer, target, key) < 0 && forgive(core) < 0)
+        Py_CLEAR(result);
+    return result;
+}
+
+static int Writer_traverse(Writer *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->original);
+    Py_VISIT(self->core);
+    Py_VISIT(self->dictionary);
+    return 0;
+}
+
+/* Only the dictionary: a writer stays callable, and whatever cycle it is in has other members that can be cleared. */
+static int Writer_clear(Writer *self)
+{
+    Py_CLEAR(self->dictionary);
+    return 0;
+}
+
+static void Writer_dealloc(Writer *self)
+{
+    PyObject_GC_UnTrack(self);
+    if (self->weak_references != NULL)
+        PyObject_ClearWeakRefs((PyObject *)self);
+    Py_XDECREF(self->original);
+    Py_XDECREF(self->op);
+    Py_XDECREF(self->kind);
+    Py_XDECREF(self->keyword);
+    Py_XDECREF(self->dictionary);
+    Py_XDECREF(self->core);
+    PyObject_GC_Del(self);
+}
+
+static PyObject *Writer_get(PyObject *self, PyObject *instance, PyObject *Py_UNUSED(owner))
+{
+    return instance == NULL || instance == Py_None ? Py_NewRef(self) : PyMethod_New(self, instance);
+}
+
+static PyObject *Writer_repr(Writer *self)
+{
+    return PyObject_Repr(self->original);
+}
+
+/* A writer equals what it wraps: torch hands the writer to __torch_function__, where programs look functions up in tables
+ * that they filled before. */
+static Py_hash_t Writer_hash(Writer *self)
+{
+    return PyObject_Hash(self->original);
+}
+
+static PyObject *Writer_compare(PyObject *self, PyObject *other, int operation)
+{
+    if (operation != Py_EQ && operation != Py_NE)
+        Py_RETURN_NOTIMPLEMENTED;
+    return PyObject_RichCompare(((Writer *)self)->original, is_writer(other) ? ((Writer *)other)->original : other,
+                                operation);
+}
+
+static PyObject *Writer_reduce(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    return PyObject_CallFunctionObjArgs(torch.reduction, self, ((Writer *)self)->original, NULL);
+}
+
+static PyObject *Writer_itself(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    return Py_NewRef(self);
+}
+
+static PyMethodDef Writer_methods[] = {
+    {"__reduce__", Writer_reduce, METH_NOARGS, NULL},
+    {"__copy__", Writer_itself, METH_NOARGS, NULL},
+    {"__deepcopy__", Writer_itself, METH_O, NULL},
+    {NULL},
+};
+
+static PyGetSetDef Writer_getset[] = {
+    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
+    {NULL},
+};
+
+#define WRITER_SLOTS                                                                                                   \
+    .tp_basicsize = sizeof(Writer), .tp_vectorcall_offset = offsetof(Writer, vectorcall),                              \
+    .tp_dictoffset = offsetof(Writer, dictionary), .tp_weaklistoffset = offsetof(Writer, weak_references),             \
+    .tp_call = PyVectorcall_Call, .tp_repr = (reprfunc)Writer_repr, .tp_hash = (hashfunc)Writer_hash,                  \
+    .tp_richcompare = Writer_compare, .tp_traverse = (traverseproc)Writer_traverse, .tp_clear = (inquiry)Writer_clear, \
+    .tp_dealloc = (destructor)Writer_dealloc, .tp_methods = Writer_methods, .tp_getset = Writer_getset
+
+static PyTypeObject MethodWriter_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "gradsan.record._native.MethodWriter",
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR,
+    .tp_descr_get = Writer_get,
+    WRITER_SLOTS,
+};
+
+/* For originals that do not become methods in a class (builtin functions), so that the writer does not either. */
+static PyTypeObject FunctionWriter_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "gradsan.record._native.FunctionWriter",
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    WRITER_SLOTS,
+};
+
+/* Lets `x[key] = value` go straight to the C function where the original does nothing but call it. */
+static void find_indexing(Writer *writer)
+{
+    if (!Py_IS_TYPE(writer->original, &PyWrapperDescr_Type))
+        return;
+    PyWrapperDescrObject *wrapper = (PyWrapperDescrObject *)writer->original;
+    PyTypeObject *owner = PyDescr_TYPE(wrapper);
+    PyMappingMethods *mapping = owner->tp_as_mapping;
+    if (mapping == NULL)
+        return;
+    if (strcmp(wrapper->d_base->name, "__setitem__") == 0 && (void *)mapping->mp_ass_subscript == wrapper->d_wrapped)
+        writer->assign = mapping->mp_ass_subscript;
+    writer->indexed = owner;
+}
+
+static PyObject *Core_writer(Core *self, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    static const char *const names[] = {"original", "op", "kind", "position", "keyword"};
+    PyObject *given[5];
+    if (take_arguments("writer", names, 5, 5, args, count, keywords, given) < 0)
+        return NULL;
+    if (!PyCallable_Check(given[0]) || !PyUnicode_Check(given[1]) || !PyUnicode_Check(given[2]) ||
+        !(given[4] == Py_None || PyUnicode_Check(given[4]))) {
+        PyErr_SetString(PyExc_TypeError, "writer() needs a callable, two strings, an int and a string or None");
+        return NULL;
+    }
+    Py_ssize_t position = PyLong_AsSsize_t(given[3]);
+    if (position == -1 && PyErr_Occurred())
+        return NULL;
+    int binds = Py_TYPE(given[0])->tp_descr_get != NULL;
+    Writer *writer = PyObject_GC_New(Writer, binds ? &MethodWriter_Type : &FunctionWriter_Type);
+    if (writer == NULL)
+        return NULL;
+    memset((char *)writer + sizeof(PyObject), 0, sizeof(Writer) - sizeof(PyObject));
+    writer->vectorcall = Writer_vectorcall;
+    writer->original = Py_NewRef(given[0]);
+    writer->op = Py_NewRef(given[1]);
+    writer->kind = Py_NewRef(given[2]);
+    writer->position = position;
+    writer->core = (Core *)Py_NewRef((PyObject *)self);
+    writer->is_setitem = PyUnicode_CompareWithASCIIString(given[2], "setitem") == 0;
+    writer->is_operator = PyUnicode_CompareWithASCIIString(given[2], "operator") == 0;
+    writer->is_plain = writer->is_operator || PyUnicode_CompareWithASCIIString(given[2], "plain") == 0;
+    if (given[4] != Py_None) {
+        writer->keyword = Py_NewRef(given[4]);
+        PyUnicode_InternInPlace(&writer->keyword);
+    }
+    find_indexing(writer);
+    PyObject_GC_Track(writer);
+    PyObject *dressed = PyObject_CallFunctionObjArgs(torch.dress, writer, given[0], NULL);
+    Py_DECREF(writer);
+    return dressed;
+}
+
+/* ---- indexing --------------------------------------------------------------------------------------------------- */
+
+/* The C function behind `tensor[index]`, and the core that logs what it does; NULL while nobody watches. */
+static binaryfunc indexing_original;
+static Core *indexing_core;
+
+/* Tells `on_result` of an indexing; -1: the program is to see the exception. */
+static int tell_indexed(Core *core, PyObject *tensor, PyObject *key, PyObject *result)
+{
+    if (!is_set(core->on_result))
+        return 0;
+    PyObject *name = PyUnicode_InternFromString("__getitem__"), *args[] = {tensor, key};
+    int failed = name == NULL || tell_call(core->on_result, name, args, 2, NULL, result) < 0;
+    Py_XDECREF(name);
+    return failed ? forgive(core) : 0;
+}
+
+/* Stands in mp_subscript of torch.Tensor and of the classes that inherit it. Setting the attribute __getitem__ instead would
+ * make a sequence of every tensor (patches.py). */
+static PyObject *logged_subscript(PyObject *self, PyObject *key)
+{
+    if (indexing_core == NULL || !indexing_core->active)
+        return indexing_original(self, key);
+    /* What runs within may switch watching off. */
+    Core *core = (Core *)Py_NewRef((PyObject *)indexing_core);
+    PyObject *result = NULL;
+    int is_active = is_logged(core);
+    if (is_active >= 0) {
+        long long first = is_active ? sequence_here() : 0;
+        result = indexing_original(self, key);
+        if (result != NULL && is_active && core->active &&
+            (tell_nodes(core, first, result) < 0 || tell_indexed(core, self, key, result) < 0))
+            Py_CLEAR(result);
+    }
+    Py_DECREF(core);
+    return result;
+}
+
+/* Replaces one function by another in mp_subscript of a type and of all types below it; -1 with an exception. */
+static int replace_subscript(PyTypeObject *type, binaryfunc from, binaryfunc to)
+{
+    if (type->tp_as_mapping != NULL && type->tp_as_mapping->mp_subscript == from &&
+        PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE))
+        type->tp_as_mapping->mp_subscript = to;
+    PyObject *below = PyObject_CallMethod((PyObject *)&PyType_Type, "__subclasses__", "O", type);
+    int done = below == NULL ? -1 : 0;
+    for (Py_ssize_t i = 0; done == 0 && i < PyList_GET_SIZE(below); i++)
+        if (PyType_Check(PyList_GET_ITEM(below, i)))
+            done = replace_subscript((PyTypeObject *)PyList_GET_ITEM(below, i), from, to);
+    Py_XDECREF(below);
+    return done;
+}
+
+/* The C function behind torch.Tensor.__getitem__, NULL where something else stands there. */
+static binaryfunc find_subscript(void)
+{
+    PyObject *found = PyObject_GetAttrString((PyObject *)torch.tensor, "__getitem__");
+    PyWrapperDescrObject *wrapper = (PyWrapperDescrObject *)found;
+    binaryfunc subscript = NULL;
+    if (found == NULL)
+        PyErr_Clear();
+    else if (Py_IS_TYPE(found, &PyWrapperDescr_Type) && PyType_IsSubtype(torch.tensor, PyDescr_TYPE(wrapper))) {
+        PyMappingMethods *mapping = PyDescr_TYPE(wrapper)->tp_as_mapping;
+        if (mapping != NULL && (void *)mapping->mp_subscript == wrapper->d_wrapped)
+            subscript = mapping->mp_subscript;
+    }
+    Py_XDECREF(found);
+    return subscript;
+}
+
+static PyObject *Core_watch_indexing(Core *self, PyObject *given)
+{
+    int wanted = PyObject_IsTrue(given);
+    if (wanted < 0)
+        return NULL;
+    if (wanted && indexing_core == NULL) {
+        if (indexing_original == NULL)
+            indexing_original = find_subscript();
+        if (indexing_original == NULL)
+            Py_RETURN_NONE;
+        indexing_core = (Core *)Py_NewRef((PyObject *)self);
+        if (replace_subscript(torch.tensor, indexing_original, logged_subscript) < 0)
+            return NULL;
+    } else if (!wanted && indexing_core == self) {
+        indexing_core = NULL;
+        Py_DECREF(self);
+        if (replace_subscript(torch.tensor, logged_subscript, indexing_original) < 0)
+            return NULL;
+    }
+    Py_RETURN_NONE;
+}
