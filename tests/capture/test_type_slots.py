@@ -34,7 +34,7 @@ def test_no_slot_changes_but_those_of_what_is_replaced(native: bool, mode: Any) 
     watcher = gradsan.watch(mode, native=native)
     with watcher:  # once, to know which types are touched, and to import what is imported on the way
         this = recorder()
-        kinds = slots_kit.touched_types(this._patches) + slots_kit.touched_types(this._deep_patches)
+        kinds = slots_kit.touched_types(this.patches) + slots_kit.touched_types(this.watching._deep_patches)
     assert {torch.Tensor, Before} < set(kinds)
     assert len(kinds) > 20
     before = slots_kit.all_slots(kinds)

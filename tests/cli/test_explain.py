@@ -1,4 +1,5 @@
 import argparse
+import io
 import itertools
 import os
 import re
@@ -167,3 +168,27 @@ def test_a_reader_that_stops_early_is_no_failure():
 def test_a_closed_stdout_is_no_failure(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     assert run("GS111") == 0
+
+
+def test_a_message_leads_to_its_page_or_to_a_few(capsys, monkeypatch):
+    assert run("grad", "can", "be", "implicitly", "created", "only", "for", "scalar", "outputs") == 0
+    assert capsys.readouterr().out == page("GS408", "en")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("RuntimeError: Trying to backward through the graph\na second time"))
+    assert run("-", "--lang", "zh") == 0
+    shown = capsys.readouterr().out
+    assert [line.split()[0] for line in shown.splitlines()[1:-1]] == ["GS401", "GS402", "GS404", "GS403"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("GS11", "did you mean GS110, GS111, GS112"),
+        ("stat_carried_over", "state_carried_over"),
+        ("CUDA out of memory", "no code explains"),
+    ],
+)
+def test_what_is_not_known_is_one_sentence(capsys, asked, said):
+    assert run(asked) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert said in err

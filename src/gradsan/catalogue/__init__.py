@@ -3,7 +3,6 @@
 Rows lie in the ``*.toml`` files of this folder, one table a row; the file's name is its topic. A row has
 
 * ``raised_as``: the exception's or warning's class (``RuntimeError``, ``UserWarning``); subclasses count too;
-* ``phase``: ``statement`` (raised by the line that is at fault) or ``backward`` (raised later);
 * ``patterns``: regular expressions for the wordings of all PyTorch versions from 2.6 on, searched for in the message;
   the groups of the one that fits become ``Failure.values``;
 * ``raised_in``: instead of patterns, where the words are the program's own, the places of torch that raise them
@@ -13,6 +12,14 @@ It reads no program and imports no torch. ``tests/catalogue`` holds the patterns
 torch raises and against recorded ones of older versions.
 """
 
-from gradsan.catalogue._rows import Phase, Row, comes_from_autograd, is_of_autograd, place_raised, recognise, rows
+from gradsan.catalogue._rows import (
+    VERSION_CHECK,
+    Row,
+    comes_from_autograd,
+    is_of_autograd,
+    place_raised,
+    recognise,
+    rows,
+)
 
-__all__ = ["Phase", "Row", "comes_from_autograd", "is_of_autograd", "place_raised", "recognise", "rows"]
+__all__ = ["VERSION_CHECK", "Row", "comes_from_autograd", "is_of_autograd", "place_raised", "recognise", "rows"]

@@ -11,9 +11,6 @@ from functools import cache
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
-from typing import Literal
-
-Phase = Literal["statement", "backward"]
 
 _GRADSAN = str(Path(__file__).resolve().parent.parent) + os.sep
 _TOML = "tomllib" if sys.version_info >= (3, 11) else "tomli"
@@ -28,7 +25,6 @@ class Row:
 
     slug: str
     raised_as: str
-    phase: Phase
     patterns: tuple[re.Pattern[str], ...]
     raised_in: tuple[str, ...] = ()
 
@@ -49,7 +45,7 @@ def rows() -> tuple[Row, ...]:
             if slug in found:
                 raise ValueError(f"{source.name} has the row {slug} again")
             patterns = tuple(re.compile(pattern, re.DOTALL) for pattern in table.get("patterns", ()))
-            found[slug] = Row(slug, table["raised_as"], table["phase"], patterns, tuple(table.get("raised_in", ())))
+            found[slug] = Row(slug, table["raised_as"], patterns, tuple(table.get("raised_in", ())))
     return tuple(found.values())
 
 
@@ -89,12 +85,12 @@ def recognise(kinds: Iterable[str], message: str, raised_in: str = "") -> tuple[
 
 
 # How the version check's own message begins, which needs no row: what it means is for the causes to find out.
-_VERSION_CHECK = "one of the variables needed for gradient computation has been modified by an inplace operation"
+VERSION_CHECK = "one of the variables needed for gradient computation has been modified by an inplace operation"
 
 
 def is_of_autograd(error: BaseException) -> bool:
     """Whether ``error`` is the version check's or one that the catalogue knows."""
-    if isinstance(error, RuntimeError) and str(error).startswith(_VERSION_CHECK):
+    if isinstance(error, RuntimeError) and str(error).startswith(VERSION_CHECK):
         return True
     return recognise([kind.__name__ for kind in type(error).__mro__], str(error), place_raised(error)) is not None
 

@@ -1,4 +1,4 @@
-"""``gradsan explain``: the page of a code, or the list of codes, as Markdown for a terminal."""
+"""``gradsan explain``: the page of a code or of a message of PyTorch's, or the list of codes, for a terminal."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import io
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markdown import Markdown, MarkdownElement, Paragraph
 from rich.text import Text
 
+from gradsan.diagnose.messages import codes_of
 from gradsan.launch.sentences import complain
 from gradsan.model import Message
 from gradsan.present._cells import wrap
@@ -36,7 +38,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "explain", help=words("summary"), description=words("summary")
     )
-    parser.add_argument("code", nargs="?", metavar="CODE", help=words("code"))
+    parser.add_argument("code", nargs="*", metavar="CODE", help=words("code"))
     parser.add_argument("--lang", choices=("en", "zh", "auto"), default="auto", help=words("lang"))
     parser.add_argument("--color", choices=("auto", "always", "never"), default="auto", help=words("color"))
     parser.set_defaults(handler=run)
@@ -44,18 +46,45 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what ``args`` (``code``, ``lang``, ``color``) asks for; 0, or 2 where no page has that code."""
+    """Print what ``args`` (``code``, ``lang``, ``color``) asks for; 0, or 2 where no page has that code or message.
+
+    ``code`` are the words of a code, of the name of a cause, or of a message of PyTorch's; ``-`` reads it from stdin.
+    """
     language = choose_language(args.lang, os.environ)
     styled = _is_styled(args.color, sys.stdout, os.environ)
-    if args.code is None:
+    asked = sys.stdin.read() if args.code == ["-"] else " ".join(args.code)
+    if not args.code:
         _write(_styled_list(language) if styled else _plain_list(language), sys.stdout)
         return 0
-    code = resolve(args.code)
-    if code is None:
-        complain(Message("explain.unknown_code", {"code": args.code}), language)
+    code = resolve(asked)
+    found = (code,) if code is not None else codes_of(asked)
+    if not found:
+        complain(_not_found(asked), language)
         return 2
-    _write(_styled_page(code, language) if styled else page(code, language), sys.stdout)
+    if len(found) > 1:
+        _write(_several(found, language), sys.stdout)
+    else:
+        _write(_styled_page(found[0], language) if styled else page(found[0], language), sys.stdout)
     return 0
+
+
+def _several(found: Sequence[str], language: Language) -> str:
+    """The codes that a message may have, with what happened in each."""
+    titles = {entry.code: entry.title for entry in codes(language)}
+    lines = [f"  {code}  {titles[code]}" for code in found]
+    return "\n".join([say(Message("explain.several"), language), *lines, say(Message("explain.which"), language), ""])
+
+
+def _not_found(asked: str) -> Message:
+    if len(asked.split()) > 1:
+        return Message("explain.unknown_message")
+    names = [name for entry in codes() for name in (entry.code, entry.slug)]
+    near = [name for name in names if name.startswith(asked.upper())][:5]
+    if not near and not re.fullmatch(r"[Gg][Ss]\d{3}", asked):
+        near = get_close_matches(asked.upper(), names, 3) or get_close_matches(asked.lower(), names, 3)
+    if near:
+        return Message("explain.unknown_code_like", {"code": asked, "names": ", ".join(near)})
+    return Message("explain.unknown_code", {"code": asked})
 
 
 def _is_styled(option: str, stream: TextIO | None, environ: Mapping[str, str]) -> bool:
