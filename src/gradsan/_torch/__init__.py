@@ -91,6 +91,7 @@ from gradsan._torch.modes import (
 )
 from gradsan._torch.modules import (
     MODULE_CALLS,
+    cached_parametrizations,
     forward_hooks,
     forward_pre_hooks,
     has_backward_hooks,
@@ -172,6 +173,7 @@ __all__ = [
     "at_same_address",
     "buffer_sync",
     "cached_in_checkpoint",
+    "cached_parametrizations",
     "can_be_cloned_lazily",
     "can_be_nonfinite",
     "checked_operator",

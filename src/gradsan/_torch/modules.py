@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 import torch
@@ -69,3 +70,14 @@ def name_in_module(name: str) -> str:
     ``l.weight`` of ``_orig_mod.l.weight``. Missing ``_orig_mod``: names are what they are.
     """
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+def cached_parametrizations() -> dict[str, Any]:
+    """What ``parametrize.cached()``, entered and not yet left, keeps, by the last name of the parameter.
+
+    Missing: nothing.
+    """
+    module = sys.modules.get("torch.nn.utils.parametrize")
+    known = getattr(module, "_cache", None) if getattr(module, "_cache_enabled", 0) else None
+    found = known.items() if isinstance(known, dict) else ()
+    return {str(key[-1]): value for key, value in found if isinstance(key, tuple) and isinstance(value, torch.Tensor)}

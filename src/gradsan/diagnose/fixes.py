@@ -27,7 +27,8 @@ def instead_of_overwriting(facts: Facts, *, copy_first: bool = False) -> tuple[F
     if after:
         return after
     writes = facts.writes or facts.missed
-    new = _each_line(writes, _new_value)
+    tensor = facts.conflict.save.tensor
+    new = _each_line(writes, _new_value, tensor.requires_grad and not tensor.is_leaf)
     copy = _each_line(writes[:1], _copy) if _write_one_name(writes) else _Suggested()
     new_fix, copy_fix = _rebinding("out_of_place", facts, new), _rebinding("clone_before_mutation", facts, copy)
     if not new.hidden_from_others and not copy.hidden_from_others:
@@ -203,7 +204,9 @@ def _index_is_tensor(write: Write) -> bool | None:
     return None if write.region is None else write.region.index is None
 
 
-def _each_line(writes: Iterable[Write], suggest: Callable[[Write, Frame], source.Change | None]) -> _Suggested:
+def _each_line(
+    writes: Iterable[Write], suggest: Callable[[Write, Frame], source.Change | None], are_results: bool = False
+) -> _Suggested:
     """One change for each writing line; none at all where one line has none, because half a change mends nothing."""
     changes: dict[tuple[str, int], source.Change | None] = {}
     for write in writes:
@@ -212,7 +215,7 @@ def _each_line(writes: Iterable[Write], suggest: Callable[[Write, Frame], source
             return _Suggested()
         if changes.get((frame.file, frame.line)) is None:
             changes[frame.file, frame.line] = (
-                (source.rebuilt_list(frame, write.op) if suggest is _new_value else None)
+                (source.rebuilt_list(frame, write.op, are_results) if suggest is _new_value else None)
                 if source.written_for_others(frame, write.op)
                 else _in_hook(write, frame, suggest(write, frame))
             )

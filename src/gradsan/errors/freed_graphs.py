@@ -63,6 +63,7 @@ def gather_second_backward(context: Context) -> tuple[Clue, ...]:
     joined_at = _made_at(core, join.older, backward.thread)
     makers = [entry[3] for entry in (joined_at, saved_at) if entry is not None]
     younger = None if join.younger is None else _torch.node_sequence(join.younger)
+    cached = _cached(join.older, context.frame)
     info = _torch.output_info(join.older, join.output)
     clues = [
         needed,
@@ -76,10 +77,11 @@ def gather_second_backward(context: Context) -> tuple[Clue, ...]:
         Clue(
             "bridge",
             None if joined_at is None else symbolise(joined_at[3]),
-            name=naming.name_of_output(join.older, context.frame),
+            name=cached or naming.name_of_output(join.older, context.frame),
             op=join.older.name(),
             values={
                 "younger": "" if join.younger is None else join.younger.name(),
+                "cached": cached is not None,
                 "made_after": younger is not None and younger >= by.sequence,
                 "ran_again": any(core.ran_since(stack, by.sequence, backward.thread) for stack in makers),
                 **({} if info is None else dict(zip(("shape", "dtype", "device"), info, strict=True))),
@@ -95,6 +97,20 @@ def gather_second_backward(context: Context) -> tuple[Clue, ...]:
             clues.append(Clue("updated", symbolise(step.stack), op=step.optimizer))
             return (*clues, *_borrowed(context, by))
     return tuple(clues)
+
+
+def _cached(node: Any, frame: Any) -> str | None:
+    """What a module calls the parameter that ``node`` computed and ``parametrize.cached()`` keeps."""
+    for name, tensor in _torch.cached_parametrizations().items():
+        order = [] if tensor.grad_fn is None else walk.engine_order([tensor.grad_fn])
+        if node not in order:
+            continue
+        leaves = (getattr(child, "variable", None) for one in order for child, _ in one.next_functions)
+        leaf = next((one for one in leaves if one is not None), None)
+        names = () if leaf is None else naming.names_of(leaf, frame)
+        owner, found, _ = names[0].text.partition(".parametrizations.") if names else ("", "", "")
+        return f"{owner}.{name}" if found else name
+    return None
 
 
 def _borrowed(context: Context, by: PastBackward) -> list[Clue]:

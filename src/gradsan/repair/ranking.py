@@ -34,7 +34,7 @@ IMPLIED = frozenset(
         *("reset_state", "reset_modules", "recompute_forward", "recompute_after_change", "rebuild_in_loop"),
         *("rebuild_in_function", "as_property", "record_the_change", "change_a_copy", "leave_the_argument"),
         *("clear_gradient", "clear_by_optimizer", "detach_built_once", "collect_each_value", "forget_collected"),
-        "give_to_optimizer",
+        *("give_to_optimizer", "cache_each_round"),
     }
 )
 """Kinds whose change of the training is the one that the cause implies: truncated where a state is cut, the gradient

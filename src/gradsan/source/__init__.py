@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from gradsan.source.rounds import backward_of_sum as backward_of_sum
     from gradsan.source.rounds import detach_after as detach_after
     from gradsan.source.rounds import detach_after_round as detach_after_round
+    from gradsan.source.rounds import enter_each_round as enter_each_round
     from gradsan.source.rounds import frames_between as frames_between
     from gradsan.source.rounds import in_same_function as in_same_function
     from gradsan.source.rounds import is_computed_in_rounds as is_computed_in_rounds
@@ -194,6 +195,7 @@ _HOMES = {
         "backward_of_sum",
         "detach_after",
         "detach_after_round",
+        "enter_each_round",
         "frames_between",
         "in_same_function",
         "is_computed_in_rounds",

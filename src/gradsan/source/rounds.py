@@ -12,13 +12,14 @@ from gradsan.source.identifiers import ADDING_METHODS, bindings_of, chain_key, c
 from gradsan.source.locate import Expression, expression_at, scope_of, statement_at
 from gradsan.source.modules import DETACHED, Shape, object_cut, shape_in_source
 from gradsan.source.targets import aliased_expression
-from gradsan.source.tree import SourceFile, header_nodes, parses, read_source
+from gradsan.source.tree import SourceFile, Span, header_nodes, parses, read_source
 
 __all__ = [
     "after_round",
     "backward_of_sum",
     "detach_after",
     "detach_after_round",
+    "enter_each_round",
     "frames_between",
     "in_same_function",
     "is_computed_in_rounds",
@@ -136,6 +137,31 @@ def is_computed_in_rounds(bound_at: Frame, used_at: Frame) -> bool:
     known = ast.dump(value)
     rounds = [loop for loop in used.loops if loop not in bound.loops]
     return any(isinstance(node, ast.Call) and ast.dump(node) == known for loop in rounds for node in ast.walk(loop))
+
+
+def enter_each_round(used_at: Frame, context: str) -> Change | None:
+    """``with <context>():`` around a loop, entered in every round of it: both lines change their places.
+
+    None where the block has more than the loop, or the source tells of no such block around ``used_at``.
+    """
+    used = statement_at(used_at)
+    for loop in () if used is None else used.loops:
+        source = used.source if used is not None else None
+        block = None if source is None else source.parents[loop][0]
+        if source is None or not isinstance(block, ast.With) or block.body != [loop] or len(block.items) != 1:
+            continue
+        call = block.items[0].context_expr
+        outer, inner, first = source.span(block), source.span(loop), source.span(loop.body[0])
+        if not isinstance(call, ast.Call) or leaf_name(call.func) != context:
+            continue
+        if inner.line != outer.line + 1 or first.line != inner.line + 1:
+            return None
+        heads = [source.lines[one.line - 1] for one in (outer, inner)]
+        indents = [head[: len(head) - len(head.lstrip())] for head in heads]
+        whole = Span(outer.line, 1, inner.line, len(heads[1]) + 1)
+        text = f"{indents[0]}{heads[1].lstrip()}\n{indents[1]}{heads[0].lstrip()}"
+        return edited(source, [Edit(whole, text)], "enter_each_round")
+    return None
 
 
 def is_item_of_loop(frame: Frame, name: str) -> bool:

@@ -157,9 +157,21 @@ def _borrowed(failure: Failure) -> list[Bridge]:
 def _once(case: _Case) -> Diagnosis:
     values = {"name": case.name}
     note = "note.retain_graph_becomes_gs110" if case.updated else "note.retain_graph_costs"
+    used = _frame(case.needed)
+    if case.bridge.values.get("cached"):
+        change = None if used is None else source.enter_each_round(used, "cached")
+        lines = () if change is None or used is None else source.changed_lines(used.file, change)
+        return _diagnosis(
+            case,
+            ONCE,
+            bridge="label.built_once",
+            explanation="explanation.graph_kept_by_cache",
+            fixes=(parts.fix("cache_each_round", "changed", values, lines=lines),),
+            notes=(Message(note, values),),
+        )
     borrowed = detach_other_network(_borrowed(case.failure), None)
     again = parts.fix("recompute_forward", "changed", values, summary="help.build_each_round")
-    lines, used = _cut_off(case), _frame(case.needed)
+    lines = _cut_off(case)
     without = parts.fix(
         "detach_built_once" if lines else "no_grad", "changed", values, lines=lines, summary="help.build_without_graph"
     )
@@ -210,6 +222,7 @@ def _diagnosis(
     bridge: str | None,
     fixes: tuple[Fix, ...],
     notes: tuple[Message, ...],
+    explanation: str | None = None,
 ) -> Diagnosis:
     values = {"bridge": case.name, "name": case.name, "op": parts.op_of(case.bridge)}
     shape, dtype, device = (case.bridge.values.get(key) for key in ("shape", "dtype", "device"))
@@ -225,7 +238,16 @@ def _diagnosis(
         *parts.label_of(parts.clue(case.failure, "updated"), "note", "label.updated_between", {}),
         *parts.label_of(case.needed, "used", "label.walks_into_freed", values),
     )
-    return parts.diagnosis(case.failure, *cause, values=values, labels=labels, tensor=tensor, fixes=fixes, notes=notes)
+    return parts.diagnosis(
+        case.failure,
+        *cause,
+        values=values,
+        labels=labels,
+        tensor=tensor,
+        fixes=fixes,
+        notes=notes,
+        explanation=explanation,
+    )
 
 
 def _bridge_label(case: _Case, key: str | None, values: Mapping[str, object]) -> tuple[Label, ...]:

@@ -6,20 +6,22 @@ import ast
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
-from gradsan.source.identifiers import bindings_of, local_nodes
+from gradsan.source.identifiers import Binding, bindings_of, local_nodes
+from gradsan.source.modules import shape_in_source
 from gradsan.source.rewrite.out_of_place import augmented_value, chain_value
 from gradsan.source.rewrite.rebinding import can_rebind
+from gradsan.source.rewrite.scatter import whole_of_part
 from gradsan.source.targets import target_at
 from gradsan.source.tree import SourceFile
 
 __all__ = ["rebuilt_list"]
 
 
-def rebuilt_list(frame: Frame, op: str) -> Change | None:
+def rebuilt_list(frame: Frame, op: str, are_results: bool = False) -> Change | None:
     """``for w, g in zip(fast, grads): w -= g`` as ``fast = [w - g for w, g in zip(fast, grads)]``.
 
-    Only where the loop does nothing else, and its function has computed the elements itself: the parameters of a module
-    are more than a list of them.
+    Only where the loop does nothing else, and its elements are results of a computation: the parameters of a module
+    are more than a list of them. A run knows (``are_results``), or the function has computed them itself.
     """
     found = target_at(frame, op)
     if found is None or not isinstance(found[1].node, ast.Name):
@@ -35,7 +37,10 @@ def rebuilt_list(frame: Frame, op: str) -> Change | None:
     variable, kept = walked
     of_dict = isinstance(kept, ast.Call)
     whole = kept.func.value if isinstance(kept, ast.Call) and isinstance(kept.func, ast.Attribute) else kept
-    if not isinstance(whole, ast.Name) or not can_rebind(source, whole) or not _is_computed(source, loop, whole.id):
+    if not isinstance(whole, ast.Name) or not can_rebind(source, whole):
+        return None
+    bindings = _bindings(source, loop, whole.id)
+    if not are_results and not _are_computed(bindings):
         return None
     head, iterated = source.text(loop.target), source.text(loop.iter)
     if of_dict:
@@ -47,11 +52,16 @@ def rebuilt_list(frame: Frame, op: str) -> Change | None:
         iterated = iterated.replace(source.text(kept), f"{whole.id}.items()")
         text = f"{whole.id} = {{{key}: {value} for {head} in {iterated}}}"
     else:
-        text = f"{whole.id} = [{value} for {head} in {iterated}]"
+        is_tuple = any(shape_in_source(source, one) == "tuple" for one in bindings)
+        made = "tuple({})" if is_tuple else "[{}]"
+        text = f"{whole.id} = {made.format(f'{value} for {head} in {iterated}')}"
     return edited(source, [Edit(source.span(loop), text)], "out_of_place")
 
 
 def _value(source: SourceFile, statement: ast.stmt, node: ast.AST) -> str | None:
+    part = whole_of_part(source, statement, node)
+    if part is not None:
+        return part
     if isinstance(statement, ast.AugAssign):
         return augmented_value(source, statement)
     chain = chain_value(source, node) if isinstance(statement, ast.Expr) and isinstance(node, ast.Call) else None
@@ -72,12 +82,15 @@ def _walked(target: ast.expr, walked: ast.expr, name: str) -> tuple[ast.Name, as
     return next((one for one in found if one is not None), None)
 
 
-def _is_computed(source: SourceFile, loop: ast.For, name: str) -> bool:
-    """Whether the function of the loop makes the list or dict itself, of new values: ``[p.clone() for …]``."""
+def _bindings(source: SourceFile, loop: ast.For, name: str) -> list[Binding]:
+    """What the function of the loop binds to ``name``."""
     scope = source.function(loop)
     nodes = local_nodes(scope) if scope is not None else ast.walk(source.module)
-    values = [
-        one.value for node in nodes if isinstance(node, ast.stmt) for one in bindings_of(node) if one.name == name
-    ]
+    return [one for node in nodes if isinstance(node, ast.stmt) for one in bindings_of(node) if one.name == name]
+
+
+def _are_computed(bindings: list[Binding]) -> bool:
+    """Whether the list or dict is made of new values each time: ``[p.clone() for …]``."""
+    values = [one.value for one in bindings]
     made = [one.value if isinstance(one, ast.DictComp) else getattr(one, "elt", None) for one in values]
     return bool(made) and all(isinstance(one, ast.Call | ast.BinOp) for one in made)

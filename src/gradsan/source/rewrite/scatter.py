@@ -13,7 +13,7 @@ from gradsan.source.rewrite.rebinding import can_rebind, notes_on_rebinding
 from gradsan.source.targets import target_at
 from gradsan.source.tree import SourceFile, Span
 
-__all__ = ["element_out_of_place", "part_out_of_place"]
+__all__ = ["element_out_of_place", "part_out_of_place", "whole_of_part"]
 
 _MASKS = frozenset(
     {"bernoulli", "bool", "eq", "ge", "greater", "greater_equal", "gt", "isclose", "isfinite", "isinf", "isnan", "le"}
@@ -68,6 +68,12 @@ def element_out_of_place(frame: Frame, op: str) -> Change | None:
         return None
     new = f"{source.text(part)} = {value}"
     return edited(source, [Edit(source.span(statement), new)], "out_of_place")
+
+
+def whole_of_part(source: SourceFile, statement: ast.stmt, place: ast.AST) -> str | None:
+    """What the whole tensor becomes by a statement that writes to a part of it; None where it writes to no part."""
+    part, value = _part_and_value(source, statement, place)
+    return None if part is None or value is None else _with_part(source, part, value, None)
 
 
 def _part_and_value(source: SourceFile, statement: ast.stmt, place: ast.AST) -> tuple[ast.Subscript | None, str | None]:
