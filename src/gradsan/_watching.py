@@ -78,13 +78,13 @@ class Watching:
         self.hook_writes = HookWrites(core, self.uncounted, self.exports, self.prescan, guard.run_hushed)
         self.kept_gradients = KeptGradients(core, steps, recorder.backwards, self.uncounted, self._keep_failure)
         self.lost_updates = LostUpdates(core, steps, self.uncounted, self._keep_failure, self._listen_for_updates)
-        settling = Settling(
+        self._settling = Settling(
             core,
             lambda optimizer, frame: guard.run(partial(self.life.first_step, optimizer, frame)),
             lambda optimizer, frame: guard.run(partial(self.life.later_step, optimizer, frame)),
             lambda optimizer: guard.run(partial(self.uncounted.stepped, optimizer)),
         )
-        self.notice = Notice(core, steps, settling, recorder.nonfinite.append)
+        self.notice = Notice(core, steps, self._settling, recorder.nonfinite.append)
         self._search = NonFiniteSearch(core, recorder.nonfinite.append, guard.note)
         self.detectors: tuple[Detector, ...] = (
             self.uncounted,
@@ -256,6 +256,7 @@ class Watching:
 
     def _on_round(self, entry: Any, rounds: int) -> None:
         guard = self._recorder.guard
+        self._settling.look_again()
         for one in self._before_rounds:
             guard.run(partial(one.before_round, entry, rounds))
         # In deep mode what a Node is given is compared, whoever wrote.

@@ -163,11 +163,8 @@ def _root_node(output: Any) -> Any:
     return output.node if hasattr(output, "node") else output.grad_fn
 
 
-_LAST_LOOK = 1024
-
-
 class Settling:
-    """Has ``first`` called once for each optimizer, ``later`` at its 2nd, 4th, 8th … step, ``fused`` after each."""
+    """Calls ``first`` once for each optimizer, ``later`` now and then, ``fused`` after each step of a fused one."""
 
     def __init__(
         self,
@@ -176,15 +173,22 @@ class Settling:
         later: Callable[[Any, Any], None],
         fused: Callable[[Any], None],
     ) -> None:
-        """Listen to ``core``. ``first`` and ``later`` are given the optimizer and a frame to find variables from.
-
-        ``fused`` is for fused optimizers only. All others are looked at no more after their 1024th step.
-        """
+        """Listen to ``core``. ``first`` and ``later`` are given the optimizer and a frame to find variables from."""
         self._core, self._first, self._later, self._fused = core, first, later, fused
-        self._steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._looked_at: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._due: weakref.WeakSet[Any] = weakref.WeakSet()
         self._waiting: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
         core.on_step_begin, core.on_step_end = self.before_step, self.after_step
+
+    def look_again(self) -> None:
+        """Have ``later`` called at the next step of each optimizer that has parameters without a gradient then.
+
+        Between such calls the core passes over its steps, which then cost nothing here.
+        """
+        self._due.update(self._looked_at)
+        for optimizer in self._looked_at:
+            self._core.settled.discard(id(optimizer))
 
     @property
     def optimizers(self) -> list[Any]:
@@ -211,19 +215,19 @@ class Settling:
             if self._core.backwards > backwards or _without_gradient(optimizer) == missing:
                 with _torch.hushed():
                     self._first(optimizer, sys._getframe(1))
-        steps = 0
-        if optimizer in self._seen:
-            steps = self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
-            if waited is None and 1 < steps <= _LAST_LOOK and steps & (steps - 1) == 0 and _without_gradient(optimizer):
+        if optimizer in self._due:
+            self._due.discard(optimizer)
+            if _without_gradient(optimizer):
                 with _torch.hushed():
                     self._later(optimizer, sys._getframe(1))
         if any(group.get("fused") for group in optimizer.param_groups):
             with _torch.hushed():
                 self._fused(optimizer)
-        elif steps >= _LAST_LOOK:
-            number, settled = id(optimizer), self._core.settled
-            settled.add(number)
-            weakref.finalize(optimizer, settled.discard, number).atexit = False
+        elif optimizer in self._seen:
+            self._core.settled.add(id(optimizer))
+        if optimizer in self._seen and optimizer not in self._looked_at:
+            self._looked_at.add(optimizer)
+            weakref.finalize(optimizer, self._core.settled.discard, id(optimizer)).atexit = False
 
 
 def _without_gradient(optimizer: Any) -> int:
