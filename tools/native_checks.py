@@ -85,7 +85,7 @@ def sanitized() -> dict[str, str]:
     }
 
 
-def steps(programs: int) -> dict[str, tuple[dict[str, str], list[list[str]]]]:
+def steps(programs: int, jobs: int = 2) -> dict[str, tuple[dict[str, str], list[list[str]]]]:
     """By name: what the environment has besides, and the commands, as words after ``python``."""
     core_tests = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "capture").glob("test_core*.py"))
     # The tests' own limits are for machines that watch no memory.
@@ -99,7 +99,7 @@ def steps(programs: int) -> dict[str, tuple[dict[str, str], list[list[str]]]]:
     return {
         "tests": (sanitized(), [[*pytest, *core_tests, "-k", "not million"]]),
         "examples": (sanitized(), examples),
-        "fuzz": (sanitized(), [["benchmarks/fuzz.py", "--programs", str(programs), "--jobs", "2"]]),
+        "fuzz": (sanitized(), [["benchmarks/fuzz.py", "--programs", str(programs), "--jobs", str(jobs)]]),
         "failing": (sanitized(), [["tests/capture/native/failing_calls.py"]]),
         "debug": (debug, [[*pytest, *core_tests], ["tests/capture/native/failing_calls.py"]]),
         "memory": (plain, [[*pytest, "--long", memory]]),
@@ -131,8 +131,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("steps", nargs="*", help="which of tests, examples, fuzz, failing, debug, memory; all without")
     parser.add_argument("--programs", type=int, default=5000, help="how many random programs (5000)")
+    parser.add_argument("--jobs", type=int, default=2, help="how many of them at a time (2)")
     options = parser.parse_args()
-    known = steps(options.programs)
+    known = steps(options.programs, options.jobs)
     if unknown := set(options.steps) - set(known):
         parser.error(f"no such step: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     build()
