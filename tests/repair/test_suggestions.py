@@ -51,6 +51,23 @@ def test_a_layer_gets_a_copy(program):
 
 
 @pytest.mark.parametrize(
+    ("bound", "collected", "kind"),
+    [
+        ("pass", "path.append(y)", "collect_each_value"),
+        ("pass", "path.append(y.clone())", "out_of_place"),
+        # Another tensor in every round.
+        ("y = f(x)", "path.append(y)", "out_of_place"),
+    ],
+)
+def test_one_tensor_collected_in_every_round_is_several_afterwards(program, bound, collected, kind):
+    file = program(f"for _ in range(3):\n    {bound}\n    y += g(y)\n    {collected}\n")
+    fault = diagnosis("operand_overwritten", ("written", "add_", (at(file, 3),)), name="y")
+    new = Fix("out_of_place", "preserved", fault.title, lines=((file, 3, "    y = y + g(y)"),))
+    (found,) = copies.collect_each_value(fault, (new,))
+    assert (found.kind, found.lines) == (kind, new.lines)
+
+
+@pytest.mark.parametrize(
     ("line", "op", "extra", "is_hoisted"),
     [
         ("mem[t] = mem[t] * 0.5", "__setitem__", "pass", True),

@@ -55,10 +55,8 @@ class Judge:
             _progress(trial) > _progress(before) or _has_another_fault(trial, before)
         )
         is_known = comparison.has_reference and self.is_replayable
-        if fix.kind == "forget_collected":
-            # The lists no longer grow: that is what it says.
-            training = replace(training, frozen=())
-        loss = _loss(comparison, training) if runs else None
+        # A run that ends with another finding, told in silence, may have lost gradients all the same.
+        loss = _loss(comparison, training) if runs or (trial.recording.finished and comparison.lost) else None
         if runs and is_known and fix.kind in _KEEPS_VALUES and _begins_with_another_loss(reference, trial.recording):
             loss = loss or Message("fix.another_loss")
         goes_as_far = not runs and self._ends_as_the_reference(comparison, training, trial, patch)

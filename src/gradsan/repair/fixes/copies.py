@@ -72,7 +72,9 @@ def _is_collected(label: Label) -> bool:
         return False
     name, source = target[1].node.id, target[0].source
     loops = [around for around, _ in source.ancestors(target[0].statement) if isinstance(around, ast.For | ast.While)]
-    calls = [node for node in ast.walk(loops[0]) if isinstance(node, ast.Call)] if loops else []
+    if not loops or _binds(loops[0], name):
+        return False
+    calls = [node for node in ast.walk(loops[0]) if isinstance(node, ast.Call)]
     return any(
         leaf_name(call.func) == "append" and [getattr(one, "id", None) for one in call.args] == [name] for call in calls
     )
