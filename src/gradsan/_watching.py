@@ -256,7 +256,7 @@ class Watching:
 
     def _on_round(self, entry: Any, rounds: int) -> None:
         guard = self._recorder.guard
-        self._settling.look_again()
+        guard.run(self._settling.look_again)
         for one in self._before_rounds:
             guard.run(partial(one.before_round, entry, rounds))
         # In deep mode what a Node is given is compared, whoever wrote.
