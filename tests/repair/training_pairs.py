@@ -277,7 +277,7 @@ for _ in range(4):
     loss.backward()
     opt.step()
 """,
-        "GS420",
+        "gradients are lost",
     ),
     "parameter_replaced": pair(
         """
@@ -294,7 +294,7 @@ for step in range(4):
 !        net.weight = nn.Parameter(net.weight.detach().clone())
     opt.step()
 """,
-        "GS420",
+        "gradients are lost",
     ),
     "statistics_of_a_holder": pair(
         """
