@@ -11,10 +11,10 @@ def forget_collected(used: Site, updated: Site | None, held: tuple[Held, ...]) -
     """Empty, when the round is over, the list that holds what earlier rounds have added.
 
     ``used`` is the round's backward, ``updated`` its update of the parameters, ``held`` the live variables that lead to
-    an earlier round. None where no list is among them that the source shows to be added to.
+    an earlier round. None where no list is among them that still holds what that round has added.
     """
     for one in held:
-        if one.container not in ("list", "deque") or one.within is None:
+        if one.container not in ("list", "deque") or one.within is None or not one.is_old:
             continue
         for frame in reversed(user_frames(used)):
             if frame.file != one.file or frame.function.rpartition(".")[2] != one.function.rpartition(".")[2]:

@@ -91,7 +91,9 @@ def gather_second_backward(context: Context) -> tuple[Clue, ...]:
     clues += [Clue("bridge_made", site) for site in borrowed.sites_near(core, join.older, backward.thread)]
     if join.younger is not None:
         clues += [Clue("bridge_taken", site) for site in borrowed.sites_near(core, join.younger, backward.thread)]
-    clues += [Clue("held", name=one.path, values=asdict(one)) for one in naming.held_graphs(node, context.frame)]
+    clues += [
+        Clue("held", name=one.path, values=asdict(one)) for one in naming.held_graphs(node, context.frame, by.sequence)
+    ]
     for step in context.steps.steps:
         if by.clock < step.clock < backward.clock:
             clues.append(Clue("updated", symbolise(step.stack), op=step.optimizer))

@@ -188,5 +188,5 @@ def bridge_over(
         taken_near=borrowed.sites_near(core, cut.younger, backward.thread),
         made_near=borrowed.sites_near(core, cut.older, backward.thread),
         forward_ran_again=made is not None and made.is_exact and core.ran_since(made.stack, moment, made.thread),
-        held=naming.held_graphs(node, frame),
+        held=naming.held_graphs(node, frame, moment),
     )

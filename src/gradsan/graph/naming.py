@@ -56,12 +56,22 @@ def name_of_output(node: Any, frame: Any) -> str | None:
     return best.path if best else None
 
 
-def held_graphs(node: Any, frame: Any) -> tuple[Held, ...]:
-    """The live variables of the user's frames from which the graph leads back to ``node``; nearer ones first."""
+def held_graphs(node: Any, frame: Any, moment: int) -> tuple[Held, ...]:
+    """The live variables of the user's frames from which the graph leads back to ``node``; nearer ones first.
+
+    Those are old that a Node numbered below ``moment`` made.
+    """
     found = list(search(frame, lambda t: t.requires_grad and not t.is_leaf and t.grad_fn is not None))
     leading = walk.lead_to([one.tensor.grad_fn for one in found], node)
     held = (
-        Held(one.path, one.scope.file, one.scope.function, one.within, one.container)
+        Held(
+            one.path,
+            one.scope.file,
+            one.scope.function,
+            one.within,
+            one.container,
+            (_torch.node_sequence(one.tensor.grad_fn) or moment) < moment,
+        )
         for one in found
         if one.tensor.grad_fn in leading
     )
