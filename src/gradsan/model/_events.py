@@ -155,8 +155,8 @@ class Held:
 
     ``path`` is the expression, as the function ``function`` of ``file`` says it (``<module>`` for a global). ``within``
     is what the tensor is an element or attribute of, ``container`` what that is: ``tuple``, ``namedtuple``, ``list``,
-    ``deque``, ``dict`` or ``object``; both None for a variable that is the tensor itself. ``is_old`` says that it was made
-    before the write, or before the backward that freed the graph: an earlier round left it.
+    ``deque``, ``dict`` or ``object``; both None for a variable that is the tensor itself. ``is_old`` says that it was
+    made before the write, or before the backward that freed the graph: an earlier round left it.
     """
 
     path: str

@@ -32,13 +32,10 @@ def forget_collected(frames: Sequence[Frame], name: str) -> tuple[Change, str] |
     if not adding or _is_renewed(source, name, owner):
         return None
     scope = statement.function or source.module
-    method = next(_emptying(source, last), None) if owner else None
-    # What the round's own function empties is not what has grown.
-    if any(_empties(node, name) or _calls(node, f"{owner}.{method}") for node in ast.walk(scope)):
-        return None
     read = {chain_key(node) for node in ast.walk(scope) if isinstance(node, ast.Name | ast.Attribute)}
     beside = (f"{owner}.{other}" if owner else other for call in adding for other in _beside(source, call))
     names = [name, *dict.fromkeys(one for one in beside if one != name and one in read)]
+    method = next(_emptying(source, last), None) if owner else None
     text = f"{owner}.{method}()" if method else f"del {', '.join(f'{one}[:]' for one in names)}"
     change = after_round(frames, text, "forget_collected")
     return None if change is None else (change, text)
@@ -87,17 +84,12 @@ def _emptying(source: SourceFile, last: str) -> Iterator[str]:
             continue
         for method in (node for node in owner.body if isinstance(node, ast.FunctionDef)):
             required = len(method.args.posonlyargs + method.args.args) - len(method.args.defaults)
-            is_plain = not method.name.startswith("__") and required == 1
-            if is_plain and any(_empties(one, f"self.{last}") for one in method.body):
+            if not method.name.startswith("__") and required == 1 and any(_empties(one, last) for one in method.body):
                 yield method.name
 
 
-def _calls(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.Call) and chain_key(node.func) == name
-
-
-def _empties(node: ast.AST, name: str) -> bool:
-    """Whether a statement empties the list ``name``, or binds the name to an empty one."""
+def _empties(node: ast.stmt, last: str) -> bool:
+    name = f"self.{last}"
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         function = node.value.func
         return isinstance(function, ast.Attribute) and function.attr == "clear" and chain_key(function.value) == name
