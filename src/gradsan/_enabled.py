@@ -92,10 +92,10 @@ class Enabled:
         """The options, and how to tell; what cannot be understood is said, and the program goes on without it."""
         try:
             options = read_options({}, os.environ, self._directory)
-            return options, Telling(options, self._directory, own_path=sys.path)
+            return options, Telling(options, self._directory)
         except OptionsError as problem:
             complain(problem.message, choose_language("auto", os.environ))
-            return Options(), Telling(Options(), self._directory, own_path=sys.path)
+            return Options(), Telling(Options(), self._directory)
 
     def _tell_at_exit(self) -> None:
         try:

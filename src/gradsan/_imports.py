@@ -1,4 +1,4 @@
-"""Import hooks: a callback right after the program has imported torch (or another module), and nothing before.
+"""Imports: a callback right after torch (or another module), and libraries that modules of the program hide.
 
 Importing torch for the program would come too early: programs set environment variables and warning filters first, and
 some never import it.
@@ -7,10 +7,12 @@ some never import it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -100,3 +102,81 @@ class _NotifyingLoader:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
         self._imported()
+
+
+@contextmanager
+def imports_by(path: Sequence[str] | None = None) -> Iterator[None]:
+    """Let imports go by ``path``, and not find modules of the program that hide a library from it.
+
+    Without ``path``, the program's directory comes last.
+
+    A program with a ``rich.py`` has it in ``sys.modules`` as ``rich``. Such modules, with all that is below them, are
+    put back at the end; the library's own are kept for the next time, and are not what the program imports later.
+    """
+    programs_path = sys.path
+    path = _libraries_first(programs_path) if path is None else path
+    sys.path = list(path)
+    before = set(sys.modules)
+    preferred = _preferred_directories(path, programs_path)
+    hiding = {
+        name for name, file in _top_level(before) if _directory(file) in preferred and _is_other(name, file, path)
+    }
+    aside = _taken(sys.modules, hiding)
+    sys.modules.update(_taken(_hidden, hiding))
+    try:
+        yield
+    finally:
+        sys.path = programs_path
+        new = _top_level(set(sys.modules) - before)
+        hiding |= {name for name, file in new if _is_other(name, file, sorted(preferred))}
+        _hidden.update(_taken(sys.modules, hiding))
+        sys.modules.update(aside)
+
+
+_hidden: dict[str, ModuleType] = {}
+"""Modules of libraries that modules of the program hide: the next report is made with the same ones."""
+
+
+def _libraries_first(path: Sequence[str]) -> list[str]:
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    own = ("", str(Path(main).absolute().parent) if isinstance(main, str) else _current_directory())
+    return [*(entry for entry in path if entry not in own), *(entry for entry in path if entry in own)]
+
+
+def _taken(modules: dict[str, ModuleType], names: set[str]) -> dict[str, ModuleType]:
+    return {name: modules.pop(name) for name in list(modules) if name.partition(".")[0] in names}
+
+
+def _preferred_directories(path: Sequence[str], programs_path: Sequence[str]) -> set[str]:
+    """Directories that come earlier on the program's path than on ``path``, or are not on that."""
+    place = {entry: number for number, entry in enumerate(path)}
+    return {
+        entry or _current_directory()
+        for number, entry in enumerate(programs_path)
+        if number < place.get(entry, len(programs_path))
+    }
+
+
+def _top_level(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Those of the imported modules ``names`` that lie in no package and come from a file, with that."""
+    files = ((name, getattr(sys.modules.get(name), "__file__", None)) for name in names if "." not in name)
+    return [(name, file) for name, file in files if isinstance(file, str)]
+
+
+def _directory(file: str) -> str:
+    """The entry of ``sys.path`` by which a module in ``file`` was found."""
+    path = Path(file)
+    return str(path.parent.parent if path.stem == "__init__" else path.parent)
+
+
+def _is_other(name: str, file: str, path: Sequence[str]) -> bool:
+    """Whether ``path`` has a module of that name in another file."""
+    spec = PathFinder.find_spec(name, list(path))
+    return spec is not None and spec.origin != file
+
+
+def _current_directory() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return ""

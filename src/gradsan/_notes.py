@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Literal
 
+from gradsan._imports import imports_by
 from gradsan.model import Diagnosis, Message, Report
 
 
@@ -34,11 +35,12 @@ def annotate_with(
     unseen = () if diagnoses else tuple(blind_spots)
     if not (raised or unseen) or not (isinstance(error, GradsanError) or is_of_autograd(error)):
         return
-    from gradsan.present import short_note, unseen_note
-    from gradsan.text import choose_language
+    with imports_by():
+        from gradsan.present import short_note, unseen_note
+        from gradsan.text import choose_language
 
-    chosen = choose_language(language, os.environ)
-    note = short_note(raised[-1], chosen) if raised else unseen_note(unseen, chosen)
+        chosen = choose_language(language, os.environ)
+        note = short_note(raised[-1], chosen) if raised else unseen_note(unseen, chosen)
     if note in getattr(error, "__notes__", ()) or note in str(error):
         return
     if hasattr(error, "add_note"):

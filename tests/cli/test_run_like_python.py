@@ -123,6 +123,30 @@ class TestSurroundings:
         write(tmp_path / "main.py", "import rich, executing")
         beside_python("main.py")
 
+    def test_report_where_local_modules_hide_libraries(self, tmp_path: Path, run_python: Runner) -> None:
+        for name in ("rich", "difflib", "html"):
+            write(tmp_path / f"{name}.py", f"name = {name!r}")
+        fails = """
+            w = torch.ones(3, requires_grad=True)
+            y = w.exp()
+            y.add_(1)
+            try:
+                y.sum().backward()
+            finally:
+                import rich, difflib, html
+                print(rich.name, difflib.name, html.name)
+            """
+        write(tmp_path / "main.py", f"import torch, rich, difflib, html\n{textwrap.dedent(fails)}")
+        write(tmp_path / "enabled.py", f"import gradsan\ngradsan.enable()\nimport torch\n{textwrap.dedent(fails)}")
+        files = ("--html", "page.html", "--json", "out.json")
+        for words in (("-m", "gradsan", "run", *files, "main.py"), ("enabled.py",)):
+            ended = run_python(*words)
+            assert ended.stdout == "rich difflib html\n", ended.stderr
+            assert "error[GS101]" in ended.stderr
+            assert "not seen" not in ended.stderr
+            assert "gradsan/" not in ended.stderr
+        assert "GS101" in (tmp_path / "page.html").read_text()
+
 
 EXITS = [
     "3",

@@ -75,7 +75,7 @@ def _tell_alone(watcher: Watcher, options: Options, status: int, flushes: bool =
     from gradsan.launch.outcome import Telling
 
     program = Program(tuple(sys.argv), "failed" if status else "finished")
-    telling = Telling(options, _working_directory(), own_path=sys.path)
+    telling = Telling(options, _working_directory())
     telling.tell(watcher, program, None, is_child=True, flushes=flushes)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
@@ -27,10 +28,16 @@ class Telling:
     """How the report of this process is given out. What it is told with is looked at before the program runs."""
 
     def __init__(
-        self, options: Options, directory: Path | None, *, own_path: Sequence[str], target: Target | None = None
+        self,
+        options: Options,
+        directory: Path | None,
+        *,
+        own_path: Sequence[str] | None = None,
+        target: Target | None = None,
     ) -> None:
         """``directory`` is where the program starts, None where that was deleted; ``own_path`` the ``sys.path`` that
-        gradsan's imports go by, ``target`` the program, where `gradsan run` started it.
+        gradsan's imports go by (None: the program's, its directory last), ``target`` the program, where `gradsan run`
+        started it.
 
         Raises:
             OptionsError: for a file that cannot be read or written.
@@ -81,7 +88,9 @@ class Telling:
                 presentation = replace(presentation, left_to_tell=tell, heading=over)
             problems = [*watcher.problems, *present(report, presentation)]
             if self._rank is None and not is_child:
-                said = [*said, *self._next_command(report)]
+                # A report is not lost for want of one sentence more.
+                with contextlib.suppress(Exception):
+                    said = [*said, *self._next_command(report)]
             is_silent = self.options.quiet or (self._rank is not None and self._rank.number > 0)
             for sentence in problems if is_silent else [*problems, *said]:
                 complain(sentence, self.language)

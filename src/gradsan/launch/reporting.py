@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from gradsan._imports import imports_by
 from gradsan.launch.program import CODE_NAME
 from gradsan.launch.sentences import complain, flush_output, write_to_stderr, write_to_stdout
 from gradsan.model import Message, Report
@@ -72,20 +73,15 @@ def _written(parts: Sequence[_Part], report: Report, presentation: Presentation)
 
 
 @contextmanager
-def own_surroundings(path: Sequence[str], code: str | None) -> Iterator[None]:
+def own_surroundings(path: Sequence[str] | None, code: str | None) -> Iterator[None]:
     """Let gradsan work undisturbed in a process that the program has left in a state of its own.
 
     Meanwhile imports go by ``path`` (the program may have a ``rich.py``), no warning is shown or raised, and the lines
     of ``code``, the text of ``-c``, can be found.
     """
-    programs = sys.path
-    sys.path = list(path)
-    try:
-        with warnings.catch_warnings(), _source_at_hand(code):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        sys.path = programs
+    with imports_by(path), warnings.catch_warnings(), _source_at_hand(code):
+        warnings.simplefilter("ignore")
+        yield
 
 
 def wants_color(option: str, stream: object, environ: Mapping[str, str]) -> bool:

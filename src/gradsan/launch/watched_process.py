@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from gradsan._imports import imports_by
 from gradsan.launch.starts import Starts
 from gradsan.model import Conflict, Failure, Message, Program, Report
 from gradsan_start import log, shown
@@ -112,10 +113,11 @@ class Member:
             return
         try:
             self._known.add(kind)
-            report = unfinished(self._watched.report(Program(self._argv, "failed", None, ended=False)))
-            if self._write is not None and not self.is_child:
-                self._write(report)
-            self._leave(report)
+            with imports_by():
+                report = unfinished(self._watched.report(Program(self._argv, "failed", None, ended=False)))
+                if self._write is not None and not self.is_child:
+                    self._write(report)
+                self._leave(report)
         finally:
             self._lock.release()
 
@@ -124,9 +126,11 @@ class Member:
         if self._is_over or self._folder is None:
             return self._has_left
         self.over()
-        report = self._last_report(outcome or Program(self._argv))
+        with imports_by():
+            report = self._last_report(outcome or Program(self._argv))
+            is_left = not report.diagnoses or self._leave(report)
         seen = report.seen
-        if not report.diagnoses or self._leave(report):
+        if is_left:
             counts = (seen.saves, seen.writes, seen.backwards, seen.steps)
             self._has_left = log(str(self._folder), "ended", name=self.name(), seen=counts)
         return self._has_left

@@ -1,12 +1,11 @@
-"""Files, lines and tensors as a reader in a given working directory sees them."""
+"""Files and lines as a reader in a given working directory sees them."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from gradsan.model import Diagnosis, Frame, Gradient, Label, NamedTensor, Seen, Site
-from gradsan.present._canvas import Canvas
+from gradsan.model import Diagnosis, Frame, Label, Site
 
 _GRADSAN = Path(__file__).resolve().parent.parent
 
@@ -54,34 +53,3 @@ def primary_label(diagnosis: Diagnosis) -> Label | None:
         if found:
             return found[-1]
     return diagnosis.labels[-1] if diagnosis.labels else None
-
-
-def describe_tensor(tensor: NamedTensor, canvas: Canvas) -> str:
-    """Return name, type, shape, device and what kept the tensor, as far as they are worth telling."""
-    kind = f"{tensor.dtype} {list(tensor.shape)}"
-    said = canvas.word("tensor_named", name=tensor.name, kind=kind) if tensor.name else kind
-    if tensor.device != "cpu":
-        said = canvas.word("tensor_on", tensor=said, device=tensor.device)
-    if tensor.op and tensor.operand:
-        return canvas.word("tensor_kept_as", tensor=said, op=tensor.op, operand=tensor.operand)
-    if tensor.op:
-        return canvas.word("tensor_kept", tensor=said, op=tensor.op)
-    return said
-
-
-def describe_gradient(gradient: Gradient, silent: bool, canvas: Canvas) -> str | None:
-    """Return what became of the gradient; None where PyTorch raised and there is nothing to add."""
-    if gradient.status == "wrong":
-        if gradient.relative_error is not None:
-            return canvas.word("gradient_wrong_by", error=gradient.relative_error)
-        return canvas.word("gradient_wrong")
-    if gradient.status == "right":
-        return canvas.word("gradient_right")
-    return canvas.word("gradient_silent") if silent else None
-
-
-def describe_watched(seen: Seen, canvas: Canvas) -> str:
-    """Return how many saves, writes, backwards and steps were seen, and in how many processes where it is not one."""
-    counts = {"saves": seen.saves, "writes": seen.writes, "backwards": seen.backwards, "steps": seen.steps}
-    counts |= {"processes": seen.processes} if seen.processes > 1 else {}
-    return canvas.word("comma").join(canvas.word(name, count=count) for name, count in counts.items())

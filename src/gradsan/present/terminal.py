@@ -10,17 +10,18 @@ from rich.console import Console
 from rich.text import Text
 
 from gradsan.model import Diagnosis, Report
-from gradsan.present._canvas import QUIET_STYLE, SEVERITY_STYLE, Canvas
-from gradsan.present._cells import ASCII, UNICODE
-from gradsan.present._fixes import draw_fix
-from gradsan.present._marks import Mark, marks_of
-from gradsan.present._places import (
+from gradsan.present._canvas import (
+    QUIET_STYLE,
+    SEVERITY_STYLE,
+    Canvas,
     describe_gradient,
     describe_tensor,
     describe_watched,
-    primary_label,
-    working_directory,
 )
+from gradsan.present._cells import ASCII, UNICODE
+from gradsan.present._fixes import draw_fix
+from gradsan.present._marks import Mark, marks_of
+from gradsan.present._places import primary_label, working_directory
 from gradsan.present._snippet import draw_marks
 from gradsan.present._stacks import draw_stack
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from gradsan.model import Diagnosis, Fix
-from gradsan.present._canvas import Canvas
+from gradsan.present._canvas import Canvas, describe_gradient, describe_tensor
 from gradsan.present._diff import diff_of
 from gradsan.present._fixes import standing_of
 from gradsan.present._marks import Mark, marks_of
-from gradsan.present._places import describe_gradient, describe_tensor, location, shown_stack
+from gradsan.present._places import location, shown_stack
 from gradsan.present.html._history import timeline, versions, way
 from gradsan.present.html._markup import Html, html_word, join, tag
 from gradsan.present.html._snippet import badge, snippets

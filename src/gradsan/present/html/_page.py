@@ -11,9 +11,9 @@ from pathlib import Path
 from string import Template
 
 from gradsan.model import Report
-from gradsan.present._canvas import Canvas
+from gradsan.present._canvas import Canvas, describe_watched
 from gradsan.present._cells import UNICODE
-from gradsan.present._places import describe_watched, working_directory
+from gradsan.present._places import working_directory
 from gradsan.present.html._finding import finding
 from gradsan.present.html._history import KINDS, events_data
 from gradsan.present.html._markup import Html, data_block, escaped, html_word, join, script_words, tag
