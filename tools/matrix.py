@@ -4,8 +4,9 @@
     python tools/matrix.py --into ~/matrix --write
 
 Each pair gets an environment of its own below the folder, outside of the tree, and its results stay there. One that is
-there already (``torch-2.6.0-python3.10``) is used as it is. Not part of the checks of a change: it takes gigabytes and
-hours. ``--write`` puts the results that are there between the page's markers; the Chinese page includes them.
+there already (``torch-2.6.0-python3.10``) is used as it is, and what was run in it at this commit is not run again
+without ``--again``. Not part of the checks of a change: it takes gigabytes and hours. ``--write`` puts the results that
+are there between the page's markers; the Chinese page includes them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "compatibility.md"
 TESTS_NEED = ("pytest", "pytest-timeout", "hypothesis", "jsonschema", "syrupy", "pyyaml", "tqdm", "numpy")
 BUILD_NEEDS = ("setuptools", "hatchling", "editables")
+RESULTS = "results.json"
 SECONDS = 3600
 SECONDS_A_TEST = 600
 
@@ -62,6 +64,7 @@ def main() -> None:
     parser.add_argument("pairs", nargs="*", metavar="TORCH:PYTHON", help="e.g. 2.6.0:python3.10")
     parser.add_argument("--into", type=Path, required=True, help="folder of the environments and results")
     parser.add_argument("--parts", help="only these columns, with commas between them")
+    parser.add_argument("--again", action="store_true", help="run what was run at this commit, too")
     parser.add_argument("--write", action="store_true", help="put all results into docs/compatibility.md")
     asked = parser.parse_args()
     wanted = asked.parts.split(",") if asked.parts else [part.name for part in PARTS]
@@ -69,10 +72,12 @@ def main() -> None:
     for pair in asked.pairs:
         torch, _, python = pair.partition(":")
         folder = into / f"torch-{torch}-{Path(python).name}"
-        prepare(folder, torch, python)
-        for part in PARTS:
-            if part.name in wanted:
-                keep(folder, part, run(folder, part))
+        done = {} if asked.again else known(folder)["parts"]
+        missing = [part for part in PARTS if part.name in wanted and done.get(part.name, {}).get("code") != code()]
+        if missing:
+            prepare(folder, torch, python)
+        for part in missing:
+            keep(folder, part, run(folder, part))
     if asked.write:
         text = PAGE.read_text(encoding="utf-8")
         for name, said in tables(into).items():
@@ -130,16 +135,21 @@ def keep(folder: Path, part: Part, result: dict[str, Any]) -> None:
     told = "import sys, torch; print(torch.__version__.split('+')[0], sys.version.split()[0])"
     python = str(folder / "bin" / "python")
     versions = subprocess.run([python, "-c", told], capture_output=True, text=True, check=True).stdout.split()
-    path = folder / "results.json"
-    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"parts": {}}
-    known["torch"], known["python"] = versions
-    known["parts"][part.name] = result
-    path.write_text(json.dumps(known, indent=1), encoding="utf-8")
+    results = known(folder)
+    results["torch"], results["python"] = versions
+    results["parts"][part.name] = result
+    (folder / RESULTS).write_text(json.dumps(results, indent=1), encoding="utf-8")
+
+
+def known(folder: Path) -> dict[str, Any]:
+    """The results that lie beside an environment."""
+    path = folder / RESULTS
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"parts": {}}
 
 
 def tables(into: Path) -> dict[str, str]:
     """What stands between the page's markers, by their names, from the results below a folder."""
-    results = [json.loads(path.read_text(encoding="utf-8")) for path in into.glob("torch-*/results.json")]
+    results = [json.loads(path.read_text(encoding="utf-8")) for path in into.glob(f"torch-*/{RESULTS}")]
     results.sort(key=lambda one: [[int(part) for part in one[name].split(".")] for name in ("torch", "python")])
     rows = [["torch", "Python", *(part.name for part in PARTS)], ["---"] * (2 + len(PARTS))]
     rows += [[one["torch"], one["python"], *(cell(one["parts"].get(part.name)) for part in PARTS)] for one in results]
