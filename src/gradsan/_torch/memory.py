@@ -37,7 +37,7 @@ def weak_identity(tensor: Any) -> tuple[int, int | None, tuple[Any, ...]]:
             tensor.element_size(),
         )
         return int(storage._cdata), version, geometry
-    except (RuntimeError, NotImplementedError):
+    except RuntimeError:
         shape = shape_of(tensor) if _is_sparse(tensor) else ()
         return storage_identity(tensor), version, (0, shape, None, 1)
 
@@ -56,13 +56,13 @@ def storage_identity(tensor: Any) -> int:
     """
     try:
         return int(tensor.untyped_storage()._cdata)
-    except (RuntimeError, NotImplementedError):
+    except RuntimeError:
         pass
     if _is_sparse(tensor) and not _modes_entered() and not is_transformed() and not _is_profiled():
         try:
             values = tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
             return int(values.untyped_storage()._cdata)
-        except (RuntimeError, NotImplementedError):
+        except RuntimeError:
             pass
     return int(tensor._cdata)
 
@@ -80,7 +80,7 @@ def storage_or_none(tensor: Any) -> int:
     """The identity of an ordinary storage, 0 where the tensor has none (sparse, nested)."""
     try:
         return int(tensor.untyped_storage()._cdata)
-    except (RuntimeError, NotImplementedError):
+    except RuntimeError:
         return 0
 
 
@@ -126,7 +126,7 @@ def can_be_cloned_lazily(tensor: Any) -> bool:
     try:
         storage = tensor.untyped_storage()
         return bool(storage.resizable()) and not storage.is_shared()
-    except (RuntimeError, NotImplementedError):
+    except RuntimeError:
         return False
 
 
@@ -265,7 +265,7 @@ def give_own_memory(holder: Any) -> None:
 
     Torch cannot resize memory that is shared so: the next write fails within it (``c10/core/impl/COW.cpp``, 2.13).
     """
-    with contextlib.suppress(RuntimeError, NotImplementedError):
+    with contextlib.suppress(RuntimeError):
         storage = holder.untyped_storage() if torch.is_tensor(holder) else holder
         # Asking a storage for its pointer is asking for memory to write to.
         storage.data_ptr()
@@ -281,7 +281,7 @@ def at_same_address(one: Any, clone: Any, source: Any) -> bool:
     try:
         place = _address(one)
         return bool(place == _address(clone) and (source is None or place == _address(source)))
-    except (RuntimeError, NotImplementedError):
+    except RuntimeError:
         return False  # ``source`` has been given memory of another kind
 
 
@@ -315,7 +315,7 @@ def storage_reference(tensor: Any) -> Any:
     """Something that tells whether the storage of a tensor still lives, without keeping it; None where it has none."""
     try:
         return StorageWeakRef(tensor.untyped_storage())
-    except (RuntimeError, NotImplementedError):
+    except RuntimeError:
         return None
 
 

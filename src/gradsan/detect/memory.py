@@ -68,7 +68,7 @@ class Uncounted(Detector):
         try:
             storage = holder.untyped_storage() if torch.is_tensor(holder) else holder
             key = int(storage._cdata)
-        except (RuntimeError, NotImplementedError, ValueError, AttributeError):
+        except (RuntimeError, ValueError, AttributeError):
             return 0  # sparse, lazy, traced: no memory of its own
         known = self.doors.get(key)
         if known is None:
@@ -253,7 +253,7 @@ def _memory(tensor: Any) -> Any:
     """Which memory a tensor has; None where it has none of its own (lazy, sparse, traced)."""
     try:
         identity = _torch.weak_identity(tensor)
-    except (RuntimeError, NotImplementedError, ValueError, AttributeError, TypeError):
+    except (RuntimeError, ValueError, AttributeError, TypeError):
         return None
     return identity[0], identity[2]
 

@@ -90,7 +90,7 @@ def _kind(found: Found) -> str:
 def _extent(tensor: Any) -> tuple[int, int]:
     try:
         return tensor.storage_offset(), tensor.numel()
-    except (RuntimeError, NotImplementedError):
+    except RuntimeError:
         return 0, 0
 
 

@@ -34,8 +34,8 @@ class Mark(NamedTuple):
     nonfinite: int = 0
 
 
-class Watching(Protocol):
-    """What the recorder tells to whatever looks for findings (:mod:`gradsan._watching`)."""
+class Findings(Protocol):
+    """Events that the recorder hands to the wired detectors (:mod:`gradsan._watching`)."""
 
     problems: list[Message] | None
     """What gradsan cannot do on this torch; None as long as nothing was watched."""
@@ -201,7 +201,7 @@ class Recorder:
             self.guard.run(partial(explainer, error, found))
 
 
-def _watching_for(recorder: Recorder) -> Watching:
+def _watching_for(recorder: Recorder) -> Findings:
     # The detectors are made where everything is known.
     from gradsan._watching import Watching
 

@@ -34,7 +34,7 @@ __all__ = ["lasting", "random_states", "tensors_of", "value_of", "values_of"]
 _PARTS = 256
 _MOST_ELEMENTS = 1 << 24
 """Of larger tensors evenly spaced elements are looked at."""
-_MEASURED: tuple[type[BaseException], ...] = (RuntimeError, NotImplementedError, TypeError, ValueError)
+_MEASURED: tuple[type[BaseException], ...] = (RuntimeError, TypeError, ValueError)
 _LARGEST_COUNT = 1 << 40
 """Whole numbers beyond are addresses and times, not counts."""
 
