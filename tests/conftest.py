@@ -23,6 +23,14 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [one for one in items if one not in long]
 
 
+@pytest.fixture(autouse=True, scope="session")
+def shared_folder(tmp_path_factory):
+    """Names the folder that the workers of this run share to helpers that are no fixtures."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    os.environ["PYTEST_SHARED_FOLDER"] = str(shared)
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_on():
     """What a test switches on it switches off, and torch is as it was; a fixture of its module may have gradsan on."""

@@ -1,22 +1,26 @@
 """The programs in examples/: how they end, and how to run them, plain and under gradsan.
 
-A program is started as a user starts it: by its path, in a process of its own. Runs without side effects are kept, so
-that several tests can look at one.
+A program runs as ``__main__`` by its path, in a process that has torch imported (forked.py). Runs without side effects
+are kept on disk for the workers of a test run, so that each program is run once in each of its modes.
 """
 
 from __future__ import annotations
 
-import functools
+import fcntl
+import hashlib
 import importlib.util
 import json
 import os
+import pickle
 import re
 import subprocess
-import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
+
+from forked import run_forked
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
@@ -82,21 +86,25 @@ def case_id(value: object) -> str | None:
 def run_program(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Run ``python *command`` and return it finished, with its output as text."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    return subprocess.run(
-        [sys.executable, *command],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        timeout=300,
-        check=False,
-    )
+    return run_forked(command, cwd, environment, limit=300)
 
 
-@functools.cache
+def kept(key: tuple[str, ...], make: Callable[[], Any]) -> Any:
+    """What ``make`` gives, made once in a test run, whichever worker asks first."""
+    file = Path(os.environ["PYTEST_SHARED_FOLDER"]) / hashlib.sha256(repr(key).encode()).hexdigest()
+    with file.open("ab+") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        stream.seek(0)
+        if found := stream.read():
+            return pickle.loads(found)
+        made = make()
+        stream.write(pickle.dumps(made))
+    return made
+
+
 def run_example(example: str, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return run_program(str(EXAMPLES / example / script), *arguments)
+    words = (str(EXAMPLES / example / script), *arguments)
+    return kept(("plain", *words), lambda: run_program(*words))
 
 
 class Watched(NamedTuple):
@@ -106,14 +114,19 @@ class Watched(NamedTuple):
     report: dict[str, Any]
 
 
-@functools.cache
 def watch_example(example: str, script: str, *arguments: str, language: str = "en") -> Watched:
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "report.json")
-        options = ("--lang", language, "--json", str(file))
-        done = refresh_reports.gradsan_run(f"examples/{example}/{script}", *arguments, options=options)
-        assert file.is_file(), done.stderr
-        return Watched(done, json.loads(file.read_text(encoding="utf-8")))
+    def watch() -> Watched:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "report.json")
+            options = ("--lang", language, "--json", str(file))
+            words, environment = refresh_reports.gradsan_command(
+                f"examples/{example}/{script}", *arguments, options=options
+            )
+            done = run_forked(words, ROOT, environment, limit=300)
+            assert file.is_file(), done.stderr
+            return Watched(done, json.loads(file.read_text(encoding="utf-8")))
+
+    return kept(("watched", language, example, script, *arguments), watch)
 
 
 def last_line(text: str) -> str:

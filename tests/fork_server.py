@@ -20,6 +20,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 POLL_SECONDS = 0.003
@@ -97,6 +98,14 @@ def run_words(words: list[str]) -> None:
         runpy.run_path(words[0], run_name="__main__")
 
 
+def of_program(shown: TracebackType | None) -> TracebackType | None:
+    """The traceback as a fresh interpreter has it: without what started the program here."""
+    own = (__file__, runpy.__file__, f"<frozen {runpy.__name__}>")
+    while shown is not None and shown.tb_next is not None and shown.tb_frame.f_code.co_filename in own:
+        shown = shown.tb_next
+    return shown
+
+
 def run_function(request: dict[str, Any]) -> None:
     """Call a function and leave what it returned, or its traceback, in a file; end without any of Python's clean-up."""
     faulthandler.dump_traceback_later(request["limit"] - 1, exit=True)
@@ -122,4 +131,11 @@ if __name__ == "__main__":
         settle(wanted)
         if "function" in wanted:
             run_function(wanted)
-        run_words(wanted["words"])
+        try:
+            run_words(wanted["words"])
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as failure:
+            failure.__traceback__ = of_program(failure.__traceback__)
+            sys.excepthook(type(failure), failure, failure.__traceback__)
+            sys.exit(1)

@@ -39,10 +39,9 @@ def gradsan_run(program: str, *arguments: str, options: Sequence[str] = ()) -> s
     ``options`` are further options of gradsan's, and stronger than the ones used here. Returns the finished process
     with its output as text, whatever its exit status. Raises subprocess.TimeoutExpired.
     """
-    environment = {name: value for name, value in os.environ.items() if name != "GRADSAN_OPTIONS"}
-    environment |= {"COLUMNS": "100", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUTF8": "1"}
+    words, environment = gradsan_command(program, *arguments, options=options)
     return subprocess.run(
-        [sys.executable, "-m", "gradsan", "run", "--color", "never", "--lang", "en", *options, program, *arguments],
+        [sys.executable, *words],
         cwd=ROOT,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -52,6 +51,15 @@ def gradsan_run(program: str, *arguments: str, options: Sequence[str] = ()) -> s
         timeout=_TIMEOUT_S,
         check=False,
     )
+
+
+def gradsan_command(
+    program: str, *arguments: str, options: Sequence[str] = ()
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The words behind ``python``, and the environment, of :func:`gradsan_run`."""
+    environment = {name: value for name, value in os.environ.items() if name != "GRADSAN_OPTIONS"}
+    environment |= {"COLUMNS": "100", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUTF8": "1"}
+    return ("-m", "gradsan", "run", "--color", "never", "--lang", "en", *options, program, *arguments), environment
 
 
 def report_in(stderr: str) -> str:
