@@ -12,9 +12,12 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 from gradsan._errors import GradsanError
+from gradsan._imports import call_after_torch_import
 from gradsan._notes import annotate_with
 from gradsan._session import Session
 from gradsan._terms import Mode, chosen, diagnosed
@@ -22,20 +25,51 @@ from gradsan.launch import watched_process
 from gradsan.launch.excepthooks import call_before_shown
 from gradsan.launch.outcome import Telling
 from gradsan.launch.processes import Job, open_job
-from gradsan.launch.sentences import complain
+from gradsan.launch.sentences import complain, spoken_language
 from gradsan.launch.starts import Starts
 from gradsan.launch.watched_process import Member
 from gradsan.launch.watcher import Watcher
 from gradsan.model import Conflict, Failure, Message, Program, Report
 from gradsan.options import Options, OptionsError, read_options
-from gradsan.text import choose_language
+from gradsan.text import Language, choose_language
+from gradsan_start import ASKED
+
+
+def enable_as_asked(asked: str) -> None:
+    """Watch this process from its import of torch on, as the environment's ``GRADSAN=asked`` says."""
+    mode = ASKED.get(asked.lower())
+    language = spoken_language((), os.environ)
+    if mode is None:
+        complain(Message("cli.unknown_asked", {"asked": asked, "known": ", ".join(ASKED)}), language)
+    else:
+        call_after_torch_import(partial(_enable, cast("Mode | None", mode or None), language))
+
+
+def _enable(mode: Mode | None, language: Language) -> None:
+    try:
+        stretch = Enabled(mode, None, has_notes=False)
+        stretch.start()
+        for problem in stretch.problems:
+            complain(problem, language)
+    except Exception as failure:
+        said = {"kind": type(failure).__name__, "text": (str(failure).splitlines() or [""])[0]}
+        complain(Message("cli.failed_start", said), language)
+
+
+def _shows_errors_itself() -> bool:
+    """Whether errors are shown by a host of the program's, which goes on after them: a notebook, pytest."""
+    return any(name in sys.modules for name in ("IPython", "_pytest"))
 
 
 class Enabled:
     """The stretch from an ``enable()`` to its ``disable()``, or to the end of the process."""
 
-    def __init__(self, mode: Mode | None, native: bool | None) -> None:
-        """``mode`` None: the one that the options name; ``native`` as in :class:`Session`. Nothing is watched yet."""
+    def __init__(self, mode: Mode | None, native: bool | None, *, has_notes: bool = True) -> None:
+        """``mode`` None: the one that the options name; ``native`` as in :class:`Session`. Nothing is watched yet.
+
+        ``has_notes`` False: errors get no note where a report follows their traceback.
+        """
+        self._has_notes = has_notes
         self._directory = _working_directory()
         options, self._telling = self._told()
         if mode is not None:
@@ -128,7 +162,7 @@ class Enabled:
 
     def _explain(self, error: BaseException, found: Conflict | Failure | None) -> None:
         """Put the short diagnosis on an error, or what kept gradsan from having one; gradsan's own errors say it."""
-        if found is None and isinstance(error, GradsanError):
+        if not (self._has_notes or _shows_errors_itself()) or (found is None and isinstance(error, GradsanError)):
             return
         diagnosis = None if found is None else diagnosed(found)
         if diagnosis is None:

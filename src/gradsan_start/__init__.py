@@ -1,22 +1,36 @@
 """The start of gradsan in a Python process whose environment asks for it; ``gradsan_start.pth`` calls :func:`begin`.
 
-``GRADSAN`` holds the folder of a watched run (:mod:`gradsan.launch.processes`): what to watch with, and where to leave
-what was found. This package imports neither gradsan nor torch before the process itself imports torch, so that
-processes which never do (resource trackers, compilers, tools) pay for a look at the environment and one line in a file.
+``GRADSAN`` is ``1`` or a mode, where a person asks for a program to be watched (``GRADSAN=deep torchrun train.py``). In
+children of such a program, and of ``gradsan run``, it is the folder of that run (:mod:`gradsan.launch.processes`): what
+to watch with, and where to leave what was found. This package imports neither gradsan nor torch before the process
+itself imports torch, so that processes which never do (resource trackers, compilers, tools) pay for a look at the
+environment and one line in a file.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 VARIABLE = "GRADSAN"
-"""The environment variable; the folder of the run that a process belongs to."""
+"""The environment variable; a word of :data:`ASKED`, or the folder of the run that a process belongs to."""
+
+OPTIONS = "GRADSAN_OPTIONS"
+
+ASKED = {
+    **dict.fromkeys(("1", "true", "yes", "on"), ""),
+    **{mode: mode for mode in ("watch", "deep", "heal", "nonfinite")},
+}
+"""The words that ask for a program to be watched, with the mode; ``""``: the one that the options name."""
+
+_NOT_ASKED = ("", "0", "false", "no", "off")
 
 LOG = "processes"
 """The file of that folder in which every process writes what it is, a line of JSON at a time."""
@@ -32,13 +46,20 @@ _OF_STANDARD_LIBRARY = ("from multiprocessing.resource_tracker ",)
 
 
 def begin() -> None:
-    """Have this process watched from its first import of torch, where it belongs to a watched run. Never raises."""
+    """Have this process watched from its first import of torch, where its environment asks for that. Never raises."""
     try:
-        folder = os.environ.get(VARIABLE, "")
+        value = os.environ.get(VARIABLE, "")
         # An interpreter may read a .pth file twice.
-        if os.getpid() not in _begun and os.path.isabs(folder) and os.path.isdir(folder):  # noqa: PTH112, PTH117 (pathlib is not imported yet)
-            _begun[:] = [os.getpid()]
-            _join(folder)
+        if os.getpid() in _begun:
+            return
+        _begun[:] = [os.getpid()]
+        if os.path.isabs(value):  # noqa: PTH117 (pathlib is not imported yet)
+            if os.path.isdir(value):  # noqa: PTH112
+                _join(value)
+        elif value.lower() not in _NOT_ASKED:
+            _watch(value)
+        elif VARIABLE not in os.environ and os.environ.get(OPTIONS):
+            atexit.register(_say_what_is_left_out)
     except Exception:
         _show_fault()
 
@@ -90,7 +111,24 @@ def _join(folder: str) -> None:
     elif is_of_library(words):
         log(folder, "library", name=name)
     elif log(folder, "began", name=name):
-        sys.meta_path.insert(0, _AtTorch(folder))
+        sys.meta_path.insert(0, _AtTorch("gradsan.launch.child", "begin_child", folder))
+
+
+def _watch(asked: str) -> None:
+    words = sys.orig_argv[1:]
+    if not _is_own_command(words) and not is_of_library(words):
+        sys.meta_path.insert(0, _AtTorch("gradsan._enabled", "enable_as_asked", asked))
+
+
+def _say_what_is_left_out() -> None:
+    """Say that options alone watch nothing, where torch ran and nobody has asked gradsan for anything."""
+    try:
+        if "torch" in sys.modules and "gradsan" not in sys.modules and not is_of_library(sys.orig_argv[1:]):
+            from gradsan.launch.sentences import say_options_alone
+
+            say_options_alone()
+    except Exception:
+        _show_fault()
 
 
 def _is_own_command(words: Sequence[str]) -> bool:
@@ -104,8 +142,8 @@ def _is_own_command(words: Sequence[str]) -> bool:
 class _AtTorch:
     """Finds nothing itself; the first search for torch loads gradsan, whose own finder then waits for its end."""
 
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
+    def __init__(self, module: str, function: str, argument: str) -> None:
+        self._calls = module, function, argument
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -114,9 +152,8 @@ class _AtTorch:
             return None
         sys.meta_path.remove(self)
         try:
-            from gradsan.launch.child import begin_child
-
-            begin_child(self._folder)
+            module, function, argument = self._calls
+            getattr(import_module(module), function)(argument)
         except Exception:
             _show_fault()
         # The import that is under way walks the list as it was.

@@ -190,10 +190,13 @@ def test_a_formula_names_the_gradient_it_says_and_then_the_others(file: str) -> 
     (found,) = diagnose(Evidence((replace(base, save=save),)))
     assert found.why is not None
     assert say(found.why.text, "en") == (
-        "the gradient of lstm for input is grad_input = d_gates @ weight_ih; it needs y as it was, "
-        "and so do those for weight_ih, weight_hh, h, c"
+        "the gradient of lstm with respect to input is grad_input = d_gates @ weight_ih; it needs y as it was, "
+        "and so do those with respect to weight_ih, weight_hh, h, c"
     )
-    assert say(found.labels[0].message, "en") == "saved: y, for the gradient of input and 4 more"
+    assert (
+        say(found.labels[0].message, "en")
+        == "saved: y, for the gradients with respect to lstm's input and 4 more inputs"
+    )
 
 
 COMPILED = """\
@@ -247,3 +250,27 @@ def test_another_value_that_a_compiled_graph_saved_is_gs102(tmp_path: Path) -> N
 def test_data_that_a_compiled_graph_saved_is_still_gs105(tmp_path: Path) -> None:
     (found,) = diagnose(Evidence((compiled_conflict(tmp_path, Name("mask", "variable", "data")),)))
     assert found.code == "GS105"
+
+
+@pytest.mark.parametrize(
+    ("line", "node", "slot", "target"),
+    [
+        ("h = torch.exp(x)", "ExpBackward0", "result", "x"),
+        ("h = x.exp()", "ExpBackward0", "result", "x"),
+        ("h = torch.exp(x + 1)", "ExpBackward0", "result", "exp's input"),
+        ("h = a * b", "MulBackward0", "other", "a"),
+        ("h = 2 / b", "MulBackward0", "other", "mul's first operand"),
+        ("h = a @ b.t()", "MmBackward0", "self", "b"),
+        ("h = F.linear(x, w, bias)", "AddmmBackward0", "mat1", "w"),
+        ("h = block(x)", "AddmmBackward0", "mat1", "addmm's second operand"),
+        ("h = F.conv2d(x, w)", "ConvolutionBackward0", "weight", "x"),
+    ],
+)
+def test_a_label_has_the_words_of_the_line(tmp_path: Path, line: str, node: str, slot: str, target: str) -> None:
+    file = tmp_path / "line.py"
+    file.write_text(f"import torch\nimport torch.nn.functional as F\n{line}\n", encoding="utf-8")
+    base = conflict(str(file))
+    at = Frame(str(file), 3, "<module>", 5, 3, len(line) + 1, is_user=True)
+    save = replace(base.save, node=node, slot=slot, is_output=slot == "result", site=Site((at,)))
+    (found,) = diagnose(Evidence((replace(base, save=save),)))
+    assert say(found.labels[0].message, "en").partition("with respect to ")[2].partition("   ")[0] == target

@@ -9,6 +9,7 @@ from typing import Any
 from gradsan.diagnose import labels as label_room
 from gradsan.diagnose.facts import Facts, writing_thread
 from gradsan.diagnose.names import producer
+from gradsan.diagnose.operands import with_names
 from gradsan.model import (
     Conflict,
     Diagnosis,
@@ -18,6 +19,7 @@ from gradsan.model import (
     Message,
     NamedTensor,
     Severity,
+    TensorInfo,
     Why,
 )
 
@@ -119,14 +121,22 @@ def _measured(conflict: Conflict) -> tuple[Message, ...]:
 def named_tensor(facts: Facts) -> NamedTensor:
     """The tensor as the report shows it."""
     save = facts.conflict.save
+    shape, is_transposed = save.tensor.shape, facts.name_kind == "parameter" and _is_transposed(save.tensor)
     return NamedTensor(
         name=facts.name if isinstance(facts.name, str) else _producer(facts),
-        shape=save.tensor.shape,
+        shape=shape[::-1] if is_transposed else shape,
         dtype=save.tensor.dtype,
         device=save.tensor.device,
         op=save.node,
         operand=save.slot,
+        transposed=is_transposed,
     )
+
+
+def _is_transposed(tensor: TensorInfo) -> bool:
+    """Whether what was saved is the transposed view of a matrix, as linear saves its weight."""
+    shape, strides = tensor.region.shape, tensor.region.strides
+    return len(shape) == 2 and strides == (1, shape[0]) and shape != (1, 1)
 
 
 def _producer(facts: Facts) -> str | None:
@@ -141,10 +151,10 @@ def why(facts: Facts) -> Why | None:
     if need is None or not need.formula:
         return None
     key = "why.result" if need.is_output else "why.operand"
-    values = {"op": need.op, "formula": need.formula, "target": ", ".join(need.shown), "name": facts.name}
+    values = {"op": need.op, "formula": need.formula, "target": with_names(facts, need.shown), "name": facts.name}
     others = [name for name in need.gradient_of if name not in need.shown]
     if others:
-        key, values = f"{key}_and_others", {**values, "others": ", ".join(others)}
+        key, values = f"{key}_and_others", {**values, "others": with_names(facts, others)}
     return Why(need.formula, Message(key, values))
 
 

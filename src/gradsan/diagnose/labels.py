@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gradsan.diagnose import compiled
+from gradsan import source
+from gradsan.diagnose import compiled, operands
 from gradsan.diagnose.facts import Facts
 from gradsan.diagnose.levels import place
-from gradsan.model import Label, Message, Role, Site, Write
+from gradsan.model import Frame, Label, Message, Role, Site, Write
 
 _ASSIGNMENT = "[...] ="
 _TARGETS_NAMED = 3
 """How many inputs a label names whose gradients need the value; of more it names one."""
+
+_LONGEST_ASSIGNMENT = 36
+"""Characters of a target and a value that are shown; a longer value is left out."""
 
 _AUGMENTED = {
     "__iadd__": "+=",
@@ -55,10 +60,11 @@ def saved(facts: Facts) -> tuple[Label, ...]:
     values = {"name": facts.name, "op": facts.op, "operand": save.slot or "?", "step": save.step}
     if need is not None and need.gradient_of:
         key = "label.saved.result" if save.is_output else "label.saved.operand"
-        values["target"] = ", ".join(need.gradient_of)
         if len(need.gradient_of) > _TARGETS_NAMED:
             key = f"{key}_and_more"
-            values |= {"target": need.shown[0], "more": len(need.gradient_of) - 1}
+            values |= {"target": operands.in_words(facts, need.shown[:1]), "more": len(need.gradient_of) - 1}
+        else:
+            values["target"] = operands.in_words(facts, need.gradient_of)
     else:
         key = "label.saved.in_compiled" if facts.in_compiled else "label.saved.plain"
     return at("saved", save.site, _in_step(facts, Message(key, values), save.step), op=save.node)
@@ -66,13 +72,13 @@ def saved(facts: Facts) -> tuple[Label, ...]:
 
 def written(facts: Facts, writes: Iterable[Write]) -> tuple[Label, ...]:
     """Where the value was overwritten: each source line once, in order of its first write."""
-    by_line: dict[tuple[str, int], list[Write]] = {}
+    by_line: dict[tuple[str, int], tuple[Frame, list[Write]]] = {}
     for write in writes:
         frame = place(write.site)
         if frame is not None:
-            by_line.setdefault((frame.file, frame.line), []).append(write)
+            by_line.setdefault((frame.file, frame.line), (frame, []))[1].append(write)
     labels: list[Label] = []
-    for group in by_line.values():
+    for frame, group in by_line.values():
         first = group[0]
         ops = Counter(write.op for write in group)
         if first.kind == "step":
@@ -82,7 +88,7 @@ def written(facts: Facts, writes: Iterable[Write]) -> tuple[Label, ...]:
             key = "label.written.outside" if first.kind == "outside" else "label.written.op"
             if first.clock in facts.by_compiled:
                 key = f"label.written.{'after_break' if compiled.goes_on_at(first.site) else 'in_compiled'}"
-            message = Message(key, {"name": facts.name, "op": ", ".join(all_as_written(ops))})
+            message = Message(key, {"name": facts.name, "op": _in_source(frame, ops)})
         times = max(ops.values())
         if times > 1:
             message = Message("label.counted", {"what": message, "count": times})
@@ -113,6 +119,18 @@ def all_as_written(ops: Iterable[str]) -> list[str]:
     """Several that wrote. ``x[i] += y`` ends with an assignment, which goes without saying."""
     shown = [as_written(op) for op in ops]
     return [op for op in shown if op != _ASSIGNMENT or not any(other in _AUGMENTED.values() for other in shown)]
+
+
+def _in_source(frame: Frame, ops: Iterable[str]) -> str:
+    """What wrote at ``frame``: of an assignment to a part the assignment, as it stands there."""
+    shown = ", ".join(all_as_written(ops))
+    statement = source.statement_at(frame) if shown == _ASSIGNMENT else None
+    if statement is None or not isinstance(statement.node, ast.Assign) or len(statement.node.targets) != 1:
+        return shown
+    target, value = (statement.source.text(node) for node in (statement.node.targets[0], statement.node.value))
+    if len(target) + len(value) > _LONGEST_ASSIGNMENT:
+        value = "…"
+    return f"`{target} = {value}`" if len(target) <= _LONGEST_ASSIGNMENT and "\n" not in f"{target}{value}" else shown
 
 
 def update_name(facts: Facts, update: Write) -> str | Message:

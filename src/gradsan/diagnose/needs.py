@@ -34,7 +34,8 @@ class Need:
     ``node`` is the Node's name (``AddmmBackward0``), ``slot`` the saved place in it (``mat2`` of ``_saved_mat2``) and
     ``op`` the name people use for the operation. ``gradient_of`` names the operation's inputs whose gradients need
     the slot, in the order of the operation's signature and by the names the formula uses; ``shown`` are those of them
-    whose gradients the formula says, as the others come by way of the same values. ``formula`` is one or
+    whose gradients the formula says, as the others come by way of the same values. ``inputs`` are all that are
+    differentiable, in the order of the signature and by the same names. ``formula`` is one or
     several ``grad_<input> = ...``, separated by ``"; "``, followed by the definitions of intermediate values that
     involve the slot; a formula that is not ``curated`` is PyTorch's own C++ expression. ``is_output`` says that the
     slot is a result of the operation itself. ``reads`` is ``"shape"`` where backward never looks at the values,
@@ -47,6 +48,7 @@ class Need:
     formula: str
     gradient_of: tuple[str, ...]
     shown: tuple[str, ...]
+    inputs: tuple[str, ...]
     is_output: bool
     reads: Reads
     curated: bool
@@ -75,6 +77,7 @@ def need_of(node: str, slot: str) -> Need | None:
         formula=formula,
         gradient_of=gradient_of,
         shown=shown,
+        inputs=tuple(person.get("names", {}).get(name, name) for name in entry["inputs"]),
         is_output=slot in entry.get("outputs", ()),
         reads=_reads(entry, person, slot),
         curated=written is not None,

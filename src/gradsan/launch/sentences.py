@@ -31,6 +31,11 @@ def complain(message: Message, language: Language) -> None:
     write_to_stderr(f"gradsan: {say(message, language)}\n")
 
 
+def say_options_alone() -> None:
+    """Say that ``GRADSAN_OPTIONS`` is set in a process that nobody has asked to be watched."""
+    complain(Message("cli.options_alone"), spoken_language((), os.environ))
+
+
 def write_to_stderr(text: str) -> None:
     """Write ``text`` where a traceback would go; where the program closed that, to the stderr it was started with.
 

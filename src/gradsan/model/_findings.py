@@ -67,7 +67,10 @@ class Fix:
 
 @dataclass(frozen=True, slots=True)
 class NamedTensor:
-    """The tensor of a diagnosis as the report shows it."""
+    """The tensor of a diagnosis as the report shows it.
+
+    ``transposed`` says that it was kept transposed; ``shape`` is that of the program's own tensor.
+    """
 
     name: str | None
     shape: tuple[int, ...]
@@ -75,6 +78,7 @@ class NamedTensor:
     device: str
     op: str | None
     operand: str | None
+    transposed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,8 @@ def describe_tensor(tensor: NamedTensor, canvas: Canvas) -> str:
     """Return name, type, shape, device and what kept the tensor, as far as they are worth telling."""
     kind = f"{tensor.dtype} {list(tensor.shape)}"
     said = canvas.word("tensor_named", name=tensor.name, kind=kind) if tensor.name else kind
+    if tensor.transposed:
+        said = canvas.word("tensor_transposed", tensor=said)
     if tensor.device != "cpu":
         said = canvas.word("tensor_on", tensor=said, device=tensor.device)
     if tensor.op and tensor.operand:

@@ -63,7 +63,8 @@ def standing_of(fix: Fix, canvas: Canvas) -> str:
     if fix.meaning == "preserved" and fix.how_changed is not None:
         meaning = canvas.say(fix.how_changed)
     elif fix.meaning == "preserved":
-        meaning = canvas.word("meaning.same" if fix.verification.training == "same" else "meaning.preserved")
+        known = "same" if fix.verification.training == "same" else "preserved" if was_run else "expected"
+        meaning = canvas.word(f"meaning.{known}")
     elif was_run and fix.verification.training is None and fix.how_changed is not None:
         meaning = canvas.word("meaning.unknown", how=canvas.say(fix.how_changed))
     elif fix.how_changed is None:

@@ -145,6 +145,7 @@ def _tensor(tensor: NamedTensor) -> dict[str, Any]:
         "device": tensor.device,
         "op": tensor.op,
         "operand": tensor.operand,
+        "transposed": tensor.transposed,
     }
 
 

@@ -211,6 +211,7 @@ def _tensor(data: Mapping[str, Any]) -> NamedTensor:
         device=text(data["device"]),
         op=maybe(text, data["op"]),
         operand=maybe(text, data["operand"]),
+        transposed=bool(data.get("transposed", False)),
     )
 
 

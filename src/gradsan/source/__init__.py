@@ -86,8 +86,10 @@ if TYPE_CHECKING:
     from gradsan.source.rounds import is_read_between as is_read_between
     from gradsan.source.rounds import keep_graph as keep_graph
     from gradsan.source.rounds import shape_bound_at as shape_bound_at
+    from gradsan.source.targets import Operation as Operation
     from gradsan.source.targets import called_expression as called_expression
     from gradsan.source.targets import operand_expressions as operand_expressions
+    from gradsan.source.targets import operation_at as operation_at
     from gradsan.source.targets import written_expression as written_expression
     from gradsan.source.tree import is_cell as is_cell
     from gradsan.source.tree import source_line as source_line
@@ -122,7 +124,7 @@ _NAMES = {
         "backward_of_sum detach_after detach_after_round enter_each_round frames_between in_same_function "
         "is_computed_in_rounds is_item_of_loop is_read_between keep_graph shape_bound_at"
     ),
-    "targets": "called_expression operand_expressions written_expression",
+    "targets": "Operation called_expression operand_expressions operation_at written_expression",
     "tree": "is_cell source_line source_lines",
     "writing": "Made Written attribute_owner definition_of reads_gradient under_no_grad writing_at",
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gradsan.model import Frame
@@ -24,10 +24,12 @@ from gradsan.source.modules import is_elementwise_module
 from gradsan.source.tree import SourceFile
 
 __all__ = [
+    "Operation",
     "Target",
     "aliased_expression",
     "called_expression",
     "operand_expressions",
+    "operation_at",
     "target_at",
     "written_expression",
     "written_target",
@@ -85,6 +87,54 @@ def operand_expressions(frame: Frame) -> list[str]:
     source = expression.source
     found = [root for node in _operands(source, expression) for root in _roots(source, node)]
     return list(dict.fromkeys(source.text(node) for node in found))
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What a line computes with: what is ``called`` (``torch.exp``, ``self.fc``, ``@``), and on what, in order.
+
+    Of ``x.exp()`` the ``receiver`` is x, of a function it is None. Views are followed to what they are views of; None
+    stands for an operand without a name. Keywords are left out.
+    """
+
+    called: str
+    receiver: str | None
+    arguments: tuple[str | None, ...]
+
+
+def operation_at(frame: Frame) -> Operation | None:
+    """The call or the operator at ``frame``; None where the source does not decide."""
+    expression = expression_at(frame)
+    if expression is None:
+        return None
+    source, node = expression.source, expression.node
+    if isinstance(node, ast.BinOp):
+        # An operator with a number on its left is asked of what stands on its right.
+        sides = [node.right] if isinstance(node.left, ast.Constant) else [node.left, node.right]
+        sign = _SIGNS.get(type(node.op))
+        return None if sign is None else Operation(sign, None, tuple(_named(source, side) for side in sides))
+    if not isinstance(node, ast.Call) or any(isinstance(argument, ast.Starred) for argument in node.args):
+        return None
+    receiver = node.func.value if isinstance(node.func, ast.Attribute) else None
+    if receiver is not None and standing_of(source, receiver) == "namespace":
+        receiver = None
+    arguments = tuple(_named(source, argument) for argument in node.args)
+    return Operation(source.text(node.func), None if receiver is None else _named(source, receiver) or "", arguments)
+
+
+_SIGNS: Mapping[type[ast.operator], str] = {
+    ast.MatMult: "@",
+    ast.Mult: "*",
+    ast.Div: "/",
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.Pow: "**",
+}
+
+
+def _named(source: SourceFile, node: ast.expr) -> str | None:
+    found = _root(source, node)
+    return None if found is None else source.text(found.node)
 
 
 def written_target(source: SourceFile, node: ast.AST, op: str, inner: Sequence[Frame] = ()) -> Target | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import string
 import sys
 from collections.abc import Mapping
@@ -15,6 +16,9 @@ from gradsan.model import Message
 
 _FALLBACK = "en"
 _TOML = "tomllib" if sys.version_info >= (3, 11) else "tomli"
+
+_SPACE_IN_CHINESE = re.compile(r"(?<=[\u3001-\u9fff\uff00-\uffef]) (?=[\u3001-\u9fff\uff00-\uffef])")
+"""A template has a space beside a field, for names in Latin letters; beside Chinese words there is none."""
 
 
 def say(message: Message, language: str) -> str:
@@ -34,7 +38,8 @@ def say(message: Message, language: str) -> str:
     values = {
         name: say(value, language) if isinstance(value, Message) else value for name, value in message.values.items()
     }
-    return _Formatter(message.key).vformat(template, (), values)
+    said = _Formatter(message.key).vformat(template, (), values)
+    return _SPACE_IN_CHINESE.sub("", said) if language == "zh" else said
 
 
 @cache
