@@ -8,8 +8,7 @@ from typing import Any
 
 from gradsan.diagnose import labels as label_room
 from gradsan.diagnose.facts import Facts, writing_thread
-from gradsan.diagnose.names import producer
-from gradsan.diagnose.operands import with_names
+from gradsan.diagnose.names import inputs_with_names, producer
 from gradsan.model import (
     Conflict,
     Diagnosis,
@@ -151,10 +150,15 @@ def why(facts: Facts) -> Why | None:
     if need is None or not need.formula:
         return None
     key = "why.result" if need.is_output else "why.operand"
-    values = {"op": need.op, "formula": need.formula, "target": with_names(facts, need.shown), "name": facts.name}
+    values = {
+        "op": need.op,
+        "formula": need.formula,
+        "target": inputs_with_names(facts.conflict, need, need.shown),
+        "name": facts.name,
+    }
     others = [name for name in need.gradient_of if name not in need.shown]
     if others:
-        key, values = f"{key}_and_others", {**values, "others": with_names(facts, others)}
+        key, values = f"{key}_and_others", {**values, "others": inputs_with_names(facts.conflict, need, others)}
     return Why(need.formula, Message(key, values))
 
 

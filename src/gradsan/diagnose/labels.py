@@ -6,12 +6,14 @@ import ast
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from gradsan import source
-from gradsan.diagnose import compiled, operands
+from gradsan.diagnose import compiled
 from gradsan.diagnose.facts import Facts
 from gradsan.diagnose.levels import place
+from gradsan.diagnose.names import inputs_in_words
 from gradsan.model import Frame, Label, Message, Role, Site, Write
 
 _ASSIGNMENT = "[...] ="
@@ -60,11 +62,12 @@ def saved(facts: Facts) -> tuple[Label, ...]:
     values = {"name": facts.name, "op": facts.op, "operand": save.slot or "?", "step": save.step}
     if need is not None and need.gradient_of:
         key = "label.saved.result" if save.is_output else "label.saved.operand"
+        inputs = partial(inputs_in_words, facts.conflict, need, op=facts.op)
         if len(need.gradient_of) > _TARGETS_NAMED:
             key = f"{key}_and_more"
-            values |= {"target": operands.in_words(facts, need.shown[:1]), "more": len(need.gradient_of) - 1}
+            values |= {"target": inputs(need.shown[:1]), "more": len(need.gradient_of) - 1}
         else:
-            values["target"] = operands.in_words(facts, need.gradient_of)
+            values["target"] = inputs(need.gradient_of)
     else:
         key = "label.saved.in_compiled" if facts.in_compiled else "label.saved.plain"
     return at("saved", save.site, _in_step(facts, Message(key, values), save.step), op=save.node)

@@ -16,8 +16,8 @@ from typing import Any
 from gradsan import source
 from gradsan.diagnose import labels as label_room
 from gradsan.diagnose.failures import parts, statements
+from gradsan.diagnose.names import inputs_by_role
 from gradsan.diagnose.needs import Need, need_of
-from gradsan.diagnose.operands import by_role
 from gradsan.model import Clue, Diagnosis, Failure, Fix, Label, Message, NamedTensor, Why
 
 COMPILED_INPUT_UNSUPPORTED_ROWS = ("compiled_inputs_share", "compiled_backward_writes")
@@ -99,7 +99,7 @@ def _targets(need: Need | None) -> Mapping[str, Any]:
 def _saved(save: Clue | None, need: Need | None, values: Mapping[str, Any]) -> tuple[Label, ...]:
     kind = "plain" if need is None or not need.shown else "result" if need.is_output else "operand"
     if need is not None and need.shown:
-        values = {**values, "target": by_role(need.shown, need.op, need)}
+        values = {**values, "target": inputs_by_role(need.shown, need.op, need)}
     return parts.label_of(save, "saved", f"label.saved.{kind}", values)
 
 
