@@ -7,13 +7,17 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 # What an editable install is made from; the Python sources themselves are read in place.
 INSTALLED_FROM := pyproject.toml constraints.txt hatch_build.py $(wildcard src/gradsan/record/*.[ch] src/gradsan/record/native/*.h src/gradsan_start/*.pth)
 
-.PHONY: help demo test test-long test-native lint types bench docs build clean
+DEVICE ?= cuda
+
+.PHONY: help demo test test-long test-native test-devices test-gpu lint types bench docs build clean
 
 help:
 	@echo "make demo    run a failing GAN training under gradsan, see the report, and what mends it"
 	@echo "make test    run the tests"
 	@echo "make test-long  the long ones, too"
 	@echo "make test-native  the C core under sanitizers (Linux, gcc)"
+	@echo "make test-devices  the tests on a simulated accelerator (Linux, a C++ compiler; else they are skipped)"
+	@echo "make test-gpu  the same on the GPU of this machine (DEVICE=cuda, xpu, mps)"
 	@echo "make lint    ruff check and ruff format --check"
 	@echo "make types   strict mypy"
 	@echo "make bench   what gradsan costs, on this machine"
@@ -41,6 +45,12 @@ test-long: $(STAMPS)/test
 
 test-native: $(STAMPS)/test
 	$(BIN)/python tools/native_checks.py
+
+test-devices: $(STAMPS)/test
+	$(BIN)/python -m pytest tests/devices --device simulated -rs
+
+test-gpu: $(STAMPS)/test
+	$(BIN)/python -m pytest tests/devices --device $(DEVICE) -rs
 
 lint: $(STAMPS)/lint
 	$(BIN)/ruff check .

@@ -13,6 +13,7 @@ os.environ["GRADSAN_DEBUG"] = "1"
 
 def pytest_addoption(parser):
     parser.addoption("--long", action="store_true", help="run the long tests, too")
+    parser.addoption("--device", help="run tests/devices, on this kind of device")
 
 
 def pytest_collection_modifyitems(config, items):

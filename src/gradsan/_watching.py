@@ -268,6 +268,7 @@ class Watching:
             self._recorder.guard.run_hushed(partial(self.hook_writes.handed_out, storage))
 
     def _on_differentiable(self, entry: Any, inputs: Any, result: Any) -> None:
+        self._recorder.guard.run(partial(self._recorder.steps.made_by_engine.note, entry, result))
         self._recorder.guard.run(partial(self.lost_updates.differentiable, entry, inputs, result))
 
     def _on_quiet(self, end: int) -> None:

@@ -6,12 +6,9 @@ that backward needs is lost then): PyTorch *raises*, or the gradient is *wrong*,
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
-from ways import WAYS
+from ways import SAVED, WAYS, run, verdict
 
 import gradsan
 
@@ -26,59 +23,10 @@ WATCH_MISSES = {
 }
 
 
-def _input() -> tuple[Any, Any, Callable[[Any], Any]]:
-    x = torch.tensor([0.5, 1.0, 1.5, 2.0], requires_grad=True)
-    return x, x * 2, lambda t: (t * t).sum()
-
-
-def _output() -> tuple[Any, Any, Callable[[Any], Any]]:
-    x = torch.tensor([0.5, 1.0, 1.5, 2.0], requires_grad=True)
-    return x, x.exp(), lambda t: t.sum()
-
-
-def _leaf() -> tuple[Any, Any, Callable[[Any], Any]]:
-    x = torch.tensor([0.5, 1.0, 1.5, 2.0], requires_grad=True)
-    return x, x, lambda t: (t * t).sum()
-
-
-def _buffer() -> tuple[Any, Any, Callable[[Any], Any]]:
-    x = torch.tensor([0.5, 1.0, 1.5, 2.0], requires_grad=True)
-    return x, torch.tensor([1.0, 2.0, 3.0, 4.0]), lambda t: (x * t).sum()
-
-
-def _view() -> tuple[Any, Any, Callable[[Any], Any]]:
-    x = torch.tensor([0.5, 1.0, 1.5, 2.0], requires_grad=True)
-    return x, x * 2, lambda t: (t[:3] * t[:3]).sum()
-
-
-SAVED = {"input": _input, "output": _output, "leaf": _leaf, "buffer": _buffer, "view": _view}
-
-
-def run(saved: str, way: str | None) -> tuple[Any, str | None]:
-    """The gradient, or what PyTorch said instead."""
-    x, t, loss_of = SAVED[saved]()
-    before, write = WAYS[way] if way is not None else WAYS["nothing"]
-    alias = before(t) if before is not None else None
-    loss = loss_of(t)
-    write(t, alias)
-    try:
-        loss.backward()
-    except RuntimeError as error:
-        return None, str(error).partition(":")[0]
-    return x.grad, None
-
-
 def truth_of(saved: str, way: str) -> str:
     right, _ = run(saved, None)
     gradient, said = run(saved, way)
     return "raises" if said else "right" if torch.equal(gradient, right) else "wrong"
-
-
-def verdict(diagnoses: tuple[Any, ...]) -> str:
-    errors = [one for one in diagnoses if one.severity == "error"]
-    if any(one.gradient.status == "raised" for one in errors):
-        return "raises"
-    return "wrong" if errors else "right"
 
 
 @pytest.fixture(scope="module", params=SAVED)

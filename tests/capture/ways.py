@@ -1,7 +1,8 @@
 """Every way of writing memory, counted by PyTorch or not, as functions of the tensor that is written.
 
 A way is (what is made before the save, what is done after it); the first is None where nothing is. The tensor may be a
-leaf, so what needs a tensor without a gradient takes ``detach()``.
+leaf, so what needs a tensor without a gradient takes ``detach()``; it may be on any device. ``SAVED`` are the kinds of
+tensors that are written, :func:`run` runs a cell of the two tables.
 """
 
 from __future__ import annotations
@@ -70,14 +71,18 @@ def _loaded(t: Any) -> None:
 def _unscaled(t: Any) -> None:
     parameter = nn.Parameter(torch.zeros_like(t))
     parameter.grad = t.detach()
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    scaler.scale(torch.ones(()))
+    scaler = torch.amp.GradScaler(t.device.type, init_scale=8.0)
+    scaler.scale(torch.ones((), device=t.device))
     scaler.unscale_(torch.optim.SGD([parameter], lr=0.1))
 
 
 def _normalised(t: Any) -> None:
-    rows = torch.rand(5, 4)
-    nn.functional.batch_norm(rows, t.detach(), torch.ones(4), training=True)
+    rows = torch.rand(5, 4).to(t.device)
+    nn.functional.batch_norm(rows, t.detach(), _ones(t), training=True)
+
+
+def _ones(like: Any) -> Any:
+    return torch.ones(4, device=like.device)
 
 
 def _set_item(target: Any) -> None:
@@ -115,8 +120,9 @@ def _with_the_counter_kept(t: Any) -> None:
 
 
 def _redispatched(t: Any) -> None:
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-    torch.ops.aten.add_.Tensor.redispatch(keys, t.detach(), torch.ones(4))
+    kernels = {"cpu": "CPU", "cuda": "CUDA", "xpu": "XPU", "mps": "MPS"}.get(t.device.type, "PrivateUse1")
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, kernels))
+    torch.ops.aten.add_.Tensor.redispatch(keys, t.detach(), _ones(t))
 
 
 def _add_one(target: Any) -> None:
@@ -127,7 +133,7 @@ _library = torch.library.Library("gradsan_ways", "FRAGMENT")
 _library.define("declared(Tensor(a!) x) -> ()")
 _library.define("undeclared(Tensor x) -> ()")
 _library.define("declared_raw(Tensor(a!) x) -> ()")
-_library.impl("declared", _add_one, "CPU")
+_library.impl("declared", _add_one, "CompositeExplicitAutograd")
 _library.impl("undeclared", lambda x: _fill_array(x.numpy()), "CPU")
 _library.impl("declared_raw", lambda x: _fill_array(x.numpy()), "CPU")
 
@@ -145,7 +151,7 @@ def _dishonest(x: torch.Tensor) -> None:
 _aliases = {
     "data": _alias(lambda t: t.data),
     "data, an element": _alias(lambda t: t.data, _set_item),
-    "data, out=": _alias(lambda t: t.data, lambda alias: torch.add(torch.ones(4), 5, out=alias)),
+    "data, out=": _alias(lambda t: t.data, lambda alias: torch.add(_ones(alias), 5, out=alias)),
     "a Parameter of data": _alias(lambda t: nn.Parameter(t.data, requires_grad=False)),
     "numpy": _alias(lambda t: t.detach().numpy(), _fill_array),
     "numpy.asarray": _alias(lambda t: numpy.asarray(t.detach()), _fill_array),
@@ -155,8 +161,8 @@ _aliases = {
     "dlpack": _alias(lambda t: torch.from_dlpack(t.detach())),
     "dlpack to numpy": _alias(lambda t: numpy.from_dlpack(t.detach()), lambda array: _fill_array(array.view())),
     "copy.copy": _alias(lambda t: copy.copy(t.detach())),
-    "set_ of the storage": _alias(lambda t: torch.empty(0).set_(t.detach().untyped_storage(), 0, (4,))),
-    "set_ of the tensor": _alias(lambda t: torch.empty(0).set_(t.detach())),
+    "set_ of the storage": _alias(lambda t: t.new_empty(0).set_(t.detach().untyped_storage(), 0, (4,))),
+    "set_ of the tensor": _alias(lambda t: t.new_empty(0).set_(t.detach())),
     "unsafe_chunk": _alias(lambda t: t.detach().unsafe_chunk(2)[0]),
     "unsafe_split": _alias(lambda t: torch.unsafe_split(t.detach(), 2)[0]),
     "unsafe_split_with_sizes": _alias(lambda t: torch.unsafe_split_with_sizes(t.detach(), [2, 2])[0]),
@@ -181,8 +187,8 @@ WAYS: dict[str, Way] = {
     "inference_mode": _after(_in_inference_mode),
     "another thread": _after(_in_a_thread),
     "out=": _quietly(lambda t: torch.add(t, 1, out=t)),
-    "_foreach_add_": _quietly(lambda t: torch._foreach_add_([torch.zeros(1), t], 1.0)),
-    "torch.ops": _quietly(lambda t: torch.ops.aten.add_.Tensor(t, torch.ones(4))),
+    "_foreach_add_": _quietly(lambda t: torch._foreach_add_([torch.zeros(1, device=t.device), t], 1.0)),
+    "torch.ops": _quietly(lambda t: torch.ops.aten.add_.Tensor(t, _ones(t))),
     "vmap": _quietly(lambda t: torch.vmap(lambda row: row.add_(1))(t.detach().view(2, 2))),
     "load_state_dict": _after(_loaded),
     "nn.init": _after(lambda t: nn.init.zeros_(t)),
@@ -193,11 +199,11 @@ WAYS: dict[str, Way] = {
     "AdamW, fused": _step("AdamW", fused=True),
     "Adagrad, fused": _step("Adagrad", fused=True),
     "GradScaler.unscale_": _after(_unscaled),
-    "set_data": _after(lambda t: setattr(t, "data", torch.full((4,), 7.0))),
+    "set_data": _after(lambda t: setattr(t, "data", torch.full((4,), 7.0, device=t.device))),
     "data written with itself": _after(lambda t: t.data.copy_(t.data.clone())),
-    "set_ of the tensor itself": _quietly(lambda t: t.detach().set_(torch.zeros(4))),
+    "set_ of the tensor itself": _quietly(lambda t: t.detach().set_(torch.zeros(4, device=t.device))),
     "apply_": _after(lambda t: t.detach().apply_(lambda value: value + 1)),
-    "map_": _after(lambda t: t.detach().map_(torch.ones(4), lambda value, other: value + other)),
+    "map_": _after(lambda t: t.detach().map_(_ones(t), lambda value, other: value + other)),
     "a pointer": _after(_by_pointer),
     "a storage emptied and grown again": _after(_emptied_and_grown),
     "an operator with (a!) on aten": _after(lambda t: torch.ops.gradsan_ways.declared(t.detach())),
@@ -209,3 +215,57 @@ WAYS: dict[str, Way] = {
     "_unsafe_preserve_version_counter": _after(_with_the_counter_kept),
     "redispatch": _after(_redispatched),
 }
+
+
+def _rising(device: str) -> Any:
+    return torch.tensor([0.5, 1.0, 1.5, 2.0], requires_grad=True, device=device)
+
+
+def _input(device: str) -> tuple[Any, Any, Callable[[Any], Any]]:
+    x = _rising(device)
+    return x, x * 2, lambda t: (t * t).sum()
+
+
+def _output(device: str) -> tuple[Any, Any, Callable[[Any], Any]]:
+    x = _rising(device)
+    return x, x.exp(), lambda t: t.sum()
+
+
+def _leaf(device: str) -> tuple[Any, Any, Callable[[Any], Any]]:
+    x = _rising(device)
+    return x, x, lambda t: (t * t).sum()
+
+
+def _buffer(device: str) -> tuple[Any, Any, Callable[[Any], Any]]:
+    x = _rising(device)
+    return x, torch.tensor([1.0, 2.0, 3.0, 4.0], device=device), lambda t: (x * t).sum()
+
+
+def _view(device: str) -> tuple[Any, Any, Callable[[Any], Any]]:
+    x = _rising(device)
+    return x, x * 2, lambda t: (t[:3] * t[:3]).sum()
+
+
+SAVED = {"input": _input, "output": _output, "leaf": _leaf, "buffer": _buffer, "view": _view}
+
+
+def run(saved: str, way: str | None, device: str = "cpu") -> tuple[Any, str | None]:
+    """The gradient, or what PyTorch said instead; of a cell without a ``way`` nothing is written."""
+    x, t, loss_of = SAVED[saved](device)
+    before, write = WAYS[way] if way is not None else WAYS["nothing"]
+    alias = before(t) if before is not None else None
+    loss = loss_of(t)
+    write(t, alias)
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        return None, str(error).partition(":")[0]
+    return x.grad, None
+
+
+def verdict(diagnoses: tuple[Any, ...]) -> str:
+    """What gradsan has said of a cell: backward ``raises``, or its gradient is ``wrong`` or ``right``."""
+    errors = [one for one in diagnoses if one.severity == "error"]
+    if any(one.gradient.status == "raised" for one in errors):
+        return "raises"
+    return "wrong" if errors else "right"

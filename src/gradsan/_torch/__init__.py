@@ -28,6 +28,7 @@ from gradsan._torch.compilers import (
 )
 from gradsan._torch.engine import (
     EngineCall,
+    callers_of_engine,
     engine_call,
     engine_entry_points,
     engine_inputs,
@@ -110,6 +111,7 @@ from gradsan._torch.nodes import (
     function_class,
     hands_gradients_through,
     hides_saves,
+    is_behind,
     is_copy_slices,
     is_filled_after_save,
     is_read_by_backward,
@@ -174,6 +176,7 @@ __all__ = [
     "buffer_sync",
     "cached_in_checkpoint",
     "cached_parametrizations",
+    "callers_of_engine",
     "can_be_cloned_lazily",
     "can_be_nonfinite",
     "checked_operator",
@@ -217,6 +220,7 @@ __all__ = [
     "inputs_given",
     "introduce_to_jit",
     "is_at",
+    "is_behind",
     "is_building_graph",
     "is_compiling",
     "is_copy_slices",

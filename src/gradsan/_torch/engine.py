@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import graph as _graph
 
+from gradsan._torch.nodes import current_node
+
 
 def engine_entry_points() -> list[tuple[Any, str]]:
     """(namespace, name) of the one function through which ``backward`` and ``grad`` enter the engine."""
@@ -100,6 +102,27 @@ def is_engine_frame(frame: Any) -> bool:
     """Whether a frame is torch's call into the engine: what it has called runs inside a backward."""
     code = frame.f_code
     return bool(code.co_name == "_engine_run_backward" and code.co_filename == _graph.__file__)
+
+
+def callers_of_engine(frame: Any) -> list[Any]:
+    """Where ``frame`` runs in a thread of the engine's own, the frames by which other threads wait for the engine.
+
+    None where the engine runs in the thread of ``frame``, or does not run there at all.
+    """
+    if current_node() is None:
+        return []
+    while frame is not None:
+        if is_engine_frame(frame):
+            return []
+        frame = frame.f_back
+    callers = []
+    for other in sys._current_frames().values():
+        at: Any = other
+        while at is not None and not is_engine_frame(at):
+            at = at.f_back
+        if at is not None:
+            callers.append(at)
+    return callers
 
 
 def gradients_given(frame: Any) -> tuple[Any, ...]:

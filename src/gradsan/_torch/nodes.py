@@ -111,6 +111,19 @@ def node_sequence(node: Any) -> int | None:
     return None if number >= 2**63 else number
 
 
+def is_behind(node: Any, roots: tuple[Any, ...]) -> bool:
+    """Whether a backward from ``roots`` would come to ``node``."""
+    waiting, seen = list(roots), set(roots)
+    while waiting:
+        at = waiting.pop()
+        if at is node:
+            return True
+        children = {child for child, _ in at.next_functions if child is not None} - seen
+        seen |= children
+        waiting += children
+    return False
+
+
 def output_info(node: Any, output: int) -> tuple[tuple[int, ...], str, str] | None:
     """(shape, dtype, device) of one of the tensors that a Node made. Missing: None, and only its name is shown."""
     try:

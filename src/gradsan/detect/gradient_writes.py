@@ -33,7 +33,7 @@ from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
 from gradsan.record.detector import Detector
 from gradsan.record.stacks import is_own_file, is_user_file, symbolise
-from gradsan.record.steps import read_backward
+from gradsan.record.steps import read_backward, running_here
 
 ROW = "gradient_overwritten"
 
@@ -107,9 +107,7 @@ class GradientWrites(Detector):
             found.append(failure)
 
     def _failure(self, given: Given, op: str, stack: Any, is_shared: bool) -> Failure | None:
-        running = list(self._core.running)
-        here = threading.get_ident()
-        entry = next((one for one in reversed(running) if one[2] == here), running[-1] if running else None)
+        entry = running_here(self._core)
         if entry is None:
             return None
         tensor, node = given.tensor, _torch.current_node()
@@ -149,14 +147,19 @@ class GradientWrites(Detector):
 
 
 def frames_inside() -> tuple[list[Any], Any]:
-    """The frames that run inside a backward, innermost first, and the one that called the engine, if any."""
+    """The frames that run inside a backward, innermost first, and the one that called the engine, if any.
+
+    In a thread of the engine's own that is another thread's; where several wait for the engine, it is not known.
+    """
     inside: list[Any] = []
-    frame: Any = sys._getframe(2)
+    innermost: Any = sys._getframe(2)
+    frame = innermost
     while frame is not None and not _torch.is_engine_frame(frame):
         if not is_own_file(frame.f_code.co_filename):
             inside.append(frame)
         frame = frame.f_back
-    return inside, frame
+    callers = [] if frame is not None else _torch.callers_of_engine(innermost)
+    return inside, callers[0] if len(callers) == 1 else frame
 
 
 def given_to_hook(inside: list[Any]) -> Iterator[Given]:

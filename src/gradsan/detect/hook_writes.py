@@ -8,7 +8,6 @@ was handed out (``exports.py``) is compared right before a Node reads it, in the
 from __future__ import annotations
 
 import functools
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -21,7 +20,7 @@ from gradsan.detect.memory import Uncounted
 from gradsan.detect.prescan import Prescan
 from gradsan.graph import walk
 from gradsan.record.detector import Detector
-from gradsan.record.steps import read_backward
+from gradsan.record.steps import read_backward, running_here
 
 _NESTED = 8
 _LOOKS = 8
@@ -79,9 +78,8 @@ class HookWrites(Detector):
         self._prescan.look_again(entry, waiting, storage)
 
     def _looked_at(self) -> tuple[Any, list[int] | None]:
-        """The backward that runs in this thread, and where in it was looked so far; None where it is not looked at."""
-        here = threading.get_ident()
-        entry = next((one for one in reversed(self._core.running) if one[2] == here), None)
+        """The backward that runs here, and where in it was looked so far; None where it is not looked at."""
+        entry = running_here(self._core)
         return entry, None if entry is None else next((done for at, done in self._looks if at == entry[0]), None)
 
     def _compare_before(self, entry: Any, nodes: Iterable[Any], storage: int = 0) -> None:

@@ -30,6 +30,8 @@ _STALE = re.compile(
     r".*? is at version (?P<now>\d+); expected version (?P<saved>\d+) instead"
 )
 
+_MOST_BEHIND = 10_000
+
 
 class Stale(NamedTuple):
     """A saved tensor whose version moved, as far as the graph tells.
@@ -279,6 +281,17 @@ def of_node(core: Any, steps: Any, node: Any, thread: int, stale: Stale, storage
                 found.append(Origin(clock, stack, one, True))
             elif one == thread and end <= number:
                 before = Origin(clock, stack, one, False)
+    engines = [
+        Origin(clock, stack, one, True)
+        for clock, stack, one in steps.made_by_engine.near(number, getattr(stale.tensor, "device", None))
+    ]
+    if engines:
+        # A Node of the engine's thread, or one of the calling thread with the same number.
+        found = engines if _is_engines(steps, node, number, stale.tensor.device) else [*found, *engines]
+        since = ledger.version_since(core, steps, storage, stale.saved_version)
+        latest = ledger.first_move(core, steps, storage, stale.saved_version, stale.version)
+        found = [one for one in found if since < one.clock <= latest]
+        return found[-1] if len({one.stack for one in found}) == 1 else None
     if len(found) > 1:
         latest = ledger.first_move(core, steps, storage, stale.saved_version, stale.version)
         # Where none was early enough, what the log has of this address was written while it belonged to another.
@@ -287,6 +300,16 @@ def of_node(core: Any, steps: Any, node: Any, thread: int, stale: Stale, storage
     if found and (len(found) == 1 or found[0].thread == thread):
         return found[0]
     return before if not found else None
+
+
+def _is_engines(steps: Any, node: Any, number: int, device: Any) -> bool:
+    """Whether a thread of the engine's own has made ``node``: its graph has a younger Node of a calling thread's.
+
+    Within one thread a Node is younger than all that it hangs on.
+    """
+    behind = walk.nodes_behind((node,), _MOST_BEHIND) or []
+    numbers = [one for one in map(_torch.node_sequence, behind) if one is not None and one > number]
+    return any(not steps.made_by_engine.near(one, device) for one in numbers)
 
 
 def _threads(core: Any) -> tuple[int, ...]:

@@ -161,12 +161,17 @@ def _ends(parts: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
 
 
 def spaces_of(frame: Any) -> list[Space]:
-    """The locals and globals of the user's frames from ``frame`` outwards."""
+    """The locals and globals of the user's frames from ``frame`` outwards.
+
+    From a thread of the engine's own it goes on with the frames of the threads whose backward calls wait for it.
+    """
     frames = []
-    while frame is not None:
-        if is_user_file(frame.f_code.co_filename):
-            frames.append(frame)
-        frame = frame.f_back
+    for innermost in (frame, *_torch.callers_of_engine(frame)):
+        at = innermost
+        while at is not None:
+            if is_user_file(at.f_code.co_filename):
+                frames.append(at)
+            at = at.f_back
     of_modules = {id(one.f_globals): _loop_variables(one.f_code) for one in frames if one.f_code.co_name == "<module>"}
     spaces: list[Space] = []
     globals_seen: set[int] = set()

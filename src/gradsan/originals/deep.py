@@ -25,6 +25,7 @@ from gradsan.originals.holdings import Holdings
 from gradsan.originals.known_outside import KnownOutside
 from gradsan.originals.originals import Kept
 from gradsan.record.patches import Patches
+from gradsan.record.steps import running_here
 from gradsan.record.user_hooks import HookedSave, TensorHooks
 
 Mode = Literal["deep", "heal"]
@@ -194,7 +195,10 @@ class Deep:
         if self._reading or not core.active:
             return Kept(tensor, False, core.clock, core.stack(2), threading.get_ident())
         core.clock += 1
-        return self.keep_original(tensor, core.clock, core.stack(2))
+        stack = core.stack(2)
+        if not stack.codes and (running := running_here(core)) is not None:
+            stack = running[1]  # a thread of the engine's own makes Nodes for the call that waits
+        return self.keep_original(tensor, core.clock, stack)
 
     def keep_original(self, tensor: Any, clock: int, stack: Any) -> Kept:
         """A value that was saved just now, as it is. Raises as :meth:`Holdings.add`."""

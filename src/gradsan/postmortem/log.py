@@ -14,7 +14,7 @@ from gradsan.model import Frame, Site
 from gradsan.postmortem.align import Made, places
 from gradsan.postmortem.op_names import fits, is_glue
 from gradsan.postmortem.script import Event, Script
-from gradsan.record.backwards import PastBackward
+from gradsan.record.backwards import MadeByEngine, PastBackward
 from gradsan.record.steps import StepRecord
 
 _NEAR = 1.0
@@ -316,6 +316,7 @@ class RehearsedSteps:
     def __init__(self, log: RehearsedLog) -> None:
         """Tell the steps of ``log``."""
         self.steps = log.records
+        self.made_by_engine = MadeByEngine()
 
     def current_backward(self) -> None:
         """None: no backward is running."""

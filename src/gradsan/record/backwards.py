@@ -6,8 +6,12 @@ longer than it would. Where the loss is still alive, its graph tells exactly whi
 
 from __future__ import annotations
 
+import sys
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from gradsan import _torch
 from gradsan.model import Moment
@@ -15,6 +19,8 @@ from gradsan.record.stacks import symbolise
 
 if TYPE_CHECKING:
     from gradsan.record.steps import Steps
+
+_CALLS_KEPT = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,3 +115,39 @@ def moments(steps: Steps, backwards: Backwards, since: int, until: int) -> tuple
         if call.clock > since
     ]
     return tuple(sorted(found, key=lambda moment: moment.clock))
+
+
+class MadeByEngine:
+    """Nodes that backward calls with ``create_graph`` have made in threads of the engine's own, device by device.
+
+    Such a thread numbers its Nodes by itself, and no wrapper sees them made. What is known is the number of the Node
+    behind each gradient, and that of the call before.
+    """
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._ends: dict[Any, int] = {}
+        self._calls: dict[Any, deque[tuple[int, int, int, Any, int]]] = {}
+
+    def note(self, entry: Any, result: Any) -> None:
+        """A call has ended; the arguments are those of ``on_differentiable`` of the core."""
+        clock, stack, thread, outputs = entry[:4]
+        ends: dict[Any, int] = {}
+        for one in outputs:
+            if torch.is_tensor(one) and one.device.type != "cpu":
+                ends[one.device] = -1
+        for one in result if isinstance(result, (tuple, list)) else ():
+            if torch.is_tensor(one) and one.device.type != "cpu":
+                number = None if one.grad_fn is None else _torch.node_sequence(one.grad_fn)
+                ends[one.device] = max(ends.get(one.device, -1), -1 if number is None else number + 1)
+        for device, end in ends.items():
+            first = self._ends.get(device, 0)
+            # Where the gradients went to ``.grad``, how many Nodes there are is not known.
+            last = end if end >= 0 else sys.maxsize
+            self._calls.setdefault(device, deque(maxlen=_CALLS_KEPT)).append((first, last, clock, stack, thread))
+            self._ends[device] = max(first, end)
+
+    def near(self, number: int, device: Any) -> list[tuple[int, Any, int]]:
+        """(clock, stack, calling thread) of the calls that may have made the Node of that number on ``device``."""
+        calls = self._calls.get(device, ())
+        return [(clock, stack, thread) for first, end, clock, stack, thread in calls if first <= number < end]

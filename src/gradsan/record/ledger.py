@@ -105,6 +105,21 @@ def first_move(core: Any, steps: Any, storage: int, saved_version: int, version:
     return clock
 
 
+def version_since(core: Any, steps: Any, storage: int, version: int) -> int:
+    """The clock of the last logged write or step after which ``storage`` had at most ``version``; 0, where none."""
+    clock: int = 0
+    for entry in reversed(core.writes()):
+        raw = RawWrite(*entry)
+        if raw.storage == storage and raw.version is not None and raw.version <= version:
+            clock = raw.clock
+            break
+    for record in reversed(steps.steps):
+        position = record.storages.index(storage) if storage in record.storages else -1
+        if record.end is not None and 0 <= position < len(record.after) and record.after[position] <= version:
+            return max(clock, record.end)
+    return clock
+
+
 def unexplained_moves(writes: tuple[Write, ...], saved: int, now: int) -> int:
     """How many moves of the version counter from ``saved`` to ``now`` no logged write accounts for."""
     if any(write.kind == "step" and write.version is None for write in writes):

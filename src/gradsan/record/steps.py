@@ -17,6 +17,7 @@ from typing import Any
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gradsan import _torch
+from gradsan.record.backwards import MadeByEngine
 from gradsan.record.patches import Patches
 
 
@@ -65,6 +66,7 @@ class Steps:
     def __init__(self, core: Any) -> None:
         """Read the log of ``core``: two entries a step."""
         self._core = core
+        self.made_by_engine = MadeByEngine()
         self._read_at = (-1, -1)
         self._read: list[StepRecord] = []
 
@@ -114,13 +116,25 @@ class Steps:
         return records, bool(open_by_optimizer)
 
     def current_backward(self) -> BackwardRecord | None:
-        """The innermost backward of this thread, or the last one begun where the engine runs in a thread of its own."""
-        here = threading.get_ident()
-        running = list(self._core.running)
-        chosen = next((entry for entry in reversed(running) if entry[2] == here), running[-1] if running else None)
-        if chosen is None:
-            return None
-        return read_backward(chosen)
+        """The innermost backward that runs here, as :func:`running_here` tells."""
+        chosen = running_here(self._core)
+        return None if chosen is None else read_backward(chosen)
+
+
+def running_here(core: Any) -> Any:
+    """The entry of the innermost backward that this thread works for; None where none runs, or it is not known.
+
+    A thread of the engine's own works for a call of another thread: where several wait, for the one whose graph has
+    the Node that runs.
+    """
+    here, running = threading.get_ident(), list(core.running)
+    own = next((entry for entry in reversed(running) if entry[2] == here), None)
+    if own is not None or len({entry[2] for entry in running}) <= 1:
+        return own or (running[-1] if running else None)
+    node = _torch.current_node()
+    if node is None:
+        return None
+    return next((one for one in reversed(running) if _torch.is_behind(node, read_backward(one).roots)), None)
 
 
 def read_backward(entry: Any) -> BackwardRecord:
