@@ -11,17 +11,13 @@ that wrote an input).
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import fx
 
 from gradsan import _torch
-from gradsan.graph import stale_slots, walk
-from gradsan.model import Clue, Site
-from gradsan.record.stacks import of_formatted
+from gradsan.graph import stale_slots, traced, walk
+from gradsan.model import Clue
 
 if TYPE_CHECKING:
     from gradsan.errors.failures import Context
@@ -36,7 +32,7 @@ def gather_traced(context: Context) -> tuple[Clue, ...]:
         return ()
     with torch.enable_grad(), _torch.hushed(), _torch.without_data(graph):
         run = _Run(graph)
-        results = run.outputs()
+        results = run.outputs([_without_data(one.meta.get("example_value")) for one in run.placeholders()])
         if context.row == "compiled_inputs_share":
             return tuple(run.writes_to_inputs())
         found = _first_stale([one.grad_fn for one in results if one.grad_fn is not None])
@@ -58,72 +54,42 @@ def _first_stale(roots: list[Any]) -> tuple[Any, str, Any] | None:
     return None
 
 
-class _Run(fx.Interpreter):
-    """One run of the traced graph, with the Nodes that each call made and the versions that it moved."""
-
-    def __init__(self, graph: Any) -> None:
-        super().__init__(graph, garbage_collect_values=False)
-        self._nodes_of: list[tuple[int, int, Any]] = []
-        self._moved: list[tuple[int, Any, int]] = []
-        self._versions: dict[int, tuple[Any, int]] = {}
-
-    def outputs(self) -> list[Any]:
-        """The tensors that the traced function returns."""
-        inputs = [_without_data(node.meta.get("example_value")) for node in self.graph.find_nodes(op="placeholder")]
-        return list(_tensors(self.run(*inputs)))
-
-    def run_node(self, n: fx.Node) -> Any:
-        first = _torch.sequence_number()
-        result = super().run_node(n)
-        if n.op.startswith("call"):
-            self._nodes_of.append((first, _torch.sequence_number(), n))
-        self._look_for_moves(n)
-        for tensor in _tensors(result):
-            self._versions.setdefault(id(tensor), (tensor, tensor._version))
-        return result
-
-    def _look_for_moves(self, n: fx.Node) -> None:
-        moved = set()
-        for key, (tensor, before) in self._versions.items():
-            if tensor._version != before:
-                self._versions[key] = (tensor, tensor._version)
-                moved.add(_torch.storage_identity(tensor))
-        self._moved += [(len(self._nodes_of), n, storage) for storage in moved]
+class _Run(traced.TracedRun):
+    """One run of the traced graph, and what there is to say of it."""
 
     def clues(self, node: Any, slot: str, tensor: Any) -> list[Clue]:
         """What there is to say of the out-of-date value in a slot of ``node``."""
-        number = _torch.node_sequence(node)
         storage = _torch.storage_identity(tensor)
-        told = [(at, one) for at, (first, end, one) in enumerate(self._nodes_of) if first <= (number or 0) < end]
-        if number is None or not told:
+        told = self.call_of(_torch.node_sequence(node))
+        if told is None:
             return []
-        position, call = told[0]
+        position, call = told
         facts = {
             "slot": slot,
             "shape": tuple(int(size) for size in tensor.shape),
             "dtype": str(tensor.dtype).removeprefix("torch."),
             "device": str(tensor.device),
         }
-        found = [Clue("saved", _site(call), op=node.name(), values=facts)]
-        made = [one for _, _, one in self._nodes_of[: position + 1] if self._is_of(one, storage)]
+        found = [Clue("saved", traced.site_of(call), op=node.name(), values=facts)]
+        made = [one for _, _, one in self.nodes_of[: position + 1] if self.is_in(one, storage)]
         if made:
-            found.insert(0, Clue("made", _site(made[0]), op=made[0].name))
+            found.insert(0, Clue("made", traced.site_of(made[0]), op=made[0].name))
         # The saving call itself may move the version: addmm_ saves, then writes.
         return found + [
-            Clue("written", _site(one), op=_called(one))
-            for at, one, moved in self._moved
+            Clue("written", traced.site_of(one), op=traced.called(one))
+            for at, one, moved in self.moved
             if moved == storage and at > position + 1
         ]
 
     def writes_to_inputs(self) -> list[Clue]:
         """The calls that wrote an argument of the traced function."""
-        given = [self.env.get(node) for node in self.graph.find_nodes(op="placeholder")]
+        given = [self.env.get(node) for node in self.placeholders()]
         storages = {_torch.storage_identity(one) for one in given if torch.is_tensor(one)}
-        return [Clue("written", _site(one), op=_called(one)) for _, one, moved in self._moved if moved in storages]
-
-    def _is_of(self, node: fx.Node, storage: int) -> bool:
-        value = self.env.get(node)
-        return torch.is_tensor(value) and _torch.storage_identity(value) == storage
+        return [
+            Clue("written", traced.site_of(one), op=traced.called(one))
+            for _, one, moved in self.moved
+            if moved in storages
+        ]
 
 
 def _without_data(example: Any) -> Any:
@@ -135,22 +101,3 @@ def _without_data(example: Any) -> Any:
         return fresh
     leaf = fresh.requires_grad_()
     return leaf if example.is_leaf else leaf.clone()
-
-
-def _site(node: fx.Node) -> Site:
-    return of_formatted(str(node.meta.get("stack_trace") or ""))
-
-
-def _called(node: fx.Node) -> str:
-    if isinstance(node.target, str):
-        return node.target
-    name = getattr(node.target, "__name__", str(node.target))
-    return f"__{name}__" if hasattr(operator, f"__{name}__") and node.target in vars(operator).values() else name
-
-
-def _tensors(value: Any) -> Iterator[Any]:
-    if torch.is_tensor(value):
-        yield value
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _tensors(one)

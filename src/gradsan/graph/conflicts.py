@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from gradsan import _torch
-from gradsan.graph import borrowed, naming, stale_slots, walk
+from gradsan.graph import borrowed, compiled, naming, stale_slots, walk
 from gradsan.model import Bridge, Conflict, Region, Save, Site, TensorInfo, Use, Write
 from gradsan.overlap import overlap
 from gradsan.record import ledger
@@ -82,7 +82,7 @@ def _of_stale(core: Any, steps: Any, backward: BackwardRecord, stale: stale_slot
     made = None if node is None else stale_slots.of_node(core, steps, node, backward.thread, stale, info.storage)
     since = made.clock if made else ledger.first_move(core, steps, info.storage, stale.saved_version, stale.version) - 1
     writes = ledger.writes_since(core, steps, info.storage, since, stale.saved_version, stale.version)
-    return Conflict(
+    conflict = Conflict(
         save=Save(
             clock=since,
             site=symbolise(made.stack) if made and made.is_exact else Site(),
@@ -103,6 +103,7 @@ def _of_stale(core: Any, steps: Any, backward: BackwardRecord, stale: stale_slot
         raised=True,
         log_was_cut=core.lost_writes_after(since),
     )
+    return compiled.as_uncompiled(conflict, node, stale.slot, tensor, backward)
 
 
 def under_hooks(core: Any, steps: Any, save: Any, alias: Any) -> Conflict:

@@ -82,7 +82,8 @@ class Save:
     ``node`` is the autograd Node that keeps it (``AddmmBackward0``), ``slot`` the name of the place in it
     (``mat2``, ``result``); ``is_output`` says that the tensor is a result of that very operation.
     ``sequence`` is PyTorch's sequence number when the save happened, ``step`` the number of optimizer steps
-    finished before it.
+    finished before it. ``compiled`` is set where an operation of a compiled graph saved it: ``inside`` where the same
+    backward needs the value without the compiler, too, ``only`` where it does not.
     """
 
     clock: int
@@ -94,6 +95,7 @@ class Save:
     is_output: bool = False
     sequence: int = 0
     step: int = 0
+    compiled: Literal["", "inside", "only"] = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,14 @@
-"""Programs under torch.compile: gradsan's own functions are left alone, and a failing compiler's graph is kept.
+"""Programs under torch.compile: gradsan's own functions are left alone, and what was traced is kept.
 
-It is kept on the error that the compiler raises.
+Of a compiler that fails it is kept on the error, of others in ``TRACED``: a compiled graph is one Node, and only what
+was traced tells which line of it saves what.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -28,7 +30,54 @@ def install(patches: Patches, guard: Run) -> None:
             guard(lambda: _watch(kind, patches, guard))
 
     patches.on_undo(call_after_import(_torch.COMPILER_ERRORS, watch))
+    patches.on_undo(call_after_import(_torch.GRAPH_BUILDER, lambda: guard(lambda: _keep_graphs(patches, guard))))
     patches.on_undo(call_after_import(_torch.COMPILER_FRAMES, lambda: guard(_leave_own_frames)))
+
+
+class TracedGraphs:
+    """The latest graphs that were traced while gradsan was on. They serve as long as the process lives, as they do."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._kept: deque[_torch.Traced] = deque(maxlen=_GRAPHS_KEPT)
+
+    def keep(self, traced: _torch.Traced) -> None:
+        """Keep one more; the oldest gives way."""
+        self._kept.append(traced)
+
+    def numbered(self, number: int | None) -> _torch.Traced | None:
+        """The one of which the graph of autograd with this number was made."""
+        return next((one for one in reversed(self._kept) if number is not None and one.first <= number < one.end), None)
+
+    def of_function(self, file: str, function: str) -> tuple[_torch.Traced, ...]:
+        """Those of a function, the latest first."""
+        return tuple(one for one in reversed(self._kept) if (one.file, one.function) == (file, function))
+
+
+_GRAPHS_KEPT = 512
+TRACED = TracedGraphs()
+
+
+def _keep_graphs(patches: Patches, guard: Run) -> None:
+    builder_class = _torch.graph_builder()
+    if builder_class is None:
+        return
+    original = builder_class.call_user_compiler
+
+    @functools.wraps(original)
+    def call_user_compiler(builder: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+        copies: list[_torch.Traced] = []
+        code = _torch.code_of_builder(builder)
+        if code is not None:
+            guard(lambda: copies.append(_torch.traced_copy(module, code)))
+        first = _torch.graphs_numbered()
+        try:
+            return original(builder, module, *args, **kwargs)
+        finally:
+            for one in copies:
+                TRACED.keep(one._replace(first=first, end=_torch.graphs_numbered()))
+
+    patches.set(builder_class, "call_user_compiler", call_user_compiler)
 
 
 def _watch(kind: Any, patches: Patches, guard: Run) -> None:

@@ -116,6 +116,7 @@ def of_formatted(text: str) -> Site:
     for told in _FORMATTED.finditer(text):
         file, line, marks = told["file"], int(told["line"]), told["marks"]
         path = file if file.startswith("<") else str(Path(file).absolute())
+        name = _name_at(path, line, told["name"])
         columns: tuple[int | None, int | None] = (None, None)
         source = linecache.getline(path, line)
         if source.strip():
@@ -123,10 +124,19 @@ def of_formatted(text: str) -> Site:
             first = len(marks) - len(marks.lstrip()) if marks else 0
             last = len(marks.rstrip()) if marks else len(source.strip())
             columns = (indent + first + 1, indent + last + 1)
-        frames.append(
-            Frame(path, line, told["name"], columns[0], line if columns[0] else None, columns[1], is_user_file(path))
-        )
+        frames.append(Frame(path, line, name, columns[0], line if columns[0] else None, columns[1], is_user_file(path)))
     return Site(tuple(frames))
+
+
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+$")
+
+
+def _name_at(file: str, line: int, name: str) -> str:
+    """The qualified name of the function ``name`` around a line; after a graph break that of the whole function."""
+    resumed = _RESUMED.match(name)
+    name = resumed[1] if resumed else name
+    known = [(first, full) for (first, short), full in _names_in(file).items() if short == name and first <= line]
+    return max(known)[1] if known else name
 
 
 def definition_site(code: CodeType) -> Site:

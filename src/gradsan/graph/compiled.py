@@ -1,0 +1,369 @@
+"""Saves and writes inside compiled graphs, told as the same program without the compiler would do them.
+
+A compiled graph is one Node. What it has saved of values that the program can reach are its arguments and its results;
+which of these, its own names and its edges tell. The graph that was traced is then run on tensors without data, once:
+there the operations of the program save, in the order in which a backward asks for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from gradsan import _torch
+from gradsan.graph import traced, walk
+from gradsan.model import Conflict, Frame, Site, Write
+from gradsan.record.compilers import TRACED
+from gradsan.record.steps import BackwardRecord
+
+_ARGUMENT = re.compile(r"primals_(\d+)$")
+_OF_COMPILERS = ("/torch/_dynamo/", "/torch/_functorch/", "/torch/_inductor/")
+
+
+class Place(NamedTuple):
+    """A value of a traced graph that the program can reach: its tensor arguments and its results, each counted."""
+
+    kind: Literal["input", "output"]
+    number: int
+
+
+class InnerSave(NamedTuple):
+    """An operation's save of a value within a traced graph, or where one is used: then ``slot`` is None.
+
+    ``outputs`` are the results of the graph whose backward reads it.
+    """
+
+    node: str | None
+    slot: str | None
+    is_output: bool
+    shape: tuple[int, ...]
+    dtype: Any
+    site: Site
+    outputs: frozenset[int]
+
+
+class InnerWrite(NamedTuple):
+    """A call within a traced graph that writes an argument of it."""
+
+    place: Place
+    op: str
+    shape: tuple[int, ...]
+    site: Site
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """What a traced graph does with the values that the program can reach."""
+
+    saves: dict[Place, list[InnerSave]]
+    uses: dict[Place, list[InnerSave]]
+    writes: list[InnerWrite]
+    places_of_arguments: tuple[Place | None, ...]
+    values: dict[Place, tuple[tuple[int, ...], Any, bool, bool]]
+    """(shape, dtype, whether it requires grad, whether it is a leaf) of each."""
+    varies: bool
+
+    def inputs(self) -> int:
+        """How many tensors are arguments."""
+        return sum(place.kind == "input" for place in self.values)
+
+
+_known: dict[int, tuple[_torch.Traced, Inside | None]] = {}
+_MOST_KNOWN = 64
+
+
+def _inside(graph: _torch.Traced) -> Inside | None:
+    """What is inside a graph that was traced; None where it does not run on tensors without data."""
+    known = _known.get(id(graph))
+    if known is None:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        found = None
+        # Whatever the graph holds, it may not work without data.
+        with contextlib.suppress(Exception):
+            found = _run(graph)
+        known = _known[id(graph)] = (graph, found)
+    return known[1]
+
+
+def _run(graph: _torch.Traced) -> Inside:
+    with contextlib.ExitStack() as modes:
+        modes.enter_context(_torch.hushed())
+        modes.enter_context(torch.enable_grad())
+        modes.enter_context(_torch.tensors_without_data())
+        for device, dtype in graph.autocast:
+            modes.enter_context(torch.autocast(device, dtype))
+        given = [one.made() if isinstance(one, _torch.Example) else one for one in graph.examples]
+        run = traced.TracedRun(graph.module())
+        results = run.outputs(given)
+        return _read(graph, run, given, results)
+
+
+def _read(graph: _torch.Traced, run: traced.TracedRun, given: list[Any], results: list[Any]) -> Inside:
+    places: dict[int, Place] = {}
+    values: dict[Place, tuple[tuple[int, ...], Any, bool, bool]] = {}
+    places_of_arguments: list[Place | None] = []
+    for one in given:
+        place = Place("input", len(values)) if torch.is_tensor(one) else None
+        places_of_arguments.append(place)
+        if place is not None:
+            places.setdefault(_torch.storage_identity(one), place)
+            values[place] = (tuple(one.shape), one.dtype, one.requires_grad, one.is_leaf)
+    for number, one in enumerate(results):
+        place = Place("output", number)
+        places.setdefault(_torch.storage_identity(one), place)
+        values[place] = (tuple(one.shape), one.dtype, one.requires_grad, False)
+    return Inside(
+        dict(_saves(run, results, places)),
+        dict(_uses(run, results, places)),
+        list(_writes(run, places)),
+        tuple(places_of_arguments),
+        values,
+        any(isinstance(one, _torch.Example) and one.varies for one in graph.examples),
+    )
+
+
+def _saves(
+    run: traced.TracedRun, results: list[Any], places: dict[int, Place]
+) -> Iterator[tuple[Place, list[InnerSave]]]:
+    found: dict[Place, list[InnerSave]] = {}
+    roots = [(number, one.grad_fn) for number, one in enumerate(results) if one.grad_fn is not None]
+    behind = [(number, set(walk.nodes_behind([root], walk.NODES_WALKED) or ())) for number, root in roots]
+    for node in walk.engine_order([root for _, root in roots]):
+        call = run.call_of(_torch.node_sequence(node))
+        if call is None:
+            continue
+        outputs = frozenset(number for number, nodes in behind if node in nodes)
+        for slot, saved in _torch.saved_slots(node):
+            tensor = _torch.packed_object(saved)
+            place = places.get(_torch.storage_identity(tensor)) if torch.is_tensor(tensor) else None
+            if place is None or not _torch.is_read_by_backward(node, slot):
+                continue
+            # Among the slots of a Node those named ``result`` hold what it made itself.
+            one = InnerSave(
+                node.name(),
+                slot,
+                slot.startswith("result"),
+                tuple(tensor.shape),
+                tensor.dtype,
+                traced.site_of(call[1]),
+                outputs,
+            )
+            found.setdefault(place, []).append(one)
+    yield from found.items()
+
+
+def _uses(
+    run: traced.TracedRun, results: list[Any], places: dict[int, Place]
+) -> Iterator[tuple[Place, list[InnerSave]]]:
+    """The calls that are given a value, or that made it, with the results that they lead to."""
+    leads: dict[Any, set[int]] = {}
+    ids = {id(one): number for number, one in enumerate(results)}
+    for node in reversed(list(run.graph.nodes)):
+        own = {ids[id(one)] for one in traced.tensors(run.env.get(node)) if id(one) in ids}
+        leads[node] = own.union(*(leads.get(user, set()) for user in node.users))
+    found: dict[Place, list[InnerSave]] = {}
+    for _, _, call in run.nodes_of:
+        touched = {
+            places[storage]
+            for one in (call, *call.all_input_nodes)
+            for tensor in traced.tensors(run.env.get(one))
+            if (storage := _torch.storage_identity(tensor)) in places
+        }
+        result = next(traced.tensors(run.env.get(call)), None)
+        node = None if result is None or result.grad_fn is None else result.grad_fn.name()
+        for place in touched if node is not None else ():
+            shape = tuple(result.shape)
+            use = InnerSave(node, None, False, shape, result.dtype, traced.site_of(call), frozenset(leads[call]))
+            found.setdefault(place, []).append(use)
+    yield from found.items()
+
+
+def _writes(run: traced.TracedRun, places: dict[int, Place]) -> Iterator[InnerWrite]:
+    for _, call, storage in run.moved:
+        place = places.get(storage)
+        if place is not None and place.kind == "input":
+            written = next(iter(call.all_input_nodes), None)
+            value = None if written is None else run.env.get(written)
+            shape = tuple(value.shape) if torch.is_tensor(value) else ()
+            yield InnerWrite(place, traced.called(call), shape, traced.site_of(call))
+
+
+def as_uncompiled(conflict: Conflict, node: Any, slot: str | None, tensor: Any, backward: BackwardRecord) -> Conflict:
+    """``conflict`` with save and writes where the program's own lines make them, as far as that is known.
+
+    ``node`` and ``slot`` have saved ``tensor``; any may be None.
+    """
+    shape = conflict.save.tensor.shape
+    conflict = replace(conflict, writes=tuple(one for write in conflict.writes for one in _written(write, shape)))
+    if node is None or slot is None or tensor is None or not _torch.is_compiled_node(node):
+        return conflict
+    graph = TRACED.numbered(_torch.compiled_number(node))
+    inside = None if graph is None else _inside(graph)
+    if graph is None or inside is None:
+        return conflict
+    place = _place(inside, node, slot, tensor)
+    reached = _reached(node, backward)
+    found = None if place is None else _asked_first(inside, place, reached, conflict.save.tensor.shape)
+    if place is None or found is None:
+        return conflict
+    save, one, is_needed = conflict.save, *found
+    _, _, requires_grad, is_leaf = inside.values[place]
+    return replace(
+        conflict,
+        save=replace(
+            save,
+            site=_joined(save.site, graph, one.site),
+            node=one.node,
+            slot=one.slot,
+            is_output=one.is_output,
+            tensor=replace(save.tensor, requires_grad=requires_grad, is_leaf=is_leaf),
+            compiled="inside" if is_needed else "only",
+        ),
+    )
+
+
+def _place(inside: Inside, node: Any, slot: str, tensor: Any) -> Place | None:
+    """Which value of the traced graph a saved tensor is; None where that is not decided."""
+    slots = [name for name, _ in _torch.saved_slots(node)]
+    names = _torch.saved_in_graph(node, len(slots))
+    name = names[slots.index(slot)] if names and slot in slots else ""
+    argument = _ARGUMENT.match(name)
+    if argument is not None:
+        number = int(argument[1]) - 1
+        if number < len(inside.places_of_arguments):
+            return inside.places_of_arguments[number]
+    storage = _torch.storage_identity(tensor)
+    edges = [child for child, _ in node.next_functions]
+    others = set()
+    if len(edges) == inside.inputs():
+        for number, child in enumerate(edges):
+            variable = getattr(child, "variable", None)
+            if variable is not None and _torch.storage_identity(variable) == storage:
+                return Place("input", number)
+            if variable is not None:
+                others.add(Place("input", number))
+    shape, dtype = tuple(tensor.shape), tensor.dtype
+    fitting = [
+        place
+        for place, (size, kind, _, _) in inside.values.items()
+        if place not in others
+        and any(
+            dtype == other and _fits(shape, told, inside.varies)
+            for told, other in ((size, kind), *((one.shape, one.dtype) for one in inside.saves.get(place, ())))
+        )
+    ]
+    # What has a name of its own is the result of an operation, or a view of an argument.
+    made = [place for place in fitting if place.kind == "output"]
+    saved = [place for place in fitting if place in inside.saves]
+    for choice in (made if name and not _is_view(name) else [], saved, fitting):
+        if len(choice) == 1:
+            return choice[0]
+    return None
+
+
+def _is_view(name: str) -> bool:
+    return name.rstrip("0123456789").rstrip("_") in _VIEWS
+
+
+_VIEWS = frozenset(
+    {"alias", "as_strided", "expand", "permute", "select", "slice", "squeeze", "t", "transpose", "unsqueeze", "view"}
+)
+
+
+def _fits(shape: tuple[int, ...], told: tuple[int, ...], varies: bool) -> bool:
+    return len(shape) == len(told) if varies else shape == told
+
+
+def _reached(node: Any, backward: BackwardRecord) -> frozenset[int] | None:
+    """Which results of a compiled graph a backward begins at, or comes to; None where that is not known."""
+    found = set()
+    for one in backward.outputs or ():
+        maker = getattr(one, "grad_fn", None) if torch.is_tensor(one) else getattr(one, "node", None)
+        if maker is node:
+            found.add(one.output_nr)
+    for other in walk.engine_order(backward.roots):
+        found.update(number for child, number in other.next_functions if child is node)
+    written = _torch.written_inputs(node)
+    return frozenset(number - written for number in found if number >= written) or None
+
+
+def _asked_first(
+    inside: Inside, place: Place, reached: frozenset[int] | None, shape: tuple[int, ...]
+) -> tuple[InnerSave, bool] | None:
+    """The save that backward asks for first, and whether it needs it without the compiler, too."""
+    saves = inside.saves.get(place, [])
+    needed = [one for one in saves if reached is None or one.outputs & reached]
+    same = [one for one in needed if one.shape == shape or one.shape == shape[::-1]]
+    for one in same or needed:
+        return one, True
+    for one in (*saves, *inside.uses.get(place, ())):
+        return one, False
+    return None
+
+
+def _written(write: Write, shape: tuple[int, ...]) -> Iterator[Write]:
+    """A write that a compiled graph made as the calls in it that write such a value; itself where they are unknown."""
+    graphs, inside = _around(write.site), None
+    for graph in graphs:
+        inside = _inside(graph)
+        sizes = write.region.shape if write.region is not None else shape
+        fitting = [one for one in inside.writes if _fits(sizes, one.shape, inside.varies)] if inside is not None else []
+        if len({one.place for one in fitting}) == 1:
+            for one in fitting:
+                yield replace(write, op=one.op, site=_joined(write.site, graph, one.site))
+            return
+    yield write
+
+
+def _around(site: Site) -> tuple[_torch.Traced, ...]:
+    """The graphs that were traced of the compiled function which a stack is in, the latest first."""
+    for at in range(len(site.frames) - 1, -1, -1):
+        frame = site.frames[at]
+        if frame.is_user:
+            below = (one.file.replace("\\", "/") for one in site.frames[at + 1 :])
+            if not any(part in file for file in below for part in _OF_COMPILERS):
+                return ()
+            return TRACED.of_function(frame.file, _short(frame))
+    return ()
+
+
+def _joined(site: Site, graph: _torch.Traced, inner: Site) -> Site:
+    """The stack of a call inside a compiled function: that of the function's caller, and what was traced."""
+    frames = site.frames
+    at = len(frames) - 1
+    while at >= 0 and (frames[at].file, _short(frames[at])) != (graph.file, graph.function):
+        at -= 1
+    if at < 0:
+        return inner if not frames else Site((*frames[: _first_entry(frames)], *inner.frames))
+    resumed = _RESUMED.match(graph.function)
+    if resumed is not None:
+        # The rest of a function is called by the function itself.
+        own = [number for number in range(at) if _is_part_of(frames[number], graph.file, resumed[1])]
+        at = own[0] if own else at
+    return Site((*frames[:at], *inner.frames))
+
+
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+$")
+
+
+def _is_part_of(frame: Frame, file: str, function: str) -> bool:
+    name = _short(frame)
+    resumed = _RESUMED.match(name)
+    return frame.file == file and (resumed[1] if resumed else name) == function
+
+
+def _first_entry(frames: tuple[Frame, ...]) -> int:
+    entry = (
+        at for at, frame in enumerate(frames) if frame.file.replace("\\", "/").endswith("/torch/_dynamo/eval_frame.py")
+    )
+    return next(entry, len(frames))
+
+
+def _short(frame: Frame) -> str:
+    return frame.function.rpartition(".")[2]
