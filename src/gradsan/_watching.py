@@ -15,6 +15,7 @@ from gradsan import _torch
 from gradsan._errors import GradsanError
 from gradsan.detect.changed_values import ChangedValues
 from gradsan.detect.checkpoints import Checkpoints
+from gradsan.detect.compiled_inputs import CompiledInputs
 from gradsan.detect.distributed import BufferSync, Sharded
 from gradsan.detect.exports import Exports
 from gradsan.detect.functions import Functions
@@ -69,6 +70,7 @@ class Watching:
         self.functions = Functions(core, steps, notes, self._findings, self._scan_functions)
         self.checkpoints = Checkpoints(core, steps, notes, self._findings, guard.note)
         self.changed_values = ChangedValues(core, steps, self._findings, self.uncounted)
+        self.compiled_inputs = CompiledInputs(core, steps, self.uncounted, self._findings)
         self.wrapped = Wrapped(core, steps, self._findings)
         self.buffer_sync = BufferSync(core, self.uncounted, guard.note)
         self.sharded = Sharded(core, steps, notes, self._findings)
@@ -100,6 +102,7 @@ class Watching:
             self.changed_values,
             self.kept_gradients,
             self.wrapped,
+            self.compiled_inputs,
             self.lost_updates,
             self.unused_graphs,
             self.hook_writes,
@@ -135,6 +138,8 @@ class Watching:
         for one in overriding(self.detectors, "install"):
             run = guard.run_hushed if one.is_hushed else guard.run
             guard.install(one.part, partial(one.install, recorder.patches, run))
+        compilers.TRACED.on_first = self._scan_compiled
+        compilers.TRACED.tell()
         guard.install("compilers", partial(compilers.install, recorder.patches, guard.run_hushed))
         if is_first and self.problems is not None:
             self.problems += self_check.while_watching()
@@ -236,6 +241,10 @@ class Watching:
     def _scan_emptied(self) -> None:
         """Have graphs looked through from now on: memory has been taken away from under a storage."""
         self._listeners.call_before_backward(self.emptied.before_backward)
+
+    def _scan_compiled(self) -> None:
+        """Have graphs looked through from now on: something was compiled."""
+        self._listeners.call_before_backward(self.compiled_inputs.before_backward)
 
     def _scan_functions(self) -> None:
         """Have custom Functions looked at from now on: one has kept or written something."""

@@ -157,16 +157,27 @@ def saved_in_graph(node: Any, count: int) -> tuple[str, ...]:
     ``primals_3`` is the third argument of the traced graph, whatever else an operation. Missing: empty.
     """
     function = _function_of(node)
-    info = getattr(function, "_lazy_backward_info", None)
-    module = getattr(info, "bw_module", None)
-    if module is None and hasattr(info, "bw_module_fn"):
-        module = info.bw_module_fn()  # read from the cache of an earlier run
-    graph = getattr(module, "graph", None)
-    if graph is None:
-        return ()
-    names = [one.name for one in graph.nodes if one.op == "placeholder" and not one.name.startswith(_NOT_SAVED)]
+    info: Any = getattr(function, "_lazy_backward_info", None)
+    graph = getattr(getattr(info, "bw_module", None), "graph", None)
+    if graph is not None:
+        names = [one.name for one in graph.nodes if one.op == "placeholder"]
+    else:
+        names = _arguments_in_cache(getattr(info, "bw_module_fn", None))
+    names = [name for name in names if not name.startswith(_NOT_SAVED)]
     names = names[getattr(function, "num_symints_saved_for_bw", 0) :]
     return tuple(names) if len(names) == count else ()
+
+
+def _arguments_in_cache(load: Any) -> list[str]:
+    """The arguments of a backward that comes from the cache of an earlier run, off its code: to load it runs it."""
+    arguments = getattr(getattr(load, "__self__", None), "args", None)
+    body = arguments[0] if isinstance(arguments, tuple) and arguments else None
+    told = (
+        re.search(r"def forward\(self, (.*?)\):?$", str(body.get("_code", "")), re.M)
+        if isinstance(body, dict)
+        else None
+    )
+    return [] if told is None else re.findall(r"(?:^|, )([A-Za-z_]\w*)", told[1])
 
 
 def written_inputs(node: Any) -> int:

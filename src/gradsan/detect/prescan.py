@@ -15,7 +15,7 @@ from typing import Any, Literal
 from gradsan import _torch
 from gradsan.detect.exports import Exports
 from gradsan.detect.memory import Uncounted
-from gradsan.graph import conflicts, naming, walk
+from gradsan.graph import compiled, conflicts, naming, walk
 from gradsan.model import Conflict, Region, Save, Site, Write
 from gradsan.originals.kept_conflicts import PastCounter
 from gradsan.originals.originals import Kept
@@ -132,27 +132,33 @@ class Prescan(Detector):
         is_output = slot.startswith("result") or (not tensor.requires_grad and getattr(tensor, "grad_fn", None) is None)
         self._known[key] = len(self._found)
         self._found.append(
-            Conflict(
-                save=Save(
-                    clock=clock,
-                    site=symbolise(made[3]) if made else Site(),
-                    tensor=info,
-                    version=tensor._version,
-                    node=node.name(),
-                    slot=slot,
-                    is_output=is_output and slot.startswith("result"),
-                    sequence=number,
-                    step=conflicts.steps_before(self._steps, clock, self._core.steps),
+            compiled.as_uncompiled(
+                Conflict(
+                    save=Save(
+                        clock=clock,
+                        site=symbolise(made[3]) if made else Site(),
+                        tensor=info,
+                        version=tensor._version,
+                        node=node.name(),
+                        slot=slot,
+                        is_output=is_output and slot.startswith("result"),
+                        sequence=number,
+                        step=conflicts.steps_before(self._steps, clock, self._core.steps),
+                    ),
+                    writes=writes,
+                    use=conflicts.use_of(self._core, backward, tensor._version),
+                    names=naming.names_of(tensor, sys._getframe(1)),
+                    root_sequence=backward.root_sequence,
+                    raised=False,
+                    way=way,
+                    alias_site=symbolise(door_stack) if door_stack is not None else None,
+                    unchanged=compared == "same",
+                    compared=compared,
                 ),
-                writes=writes,
-                use=conflicts.use_of(self._core, backward, tensor._version),
-                names=naming.names_of(tensor, sys._getframe(1)),
-                root_sequence=backward.root_sequence,
-                raised=False,
-                way=way,
-                alias_site=symbolise(door_stack) if door_stack is not None else None,
-                unchanged=compared == "same",
-                compared=compared,
+                node,
+                slot,
+                tensor,
+                backward,
             )
         )
 

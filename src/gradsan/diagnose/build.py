@@ -8,6 +8,7 @@ from typing import Any
 
 from gradsan.diagnose import labels as label_room
 from gradsan.diagnose.facts import Facts, writing_thread
+from gradsan.diagnose.levels import place
 from gradsan.diagnose.names import inputs_with_names, producer
 from gradsan.model import (
     Conflict,
@@ -54,10 +55,23 @@ def diagnosis(
         tensor=named_tensor(facts),
         why=why(facts),
         gradient=gradient(conflict),
-        fixes=fixes,
+        fixes=(*fixes, *_leave_uncompiled(facts)),
         notes=(*notes, *_measured(conflict), *_limits(facts)),
         count=conflict.count,
     )
+
+
+def _leave_uncompiled(facts: Facts) -> tuple[Fix, ...]:
+    """The way out where the program without the compiler has no conflict."""
+    save = facts.conflict.save
+    frame = place(save.site)
+    if save.compiled not in _ONLY_COMPILED or frame is None:
+        return ()
+    function = Message("help.leave_uncompiled", {"function": frame.function})
+    return (Fix(kind="outside_of_compile", meaning="preserved", summary=function, applicability="manual"),)
+
+
+_ONLY_COMPILED = {"again": "note.kept_again", "only": "note.kept_only_in_compiled"}
 
 
 def _severity(conflict: Conflict, severity: Severity) -> Severity:
@@ -173,6 +187,8 @@ def _limits(facts: Facts) -> tuple[Message, ...]:
         notes.append(Message("note.same_but_for_rounding", {"name": facts.name}))
     if facts.may_be_undone:
         notes.append(Message("note.may_be_undone", {"name": facts.name}))
+    if facts.conflict.save.compiled in _ONLY_COMPILED:
+        notes.append(Message(_ONLY_COMPILED[facts.conflict.save.compiled], {"name": facts.name}))
     if facts.in_compiled and not facts.updates:
         notes.append(Message("note.in_compiled", {"op": facts.op, "name": facts.name}))
     if facts.conflict.unexplained and facts.writes:

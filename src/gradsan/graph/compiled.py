@@ -8,6 +8,7 @@ there the operations of the program save, in the order in which a backward asks 
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -176,9 +177,10 @@ def _uses(
             if (storage := _torch.storage_identity(tensor)) in places
         }
         result = next(traced.tensors(run.env.get(call)), None)
-        node = None if result is None or result.grad_fn is None else result.grad_fn.name()
-        for place in touched if node is not None else ():
-            shape = tuple(result.shape)
+        if result is None or result.grad_fn is None:
+            continue
+        node, shape = result.grad_fn.name(), tuple(result.shape)
+        for place in touched:
             use = InnerSave(node, None, False, shape, result.dtype, traced.site_of(call), frozenset(leads[call]))
             found.setdefault(place, []).append(use)
     yield from found.items()
@@ -201,7 +203,7 @@ def as_uncompiled(conflict: Conflict, node: Any, slot: str | None, tensor: Any, 
     """
     shape = conflict.save.tensor.shape
     conflict = replace(conflict, writes=tuple(one for write in conflict.writes for one in _written(write, shape)))
-    if node is None or slot is None or tensor is None or not _torch.is_compiled_node(node):
+    if node is None or slot is None or not torch.is_tensor(tensor) or not _torch.is_compiled_node(node):
         return conflict
     graph = TRACED.numbered(_torch.compiled_number(node))
     inside = None if graph is None else _inside(graph)
@@ -212,7 +214,7 @@ def as_uncompiled(conflict: Conflict, node: Any, slot: str | None, tensor: Any, 
     found = None if place is None else _asked_first(inside, place, reached, conflict.save.tensor.shape)
     if place is None or found is None:
         return conflict
-    save, one, is_needed = conflict.save, *found
+    save, (one, kind) = conflict.save, found
     _, _, requires_grad, is_leaf = inside.values[place]
     return replace(
         conflict,
@@ -223,7 +225,7 @@ def as_uncompiled(conflict: Conflict, node: Any, slot: str | None, tensor: Any, 
             slot=one.slot,
             is_output=one.is_output,
             tensor=replace(save.tensor, requires_grad=requires_grad, is_leaf=is_leaf),
-            compiled="inside" if is_needed else "only",
+            compiled=kind,
         ),
     )
 
@@ -248,23 +250,35 @@ def _place(inside: Inside, node: Any, slot: str, tensor: Any) -> Place | None:
                 return Place("input", number)
             if variable is not None:
                 others.add(Place("input", number))
-    shape, dtype = tuple(tensor.shape), tensor.dtype
     fitting = [
         place
         for place, (size, kind, _, _) in inside.values.items()
         if place not in others
         and any(
-            dtype == other and _fits(shape, told, inside.varies)
+            tensor.dtype == other and _fits(tuple(tensor.shape), told, inside.varies)
             for told, other in ((size, kind), *((one.shape, one.dtype) for one in inside.saves.get(place, ())))
         )
     ]
     # What has a name of its own is the result of an operation, or a view of an argument.
     made = [place for place in fitting if place.kind == "output"]
     saved = [place for place in fitting if place in inside.saves]
-    for choice in (made if name and not _is_view(name) else [], saved, fitting):
+    viewed = _viewed(inside, tensor, others) if _is_view(name) else []
+    for choice in (made if name and not _is_view(name) else [], saved, fitting, viewed):
         if len(choice) == 1:
             return choice[0]
     return None
+
+
+def _viewed(inside: Inside, tensor: Any, others: set[Place]) -> list[Place]:
+    """The arguments of which a saved tensor may be a view with all their elements in another order."""
+    return [
+        place
+        for place, (size, kind, _, _) in inside.values.items()
+        if place.kind == "input"
+        and place not in others
+        and kind == tensor.dtype
+        and (inside.varies or math.prod(size) == tensor.numel())
+    ]
 
 
 def _is_view(name: str) -> bool:
@@ -295,16 +309,26 @@ def _reached(node: Any, backward: BackwardRecord) -> frozenset[int] | None:
 
 def _asked_first(
     inside: Inside, place: Place, reached: frozenset[int] | None, shape: tuple[int, ...]
-) -> tuple[InnerSave, bool] | None:
-    """The save that backward asks for first, and whether it needs it without the compiler, too."""
+) -> tuple[InnerSave, Literal["inside", "again", "only"]] | None:
+    """The save that backward asks for first, and how it stands to the program without the compiler (``Save``)."""
     saves = inside.saves.get(place, [])
     needed = [one for one in saves if reached is None or one.outputs & reached]
-    same = [one for one in needed if one.shape == shape or one.shape == shape[::-1]]
+    same = [one for one in needed if one.shape in (shape, shape[::-1])]
     for one in same or needed:
-        return one, True
-    for one in (*saves, *inside.uses.get(place, ())):
-        return one, False
-    return None
+        return one, "inside"
+    for one in saves:
+        return one, "only"
+    uses = inside.uses.get(place, [])
+    for one in uses:
+        if reached is not None and one.outputs & reached:
+            return one, "again"
+    return (uses[0], "only") if uses else None
+
+
+def is_of_graph(site: Site, node: Any) -> bool:
+    """Whether a write was made by the very graph that a compiled Node stands for."""
+    own = TRACED.numbered(_torch.compiled_number(node))
+    return own is not None and any(one is own for one in _around(site))
 
 
 def _written(write: Write, shape: tuple[int, ...]) -> Iterator[Write]:

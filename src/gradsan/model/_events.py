@@ -82,8 +82,9 @@ class Save:
     ``node`` is the autograd Node that keeps it (``AddmmBackward0``), ``slot`` the name of the place in it
     (``mat2``, ``result``); ``is_output`` says that the tensor is a result of that very operation.
     ``sequence`` is PyTorch's sequence number when the save happened, ``step`` the number of optimizer steps
-    finished before it. ``compiled`` is set where an operation of a compiled graph saved it: ``inside`` where the same
-    backward needs the value without the compiler, too, ``only`` where it does not.
+    finished before it. ``compiled`` is set where a compiled graph saved it: ``inside`` where the same backward needs
+    the value without the compiler, too, ``again`` where only the compiler computes something from it once more,
+    ``only`` where that backward computes nothing from it, and the graph keeps it for another result.
     """
 
     clock: int
@@ -95,7 +96,7 @@ class Save:
     is_output: bool = False
     sequence: int = 0
     step: int = 0
-    compiled: Literal["", "inside", "only"] = ""
+    compiled: Literal["", "inside", "again", "only"] = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from gradsan import _torch
-from gradsan.graph import naming, walk
+from gradsan.graph import compiled, naming, walk
 from gradsan.graph.conflicts import bridge_over, steps_before, tensor_info, use_of
 from gradsan.graph.stale_slots import Origin
 from gradsan.model import Conflict, Deviation, Save, Site, Write
@@ -63,7 +63,7 @@ def of_kept(
         if not writes and door is not None and door.write is not None:
             writes = (door.write,)
     made = Origin(kept.clock, kept.stack, kept.thread, True)
-    return Conflict(
+    conflict = Conflict(
         save=Save(
             clock=kept.clock,
             site=symbolise(kept.stack),
@@ -84,13 +84,14 @@ def of_kept(
         bridge=bridge_over(core, backward, node, made, writes, frame) if backward and counted else None,
         raised=raised,
         log_was_cut=core.lost_writes_after(kept.clock),
-        way=None if counted else door.way if door else _way(kept, writes),
+        way=None if counted else door.way if door else _way(kept, writes, node),
         alias_site=None if counted or door is None else door.site,
         change=kept.change() if changed else None,
         deviation=deviation,
         healed_bytes=healed,
         unchanged=not changed,
     )
+    return conflict if backward is None else compiled.as_uncompiled(conflict, node, slot, kept.alias, backward)
 
 
 def changed_beside(backward: BackwardRecord | None, kept: Kept) -> tuple[Any, Kept] | None:
@@ -111,12 +112,15 @@ def changed_beside(backward: BackwardRecord | None, kept: Kept) -> tuple[Any, Ke
     return None
 
 
-def _way(kept: Kept, writes: tuple[Write, ...]) -> str | None:
+def _way(kept: Kept, writes: tuple[Write, ...], node: Any) -> str | None:
     """How a write that PyTorch did not count came about, as far as the log tells."""
+    # Inductor saves views that it makes itself, whose counter is their own.
+    is_counted = any(write.version is not None for write in writes)
+    if is_counted and node is not None and _torch.is_compiled_node(node):
+        return "compiled_input"
     if any(write.kind == "step" for write in writes):
         return "fused_optimizer"
-    # Nobody was seen to ask for ``.data``: all that is known is that the writer counts for itself (a view that a
-    # compiled graph has saved).
+    # Nobody was seen to ask for ``.data``: all that is known is that the writer counts for itself.
     if kept.parts or writes:
         return "storage_alias"
     return "memory_alias" if kept.is_copied else None

@@ -40,10 +40,18 @@ class TracedGraphs:
     def __init__(self) -> None:
         """None yet."""
         self._kept: deque[_torch.Traced] = deque(maxlen=_GRAPHS_KEPT)
+        self.on_first: Callable[[], None] | None = None
+        """Called when there are some."""
 
     def keep(self, traced: _torch.Traced) -> None:
         """Keep one more; the oldest gives way."""
         self._kept.append(traced)
+        self.tell()
+
+    def tell(self) -> None:
+        """Say that there are some, if there are, to who wants to know."""
+        if self._kept and self.on_first is not None:
+            self.on_first()
 
     def numbered(self, number: int | None) -> _torch.Traced | None:
         """The one of which the graph of autograd with this number was made."""

@@ -31,6 +31,7 @@ CAUSES: tuple[Callable[[Facts], Diagnosis | None], ...] = (
     past_counter.data_attribute,
     past_counter.memory_alias,
     past_counter.storage_alias,
+    past_counter.compiled_input,
     past_counter.fused_optimizer,
     past_counter.statistics,
     past_counter.collective,

@@ -1,4 +1,4 @@
-"""GS202 to GS208: a saved value was written past the version counter.
+"""GS202 to GS208 and GS219: a saved value was written past the version counter.
 
 GS202: a saved value was written through .data, whose counter is another one.
 
@@ -13,6 +13,8 @@ GS206: a saved value was running statistics updated by a kernel that does not co
 GS207: a saved value was written by a collective of torch.distributed.
 
 GS208: a saved value was written by a kernel that does not say so.
+
+GS219: a saved value was written that a compiled graph keeps without its counter.
 """
 
 from __future__ import annotations
@@ -110,3 +112,8 @@ def collective(facts: Facts) -> Diagnosis | None:
 def kernel_without_schema(facts: Facts) -> Diagnosis | None:
     """Recognise a silent conflict whose write went this way."""
     return diagnosis(facts, "GS208", "kernel_without_schema")
+
+
+def compiled_input(facts: Facts) -> Diagnosis | None:
+    """Recognise a silent conflict whose write went this way."""
+    return diagnosis(facts, "GS219", "compiled_input")

@@ -51,6 +51,8 @@ _CAUSES: tuple[tuple[tuple[str, ...], Callable[[Failure], Diagnosis | None]], ..
     (distributed.REDUCTION_UNFINISHED_ROWS, distributed.reduction_unfinished),
     (compiled.COMPILED_INPUT_UNSUPPORTED_ROWS, compiled.compiled_input_unsupported),
     (compiled.UNDECLARED_MUTATION_ROWS, compiled.undeclared_mutation),
+    (compiled.DONATED_BUFFERS_ROWS, compiled.donated_buffers),
+    (compiled.CUDAGRAPH_OVERWRITTEN_ROWS, compiled.cudagraph_overwritten),
     (checkpoints.CHECKPOINT_INPUT_PLAIN_ROWS, checkpoints.checkpoint_input_plain),
     (checkpoints.CHECKPOINT_FORM_NOT_SAID_ROWS, checkpoints.checkpoint_form_not_said),
     (distributed.SHARDED_RULE_BROKEN_ROWS, distributed.sharded_rule_broken),

@@ -1,0 +1,146 @@
+"""Arguments of compiled graphs that were overwritten before backward, and of which PyTorch's check does not know.
+
+Inductor saves many an argument as a view that it makes itself, which has a version counter of its own (pytorch issue
+197887): the write moves the argument's counter, and nobody looks at that. The log of writes has it. Graphs are looked
+through before each backward once something was compiled; larger ones at the 1st, 2nd, 4th, 8th … backward.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any, NamedTuple
+
+from gradsan import _torch
+from gradsan.detect.memory import Findings, Uncounted
+from gradsan.graph import compiled, conflicts, naming, walk
+from gradsan.model import Conflict, Save, Write
+from gradsan.overlap import overlap
+from gradsan.record import ledger
+from gradsan.record.detector import Detector
+from gradsan.record.stacks import symbolise
+from gradsan.record.steps import BackwardRecord, read_backward
+
+WAY = "compiled_input"
+_MOST_NODES = 1_000
+_STORAGE = ledger.RawWrite._fields.index("storage")
+
+
+class _Kept(NamedTuple):
+    """A tensor that a compiled Node has saved, and the log's entry for that Node."""
+
+    node: Any
+    slot: str
+    tensor: Any
+    made: Any
+
+
+class CompiledInputs(Detector):
+    """Looks at the graph of a backward; what it finds goes to ``findings``."""
+
+    def __init__(self, core: Any, steps: Any, uncounted: Uncounted, findings: Findings) -> None:
+        """``core`` and ``steps`` are the logs that tell who wrote, ``uncounted`` knows what others look for."""
+        self._core, self._steps, self._uncounted, self._findings = core, steps, uncounted, findings
+        self._calls = 0
+
+    def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Look at the graph behind the outputs; the arguments are those of ``listeners.BeforeBackward``."""
+        backward = read_backward(entry)
+        self._calls += 1
+        nodes = walk.nodes_behind(backward.roots, _MOST_NODES)
+        if nodes is None:
+            if self._calls & (self._calls - 1):
+                return
+            nodes = walk.engine_order(backward.roots)
+        nodes = [one for one in nodes if _torch.is_compiled_node(one)]
+        if not nodes:
+            return
+        with _torch.hushed():
+            inputs = tuple(args[3]) if len(args) > 3 and args[3] else ()
+            if inputs:
+                running = set(walk.engine_order(backward.roots, inputs, backward.via == "backward"))
+                nodes = [one for one in nodes if one in running]
+            kept = [one for node in nodes for one in self._kept_by(node, backward.thread)]
+            written = self._written_since(min(one.made[2] for one in kept)) if kept else frozenset()
+            for one in kept:
+                if _torch.storage_or_none(one.tensor) in written:
+                    self._judge(backward, one, sys._getframe(1))
+
+    def _kept_by(self, node: Any, thread: int) -> list[_Kept]:
+        number = _torch.node_sequence(node)
+        made = next((one for one in self._core.nodes_near(number, thread) if one[0] <= number < one[1]), None)
+        if made is None:
+            return []
+        found = []
+        for slot, saved in _torch.saved_slots(node):
+            tensor = _torch.packed_object(saved)
+            if _torch.is_tensor(tensor) and type(tensor) in _torch.PLAIN_TENSORS and not _torch.is_hooked(saved):
+                found.append(_Kept(node, slot, tensor, made))
+        return found
+
+    def _written_since(self, clock: int) -> frozenset[int]:
+        stepped = (one.storages for one in self._steps.steps if one.end is None or one.end > clock)
+        written = {entry[_STORAGE] for entry in self._core.writes_after(clock)}
+        return frozenset(written.union(*stepped) - set(self._uncounted.doors))
+
+    def _judge(self, backward: BackwardRecord, one: _Kept, frame: Any) -> None:
+        info = conflicts.tensor_info(one.tensor, was_leaf=one.tensor.is_leaf)
+        logged = ledger.writes_since(self._core, self._steps, info.storage, one.made[2], -1)
+        writes = tuple(write for write in logged if _counts(write) and _overlaps(info.region, write))
+        if not writes or not _reads(one):
+            return
+        conflict = self._conflict(backward, one, info, writes, frame)
+        if conflict is not None:
+            key = (WAY, one.made[3], one.slot, writes[0].op, str(writes[0].site.user_frame))
+            self._findings.add(key, functools.partial(_given, conflict))
+
+    def _conflict(
+        self, backward: BackwardRecord, one: _Kept, info: Any, writes: tuple[Write, ...], frame: Any
+    ) -> Conflict | None:
+        core, clock = self._core, one.made[2]
+        conflict = Conflict(
+            save=Save(
+                clock=clock,
+                site=symbolise(one.made[3]),
+                tensor=info,
+                version=int(one.tensor._version),
+                node=one.node.name(),
+                slot=one.slot,
+                sequence=_torch.node_sequence(one.node) or 0,
+                step=conflicts.steps_before(self._steps, clock, core.steps),
+            ),
+            writes=writes,
+            use=conflicts.use_of(core, backward, int(one.tensor._version)),
+            names=naming.names_of(one.tensor, frame),
+            root_sequence=backward.root_sequence,
+            raised=False,
+            way=WAY,
+        )
+        # What the graph itself has written is a part of what it computes.
+        outside = tuple(write for write in writes if not compiled.is_of_graph(write.site, one.node))
+        if not outside:
+            return None
+        found = compiled.as_uncompiled(conflict, one.node, one.slot, one.tensor, backward)
+        # What is not known to be read may be as good as not saved.
+        return found if found.save.compiled in ("inside", "again") else None
+
+
+def _given(conflict: Conflict) -> Conflict:
+    return conflict
+
+
+def _counts(write: Write) -> bool:
+    return write.kind != "metadata" and write.version is not None
+
+
+def _overlaps(region: Any, write: Write) -> bool:
+    return write.region is None or overlap(region, write.region)
+
+
+def _reads(one: _Kept) -> bool:
+    """Whether PyTorch would hand the slot out; where it would not, it raises by itself."""
+    try:
+        _torch.read_slot(one.node, one.slot.partition("[")[0])
+    except RuntimeError:
+        return False
+    return True
