@@ -34,6 +34,7 @@ RAISED_BY = {
     "chunk_saved_then_base_written": "multi_view_base_written",
     "chunk_used_after_write": "multi_view_base_written",
     "compiled_backward_writes": "compiled_backward_writes",
+    "compiled_buffers_donated": "donated_buffers",
     "compiled_inputs_detached": "compiled_inputs_share",
     "compiled_inputs_reinterpreted": "compiled_inputs_share",
     "compiled_layers": "compiled_version_error",
@@ -105,6 +106,14 @@ RAISED_BY = {
 
 # (row, kind, message as other versions word it, groups)
 RECORDED = [
+    (
+        "cudagraph_overwritten",
+        "RuntimeError",
+        "Error: accessing tensor output of CUDAGraphs that has been overwritten by a subsequent run. Stack trace: File "
+        '"train.py", line 12, in forward\n    return self.out(x). To prevent overwriting, clone the tensor outside of '
+        "torch.compile() or call torch.compiler.cudagraph_mark_step_begin() before each model invocation.",
+        {},
+    ),
     (
         "multi_view_inplace",
         "RuntimeError",

@@ -1,4 +1,4 @@
-"""GS505, GS515, GS516, GS520 and GS521: what torch.compile cannot do, or what a custom operator did not declare.
+"""GS505, GS515, GS516 and GS520: what torch.compile cannot do, or what a custom operator did not declare.
 
 GS515: torch.compile cannot build a write to its inputs, or to what backward is given.
 
@@ -6,9 +6,7 @@ GS505: torch.compile met, while it built the backward, a saved value that is ove
 
 GS516: a custom operator writes an argument that its schema calls read-only.
 
-GS520: a compiled backward was to keep its graph, and had been built to reuse the memory of what it saved.
-
-GS521: a result of a CUDA graph was read after a later run had written its memory anew.
+GS520: a compiled graph uses memory again that the program still needs.
 """
 
 from __future__ import annotations
@@ -182,27 +180,20 @@ def undeclared_mutation(failure: Failure) -> Diagnosis | None:
     )
 
 
-DONATED_BUFFERS_ROWS = ("donated_buffers",)
+COMPILED_MEMORY_REUSED_ROWS = ("donated_buffers", "cudagraph_overwritten")
+_INSTEAD = {
+    "donated_buffers": ("sum_losses", "donated_buffer_off"),
+    "cudagraph_overwritten": ("clone_graph_result", "mark_step_begin"),
+}
 
 
-def donated_buffers(failure: Failure) -> Diagnosis | None:
+def compiled_memory_reused(failure: Failure) -> Diagnosis | None:
     """Every such failure."""
-    return _asked(failure, "GS520", "donated_buffers", ("sum_losses", "donated_buffer_off"))
-
-
-CUDAGRAPH_OVERWRITTEN_ROWS = ("cudagraph_overwritten",)
-
-
-def cudagraph_overwritten(failure: Failure) -> Diagnosis | None:
-    """Every such failure."""
-    return _asked(failure, "GS521", "cudagraph_overwritten", ("clone_graph_result", "mark_step_begin"))
-
-
-def _asked(failure: Failure, code: str, slug: str, kinds: tuple[str, ...]) -> Diagnosis:
     return parts.diagnosis(
         failure,
-        code,
-        slug,
-        labels=label_room.at("used", failure.site, Message(f"label.{slug}")),
-        fixes=tuple(parts.fix(kind, "preserved", {}) for kind in kinds),
+        "GS520",
+        "compiled_memory_reused",
+        explanation=f"explanation.{failure.row}",
+        labels=label_room.at("used", failure.site, Message(f"label.{failure.row}")),
+        fixes=tuple(parts.fix(kind, "preserved", {}) for kind in _INSTEAD[failure.row]),
     )

@@ -1,0 +1,158 @@
+"""What a compiled graph has saved is told as without the compiler: the same code, lines, operation and formula."""
+
+import pytest
+import torch
+from torch import nn
+
+import gradsan
+from forked import call_forked
+
+VALUES = torch.linspace(-1.0, 1.0, 12).reshape(3, 4)
+
+
+class Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.trunk = nn.Linear(4, 5)
+        self.policy, self.value = nn.Linear(5, 2), nn.Linear(5, 1)
+
+    def forward(self, x):
+        hidden = torch.tanh(self.trunk(x))
+        return self.policy(hidden), self.value(hidden)
+
+
+class Cell(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fresh, self.kept = nn.Linear(4, 5), nn.Linear(5, 5)
+
+    def forward(self, x, state):
+        return torch.sigmoid(self.fresh(x) + self.kept(state))
+
+
+def squashed(x, weight):
+    return torch.tanh(x @ weight)
+
+
+def result_masked(compiled):
+    weight = torch.ones(4, 2, requires_grad=True)
+    out = compiled(squashed)(VALUES, weight)
+    out.masked_fill_(out > 0, 0.0)
+    out.sum().backward()
+
+
+def batch_refilled(compiled):
+    weight = torch.ones(4, 2, requires_grad=True)
+    batch = VALUES.clone()
+    loss = compiled(squashed)(batch, weight).sum()
+    batch.zero_()
+    loss.backward()
+
+
+def parts_of_a_layer(compiled):
+    net = nn.Sequential(nn.Linear(4, 3), nn.Softplus(), nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    out = compiled(net)(VALUES)
+    out.sum().backward(retain_graph=True)
+    optimizer.step()
+    out.square().sum().backward()
+
+
+def state_carried(compiled):
+    cell = Cell()
+    step = compiled(cell)
+    optimizer = torch.optim.SGD(cell.parameters(), lr=0.1)
+    state = torch.zeros(3, 5)
+    for _ in range(3):
+        state = step(VALUES, state)
+        loss = state.sum()
+        optimizer.zero_grad()
+        loss.backward(retain_graph=True)
+        optimizer.step()
+
+
+def written_after_a_break(x, weight):
+    gain = torch.exp(x @ weight)
+    torch._dynamo.graph_break()
+    gain.clamp_(max=1.5)
+    return gain.sum()
+
+
+def graph_broken(compiled):
+    weight = torch.ones(4, 2, requires_grad=True)
+    loss = compiled(written_after_a_break)(VALUES, weight)
+    loss.backward()
+
+
+def told(program, backend, options):
+    def compiled(one):
+        return one if backend is None else torch.compile(one, backend=backend, **options)
+
+    torch.manual_seed(0)
+    with pytest.raises(RuntimeError, match="modified by an inplace"), gradsan.watch() as watched:
+        program(compiled)
+    (found,) = watched.diagnoses
+    labels = [(one.role, one.frame.line, one.frame.function) for one in found.labels]
+    return found.code, labels, found.tensor.name, found.tensor.op, found.why and found.why.formula
+
+
+PROGRAMS = (result_masked, batch_refilled, parts_of_a_layer, state_carried, graph_broken)
+
+
+def told_by_all():
+    """(compiled, plain) of each program, by name; all in one process, as the compiler is long in coming."""
+    options = {"batch_refilled": {"dynamic": True}}
+    return {
+        one.__name__: (told(one, "aot_eager", options.get(one.__name__, {})), told(one, None, {})) for one in PROGRAMS
+    }
+
+
+def test_as_without_the_compiler():
+    found = call_forked(told_by_all)
+    assert {name: compiled for name, (compiled, _) in found.items()} == {
+        name: plain for name, (_, plain) in found.items()
+    }
+
+
+def step_on_one_head():
+    torch.manual_seed(0)
+    model = Heads()
+    optimizer = torch.optim.SGD(model.value.parameters(), lr=0.1)
+    with gradsan.watch() as watched:
+        policy, value = torch.compile(model, backend="aot_eager")(VALUES)
+        value.sum().backward(retain_graph=True)
+        optimizer.step()
+        with pytest.raises(RuntimeError, match="modified by an inplace"):
+            policy.sum().backward()
+    (found,) = watched.diagnoses
+    line = found.labels[0].frame.line - Heads.forward.__code__.co_firstlineno
+    return [note.key for note in found.notes], [fix.kind for fix in found.fixes], line
+
+
+def test_what_only_the_compiler_keeps_is_said():
+    """Both heads are one Node; without the compiler the step on one of them does not touch the other's backward."""
+    notes, kinds, line = call_forked(step_on_one_head)
+    assert "note.kept_only_in_compiled" in notes
+    assert kinds[-1] == "outside_of_compile"
+    assert line == 2
+
+
+def paired(one, other, weight):
+    return one @ weight, other @ weight
+
+
+def backward_of_one_result(written):
+    weight = torch.ones(4, 1, requires_grad=True)
+    one, other = VALUES.repeat(2, 1, 1), VALUES.repeat(3, 1, 1)
+    with gradsan.watch() as watched:
+        result, _ = torch.compile(paired)(one, other, weight)
+        (one if written == "one" else other).zero_()
+        result.sum().backward()
+    return [(found.code, found.tensor.name, found.labels[0].frame.line) for found in watched.diagnoses]
+
+
+def test_inductor_keeps_views_without_their_counter():
+    """A write that this backward computes with is told, one that only another result needs is not."""
+    line = paired.__code__.co_firstlineno + 1
+    assert call_forked(backward_of_one_result, "one") == [("GS219", "one", line)]
+    assert call_forked(backward_of_one_result, "other") == []
