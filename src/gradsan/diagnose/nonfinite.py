@@ -9,13 +9,12 @@ from typing import Literal, NamedTuple
 
 from gradsan.diagnose import compiled
 from gradsan.diagnose import labels as label_room
-from gradsan.diagnose.failures import parts
 from gradsan.diagnose.labels import as_written
 from gradsan.diagnose.needs import need_of, op_name
+from gradsan.diagnose.nonfinite_fixes import fixes
 from gradsan.model import (
     Birth,
     Diagnosis,
-    Fix,
     Gradient,
     Label,
     Message,
@@ -61,20 +60,6 @@ _REDUCTIONS = frozenset(
     }
 )
 _LARGEST = {"float16": "65504", "bfloat16": "3.39e38", "float32": "3.4e38", "float64": "1.8e308"}
-_HELP: dict[Reason, str] = {
-    "overflow": "nonfinite_overflow",
-    "zero_division": "nonfinite_denominator",
-    "domain": "nonfinite_domain",
-    "all_masked": "nonfinite_mask",
-    "empty": "nonfinite_empty",
-    "unwritten": "nonfinite_unwritten",
-    "infinite_derivative": "nonfinite_inside",
-    "zero_times_inf": "nonfinite_double_where",
-    "learning_rate": "nonfinite_rate",
-    "eps_zero": "nonfinite_eps",
-    "diverged": "nonfinite_diverged",
-    "given": "nonfinite_data",
-}
 
 
 class _Read(NamedTuple):
@@ -157,6 +142,8 @@ def _explain_origin(found: NonFinite) -> Diagnosis:
     }
     why = Message(f"why.nonfinite_{_wording(read, birth)}", values)
     cause = f"nonfinite_{birth.born}"
+    labels = tuple(_labels(found, values))
+    frame = next((label.frame for label in labels if label.role == "origin"), None)
     return Diagnosis(
         code=CODES[birth.born],
         cause=cause,
@@ -164,11 +151,11 @@ def _explain_origin(found: NonFinite) -> Diagnosis:
         silent=True,
         title=Message(f"title.{cause}", values),
         explanation=Message(f"explanation.nonfinite_reached_{found.reached}", values),
-        labels=tuple(_labels(found, values)),
+        labels=labels,
         tensor=NamedTensor(birth.name, birth.shape, birth.dtype, birth.device, None, None) if birth.of else None,
         why=Why(_formula(birth), why),
         gradient=Gradient("unknown" if found.reached in ("loss", "stopped") else "wrong"),
-        fixes=_fixes(read, values),
+        fixes=fixes(birth, read.reason, read.operand, frame, values),
         count=found.count,
         nonfinite=NonFiniteFacts(
             birth.born,
@@ -335,11 +322,6 @@ def _op_of_path(op: str) -> str:
 def _line(site: Site | None) -> tuple[str, int] | None:
     frame = None if site is None else site.user_frame
     return None if frame is None else (frame.file, frame.line)
-
-
-def _fixes(read: _Read, values: dict[str, object]) -> tuple[Fix, ...]:
-    kind = _HELP.get(read.reason)
-    return () if kind is None else (parts.fix(kind, "changed", values),)
 
 
 def _number(text: str) -> float:

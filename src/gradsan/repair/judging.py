@@ -11,6 +11,7 @@ from typing import Literal
 from gradsan.model import Diagnosis, Fix, Message, Verification
 from gradsan.present._places import shown_path
 from gradsan.repair.compare import Comparison, compare, tolerance
+from gradsan.repair.finite import finite_parts
 from gradsan.repair.patch import Patch
 from gradsan.repair.ranking import Tried
 from gradsan.repair.training import Training, compare_trainings
@@ -36,7 +37,8 @@ class Judge:
 
     ``reference`` is the healed original; ``is_replayable`` says that two runs of the program compute the same, without
     which no difference tells anything; ``noise`` names what differs between two runs all the same (times).
-    ``say`` puts a Message into the words of the report, ``cwd`` is what paths are shown relative to.
+    ``say`` puts a Message into the words of the report, ``cwd`` is what paths are shown relative to. ``is_of_values``:
+    the fault is NaN or Inf, so only what was finite before can be compared.
     """
 
     reference: Trial
@@ -44,17 +46,16 @@ class Judge:
     say: Say
     cwd: Path | None
     noise: frozenset[str] = frozenset()
+    is_of_values: bool = False
 
     def tried(self, fix: Fix, patch: Patch, trial: Trial, before: Trial) -> Tried:
         """The candidate ``fix`` with what its ``trial`` showed; ``before`` is the program without it."""
-        reference = self.reference.recording
-        comparison = compare(reference, trial.recording)
+        reference, candidate, has_numbers = self._compared(trial)
+        comparison = compare(reference, candidate)
         training = self.training(trial)
         runs = trial.recording.finished and not faults_of(trial)
-        went_further = not trial.timed_out and (
-            _progress(trial) > _progress(before) or _has_another_fault(trial, before)
-        )
-        is_known = comparison.has_reference and self.is_replayable
+        went_further = not trial.timed_out and self._went_further(trial, before, patch)
+        is_known = comparison.has_reference and self.is_replayable and has_numbers
         # A run that ends with another finding, told in silence, may have lost gradients all the same.
         loss = _loss(comparison, training) if runs or (trial.recording.finished and comparison.lost) else None
         if runs and is_known and fix.kind in _KEEPS_VALUES and _begins_with_another_loss(reference, trial.recording):
@@ -74,7 +75,8 @@ class Judge:
         )
         tested = replace(fix, diff=patch.diff(self.cwd), lines=(), applicability="review", verification=verification)
         if verdict == "same":
-            tested = replace(tested, meaning="preserved", how_changed=None, applicability="automatic")
+            how = Message("fix.finite_same") if self.is_of_values else None
+            tested = replace(tested, meaning="preserved", how_changed=how, applicability="automatic")
         elif verdict == "gradients":
             how = Message("fix.same_gradients", {"names": ", ".join(verification.differs_in)})
             tested = replace(tested, meaning="preserved", how_changed=how)
@@ -84,6 +86,8 @@ class Judge:
             tested = replace(tested, meaning="changed", how_changed=Message("fix.same_up_to_there"))
         elif passed:
             how = fix.how_changed or self._how_changed(comparison)
+            if self.is_of_values and not has_numbers and self.is_replayable:
+                how = Message("fix.with_nothing_finite", {"how": how})
             tested = replace(tested, meaning="changed", how_changed=how)
         else:
             # Whatever was suggested, nothing of it has been measured to its end.
@@ -92,8 +96,21 @@ class Judge:
 
     def training(self, trial: Trial) -> Training:
         """In what the training of ``trial`` differs from the original's, chance apart."""
-        printed = self.reference.printed, trial.printed
-        return compare_trainings(self.reference.recording, trial.recording, printed).without(self.noise)
+        reference, candidate, _ = self._compared(trial)
+        printed = ("", "") if self.is_of_values else (self.reference.printed, trial.printed)
+        return compare_trainings(reference, candidate, printed).without(self.noise)
+
+    def _compared(self, trial: Trial) -> tuple[Recording, Recording, bool]:
+        """The recordings of the original and of ``trial``, and whether there is anything to compare."""
+        if not self.is_of_values:
+            return self.reference.recording, trial.recording, True
+        parts = finite_parts(self.reference.recording, trial.recording)
+        return parts.reference, parts.candidate, parts.has_numbers
+
+    def _went_further(self, trial: Trial, before: Trial, patch: Patch) -> bool:
+        if self.is_of_values:
+            return _is_born_later(trial, before, patch)
+        return _progress(trial) > _progress(before) or _has_another_fault(trial, before)
 
     def _ends_as_the_reference(self, comparison: Comparison, training: Training, trial: Trial, patch: Patch) -> bool:
         """Whether the healed original ends by the very same error, which is then another, and all is alike so far."""
@@ -112,7 +129,7 @@ class Judge:
             return False
         training = self.training(trial)
         has_differences = bool(training.differs_in) and not (training.drawn or training.parameters)
-        return has_differences and compare(self.reference.recording, trial.recording).is_equal
+        return has_differences and compare(*self._compared(trial)[:2]).is_equal
 
     def _how_changed(self, comparison: Comparison) -> Message:
         if not self.is_replayable:
@@ -199,6 +216,21 @@ def faults_of(trial: Trial) -> list[Diagnosis]:
 
 def _progress(trial: Trial) -> tuple[bool, int, int]:
     return trial.recording.finished, len(trial.recording.losses), len(trial.recording.steps)
+
+
+def _is_born_later(trial: Trial, before: Trial, patch: Patch) -> bool:
+    """Whether the first value that is not finite comes in a later round than before, or from another operation."""
+    first, last = next(iter(faults_of(before)), None), next(iter(faults_of(trial)), None)
+    if first is None or last is None or first.nonfinite is None or last.nonfinite is None:
+        return False
+    if last.nonfinite.round != first.nonfinite.round:
+        return last.nonfinite.round > first.nonfinite.round
+    return bool(_birthplaces(last, patch) - _birthplaces(first, Patch()))
+
+
+def _birthplaces(fault: Diagnosis, patch: Patch) -> set[tuple[str, int]]:
+    frames = [label.frame for label in fault.labels if label.role == "origin"]
+    return {(frame.file, patch.line_before(frame.file, frame.line)[0]) for frame in frames}
 
 
 def _has_another_fault(trial: Trial, before: Trial) -> bool:

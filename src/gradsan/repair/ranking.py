@@ -35,11 +35,14 @@ IMPLIED = frozenset(
         *("rebuild_in_function", "as_property", "record_the_change", "change_a_copy", "leave_the_argument"),
         *("clear_gradient", "clear_by_optimizer", "detach_built_once", "collect_each_value", "forget_collected"),
         *("give_to_optimizer", "cache_each_round"),
+        *("stable_form", "double_where", "clamp_input", "eps_inside", "clamp_count", "nonzero_denominator"),
+        *("without_correction", "sum_over_count", "finite_mask", "zeros_instead", "float32_operation"),
+        *("leave_out_empty", "drop_rows", "leave_out_batch", "positive_eps"),
     }
 )
 """Kinds whose change of the training is the one that the cause implies: truncated where a state is cut, the gradient
-at updated parameters, a change that is recorded at last. Any other kind says that the gradients stay; where they do
-not, it is not what anybody meant."""
+at updated parameters, a change that is recorded at last, a finite value where there was none. Any other kind says that
+the gradients stay; where they do not, it is not what anybody meant."""
 
 _VERDICTS = ("same", "gradients")
 
@@ -71,8 +74,8 @@ def ranked_fixes(tried: Sequence[Tried], *, was_refused: bool = False) -> list[T
     """Best first; of what is equal, what was suggested first stays first.
 
     Of those that change the training, the ones whose change the cause implies come first, then the order in which the
-    diagnosis names the kinds decides. So it does where PyTorch has refused the statement (``was_refused``): what it is
-    meant to do is what the first of them says.
+    diagnosis names the kinds decides. So it does where PyTorch has refused the statement, or it gave NaN
+    (``was_refused``): what it is meant to do is what the first of them says.
     """
     kinds = list(dict.fromkeys(one.fix.kind for one in tried))
     return sorted(tried, key=lambda one: _rank(one, kinds.index(one.fix.kind), was_refused))

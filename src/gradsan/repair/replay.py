@@ -43,8 +43,8 @@ def reference_for(request: Request, faults: Sequence[Diagnosis]) -> Request:
 
 
 def was_refused(fault: Diagnosis) -> bool:
-    """Whether PyTorch refused a statement, so that there are no gradients of the program as it is written."""
-    return fault.cause == "leaf_written"
+    """Whether there are no gradients of the program as it is written: PyTorch refused a statement, or they are NaN."""
+    return fault.cause == "leaf_written" or fault.nonfinite is not None
 
 
 def is_replayable(first: Trial, again: Trial) -> bool:

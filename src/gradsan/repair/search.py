@@ -13,6 +13,7 @@ from gradsan.launch.ranks import rank_of
 from gradsan.model import Diagnosis, Fix, Message, Seen
 from gradsan.present._places import shown_path
 from gradsan.repair import libraries
+from gradsan.repair.finite import is_nonfinite
 from gradsan.repair.judging import Judge, Say, faults_of
 from gradsan.repair.libraries import untried
 from gradsan.repair.patch import Patch, PatchError, on_disk
@@ -125,6 +126,12 @@ def _find(
     if rank is None and limits.include_libraries and (folders := libraries.taking_part(faults_of(current))):
         request = replace(request, own_folders=folders)
         current = runner.run(request)
+    if _has_only_values(current):
+        progress(Message("fix.running_search"))
+        searching = replace(request, searches=True)
+        searched = runner.run(searching)
+        if faults_of(searched):
+            request, current = searching, searched
     first = current
     if current.changed_files:
         progress(_kept_aside(current.changed_files, cwd))
@@ -181,6 +188,12 @@ def _find(
         seen=first.seen,
         output=first.output,
     )
+
+
+def _has_only_values(trial: Trial) -> bool:
+    """Whether all that is wrong is a value that is not finite, so that a search may find where it came from."""
+    is_noticed = all(fault.nonfinite is not None for fault in faults_of(trial))
+    return trial.is_answered and not trial.timed_out and is_noticed and is_nonfinite(trial)
 
 
 def _kept_aside(files: Sequence[str], cwd: Path | None) -> Message:
@@ -240,7 +253,7 @@ def _try_all(search: _Search, fault: Diagnosis, patch: Patch, before: Trial) -> 
         search.progress(Message("fix.running_candidate", values))
     requests = [replace(search.request, files=dict(candidate.files)) for _, candidate in candidates]
     trials = search.runner.run_all(requests, side_by_side=search.side_by_side)
-    judge = search.judge
+    judge = replace(search.judge, is_of_values=fault.nonfinite is not None)
     if any(map(judge.is_in_doubt, trials)):
         judge = replace(judge, noise=search.noise())
     tried = [

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from gradsan.source.locate import statements_at as statements_at
     from gradsan.source.modules import Shape as Shape
     from gradsan.source.modules import inplace_layer_false as inplace_layer_false
+    from gradsan.source.rewrite.finite import FiniteForm as FiniteForm
+    from gradsan.source.rewrite.finite import finite_forms as finite_forms
     from gradsan.source.rewrite.functions import bind_early as bind_early
     from gradsan.source.rewrite.functions import earlier_reads as earlier_reads
     from gradsan.source.rewrite.functions import kept_on_context as kept_on_context
@@ -113,6 +115,7 @@ _NAMES = {
     "kept": "Addition Used added_to_optimizer additions assignments uses_in",
     "locate": "Expression Statement expression_at expressions_at statement_at statements_at",
     "modules": "Shape inplace_layer_false",
+    "rewrite.finite": "FiniteForm finite_forms",
     "rewrite.functions": "bind_early earlier_reads kept_on_context mark_dirty rebound_at save_for_backward",
     "rewrite.listing": "list_and_stack",
     "rewrite.moving": "bound_names detach_reads move_behind run_again taken_from",

@@ -90,7 +90,7 @@ def standing_of(source: SourceFile, node: ast.expr) -> Standing:
 
 def imported_as(source: SourceFile, module: str) -> str | None:
     """The name by which ``module`` as a whole is imported in this file, None where it is not."""
-    return next((name for name, (path, kind) in _imports(source).items() if path == module and kind == "module"), None)
+    return next((name for name, (path, _) in _imports(source).items() if path == module), None)
 
 
 def dotted_path(source: SourceFile, node: ast.expr) -> str | None:

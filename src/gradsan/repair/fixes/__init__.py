@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from gradsan.model import Diagnosis, Fix, Message
-from gradsan.repair.fixes import arguments, copies, gradients, graphs, states, steps, views, writes
+from gradsan.repair.fixes import arguments, copies, gradients, graphs, nonfinite, states, steps, views, writes
 from gradsan.source.change import changed_lines
 from gradsan.source.rewrite.suggest import drop_keyword
 
@@ -39,6 +39,10 @@ _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     arguments.not_reentrant,
     arguments.tell_data_parallel,
     arguments.disable_fused,
+    nonfinite.leave_out_empty,
+    nonfinite.clean_data,
+    nonfinite.positive_eps,
+    nonfinite.steadier,
 )
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gradsan
 from gradsan._imports import call_after_torch_import
@@ -26,6 +26,9 @@ from gradsan.repair.trials.scratch import Scratch, caches
 from gradsan.repair.trials.seeding import seed_generators
 from gradsan.repair.trials.trial import Recording, Request, lay_over, text_of
 from gradsan.source.tree import source_line
+
+if TYPE_CHECKING:
+    from gradsan._terms import Mode
 
 _OWN_FOLDER = os.path.join(str(Path(gradsan.__file__).parent), "")  # noqa: PTH118
 
@@ -48,7 +51,8 @@ class _Watch:
 
         for folder in self.request.own_folders:
             count_as_user_code(folder)
-        self.session = Session(mode="heal" if self.request.mode == "heal" else "watch")
+        searched: Mode = "nonfinite" if self.request.searches else "watch"
+        self.session = Session(mode="heal" if self.request.mode == "heal" else searched)
         self.session.start()
         call_when_uncaught(self.session.meet)
         call_when_uncaught(self._note_place)

@@ -33,7 +33,8 @@ class Request:
     three steps since backward number ``past``, which is where the program failed. ``timeout`` are the seconds after
     which it is stopped. ``own_folders`` are counted as the user's own code, ``allowances`` name what PyTorch refuses
     and this run carries out (see ``repair.allowances``); ``result`` is the file for the answer, beside which files that
-    the program writes are kept; with ``lets_through`` it may write past that, and start processes.
+    the program writes are kept; with ``lets_through`` it may write past that, and start processes. ``searches``: where
+    NaN and Inf come from is looked for.
     """
 
     target: tuple[str, str, tuple[str, ...]]
@@ -47,6 +48,7 @@ class Request:
     allowances: frozenset[str] = frozenset()
     result: str = ""
     lets_through: bool = False
+    searches: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,12 @@ from gradsan.source.rewrite.rebinding import can_rebind, notes_on_rebinding
 from gradsan.source.targets import target_at
 from gradsan.source.tree import SourceFile, Span, header_nodes
 
-__all__ = ["clone_at_save", "clone_before", "detach_at", "drop_keyword", "has_keyword", "inplace_false"]
+__all__ = ["clone_at_save", "clone_before", "detach_at", "drop_keyword", "has_keyword", "inplace_false", "wrapped"]
 
 _Found = TypeVar("_Found")
 _ADDING_SEVERAL = frozenset({"extend", "update"})
 _STORING_METHODS = frozenset({"copy_", "index_copy_", "masked_scatter_", "put_"})
-_TAKES_A_METHOD_CALL = (
+TAKES_A_METHOD_CALL = (
     ast.Name,
     ast.Attribute,
     ast.Subscript,
@@ -66,7 +66,7 @@ def clone_at_save(frame: Frame, name: str) -> Change | None:
         if binding is None:
             return None
         if binding.value is not None and _has_own_value(binding) and not isinstance(node, ast.AugAssign):
-            return edited(source, _wrapped(source, binding.value, node, "{}.clone()"), "clone_at_save")
+            return edited(source, wrapped(source, binding.value, node, "{}.clone()"), "clone_at_save")
         return insert_after(source, node, f"{name} = {name}.clone()", "clone_at_save")
     operations = [place.node for place in expressions_at(frame) if source.statement(place.node) is node]
     within = operations[0] if len(operations) == 1 else node
@@ -96,10 +96,10 @@ def detach_at(frame: Frame, name: str, shape: Shape | None = None) -> Change | N
     if binding.value is not None and _has_own_value(binding) and binding.method is None:
         parts = _parts(binding.value)
         if parts:
-            edits = [edit for part in parts for edit in _wrapped(source, part, node, DETACHED["tensor"])]
+            edits = [edit for part in parts for edit in wrapped(source, part, node, DETACHED["tensor"])]
             return edited(source, edits, "detach")
     if binding.value is not None and _takes_detached(binding, shape):
-        return edited(source, _wrapped(source, binding.value, node, DETACHED[shape]), "detach")
+        return edited(source, wrapped(source, binding.value, node, DETACHED[shape]), "detach")
     if isinstance(node, ast.Expr) and binding.method in ADDING_METHODS:
         return None
     return insert_after(source, node, f"{name} = {DETACHED[shape].format(name)}", "detach")
@@ -220,13 +220,13 @@ def _takes_detached(binding: Binding, shape: Shape) -> bool:
     return binding.method is None or binding.method in ADDING_METHODS | _STORING_METHODS
 
 
-def _wrapped(source: SourceFile, value: ast.expr, statement: ast.stmt, template: str) -> list[Edit]:
+def wrapped(source: SourceFile, value: ast.expr, statement: ast.stmt, template: str) -> list[Edit]:
     """The edits that put ``value`` into ``template``; none where it ends with that very method already."""
     head, _, tail = template.format("\0").partition("\0")
     span, whole = source.span(value), source.span(statement)
     if not head and isinstance(value, ast.Call) and leaf_name(value.func) == tail.strip(".()"):
         return []
-    needs_parentheses = not head and not isinstance(value, _TAKES_A_METHOD_CALL)
+    needs_parentheses = not head and not isinstance(value, TAKES_A_METHOD_CALL)
     if needs_parentheses and isinstance(statement, ast.Assign) and value is statement.value:
         between = Span(*_end(source, statement.targets[-1]), span.line, span.column)
         rest = Span(span.end_line, span.end_column, whole.end_line, whole.end_column)

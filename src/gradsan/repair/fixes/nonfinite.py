@@ -1,0 +1,179 @@
+"""NaN and Inf: batches left out, rows of data dropped, an optimizer's eps, and what may keep a training from diverging.
+
+What changes the operation itself, its line has: the diagnosis suggests it (``source/rewrite/finite.py``).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from gradsan.model import Diagnosis, Fix, Label
+from gradsan.repair.fixes import _blocks as blocks
+from gradsan.source.change import Change, Edit, changed_lines, edited, insert_before, is_number
+from gradsan.source.identifiers import leaf_name
+from gradsan.source.locate import Statement, expression_at, statement_at
+from gradsan.source.rewrite.applied import torch_name
+from gradsan.source.rewrite.reductions import nothing_to_average
+from gradsan.source.tree import SourceFile
+
+_LOWER = 10
+
+
+def leave_out_empty(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """Go on with the next round where the reduction has nothing to reduce, in the loop that runs backward."""
+    origin = _origin(diagnosis, "empty")
+    statement = None if origin is None else statement_at(origin.frame)
+    condition = None if origin is None else nothing_to_average(origin.frame)
+    if statement is None or condition is None or not _is_in_training_loop(diagnosis, statement):
+        return ()
+    return _lines("leave_out_empty", statement.source, _continue_before(statement.source, statement.node, condition))
+
+
+def clean_data(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """Drop the rows that are not finite where a round's batch is unpacked, or leave the batch out."""
+    origin = _origin(diagnosis, "given")
+    loop = None if origin is None else _training_loop(diagnosis)
+    name = diagnosis.title.values.get("name")
+    if loop is None or not isinstance(name, str):
+        return ()
+    source, node = loop
+    found: list[Fix] = []
+    torch = torch_name(source)
+    for names, following in _unpacked(node):
+        if name not in names:
+            continue
+        kept = blocks.fresh_name(source, "known")
+        rows = [
+            f"{kept} = {torch}.isfinite({name}).reshape(len({name}), -1).all(1)",
+            f"{', '.join(names)} = {', '.join(f'{one}[{kept}]' for one in names)}",
+        ]
+        found += _lines("drop_rows", source, _before(source, following, rows), name=name)
+        condition = f"not {torch}.isfinite({name}).all()"
+        found += _lines("leave_out_batch", source, _continue_before(source, following, condition), name=name)
+        break
+    return tuple(found)
+
+
+def positive_eps(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """An eps above 0 where a file of the stacks makes an optimizer of the class that divided 0 by 0."""
+    origin = _origin(diagnosis, "eps_zero")
+    if origin is None:
+        return ()
+    lines = blocks.lines_in_files(diagnosis, lambda source: _with_eps(source, _optimizer_class(origin)))
+    return (blocks.fix("positive_eps", lines),) if lines else ()
+
+
+def _with_eps(source: SourceFile, name: str) -> Change | None:
+    edits = [
+        Edit(source.span(keyword.value), "1e-8")
+        for call in _constructors(source, name)
+        for keyword in call.keywords
+        if keyword.arg == "eps" and isinstance(keyword.value, ast.Constant) and keyword.value.value == 0
+    ]
+    return edited(source, edits, "positive_eps")
+
+
+def steadier(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """Where a training diverges: clipped gradients, and a tenth of the rate. Options; what is right, no run tells."""
+    origin = _origin(diagnosis, "diverged")
+    if origin is None:
+        return ()
+    found: list[Fix] = []
+    step = expression_at(origin.frame)
+    call = None if step is None else step.node
+    if step is not None and isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and not call.args:
+        owner = step.source.text(call.func.value)
+        parameters = f'[p for group in {owner}.param_groups for p in group["params"]]'
+        text = f"{torch_name(step.source)}.nn.utils.clip_grad_norm_({parameters}, 1.0)"
+        found += _lines(
+            "clip_gradients", step.source, insert_before(step.source, step.statement, text, "clip_gradients")
+        )
+    name = _optimizer_class(origin)
+    lines = blocks.lines_in_files(diagnosis, lambda source: _with_lower_rate(source, name))
+    return (*found, blocks.fix("lower_rate", lines)) if lines else tuple(found)
+
+
+def _with_lower_rate(source: SourceFile, name: str) -> Change | None:
+    edits: list[Edit] = []
+    for call in _constructors(source, name):
+        given = [keyword.value for keyword in call.keywords if keyword.arg == "lr"] or call.args[1:2]
+        for value in given:
+            if is_number(value):
+                edits.append(Edit(source.span(value), f"{float(ast.literal_eval(value)) / _LOWER:g}"))
+    return edited(source, edits, "lower_rate")
+
+
+def _constructors(source: SourceFile, name: str) -> Iterator[ast.Call]:
+    for node in ast.walk(source.module):
+        if isinstance(node, ast.Call) and leaf_name(node.func) == name:
+            yield node
+
+
+def _optimizer_class(origin: Label) -> str:
+    return (origin.op or "").partition(".")[0]
+
+
+def _origin(diagnosis: Diagnosis, reason: str) -> Label | None:
+    """The label of the operation, where the value was not finite for ``reason``."""
+    if diagnosis.why is None or diagnosis.why.text.key != f"why.nonfinite_{reason}":
+        return None
+    return next(iter(blocks.labels(diagnosis, "origin")), None)
+
+
+def _training_loop(diagnosis: Diagnosis) -> tuple[SourceFile, ast.For | ast.AsyncFor | ast.While] | None:
+    """The innermost loop around the backward that was affected first."""
+    for label in blocks.labels(diagnosis, "noticed"):
+        statement = statement_at(label.frame)
+        if statement is not None and statement.loops:
+            return statement.source, statement.loops[-1]
+    return None
+
+
+def _is_in_training_loop(diagnosis: Diagnosis, statement: Statement) -> bool:
+    loop = _training_loop(diagnosis)
+    return loop is not None and bool(statement.loops) and statement.loops[-1] is loop[1]
+
+
+def _unpacked(loop: ast.For | ast.AsyncFor | ast.While) -> Iterator[tuple[list[str], ast.stmt]]:
+    """The names that a round's batch is bound to, and the statement before which they may be bound anew."""
+    if isinstance(loop, ast.For | ast.AsyncFor) and loop.body:
+        names = _names(loop.target)
+        if names:
+            yield names, loop.body[0]
+    for statement, following in zip(loop.body, loop.body[1:], strict=False):
+        if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+            names = _names(statement.targets[0])
+            if names:
+                yield names, following
+
+
+def _names(target: ast.expr) -> list[str]:
+    parts = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
+    names = [part.id for part in parts if isinstance(part, ast.Name)]
+    if len(names) == len(parts):
+        return names
+    # ``for step, (x, y) in enumerate(loader)``: the batch is the tuple.
+    inner = [part for part in parts if isinstance(part, ast.Tuple)]
+    return _names(inner[0]) if len(inner) == 1 else []
+
+
+def _continue_before(source: SourceFile, statement: ast.stmt, condition: str) -> Change | None:
+    return _before(source, statement, [f"if {condition}:", f"{blocks.indentation_of(source)}continue"])
+
+
+def _before(source: SourceFile, statement: ast.stmt, rows: list[str]) -> Change | None:
+    """``rows`` right before ``statement``, which must stand alone on its line."""
+    span = source.span(statement)
+    head = source.lines[span.line - 1][: span.column - 1]
+    if head.strip():
+        return None
+    return Change(span.line, "", "\n".join(f"{head}{row}" for row in rows), "before")
+
+
+def _lines(kind: str, source: SourceFile, change: Change | None, **values: str) -> tuple[Fix, ...]:
+    lines = () if change is None else changed_lines(source.file, change)
+    return (blocks.fix(kind, lines, **values),) if lines else ()
+
+
+__all__ = ["clean_data", "leave_out_empty", "positive_eps", "steadier"]
