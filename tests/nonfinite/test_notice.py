@@ -5,26 +5,16 @@ import textwrap
 
 import pytest
 import torch
+from value_programs import SETUP, training
 
 import gradsan
 from forked import call_forked
 
-SETUP = """
-import torch
-from torch import nn
-torch.manual_seed(0)
+WEIGHT = """
 weight = nn.Parameter(torch.tensor([1.0, 2.0]))
 parameters = [weight]
 """
-TRAIN = """
-optimizer = torch.optim.SGD(parameters, lr=0.01)
-for batch in range(6):
-    loss = loss_of(batch)
-    optimizer.zero_grad()
-    loss.backward()  # noticed
-    optimizer.step()
-"""
-# name: (when the parameters were seen to be nan, steps before, program); each is followed by TRAIN.
+# name: (when the parameters were seen to be nan, steps before, program); each is followed by a training.
 NOTICED = {
     "made by the forward of round 3": (
         "during",
@@ -110,7 +100,7 @@ HARMLESS = {
 
 
 def run(program, tmp_path):
-    source = SETUP + textwrap.dedent(program) + TRAIN
+    source = SETUP + WEIGHT + textwrap.dedent(program) + training(6)
     file = tmp_path / "train.py"
     file.write_text(source, encoding="utf-8")
     with gradsan.watch() as watched:

@@ -12,7 +12,8 @@ import torch
 def has_backward_hooks(module: Any) -> bool:
     """Whether a module has full backward hooks, which pass its inputs and outputs through a custom Function.
 
-    Missing: False, and a view made by a hook is told like one of any custom Function.
+    Of a leaf: whether it has gradient hooks. Missing: False, and a view made by a hook is told like one of any custom
+    Function.
     """
     return bool(getattr(module, "_backward_hooks", None) or getattr(module, "_backward_pre_hooks", None))
 

@@ -47,13 +47,18 @@ def is_of_flat_parameter(tensor: Any) -> bool:
 SHARDED_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 
 
+def has_other_ranks() -> bool:
+    """Whether this process has joined a process group of several."""
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
 def may_communicate(nodes: Iterable[Any]) -> bool:
     """Whether a backward through these Nodes may wait for other ranks, which would have to run it just as often.
 
     Collectives stand in custom Functions, in Nodes of c10d, and in the hooks of FSDP2.
     """
-    distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() < 2:
+    if not has_other_ranks():
         return False
     is_sharded = sys.modules.get(SHARDED_MODULE) is not None
     return is_sharded or any(function_class(node) is not None or "c10d" in node.name() for node in nodes)

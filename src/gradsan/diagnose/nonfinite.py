@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from gradsan.diagnose import compiled
@@ -28,6 +29,8 @@ from gradsan.model import (
 
 CODES = {"forward": "GS601", "backward": "GS602", "update": "GS603", "data": "GS604"}
 _PATH_SHOWN = 3
+_GROWN = 1e3
+"""Times that the loss has grown in the last rounds where a training is said to diverge."""
 
 Reason = Literal[
     "overflow",
@@ -95,6 +98,8 @@ def _explain_notice(found: NonFinite) -> Diagnosis:
         **_parameter_values(found),
     }
     why = Message(f"why.nonfinite_seen_{found.seen}", values)
+    was_searched = found.seen in ("untraced", "other_rank")
+    noticed = "seen_gradient" if was_searched else "seen"
     return Diagnosis(
         code="GS605",
         cause="nonfinite_noticed",
@@ -103,13 +108,13 @@ def _explain_notice(found: NonFinite) -> Diagnosis:
         title=Message("title.nonfinite_noticed", values),
         explanation=why,
         labels=(
-            *label_room.at("noticed", found.noticed, Message("label.nonfinite_seen", values)),
+            *label_room.at("noticed", found.noticed, Message(f"label.nonfinite_{noticed}", values)),
             *label_room.at(
                 "path", found.consumed, Message(f"label.nonfinite_step_{found.seen}", values), op=found.consumer
             ),
         ),
         gradient=Gradient("wrong"),
-        notes=(Message("note.nonfinite_search"),),
+        notes=() if was_searched else (Message("note.nonfinite_search"),),
         count=found.count,
         nonfinite=NonFiniteFacts("unknown", "", birth.value, found.round, 0, 0, None, why, found.losses),
     )
@@ -144,6 +149,8 @@ def _explain_origin(found: NonFinite) -> Diagnosis:
     cause = f"nonfinite_{birth.born}"
     labels = tuple(_labels(found, values))
     frame = next((label.frame for label in labels if label.role == "origin"), None)
+    diverges = read.reason == "overflow" and _is_diverging(found.losses)
+    reason = "diverged" if diverges else read.reason
     return Diagnosis(
         code=CODES[birth.born],
         cause=cause,
@@ -155,7 +162,8 @@ def _explain_origin(found: NonFinite) -> Diagnosis:
         tensor=NamedTensor(birth.name, birth.shape, birth.dtype, birth.device, None, None) if birth.of else None,
         why=Why(_formula(birth), why),
         gradient=Gradient("unknown" if found.reached in ("loss", "stopped") else "wrong"),
-        fixes=fixes(birth, read.reason, read.operand, frame, values),
+        fixes=fixes(birth, reason, read.operand, frame, values),
+        notes=(Message("note.nonfinite_diverging", values),) if diverges else (),
         count=found.count,
         nonfinite=NonFiniteFacts(
             birth.born,
@@ -171,9 +179,16 @@ def _explain_origin(found: NonFinite) -> Diagnosis:
     )
 
 
+def _is_diverging(losses: tuple[float, ...]) -> bool:
+    """Whether the loss has grown from round to round, and far."""
+    sizes = [abs(loss) for loss in losses]
+    grows = all(first < second for first, second in pairwise(sizes))
+    return len(sizes) > _PATH_SHOWN and grows and sizes[-1] > _GROWN * sizes[0]
+
+
 def _op(birth: Birth) -> str:
     """The operation as a person calls it: ``log`` of ``LogBackward0``, ``/`` of ``__truediv__``."""
-    if birth.born == "backward" and not birth.op.startswith("__") and birth.op[:1].isupper():
+    if birth.born in ("backward", "data") and birth.op[:1].isupper():
         return op_name(birth.op)
     return _SYMBOLS.get(_plain(birth.op), as_written(birth.op))
 

@@ -23,6 +23,8 @@ _HELP = {
     "diverged": "nonfinite_diverged",
     "given": "nonfinite_data",
 }
+_TRIED_AS = {"nonfinite_eps": "positive_eps", "nonfinite_diverged": "clip_gradients", "nonfinite_data": "drop_rows"}
+"""The kinds of those for which a line is found when fixes are tried."""
 _NOT_AT_THE_LINE = frozenset({"learning_rate", "eps_zero", "diverged", "given"})
 
 
@@ -39,7 +41,9 @@ def fixes(
     if found:
         return tuple(found)
     kind = _HELP.get(reason)
-    return () if kind is None else (parts.fix(kind, "changed", values),)
+    if kind is None:
+        return ()
+    return (parts.fix(_TRIED_AS.get(kind, kind), "changed", values, summary=f"help.{kind}"),)
 
 
 def _forms(birth: Birth, reason: str, operand: Operand | None, frame: Frame | None) -> tuple[source.FiniteForm, ...]:

@@ -8,9 +8,9 @@ from typing import Literal
 from gradsan.model._events import Site
 
 Born = Literal["forward", "backward", "update", "data", "unknown"]
-NonFiniteSeen = Literal["before", "during", "after"]
+NonFiniteSeen = Literal["before", "during", "after", "untraced", "other_rank"]
 """When parameters were seen to be not finite without a search: before the noticed backward, after it whose loss was not
-finite, or only at the end.
+finite, or only at the end. In a search: gradients were ``untraced``, or came from another rank.
 """
 NonFiniteValue = Literal["nan", "inf", "-inf"]
 

@@ -43,6 +43,9 @@ def is_nonfinite(trial: Trial) -> bool:
 def finite_parts(reference: Recording, candidate: Recording) -> FiniteParts:
     """Both recordings as far as the first of them was finite."""
     step, backward = _first_bad(reference)
+    if backward is not None and not all(map(math.isfinite, reference.begun[: backward + 1])):
+        # Of a round whose loss was not finite no gradient tells anything.
+        step, backward = None if step is None else step - 1, backward - 1
     steps, others = _cut(reference.steps, candidate.steps, step)
     backwards, other_backwards = _cut(reference.backwards, candidate.backwards, backward)
     steps, others = _masked(steps, others)
@@ -58,7 +61,7 @@ def finite_parts(reference: Recording, candidate: Recording) -> FiniteParts:
         losses=begun,
         moments=moments,
         finished=True,
-        parameters=reference.parameters[:step],
+        parameters=reference.parameters[: None if step is None else max(step, 0)],
     )
     tried = replace(
         _ended(candidate),

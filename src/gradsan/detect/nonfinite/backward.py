@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from gradsan import _torch
-from gradsan.detect.nonfinite.origins import How, Origin, Origins
+from gradsan.detect.nonfinite.origins import How, Origin, Origins, first_cause
 from gradsan.detect.nonfinite.values import Searched, operands_of
-from gradsan.model import Operand
+from gradsan.model import Frame, Operand
+from gradsan.record.stacks import symbolise
 
 NODES_WATCHED = 10_000
 """From torch 2.13 on, a longer chain of Nodes that Python has looked at may end the process when it is freed."""
@@ -39,22 +40,18 @@ class Backward:
         """Watch the backward that begins at ``clock`` from ``roots``."""
         run = _Run()
         self._runs[clock] = run
-        seen = set(roots)
-        waiting = list(roots)
-        while waiting:
-            node = waiting.pop()
-            if _torch.is_tensor(getattr(node, "variable", None)):
-                run.leaves.append(node.variable)
-                continue
-            if len(run.nodes) >= NODES_WATCHED:
+        for node in nodes_behind(roots):
+            leaf = getattr(node, "variable", None)
+            if _torch.is_tensor(leaf):
+                run.leaves.append(leaf)
+                if _torch.has_backward_hooks(leaf):
+                    run.handles.append(node.register_prehook(partial(self._before_leaf, run, node)))
+            elif len(run.nodes) >= NODES_WATCHED:
                 self._on_cut()
                 break
-            run.handles.append(node.register_hook(partial(self._after, run, len(run.nodes))))
-            run.nodes.append(node)
-            for child, _ in node.next_functions:
-                if child is not None and child not in seen:
-                    seen.add(child)
-                    waiting.append(child)
+            else:
+                run.handles.append(node.register_hook(partial(self._after, run, len(run.nodes))))
+                run.nodes.append(node)
 
     def end(self, clock: int) -> list[tuple[Any, Origin]]:
         """The leaves that a backward gave non-finite gradients, each with where they came from."""
@@ -96,6 +93,16 @@ class Backward:
         run.nodes.clear()
         run.handles.clear()
 
+    def _before_leaf(self, run: _Run, node: Any, gradients: Any) -> None:
+        """Look at what a leaf is given after hooks of the program's have changed it."""
+        gradient = gradients[0]
+        if getattr(self._busy, "on", False) or gradient is None or not _torch.is_nonfinite(gradient):
+            return
+        with _torch.hushed():
+            origin = self._origins.of(gradient)
+        if origin is not None and origin not in run.given.get(node, ()):
+            run.given.setdefault(node, []).append(origin)
+
     def _after(self, run: _Run, number: int, gradients: Any, given: Any) -> None:
         """Look at what a Node has made: ``gradients`` for its inputs, of ``given`` ones of its outputs."""
         if getattr(self._busy, "on", False) or number >= len(run.nodes):
@@ -117,19 +124,23 @@ class Backward:
         inside = self._origins.of(gradient)
         # Else a Node handed them on, or a hook of the program's put them there.
         handed = [origin for one in came if (origin := self._origins.of(one)) is not None]
-        parents = tuple(run.given.get(node, ())) or tuple(handed)
+        stack = self._stack_of(node)
+        # What the forward kept may have been bad already, and done no harm there: 0 times inf.
+        parents = tuple(run.given.get(node, ())) or tuple(handed) or (() if came else self._kept_bad(node, stack))
         if inside is not None:
             origin = inside
-        elif came:
+        elif came or parents:
             how: How = "passed" if parents else "given"
-            origin = Origin(how, node.name(), self._stack_of(node), Searched(gradient).value, parents=parents)
+            origin = Origin(how, node.name(), stack, Searched(gradient).value, parents=parents)
+            # Where what came in with the data has met a parameter.
+            origin.has_graph = not came
             origin.number = min((parent.number for parent in parents), default=0)
         else:
             facts = Searched(gradient)
             origin = Origin(
                 "gradient",
                 node.name(),
-                self._stack_of(node),
+                stack,
                 facts.value,
                 facts=facts,
                 operands=(*_given(given, facts), *_saved(node, facts)),
@@ -143,6 +154,21 @@ class Backward:
                 if child is not None:
                     run.given.setdefault(child, []).append(origin)
 
+    def _kept_bad(self, node: Any, stack: Any) -> tuple[Origin, ...]:
+        """Where values came from that a Node had kept and that were not finite, if another operation made them.
+
+        The -inf of a mask, which the program wrote down, is meant.
+        """
+        known = (self._origins.of(value) for _, value in _values_kept(node) if _torch.is_nonfinite(value))
+        found = [(one, first_cause(one)[0]) for one in known if one is not None]
+        here = _place(stack) if found else None
+        return tuple(
+            one
+            for one, first in found
+            if (first.how != "constant" or not (first.value == "-inf" or first.has_graph))
+            and _place(first.stack) != here
+        )
+
     def _stack_of(self, node: Any) -> Any:
         """The raw stack of the call that made a Node; None where it is not in the log."""
         number = _torch.node_sequence(node)
@@ -152,12 +178,21 @@ class Backward:
         return next((one[3] for one in near if one[0] <= number < one[1]), None)
 
 
+def _place(stack: Any) -> Frame | None:
+    return None if stack is None else symbolise(stack).user_frame
+
+
 def _given(given: tuple[Any, ...], facts: Searched) -> Iterator[Operand]:
     named = ((f"grad {at}", one) for at, one in enumerate(given) if one is not None and _torch.can_be_nonfinite(one))
     yield from operands_of(named, facts.index, facts.shape)
 
 
 def _saved(node: Any, facts: Searched) -> Iterator[Operand]:
+    for slot, value in _values_kept(node):
+        yield from operands_of([(slot, value)], facts.index, facts.shape)
+
+
+def _values_kept(node: Any) -> Iterator[tuple[str, Any]]:
     """What a Node had kept, as far as it can be read: before the hooks behind it have run nothing is freed."""
     for slot, saved in _torch.saved_slots(node):
         if _torch.is_hooked(saved):
@@ -167,4 +202,17 @@ def _saved(node: Any, facts: Searched) -> Iterator[Operand]:
         except (RuntimeError, AttributeError):
             continue
         if _torch.is_tensor(value) and _torch.can_be_nonfinite(value):
-            yield from operands_of([(slot, value)], facts.index, facts.shape)
+            yield slot, value
+
+
+def nodes_behind(roots: Iterable[Any]) -> Iterator[Any]:
+    """Every Node that a backward from ``roots`` may run, once, in no order that means anything."""
+    waiting = list(roots)
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for child, _ in node.next_functions:
+            if child is not None and child not in seen:
+                seen.add(child)
+                waiting.append(child)

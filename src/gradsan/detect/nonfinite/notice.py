@@ -5,15 +5,16 @@ The operation that made the value is not looked for: that is what ``search.py`` 
 
 from __future__ import annotations
 
+import itertools
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from gradsan import _torch
-from gradsan.detect.nonfinite.backward import NODES_WATCHED
+from gradsan.detect.nonfinite.backward import NODES_WATCHED, nodes_behind
 from gradsan.detect.nonfinite.values import Searched
 from gradsan.graph import naming
 from gradsan.model import Birth, NonFinite, NonFiniteSeen
@@ -142,19 +143,10 @@ def _is_bad(output: Any) -> bool:
     return bool(number - number != 0)
 
 
-def _leaves_behind(outputs: Any) -> list[Any]:
-    leaves, waiting = [], [one.grad_fn for one in outputs if _torch.is_tensor(one) and one.grad_fn is not None]
-    seen = set(waiting)
-    while waiting and len(seen) < NODES_WATCHED:
-        node = waiting.pop()
-        leaf = getattr(node, "variable", None)
-        if _torch.is_tensor(leaf):
-            leaves.append(leaf)
-        for child, _ in node.next_functions:
-            if child is not None and child not in seen:
-                seen.add(child)
-                waiting.append(child)
-    return leaves
+def _leaves_behind(outputs: Any) -> Iterator[Any]:
+    roots = [one.grad_fn for one in outputs if _torch.is_tensor(one) and one.grad_fn is not None]
+    known = (getattr(node, "variable", None) for node in itertools.islice(nodes_behind(roots), NODES_WATCHED))
+    return (leaf for leaf in known if _torch.is_tensor(leaf))
 
 
 def _has_written(step: StepRecord, storage: int | None) -> bool:

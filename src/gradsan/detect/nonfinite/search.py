@@ -20,13 +20,14 @@ from gradsan.detect.nonfinite.updates import Updates
 from gradsan.detect.nonfinite.values import Searched
 from gradsan.graph import naming
 from gradsan.graph.naming import optimizers_alive
-from gradsan.model import Birth, Born, Message, NonFinite
+from gradsan.model import Birth, Born, Message, NonFinite, NonFiniteSeen
 from gradsan.record.patches import Patches
 from gradsan.record.stacks import symbolise
 
 _MOST = 100
 _VALUES = re.compile(r"\b(nan|inf|finite|infinite|infinity)\b", re.IGNORECASE)
 _LOSSES_KEPT = 8
+_NAMED = 8
 
 
 class NonFiniteSearch:
@@ -174,8 +175,8 @@ class NonFiniteSearch:
         self._has_consumer = True
         if self._found < _MOST:
             if not origins:
-                facts = Searched(parameters[0])
-                origins = [Origin("given", op, stack, facts.value, facts=facts)]
+                self._report_untraced(parameters, stack, op, number)
+                return
             began = min(((first_cause(one)) for one in origins), key=lambda pair: pair[0].number)
             # What is computed with these parameters from now on is no finding of its own.
             for parameter in parameters:
@@ -191,6 +192,31 @@ class NonFiniteSearch:
         if self._pending_loss is not None:
             self._harmless_loss = self._harmless_loss or (self._pending_loss[0], number)
             self._pending_loss = None
+
+    def _report_untraced(self, parameters: list[Any], stack: Any, op: str, number: int) -> None:
+        """Gradients that are not finite, of which it is not known what made them so: a collective, foreign code."""
+        facts = Searched(parameters[0])
+        came = self._origins.keep(parameters[0], Origin("passed", op, stack, facts.value))
+        for parameter in parameters[1:]:
+            self._origins.link(parameter, came)
+        self._pending = None
+        if self._found:
+            return
+        self._found += 1
+        seen: NonFiniteSeen = "other_rank" if _torch.has_other_ranks() else "untraced"
+        self._put(
+            NonFinite(
+                Birth("unknown", "", None, facts.value, facts.index, facts.shape, facts.dtype, facts.device),
+                number,
+                noticed=None if self._noticed is None else symbolise(self._noticed),
+                consumed=None if stack is None else symbolise(stack),
+                consumer=op,
+                parameters=_names_of(parameters),
+                losses=tuple(self._losses),
+                seen=seen,
+                spoilt=len(parameters),
+            )
+        )
 
     def _report_loss(self, origin: Origin, number: int, reached: Literal["loss", "stopped"]) -> None:
         began = first_cause(origin)
@@ -248,8 +274,7 @@ class NonFiniteSearch:
         is_by_hand: bool = False,
     ) -> None:
         origin, way = began
-        frame = sys._getframe()
-        names = [known[0].text for one in parameters[:8] if (known := naming.names_of(one, frame))]
+        names = _names_of(parameters)
         # What came in with the data did harm where it first met a parameter.
         born = _born(origin)
         taken = next((one for one in way if one.has_graph), origin) if born == "data" else origin
@@ -274,12 +299,18 @@ class NonFiniteSearch:
                 noticed=None if self._noticed is None else symbolise(self._noticed),
                 consumed=None if stack is None else symbolise(stack),
                 consumer=op,
-                parameters=tuple(dict.fromkeys(names)),
+                parameters=names,
                 path=path,
                 reached=reached,
                 losses=tuple(self._losses),
             )
         )
+
+
+def _names_of(parameters: list[Any]) -> tuple[str, ...]:
+    frame = sys._getframe()
+    names = [known[0].text for one in parameters[:_NAMED] if (known := naming.names_of(one, frame))]
+    return tuple(dict.fromkeys(names))
 
 
 def _born(origin: Origin) -> Born:

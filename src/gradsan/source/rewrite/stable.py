@@ -80,7 +80,8 @@ def stable_form(frame: Frame) -> Stable | None:
         nodes = [node for node in ast.walk(scope.body) if isinstance(node, ast.expr)]
     else:
         nodes = [node for node in local_nodes(scope) if isinstance(node, ast.expr)]
-    nodes.sort(key=source.span)
+    # A name stands for its formula where it is bound; there it is changed.
+    nodes = sorted((node for node in nodes if not isinstance(node, ast.Name)), key=source.span)
     for rule in _RULES:
         forms: list[tuple[ast.expr, _Form]] = []
         wanted: _Form | None = None
