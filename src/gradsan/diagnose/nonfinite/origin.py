@@ -12,7 +12,7 @@ from gradsan.diagnose import compiled
 from gradsan.diagnose import labels as label_room
 from gradsan.diagnose.labels import as_written
 from gradsan.diagnose.needs import need_of, op_name
-from gradsan.diagnose.nonfinite_fixes import fixes
+from gradsan.diagnose.nonfinite.fixes import fixes
 from gradsan.model import (
     Birth,
     Diagnosis,
