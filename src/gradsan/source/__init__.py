@@ -132,4 +132,6 @@ _NAMES = {
     "writing": "Made Written attribute_owner definition_of reads_gradient under_no_grad writing_at",
 }
 
-__getattr__ = names_on_demand(__name__, {module: tuple(names.split()) for module, names in _NAMES.items()})
+_HOMES = {module: tuple(names.split()) for module, names in _NAMES.items()}
+
+__getattr__ = names_on_demand(__name__, _HOMES)
