@@ -18,7 +18,7 @@ SOURCES = Path(__file__).resolve().parent.parent / "src" / "gradsan"
 ORDER = (
     "model", "text", "catalogue", "overlap", "_lazy", "_errors", "_imports", "_supported", "source", "suppress",
     "options", "_torch", "record", "graph", "originals", "detect", "errors", "postmortem", "_watching", "diagnose",
-    "present", "_notes", "_terms", "_autopsy", "_session", "_ipython", "launch", "_enabled", "_install", "_api",
+    "lint", "present", "_notes", "_terms", "_autopsy", "_session", "_ipython", "launch", "_enabled", "_install", "_api",
     "repair", "cli", "integrations",
 )  # fmt: skip
 """Each imports only those before it, and itself."""
@@ -111,7 +111,7 @@ def test_what_touches_torch_knows_nothing_of_explanations() -> None:
 
 
 def test_pure_packages_know_nothing_of_torch() -> None:
-    pure = {"model", "text", "catalogue", "source", "suppress", "diagnose", "present", "options", "overlap"}
+    pure = {"model", "text", "catalogue", "source", "suppress", "diagnose", "lint", "present", "options", "overlap"}
     found = {
         (name, other)
         for name in modules()
@@ -135,7 +135,7 @@ def test_pure_packages_know_nothing_of_torch() -> None:
 WITHOUT_TORCH = "import sys; import gradsan, gradsan.cli.{}; sys.exit('torch' in sys.modules)"
 
 
-@pytest.mark.parametrize("command", ["run", "fix", "report", "explain"])
+@pytest.mark.parametrize("command", ["run", "fix", "lint", "report", "explain"])
 def test_a_command_imports_no_torch_before_its_program_does(command: str) -> None:
     assert subprocess.run([sys.executable, "-c", WITHOUT_TORCH.format(command)]).returncode == 0
 

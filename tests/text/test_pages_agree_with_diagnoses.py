@@ -10,12 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_pages import CODES, FAILING, OWN_PROCESS, RIGHT, SILENT, WARNED, blocks, sections
+from test_pages import CODES as ALL_CODES
+from test_pages import FAILING, OWN_PROCESS, RIGHT, SILENT, WARNED, blocks, sections
 
 import gradsan
 from forked import call_forked
 from gradsan.record.recorder import recorder
 from gradsan.text import page
+
+CODES = [code for code in ALL_CODES if not code.startswith("GS7")]
+"""What is read in the source alone, no run meets."""
 
 WRITES, STEPS = 33_000, 600
 

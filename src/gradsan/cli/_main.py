@@ -18,6 +18,7 @@ from gradsan.text import choose_language, say
 _COMMANDS: Mapping[str, str] = {
     "run": "gradsan.cli.run",
     "fix": "gradsan.cli.fix",
+    "lint": "gradsan.cli.lint",
     "report": "gradsan.cli.report",
     "explain": "gradsan.cli.explain",
 }

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, cast
 
-__all__ = ["Need", "Reads", "need_of", "op_name"]
+__all__ = ["Need", "Reads", "Slot", "inputs_of", "need_of", "op_name", "slots_of"]
 
 Reads = Literal["values", "shape", "mask"]
 
@@ -52,6 +52,36 @@ class Need:
     is_output: bool
     reads: Reads
     curated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A saved slot of a Node: its name, and the inputs whose gradients ask for it, those of one call together.
+
+    ``is_output``: it is a result of the operation itself.
+    """
+
+    name: str
+    asked_for: tuple[tuple[str, ...], ...]
+    is_output: bool
+
+
+@cache
+def slots_of(node: str) -> tuple[Slot, ...]:
+    """The slots of ``node`` that hold tensors; empty for a Node that the table does not have."""
+    entry = _nodes().get(node, {})
+    outputs = entry.get("outputs", ())
+    saved: Mapping[str, list[str]] = entry.get("saved", {})
+    return tuple(
+        Slot(name, tuple(tuple(key.split(", ")) for key in keys), name in outputs) for name, keys in saved.items()
+    )
+
+
+@cache
+def inputs_of(node: str) -> tuple[str, ...] | None:
+    """The inputs of ``node`` that can have a gradient, in the order of its signature; None for an unknown Node."""
+    entry = _nodes().get(node)
+    return None if entry is None else tuple(entry["inputs"])
 
 
 @cache

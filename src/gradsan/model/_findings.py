@@ -17,7 +17,7 @@ GradientStatus = Literal["raised", "wrong", "right", "unknown"]
 Applicability = Literal["automatic", "review", "manual"]
 EventKind = Literal["saved", "written", "used", "step", "backward"]
 KnotKind = Literal["loss", "gap", "node", "bridge", "saved"]
-ReportMode = Literal["watch", "deep", "heal", "nonfinite", "autopsy"]
+ReportMode = Literal["watch", "deep", "heal", "nonfinite", "autopsy", "lint"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,13 @@ from gradsan.source.identifiers import (
     local_nodes,
     parameters,
 )
-from gradsan.source.inplace import ALIASING_ATTRIBUTES, ALIASING_METHODS, PIECES, is_inplace_name
+from gradsan.source.inplace import (
+    ALIASING_ATTRIBUTES,
+    ALIASING_METHODS,
+    MADE_FROM_NOTHING,
+    PIECES,
+    is_inplace_name,
+)
 from gradsan.source.locate import Statement, expression_at, expressions_at, statement_at, statement_text
 from gradsan.source.tree import FunctionNode, SourceFile, header_nodes, is_cell
 
@@ -31,14 +37,6 @@ __all__ = ["Carried", "binds_result", "bound_name", "carried_names", "method_rec
 
 
 _CUTTING = frozenset({"detach", "detach_", "item", "numpy", "tolist"})
-# Functions of torch whose result hangs on no graph, whatever they are given (that of ``torch.normal`` may).
-_MADE_FROM_NOTHING = frozenset(
-    {
-        *("arange", "empty", "empty_like", "eye", "from_numpy", "full", "full_like", "linspace", "logspace"),
-        *("multinomial", "ones", "ones_like", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like"),
-        *("randperm", "tensor", "zeros", "zeros_like"),
-    }
-)
 _KEEPING_NO_GRAPH = frozenset({"no_grad", "inference_mode"})
 _BEFORE_ANY_CALL = frozenset({"__init__", "__new__", "__post_init__"})
 
@@ -234,7 +232,7 @@ def _is_cut(value: ast.expr) -> bool:
         if name in ("tuple", "list", "dict") and isinstance(value.func, ast.Name):
             return all(_is_cut(argument) for argument in value.args)
         if (
-            name in _MADE_FROM_NOTHING
+            name in MADE_FROM_NOTHING
             and isinstance(value.func, ast.Attribute)
             and chain_key(value.func.value) == "torch"
         ):

@@ -28,6 +28,7 @@ from gradsan.source.locate import expression_at, statement_at
 from gradsan.source.tree import FunctionNode, SourceFile, header_nodes
 
 __all__ = [
+    "CUTTING_METHODS",
     "Cut",
     "Live",
     "cut_of",
@@ -250,7 +251,7 @@ def grad_switched_off(frames: Sequence[Frame]) -> Frame | None:
     return None
 
 
-_METHODS = {
+CUTTING_METHODS = {
     **dict.fromkeys(("detach", "detach_"), "detach"),
     **dict.fromkeys(("item", "tolist", "__float__"), "item"),
     "numpy": "numpy",
@@ -281,11 +282,11 @@ def cut_of(source: SourceFile, node: ast.expr) -> tuple[str | None, list[ast.exp
         return "new_tensor", arguments[:1]
     if isinstance(node.func, ast.Name) and name in _BUILTINS:
         return _BUILTINS[name], arguments
-    if path.startswith("torch.") and name in _METHODS:
-        return _METHODS[name], arguments[:1]
+    if path.startswith("torch.") and name in CUTTING_METHODS:
+        return CUTTING_METHODS[name], arguments[:1]
     if isinstance(node.func, ast.Attribute) and not path.startswith(("torch.", "numpy.")):
-        if name in _METHODS:
-            return _METHODS[name], [node.func.value]
+        if name in CUTTING_METHODS:
+            return CUTTING_METHODS[name], [node.func.value]
         if name in ("to", "type") and any(leaf_name(one) in _INTEGERS for one in arguments):
             return "integer", [node.func.value]
     return None, []

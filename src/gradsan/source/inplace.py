@@ -11,6 +11,7 @@ __all__ = [
     "ACTIVATION_OPS",
     "ALIASING_ATTRIBUTES",
     "ALIASING_METHODS",
+    "MADE_FROM_NOTHING",
     "NOT_VALUES",
     "OVERWRITING",
     "PIECES",
@@ -62,6 +63,15 @@ WITHOUT_COUNTERPART = _words(
 NOT_VALUES = _words(
     """apply_ map2_ map_ rename_ requires_grad_ resize_ resize_as_ resize_as_sparse_ set_ share_memory_ sparse_resize_
     sparse_resize_and_clear_ swap_"""
+)
+
+# Functions of torch whose result hangs on no graph, whatever they are given (that of ``torch.normal`` may).
+MADE_FROM_NOTHING = frozenset(
+    {
+        *("arange", "empty", "empty_like", "eye", "from_numpy", "full", "full_like", "linspace", "logspace"),
+        *("multinomial", "ones", "ones_like", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like"),
+        *("randperm", "tensor", "zeros", "zeros_like"),
+    }
 )
 
 _SAME = {

@@ -1,0 +1,149 @@
+"""``gradsan lint``: faults of autograd in source files, one line each, without running anything."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gradsan.launch.outcome import Suppressions
+from gradsan.launch.reporting import ReportFile
+from gradsan.launch.sentences import complain, write_to_stdout
+from gradsan.lint.cache import Cache, default_folder
+from gradsan.lint.check import Checked
+from gradsan.lint.files import python_files
+from gradsan.lint.fixing import mended
+from gradsan.lint.reporting import diagnosis_of, report_of
+from gradsan.lint.running import lint_files
+from gradsan.model import Diagnosis, Message, Report
+from gradsan.options import Options, OptionsError, read_options
+from gradsan.present import RENDERERS, working_directory
+from gradsan.present.concise import render_concise
+from gradsan.text import Language, choose_language, say
+
+_FORMS = ("text", "json", "sarif", "github")
+
+
+def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+    """Add ``lint`` to the commands of ``gradsan``; its ``handler`` is :func:`run`."""
+    language = choose_language("auto", os.environ)
+
+    def words(key: str) -> str:
+        return say(Message(f"lint.{key}"), language).replace("%", "%%")
+
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "lint", help=words("summary"), description=words("description")
+    )
+    parser.add_argument("paths", nargs="*", metavar=words("value_paths"), help=words("option_paths"))
+    for name in ("maybe", "fix"):
+        parser.add_argument(f"--{name}", action="store_true", help=words(f"option_{name}"))
+    forms = parser.add_mutually_exclusive_group()
+    for name in _FORMS:
+        forms.add_argument(f"--{name}", dest="form", action="store_const", const=name, help=words(f"option_{name}"))
+    parser.add_argument("-o", "--output", metavar=words("value_file"), help=words("option_output"))
+    parser.add_argument("--ignore", metavar=words("value_rules"), help=words("option_ignore"))
+    parser.add_argument("--baseline", metavar=words("value_file"), help=words("option_baseline"))
+    parser.add_argument("--write-baseline", metavar=words("value_file"), help=words("option_write_baseline"))
+    parser.add_argument("--jobs", metavar=words("value_number"), help=words("option_jobs"))
+    parser.add_argument("--no-cache", action="store_true", help=words("option_no_cache"))
+    parser.add_argument("--lang", choices=("en", "zh", "auto"), default="auto", help=words("option_lang"))
+    parser.set_defaults(handler=run, form="text")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Lint what ``args`` names: 0 where nothing was found, else 1.
+
+    Raises:
+        OptionsError: for a path that is not there, and for files of rules that cannot be read or written.
+    """
+    language = choose_language(args.lang, os.environ)
+    directory = working_directory(None)
+    suppressions = Suppressions(_options(args, directory), directory)
+    jobs = _jobs(args.jobs)
+    target = None if args.output is None else ReportFile(args.output, directory)
+    try:
+        files = list(python_files([Path(path) for path in args.paths or ["."]]))
+    except FileNotFoundError as missing:
+        raise OptionsError(Message("lint.no_path", {"path": missing.args[0]})) from None
+    cache = Cache(None if args.no_cache else default_folder(os.environ))
+    results = dict(lint_files(files, cache, jobs))
+    cache.close()
+    fixed = _fix(results, language) if args.fix else 0
+    report, said = suppressions.applied(_report(results, args, language))
+    for sentence in said:
+        complain(sentence, language)
+    text = _rendered(report, args.form, len(files), fixed, language)
+    problem = None
+    if target is None:
+        write_to_stdout(text)
+    else:
+        problem = target.write(text)
+    if problem is not None:
+        raise OptionsError(problem)
+    return 1 if report.diagnoses else 0
+
+
+def _options(args: argparse.Namespace, directory: Path | None) -> Options:
+    given = {"ignore": args.ignore, "baseline": args.baseline, "write-baseline": args.write_baseline}
+    wanted: Mapping[str, Any] = {name: value for name, value in given.items() if value is not None}
+    found = read_options(wanted, os.environ, directory)
+    # What the project says of its runs (a baseline of theirs) is nothing to what is read.
+    return Options(
+        ignore=found.ignore,
+        suppressions=found.suppressions,
+        baseline=args.baseline,
+        write_baseline=args.write_baseline,
+    )
+
+
+def _jobs(word: str | None) -> int | None:
+    if word is None:
+        return None
+    if not word.isdigit() or int(word) < 1:
+        raise OptionsError(Message("lint.bad_jobs"))
+    return int(word)
+
+
+def _fix(results: dict[Path, Checked], language: Language) -> int:
+    count = 0
+    for file, checked in list(results.items()):
+        if not any(one.suggestion is not None and one.suggestion.is_certain for one in checked.findings):
+            continue
+        try:
+            written = mended(file)
+        except (OSError, UnicodeDecodeError) as problem:
+            complain(Message("lint.not_read", {"path": str(file), "problem": str(problem)}), language)
+            continue
+        if written:
+            count += written
+            results.update(lint_files([file], Cache(None), 1))
+    return count
+
+
+def _report(results: Mapping[Path, Checked], args: argparse.Namespace, language: Language) -> Report:
+    found: list[Diagnosis] = []
+    for file, checked in results.items():
+        if checked.problem is not None:
+            complain(Message("lint.not_read", {"path": str(file), "problem": checked.problem}), language)
+        found += [diagnosis_of(one, file) for one in checked.findings if one.is_sure or args.maybe]
+    return report_of(found, sys.argv)
+
+
+def _rendered(report: Report, form: str, files: int, fixed: int, language: Language) -> str:
+    if form != "text":
+        return RENDERERS[form](report, language=language)
+    text = render_concise(report, language=language)
+    if fixed:
+        text += say(Message("lint.fixed", {"count": fixed}), language) + "\n"
+    count = len(report.diagnoses)
+    if not count:
+        return text + say(Message("lint.found_nothing", {"files": files}), language) + "\n"
+    text += say(Message("lint.found", {"count": count, "files": files}), language) + "\n"
+    certain = sum(any(fix.applicability == "automatic" for fix in one.fixes) for one in report.diagnoses)
+    if certain:
+        text += say(Message("lint.fixable", {"count": certain}), language) + "\n"
+    return text

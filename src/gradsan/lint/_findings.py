@@ -1,0 +1,67 @@
+"""Findings as they are kept and shown: plain data, without syntax trees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+__all__ = ["Finding", "Spot", "Suggestion", "as_record", "of_record"]
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A place in the linted file: its role, and lines and columns in characters from 1, the end exclusive."""
+
+    role: str
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+    function: str
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """Whole lines to change: those from ``line`` on that read ``old`` become ``new``.
+
+    ``is_certain``: the fault is gone with them, and nothing else has changed; ``--fix`` writes such lines.
+    """
+
+    kind: str
+    line: int
+    old: str
+    new: str
+    is_certain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A fault that was read in a file. ``values`` fill its sentence, ``lint.<slug>``."""
+
+    code: str
+    slug: str
+    is_sure: bool
+    at: Spot
+    values: Mapping[str, str | int]
+    spots: tuple[Spot, ...] = ()
+    suggestion: Suggestion | None = field(default=None)
+
+
+def as_record(finding: Finding) -> dict[str, Any]:
+    """A finding as JSON can hold it."""
+    return asdict(finding)
+
+
+def of_record(record: Mapping[str, Any]) -> Finding:
+    """The finding that :func:`as_record` wrote. Raises KeyError and TypeError for anything else."""
+    suggestion = record["suggestion"]
+    return Finding(
+        record["code"],
+        record["slug"],
+        record["is_sure"],
+        Spot(**record["at"]),
+        record["values"],
+        tuple(Spot(**one) for one in record["spots"]),
+        None if suggestion is None else Suggestion(**suggestion),
+    )

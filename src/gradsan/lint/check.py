@@ -1,0 +1,92 @@
+"""One file: gate, syntax tree, reading, and the findings with the lines that would mend them."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import io
+import tokenize
+import warnings
+from dataclasses import dataclass
+
+from gradsan.lint import gate
+from gradsan.lint._findings import Finding, Spot
+from gradsan.lint.engine.program import read
+from gradsan.lint.hits import Hit, Place
+from gradsan.lint.mending import suggestion_for
+
+__all__ = ["Checked", "check"]
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What was found in a file; ``problem`` says why it could not be read, ``lines`` counts its lines."""
+
+    findings: tuple[Finding, ...] = ()
+    lines: int = 0
+    problem: str | None = None
+
+
+def check(data: bytes, file: str) -> Checked:
+    """The faults in the source ``data`` of ``file``; the file itself is read only where lines are to be suggested."""
+    count = data.count(b"\n")
+    if not gate.may_be_faulty(data):
+        return Checked(lines=count)
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        text = io.StringIO(data.decode(encoding), newline=None).read()
+    except (SyntaxError, LookupError, UnicodeDecodeError) as problem:
+        return Checked(lines=count, problem=str(problem))
+    lines = gate.triggers(text)
+    if not lines:
+        return Checked(lines=count)
+    was_enabled = gc.isenabled()
+    # A syntax tree is many small objects, none of which is garbage yet.
+    gc.disable()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            module = ast.parse(text)
+        hits = read(module, lines)
+    except (SyntaxError, ValueError, RecursionError) as problem:
+        return Checked(lines=count, problem=str(problem))
+    finally:
+        if was_enabled:
+            gc.enable()
+    rows = text.split("\n") if hits else []
+    found = [_finding(hit, rows, file) for hit in _one_a_place(hits)]
+    return Checked(tuple(sorted(found, key=lambda one: (one.at.line, one.at.column, one.code))), count)
+
+
+def _one_a_place(hits: list[Hit]) -> list[Hit]:
+    """Of several faults at one place, what is sure before what may be, and the lower code."""
+    kept: dict[tuple[int, int], Hit] = {}
+    for hit in sorted(hits, key=lambda one: (not one.is_sure, one.code)):
+        kept.setdefault(hit.key[1:], hit)
+    return list(kept.values())
+
+
+def _finding(hit: Hit, rows: list[str], file: str) -> Finding:
+    at = _spot(hit.at, rows)
+    spots = tuple(_spot(place, rows) for place in hit.places)
+    values = {name: value if isinstance(value, int) else str(value) for name, value in hit.values.items()}
+    suggestion = suggestion_for(hit, at, file) if hit.fix and hit.is_sure else None
+    return Finding(hit.code, hit.slug, hit.is_sure, at, values, spots, suggestion)
+
+
+def _spot(place: Place, rows: list[str]) -> Spot:
+    node = place.node
+    line: int = getattr(node, "lineno", 1)
+    # Of a statement with a block, its first line.
+    has_block = isinstance(getattr(node, "body", None), list)
+    end_line: int = line if has_block else getattr(node, "end_lineno", None) or line
+    end: int = getattr(node, "end_col_offset", None) or 0
+    column = _characters(rows, line, getattr(node, "col_offset", 0))
+    end_column = len(rows[line - 1]) + 1 if has_block else _characters(rows, end_line, end)
+    return Spot(place.role, line, column, end_line, max(end_column, 1), place.function)
+
+
+def _characters(rows: list[str], line: int, offset: int) -> int:
+    """The column, in characters from 1, at byte ``offset`` of ``line``."""
+    row = rows[line - 1] if line <= len(rows) else ""
+    return offset + 1 if row.isascii() else len(row.encode()[:offset].decode("utf-8", "replace")) + 1

@@ -1,0 +1,247 @@
+"""What all parts of an abstract reading share: the clock, frames, bounds, findings, and values where ways meet."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+
+from gradsan.lint.engine.state import State, joined
+from gradsan.lint.engine.values import (
+    MAYBE,
+    NO,
+    YES,
+    Choice,
+    ClassValue,
+    Content,
+    Function,
+    Memory,
+    Node,
+    Object,
+    Plain,
+    Site,
+    Tensor,
+    Value,
+    Way,
+)
+from gradsan.lint.hits import Hit, Place
+
+__all__ = ["Base", "EnoughError", "Frame"]
+
+_ALTERNATIVES = 4
+
+
+class EnoughError(Exception):
+    """The reading has come to its bounds."""
+
+
+@dataclass(slots=True)
+class Frame:
+    """A function, or the module, while it is read. ``chain`` are the frames in which its names are looked for."""
+
+    number: int
+    name: str
+    chain: tuple[int, ...]
+    owner: ClassValue | None = None
+    me: Value | None = None
+    returned: list[tuple[Value, State, Site]] = field(default_factory=list)
+    loops: list[Loop] = field(default_factory=list)
+    outer_names: dict[str, int] = field(default_factory=dict)
+    yielded: list[Value] = field(default_factory=list)
+    is_root: bool = False
+
+
+@dataclass(slots=True)
+class Loop:
+    """A loop while it is read: the states in which its body leaves it, or goes on to the next round."""
+
+    breaks: list[State] = field(default_factory=list)
+    continues: list[State] = field(default_factory=list)
+
+
+class Base:
+    """The state of the reading of one file."""
+
+    statements_left = 4_000
+    trusts = True
+    """Whether what is met here may be told for sure: not in functions that seem to serve evaluation."""
+
+    next_is_root = False
+    """Whether the function that is entered next is read for itself."""
+
+    def __init__(self, module: ast.Module) -> None:
+        """Read nothing yet of ``module``."""
+        self.module = module
+        self.clock = 0
+        self.frames: list[Frame] = []
+        self.frame_count = 0
+        self.hits: dict[tuple[str, int, int], Hit] = {}
+        self.statement: ast.AST = module
+        self.functions_run: set[ast.AST] = set()
+        self.nodes_made = 0
+
+    # -- the clock, places, bounds
+
+    def tick(self) -> int:
+        """The next moment."""
+        self.clock += 1
+        return self.clock
+
+    def site(self, node: ast.AST) -> Site:
+        """The place of ``node`` in the function that is being read."""
+        return Site(node, self.frames[-1].name if self.frames else "<module>")
+
+    # -- what is found
+
+    def report(
+        self,
+        code: str,
+        slug: str,
+        at: Site,
+        state: State,
+        level: int,
+        values: Mapping[str, object],
+        places: Many[tuple[str, Site]] = (),
+        fix: str = "",
+        variant: str = "",
+    ) -> None:
+        """Note a fault at ``at``; ``level`` is YES where it is sure. ``places`` are (role, place), in their order."""
+        if state.quiet or level == NO:
+            return
+        is_sure = level == YES and self.trusts
+        shown = tuple(Place(role, place.node, place.function) for role, place in places)
+        hit = Hit(code, slug, Place("", at.node, at.function), is_sure, values, shown, fix, variant)
+        known = self.hits.get(hit.key)
+        if known is None or (is_sure and not known.is_sure):
+            self.hits[hit.key] = hit
+
+    # -- values
+
+    def fresh(self, *, certain: bool = False, grad: int = MAYBE, text: str = "") -> Tensor:
+        """A tensor in memory of its own, or anything."""
+        return Tensor((Memory(),), grad, None, self.tick(), is_certain=certain, text=text)
+
+    def held(self, owner: Value, state: State) -> list[Value]:
+        """The items that a container holds."""
+        items = state.heap.get((owner, "@items"))
+        return list(items) if isinstance(items, tuple) else []
+
+    def merge(self, one: Value, other: Value, way: Way, ways: tuple[Way, Way] | None = None) -> Value:
+        """One value for what is either ``one`` or ``other``."""
+        if one is other:
+            return one
+        if isinstance(one, Plain) and isinstance(other, Plain):
+            same = one.known and other.known and type(one.value) is type(other.value) and one.value == other.value
+            if same or (not one.known and not (other.known and other.value is None)):
+                return one
+            if one.known and one.value is None and not (other.known and other.value is None):
+                return Choice((one, other), way)
+            return Plain()
+        if isinstance(one, Tensor) and isinstance(other, Tensor):
+            return self._either(one, other, ways)
+        parts: list[Value] = []
+        for value in (one, other):
+            for part in value.values if isinstance(value, Choice) else (value,):
+                if part not in parts:
+                    parts.append(part)
+        tensors = [part for part in parts if isinstance(part, Tensor)]
+        if len(tensors) > 1:
+            both: Tensor = tensors[0]
+            for tensor in tensors[1:]:
+                both = self._either(both, tensor, ways)
+            parts = [both, *(part for part in parts if not isinstance(part, Tensor))]
+        return parts[0] if len(parts) == 1 else Choice(tuple(parts[:_ALTERNATIVES]), way)
+
+    def _either(self, one: Tensor, other: Tensor, ways: tuple[Way, Way] | None) -> Tensor:
+        memories = tuple(dict.fromkeys((*one.memories, *other.memories)))[:6]
+        parents: tuple[Node | Tensor, ...] = tuple(
+            tensor.node or tensor for tensor in (one, other) if tensor.grad > NO or tensor.node is not None
+        )
+        clock = self.tick()
+        # A choice that is not told apart: whatever stands on another way does not fit.
+        own = ways or (((clock, 0),), ((clock, 1),))
+        lies: dict[Memory, Way] = {**(one.ways or {}), **(other.ways or {})}
+        for tensor, way, rest in ((one, own[0], other), (other, own[1], one)):
+            for memory in tensor.memories:
+                if memory not in rest.memories and memory not in lies:
+                    lies[memory] = way
+        node = Node("either", parents, (), self.site(self.statement), clock, max(one.grad, other.grad))
+        is_leaf = one.is_leaf and other.is_leaf
+        return Tensor(
+            memories,
+            max(one.grad, other.grad),
+            None if is_leaf or not parents else node,
+            min(one.clock, other.clock),
+            is_leaf,
+            one.is_certain and other.is_certain,
+            one.view if one.view == other.view else "",
+            one.is_cut and other.is_cut,
+            one.is_counted or other.is_counted,
+            one.is_array and other.is_array,
+            tuple(dict.fromkeys((*one.owners, *other.owners))),
+            one.text or other.text,
+            one.constant if one.constant is other.constant else None,
+            one.is_reduced and other.is_reduced,
+            one.terms & other.terms,
+            lies,
+        )
+
+    def meet(self, one: Content, other: Content) -> Content:
+        """The content of a memory that was written on one of two ways, or differently on both."""
+        parents = tuple(node for node in (one.node, other.node) if node is not None)
+        grad = max(one.grad, other.grad)
+        node = Node("either", parents, (), self.site(self.statement), self.tick(), grad) if parents else None
+        return Content(min(one.clock, other.clock), node, grad)
+
+    def join(self, one: State | None, other: State | None, way: Way) -> State | None:
+        """The state after two ways."""
+        return joined(one, other, way, self.merge, self.meet)
+
+    # -- what the parts say to each other
+
+    def evaluate(self, node: ast.expr, state: State) -> Value:
+        """What an expression stands for. See :class:`Expressions`."""
+        raise NotImplementedError
+
+    def call(self, callee: Value, args: list[Value], keywords: dict[str, Value], node: ast.AST, state: State) -> Value:
+        """What a call gives. See :class:`Calls`."""
+        raise NotImplementedError
+
+    def attribute(self, owner: Value, name: str, node: ast.AST, state: State) -> Value:
+        """What ``owner.name`` is. See :class:`Attributes`."""
+        raise NotImplementedError
+
+    def block(self, body: Many[ast.stmt], state: State) -> State | None:
+        """The state after a block, None where it is always left early. See :class:`Statements`."""
+        raise NotImplementedError
+
+    def run_function(
+        self,
+        function: Function,
+        args: list[Value],
+        keywords: dict[str, Value],
+        state: State,
+        me: Value | None = None,
+    ) -> Value:
+        """What a function of the file returns. See :class:`Calls`."""
+        raise NotImplementedError
+
+    def find_function(self, kind: ClassValue, name: str, *, behind: ClassValue | None = None) -> Function | None:
+        """The function ``name`` of a class or of its bases; those of classes up to ``behind`` are passed over."""
+        order = self.order_of(kind)
+        if behind is not None and behind in order:
+            order = order[order.index(behind) + 1 :]
+        return next((one.functions[name] for one in order if name in one.functions), None)
+
+    def order_of(self, kind: ClassValue) -> list[ClassValue]:
+        """A class and its bases in this file, in the order in which names are looked up."""
+        order = [kind]
+        for base in kind.bases:
+            if isinstance(base, ClassValue):
+                order += [one for one in self.order_of(base) if one not in order]
+        return order
+
+    def is_module(self, value: Value) -> bool:
+        """Whether an object is a ``torch.nn.Module``."""
+        return isinstance(value, Object) and value.kind.is_module

@@ -1,0 +1,250 @@
+"""Abstract reading of a file: first the module as if it were run, then every function that this has not come to."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+
+from gradsan.lint.engine.base import EnoughError, Frame
+from gradsan.lint.engine.state import State
+from gradsan.lint.engine.statements import Statements
+from gradsan.lint.engine.values import (
+    MAYBE,
+    NO,
+    YES,
+    Choice,
+    ClassValue,
+    Dictionary,
+    Function,
+    Node,
+    Object,
+    Path,
+    Plain,
+    Sequence,
+    Site,
+    Value,
+)
+from gradsan.lint.hits import Hit
+
+__all__ = ["read"]
+
+_MODULE_STATEMENTS = 4_000
+_FUNCTION_STATEMENTS = 1_200
+_FILE_STATEMENTS = 30_000
+_EVALUATING = re.compile(
+    r"sample|generate|predict|infer|eval|test|export|visual|plot|rollout|metric|postproc|act$|action|valid|demo|reset"
+    r"|init|step$|decode|detect|preproc|augment|transform|collate|render|log|draw|convert|load|save",
+    re.IGNORECASE,
+)
+
+
+class Program(Statements):
+    """Reads a file."""
+
+    def __init__(self, module: ast.Module, triggers: tuple[int, ...]) -> None:
+        """``triggers`` are the lines at which a fault may begin."""
+        super().__init__(module)
+        self.triggers = triggers
+        self.left = _FILE_STATEMENTS
+        self.root_level = MAYBE
+        self.sums: dict[ast.AST, tuple[Site, Node, str, str]] = {}
+
+    def read(self) -> list[Hit]:
+        """All that is found."""
+        state = State()
+        frame = Frame(0, "<module>", (0,))
+        self.frames.append(frame)
+        end = self._run(lambda: self.block(self.module.body, state), _MODULE_STATEMENTS)
+        self._end_of_root(end or state)
+        after = state if end is None else end
+        after.grad, after.way = True, ()
+        self._functions(self.module.body, after)
+        return list(self.hits.values())
+
+    def _run(self, work: Callable[[], State | None], statements: int) -> State | None:
+        allowed = min(statements, self.left)
+        self.statements_left = allowed
+        depth = len(self.frames)
+        try:
+            return work()
+        except (EnoughError, RecursionError):
+            return None
+        finally:
+            del self.frames[depth:]
+            self._loops.clear()
+            self.left -= allowed - max(self.statements_left, 0)
+
+    def _functions(self, body: list[ast.stmt], state: State) -> None:
+        for node in body:
+            if self.left <= 0:
+                return
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                value = state.names.get((0, node.name))
+                if isinstance(value, Function) and value.node is node:
+                    self._root(value, state.copy(), None, MAYBE)
+            elif isinstance(node, ast.ClassDef):
+                value = state.names.get((0, node.name))
+                if isinstance(value, ClassValue) and value.node is node:
+                    self._class_root(value, state)
+            elif isinstance(node, ast.If | ast.Try | ast.With):
+                self._functions(node.body, state)
+
+    def _is_triggered(self, node: ast.stmt) -> bool:
+        last = node.end_lineno or node.lineno
+        return any(node.lineno <= line <= last for line in self.triggers)
+
+    def _class_root(self, kind: ClassValue, state: State) -> None:
+        if not self._is_triggered(kind.node) or _is_custom_function(kind):
+            return
+        waiting = [one for one in kind.functions.values() if one.node not in self.functions_run]
+        if not waiting:
+            return
+        here = state.copy()
+        made: list[Object] = []
+
+        def make() -> State:
+            value = self.make_object(kind, [], {}, kind.node, here)
+            if isinstance(value, Object):
+                made.append(value)
+            return here
+
+        self._run(make, _FUNCTION_STATEMENTS)
+        if not made:
+            return
+        self._forget_beginnings(made[0], here)
+        order = sorted(waiting, key=lambda one: getattr(one.node, "name", "") not in _FIRST)
+        for function in order:
+            name = getattr(function.node, "name", "")
+            if name.startswith("__") and name != "__call__":
+                continue
+            if function.node in self.functions_run or not isinstance(function.node, ast.stmt):
+                continue
+            if not self._is_triggered(function.node) and not (name == "forward" and kind.is_module):
+                continue
+            level = YES if kind.is_module and (name in _FIRST or not _EVALUATING.search(name)) else MAYBE
+            self._root(function, here.copy(), made[0], level)
+
+    def _forget_beginnings(self, me: Object, state: State) -> None:
+        """What ``__init__`` leaves empty, or None, the other methods of the class fill: nothing is known of it then."""
+        names = state.heap.get((me, "@names"))
+        for name in names if isinstance(names, tuple) else ():
+            value = state.heap.get((me, str(name)))
+            if isinstance(value, Sequence):
+                if not state.heap.get((value, "@items")):
+                    state.heap.pop((value, "@items"), None)
+            elif isinstance(value, Dictionary) and not state.heap.get((value, "@entries")):
+                state.heap.pop((value, "@entries"), None)
+            elif isinstance(value, Plain) and value.known and value.value is None:
+                state.heap[me, str(name)] = Choice((value, self.fresh(text=f"self.{name}")))
+
+    def _root(self, function: Function, state: State, me: Value | None, level: int) -> None:
+        node = function.node
+        if node in self.functions_run or isinstance(node, ast.Lambda):
+            return
+        if me is None and not self._is_triggered(node):
+            return
+        state.grad, state.way = True, ()
+        self.root_level = level
+
+        def run() -> State:
+            self._read_root(function, state, me)
+            return state
+
+        self._run(run, _FUNCTION_STATEMENTS)
+
+    def _read_root(self, function: Function, state: State, me: Value | None) -> None:
+        # As a call with unknown arguments, at whose end the graph of what is returned is looked at.
+        self.next_is_root = True
+        try:
+            self.run_function(function, [], {}, state, me)
+        finally:
+            self.next_is_root = False
+        self._end_of_root(state)
+
+    def root_returns(self, value: Value, node: ast.Return, state: State) -> None:
+        """See :class:`Statements`."""
+        self.escape(value, node, state, self.root_level)
+
+    # -- sums that keep their graphs
+
+    def added(self, node: ast.stmt, target: ast.expr, term: ast.expr, total: Value, value: Value, state: State) -> None:
+        """See :class:`Statements`."""
+        tensor = self.tensor_of(total)
+        added = self.tensor_of(value)
+        if isinstance(node, ast.AugAssign) and not isinstance(node.op, ast.Add):
+            return
+        if tensor is None or added is None or not self._loops:
+            return
+        graph, grad = self.graph_of(added, state)
+        whole = self.graph_of(tensor, state)[0]
+        if graph is None or whole is None or grad == NO:
+            return
+        # A round before has added to it, and the losses themselves go through backward.
+        if not _made_at(whole, node, whole.clock):
+            return
+        self.sums[node] = (self.site(node), whole, ast.unparse(target), ast.unparse(term))
+        state.heap[graph, "summed"] = 1
+
+    def _note_terms(self, graph: Node) -> None:
+        for key, (_, whole, _, _) in list(self.sums.items()):
+            if _reaches(graph, whole.site.node):
+                self.sums[key] = (Site(key, "used"), whole, "", "")
+
+    def _end_of_root(self, state: State) -> None:
+        for site, whole, name, value in self.sums.values():
+            if name and self._is_of_losses(whole, state):
+                values: dict[str, object] = {"name": name, "value": value}
+                self.report("GS422", "graph_grows", site, state, YES, values, [("bridge", site)], fix="detach")
+        self.sums.clear()
+
+    def _is_of_losses(self, whole: Node, state: State) -> bool:
+        """Whether backward was called on the terms of a sum."""
+        roots = {root for _, root, _, _ in self.backwards if root is not None}
+        pending, seen = [whole], {whole}
+        while pending and len(seen) < 200:
+            one = pending.pop()
+            if one in roots:
+                return True
+            for parent in one.parents:
+                if isinstance(parent, Node) and parent not in seen:
+                    seen.add(parent)
+                    pending.append(parent)
+        return False
+
+
+_FIRST = frozenset({"forward", "training_step", "train_step", "__call__", "loss", "compute_loss"})
+
+
+def _made_at(whole: Node, node: ast.AST, clock: int) -> bool:
+    pending, seen = list(whole.parents), 0
+    while pending and seen < 60:
+        one = pending.pop()
+        seen += 1
+        if isinstance(one, Node):
+            if one.clock < clock and (one.site.node is node or one.site.node is getattr(node, "value", None)):
+                return True
+            pending.extend(one.parents)
+    return False
+
+
+def _reaches(graph: Node, node: ast.AST) -> bool:
+    pending, seen = [graph], {graph}
+    while pending and len(seen) < 400:
+        one = pending.pop()
+        if one.site.node is node:
+            return True
+        for parent in one.parents:
+            if isinstance(parent, Node) and parent not in seen:
+                seen.add(parent)
+                pending.append(parent)
+    return False
+
+
+def _is_custom_function(kind: ClassValue) -> bool:
+    return any(isinstance(one, Path) and one.name.startswith("torch.autograd") for one in kind.bases)
+
+
+def read(module: ast.Module, triggers: tuple[int, ...]) -> list[Hit]:
+    """The faults of a module; ``triggers`` are the lines at which one may begin."""
+    return Program(module, triggers).read()

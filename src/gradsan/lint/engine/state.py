@@ -1,0 +1,115 @@
+"""State of an abstract reading at one statement, and what is left of two states where ways meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gradsan.lint.engine.values import Content, Memory, Node, Site, Value, Way, Write
+
+__all__ = ["State", "joined"]
+
+Merge = Callable[[Value, Value, Way, tuple[Way, Way]], Value]
+
+
+class State:
+    """What holds when a statement is reached.
+
+    ``names`` are variables by (frame, name), ``heap`` attributes and elements by (owner, name), ``writes`` those that
+    have surely happened to each memory, ``content`` what a memory holds since it was written under autograd, ``freed``
+    the Nodes that a backward has emptied. ``grad`` tells whether autograd records, ``hooked`` whether hooks of the
+    program's take what is saved, ``quiet`` whether nothing is to be told, ``way`` the undecided choices around.
+    """
+
+    __slots__ = ("content", "freed", "grad", "heap", "hooked", "names", "quiet", "way", "writes")
+
+    def __init__(self) -> None:
+        """An empty state, with autograd on."""
+        self.names: dict[tuple[int, str], Value] = {}
+        self.heap: dict[tuple[object, str], object] = {}
+        self.writes: dict[Memory, tuple[Write, ...]] = {}
+        self.content: dict[Memory, Content] = {}
+        self.freed: dict[Node, Site] = {}
+        self.grad = True
+        self.quiet = False
+        self.hooked = False
+        self.way: Way = ()
+
+    def copy(self) -> State:
+        """A state that can go on by itself."""
+        new = State.__new__(State)
+        new.names = self.names.copy()
+        new.heap = self.heap.copy()
+        new.writes = self.writes.copy()
+        new.content = self.content.copy()
+        new.freed = self.freed.copy()
+        new.grad, new.quiet, new.hooked, new.way = self.grad, self.quiet, self.hooked, self.way
+        return new
+
+    def become(self, other: State) -> None:
+        """Hold what ``other`` holds; ``other`` is not used any more."""
+        self.names, self.heap, self.writes = other.names, other.heap, other.writes
+        self.content, self.freed = other.content, other.freed
+        self.grad, self.quiet, self.hooked, self.way = other.grad, other.quiet, other.hooked, other.way
+
+
+def joined(
+    one: State | None, other: State | None, way: Way, merge: Merge, meet: Callable[..., Content]
+) -> State | None:
+    """The state after two ways at whose end stand ``one`` and ``other``; None for a way that does not end here.
+
+    Of writes and emptied Nodes only those of both ways are kept: what is left has surely happened.
+    """
+    if one is None or other is None:
+        left = one if other is None else other
+        if left is not None:
+            left.way = way
+        return left
+    ways = (one.way, other.way)
+    # Values are compared by identity; sets of pairs spare the loop over what both have.
+    for key, value in sorted(other.names.items() - one.names.items(), key=lambda pair: pair[0]):
+        mine = one.names.get(key)
+        one.names[key] = value if mine is None else merge(mine, value, way, ways)
+    _join_heaps(one, other, way, merge, ways)
+    if one.writes != other.writes:
+        for memory in one.writes.keys() | other.writes.keys():
+            mine_writes, others = one.writes.get(memory, ()), other.writes.get(memory, ())
+            if mine_writes is not others:
+                one.writes[memory] = tuple(write for write in mine_writes if write in others)
+    for memory, content in other.content.items():
+        held = one.content.get(memory)
+        if held is not content:
+            one.content[memory] = content if held is None else meet(held, content)
+    if one.freed is not other.freed:
+        one.freed = {node: site for node, site in one.freed.items() if node in other.freed}
+    one.grad = one.grad and other.grad
+    one.way = way
+    return one
+
+
+def _join_heaps(one: State, other: State, way: Way, merge: Merge, ways: tuple[Way, Way]) -> None:
+    for place, value in other.heap.items():
+        mine = one.heap.get(place)
+        if mine is value:
+            continue
+        if mine is None:
+            one.heap[place] = value
+        elif isinstance(mine, tuple) and isinstance(value, tuple):
+            one.heap[place] = _join_items(mine, value, way, merge, ways)
+        elif isinstance(mine, int) and isinstance(value, int):
+            one.heap[place] = mine if mine == value else 1
+        elif isinstance(mine, dict) and isinstance(value, dict):
+            both = dict(mine)
+            for key, item in value.items():
+                held = both.get(key)
+                both[key] = item if held is None or held is item else merge(held, item, way, ways)
+            one.heap[place] = both
+        elif not isinstance(mine, tuple | int | dict) and not isinstance(value, tuple | int | dict):
+            one.heap[place] = merge(mine, value, way, ways)  # type: ignore[arg-type]
+
+
+def _join_items(
+    mine: tuple[Value, ...], others: tuple[Value, ...], way: Way, merge: Merge, ways: tuple[Way, Way]
+) -> tuple[Value, ...]:
+    if len(mine) != len(others):
+        return mine if len(mine) > len(others) else others
+    return tuple(a if a is b else merge(a, b, way, ways) for a, b in zip(mine, others, strict=True))

@@ -1,0 +1,316 @@
+"""Statements of an abstract reading: blocks, choices, rounds of loops, assignments, and writes by operators."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+
+from gradsan.lint.engine.assignments import Assignments, is_none_value
+from gradsan.lint.engine.base import EnoughError, Loop
+from gradsan.lint.engine.graph import LoopEntry
+from gradsan.lint.engine.state import State
+from gradsan.lint.engine.values import (
+    Choice,
+    ClassValue,
+    Dictionary,
+    Function,
+    Path,
+    Plain,
+    Sequence,
+    Value,
+)
+
+__all__ = ["Statements"]
+
+_RAISING = frozenset({"raises", "assertRaises", "assertRaisesRegex", "assertWarns", "suppress"})
+_HOOKING = frozenset({"save_on_cpu", "saved_tensors_hooks", "allow_mutation_on_saved_tensors"})
+_WITHOUT_TRAINING = re.compile(r"infer|generat|export|deploy|onnx|tracing|scripting|\beval|test_mode|cache|incremental")
+_ROUNDS = 2
+
+
+class Statements(Assignments):
+    """Reads statements."""
+
+    def block(self, body: Many[ast.stmt], state: State) -> State | None:
+        """See :class:`Base`."""
+        current: State | None = state
+        for statement in body:
+            if current is None:
+                break
+            self.statements_left -= 1
+            if self.statements_left < 0:
+                raise EnoughError
+            self.statement = statement
+            handler = _HANDLERS.get(type(statement))
+            if handler is not None:
+                current = handler(self, statement, current)
+        return current
+
+    # -- leaving
+
+    def _return(self, node: ast.Return, state: State) -> State | None:
+        value: Value = Plain(None, True) if node.value is None else self.evaluate(node.value, state)
+        frame = self.frames[-1]
+        frame.returned.append((value, state, self.site(node)))
+        if frame.is_root:
+            self.root_returns(value, node, state)
+        return None
+
+    def root_returns(self, value: Value, node: ast.Return, state: State) -> None:
+        """A function that is read for itself returns. See :class:`Program`."""
+
+    def _raise(self, node: ast.Raise, state: State) -> State | None:
+        return None
+
+    def _break(self, node: ast.Break, state: State) -> State | None:
+        if self.frames[-1].loops:
+            self.frames[-1].loops[-1].breaks.append(state)
+        return None
+
+    def _continue(self, node: ast.Continue, state: State) -> State | None:
+        if self.frames[-1].loops:
+            self.frames[-1].loops[-1].continues.append(state)
+        return None
+
+    # -- choices
+
+    def _if(self, node: ast.If, state: State) -> State | None:  # type: ignore[override]
+        known = self.truth(node.test, state)
+        if known is not None:
+            return self.block(node.body if known else node.orelse, state)
+        way = state.way
+        there = state.copy()
+        there.way = (*way, (id(node), 0))
+        state.way = (*way, (id(node), 1))
+        self._narrow(node.test, there, True)
+        self._narrow(node.test, state, False)
+        quiet = state.quiet
+        self._hush(node.test, there, state)
+        one = self.block(node.body, there)
+        other = self.block(node.orelse, state)
+        if one is None or other is None:
+            left = one if other is None else other
+            if left is not None:
+                left.way = way
+        else:
+            left = self.join(other, one, way)
+        if left is not None:
+            left.quiet = quiet
+        return left
+
+    def _hush(self, test: ast.expr, holds: State, fails: State) -> None:
+        """What runs without training (``if inference_params is not None``) is read, and nothing told of it."""
+        is_told = isinstance(test, ast.Name | ast.Attribute | ast.Compare | ast.UnaryOp | ast.BoolOp)
+        if not is_told or not _WITHOUT_TRAINING.search(ast.unparse(test)):
+            return
+        is_negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
+        if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Is):
+            is_negated = isinstance(test.comparators[0], ast.Constant) and test.comparators[0].value is None
+        (fails if is_negated else holds).quiet = True
+
+    def _narrow(self, test: ast.expr, state: State, holds: bool) -> None:
+        """``if x is None``: in its arms ``x`` is no choice any more."""
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            self._narrow(test.operand, state, not holds)
+            return
+        target, is_none = test, not holds
+        if isinstance(test, ast.Compare) and len(test.ops) == 1:
+            right = test.comparators[0]
+            if not (isinstance(right, ast.Constant) and right.value is None):
+                return
+            target = test.left
+            is_none = isinstance(test.ops[0], ast.Is) == holds
+        if not isinstance(target, ast.Name | ast.Attribute):
+            return
+        value = self.evaluate(target, state)
+        if not isinstance(value, Choice):
+            return
+        fitting = [one for one in value.values if is_none_value(one) == is_none]
+        if len(fitting) == 1:
+            self.assign(target, fitting[0], state)
+
+    def _match(self, node: ast.Match, state: State) -> State | None:
+        self.evaluate(node.subject, state)
+        way = state.way
+        left: State | None = None
+        for index, case in enumerate(node.cases):
+            there = state.copy()
+            there.way = (*way, (id(node), index))
+            end = self.block(case.body, there)
+            left = end if left is None else self.join(left, end, way)
+        return left
+
+    def _try(self, node: ast.Try, state: State) -> State | None:
+        after = self.block(node.body, state)
+        if after is not None and node.orelse:
+            after = self.block(node.orelse, after)
+        return self.block(node.finalbody, after) if after is not None else None
+
+    def _with(self, node: ast.With | ast.AsyncWith, state: State) -> State | None:
+        before, hooked = state.grad, state.hooked
+        for item in node.items:
+            call = item.context_expr
+            name = call.func.attr if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) else ""
+            if name in _RAISING:
+                return state
+            if name in _HOOKING or (isinstance(call, ast.Call) and getattr(call.func, "id", "") in _HOOKING):
+                state.hooked = True
+            switch = self.grad_switch(call, state)
+            value = self.evaluate(call, state) if switch is None else Plain()
+            if item.optional_vars is not None:
+                self.assign(item.optional_vars, value, state)
+            if switch is not None:
+                state.grad = switch
+        after = self.block(node.body, state)
+        if after is not None:
+            after.grad, after.hooked = before, hooked
+        return after
+
+    # -- loops
+
+    def _for(self, node: ast.For | ast.AsyncFor, state: State) -> State | None:
+        over = self.evaluate(node.iter, state)
+        items = self.rounds_of(over, node.iter, state)
+        if not items and isinstance(over, Sequence | Dictionary):
+            return state
+        return self._rounds(node, items or [self.fresh(), self.fresh()], state)
+
+    def _while(self, node: ast.While, state: State) -> State | None:
+        if self.truth(node.test, state) is False:
+            return state
+        return self._rounds(node, [None] * _ROUNDS, state)
+
+    def _rounds(
+        self, node: ast.For | ast.AsyncFor | ast.While, items: Many[Value | None], state: State
+    ) -> State | None:
+        loop = Loop()
+        frame = self.frames[-1]
+        frame.loops.append(loop)
+        way = state.way
+        self._loops.append(LoopEntry(node, self.clock, len(self.frames)))
+        current: State | None = state
+        for index, item in enumerate(items):
+            if current is None:
+                break
+            if index:
+                self.round_ended(node, current)
+            if item is not None and isinstance(node, ast.For | ast.AsyncFor):
+                self.assign(node.target, item, current)
+            loop.continues = []
+            current = self.block(node.body, current)
+            for other in loop.continues:
+                current = self.join(current, other, way)
+            if current is not None:
+                current.way = way
+        self._loops.pop()
+        frame.loops.pop()
+        if current is None and loop.breaks:
+            current = loop.breaks[-1]
+            current.way = way
+        elif current is not None and node.orelse:
+            current = self.block(node.orelse, current)
+        if current is not None:
+            self.loop_ended(node, current)
+        return current
+
+    def round_ended(self, node: ast.AST, state: State) -> None:
+        """A loop goes on to its next round."""
+
+    def loop_ended(self, node: ast.AST, state: State) -> None:
+        """All rounds of a loop have been read. See :class:`Sums`."""
+
+    # -- definitions
+
+    def _import(self, node: ast.Import, state: State) -> State:
+        for alias in node.names:
+            name = alias.asname or alias.name.split(".")[0]
+            state.names[self.frames[-1].number, name] = Path(alias.name if alias.asname else name)
+        return state
+
+    def _import_from(self, node: ast.ImportFrom, state: State) -> State:
+        base = "." * node.level + (node.module or "")
+        for alias in node.names:
+            state.names[self.frames[-1].number, alias.asname or alias.name] = Path(f"{base}.{alias.name}")
+        return state
+
+    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, state: State) -> State:
+        state.names[self.frames[-1].number, node.name] = Function(node, self.frames[-1].chain)
+        return state
+
+    def _class(self, node: ast.ClassDef, state: State) -> State:
+        bases = tuple(self.evaluate(one, state) for one in node.bases)
+        made = ClassValue(node, bases)
+        for one in node.body:
+            if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef):
+                made.functions[one.name] = Function(one, self.frames[-1].chain, made)
+            elif isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name):
+                made.attributes[one.targets[0].id] = self.evaluate(one.value, state)
+        made.is_module = any(self._is_module_base(one, made) for one in bases)
+        state.names[self.frames[-1].number, node.name] = made
+        return state
+
+    def _is_module_base(self, base: Value, kind: ClassValue) -> bool:
+        if isinstance(base, ClassValue):
+            return base.is_module
+        name = base.name if isinstance(base, Path) else ""
+        if name.startswith("torch.autograd"):
+            return False
+        return name.startswith("torch.nn.") or name.endswith("Module") or (bool(name) and "forward" in kind.functions)
+
+    # -- assignments
+
+    def _delete(self, node: ast.Delete, state: State) -> State:
+        for target in node.targets:
+            if isinstance(target, ast.Name):
+                state.names.pop((self.frames[-1].number, target.id), None)
+        return state
+
+    def _expression(self, node: ast.Expr, state: State) -> State:
+        if not isinstance(node.value, ast.Constant):
+            self.evaluate(node.value, state)
+        return state
+
+    def _declared(self, node: ast.Global | ast.Nonlocal, state: State) -> State:
+        frame = self.frames[-1]
+        for name in node.names:
+            outer = frame.chain[1:] if isinstance(node, ast.Nonlocal) else frame.chain[-1:]
+            for number in outer:
+                if (number, name) in state.names or number == frame.chain[-1]:
+                    frame.outer_names[name] = number
+                    break
+        return state
+
+    def _assert(self, node: ast.Assert, state: State) -> State:
+        self.truth(node.test, state)
+        return state
+
+
+_HANDLERS: dict[type[ast.stmt], Callable[..., State | None]] = {
+    ast.Assign: Statements._assign_statement,
+    ast.AnnAssign: Statements._annotated,
+    ast.AugAssign: Statements._augment,
+    ast.Expr: Statements._expression,
+    ast.If: Statements._if,
+    ast.For: Statements._for,
+    ast.AsyncFor: Statements._for,
+    ast.While: Statements._while,
+    ast.With: Statements._with,
+    ast.AsyncWith: Statements._with,
+    ast.Try: Statements._try,
+    ast.Match: Statements._match,
+    ast.Return: Statements._return,
+    ast.Raise: Statements._raise,
+    ast.Break: Statements._break,
+    ast.Continue: Statements._continue,
+    ast.Import: Statements._import,
+    ast.ImportFrom: Statements._import_from,
+    ast.FunctionDef: Statements._function,
+    ast.AsyncFunctionDef: Statements._function,
+    ast.ClassDef: Statements._class,
+    ast.Delete: Statements._delete,
+    ast.Global: Statements._declared,
+    ast.Nonlocal: Statements._declared,
+    ast.Assert: Statements._assert,
+}

@@ -1,0 +1,275 @@
+"""Values of an abstract reading: tensors with memory and graph, containers, modules, optimizers, functions.
+
+Nothing here is a value of a running program. A ``Tensor`` stands for whatever tensor an expression may give, a
+``Memory`` for the storage it lies in, a ``Node`` for what autograd would keep. Whether a gradient flows is known in
+three degrees.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+__all__ = [
+    "MAYBE",
+    "NO",
+    "YES",
+    "Bag",
+    "Choice",
+    "ClassValue",
+    "Content",
+    "Dictionary",
+    "Function",
+    "Layer",
+    "Memory",
+    "Method",
+    "Node",
+    "Object",
+    "Optimizer",
+    "Parameters",
+    "Path",
+    "Plain",
+    "Saved",
+    "Sequence",
+    "Site",
+    "Tensor",
+    "Value",
+    "Way",
+    "Write",
+    "words",
+]
+
+NO: Final = 0
+MAYBE: Final = 1
+YES: Final = 2
+"""Whether a value requires grad, as far as the source tells."""
+
+Way: TypeAlias = tuple[tuple[int, int], ...]
+"""The undecided choices within which something stands: (the choice, its arm), outermost first."""
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of a text."""
+    return frozenset(text.split())
+
+
+class Memory:
+    """The storage of a tensor, with its version counter."""
+
+    __slots__ = ()
+
+
+@dataclass(slots=True, eq=False)
+class Site:
+    """A place in the source: its syntax, and the function that it stands in."""
+
+    node: ast.AST
+    function: str
+
+
+@dataclass(slots=True, eq=False)
+class Write:
+    """Memory was changed in place. ``counted`` is False past the version counter (``.data``, NumPy).
+
+    ``shown`` is what a reader would call the operation, ``maker`` the place where a layer was made that works in place.
+    """
+
+    clock: int
+    site: Site
+    op: str
+    kind: str
+    way: Way
+    text: str
+    counted: bool = True
+    shown: str = ""
+    maker: Site | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Saved:
+    """What a Node keeps: ``need`` tells whether some gradient asks for it, ``is_part`` a view of its memory."""
+
+    memories: tuple[Memory, ...]
+    clock: int
+    slot: str
+    need: int
+    way: Way
+    is_output: bool = False
+    text: str = ""
+    is_part: bool = False
+    carries: bool = True
+    owners: tuple[Value, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """An operation in the graph; ``parents`` are Nodes, and leaves as tensors. ``is_opaque``: code that is not read."""
+
+    op: str
+    parents: tuple[Node | Tensor, ...]
+    saved: tuple[Saved, ...]
+    site: Site
+    clock: int
+    grad: int
+    is_opaque: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Content:
+    """What a memory holds since it was written under autograd."""
+
+    clock: int
+    node: Node | None
+    grad: int
+
+
+@dataclass(slots=True, eq=False)
+class Tensor:
+    """A tensor, or (``is_certain`` False) anything: a parameter of a function, the result of code that is not read.
+
+    ``view`` is ``view``, ``expand``, ``pieces`` (one of several views of one call) or ``no_grad`` (taken without
+    autograd). ``is_cut``: it follows no graph (``detach()``). ``owners`` are the modules whose parameter it is.
+    ``ways`` tells of several memories on which way each of them is its own. ``constant`` is the ``autograd.grad``
+    without a graph that it was computed from, ``terms`` are such constants added to it.
+    """
+
+    memories: tuple[Memory, ...]
+    grad: int = NO
+    node: Node | None = None
+    clock: int = 0
+    is_leaf: bool = False
+    is_certain: bool = True
+    view: str = ""
+    is_cut: bool = False
+    is_counted: bool = True
+    is_array: bool = False
+    owners: tuple[Value, ...] = ()
+    text: str = ""
+    constant: Site | None = None
+    is_reduced: bool = False
+    terms: frozenset[Site] = frozenset()
+    ways: dict[Memory, Way] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Plain:
+    """A number, a text, None, or anything else that holds no tensor; ``known`` tells whether ``value`` is its value."""
+
+    value: object = None
+    known: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A list, tuple or set; its elements are in the state."""
+
+    kind: str
+
+
+@dataclass(slots=True, eq=False)
+class Dictionary:
+    """A dict; its entries are in the state."""
+
+
+@dataclass(slots=True, eq=False)
+class Path:
+    """A name of a library: ``torch.nn.functional.relu``."""
+
+    name: str
+
+
+@dataclass(slots=True, eq=False)
+class Function:
+    """A function of the file: its syntax, the frames around its definition, and its class, if any."""
+
+    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+    chain: tuple[int, ...]
+    owner: ClassValue | None = None
+
+
+@dataclass(slots=True, eq=False)
+class ClassValue:
+    """A class of the file: its syntax, its bases, its functions and the values that its body binds."""
+
+    node: ast.ClassDef
+    bases: tuple[Value, ...]
+    functions: dict[str, Function] = field(default_factory=dict)
+    attributes: dict[str, Value] = field(default_factory=dict)
+    is_module: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Object:
+    """An instance of a class of the file; its attributes are in the state."""
+
+    kind: ClassValue
+
+
+@dataclass(slots=True, eq=False)
+class Layer:
+    """A module of ``torch.nn`` by its name, the memory of its parameters, and the call that made it."""
+
+    kind: str
+    site: Site
+    weights: Memory
+    inplace: bool = False
+    has_weights: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Bag:
+    """A container of modules (``Sequential``, ``ModuleList``, ``ModuleDict``); its items are in the state."""
+
+    kind: str
+
+
+@dataclass(slots=True, eq=False)
+class Optimizer:
+    """An optimizer of torch's; what it owns is in the state."""
+
+    kind: str
+    site: Site
+
+
+@dataclass(slots=True, eq=False)
+class Parameters:
+    """What ``module.parameters()`` goes over, or a list put together from such. ``shape``: ``item`` or ``pair``."""
+
+    owners: tuple[Value, ...]
+    shape: str = "item"
+
+
+@dataclass(slots=True, eq=False)
+class Method:
+    """A method by name and what it is called on."""
+
+    owner: Value
+    name: str
+    function: Function | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Choice:
+    """One of several values that are not all tensors; the choice stands at ``way``."""
+
+    values: tuple[Value, ...]
+    way: Way = ()
+
+
+Value: TypeAlias = (
+    Tensor
+    | Plain
+    | Sequence
+    | Dictionary
+    | Path
+    | Function
+    | ClassValue
+    | Object
+    | Layer
+    | Bag
+    | Optimizer
+    | Parameters
+    | Method
+    | Choice
+)

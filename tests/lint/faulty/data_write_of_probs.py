@@ -1,0 +1,14 @@
+import torch
+from torch import nn
+import torch.nn.functional as F
+
+
+class Gate(nn.Module):
+    def __init__(self, d):
+        super().__init__()
+        self.fc = nn.Linear(d, d)
+
+    def forward(self, x):
+        g = torch.sigmoid(self.fc(x))
+        g.data[g.data < 0.1] = 0.0  # GS202
+        return x * g
