@@ -328,3 +328,13 @@ def use_count(tensor: Any) -> int | None:
     """How many hold a tensor, beside Python, which counts once. Missing: None."""
     count = getattr(tensor, "_use_count", None)
     return None if count is None else int(count())
+
+
+def numbers_of(scalars: list[Any]) -> list[float]:
+    """The values of tensors of one element each, with one wait for each device that they lie on."""
+    found: dict[int, float] = {}
+    for device in dict.fromkeys(one.device for one in scalars):
+        places = [place for place, one in enumerate(scalars) if one.device == device]
+        values = torch.stack([scalars[place].reshape(()).to(torch.float64) for place in places]).tolist()
+        found.update(zip(places, values, strict=True))
+    return [found[place] for place in range(len(scalars))]

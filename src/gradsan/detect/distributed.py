@@ -261,5 +261,7 @@ class BufferSync(Detector):
         return [(one, one.detach().clone()) for one in buffers]
 
     def _log(self, before: list[tuple[Any, Any]], stack: Any) -> None:
-        changed = [one for one, copy in before if not torch.allclose(one, copy, rtol=0, atol=0, equal_nan=True)]
+        with torch.no_grad():
+            differ = [((one != copy) & ~((one != one) & (copy != copy))).any() for one, copy in before]
+            changed = [one for (one, _), flag in zip(before, _torch.numbers_of(differ), strict=True) if flag]
         self._uncounted.log(changed, "collective", OP, "collective", stack)

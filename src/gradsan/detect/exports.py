@@ -60,8 +60,11 @@ class Exports(Detector):
         return bool(self._exports)
 
     def hand_out(self, tensor: Any, op: str, stack: Any, fresh: bool = False) -> None:
-        """Note that ``tensor``'s memory is open to others; ``fresh``: nothing can have saved it before."""
-        if not torch.is_tensor(tensor) or not _torch.storage_or_none(tensor):
+        """Note that ``tensor``'s memory is open to others; ``fresh``: nothing can have saved it before.
+
+        Of a device nothing is copied and compared: to read the answer would wait for it.
+        """
+        if not torch.is_tensor(tensor) or not _torch.storage_or_none(tensor) or tensor.device.type != "cpu":
             return
         storage = tensor.untyped_storage()
         key = int(storage._cdata)

@@ -335,18 +335,18 @@ def samples_of(pairs: Iterable[tuple[Any, Any]]) -> list[Sample]:
 
 def descended(samples: Iterable[Sample]) -> list[Sample]:
     """The leaves that have moved, if they have moved against their gradients, as a descent does; else none."""
-    moved: list[Sample] = []
-    against = total = 0
+    looked_at: list[Sample] = []
+    counts: list[Any] = []
     with torch.no_grad():
         for one, leaf in _living(samples):
             now = _some(leaf)
-            if now.shape != one.values.shape:
-                continue
-            way = now - one.values
-            if bool(way.any()):
-                moved.append(one)
-                against += int((way * one.gradient < 0).sum())
-                total += int((way != 0).sum())
+            if now.shape == one.values.shape:
+                way = now - one.values
+                looked_at.append(one)
+                counts += [(way != 0).sum(), (way * one.gradient < 0).sum()]
+        numbers = _torch.numbers_of(counts)
+    moved = [one for one, total in zip(looked_at, numbers[::2], strict=True) if total]
+    against, total = sum(numbers[1::2]), sum(numbers[::2])
     return moved if against and against >= _ALONG * total else []
 
 
@@ -355,7 +355,12 @@ def stand_again(samples: Iterable[Sample]) -> bool:
     wanted = list(samples)
     with torch.no_grad():
         living = list(_living(wanted))
-        return bool(living) and len(living) == len(wanted) and all(_is_as_before(one, leaf) for one, leaf in living)
+        if not living or len(living) < len(wanted):
+            return False
+        now = [(one.values, _some(leaf)) for one, leaf in living]
+        if any(before.shape != after.shape for before, after in now):
+            return False
+        return not any(_torch.numbers_of([(before != after).any() for before, after in now]))
 
 
 def _living(samples: Iterable[Sample]) -> Iterator[tuple[Sample, Any]]:
@@ -363,11 +368,6 @@ def _living(samples: Iterable[Sample]) -> Iterator[tuple[Sample, Any]]:
         leaf = one.leaf()
         if leaf is not None and _is_plain(leaf):
             yield one, leaf
-
-
-def _is_as_before(one: Sample, leaf: Any) -> bool:
-    now = _some(leaf)
-    return now.shape == one.values.shape and bool(torch.equal(now, one.values))
 
 
 def _is_plain(tensor: Any) -> bool:

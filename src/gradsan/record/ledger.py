@@ -116,7 +116,8 @@ def version_since(core: Any, steps: Any, storage: int, version: int) -> int:
     for record in reversed(steps.steps):
         position = record.storages.index(storage) if storage in record.storages else -1
         if record.end is not None and 0 <= position < len(record.after) and record.after[position] <= version:
-            return max(clock, record.end)
+            clock = max(clock, record.end)
+            break
     return clock
 
 
