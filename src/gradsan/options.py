@@ -26,6 +26,9 @@ _SETTING = re.compile(r"""([^=:]+)=("[^"]*"|'[^']*'|[^:]*)(?::|$)""")
 REPORT_FILES = ("json", "html", "sarif")
 """The fields of Options that name a file for the report, each the name of its form."""
 
+STANDARD_OUTPUT = "-"
+"""What such a field names for the report to go where the program printed."""
+
 INPUT_FILES = ("suppressions", "baseline", "write_baseline")
 """The fields of Options that name a file about findings that are not wanted."""
 
@@ -37,10 +40,11 @@ class Options:
     """How ``gradsan run`` reports.
 
     ``json``, ``html`` and ``sarif`` are the files that receive the report in that form, or None; ``github`` asks for
-    annotations of GitHub Actions on the standard output; ``exit_code`` (0 to 255) the status that takes the
-    place of 0 where the program finished but a conflict was found, 0 leaving the program's status alone; ``stacks``
-    asks for whole stacks, ``quiet`` for no report on the terminal. ``deep`` keeps originals, ``heal`` lets backward use
-    them, of all conflicts or of those that the rules ``heal_only`` take, as long as they need at most ``max_bytes``.
+    annotations of GitHub Actions on the standard output, ``json_summary`` for one line of JSON there; ``exit_code`` (0
+    to 255) the status that takes the place of 0 where the program finished but a conflict was found, 0 leaving the
+    program's status alone; ``stacks`` asks for whole stacks, ``quiet`` for no report on the terminal. ``deep`` keeps
+    originals, ``heal`` lets backward use them, of all conflicts or of those that the rules ``heal_only`` take, as long
+    as they need at most ``max_bytes``.
     ``nonfinite`` searches for the origin of NaN and Inf. ``halt``, ``early`` and ``strict`` as in
     :class:`gradsan.watch`. ``autopsy`` watches nothing and explains the error that ends the run; it is stronger than
     the others.
@@ -53,6 +57,7 @@ class Options:
     html: str | None = None
     sarif: str | None = None
     github: bool = False
+    json_summary: bool = False
     deep: bool = False
     heal: bool = False
     nonfinite: bool = False
@@ -150,7 +155,7 @@ def file_layer(directory: Path) -> dict[str, Any]:
         if table is not None:
             layer = checked_layer(table, Message("cli.where_file", {"path": file}))
             for name in (*REPORT_FILES, *INPUT_FILES):
-                if layer.get(name) is not None:
+                if layer.get(name) not in (None, STANDARD_OUTPUT):
                     layer[name] = str(folder / layer[name])
             return layer
     return {}
@@ -280,6 +285,7 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "html": (_path, "path"),
     "sarif": (_path, "path"),
     "github": (_switch, "switch"),
+    "json_summary": (_switch, "switch"),
     "deep": (_switch, "switch"),
     "heal": (_switch, "switch"),
     "nonfinite": (_switch, "switch"),

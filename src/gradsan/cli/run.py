@@ -41,7 +41,19 @@ _OPTIONS_WITH_VALUE = (
     "heal-only",
     "max-bytes",
 )
-_SWITCHES = ("stacks", "quiet", "github", "deep", "heal", "nonfinite", "halt", "early", "strict", "autopsy")
+_SWITCHES = (
+    "stacks",
+    "quiet",
+    "github",
+    "json-summary",
+    "deep",
+    "heal",
+    "nonfinite",
+    "halt",
+    "early",
+    "strict",
+    "autopsy",
+)
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
@@ -54,7 +66,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
     parser = _parser.add_program_parser(subparsers, "run", words("run_summary"), words("run_description"))
     _parser.add_options_with_value(parser, _OPTIONS_WITH_VALUE, words)
     for name in _SWITCHES:
-        sentence = words(f"option_{name}").replace("%", "%%")
+        sentence = words(f"option_{name.replace('-', '_')}").replace("%", "%%")
         parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, help=sentence)
     parser.set_defaults(handler=run)
     return parser

@@ -15,7 +15,7 @@ from pathlib import Path
 from gradsan.launch.processes import Job
 from gradsan.launch.program import Target
 from gradsan.launch.ranks import Board, heading, own_files, rank_of, undisturbed
-from gradsan.launch.reporting import Presentation, ReportFile, own_surroundings, present
+from gradsan.launch.reporting import Presentation, ReportFile, nothing_found, own_surroundings, present
 from gradsan.launch.sentences import complain
 from gradsan.launch.watcher import Watcher
 from gradsan.model import Diagnosis, Message, Program, Report
@@ -77,6 +77,9 @@ class Telling:
             if job is not None and not is_child:
                 found = job.gather(found)
             report, said = self.suppressions.applied(found)
+            fixing, count = ("", 0) if is_child else self._fixing(report)
+            codes = dict.fromkeys(one.code for one in report.diagnoses)
+            report = replace(report, next=(*(f"gradsan explain {code}" for code in codes), *filter(None, (fixing,))))
             presentation = replace(
                 presentation,
                 unexplained=watcher.met_autograd_error and not found.diagnoses,
@@ -87,29 +90,29 @@ class Telling:
                 over = heading(self._rank, self._asked, self.options)
                 presentation = replace(presentation, left_to_tell=tell, heading=over)
             problems = [*watcher.problems, *present(report, presentation)]
-            if self._rank is None and not is_child:
-                # A report is not lost for want of one sentence more.
-                with contextlib.suppress(Exception):
-                    said = [*said, *self._next_command(report)]
+            if count and self._rank is None:
+                said = [*said, Message("cli.fixes_to_try", {"count": count, "command": fixing})]
+            clean = None if is_child or (self._rank and self._rank.number) else nothing_found(report, self.options)
+            said = said if clean is None else [*said, clean]
             is_silent = self.options.quiet or (self._rank is not None and self._rank.number > 0)
             for sentence in problems if is_silent else [*problems, *said]:
                 complain(sentence, self.language)
         return report
 
-    def _next_command(self, report: Report) -> list[Message]:
-        """The command that tries fixes, where there are some and the program can be started once more."""
+    def _fixing(self, report: Report) -> tuple[str, int]:
+        """The command that tries fixes, and their number; where the program cannot be started once more, neither."""
         target = self._target
         is_file = target is not None and target.kind != "code" and target.name != "-"
         if target is None or not is_file or not report.diagnoses or report.mode == "autopsy":
-            return []
-        from gradsan.repair.fixes import fixes_to_try
+            return "", 0
+        # A report is not lost for want of one sentence more.
+        with contextlib.suppress(Exception):
+            from gradsan.repair.fixes import fixes_to_try
 
-        count = fixes_to_try(report.diagnoses)
-        if not count:
-            return []
-        program = (target.name,) if target.kind == "script" else ("-m", target.name)
-        command = shlex.join(("gradsan", "fix", *program, *target.arguments))
-        return [Message("cli.fixes_to_try", {"count": count, "command": command})]
+            program = (target.name,) if target.kind == "script" else ("-m", target.name)
+            count = fixes_to_try(report.diagnoses)
+            return (shlex.join(("gradsan", "fix", *program, *target.arguments)), count) if count else ("", 0)
+        return "", 0
 
     def write(self, report: Report) -> None:
         """Write the files and show nothing; what goes wrong in doing so is said."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from gradsan.model import Diagnosis, Message, Report
-from gradsan.options import REPORT_FILES, Options
+from gradsan.options import REPORT_FILES, STANDARD_OUTPUT, Options
 
 _CONNECT_SECONDS = 2.0
 _FIRST_WORD_SECONDS = 3.0
@@ -62,7 +62,7 @@ def own_files(options: Options, rank: Rank | None, directory: Path | None) -> Op
     own: dict[str, Any] = {
         name: rank_path(path, rank, os.getpid())
         for name, path in named.items()
-        if path is not None and not _is_special((directory or Path()) / path)
+        if path is not None and path != STANDARD_OUTPUT and not _is_special((directory or Path()) / path)
     }
     return replace(options, **own)
 

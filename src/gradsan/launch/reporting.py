@@ -20,7 +20,7 @@ from gradsan._imports import imports_by
 from gradsan.launch.program import CODE_NAME
 from gradsan.launch.sentences import complain, flush_output, write_to_stderr, write_to_stdout
 from gradsan.model import Message, Report
-from gradsan.options import Options, OptionsError
+from gradsan.options import STANDARD_OUTPUT, Options, OptionsError
 from gradsan.text import Language
 
 _Part = Callable[[Report, "Presentation"], Message | None]
@@ -53,9 +53,11 @@ class Presentation:
 def present(report: Report, presentation: Presentation) -> list[Message]:
     """Write the files, and the report on stderr where there is something to say; what went wrong in doing so."""
     problems = _written([partial(_write_file, form) for form in presentation.files], report, presentation)
-    if not presentation.options.quiet or presentation.options.github:
+    options = presentation.options
+    if not options.quiet or options.github or options.json_summary:
         shown = presentation.left_to_tell(report)
-        problems += _written((_write_annotations, _write_terminal), shown, presentation) if shown is not None else []
+        parts = (_write_annotations, _write_summary, _write_terminal)
+        problems += _written(parts, shown, presentation) if shown is not None else []
     return problems
 
 
@@ -113,6 +115,15 @@ def _write_annotations(report: Report, presentation: Presentation) -> Message | 
     return None
 
 
+def _write_summary(report: Report, presentation: Presentation) -> Message | None:
+    if presentation.options.json_summary:
+        from gradsan.present import render_summary
+
+        flush_output()
+        write_to_stdout(render_summary(report, language=presentation.language, cwd=presentation.directory))
+    return None
+
+
 def _write_terminal(report: Report, presentation: Presentation) -> Message | None:
     options = presentation.options
     if options.quiet or not (report.diagnoses or _has_something_unseen(report, presentation)):
@@ -131,10 +142,26 @@ def _write_terminal(report: Report, presentation: Presentation) -> Message | Non
     )
     if presentation.flushes:
         flush_output()
+    if report.program.exception is not None and _is_terminal(stream):
+        # A traceback may be long; the eye has to find where it ends.
+        write_to_stderr(f"\n{'-' * (width_of(stream) - 1)}\n")
     if presentation.heading is not None:
         complain(presentation.heading, presentation.language)
     write_to_stderr(text)
     return None
+
+
+def nothing_found(report: Report, options: Options) -> Message | None:
+    """The sentence about a program that finished and in which nothing was found, for somebody who looks on.
+
+    Only on a terminal: whoever compares what a right program writes gets what it writes without gradsan.
+    """
+    if options.quiet or report.diagnoses or report.program.outcome != "finished" or not _is_terminal(sys.stderr):
+        return None
+    seen = report.seen
+    counts = {"saves": seen.saves, "writes": seen.writes, "backwards": seen.backwards}
+    watched = {name: Message(f"ui.{name}", {"count": count}) for name, count in counts.items()}
+    return Message("cli.nothing_found", watched)
 
 
 def _has_something_unseen(report: Report, presentation: Presentation) -> bool:
@@ -180,10 +207,15 @@ class ReportFile:
     def __init__(self, path: str, directory: Path | None) -> None:
         """Look at ``path`` (relative to ``directory``, where the program starts) and make sure that it can be written.
 
+        ``-`` is the standard output.
+
         Raises:
             OptionsError: where it cannot.
         """
         self.shown = path
+        self._is_stdout = path == STANDARD_OUTPUT
+        if self._is_stdout:
+            return
         try:
             self._path = (directory or Path()) / path
             if not self.is_special:
@@ -199,6 +231,10 @@ class ReportFile:
         Readers see the former file or the whole new one, never a part. What is no regular file (a pipe,
         ``/dev/stdout``) is written as it is.
         """
+        if self._is_stdout:
+            flush_output()
+            write_to_stdout(content.decode("utf-8") if isinstance(content, bytes) else content)
+            return None
         data = content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
         try:
             if self.is_special:
@@ -220,7 +256,9 @@ class ReportFile:
 
     @property
     def is_special(self) -> bool:
-        """Whether it is no regular file: a pipe, ``/dev/stdout``."""
+        """Whether it is no regular file: a pipe, ``-`` or ``/dev/stdout``."""
+        if self._is_stdout:
+            return True
         try:
             return not stat.S_ISREG(self._path.stat().st_mode)
         except FileNotFoundError:

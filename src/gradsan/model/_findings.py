@@ -212,3 +212,5 @@ class Report:
     torch: str | None
     python: str
     mode: ReportMode = "watch"
+    next: tuple[str, ...] = ()
+    """Commands that lead on from here: the page of each code, and the search for fixes where there are some."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gradsan.present.json import render_json
     from gradsan.present.note import short_note, unseen_note
     from gradsan.present.sarif import render_sarif
+    from gradsan.present.summary import render_summary
     from gradsan.present.terminal import render_terminal
 
 
@@ -42,6 +43,7 @@ _HOMES = {
     "json": ("render_json",),
     "note": ("short_note", "unseen_note"),
     "sarif": ("render_sarif",),
+    "summary": ("render_summary",),
     "terminal": ("render_terminal",),
 }
 _on_demand = names_on_demand(__name__, _HOMES)
@@ -63,6 +65,7 @@ __all__ = [
     "render_html",
     "render_json",
     "render_sarif",
+    "render_summary",
     "render_terminal",
     "short_note",
     "unseen_note",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ from rich.text import Text
 from gradsan import text
 from gradsan.model import Gradient, Message, NamedTensor, Seen
 from gradsan.present._cells import Glyphs, width_of, wrap
+
+_LONGEST_NAME = 44
+_LONG_NAME = re.compile(r"(?!torch\.)\b[A-Za-z_]\w*(?:\.\w+|\[[^\]\s]*\])+")
 
 SEVERITY_STYLE = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 ROLE_STYLE = {
@@ -64,6 +68,10 @@ class Canvas:
         """Return a message in the language of this report."""
         return text.say(message, self.language)
 
+    def say_short(self, message: Message) -> str:
+        """Return a message with long names of parameters shortened from the left."""
+        return _LONG_NAME.sub(lambda found: _shortened(found[0], min(_LONGEST_NAME, self.room - 4)), self.say(message))
+
     def head(self, name: str) -> str:
         """Return ``name`` as the head of what follows it: with a colon."""
         return name + self.word("colon")
@@ -88,6 +96,15 @@ class Canvas:
     def remark(self, name: str, body: str, style: str = "") -> list[Text]:
         """Return a paragraph such as ``= why: ...`` beneath the snippets."""
         return self.paragraph((f"= {self.head(self.word(name))}", "bold"), body, style, indent=self.digits + 1)
+
+
+def _shortened(name: str, limit: int) -> str:
+    """The end of a dotted name that fits: ``…layers.1.self_attn.v_proj.weight``."""
+    parts = name.split(".")
+    while len(name) > limit and len(parts) > 1:
+        parts = parts[1:]
+        name = "…" + ".".join(parts)
+    return name
 
 
 def describe_tensor(tensor: NamedTensor, canvas: Canvas) -> str:

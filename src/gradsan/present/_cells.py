@@ -91,7 +91,7 @@ def wrap(text: str, width: int, first: int | None = None) -> list[str]:
     """Break text into lines of at most ``width`` cells (at least 2), one or more; the first may be narrower or wider.
 
     Lines break at spaces, and between Chinese characters, never before closing or after opening punctuation. A word
-    longer than a line is cut. Line breaks in the text are kept.
+    longer than a line is cut, behind a dot where it has one. Line breaks in the text are kept.
     """
     width = max(width, 2)
     limit = width if first is None else max(first, 2)
@@ -128,7 +128,9 @@ def _fitting(text: str, width: int) -> str:
     for index, character in enumerate(text):
         taken += get_character_cell_size(character)
         if taken > width:
-            return text[: max(index, 1)]
+            # A name is parted behind a dot, where it has one late enough.
+            dot = text.rfind(".", index // 2, index)
+            return text[: dot + 1 if dot > 0 else max(index, 1)]
     return text
 
 

@@ -67,7 +67,7 @@ def marks_of(diagnosis: Diagnosis, canvas: Canvas) -> list[Mark]:
                 span=span_of(label.frame),
                 name=heading + canvas.word(f"role.{label.role}"),
                 heading=heading,
-                body=canvas.say(label.message),
+                body=canvas.say_short(label.message),
                 callers=_callers(label, shared, canvas),
                 style=SEVERITY_STYLE[diagnosis.severity] if is_primary else ROLE_STYLE[label.role],
                 is_primary=is_primary,

@@ -118,7 +118,11 @@ def _underline(marks: Sequence[Mark], left: int, right: int, canvas: Canvas) -> 
 
 def _fits_beside(mark: Mark, beside: int, canvas: Canvas) -> bool:
     free = canvas.room - beside
-    return free >= _ENOUGH_BESIDE or free >= width_of(mark.heading) + width_of(mark.body)
+    if free >= width_of(mark.heading) + width_of(mark.body):
+        return True
+    longest = max(width_of(word) for word in mark.body.split() or [""])
+    # A word that is longer than the column would be cut; Chinese has no such words.
+    return free >= _ENOUGH_BESIDE and (free >= width_of(mark.heading) + longest or width_of(mark.body) > len(mark.body))
 
 
 def _message_below(mark: Mark, left: int, canvas: Canvas) -> Iterator[Text]:

@@ -54,6 +54,7 @@ def as_dict(report: Report, *, language: str, cwd: Path | None = None) -> dict[s
         "program": _program(report.program),
         "seen": _seen(report.seen, language),
         "diagnoses": [_diagnosis(diagnosis, language, cwd) for diagnosis in report.diagnoses],
+        "next": [_text(command) for command in report.next],
     }
 
 

@@ -44,6 +44,7 @@ def merged(reports: Sequence[tuple[str, Report]]) -> Report:
         torch=_versions(report.torch for report in each),
         python=_versions(report.python for report in each) or "",
         mode=each[0].mode,
+        next=tuple(dict.fromkeys(command for one in each for command in one.next)),
     )
 
 

@@ -113,6 +113,7 @@ def from_dict(data: Mapping[str, Any]) -> Recorded:
         torch=maybe(text, data["torch"]),
         python=text(data["python"]),
         mode=one_of(ReportMode, data.get("mode", "watch")),
+        next=each(text, data.get("next", ())),
     )
     return Recorded(report, _lines_of(data))
 

@@ -105,7 +105,7 @@ def _draw_diagnosis(diagnosis: Diagnosis, stacks: bool, canvas: Canvas) -> Itera
     for fix in diagnosis.fixes:
         yield from draw_fix(fix, primary.frame.file if primary else None, canvas)
     for note in diagnosis.notes:
-        yield from canvas.remark("note", canvas.say(note))
+        yield from canvas.remark("note", canvas.say_short(note))
     yield from canvas.remark("more", f"gradsan explain {diagnosis.code}", QUIET_STYLE)
 
 
@@ -116,9 +116,9 @@ def _draw_stacks(marks: Iterable[Mark], canvas: Canvas) -> Iterator[Text]:
 
 def _draw_why(diagnosis: Diagnosis, canvas: Canvas) -> Iterator[Text]:
     """Draw what happened, then why backward needs the value, then the formula where the words do not hold it."""
-    said = [canvas.say(diagnosis.explanation)]
+    said = [canvas.say_short(diagnosis.explanation)]
     if diagnosis.why is not None:
-        said.append(canvas.say(diagnosis.why.text))
+        said.append(canvas.say_short(diagnosis.why.text))
     body = "\n".join(dict.fromkeys(said))
     yield from canvas.remark("why", body)
     formula = diagnosis.why.formula if diagnosis.why else None
