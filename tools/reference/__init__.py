@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gradsan.text import LANGUAGES, Language
-from reference import api_page, cli_page, code_pages, schema_page
+from reference import api_page, cli_page, code_pages, message_page, schema_page
 
 __all__ = ["pages", "write"]
 
 _PARTS: tuple[Callable[[Language], dict[str, str]], ...] = (
     cli_page.pages,
     code_pages.pages,
+    message_page.pages,
     schema_page.pages,
     api_page.pages,
 )

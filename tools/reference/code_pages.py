@@ -7,13 +7,19 @@ from itertools import groupby
 
 from gradsan.text import CodeEntry, Language, codes, page
 from reference.markdown import code, join, table
+from reference.message_page import quoted
 from reference.words import word
 
 
 def pages(language: Language) -> dict[str, str]:
     """``codes/index.md``, and ``codes/GS111.md`` for each code."""
     known = {entry.code for entry in codes()}
-    found = {f"codes/{entry.code}.md": _linked(page(entry.code, language), entry.code, known) for entry in codes()}
+    found = {
+        f"codes/{entry.code}.md": join(
+            _linked(page(entry.code, language), entry.code, known), quoted(entry.code, language)
+        )
+        for entry in codes()
+    }
     return {"codes/index.md": _index(language), **found}
 
 

@@ -21,6 +21,7 @@ _COMMANDS: Mapping[str, str] = {
     "lint": "gradsan.cli.lint",
     "report": "gradsan.cli.report",
     "explain": "gradsan.cli.explain",
+    "mcp": "gradsan.cli.mcp",
 }
 """Each module has ``add_parser(subparsers)``, which sets ``handler(namespace) -> int``. One whose command is followed
 by another program's words has ``program_start(words) -> int`` too: these words reach the handler as ``program``."""

@@ -12,6 +12,13 @@ from gradsan.model import Failure, Frame, Site
 
 _FREED = ("GS401", "GS402", "GS404", "GS403")
 """A carried state and two losses on one forward are what a graph is walked twice for, most of the time."""
+_REST_OF_CHECK = "[torch.FloatTensor …], which is output … of …, is at version …; expected version … instead"
+_REST_OF_FREED = (
+    "or directly access saved tensors after they have already been freed. Saved intermediate values of the graph are "
+    "freed when you call .backward() or autograd.grad(). Specify retain_graph=True if you need to backward through the "
+    "graph a second time or if you need to access saved tensors after calling backward"
+)
+"""What follows the pattern of that message."""
 _PARAMETER = ("GS110", "GS111", "GS112", "GS105")
 _RESULT = ("GS101", "GS103", "GS102", "GS104", "GS110")
 _OUTPUT_OF = re.compile(r"which is output \d+ of (\w+?)(?:Backward\d*)?,")
@@ -34,6 +41,41 @@ def codes_of(text: str) -> tuple[str, ...]:
     return _of_part(flat)
 
 
+@cache
+def wordings() -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Every message of PyTorch's that has a code, in words with ``…`` for what differs, and its codes."""
+    found: dict[str, tuple[str, ...]] = {
+        f"{VERSION_CHECK}: {_REST_OF_CHECK}": tuple(dict.fromkeys((*_RESULT, *_PARAMETER))),
+    }
+    for row in rows():
+        for pattern in row.patterns:
+            codes = _of_row(row.slug, row.raised_as)
+            if codes and VERSION_CHECK not in pattern.pattern:
+                found.setdefault(_in_words(pattern.pattern), codes)
+    return tuple(found.items())
+
+
+def _in_words(pattern: str) -> str:
+    """A pattern as the message that it fits; where it allows several wordings, the first."""
+    text = re.sub(r"(?<!\\)\[\^(?:\\.|[^\]\\])*\][+*]?\??", "…", pattern)
+    text = re.sub(r"\[(\w)\w*\](?=\w)", r"\1", text)
+    while (shorter := _INNERMOST.sub(_choice, text)) != text:
+        text = shorter
+    text = re.sub(r"\\[dwsS][+*]?\??|\[[^\]]*\][+*]\??|\.[+*]\??", "…", text)
+    text = re.sub(r"(\w)\?", r"\1", re.sub(r"\\(.)", r"\1", text.replace(r"\?", "\0"))).replace("\0", "?")
+    return " ".join(re.sub(r"…(?:\W?…)+", "…", text).strip("^$").split())
+
+
+_INNERMOST = re.compile(r"(?<!\\)\((\?P<\w+>|\?:|\?[=!]|\?<[=!])?((?:\\.|[^()\\])*)\)\??")
+
+
+def _choice(group: re.Match[str]) -> str:
+    kind = group[1] or ""
+    if kind.startswith("?P"):
+        return "…"
+    return group[2].partition("|")[0] if kind == "?:" else ""
+
+
 def _of_version_check(message: str) -> tuple[str, ...]:
     # A leaf is no output of an operation; what a layer saves of its weight is a view of it.
     output_of = _OUTPUT_OF.search(message)
@@ -45,7 +87,10 @@ def _of_part(text: str) -> tuple[str, ...]:
     """Those whose message has most words of ``text`` in their order: at least half of them, some in a row."""
     words = _words(text)
     least = max(min(_WORDS_IN_COMMON, len(words)), (len(words) + 1) // 2, _WORDS_IN_A_ROW)
-    found: list[tuple[int, tuple[str, ...]]] = [(_in_common(words, _words(VERSION_CHECK)), _RESULT)]
+    found: list[tuple[int, tuple[str, ...]]] = [
+        (_in_common(words, _words(VERSION_CHECK)), _RESULT),
+        (_in_common(words, _words(_REST_OF_FREED)), _FREED),
+    ]
     for row in rows():
         for pattern in row.patterns:
             common = _in_common(words, _words(_NOT_WORDS.sub(" ", pattern.pattern)))

@@ -1,0 +1,133 @@
+"""``gradsan mcp``: run, explain, fix and report as tools of the Model Context Protocol, for coding agents."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib import import_module, util
+from pathlib import Path
+from typing import Any
+
+from gradsan import __version__
+from gradsan.diagnose.messages import codes_of
+from gradsan.model import Message
+from gradsan.options import OptionsError
+from gradsan.text import choose_language, codes, page, resolve, say
+
+MOST_CHARACTERS = 12_000
+"""How long the answer of a tool is at most; of a longer one the middle is left out."""
+
+_SECONDS = 600
+
+
+def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+    """Add ``mcp`` to the commands of ``gradsan``; its ``handler`` is :func:`run`."""
+    language = choose_language("auto", os.environ)
+    words = say(Message("cli.mcp_summary"), language)
+    parser: argparse.ArgumentParser = subparsers.add_parser("mcp", help=words, description=words)
+    parser.set_defaults(handler=run)
+    return parser
+
+
+def run(namespace: argparse.Namespace) -> int:
+    """Serve on standard input and output until the client leaves; the exit status.
+
+    Raises:
+        OptionsError: where the package ``mcp`` is not installed.
+    """
+    if util.find_spec("mcp") is None:
+        raise OptionsError(Message("cli.no_mcp"))
+    server().run()
+    return 0
+
+
+def server() -> Any:
+    """The server with its tools. Raises ImportError where the package ``mcp`` is not installed."""
+    made = import_module("mcp.server.mcpserver").MCPServer("gradsan", version=__version__)
+    for tool in (run_program, fix_program, explain, show_report):
+        made.tool()(tool)
+    return made
+
+
+def run_program(command: list[str], directory: str = ".", mode: str = "watch") -> str:
+    """Run a Python program under gradsan; return what it found as JSON, and the end of what the program wrote.
+
+    ``command`` are the words after ``python``: ``["train.py", "--epochs", "1"]`` or ``["-m", "package.train"]``.
+    ``mode`` is ``watch``, ``deep`` (compares bytes, measures gradients), ``heal`` or ``nonfinite`` (where NaN begins).
+    """
+    options = [] if mode == "watch" else [f"--{mode}"]
+    return _with_json(["run", *options, "--quiet"], command, directory)
+
+
+def fix_program(command: list[str], directory: str = ".", steps: int = 20) -> str:
+    """Try candidate fixes on a program without changing a file; return the report as JSON with the diffs that work.
+
+    ``command`` as for ``run_program``. Each run ends after ``steps`` optimizer steps. A fix with
+    ``verification.status == "passed"`` and ``meaning == "preserved"`` was run, and keeps the gradients.
+    """
+    return _with_json(["fix", "--steps", str(steps)], command, directory)
+
+
+def explain(code_or_message: str, language: str = "en") -> str:
+    """Explain a gradsan code (GS110) or an error message of PyTorch's, whole, in part or in a traceback."""
+    code = resolve(code_or_message)
+    found = (code,) if code is not None else codes_of(code_or_message)
+    if len(found) == 1:
+        return bounded(page(found[0], language))
+    titles = {entry.code: entry.title for entry in codes(language)}
+    return "\n".join(f"{code} {titles[code]}" for code in found) or "no code explains this"
+
+
+def show_report(file: str, language: str = "en") -> str:
+    """Show a JSON report of ``gradsan run --json`` as text: source lines, what happened there, what to change."""
+    return bounded(_gradsan(["report", "--color", "never", "--lang", language, file], ".")[1])
+
+
+def bounded(text: str) -> str:
+    """``text``, or its begin and its end where it is longer than :data:`MOST_CHARACTERS`."""
+    if len(text) <= MOST_CHARACTERS:
+        return text
+    half = MOST_CHARACTERS // 2 - 40
+    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
+
+
+def _with_json(words: Sequence[str], command: Sequence[str], directory: str) -> str:
+    with tempfile.TemporaryDirectory(prefix="gradsan-mcp-") as folder:
+        file = Path(folder, "report.json")
+        status, said = _gradsan([words[0], "--json", str(file), *words[1:], *command], directory)
+        report = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    answer = {"exit_status": status, "report": None if report is None else _shortened(report), "output": said[-2000:]}
+    return bounded(json.dumps(answer, ensure_ascii=False))
+
+
+def _shortened(report: dict[str, Any]) -> dict[str, Any]:
+    """A report without what only a person looks at: whole stacks, the lines around, every event."""
+    for diagnosis in report["diagnoses"]:
+        diagnosis.pop("events", None)
+        for label in diagnosis["labels"]:
+            for name in ("stack", "lines"):
+                label.pop(name, None)
+    return report
+
+
+def _gradsan(words: Sequence[str], directory: str) -> tuple[int, str]:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "gradsan", *words],
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="backslashreplace",
+            timeout=_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return 124, f"did not end within {_SECONDS} seconds"
+    return done.returncode, done.stdout
