@@ -24,6 +24,20 @@ def near(core, tensor):
     return core.nodes_near(number(tensor), HERE())
 
 
+def after_another(first, then):
+    """Run two functions in threads one after the other, the second with the ident of the first."""
+    for _ in range(100):
+        idents = []
+        for work in (first, then):
+            thread = threading.Thread(target=work)
+            thread.start()
+            idents.append(thread.ident)
+            thread.join()
+        if idents[0] == idents[1]:
+            return
+    pytest.skip("idents of threads are not used again")
+
+
 @pytest.fixture
 def leaf():
     return torch.ones(3, requires_grad=True)
@@ -199,6 +213,19 @@ def test_each_thread_counts_its_own_nodes(core, exp):
         clocks |= {entries[0][2] for entries in exact}
     assert len(clocks) == 6
     assert core.nodes_near(0, HERE() + 1) == []
+
+
+def test_nodes_of_a_thread_that_has_ended_are_not_those_of_one_with_its_ident(core, exp):
+    found = []
+
+    def made():
+        exp(torch.ones(2, requires_grad=True))
+
+    def asked():
+        found.append(core.nodes_near(0, HERE()))
+
+    after_another(made, asked)
+    assert found[-1] == []
 
 
 def test_the_pure_log_is_bounded(monkeypatch, leaf):

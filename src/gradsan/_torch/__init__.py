@@ -33,11 +33,13 @@ from gradsan._torch.compiled_graphs import (
 from gradsan._torch.compilers import (
     COMPILER_ERRORS,
     COMPILER_FRAMES,
+    TRACER,
     compiler_error_class,
     is_building_graph,
     keep_traced_graph,
     never_compile,
     traced_graph,
+    tracer_class,
     without_data,
 )
 from gradsan._torch.engine import (
@@ -67,7 +69,7 @@ from gradsan._torch.hooks import (
     push_hooks,
     top_hooks,
 )
-from gradsan._torch.kinds import has_elements, has_values, kind_of, shape_of
+from gradsan._torch.kinds import has_elements, has_values, kind_of, shape_of, sizes_of
 from gradsan._torch.memory import (
     at_same_address,
     can_be_cloned_lazily,
@@ -185,6 +187,7 @@ __all__ = [
     "SAVED_TENSOR",
     "SAVED_TENSORS",
     "SHARDED_MODULE",
+    "TRACER",
     "EngineCall",
     "Example",
     "Traced",
@@ -307,6 +310,7 @@ __all__ = [
     "sharded_group",
     "shared_of",
     "shown_when_read",
+    "sizes_of",
     "slot_of",
     "slots_of_function",
     "storage_identity",
@@ -316,6 +320,7 @@ __all__ = [
     "top_hooks",
     "traced_copy",
     "traced_graph",
+    "tracer_class",
     "unhush",
     "untraced",
     "use_count",

@@ -60,6 +60,15 @@ def never_compile(code: CodeType, *, with_callees: bool) -> None:
         native.skip_code(code)
 
 
+TRACER = "torch.fx.experimental.proxy_tensor"
+"""The module of the tracer that make_fx, torch.export and AOTAutograd use. Missing: it meets the hooks of deep mode."""
+
+
+def tracer_class() -> Any:
+    """The mode that is entered as long as that tracer traces; None where this torch has none, or not yet."""
+    return getattr(sys.modules.get(TRACER), "ProxyTorchDispatchMode", None)
+
+
 def compiler_error_class() -> Any:
     """The class of the error that a failing compiler becomes; None where this torch has none, or not yet."""
     return getattr(sys.modules.get(COMPILER_ERRORS), "BackendCompilerFailed", None)

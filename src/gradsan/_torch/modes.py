@@ -50,15 +50,20 @@ def unhush(before: Any) -> None:
 
 @contextlib.contextmanager
 def hushed() -> Iterator[None]:
-    """A block in which neither ``__torch_function__`` nor the ``__torch_dispatch__`` of a mode is asked.
+    """A block in which neither ``__torch_function__`` nor the ``__torch_dispatch__`` of a mode is asked, nor jit.trace.
 
     Missing: they see what gradsan reads and computes.
     """
     before = hush()
+    trace = _trace() if _is_tracing() else None
+    if trace is not None:
+        _set_trace(None)
     try:
         with without_dispatch_modes():
             yield
     finally:
+        if trace is not None:
+            _set_trace(trace)
         unhush(before)
 
 
@@ -71,11 +76,15 @@ def without_dispatch_modes() -> contextlib.AbstractContextManager[Any]:
 
 
 def has_modes() -> bool:
-    """Whether :func:`hushed` makes a difference to ordinary tensors: a mode of either kind has been entered."""
-    return bool(_modes_entered()) or has_function_modes()
+    """Whether :func:`hushed` makes a difference to ordinary tensors: a mode of either kind, or jit.trace, is on."""
+    return bool(_modes_entered()) or has_function_modes() or _is_tracing()
 
 
 _disable_modes: Callable[[], Any] | None = getattr(torch.utils._python_dispatch, "_disable_current_modes", None)
+# Missing: jit.trace records what gradsan computes.
+_is_tracing: Callable[[], bool] = getattr(torch._C, "_is_tracing", lambda: False)
+_trace: Callable[[], Any] = getattr(torch._C, "_get_tracing_state", lambda: None)
+_set_trace: Callable[[Any], None] = getattr(torch._C, "_set_tracing_state", lambda trace: None)
 _modes_entered: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 
 

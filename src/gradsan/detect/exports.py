@@ -99,7 +99,9 @@ class Exports(Detector):
             waiting += [child for child, _ in node.next_functions if child is not None]
             for slot, saved in _torch.saved_slots(node):
                 tensor = _torch.packed_object(saved)
-                if not torch.is_tensor(tensor) or _torch.storage_or_none(tensor) not in self._exports:
+                if not torch.is_tensor(tensor) or not _torch.has_elements(tensor):
+                    continue
+                if _torch.storage_or_none(tensor) not in self._exports:
                     continue
                 size = tensor.numel() * tensor.element_size()
                 if self._fits(size):

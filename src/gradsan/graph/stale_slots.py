@@ -26,7 +26,7 @@ from gradsan.record import ledger
 
 _STALE = re.compile(
     r"one of the variables needed for gradient computation has been modified by an inplace operation: "
-    r"\[(?P<type>\S+) (?P<sizes>\[[^\]]*\])\](?P<output>, which is output \d+ of [^,]+,)?"
+    r"\[(?P<type>\S+) (?P<sizes>\[[^\]]*\]|[\s\d]+\[[^\]]*\])\](?P<output>, which is output \d+ of [^,]+,)?"
     r".*? is at version (?P<now>\d+); expected version (?P<saved>\d+) instead"
 )
 
@@ -116,7 +116,7 @@ def further_stale(
     """
     for node, slot, tensor, error in _stale_slots(walk.engine_order(roots, inputs, accumulates)):
         told = _STALE.match(str(error))
-        if told is None or _torch.storage_or_none(tensor) != storage or tuple(tensor.shape) != _sizes(told):
+        if told is None or _torch.storage_or_none(tensor) != storage or _torch.sizes_of(tensor) != told["sizes"]:
             continue
         is_output = told["output"] is not None and not tensor.requires_grad
         yield Stale(node, slot, tensor, is_output, _sizes(told), int(told["saved"]), int(told["now"]))
@@ -153,7 +153,7 @@ def _in_frames(error: BaseException, *attributes: str) -> Iterator[Any]:
 
 
 def _is_told(tensor: Any, told: re.Match[str]) -> bool:
-    return int(tensor._version) == int(told["now"]) and tuple(tensor.shape) == _sizes(told)
+    return int(tensor._version) == int(told["now"]) and _torch.sizes_of(tensor) == told["sizes"]
 
 
 def _matching(node: Any, told: re.Match[str]) -> Stale | None:
@@ -170,9 +170,8 @@ def _matching(node: Any, told: re.Match[str]) -> Stale | None:
         if tensor is None or tensor._version != version:
             continue
         is_output = told["output"] is not None and not tensor.requires_grad
-        sizes = tuple(tensor.shape)
-        if sizes == _sizes(told):
-            return Stale(node, slot, tensor, is_output, sizes, int(told["saved"]), version)
+        if _torch.sizes_of(tensor) == told["sizes"]:
+            return Stale(node, slot, tensor, is_output, _sizes(told), int(told["saved"]), version)
     return None
 
 
@@ -185,6 +184,9 @@ def _says(read: Callable[[], Any], told: re.Match[str]) -> bool:
 
 
 def _sizes(told: re.Match[str]) -> tuple[int, ...]:
+    """The sizes that the message tells; none for a nested tensor, which has some for each of its parts."""
+    if not told["sizes"].startswith("["):
+        return ()
     return tuple(int(size) for size in re.findall(r"\d+", told["sizes"]))
 
 

@@ -62,6 +62,7 @@ class Deep:
         self._reading: Literal["", "original", "current"] = ""
         self._node_aside: Any = None
         self._deviation: Deviation | None = None
+        self._changed_before: set[int] = set()
         self._measured_with: set[int] = set()
         self._known_outside = KnownOutside(core)
         self._tensor_hooks = TensorHooks(core)
@@ -106,6 +107,7 @@ class Deep:
             # What its kernel changes itself, and backward does not read, is no reason to run anything.
             if not kept.is_as_saved and (kept.moved or _torch.is_read_by_backward(node, slot)) and kept.changed
         }
+        self._changed_before = set(changed)
         # The inside of a wrapper subclass is compared, not put together anew: there is nothing to measure with.
         if changed and all(kept.original is not None for kept in changed.values()):
             asked_for = list(args[3]) if len(args) > 3 and args[3] else walk.leaves_of(order)
@@ -243,7 +245,7 @@ class Deep:
     def _handed(self, kept: Kept) -> Any:
         """A value as who reads it is to get it: Python code the very tensor, a kernel memory of no lazy clone."""
         is_as_saved = kept.is_as_saved
-        if is_as_saved and kept.is_detached and not self._reading:
+        if is_as_saved and not self._reading and self._is_refused(kept):
             raise RuntimeError(_torch.DETACHED)
         value = kept.alias if is_as_saved else self._given(kept)
         if self._is_kernel():
@@ -253,6 +255,10 @@ class Deep:
         very = None if kept.requires_grad or value is not kept.alias else kept.very_tensor
         return value if very is None else very
 
+    def _is_refused(self, kept: Kept) -> bool:
+        """Whether PyTorch would not give the value as it has been detached; custom Functions get it all the same."""
+        return kept.is_detached and not self._handed_out.is_asked_by_function()
+
     def _is_kernel(self) -> bool:
         """Whether it is no Python code that reads a slot just now."""
         if not (self._core.running or self._reading):
@@ -260,22 +266,26 @@ class Deep:
         out = self._handed_out
         if not out.knows_readers:
             return _torch.function_class(self._running_node()) is None
-        return not out.readers or threading.get_ident() not in out.readers
+        return not out.is_asked_by_function()
 
     def _given(self, kept: Kept) -> Any:
         if self._emptied.since(kept.alias, kept.clock) is not None and kept.is_emptied:
             return self._of_emptied(kept)
         if self._reading:
             return self.given_aside(kept)
-        if kept.is_detached:
+        if self._is_refused(kept):
             raise RuntimeError(_torch.DETACHED)
         moved, changed = kept.moved, kept.changed
         if not (moved or changed):
             return kept.alias
         if not moved:
             node = _torch.current_node()
-            slot = _torch.slot_of(node, kept)
-            if not _torch.is_read_by_backward(node, slot) or _torch.is_filled_after_save(node, slot):
+            if node is None:  # a compiler of backwards reads all slots of the graph before any Node runs
+                is_meant = id(kept) in self._changed_before
+            else:
+                slot = _torch.slot_of(node, kept)
+                is_meant = _torch.is_read_by_backward(node, slot) and not _torch.is_filled_after_save(node, slot)
+            if not is_meant:
                 return kept.current
         heals = self.heals(kept, lambda: self.describe(kept, moved, moved, changed, None, None))
         deviation = self.deviation_of(kept) if changed else self._deviation

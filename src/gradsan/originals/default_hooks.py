@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gradsan import _torch
+from gradsan._imports import call_after_import
 from gradsan.model import Message
 from gradsan.record.patches import Patches
 
@@ -29,9 +30,11 @@ class DefaultHooks:
         patches.on_undo(self._pop)
         self._follow_threads(patches)
         self._step_aside(patches)
+        patches.on_undo(call_after_import(_torch.TRACER, lambda: self._step_aside_of_tracers(patches)))
 
     def _push(self) -> None:
-        if getattr(self._local, "pushed", False) or _torch.hooks_forbidden() is not None:
+        is_traced = bool(getattr(self._local, "tracers", 0))
+        if is_traced or getattr(self._local, "pushed", False) or _torch.hooks_forbidden() is not None:
             return
         _torch.push_hooks(self._pack, self._unpack)
         self._local.pushed = True
@@ -84,3 +87,28 @@ class DefaultHooks:
 
         patches.set(switch, "_saved_tensors_hooks_disable", disabled)
         patches.set(switch, "_saved_tensors_hooks_enable", enabled)
+
+    def _step_aside_of_tracers(self, patches: Patches) -> None:
+        """While a tracer is on, ours are away: it knows a value by its very tensor, any other becomes a constant."""
+        kind = _torch.tracer_class()
+        if kind is None:
+            return
+        enter, leave = kind.__enter__, kind.__exit__
+
+        @functools.wraps(enter)
+        def entered(mode: Any) -> Any:
+            self._pop()
+            self._local.tracers = getattr(self._local, "tracers", 0) + 1
+            return enter(mode)
+
+        @functools.wraps(leave)
+        def left(mode: Any, *error: Any) -> Any:
+            result = leave(mode, *error)
+            # One that was entered before gradsan was switched on was not counted.
+            self._local.tracers = max(0, getattr(self._local, "tracers", 0) - 1)
+            if self._core.active:
+                self._push()
+            return result
+
+        patches.set(kind, "__enter__", entered)
+        patches.set(kind, "__exit__", left)

@@ -29,12 +29,9 @@ class HandedOut:
     """
 
     def __init__(self, core: Any) -> None:
-        """Prepare; nothing is replaced yet.
-
-        ``readers`` are the threads that read ``ctx.saved_tensors`` just now; they are known if ``knows_readers``.
-        """
+        """Prepare; nothing is replaced yet. ``knows_readers``: the slots' own Python objects can be replaced."""
         self._core = core
-        self.readers: set[int] = set()
+        self._readers: set[int] = set()
         self.knows_readers = False
         self._unpacked: dict[int, list[Kept]] = {}
 
@@ -50,6 +47,11 @@ class HandedOut:
         else:
             patches.set(BackwardCFunction, "saved_tensors", property(self._with_very_leaves))
 
+    def is_asked_by_function(self) -> bool:
+        """Whether it is ``ctx.saved_tensors`` of a custom Function that this thread reads just now."""
+        readers = self._readers or self._unpacked
+        return bool(readers) and threading.get_ident() in readers
+
     def unpacks(self, kept: Kept) -> None:
         """To be called for each value that a slot is read for."""
         if self._unpacked and (read := self._unpacked.get(threading.get_ident())) is not None:
@@ -58,11 +60,11 @@ class HandedOut:
     def _saved_tensors(self, function: Any) -> Any:
         """``ctx.saved_tensors`` of a custom Function."""
         thread = threading.get_ident()
-        self.readers.add(thread)
+        self._readers.add(thread)
         try:
             given = _torch.SAVED_TENSORS.__get__(function)
         finally:
-            self.readers.discard(thread)
+            self._readers.discard(thread)
         slots = _torch.slots_of_function(function)
         if not isinstance(given, tuple) or len(slots) != len(given):
             return given

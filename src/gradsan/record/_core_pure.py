@@ -172,11 +172,14 @@ class Core:
         """The call that made the Node with this sequence number, else the calls just before and just after it.
 
         Each is (first number, end of its numbers, clock, stack); of calls within calls the innermost one made the Node.
+        A thread that has ended leaves its ident to another, whose numbers begin anew: what the calling thread has not
+        come to yet is not its own.
         """
         exact = before = after = None
+        made = _torch.sequence_number() if thread == threading.get_ident() else sys.maxsize
         for entry in list(self._nodes):  # other threads go on meanwhile
             first, end, _, owner, _ = entry
-            if owner != thread:
+            if owner != thread or end > made:
                 continue
             if first <= sequence < end:
                 if exact is None or end - first <= exact[1] - exact[0]:

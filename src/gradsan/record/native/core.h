@@ -262,6 +262,17 @@ static inline LoggedNodes *nodes_at(const Ring *ring, size_t i)
     return (LoggedNodes *)ring->items + ((ring->first + i) & (ring->capacity - 1));
 }
 
+/* The number the next Node of this thread will carry; 0 where torch does not tell. */
+static inline long long sequence_here(void)
+{
+    long long number = integer(PyObject_Vectorcall(torch.sequence_number, NULL, 0, NULL));
+    if (number == -1 && PyErr_Occurred()) {
+        PyErr_Clear();
+        return 0;
+    }
+    return number;
+}
+
 static PyObject *Core_nodes_near(Core *self, PyObject *const *args, Py_ssize_t count)
 {
     if (count != 2)
@@ -270,10 +281,12 @@ static PyObject *Core_nodes_near(Core *self, PyObject *const *args, Py_ssize_t c
     unsigned long thread = PyLong_AsUnsignedLongMask(args[1]);
     if (PyErr_Occurred())
         return NULL;
+    /* A thread that has ended leaves its ident to another, whose numbers begin anew. */
+    long long made = thread == PyThread_get_thread_ident() ? sequence_here() : LLONG_MAX;
     LoggedNodes *exact = NULL, *before = NULL, *after = NULL;
     for (size_t i = 0; i < self->nodes.count; i++) {
         LoggedNodes *nodes = nodes_at(&self->nodes, i);
-        if (nodes->thread != thread)
+        if (nodes->thread != thread || nodes->end > made)
             continue;
         if (nodes->first <= sequence && sequence < nodes->end) {
             /* Of calls within calls the innermost one made the Node. */

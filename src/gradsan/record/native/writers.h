@@ -103,17 +103,6 @@ static PyObject *passed_by_keyword(PyObject *name, PyObject *const *values, PyOb
     return NULL;
 }
 
-/* The number the next Node of this thread will carry; 0 where torch does not tell. */
-static inline long long sequence_here(void)
-{
-    long long number = integer(PyObject_Vectorcall(torch.sequence_number, NULL, 0, NULL));
-    if (number == -1 && PyErr_Occurred()) {
-        PyErr_Clear();
-        return 0;
-    }
-    return number;
-}
-
 /* Logs that the call which runs has made the Nodes from `first` up to `end`. */
 static int log_nodes(Core *core, long long first, long long end)
 {
