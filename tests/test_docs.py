@@ -100,10 +100,11 @@ def test_the_page_on_versions_has_the_floors_and_a_row_for_the_oldest_torch() ->
     matrix = load(ROOT / "tools" / "matrix.py")
     columns = [part.name for part in matrix.PARTS]
     head, _, *rows = text.partition("<!-- versions:start -->\n")[2].partition("\n<!-- versions:end -->")[0].splitlines()
-    assert head == f"| torch | Python | {' | '.join(columns)} |"
+    assert head == f"| torch | Python | {' | '.join(columns)} | commit |"
     cells = [row.strip("| ").split(" | ") for row in rows]
     told = re.compile(r"all \d+(, \d+ skipped)?|\d+ of \d+(, \d+ skipped)?|not run")
-    assert [row for row in cells if len(row) != 2 + len(columns) or not all(map(told.fullmatch, row[2:]))] == []
+    assert [row for row in cells if len(row) != 3 + len(columns) or not all(map(told.fullmatch, row[2:-1]))] == []
+    assert all(re.fullmatch(r"[0-9a-f]{7,}\+?( [0-9a-f]{7,}\+?)*", row[-1]) for row in cells)
     versions = [tuple(int(part) for one in row[:2] for part in one.split(".")) for row in cells]
     assert versions == sorted(set(versions))
     assert ".".join(map(str, versions[0][:2])) == torch

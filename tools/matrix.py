@@ -49,7 +49,6 @@ PARTS = (
         ),
     ),
     Part("types", ("tests/capture/test_type_slots.py",)),
-    Part("slots", ("tests/capture/test_autopsy.py",)),
     Part(
         "modes",
         ("tests/capture/test_deep.py", "tests/capture/test_heal.py", "tests/capture/test_hooked_programs.py"),
@@ -152,8 +151,11 @@ def tables(into: Path) -> dict[str, str]:
     """What stands between the page's markers, by their names, from the results below a folder."""
     results = [json.loads(path.read_text(encoding="utf-8")) for path in into.glob(f"torch-*/{RESULTS}")]
     results.sort(key=lambda one: [[int(part) for part in one[name].split(".")] for name in ("torch", "python")])
-    rows = [["torch", "Python", *(part.name for part in PARTS)], ["---"] * (2 + len(PARTS))]
-    rows += [[one["torch"], one["python"], *(cell(one["parts"].get(part.name)) for part in PARTS)] for one in results]
+    rows = [["torch", "Python", *(part.name for part in PARTS), "commit"], ["---"] * (3 + len(PARTS))]
+    for one in results:
+        parts = [one["parts"].get(part.name) for part in PARTS]
+        commits = dict.fromkeys(part["code"] for part in parts if part is not None)
+        rows.append([one["torch"], one["python"], *map(cell, parts), " ".join(commits)])
     failed = [
         f"- torch {one['torch']}, Python {one['python']}, {part.name}: `{name}`"
         for one in results
