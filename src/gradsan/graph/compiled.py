@@ -1,199 +1,30 @@
 """Saves and writes inside compiled graphs, told as the same program without the compiler would do them.
 
 A compiled graph is one Node. What it has saved of values that the program can reach are its arguments and its results;
-which of these, its own names and its edges tell. The graph that was traced is then run on tensors without data, once:
-there the operations of the program save, in the order in which a backward asks for them.
+which of these, its own names and its edges tell. What the operations inside save of them, in the order in which
+a backward asks, is read off the graph that was traced (``traced_graphs.py``).
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 
 from gradsan import _torch
-from gradsan.graph import traced, walk
+from gradsan.graph import naming, walk
+from gradsan.graph.traced_graphs import InnerSave, Inside, Place, inside_of
 from gradsan.model import Conflict, Frame, Site, Write
 from gradsan.record.compilers import TRACED
 from gradsan.record.steps import BackwardRecord
 
 _ARGUMENT = re.compile(r"primals_(\d+)$")
 _OF_COMPILERS = ("/torch/_dynamo/", "/torch/_functorch/", "/torch/_inductor/")
-
-
-class Place(NamedTuple):
-    """A value of a traced graph that the program can reach: its tensor arguments and its results, each counted."""
-
-    kind: Literal["input", "output"]
-    number: int
-
-
-class InnerSave(NamedTuple):
-    """An operation's save of a value within a traced graph, or where one is used: then ``slot`` is None.
-
-    ``outputs`` are the results of the graph whose backward reads it.
-    """
-
-    node: str | None
-    slot: str | None
-    is_output: bool
-    shape: tuple[int, ...]
-    dtype: Any
-    site: Site
-    outputs: frozenset[int]
-
-
-class InnerWrite(NamedTuple):
-    """A call within a traced graph that writes an argument of it."""
-
-    place: Place
-    op: str
-    shape: tuple[int, ...]
-    site: Site
-
-
-@dataclass(frozen=True, slots=True)
-class Inside:
-    """What a traced graph does with the values that the program can reach."""
-
-    saves: dict[Place, list[InnerSave]]
-    uses: dict[Place, list[InnerSave]]
-    writes: list[InnerWrite]
-    places_of_arguments: tuple[Place | None, ...]
-    values: dict[Place, tuple[tuple[int, ...], Any, bool, bool]]
-    """(shape, dtype, whether it requires grad, whether it is a leaf) of each."""
-    varies: bool
-
-    def inputs(self) -> int:
-        """How many tensors are arguments."""
-        return sum(place.kind == "input" for place in self.values)
-
-
-_known: dict[int, tuple[_torch.Traced, Inside | None]] = {}
-_MOST_KNOWN = 64
-
-
-def _inside(graph: _torch.Traced) -> Inside | None:
-    """What is inside a graph that was traced; None where it does not run on tensors without data."""
-    known = _known.get(id(graph))
-    if known is None:
-        if len(_known) >= _MOST_KNOWN:
-            _known.clear()
-        found = None
-        # Whatever the graph holds, it may not work without data.
-        with contextlib.suppress(Exception):
-            found = _run(graph)
-        known = _known[id(graph)] = (graph, found)
-    return known[1]
-
-
-def _run(graph: _torch.Traced) -> Inside:
-    with contextlib.ExitStack() as modes:
-        modes.enter_context(_torch.hushed())
-        modes.enter_context(torch.enable_grad())
-        modes.enter_context(_torch.tensors_without_data())
-        for device, dtype in graph.autocast:
-            modes.enter_context(torch.autocast(device, dtype))
-        given = [one.made() if isinstance(one, _torch.Example) else one for one in graph.examples]
-        run = traced.TracedRun(graph.module())
-        results = run.outputs(given)
-        return _read(graph, run, given, results)
-
-
-def _read(graph: _torch.Traced, run: traced.TracedRun, given: list[Any], results: list[Any]) -> Inside:
-    places: dict[int, Place] = {}
-    values: dict[Place, tuple[tuple[int, ...], Any, bool, bool]] = {}
-    places_of_arguments: list[Place | None] = []
-    for one in given:
-        place = Place("input", len(values)) if torch.is_tensor(one) else None
-        places_of_arguments.append(place)
-        if place is not None:
-            places.setdefault(_torch.storage_identity(one), place)
-            values[place] = (tuple(one.shape), one.dtype, one.requires_grad, one.is_leaf)
-    for number, one in enumerate(results):
-        place = Place("output", number)
-        places.setdefault(_torch.storage_identity(one), place)
-        values[place] = (tuple(one.shape), one.dtype, one.requires_grad, False)
-    return Inside(
-        dict(_saves(run, results, places)),
-        dict(_uses(run, results, places)),
-        list(_writes(run, places)),
-        tuple(places_of_arguments),
-        values,
-        any(isinstance(one, _torch.Example) and one.varies for one in graph.examples),
-    )
-
-
-def _saves(
-    run: traced.TracedRun, results: list[Any], places: dict[int, Place]
-) -> Iterator[tuple[Place, list[InnerSave]]]:
-    found: dict[Place, list[InnerSave]] = {}
-    roots = [(number, one.grad_fn) for number, one in enumerate(results) if one.grad_fn is not None]
-    behind = [(number, set(walk.nodes_behind([root], walk.NODES_WALKED) or ())) for number, root in roots]
-    for node in walk.engine_order([root for _, root in roots]):
-        call = run.call_of(_torch.node_sequence(node))
-        if call is None:
-            continue
-        outputs = frozenset(number for number, nodes in behind if node in nodes)
-        for slot, saved in _torch.saved_slots(node):
-            tensor = _torch.packed_object(saved)
-            place = places.get(_torch.storage_identity(tensor)) if torch.is_tensor(tensor) else None
-            if place is None or not _torch.is_read_by_backward(node, slot):
-                continue
-            # Among the slots of a Node those named ``result`` hold what it made itself.
-            one = InnerSave(
-                node.name(),
-                slot,
-                slot.startswith("result"),
-                tuple(tensor.shape),
-                tensor.dtype,
-                traced.site_of(call[1]),
-                outputs,
-            )
-            found.setdefault(place, []).append(one)
-    yield from found.items()
-
-
-def _uses(
-    run: traced.TracedRun, results: list[Any], places: dict[int, Place]
-) -> Iterator[tuple[Place, list[InnerSave]]]:
-    """The calls that are given a value, or that made it, with the results that they lead to."""
-    leads: dict[Any, set[int]] = {}
-    ids = {id(one): number for number, one in enumerate(results)}
-    for node in reversed(list(run.graph.nodes)):
-        own = {ids[id(one)] for one in traced.tensors(run.env.get(node)) if id(one) in ids}
-        leads[node] = own.union(*(leads.get(user, set()) for user in node.users))
-    found: dict[Place, list[InnerSave]] = {}
-    for _, _, call in run.nodes_of:
-        touched = {
-            places[storage]
-            for one in (call, *call.all_input_nodes)
-            for tensor in traced.tensors(run.env.get(one))
-            if (storage := _torch.storage_identity(tensor)) in places
-        }
-        result = next(traced.tensors(run.env.get(call)), None)
-        if result is None or result.grad_fn is None:
-            continue
-        node, shape = result.grad_fn.name(), tuple(result.shape)
-        for place in touched:
-            use = InnerSave(node, None, False, shape, result.dtype, traced.site_of(call), frozenset(leads[call]))
-            found.setdefault(place, []).append(use)
-    yield from found.items()
-
-
-def _writes(run: traced.TracedRun, places: dict[int, Place]) -> Iterator[InnerWrite]:
-    for _, call, storage in run.moved:
-        place = places.get(storage)
-        if place is not None and place.kind == "input":
-            written = next(iter(call.all_input_nodes), None)
-            value = None if written is None else run.env.get(written)
-            shape = tuple(value.shape) if torch.is_tensor(value) else ()
-            yield InnerWrite(place, traced.called(call), shape, traced.site_of(call))
 
 
 def as_uncompiled(conflict: Conflict, node: Any, slot: str | None, tensor: Any, backward: BackwardRecord) -> Conflict:
@@ -206,10 +37,10 @@ def as_uncompiled(conflict: Conflict, node: Any, slot: str | None, tensor: Any, 
     if node is None or slot is None or not torch.is_tensor(tensor) or not _torch.is_compiled_node(node):
         return conflict
     graph = TRACED.numbered(_torch.compiled_number(node))
-    inside = None if graph is None else _inside(graph)
+    inside = None if graph is None else inside_of(graph)
     if graph is None or inside is None:
         return conflict
-    place = _place(inside, node, slot, tensor)
+    place = _place(inside, node, slot, tensor, sys._getframe(1))
     reached = _reached(node, backward)
     found = None if place is None else _asked_first(inside, place, reached, conflict.save.tensor.shape)
     if place is None or found is None:
@@ -230,7 +61,7 @@ def as_uncompiled(conflict: Conflict, node: Any, slot: str | None, tensor: Any, 
     )
 
 
-def _place(inside: Inside, node: Any, slot: str, tensor: Any) -> Place | None:
+def _place(inside: Inside, node: Any, slot: str, tensor: Any, frame: Any) -> Place | None:
     """Which value of the traced graph a saved tensor is; None where that is not decided."""
     slots = [name for name, _ in _torch.saved_slots(node)]
     names = _torch.saved_in_graph(node, len(slots))
@@ -241,6 +72,9 @@ def _place(inside: Inside, node: Any, slot: str, tensor: Any) -> Place | None:
         if number < len(inside.places_of_arguments):
             return inside.places_of_arguments[number]
     storage = _torch.storage_identity(tensor)
+    held = _output_held(node, storage, frame)
+    if held is not None and Place("output", held) in inside.values:
+        return Place("output", held)
     edges = [child for child, _ in node.next_functions]
     others = set()
     if len(edges) == inside.inputs():
@@ -263,10 +97,39 @@ def _place(inside: Inside, node: Any, slot: str, tensor: Any) -> Place | None:
     made = [place for place in fitting if place.kind == "output"]
     saved = [place for place in fitting if place in inside.saves]
     viewed = _viewed(inside, tensor, others) if _is_view(name) else []
-    for choice in (made if name and not _is_view(name) else [], saved, fitting, viewed):
+    alike = [place for place in _named_alike(inside, name) if place in fitting]
+    for choice in (alike, made if name and not _is_view(name) else [], saved, fitting, viewed):
         if len(choice) == 1:
             return choice[0]
     return None
+
+
+def _output_held(node: Any, storage: int, frame: Any) -> int | None:
+    """Which result of the graph lies in ``storage``, as a tensor tells that the program still holds."""
+    for found in naming.find(frame, lambda one: one.grad_fn is not None and _torch.storage_identity(one) == storage):
+        maker, number = found.tensor.grad_fn, found.tensor.output_nr
+        # Each in-place operation, and each view, leads to what it was made of by its first edge.
+        for _ in range(_EDGES_FOLLOWED):
+            if maker is node:
+                return int(number) - _torch.written_inputs(node)
+            edges = () if maker is None else maker.next_functions
+            if not edges:
+                break
+            maker, number = edges[0]
+    return None
+
+
+_EDGES_FOLLOWED = 64
+
+
+def _named_alike(inside: Inside, name: str) -> list[Place]:
+    """The results whose operation is called as a saved tensor is in the compiled graph (``sigmoid_1``)."""
+    op = name.rstrip("0123456789").strip("_").replace("_", "")
+    return [
+        place
+        for place, saves in inside.saves.items()
+        if any(one.is_output and (one.node or "").partition("Backward")[0].lower() == op for one in saves)
+    ]
 
 
 def _viewed(inside: Inside, tensor: Any, others: set[Place]) -> list[Place]:
@@ -321,8 +184,8 @@ def _asked_first(
     uses = inside.uses.get(place, [])
     for one in uses:
         if reached is not None and one.outputs & reached:
-            return one, "again"
-    return (uses[0], "only") if uses else None
+            return one, "inside" if inside.hides else "again"
+    return (uses[0], "only") if uses and not inside.hides else None
 
 
 def is_of_graph(site: Site, node: Any) -> bool:
@@ -335,7 +198,7 @@ def _written(write: Write, shape: tuple[int, ...]) -> Iterator[Write]:
     """A write that a compiled graph made as the calls in it that write such a value; itself where they are unknown."""
     graphs, inside = _around(write.site), None
     for graph in graphs:
-        inside = _inside(graph)
+        inside = inside_of(graph)
         sizes = write.region.shape if write.region is not None else shape
         fitting = [one for one in inside.writes if _fits(sizes, one.shape, inside.varies)] if inside is not None else []
         if len({one.place for one in fitting}) == 1:

@@ -25,7 +25,7 @@ def operand_overwritten(facts: Facts) -> Diagnosis | None:
     """Recognise a saved operand that was written."""
     if not facts.writes:
         return None
-    explanation = "operand_overwritten_in_compiled" if facts.in_compiled else None
+    explanation = "operand_overwritten_in_compiled" if facts.in_compiled else _kept_by_compiler(facts)
     found = fixes.instead_of_overwriting(facts)
     notes: tuple[Message, ...] = ()
     if any(renormalises(write) for write in facts.writes):
@@ -39,10 +39,16 @@ def result_overwritten(facts: Facts) -> Diagnosis | None:
     """Recognise a saved result that was written."""
     if not facts.writes or not facts.conflict.save.is_output:
         return None
-    explanation = "result_overwritten_in_compiled" if facts.in_compiled else None
+    explanation = "result_overwritten_in_compiled" if facts.in_compiled else _kept_by_compiler(facts)
     return build.diagnosis(
         facts, "GS101", "result_overwritten", explanation=explanation, fixes=fixes.instead_of_overwriting(facts)
     )
+
+
+def _kept_by_compiler(facts: Facts) -> str | None:
+    """The words where a compiled graph keeps what the operation itself has no place for."""
+    save = facts.conflict.save
+    return "overwritten_kept_by_compiler" if save.compiled and save.slot is None else None
 
 
 def inplace_module(facts: Facts) -> Diagnosis | None:

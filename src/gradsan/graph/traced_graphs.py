@@ -1,0 +1,194 @@
+"""Traced graphs, read once: what the operations in them save and write of values that the program can reach.
+
+The graph is run on tensors without data; its operations save as those of the program without the compiler do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from gradsan import _torch
+from gradsan.graph import traced, walk
+from gradsan.model import Site
+
+
+class Place(NamedTuple):
+    """A value of a traced graph that the program can reach: its tensor arguments and its results, each counted."""
+
+    kind: Literal["input", "output"]
+    number: int
+
+
+class InnerSave(NamedTuple):
+    """An operation's save of a value within a traced graph, or where one is used: then ``slot`` is None.
+
+    ``outputs`` are the results of the graph whose backward reads it.
+    """
+
+    node: str | None
+    slot: str | None
+    is_output: bool
+    shape: tuple[int, ...]
+    dtype: Any
+    site: Site
+    outputs: frozenset[int]
+
+
+class InnerWrite(NamedTuple):
+    """A call within a traced graph that writes an argument of it."""
+
+    place: Place
+    op: str
+    shape: tuple[int, ...]
+    site: Site
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """What a traced graph does with the values that the program can reach."""
+
+    saves: dict[Place, list[InnerSave]]
+    uses: dict[Place, list[InnerSave]]
+    writes: list[InnerWrite]
+    places_of_arguments: tuple[Place | None, ...]
+    values: dict[Place, tuple[tuple[int, ...], Any, bool, bool]]
+    """(shape, dtype, whether it requires grad, whether it is a leaf) of each."""
+    varies: bool
+    hides: bool
+    """Whether some saves are behind hooks (a checkpoint), so that not all are known."""
+
+    def inputs(self) -> int:
+        """How many tensors are arguments."""
+        return sum(place.kind == "input" for place in self.values)
+
+
+_known: dict[int, tuple[_torch.Traced, Inside | None]] = {}
+_MOST_KNOWN = 64
+
+
+def inside_of(graph: _torch.Traced) -> Inside | None:
+    """What is inside a graph that was traced; None where it does not run on tensors without data."""
+    known = _known.get(id(graph))
+    if known is None:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        found = None
+        # Whatever the graph holds, it may not work without data.
+        with contextlib.suppress(Exception):
+            found = _run(graph)
+        known = _known[id(graph)] = (graph, found)
+    return known[1]
+
+
+def _run(graph: _torch.Traced) -> Inside:
+    with contextlib.ExitStack() as modes:
+        modes.enter_context(_torch.hushed())
+        modes.enter_context(torch.enable_grad())
+        modes.enter_context(_torch.tensors_without_data())
+        for device, dtype in graph.autocast:
+            modes.enter_context(torch.autocast(device, dtype))
+        given = [one.made() if isinstance(one, _torch.Example) else one for one in graph.examples]
+        run = traced.TracedRun(graph.module())
+        results = run.outputs(given)
+        return _read(graph, run, given, results)
+
+
+def _read(graph: _torch.Traced, run: traced.TracedRun, given: list[Any], results: list[Any]) -> Inside:
+    places: dict[int, Place] = {}
+    values: dict[Place, tuple[tuple[int, ...], Any, bool, bool]] = {}
+    places_of_arguments: list[Place | None] = []
+    for one in given:
+        place = Place("input", len(values)) if torch.is_tensor(one) else None
+        places_of_arguments.append(place)
+        if place is not None:
+            places.setdefault(_torch.storage_identity(one), place)
+            values[place] = (tuple(one.shape), one.dtype, one.requires_grad, one.is_leaf)
+    for number, one in enumerate(results):
+        place = Place("output", number)
+        places.setdefault(_torch.storage_identity(one), place)
+        values[place] = (tuple(one.shape), one.dtype, one.requires_grad, False)
+    saves, hides = _saves(run, results, places)
+    return Inside(
+        saves,
+        dict(_uses(run, results, places)),
+        list(_writes(run, places)),
+        tuple(places_of_arguments),
+        values,
+        any(isinstance(one, _torch.Example) and one.varies for one in graph.examples),
+        hides,
+    )
+
+
+def _saves(
+    run: traced.TracedRun, results: list[Any], places: dict[int, Place]
+) -> tuple[dict[Place, list[InnerSave]], bool]:
+    """What the operations save, in the order in which a backward asks for it; and whether hooks hide some."""
+    found: dict[Place, list[InnerSave]] = {}
+    hides = False
+    roots = [(number, one.grad_fn) for number, one in enumerate(results) if one.grad_fn is not None]
+    behind = [(number, set(walk.nodes_behind([root], walk.NODES_WALKED) or ())) for number, root in roots]
+    for node in walk.engine_order([root for _, root in roots]):
+        call = run.call_of(_torch.node_sequence(node))
+        if call is None:
+            continue
+        outputs = frozenset(number for number, nodes in behind if node in nodes)
+        for slot, saved in _torch.saved_slots(node):
+            hides = hides or _torch.is_hooked(saved)
+            tensor = _torch.packed_object(saved)
+            place = places.get(_torch.storage_identity(tensor)) if torch.is_tensor(tensor) else None
+            if place is None or not _torch.is_read_by_backward(node, slot):
+                continue
+            # Among the slots of a Node those named ``result`` hold what it made itself.
+            one = InnerSave(
+                node.name(),
+                slot,
+                slot.startswith("result"),
+                tuple(tensor.shape),
+                tensor.dtype,
+                traced.site_of(call[1]),
+                outputs,
+            )
+            found.setdefault(place, []).append(one)
+    return found, hides
+
+
+def _uses(
+    run: traced.TracedRun, results: list[Any], places: dict[int, Place]
+) -> Iterator[tuple[Place, list[InnerSave]]]:
+    """The calls that are given a value, or that made it, with the results that they lead to."""
+    leads: dict[Any, set[int]] = {}
+    ids = {id(one): number for number, one in enumerate(results)}
+    for node in reversed(list(run.graph.nodes)):
+        own = {ids[id(one)] for one in traced.tensors(run.env.get(node)) if id(one) in ids}
+        leads[node] = own.union(*(leads.get(user, set()) for user in node.users))
+    found: dict[Place, list[InnerSave]] = {}
+    for _, _, call in run.nodes_of:
+        touched = {
+            places[storage]
+            for one in (call, *call.all_input_nodes)
+            for tensor in traced.tensors(run.env.get(one))
+            if (storage := _torch.storage_identity(tensor)) in places
+        }
+        result = next(traced.tensors(run.env.get(call)), None)
+        if result is None or result.grad_fn is None:
+            continue
+        node, shape = result.grad_fn.name(), tuple(result.shape)
+        for place in touched:
+            use = InnerSave(node, None, False, shape, result.dtype, traced.site_of(call), frozenset(leads[call]))
+            found.setdefault(place, []).append(use)
+    yield from found.items()
+
+
+def _writes(run: traced.TracedRun, places: dict[int, Place]) -> Iterator[InnerWrite]:
+    for _, call, storage in run.moved:
+        place = places.get(storage)
+        if place is not None and place.kind == "input":
+            written = next(iter(call.all_input_nodes), None)
+            value = None if written is None else run.env.get(written)
+            shape = tuple(value.shape) if torch.is_tensor(value) else ()
+            yield InnerWrite(place, traced.called(call), shape, traced.site_of(call))
