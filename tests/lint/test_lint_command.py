@@ -88,7 +88,7 @@ def test_results_are_kept_by_content(folder: Path, monkeypatch: pytest.MonkeyPat
     first = Cache(folder / "kept")
     before = dict(lint_files([file], first, 1))
     first.close()
-    monkeypatch.setattr("gradsan.lint.running._check_file", lambda file: pytest.fail("read again"))
+    monkeypatch.setattr("gradsan.lint.running._check_file", lambda file, maybe: pytest.fail("read again"))
     assert dict(lint_files([file], Cache(folder / "kept"), 1)) == before
     monkeypatch.setattr(cache_module, "__version__", "another")
     with pytest.raises(pytest.fail.Exception):

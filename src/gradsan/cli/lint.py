@@ -70,9 +70,9 @@ def run(args: argparse.Namespace) -> int:
     except FileNotFoundError as missing:
         raise OptionsError(Message("lint.no_path", {"path": missing.args[0]})) from None
     cache = Cache(None if args.no_cache else default_folder(os.environ))
-    results = dict(lint_files(files, cache, jobs))
+    results = dict(lint_files(files, cache, jobs, maybe=args.maybe))
     cache.close()
-    fixed = _fix(results, language) if args.fix else 0
+    fixed = _fix(results, args.maybe, language) if args.fix else 0
     report, said = suppressions.applied(_report(results, args, language))
     for sentence in said:
         complain(sentence, language)
@@ -108,7 +108,7 @@ def _jobs(word: str | None) -> int | None:
     return int(word)
 
 
-def _fix(results: dict[Path, Checked], language: Language) -> int:
+def _fix(results: dict[Path, Checked], maybe: bool, language: Language) -> int:
     count = 0
     for file, checked in list(results.items()):
         if not any(one.suggestion is not None and one.suggestion.is_certain for one in checked.findings):
@@ -120,7 +120,7 @@ def _fix(results: dict[Path, Checked], language: Language) -> int:
             continue
         if written:
             count += written
-            results.update(lint_files([file], Cache(None), 1))
+            results.update(lint_files([file], Cache(None), 1, maybe=maybe))
     return count
 
 

@@ -27,8 +27,11 @@ class Checked:
     problem: str | None = None
 
 
-def check(data: bytes, file: str) -> Checked:
-    """The faults in the source ``data`` of ``file``; the file itself is read only where lines are to be suggested."""
+def check(data: bytes, file: str, *, maybe: bool = False) -> Checked:
+    """The faults in the source ``data`` of ``file``; the file itself is read only where lines are to be suggested.
+
+    ``maybe`` asks for what the source does not decide, too.
+    """
     count = data.count(b"\n")
     if not gate.may_be_faulty(data):
         return Checked(lines=count)
@@ -47,14 +50,14 @@ def check(data: bytes, file: str) -> Checked:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             module = ast.parse(text)
-        hits = read(module, lines)
+        hits = read(module, lines, None if maybe else gate.proofs(text))
     except (SyntaxError, ValueError, RecursionError) as problem:
         return Checked(lines=count, problem=str(problem))
     finally:
         if was_enabled:
             gc.enable()
     rows = text.split("\n") if hits else []
-    found = [_finding(hit, rows, file) for hit in _one_a_place(hits)]
+    found = [_finding(hit, rows, file) for hit in _one_a_place(hits) if hit.is_sure or maybe]
     return Checked(tuple(sorted(found, key=lambda one: (one.at.line, one.at.column, one.code))), count)
 
 

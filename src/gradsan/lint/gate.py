@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["may_be_faulty", "triggers"]
+__all__ = ["may_be_faulty", "proofs", "triggers"]
 
 _PROOF = re.compile(rb"requires?_gra|\bnn\b|backward|Parameter|autograd|requ\w{1,6}_g")
 _TRIGGER = re.compile(
@@ -17,11 +17,23 @@ def may_be_faulty(data: bytes) -> bool:
     return b"torch" in data and _PROOF.search(data) is not None
 
 
+_SURE = re.compile(r"backward\(|\brequ\w*_gr|Parameter\(|autograd\.grad|\bgrad\(|\binplace|\.grad\b|\.step\(")
+
+
+def proofs(text: str) -> tuple[int, ...]:
+    """The lines (from 1) at which a function with unknown arguments may come to a fault that is sure."""
+    return _lines(_SURE, text)
+
+
 def triggers(text: str) -> tuple[int, ...]:
     """The lines (from 1) at which a fault may begin."""
+    return _lines(_TRIGGER, text)
+
+
+def _lines(pattern: re.Pattern[str], text: str) -> tuple[int, ...]:
     found: list[int] = []
     line, at = 1, 0
-    for match in _TRIGGER.finditer(text):
+    for match in pattern.finditer(text):
         line += text.count("\n", at, match.start())
         at = match.start()
         if not found or found[-1] != line:

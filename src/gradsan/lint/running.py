@@ -17,7 +17,9 @@ _ENOUGH_FOR_TWO = 3_000_000
 """Bytes: below, starting processes costs more than it saves."""
 
 
-def lint_files(files: Sequence[Path], cache: Cache, jobs: int | None = None) -> Iterator[tuple[Path, Checked]]:
+def lint_files(
+    files: Sequence[Path], cache: Cache, jobs: int | None = None, *, maybe: bool = False
+) -> Iterator[tuple[Path, Checked]]:
     """Each file with what was found in it, in their order. ``jobs`` processes at most (None: as it seems worth it).
 
     A file that cannot be read is told as one that has a problem.
@@ -35,14 +37,14 @@ def lint_files(files: Sequence[Path], cache: Cache, jobs: int | None = None) -> 
         if not may_be_faulty(data):
             results[file] = Checked((), lines)
             continue
-        mark = mark_of(data)
+        mark = f"{mark_of(data)}{'?' if maybe else ''}"
         known = cache.get(mark, lines)
         if known is not None:
             results[file] = known
         else:
             pending.append((file, mark))
             size += len(data)
-    for (file, mark), checked in zip(pending, _checked([file for file, _ in pending], size, jobs), strict=True):
+    for (file, mark), checked in zip(pending, _checked([file for file, _ in pending], size, jobs, maybe), strict=True):
         results[file] = checked
         if checked.problem is None:
             cache.put(mark, checked.findings)
@@ -50,18 +52,20 @@ def lint_files(files: Sequence[Path], cache: Cache, jobs: int | None = None) -> 
         yield file, results[file]
 
 
-def _checked(files: list[Path], size: int, jobs: int | None) -> Iterator[Checked]:
+def _checked(files: list[Path], size: int, jobs: int | None, maybe: bool) -> Iterator[Checked]:
     wanted = jobs if jobs is not None else (_cores() if size > _ENOUGH_FOR_TWO else 1)
     if wanted < 2 or len(files) < 2:
-        yield from map(_check_file, files)
+        yield from (_check_file(file, maybe) for file in files)
         return
     with ProcessPoolExecutor(min(wanted, len(files))) as pool:
-        yield from pool.map(_check_file, files, chunksize=max(1, min(16, len(files) // (4 * wanted))))
+        yield from pool.map(
+            _check_file, files, [maybe] * len(files), chunksize=max(1, min(16, len(files) // (4 * wanted)))
+        )
 
 
-def _check_file(file: Path) -> Checked:
+def _check_file(file: Path, maybe: bool) -> Checked:
     try:
-        return check(file.read_bytes(), str(file.absolute()))
+        return check(file.read_bytes(), str(file.absolute()), maybe=maybe)
     except OSError as problem:
         return Checked(problem=problem.strerror or str(problem))
 

@@ -22,6 +22,7 @@ from gradsan.lint.engine.values import (
     Value,
     words,
 )
+from gradsan.source.identifiers import chain_key
 
 __all__ = ["Assignments", "is_none_value"]
 
@@ -54,7 +55,7 @@ class Assignments(Expressions):
         added = node.value
         if isinstance(added, ast.BinOp) and isinstance(added.op, ast.Add) and self._loops:
             target = node.targets[0]
-            if isinstance(target, ast.Name | ast.Attribute) and ast.unparse(added.left) == ast.unparse(target):
+            if isinstance(target, ast.Name | ast.Attribute) and chain_key(added.left) == chain_key(target):
                 term = self.evaluate(added.right, state) if isinstance(added.right, ast.Name) else value
                 self.added(node, target, added.right, value, term, state)
         for target in node.targets:
@@ -68,7 +69,7 @@ class Assignments(Expressions):
 
     def _name_value(self, node: ast.Assign, value: Value) -> None:
         if isinstance(value, Tensor) and not value.text and isinstance(node.targets[0], ast.Name | ast.Attribute):
-            value.text = ast.unparse(node.targets[0])
+            value.text = chain_key(node.targets[0]) or ""
 
     def assign(self, target: ast.expr, value: Value, state: State) -> None:
         """``target`` is given ``value``."""
@@ -228,7 +229,7 @@ class Assignments(Expressions):
             if isinstance(made, Tensor) and isinstance(old, Tensor):
                 made.is_certain = False
             if isinstance(made, Tensor):
-                made.text = ast.unparse(node.target)
+                made.text = chain_key(node.target) or ""
             self.assign(node.target, made, state)
             self.added(node, node.target, node.value, made, value, state)
         return state

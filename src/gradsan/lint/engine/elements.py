@@ -16,6 +16,7 @@ from gradsan.lint.engine.values import (
     Tensor,
     Value,
 )
+from gradsan.source.identifiers import chain_key
 
 __all__ = ["Elements"]
 
@@ -78,7 +79,7 @@ class Elements(Attributes):
             index_kind = self.index_kind(node.slice, state)
             if owner.is_certain and not owner.is_array and index_kind == "view":
                 made = self.view(owner, "view", node, state)
-                made.text = ast.unparse(node) if len(self.frames) else ""
+                made.text = chain_key(node) or chain_key(node.value) or ""
                 return made
             if owner.is_certain and index_kind == "copy" and not owner.is_array:
                 return self.apply("none", [owner], node, state, "index")

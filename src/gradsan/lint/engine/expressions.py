@@ -131,7 +131,7 @@ class Expressions(Elements):
         name = _OPERATORS.get(type(operator))
         if name is None or isinstance(operator, _WITHOUT):
             return self.fresh(certain=any(one.is_certain for one in tensors), grad=NO)
-        if any(one.is_array for one in tensors):
+        if all(one.is_array for one in tensors):
             return Tensor((Memory(),), NO, None, self.tick(), is_certain=False, is_cut=True, is_array=True)
         certain = any(one.is_certain for one in tensors)
         made2 = (

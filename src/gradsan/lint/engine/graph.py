@@ -61,9 +61,17 @@ class Graph(Tensors):
         for tensor in self.tensors_in(loss, state):
             graph, grad = self.graph_of(tensor, state)
             if grad == NO and tensor.is_certain and not is_grad:
+                # What callers gave, and lists that they filled, may hold more than was read.
+                level = YES if isinstance(loss, Tensor) and len(self.frames) < 3 else MAYBE
                 if self._is_surely_cut(tensor):
                     self.report(
-                        "GS405", "loss_without_graph", site, state, YES, {"name": tensor.text or "?"}, [("used", site)]
+                        "GS405",
+                        "loss_without_graph",
+                        site,
+                        state,
+                        level,
+                        {"name": tensor.text or "?"},
+                        [("used", site)],
                     )
                 continue
             self._loss_made_leaf(tensor, site, state)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from bisect import bisect_left
 from collections.abc import Callable
 
 from gradsan.lint.engine.base import EnoughError, Frame
@@ -42,10 +43,11 @@ _EVALUATING = re.compile(
 class Program(Statements):
     """Reads a file."""
 
-    def __init__(self, module: ast.Module, triggers: tuple[int, ...]) -> None:
-        """``triggers`` are the lines at which a fault may begin."""
+    def __init__(self, module: ast.Module, triggers: tuple[int, ...], proofs: tuple[int, ...]) -> None:
+        """``triggers`` are the lines at which a fault may begin; see :func:`read`."""
         super().__init__(module)
         self.triggers = triggers
+        self.proofs = proofs
         self.left = _FILE_STATEMENTS
         self.root_level = MAYBE
         self.sums: dict[ast.AST, tuple[Site, Node, str, str]] = {}
@@ -90,14 +92,17 @@ class Program(Statements):
             elif isinstance(node, ast.If | ast.Try | ast.With):
                 self._functions(node.body, state)
 
-    def _is_triggered(self, node: ast.stmt) -> bool:
-        last = node.end_lineno or node.lineno
-        return any(node.lineno <= line <= last for line in self.triggers)
+    def _is_triggered(self, node: ast.AST, level: int = YES) -> bool:
+        """Whether anything may be found in a function; of one whose result is no proof, by what else it does."""
+        first, last = getattr(node, "lineno", 1), getattr(node, "end_lineno", 1)
+        lines = self.triggers if level == YES else self.proofs
+        place = bisect_left(lines, first)
+        return place < len(lines) and lines[place] <= last
 
     def _class_root(self, kind: ClassValue, state: State) -> None:
         if not self._is_triggered(kind.node) or _is_custom_function(kind):
             return
-        waiting = [one for one in kind.functions.values() if one.node not in self.functions_run]
+        waiting = [one for one in kind.functions.values() if self._is_awaited(one, kind)]
         if not waiting:
             return
         here = state.copy()
@@ -115,15 +120,21 @@ class Program(Statements):
         self._forget_beginnings(made[0], here)
         order = sorted(waiting, key=lambda one: getattr(one.node, "name", "") not in _FIRST)
         for function in order:
-            name = getattr(function.node, "name", "")
-            if name.startswith("__") and name != "__call__":
-                continue
-            if function.node in self.functions_run or not isinstance(function.node, ast.stmt):
-                continue
-            if not self._is_triggered(function.node) and not (name == "forward" and kind.is_module):
-                continue
-            level = YES if kind.is_module and (name in _FIRST or not _EVALUATING.search(name)) else MAYBE
-            self._root(function, here.copy(), made[0], level)
+            if function.node not in self.functions_run:
+                self._root(function, here.copy(), made[0], self._level_of(function, kind))
+
+    def _level_of(self, function: Function, kind: ClassValue) -> int:
+        """How sure it is that what a method returns goes through backward."""
+        name = getattr(function.node, "name", "")
+        return YES if kind.is_module and (name in _FIRST or not _EVALUATING.search(name)) else MAYBE
+
+    def _is_awaited(self, function: Function, kind: ClassValue) -> bool:
+        name = getattr(function.node, "name", "")
+        if function.node in self.functions_run or (name.startswith("__") and name != "__call__"):
+            return name == "__init__" and self._is_triggered(function.node, MAYBE)
+        if name == "forward" and kind.is_module and self._is_triggered(kind.node, MAYBE):
+            return True
+        return self._is_triggered(function.node, self._level_of(function, kind))
 
     def _forget_beginnings(self, me: Object, state: State) -> None:
         """What ``__init__`` leaves empty, or None, the other methods of the class fill: nothing is known of it then."""
@@ -142,7 +153,9 @@ class Program(Statements):
         node = function.node
         if node in self.functions_run or isinstance(node, ast.Lambda):
             return
-        if me is None and not self._is_triggered(node):
+        if getattr(node, "name", "").startswith("__") and getattr(node, "name", "") != "__call__":
+            return
+        if me is None and not self._is_triggered(node, level):
             return
         state.grad, state.way = True, ()
         self.root_level = level
@@ -245,6 +258,10 @@ def _is_custom_function(kind: ClassValue) -> bool:
     return any(isinstance(one, Path) and one.name.startswith("torch.autograd") for one in kind.bases)
 
 
-def read(module: ast.Module, triggers: tuple[int, ...]) -> list[Hit]:
-    """The faults of a module; ``triggers`` are the lines at which one may begin."""
-    return Program(module, triggers).read()
+def read(module: ast.Module, triggers: tuple[int, ...], proofs: tuple[int, ...] | None = None) -> list[Hit]:
+    """The faults of a module; ``triggers`` are the lines at which one may begin.
+
+    ``proofs`` are those at which a function with unknown arguments may come to one that is sure; None reads every
+    function, for what may be a fault, too.
+    """
+    return Program(module, triggers, triggers if proofs is None else proofs).read()

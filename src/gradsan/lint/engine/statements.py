@@ -12,6 +12,7 @@ from gradsan.lint.engine.base import EnoughError, Loop
 from gradsan.lint.engine.graph import LoopEntry
 from gradsan.lint.engine.state import State
 from gradsan.lint.engine.values import (
+    Bag,
     Choice,
     ClassValue,
     Dictionary,
@@ -32,6 +33,11 @@ _ROUNDS = 2
 
 class Statements(Assignments):
     """Reads statements."""
+
+    def __init__(self, module: ast.Module) -> None:
+        """See :class:`Base`."""
+        super().__init__(module)
+        self._repeating: dict[ast.AST, bool] = {}
 
     def block(self, body: Many[ast.stmt], state: State) -> State | None:
         """See :class:`Base`."""
@@ -102,8 +108,8 @@ class Statements(Assignments):
 
     def _hush(self, test: ast.expr, holds: State, fails: State) -> None:
         """What runs without training (``if inference_params is not None``) is read, and nothing told of it."""
-        is_told = isinstance(test, ast.Name | ast.Attribute | ast.Compare | ast.UnaryOp | ast.BoolOp)
-        if not is_told or not _WITHOUT_TRAINING.search(ast.unparse(test)):
+        names = [str(getattr(one, "id", getattr(one, "attr", ""))) for one in ast.walk(test)]
+        if isinstance(test, ast.Call) or not _WITHOUT_TRAINING.search(" ".join(names)):
             return
         is_negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
         if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Is):
@@ -175,7 +181,20 @@ class Statements(Assignments):
         items = self.rounds_of(over, node.iter, state)
         if not items and isinstance(over, Sequence | Dictionary):
             return state
+        if not isinstance(over, Sequence | Bag) and self._only_repeats(node):
+            items = items[-1:]
         return self._rounds(node, items or [self.fresh(), self.fresh()], state)
+
+    def _only_repeats(self, node: ast.For | ast.AsyncFor | ast.While) -> bool:
+        """Whether all backward calls of a loop stand in a loop within: what one round carries on, that one shows."""
+        known = self._repeating.get(node)
+        if known is None:
+            inner = [one for one in ast.walk(node) if one is not node and isinstance(one, ast.For | ast.While)]
+            inside = {call for loop in inner for call in ast.walk(loop) if _is_backward(call)}
+            calls = [call for call in ast.walk(node) if _is_backward(call)]
+            known = bool(calls) and all(call in inside for call in calls)
+            self._repeating[node] = known
+        return known
 
     def _while(self, node: ast.While, state: State) -> State | None:
         if self.truth(node.test, state) is False:
@@ -285,6 +304,10 @@ class Statements(Assignments):
     def _assert(self, node: ast.Assert, state: State) -> State:
         self.truth(node.test, state)
         return state
+
+
+def _is_backward(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward"
 
 
 _HANDLERS: dict[type[ast.stmt], Callable[..., State | None]] = {

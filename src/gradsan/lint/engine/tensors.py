@@ -25,6 +25,7 @@ from gradsan.lint.engine.values import (
     Write,
     words,
 )
+from gradsan.source.identifiers import chain_key
 
 __all__ = ["Tensors"]
 
@@ -316,15 +317,16 @@ class Tensors(Base):
 
 def _text(node: ast.AST) -> str:
     """What a person would call the value of an expression: nothing for a call."""
-    return ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute) else ""
+    return (chain_key(node) or "") if isinstance(node, ast.Name | ast.Attribute) else ""
 
 
 def _written_text(node: ast.AST) -> str:
     if isinstance(node, ast.AugAssign):
-        return ast.unparse(node.target)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        return ast.unparse(node.func.value)
-    return ast.unparse(node) if isinstance(node, ast.Subscript | ast.Name | ast.Attribute) else ""
+        node = node.target
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        node = node.func.value
+    # To write an expression out takes long; most of these are never shown.
+    return chain_key(node) or chain_key(getattr(node, "value", node)) or ""
 
 
 _SYMBOLS: dict[type[ast.operator], str] = {
