@@ -94,6 +94,13 @@ def sparse_under_the_profiler() -> None:
     seen.extend(f"{event.key}: {event.count}" for event in profiler.key_averages())
 
 
+def loss_under_the_profiler() -> None:
+    x = torch.ones(3, requires_grad=True)
+    with torch.profiler.profile() as profiler:
+        (x * x).sum().backward()
+    seen.extend(f"{event.key}: {event.count}" for event in profiler.key_averages())
+
+
 def nested() -> None:
     parts = [torch.ones(2, 3), torch.ones(1, 3)]
     for layout in (torch.strided, torch.jagged):
@@ -128,6 +135,7 @@ PROGRAMS = [
     of_a_wrapper,
     sparse_in_a_mode,
     sparse_under_the_profiler,
+    loss_under_the_profiler,
     nested,
     traced,
 ]

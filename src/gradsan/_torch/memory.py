@@ -58,7 +58,7 @@ def storage_identity(tensor: Any) -> int:
         return int(tensor.untyped_storage()._cdata)
     except RuntimeError:
         pass
-    if _is_sparse(tensor) and not _modes_entered() and not is_transformed() and not _is_profiled():
+    if _is_sparse(tensor) and not _modes_entered() and not is_transformed() and not is_profiled():
         try:
             values = tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
             return int(values.untyped_storage()._cdata)
@@ -71,9 +71,9 @@ def _is_sparse(tensor: Any) -> bool:
     return type(tensor) in PLAIN_TENSORS and tensor.layout is not torch.strided and not tensor.is_nested
 
 
-# Missing: taken for true, and the values of sparse tensors have no number.
+# Missing: taken for true, and the values of sparse tensors have no number, losses are not looked at.
 _modes_entered: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
-_is_profiled: Callable[[], bool] = getattr(torch._C._autograd, "_profiler_enabled", lambda: True)
+is_profiled: Callable[[], bool] = getattr(torch._C._autograd, "_profiler_enabled", lambda: True)
 
 
 def storage_or_none(tensor: Any) -> int:

@@ -132,7 +132,7 @@ class Notice(Detector):
 
 
 def _is_bad(output: Any) -> bool:
-    if type(output) not in _torch.PLAIN_TENSORS or not output.is_cpu or _torch.is_transformed():
+    if type(output) not in _torch.PLAIN_TENSORS or not output.is_cpu or _torch.is_transformed() or _torch.is_profiled():
         return False
     if output.dim() or output.layout is not torch.strided or _torch.has_modes():
         with _torch.hushed():
