@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -15,8 +16,20 @@ from gradsan.present._diff import Replacement, replacements_of
 from gradsan.present._places import primary_label, shown_path, shown_stack, working_directory
 from gradsan.source.tree import source_line
 
+
+def _documentation() -> str:
+    """The address of the documentation that the installed package names, with a slash at its end; ``""``: none."""
+    try:
+        urls = metadata("gradsan").get_all("Project-URL") or []
+    except PackageNotFoundError:
+        return ""
+    named = dict(entry.split(", ", 1) for entry in urls if ", " in entry)
+    return f"{named['Documentation'].rstrip('/')}/" if "Documentation" in named else ""
+
+
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 _ROOT = "SRCROOT"
+_HOME = _documentation()
 _TOP_LEVEL = ("saved", "written", "used")
 
 
@@ -39,6 +52,7 @@ def as_log(report: Report, *, language: str, cwd: Path | None = None) -> dict[st
             "driver": {
                 "name": "gradsan",
                 "semanticVersion": report.gradsan,
+                **({"informationUri": _HOME} if _HOME else {}),
                 "rules": [writer.rule(code, report.diagnoses) for code in codes],
             }
         },
@@ -67,6 +81,7 @@ class _Writer:
             "name": entry.slug,
             "shortDescription": {"text": entry.title},
             "help": {"text": f"{entry.title} ({more})", "markdown": page},
+            **({"helpUri": f"{_HOME}reference/codes/{code}.html"} if _HOME else {}),
         }
 
     def invocation(self, report: Report) -> dict[str, Any]:
