@@ -40,7 +40,7 @@ CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time
 
 
 @contextmanager
-def gradsan_on(native: bool, mode: Literal["watch", "deep", "heal"] = "watch") -> Iterator[None]:
+def gradsan_on(native: bool, mode: Literal["watch", "deep", "heal", "nonfinite"] = "watch") -> Iterator[None]:
     """Gradsan in one of its modes, with the native core of capture or without it.
 
     Raises RuntimeError where gradsan did not see the steps, or saw more in them than a note: then the time means
@@ -75,6 +75,7 @@ def modes() -> tuple[Mode, ...]:
         *watch,
         Mode("deep", "gradsan deep", lambda: gradsan_on(NATIVE_CORE, "deep")),
         Mode("heal", "gradsan heal", lambda: gradsan_on(NATIVE_CORE, "heal")),
+        Mode("nonfinite", "gradsan nonfinite", lambda: gradsan_on(NATIVE_CORE, "nonfinite")),
         Mode("anomaly", "anomaly mode", lambda: torch.autograd.set_detect_anomaly(True)),
         Mode("mutation", "allow_mutation_on_saved_tensors", torch.autograd.graph.allow_mutation_on_saved_tensors),
     )

@@ -39,6 +39,8 @@ class Net(pl.LightningModule):
         if index == 1 and self.spoil == "elsewhere":
             raise LookupError("not autograd's")
         out = self.second(hidden).float()
+        if index == 1 and self.spoil == "root":
+            out = out + (out * 0).sqrt()
         value = out.square().mean()
         if index == 1 and self.spoil == "data":
             out.data.add_(1)
@@ -321,3 +323,11 @@ def test_every_rank_writes_its_own_file_and_one_tells(tmp_path: Path):
         assert [one["code"] for one in json.loads(file.read_text(encoding="utf-8"))["diagnoses"]] == ["GS202"]
     assert done.stderr.count("error[GS202]") == 1
     assert "rank 0 of 2 reports" in done.stderr
+
+
+def test_where_nan_was_born_is_found_in_a_fit():
+    callback = GradsanCallback("nonfinite", quiet=True)
+    fit(made(Net, "root"), callback)
+    (found,) = callback.report.diagnoses
+    assert (found.code, found.nonfinite.op, found.nonfinite.round) == ("GS602", "sqrt", 1)
+    assert [label.frame.function for label in found.labels if label.role == "origin"] == ["loss"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 from rich.text import Text
 
 from gradsan import text
-from gradsan.model import Gradient, Message, NamedTensor, Seen
+from gradsan.model import Diagnosis, Gradient, Message, NamedTensor, Seen
 from gradsan.present._cells import Glyphs, width_of, wrap
+from gradsan.present._curve import sparkline
 
 _LONGEST_NAME = 44
 _LONG_NAME = re.compile(r"(?!torch\.)\b[A-Za-z_]\w*(?:\.\w+|\[[^\]\s]*\])+")
@@ -98,6 +100,13 @@ class Canvas:
         return self.paragraph((f"= {self.head(self.word(name))}", "bold"), body, style, indent=self.digits + 1)
 
 
+def describe_losses(diagnosis: Diagnosis, canvas: Canvas) -> tuple[str, str] | None:
+    """The losses of the rounds before a value that was not finite: their curve, and words; None of fewer than two."""
+    losses = [] if diagnosis.nonfinite is None else [one for one in diagnosis.nonfinite.losses if math.isfinite(one)]
+    if len(losses) < 2:
+        return None
+    words = canvas.word("losses_of", count=len(losses), first=f"{losses[0]:.3g}", last=f"{losses[-1]:.3g}")
+    return sparkline(losses, canvas.glyphs.levels), words
 def _shortened(name: str, limit: int) -> str:
     """The end of a dotted name that fits: ``…layers.1.self_attn.v_proj.weight``."""
     parts = name.split(".")

@@ -157,7 +157,8 @@ def _may_break(left: str, right: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
-    """``arrow`` opens a location, ``bar`` parts line numbers from source; ``span_*`` draw a span of several lines.
+    """``arrow`` opens a location, ``bar`` parts line numbers from source; ``span_*`` draw a span of several lines,
+    ``levels`` a curve.
 
     ``span_open`` stands beside the first line of such a span, ``span_top`` begins a row of its own below that line.
     """
@@ -168,6 +169,7 @@ class Glyphs:
     span_open: str
     span_top: str
     span_side: str
+    levels: str
     span_bottom: str
     span_line: str
     called_from: str
@@ -182,6 +184,7 @@ UNICODE = Glyphs(
     span_side="│",
     span_bottom="╰",
     span_line="─",
+    levels="▁▂▃▄▅▆▇█",
     called_from="←",
 )
 
@@ -194,6 +197,7 @@ ASCII = Glyphs(
     span_side="|",
     span_bottom="|",
     span_line="_",
+    levels="_.-=*#",
     called_from="<-",
 )
 

@@ -15,6 +15,7 @@ from gradsan.present._canvas import (
     SEVERITY_STYLE,
     Canvas,
     describe_gradient,
+    describe_losses,
     describe_tensor,
     describe_watched,
 )
@@ -98,6 +99,9 @@ def _draw_diagnosis(diagnosis: Diagnosis, stacks: bool, canvas: Canvas) -> Itera
     if diagnosis.tensor is not None:
         yield from canvas.remark("tensor", describe_tensor(diagnosis.tensor, canvas))
     yield from _draw_why(diagnosis, canvas)
+    losses = describe_losses(diagnosis, canvas)
+    if losses is not None:
+        yield from canvas.remark("losses", "  ".join(losses))
     gradient = describe_gradient(diagnosis.gradient, diagnosis.silent, canvas)
     if gradient:
         yield from canvas.remark("gradient", gradient)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from gradsan.model import Diagnosis, Fix
-from gradsan.present._canvas import Canvas, describe_gradient, describe_tensor
+from gradsan.present._canvas import Canvas, describe_gradient, describe_losses, describe_tensor
+from gradsan.present._curve import points
 from gradsan.present._diff import diff_of
 from gradsan.present._fixes import standing_of
 from gradsan.present._marks import Mark, marks_of
@@ -13,6 +16,8 @@ from gradsan.present.html._markup import Html, html_word, join, tag
 from gradsan.present.html._snippet import badge, snippets
 from gradsan.source.tree import source_line
 
+_CURVE = (160, 32)
+"""Width and height of a curve, in pixels."""
 _DIFF_CLASS = {"+": "added", "-": "removed", "@": "hunk"}
 
 
@@ -79,7 +84,21 @@ def _why(diagnosis: Diagnosis, canvas: Canvas) -> Html:
         *(tag("p", words) for words in dict.fromkeys(said)),
         tag("p", tag("code", formula)) if formula and not any(formula in words for words in said) else None,
         tag("p", tag("b", canvas.head(canvas.word("gradient"))), gradient) if gradient else None,
+        _losses(diagnosis, canvas),
     )
+
+
+def _losses(diagnosis: Diagnosis, canvas: Canvas) -> Html | None:
+    """The losses of the rounds before, as a curve with its words."""
+    said = describe_losses(diagnosis, canvas)
+    if said is None or diagnosis.nonfinite is None:
+        return None
+    finite = [one for one in diagnosis.nonfinite.losses if math.isfinite(one)]
+    line = tag("polyline", points=points(finite, *_CURVE), fill="none", stroke="currentColor", stroke_width=2)
+    width, height = _CURVE
+    box = f"-2 -2 {width + 4} {height + 4}"
+    curve = tag("svg", line, viewBox=box, width=width, height=height, role="img", aria_label=said[1])
+    return tag("p", tag("b", canvas.head(canvas.word("losses"))), curve, " ", said[1])
 
 
 def _fixes(diagnosis: Diagnosis, canvas: Canvas) -> Html | None:
