@@ -330,4 +330,4 @@ def test_where_nan_was_born_is_found_in_a_fit():
     fit(made(Net, "root"), callback)
     (found,) = callback.report.diagnoses
     assert (found.code, found.nonfinite.op, found.nonfinite.round) == ("GS602", "sqrt", 1)
-    assert [label.frame.function for label in found.labels if label.role == "origin"] == ["loss"]
+    assert [label.frame.function for label in found.labels if label.role == "origin"] == ["Net.loss"]
