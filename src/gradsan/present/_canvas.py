@@ -107,6 +107,8 @@ def describe_losses(diagnosis: Diagnosis, canvas: Canvas) -> tuple[str, str] | N
         return None
     words = canvas.word("losses_of", count=len(losses), first=f"{losses[0]:.3g}", last=f"{losses[-1]:.3g}")
     return sparkline(losses, canvas.glyphs.levels), words
+
+
 def _shortened(name: str, limit: int) -> str:
     """The end of a dotted name that fits: ``…layers.1.self_attn.v_proj.weight``."""
     parts = name.split(".")
