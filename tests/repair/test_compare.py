@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from gradsan.repair.compare import compare
-from gradsan.repair.trials.trial import Gradients, Recording
+from gradsan.repair.training import compare_trainings
+from gradsan.repair.trials.trial import Gradients, Moment, Recording, Value
 
 
 def gradients(*values, key="step 2"):
@@ -126,3 +127,15 @@ def test_what_is_left_is_not_told_of_runs_that_differ_anyway():
     right = replace(run(gradients([1.0])), undecided=(gradients([1.0]),))
     found = compare(right, replace(run(gradients([2.0])), undecided=(gradients([2.0]),)))
     assert (found.left_differs, found.is_equal) == (False, False)
+
+
+def test_runs_that_the_limit_ended_after_different_steps_are_not_compared_at_their_ends():
+    def ended(steps):
+        weight = Value((1,), "float32", steps, array("d", [float(steps), float(steps)]).tobytes())
+        moments = (Moment((), 0, {"f: net.weight": replace(weight, checksum=0)}), Moment((("step 2", 1),), 0, {}))
+        end = Moment((("step 2", steps),), 1, {"f: net.weight": weight}, is_end=True)
+        return Recording(finished=True, was_ended=True, moments=(*moments, end))
+
+    assert compare_trainings(ended(3), ended(4)).differs_in == ()
+    different = replace(ended(4), was_ended=False), replace(ended(3), was_ended=False)
+    assert compare_trainings(*different).differs_in == ("net.weight",)

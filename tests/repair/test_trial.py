@@ -81,6 +81,20 @@ def test_it_ends_after_the_steps_asked_for(program):
     assert len(done.recording.steps) == 2
 
 
+def test_it_ends_where_the_reference_was_ended(program):
+    helper = str(program / "helper.py")
+    patch = Patch().with_lines(((helper, 2, "    value = value * 2"),))
+    ends = run_trial(Request(("script", "main.py", ()), "watch", patch.files, 0, 120, until=(("step 1x2;1", 3),)))
+    assert (ends.recording.was_ended, len(ends.recording.steps)) == (True, 3)
+
+
+def test_what_a_trial_reads_itself_is_not_watched(program):
+    (program / "main.py").write_text(PROGRAM.replace("from helper import scale", "scale = torch.clone"))
+    done = trial()
+    # Those by which the layer gets its first weights.
+    assert done.seen.writes == 2
+
+
 def test_it_is_stopped_when_time_is_up(program):
     (program / "main.py").write_text("import time\ntime.sleep(60)\n")
     done = trial(timeout=1)

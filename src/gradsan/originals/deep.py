@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -40,6 +40,9 @@ class Deep:
     ``describe(kept, counted, raised, changed, deviation, healed)`` makes the conflict of a value that changed, ``keep``
     is given a function that makes one. ``is_healed`` says, of such a function, whether that conflict is one to heal.
     """
+
+    measures: ClassVar[bool] = True
+    """Whether what a changed value does to the gradients is measured in this process, by two backwards more."""
 
     def __init__(
         self,
@@ -109,7 +112,7 @@ class Deep:
         }
         self._changed_before = set(changed)
         # The inside of a wrapper subclass is compared, not put together anew: there is nothing to measure with.
-        if changed and all(kept.original is not None for kept in changed.values()):
+        if self.measures and changed and all(kept.original is not None for kept in changed.values()):
             asked_for = list(args[3]) if len(args) > 3 and args[3] else walk.leaves_of(order)
             if len(args) > 3 and args[3]:
                 order = walk.engine_order(roots, tuple(args[3]), accumulates=False)

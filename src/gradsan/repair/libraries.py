@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 
+import gradsan
 from gradsan.model import Diagnosis, Fix, Frame, Message, Site
 from gradsan.repair.patch import Patch, PatchError
 from gradsan.source.tree import source_line
 
 _PYTHON = ("stdlib", "platstdlib")
 _PACKAGES = ("purelib", "platlib")
+_OWN_FOLDER = os.path.join(str(Path(gradsan.__file__).parent), "")  # noqa: PTH118
 _NEVER = frozenset({"torch", "functorch", "gradsan"})
 """Packages that are no part of a program: what happens in them is what the program asked for."""
 
@@ -24,6 +27,27 @@ def is_library(file: str) -> bool:
     """Whether ``file`` belongs to an installed package or to Python itself."""
     real = os.path.realpath(file)
     return _below_packages(real) is not None or any(real.startswith(root + os.sep) for root in _roots(_PYTHON))
+
+
+def imported_files() -> list[str]:
+    """The files of all modules of this process."""
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    return [one for one in files if isinstance(one, str)]
+
+
+def own_files(files: Iterable[str | None]) -> tuple[str, ...]:
+    """Where those of ``files`` lie that are the user's own: of no package, not Python's and not gradsan's."""
+    found = {_own_file(one) for one in files if one is not None and os.path.isabs(one)}  # noqa: PTH117
+    return tuple(sorted(one for one in found if one is not None))
+
+
+@functools.cache
+def _own_file(file: str) -> str | None:
+    # Of some two thousand modules most need no walk through links.
+    if _below_packages(file) is not None or file.startswith(_OWN_FOLDER):
+        return None
+    real = os.path.realpath(file)
+    return None if is_library(real) or real.startswith(_OWN_FOLDER) else real
 
 
 def taking_part(faults: Iterable[Diagnosis]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,7 +27,7 @@ Target = tuple[str, str, Sequence[str]]
 Progress = Callable[[Message], None]
 Agree = Callable[[Message], bool]
 
-_STEPS_MEASURED = 5
+_STEPS_MEASURED = 3
 _FILES_NAMED = 4
 _LEAST_SECONDS = 1.0
 """For each trial, before it may end with fewer than ``Limits.steps`` steps."""
@@ -159,6 +160,7 @@ def _find(
     reference = reference_for(request, faults_of(current))
     healed = runner.run(reference)
     judge = Judge(healed, is_replayable(current, healed), say, cwd)
+    request = _as_far_as(healed, request)
     search = _Search(runner, request, limits, progress, judge, _side_by_side(current, healed), reference)
 
     diagnoses: list[Diagnosis] = []
@@ -194,6 +196,14 @@ def _has_only_values(trial: Trial) -> bool:
     """Whether all that is wrong is a value that is not finite, so that a search may find where it came from."""
     is_noticed = all(fault.nonfinite is not None for fault in faults_of(trial))
     return trial.is_answered and not trial.timed_out and is_noticed and is_nonfinite(trial)
+
+
+def _as_far_as(healed: Trial, request: Request) -> Request:
+    """``request`` for candidates: to the step at which the reference was ended, or to the program's own end."""
+    recording = healed.recording
+    if recording.was_ended:
+        return replace(request, until=tuple(Counter(one.key for one in recording.steps).items()))
+    return replace(request, enough_seconds=0.0) if recording.finished else request
 
 
 def _kept_aside(files: Sequence[str], cwd: Path | None) -> Message:

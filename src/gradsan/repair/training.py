@@ -115,7 +115,10 @@ def _together(reference: Recording, candidate: Recording) -> Iterator[tuple[Mome
         if tried is not None and (is_alike or right.ordinal == 0 if has_steps else is_alike or not right.ordinal):
             yield right, tried
     ends = [next((one for one in run.moments if one.is_end), None) for run in (reference, candidate)]
-    if ends[0] is not None and ends[1] is not None:
+    if ends[0] is None or ends[1] is None:
+        return
+    # Where the limit has ended a run, its end is a place like any other.
+    if not (reference.was_ended or candidate.was_ended) or ends[0].steps == ends[1].steps:
         yield ends[0], ends[1]
 
 

@@ -10,17 +10,16 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-import gradsan
 from gradsan._imports import call_after_torch_import
 from gradsan.launch.program import Target, gradsan_path, perform, prepare, take_stage
 from gradsan.launch.uncaught import call_when_uncaught, wait_for_threads
 from gradsan.model import Diagnosis
-from gradsan.repair.libraries import is_library
+from gradsan.repair.libraries import imported_files, own_files
 from gradsan.repair.trials.redirecting import Redirecting, Uncovered
 from gradsan.repair.trials.scratch import Scratch, caches
 from gradsan.repair.trials.seeding import seed_generators
@@ -29,8 +28,6 @@ from gradsan.source.tree import source_line
 
 if TYPE_CHECKING:
     from gradsan._terms import Mode
-
-_OWN_FOLDER = os.path.join(str(Path(gradsan.__file__).parent), "")  # noqa: PTH118
 
 
 class _Watch:
@@ -42,9 +39,11 @@ class _Watch:
         self.recorder: Any = None
         self.failed_at: tuple[str, int] | None = None
         self.failed_by: tuple[str, str] | None = None
+        self._is_reference = request.mode == "heal"
 
     def start(self) -> None:
         from gradsan._session import Session
+        from gradsan.originals.deep import Deep
         from gradsan.record.recorder import recorder
         from gradsan.record.stacks import count_as_user_code
         from gradsan.repair.trials.recording import Recorder
@@ -52,8 +51,10 @@ class _Watch:
         for folder in self.request.own_folders:
             count_as_user_code(folder)
         searched: Mode = "nonfinite" if self.request.searches else "watch"
-        self.session = Session(mode="heal" if self.request.mode == "heal" else searched)
+        self.session = Session(mode="heal" if self._is_reference else searched)
         self.session.start()
+        # Of the healed run only the training is asked for.
+        Deep.measures = not self._is_reference
         call_when_uncaught(self.session.meet)
         call_when_uncaught(self._note_place)
         self.recorder = Recorder(self.request)
@@ -98,14 +99,19 @@ class _Watch:
         """What :class:`Trial` holds of it."""
         from gradsan.repair.fixes import with_candidates
 
+        answer = {
+            "recording": self.recorder.recording(is_well, exception),
+            "failed_at": self.failed_at,
+            "failed_by": self.failed_by,
+        }
+        if self._is_reference:
+            return answer
         report = self.session.report()
         return {
-            "recording": self.recorder.recording(is_well, exception),
+            **answer,
             "diagnoses": tuple(with_candidates(diagnosis) for diagnosis in report.diagnoses),
             "written": tuple(_written(diagnosis) for diagnosis in report.diagnoses),
             "seen": report.seen,
-            "failed_at": self.failed_at,
-            "failed_by": self.failed_by,
         }
 
 
@@ -190,7 +196,7 @@ def run_request(request: Request) -> tuple[int, bool]:
         "seconds": seconds,
         "runs_alone": request.lets_through or _runs_alone(),
         "changed_files": files.changed,
-        "read_files": _own_files([path and os.path.realpath(path), *files.read]),
+        "read_files": own_files([path and os.path.realpath(path), *files.read, *imported_files()]),
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
     }
     Path(request.result).write_bytes(pickle.dumps(answer))
@@ -220,18 +226,11 @@ def _led_files(request: Request) -> Redirecting:
     return files
 
 
-def _own_files(read: Iterable[str | None]) -> tuple[str, ...]:
-    """The user's own files among those that were ``read`` or imported."""
-    imported = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-    paths = {os.path.realpath(one) for one in (*read, *imported) if isinstance(one, str) and Path(one).is_absolute()}
-    return tuple(sorted(one for one in paths if not (is_library(one) or one.startswith(_OWN_FOLDER))))
-
-
 def _user_place() -> tuple[str, int] | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if os.path.isabs(file) and not is_library(file) and not file.startswith(_OWN_FOLDER):  # noqa: PTH117
+        if own_files([file]):
             return file, frame.f_lineno
         frame = frame.f_back
     return None
@@ -249,6 +248,8 @@ def _runs_alone() -> bool:
 
 def _written(diagnosis: Diagnosis) -> frozenset[str]:
     frames = [label.frame for label in diagnosis.labels if label.role == "written"]
+    # Of a graph that is needed again, nobody wrote: the tensor by which the loss hangs on it.
+    frames = frames or [label.frame for label in diagnosis.labels if label.role == "bridge"]
     return frozenset(f"{frame.function}: {(source_line(frame.file, frame.line) or '').strip()}" for frame in frames)
 
 

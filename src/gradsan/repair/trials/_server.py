@@ -174,14 +174,11 @@ def _device_is_awake() -> bool:
 
 def _has_modules_from(folders: Iterable[str]) -> bool:
     """Whether a file in ``folders``, the program's own, stood in the way of an installed module, and was imported."""
-    from gradsan.record.stacks import is_user_file
+    from gradsan.repair.libraries import imported_files, own_files
 
     own = tuple(os.path.join(os.path.realpath(folder), "") for folder in folders)  # noqa: PTH118
-    named = ((name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items()))
-    files = [file for name, file in named if isinstance(file, str) and not name.startswith("gradsan")]
-    # Modules that are no files have names that look like one.
-    paths = (os.path.realpath(file) for file in files if Path(file).is_absolute())
-    return any(path.startswith(own) and is_user_file(path) for path in paths)
+    # What is found here is not looked for once more in every child.
+    return any(path.startswith(own) for path in own_files(imported_files()))
 
 
 def _line(channel: socket.socket) -> bytes:

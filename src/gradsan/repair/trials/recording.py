@@ -8,6 +8,7 @@ import sys
 import time
 import zlib
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.weak import WeakIdKeyDictionary
 
 from gradsan.graph.variables import Scope, Space, spaces_of
+from gradsan.record.recorder import recorder
 from gradsan.repair.trials.state import Draws, LeftOver, lasting, random_states, tensors_of, value_of, values_of
 from gradsan.repair.trials.trial import Gradients, Moment, Parameters, Recording, Request
 
@@ -31,6 +33,8 @@ _SHARE_OF_TIME = 0.2
 _FREE_SECONDS = 0.3
 ROUNDS = 3
 """Steps of every optimizer after which a training may be compared."""
+_ROUNDS_PAST = 2
+"""Of these, those after the place where the program failed: the round that it is in, and a whole one."""
 _COARSENESS = {"float64": 1, "float32": 2, "float16": 3, "bfloat16": 4}
 
 
@@ -45,6 +49,7 @@ class Recorder:
         """End the program where ``request`` says that it may end."""
         self._limit = request.steps
         self._past, self._enough_seconds = request.past, request.enough_seconds
+        self._until = request.until
         self._began = time.perf_counter()
         self._looked_for = 0.0
         self._was_ended = False
@@ -116,7 +121,8 @@ class Recorder:
             self._keep_step(optimizer)
         parameters = _parameters(optimizer)
         key = _key(parameters)
-        values = (value_of(one) for one in parameters)
+        with _unseen():
+            values = [value_of(one) for one in parameters]
         self._parameters.append(Parameters(key, tuple(one for one in values if one is not None)))
         self._made[key] += 1
         self._ends_with_backward = False
@@ -127,10 +133,12 @@ class Recorder:
     def _is_enough(self) -> bool:
         if self._limit and self._made.total() >= self._limit:
             return True
+        if self._until and all(self._made[key] >= many for key, many in self._until):
+            return True
         if not self._enough_seconds or time.perf_counter() - self._began < self._enough_seconds:
             return False
         since = [self._made[key] - self._made_before[key] for key in self._made]
-        return self._begun_count > self._past and min(since) >= ROUNDS
+        return self._begun_count > self._past and min(since) >= _ROUNDS_PAST and min(self._made.values()) >= ROUNDS
 
     def _keep_step(self, optimizer: Any) -> None:
         parameters = _parameters(optimizer)
@@ -186,12 +194,12 @@ class Recorder:
         is_wanted = is_end or (len(self._moments) < _MOST_MOMENTS and not (steps and ordinal))
         if is_wanted and (is_end or self._has_time()):
             began = time.perf_counter()
-            values, passing = values_of(spaces)
+            with _unseen():
+                values, passing = values_of(spaces)
+                states = random_states()
             self._lasting = lasting(spaces)
             drawn = self._draws.counts()
-            self._moments.append(
-                Moment(steps, ordinal, values, passing, random_states(), drawn, is_end, self._begun_count)
-            )
+            self._moments.append(Moment(steps, ordinal, values, passing, states, drawn, is_end, self._begun_count))
             self._looked_for += time.perf_counter() - began
 
     def _has_time(self) -> bool:
@@ -200,7 +208,8 @@ class Recorder:
 
     def _keep(self, records: list[Gradients], key: str, gradients: list[Any], labels: tuple[str, ...] = ()) -> None:
         if self._bytes < _BYTES_KEPT:
-            values = tuple(_numbers(gradient) for gradient in gradients)
+            with _unseen():
+                values = tuple(_numbers(gradient) for gradient in gradients)
             for one in gradients:
                 name = "" if one is None else str(one.dtype).removeprefix("torch.")
                 if _COARSENESS.get(name, 0) > _COARSENESS.get(self._dtype, 0):
@@ -216,6 +225,17 @@ class Recorder:
                 self._met[look] = self._met.get(look, 0) + 1
                 self._labels[leaf] = f"{look} {self._met[look]}"
         return tuple(self._labels[leaf] for leaf in leaves)
+
+
+@contextlib.contextmanager
+def _unseen() -> Iterator[None]:
+    """A block that is not watched: memory that is read by ``numpy()`` would count as handed out, and be copied."""
+    core = recorder().core
+    was_active, core.active = core.active, False
+    try:
+        yield
+    finally:
+        core.active = was_active
 
 
 def _parameters(optimizer: Any) -> list[Any]:

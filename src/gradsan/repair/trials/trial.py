@@ -30,11 +30,12 @@ class Request:
 
     ``files`` are the texts laid over the program's files, ``steps`` the optimizer steps after which it may end, 0 for
     no limit; before, it ends where it has run for ``enough_seconds`` (0: no such limit) and every optimizer has made
-    three steps since backward number ``past``, which is where the program failed. ``timeout`` are the seconds after
-    which it is stopped. ``own_folders`` are counted as the user's own code, ``allowances`` name what PyTorch refuses
-    and this run carries out (see ``repair.allowances``); ``result`` is the file for the answer, beside which files that
-    the program writes are kept; with ``lets_through`` it may write past that, and start processes. ``searches``: where
-    NaN and Inf come from is looked for.
+    three steps, two of them since backward number ``past``, which is where the program failed; or where each has made
+    as many steps as ``until`` says by its key. ``timeout`` are the seconds after which it is stopped. ``own_folders``
+    are counted as the user's own code, ``allowances`` name what PyTorch refuses and this run carries out (see
+    ``repair.allowances``); ``result`` is the file for the answer, beside which files that the program writes are kept;
+    with ``lets_through`` it may write past that, and start processes. ``searches``: where NaN and Inf come from is
+    looked for.
     """
 
     target: tuple[str, str, tuple[str, ...]]
@@ -44,6 +45,7 @@ class Request:
     timeout: float
     past: int = 0
     enough_seconds: float = 0.0
+    until: tuple[tuple[str, int], ...] = ()
     own_folders: tuple[str, ...] = ()
     allowances: frozenset[str] = frozenset()
     result: str = ""
@@ -160,8 +162,8 @@ class Trial:
     ``changed_files`` are those that it wrote or removed, in the layer over the file system alone, ``read_files`` those
     that it read. ``uncovered`` is what it was stopped for because no layer holds it: ``writes`` or ``starts``, the file
     or the command, and the line of the user's code.
-    ``written`` are the functions and lines that wrote, of each diagnosis: what tells one fault from another where
-    lines have moved.
+    ``written`` are the functions and lines that wrote, of each diagnosis, or that made what leads to a freed graph:
+    what tells one fault from another where lines have moved.
     """
 
     status: int | None
