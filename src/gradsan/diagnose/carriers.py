@@ -49,10 +49,10 @@ def find(used: Site, bridge: Bridge) -> Carrier | None:
     the tensor itself decides between several names, then the statement that made it.
     """
     use = user_frames(used)
-    level, groups = _groups(bridge.taken_near, use)
+    level, groups = _groups(bridge.taken_near, use, bridge.made_near)
     if not groups and len(bridge.taken_near) == 1:
         # What saves nothing has no site of its own; the last save before it may be all that is known.
-        level, groups = _groups((*bridge.taken_near, used), use)
+        level, groups = _groups((*bridge.taken_near, used), use, bridge.made_near)
     live = (group for group in groups if _holds(group, level, bridge.name))
     made = (group for group in groups if any(_was_made_at(one.bound_at, bridge.made_near) for one in group[1]))
     chosen = next(chain(live, made, groups), None)
@@ -98,7 +98,10 @@ def cut(used: Site, updated: Site | None, carrier: Carrier) -> tuple[source.Chan
         shapes[name] = shape
     done = [used_at] if updated_at is None else [used_at, updated_at]
     taken = carrier.in_round[0][1].consumed_line
-    if updated_at is not None and carrier.is_local and updated_at.line < taken <= used_at.line:
+    if any(name == source.method_receiver(used_at) for name in shapes):
+        # A sum of losses: its own backward is all that the round does with it.
+        behind = source.detach_after(used_at, shapes)
+    elif updated_at is not None and carrier.is_local and updated_at.line < taken <= used_at.line:
         behind = source.detach_after(updated_at, shapes)
     else:
         behind = source.detach_after_round(done, shapes)
@@ -135,12 +138,14 @@ def _update_at(updated: Site | None, use: tuple[Frame, ...], level: int) -> Fram
     return update[level] if update and shared_level(update, use) >= level else None
 
 
-def _groups(sites: Sequence[Site], use: tuple[Frame, ...]) -> tuple[int, list[tuple[_Place, list[source.Carried]]]]:
+def _groups(
+    sites: Sequence[Site], use: tuple[Frame, ...], made_near: tuple[Site, ...]
+) -> tuple[int, list[tuple[_Place, list[source.Carried]]]]:
     """The level of the function that runs the backward, and the places that take something carried, best first."""
     places = list(_places(sites))
     level = max((shared_level((*place.stack, place.frame), use) for place in places), default=-1)
     in_order = sorted(places, key=lambda place: (_distance(place.depth, level), place.depth))
-    return level, [(place, found) for place in in_order if (found := _carried_at(place, level))]
+    return level, [(place, found) for place in in_order if (found := _carried_at(place, level, made_near))]
 
 
 def _places(sites: Iterable[Site]) -> Iterator[_Place]:
@@ -165,11 +170,15 @@ def _distance(depth: int, level: int) -> int:
     return depth - level if depth >= level else 1_000 + level - depth
 
 
-def _carried_at(place: _Place, level: int) -> list[source.Carried]:
+def _carried_at(place: _Place, level: int, made_near: tuple[Site, ...]) -> list[source.Carried]:
+    """What the statement takes that an earlier round has bound; of several bindings of a name the one that made it."""
     found = source.carried_names(place.frame)
     if place.depth > level:
         found = [one for one in found if not source.dies_with_call(place.frame, one.name)]
-    return list({one.name: one for one in found if not source.is_item_of_loop(one.bound_at, one.name)}.values())
+    found = [one for one in found if not source.is_item_of_loop(one.bound_at, one.name)]
+    return list(
+        {one.name: one for one in sorted(found, key=lambda one: _was_made_at(one.bound_at, made_near))}.values()
+    )
 
 
 def _was_made_at(bound_at: Frame, made_near: tuple[Site, ...]) -> bool:

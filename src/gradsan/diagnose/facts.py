@@ -129,6 +129,8 @@ def examine(conflict: Conflict) -> Facts:
     for write in conflict.writes:
         (missed if conflict.unchanged else counting if _may_touch(conflict, write) else missed).append(write)
     name, kind = name_of(conflict, (*counting, *missed))
+    if kind == "parameter" and conflict.save.tensor.is_leaf and not conflict.save.tensor.requires_grad:
+        kind = "data"
     if in_compiled and name == compiled.returned_as(conflict.save):
         conflict = replace(conflict, save=replace(conflict.save, is_output=True))
     save = conflict.save

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from gradsan import source
@@ -11,7 +12,7 @@ from gradsan.diagnose.carriers import Carrier, cut
 from gradsan.diagnose.facts import Facts
 from gradsan.diagnose.levels import inner_frames, place, user_frames
 from gradsan.diagnose.names import operands_at_save, result_at_save
-from gradsan.model import Fix, Frame, Message, Write
+from gradsan.model import Fix, Frame, Message, Site, Write
 
 
 def instead_of_overwriting(facts: Facts, *, copy_first: bool = False) -> tuple[Fix, ...]:
@@ -29,7 +30,7 @@ def instead_of_overwriting(facts: Facts, *, copy_first: bool = False) -> tuple[F
     writes = facts.writes or facts.missed
     tensor = facts.conflict.save.tensor
     new = _each_line(writes, _new_value, tensor.requires_grad and not tensor.is_leaf)
-    copy = _each_line(writes[:1], _copy) if _write_one_name(writes) else _Suggested()
+    copy = _each_line(writes[:1], partial(_copy, facts.conflict.save.site)) if _write_one_name(writes) else _Suggested()
     new_fix, copy_fix = _rebinding("out_of_place", facts, new), _rebinding("clone_before_mutation", facts, copy)
     if not new.hidden_from_others and not copy.hidden_from_others:
         pair = (copy_fix, new_fix) if copy_first else (new_fix, copy_fix)
@@ -193,8 +194,10 @@ def _is_of_container(writes: Sequence[Write]) -> bool:
     )
 
 
-def _copy(write: Write, frame: Frame) -> source.Change | None:
-    return source.clone_before(frame, write.op)
+def _copy(saved: Site, write: Write, frame: Frame) -> source.Change | None:
+    last = frame.end_line or frame.line
+    kept = (one for one in user_frames(saved) if source.in_same_function(one, frame))
+    return source.clone_before(frame, write.op, value_first=any(frame.line <= one.line <= last for one in kept))
 
 
 def _index_is_tensor(write: Write) -> bool | None:

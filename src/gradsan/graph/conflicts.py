@@ -77,6 +77,9 @@ def _of_stale(core: Any, steps: Any, backward: BackwardRecord, stale: stale_slot
             return None
     if tensor is not None:
         info = tensor_info(tensor, was_leaf=tensor.is_leaf and not stale.is_output)
+        if info.is_leaf and node is not None and not _leads_to(node, info.storage):
+            # It requires grad by now; when it was saved, it did not.
+            info = replace(info, requires_grad=False)
     else:
         info = stale_slots.described(core, stale)
     made = None if node is None else stale_slots.of_node(core, steps, node, backward.thread, stale, info.storage)
@@ -104,6 +107,12 @@ def _of_stale(core: Any, steps: Any, backward: BackwardRecord, stale: stale_slot
         log_was_cut=core.lost_writes_after(since),
     )
     return compiled.as_uncompiled(conflict, node, stale.slot, tensor, backward)
+
+
+def _leads_to(node: Any, storage: int) -> bool:
+    """Whether ``node`` computes a gradient for a leaf with this memory."""
+    leaves = (getattr(child, "variable", None) for child, _ in node.next_functions)
+    return any(leaf is not None and _torch.storage_or_none(leaf) == storage for leaf in leaves)
 
 
 def under_hooks(core: Any, steps: Any, save: Any, alias: Any) -> Conflict:

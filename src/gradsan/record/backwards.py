@@ -53,11 +53,13 @@ class PastBackward:
         return max((number for number in map(_torch.node_sequence, roots) if number is not None), default=None)
 
     def live_roots(self) -> list[Any] | None:
-        """The Nodes it started from; None where one of its losses is gone."""
+        """The Nodes it started from; None where one of its losses is gone, or has been added to in place since."""
         alive = [output() for output in self.outputs]
         if not alive or any(one is None for one in alive):
             return None
-        return [one.grad_fn for one in alive if one.grad_fn is not None]
+        roots = [one.grad_fn for one in alive if one.grad_fn is not None]
+        is_newer = any((_torch.node_sequence(one) or 0) >= self.begun_at for one in roots)
+        return None if is_newer else roots
 
 
 class Backwards:

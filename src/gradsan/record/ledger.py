@@ -35,26 +35,31 @@ def writes_since(
     """Every logged write to ``storage`` after the clock ``start``, in order.
 
     A write that left the counter where the save found it, or before, came before the save: among them the saving
-    operation's own (``relu_`` saves its result before it returns).
+    operation's own (``relu_`` saves its result before it returns). Behind one that moved it on, it has a counter of its
+    own, as ``p.data.clamp_()`` has.
 
     What a step's own code wrote in the user's files counts as that step: its line is the ``step()`` call. What the
     closure of ``step(closure)`` wrote is the program's. ``now`` is the version that was found in the end.
     """
     found: list[Write] = []
+    others: list[Write] = []
     with_it = [record for record in steps.steps if storage in record.storages]
     for entry in core.writes():
         raw = RawWrite(*entry)
-        if raw.storage != storage or raw.clock <= start or (raw.version is not None and raw.version <= saved_version):
+        if raw.storage != storage or raw.clock <= start:
             continue
         if any(_is_within(raw.clock, record) and not _was_in_closure(core, raw, record) for record in with_it):
             continue
-        found.append(as_write(raw))
+        has_moved = raw.version is None or raw.version > saved_version
+        (found if has_moved else others).append(as_write(raw))
     for record in with_it:
         if record.end is None and now is not None and _has_not_written(record, storage, found, now):
             continue
         version = _version_after(record, storage)
         if version is not None and (record.end is None or record.end > start):
             found.append(_step_write(record, version))
+    first = min((write.clock for write in found), default=None)
+    found += [] if first is None else [write for write in others if write.clock > first]
     return tuple(sorted(found, key=lambda write: write.clock))
 
 

@@ -12,6 +12,7 @@ from gradsan._lazy import names_on_demand
 
 if TYPE_CHECKING:
     from gradsan.source.bindings import Carried as Carried
+    from gradsan.source.bindings import binding_of as binding_of
     from gradsan.source.bindings import binds_result as binds_result
     from gradsan.source.bindings import bound_name as bound_name
     from gradsan.source.bindings import carried_names as carried_names
@@ -105,7 +106,7 @@ if TYPE_CHECKING:
     from gradsan.source.writing import writing_at as writing_at
 
 _NAMES = {
-    "bindings": "Carried binds_result bound_name carried_names method_receiver takes_result",
+    "bindings": "Carried binding_of binds_result bound_name carried_names method_receiver takes_result",
     "calls": "alias_of called_as_hook callers_expression clone_handed_out dies_with_call reads_again returned_by_hook",
     "change": "Change add_keyword apply_change changed_lines",
     "collected": "forget_collected",

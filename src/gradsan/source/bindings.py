@@ -15,6 +15,7 @@ from gradsan.source.flow import reaching
 from gradsan.source.identifiers import (
     ADDING_METHODS,
     Binding,
+    assigned_names,
     bindings_of,
     binds,
     chain_key,
@@ -33,7 +34,7 @@ from gradsan.source.inplace import (
 from gradsan.source.locate import Statement, expression_at, expressions_at, statement_at, statement_text
 from gradsan.source.tree import FunctionNode, SourceFile, header_nodes, is_cell
 
-__all__ = ["Carried", "binds_result", "bound_name", "carried_names", "method_receiver", "takes_result"]
+__all__ = ["Carried", "binding_of", "binds_result", "bound_name", "carried_names", "method_receiver", "takes_result"]
 
 
 _CUTTING = frozenset({"detach", "detach_", "item", "numpy", "tolist"})
@@ -259,6 +260,15 @@ def bound_name(frames: Sequence[Frame]) -> tuple[str, Frame] | None:
         span = statement.span
         place = replace(frame, line=span.line, column=span.column, end_line=span.end_line, end_column=span.end_column)
         return names[0], place
+    return None
+
+
+def binding_of(frames: Sequence[Frame], name: str) -> Frame | None:
+    """The innermost of ``frames`` (outermost first) whose statement binds ``name``."""
+    for frame in reversed(frames):
+        statement = statement_at(frame)
+        if statement is not None and name in assigned_names(statement.node):
+            return frame
     return None
 
 

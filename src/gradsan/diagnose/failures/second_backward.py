@@ -171,9 +171,15 @@ def _once(case: _Case) -> Diagnosis:
         )
     borrowed = detach_other_network(_borrowed(case.failure), None)
     again = parts.fix("recompute_forward", "changed", values, summary="help.build_each_round")
-    lines = _cut_off(case)
+    lines, summary = _cut_off(case), "help.build_without_graph"
+    if not lines:
+        lines, summary = _under_no_grad(case), "help.build_under_no_grad"
     without = parts.fix(
-        "detach_built_once" if lines else "no_grad", "changed", values, lines=lines, summary="help.build_without_graph"
+        "detach_built_once" if lines else "no_grad",
+        "changed",
+        values,
+        lines=lines,
+        summary=summary if lines else "help.build_without_graph",
     )
     if case.bound_at is not None and used is not None and source.is_computed_in_rounds(case.bound_at, used):
         # Both are compared, as old and new probabilities are: computed anew, the old one would be the new one.
@@ -193,6 +199,16 @@ def _cut_off(case: _Case) -> tuple[tuple[str, int, str], ...]:
         return ()
     change = source.detach_at(case.bound_at, case.name)
     return () if change is None else source.changed_lines(case.bound_at.file, change)
+
+
+def _under_no_grad(case: _Case) -> tuple[tuple[str, int, str], ...]:
+    """The statement that binds what holds the value (``grams`` of ``grams["b"]``), under ``no_grad``."""
+    if case.bridge.site is None or not isinstance(case.name, str):
+        return ()
+    root = case.name.partition("[")[0]
+    bound_at = case.bound_at or source.binding_of(user_frames(case.bridge.site), root)
+    change = None if bound_at is None else source.under_no_grad(bound_at)
+    return () if change is None or bound_at is None else source.changed_lines(bound_at.file, change)
 
 
 def _same(case: _Case) -> Diagnosis:

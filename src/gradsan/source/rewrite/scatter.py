@@ -132,6 +132,8 @@ def _by_tensors(source: SourceFile, name: str, elements: Sequence[ast.expr], val
 def _by_positions(source: SourceFile, name: str, elements: list[ast.expr], value: str) -> str | None:
     """Numbers and slices, the outermost first; the part itself is read by the index that is left."""
     chosen = [(place, one) for place, one in enumerate(elements) if not is_all(one)]
+    if any(_may_be_slice(source, one) for _, one in chosen):
+        return None
     if not chosen or len(chosen) > _MOST_PARTS or any(_is_constant(one, (Ellipsis,)) for one in elements):
         return _from_the_end(source, name, elements, value)
     dim, first = chosen[0]
@@ -152,6 +154,8 @@ def _from_the_end(source: SourceFile, name: str, elements: list[ast.expr], value
         return None
     after = elements[1:]
     chosen = [(place - len(after), one) for place, one in enumerate(after) if not is_all(one)]
+    if any(_may_be_slice(source, one) for _, one in chosen):
+        return None
     if len(chosen) != 1 or any(_is_constant(one, (Ellipsis,)) for one in after):
         return None
     return _one_part(source, name, chosen[0][0], chosen[0][1], value)
@@ -213,6 +217,14 @@ def _is_position(source: SourceFile, node: ast.expr) -> bool:
     if any(isinstance(around, ast.For) and _counts(around, node.id) for around, _ in source.ancestors(node)):
         return True
     return _is_always_number(source, node.id)
+
+
+def _may_be_slice(source: SourceFile, node: ast.expr) -> bool:
+    """Whether the source leaves it open that an index without a colon is a slice: the file makes some."""
+    if isinstance(node, ast.Slice) or _is_position(source, node):
+        return False
+    calls = (one.func for one in ast.walk(source.module) if isinstance(one, ast.Call))
+    return any(isinstance(one, ast.Name) and one.id == "slice" for one in calls)
 
 
 def _is_always_number(source: SourceFile, name: str) -> bool:

@@ -19,6 +19,7 @@ __all__ = ["clone_at_save", "clone_before", "detach_at", "drop_keyword", "has_ke
 
 _Found = TypeVar("_Found")
 _ADDING_SEVERAL = frozenset({"extend", "update"})
+_NAMES_OF_VALUES = ("value", "new_value", "written_value")
 _STORING_METHODS = frozenset({"copy_", "index_copy_", "masked_scatter_", "put_"})
 TAKES_A_METHOD_CALL = (
     ast.Name,
@@ -32,9 +33,11 @@ TAKES_A_METHOD_CALL = (
 )
 
 
-def clone_before(frame: Frame, op: str) -> Change | None:
+def clone_before(frame: Frame, op: str, *, value_first: bool = False) -> Change | None:
     """A line ``y = y.clone()`` before the in-place operation ``op`` at ``frame``, so that it writes to a copy.
 
+    ``value_first`` says that the statement's own value was computed from ``y`` and needs it again: where it is written
+    out (``y[i] = y[i] * s``), a line before the copy computes it from ``y`` as it was.
     None where the written tensor has no name that can be bound anew; see ``out_of_place`` for the notes.
     """
     found = target_at(frame, op)
@@ -49,7 +52,23 @@ def clone_before(frame: Frame, op: str) -> Change | None:
     if is_repeated or not can_rebind(source, target):
         return None
     notes = notes_on_rebinding(source, target)
-    return insert_before(source, found[0].statement, f"{name} = {name}.clone()", "clone_before", notes)
+    change = _value_and_clone(source, found[0].statement, name, notes) if value_first else None
+    return change or insert_before(source, found[0].statement, f"{name} = {name}.clone()", "clone_before", notes)
+
+
+def _value_and_clone(source: SourceFile, statement: ast.stmt, name: str, notes: tuple[str, ...]) -> Change | None:
+    """``value = y[i] * s``, ``y = y.clone()`` and ``y[i] = value`` in the place of ``y[i] = y[i] * s``."""
+    if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Subscript):
+        return None
+    target, span = statement.targets[0], source.span(statement)
+    indent = source.lines[span.line - 1][: span.column - 1]
+    used = {node.id for node in ast.walk(source.module) if isinstance(node, ast.Name)}
+    free = next((one for one in _NAMES_OF_VALUES if one not in used), None)
+    if len(statement.targets) > 1 or source.text(target.value) != name or indent.strip() or free is None:
+        return None
+    ahead = f"{free} = {source.text(statement.value)}\n{indent}{name} = {name}.clone()\n{indent}"
+    edits = [Edit.insert(span.line, span.column, ahead), Edit(source.span(statement.value), free)]
+    return edited(source, edits, "clone_before", notes)
 
 
 def clone_at_save(frame: Frame, name: str) -> Change | None:
