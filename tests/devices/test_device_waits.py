@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -154,3 +156,14 @@ def test_of_gradients_with_a_graph_samples_are_taken_now_and_then(device: str) -
     assert watched.diagnoses == ()
     # At the 1st, 2nd, 4th, 8th … call of the line.
     assert sum(came[what] - plain.get(what, 0) for what in came if what.startswith("wait")) <= math.log2(STEPS) + 1
+
+
+def test_pinned_memory_that_is_refilled_too_early(device: str) -> None:
+    """The program of docs/devices.md: a wrong batch, and nobody says so."""
+    page = Path(__file__).parents[2] / "docs" / "devices.md"
+    [program] = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    scope: dict[str, Any] = {}
+    with gradsan.watch() as watched:
+        exec(program, scope)
+    assert scope["batch"].tolist() == [-1.0] * 4
+    assert watched.diagnoses == ()
