@@ -13,6 +13,7 @@ from gradsan.detect.nonfinite.origins import How, Origin, Origins, first_cause
 from gradsan.detect.nonfinite.values import Searched, operands_of
 from gradsan.model import Frame, Operand
 from gradsan.record.stacks import symbolise
+from gradsan.record.steps import running_here
 
 NODES_WATCHED = 10_000
 """From torch 2.13 on, a longer chain of Nodes that Python has looked at may end the process when it is freed."""
@@ -174,7 +175,9 @@ class Backward:
         number = _torch.node_sequence(node)
         if number is None:
             return None
-        near = self._core.nodes_near(number, threading.get_ident())
+        # A thread of the engine's own runs Nodes that the calling thread has made.
+        running = running_here(self._core)
+        near = self._core.nodes_near(number, threading.get_ident() if running is None else running[2])
         return next((one[3] for one in near if one[0] <= number < one[1]), None)
 
 
