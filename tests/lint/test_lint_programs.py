@@ -66,6 +66,16 @@ def test_pages_show_what_lint_finds_and_the_right_versions_are_quiet() -> None:
         "    opt.step()",
         "import torch\nfrom accelerate import Accelerator\na = Accelerator()\n\ndef train(model, data, opt):\n"
         "    for x, y in data:\n        loss = model(x, labels=y).loss\n        a.backward(loss)\n        opt.step()",
+        # A method of a module that is not its call, and a dict where a branch has a parameter.
+        "import torch\nfrom lib import Net\nnet = Net()\nopt = torch.optim.Adam(net.parameters())\nx = net.features()\n\n\n"
+        "def train():\n    loss = net(x).mean()\n    opt.zero_grad()\n    loss.backward()\n    opt.step()\n\n\n"
+        "for epoch in range(9):\n    train()",
+        "import torch\nfrom torch.nn import Parameter\n\n\nclass E:\n    def make(self, many):\n"
+        "        self.mask = {k: Parameter(torch.ones(2)) for k in many} if many else Parameter(torch.ones(2))\n\n"
+        "    def read(self):\n        return [m.grad for _, m in self.mask.items()]",
+        # A module's own flag.
+        "from torch import nn\n\n\nclass C(nn.Module):\n    def __init__(self, requires_grad=True):\n"
+        "        super().__init__()\n        self.requires_grad = requires_grad",
         "import pytest\nimport torch\n\ndef test_it():\n    w = torch.ones(3, requires_grad=True)\n"
         "    with pytest.raises(RuntimeError):\n        w += 1",
     ],

@@ -119,7 +119,7 @@ class Assignments(Expressions):
             elif isinstance(owner, Layer | Bag) or (isinstance(owner, Object) and owner.kind.is_module):
                 site = self.site(target)
                 values: dict[str, object] = {"name": ast.unparse(target.value)}
-                if told in (True, False):
+                if isinstance(getattr(self.statement, "value", None), ast.Constant) and told in (True, False):
                     self.report(
                         "GS704",
                         "flag_on_module",

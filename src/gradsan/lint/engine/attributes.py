@@ -113,8 +113,6 @@ class Attributes(Calls):
             return Plain(True, True)
         grad = NO if owner.is_certain and owner.grad == NO else MAYBE
         made = self.fresh(grad=grad, text=f"{owner.text}.{name}" if owner.text else name)
-        if name == "data":
-            made.is_counted, made.is_cut, made.memories = False, True, owner.memories
         made.is_array = owner.is_array
         made.node = owner.node
         state.heap[owner, name] = made

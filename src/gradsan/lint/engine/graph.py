@@ -150,6 +150,10 @@ class Graph(Tensors):
             return
         # A backward stops at the first: what the others are is known once that one is mended.
         first = faults[0]
+        if (first.freed is not None or (first.write is not None and first.write.kind == "step")) and (
+            first.node not in _walk(graph, sure=True)
+        ):
+            first.level = min(first.level, MAYBE)
         if first.freed is not None:
             self._tell_freed(first, site, state, graph, loss)
             return
@@ -303,11 +307,15 @@ def _may_be_part(tensor: Tensor) -> bool:
     return tensor.is_leaf or not tensor.is_certain
 
 
-def _walk(graph: Node) -> list[Node]:
+def _walk(graph: Node, *, sure: bool = False) -> list[Node]:
+    """All Nodes below ``graph``; ``sure``: not past what may be another value, or through code that is not read."""
     found: dict[Node, None] = {graph: None}
     pending = [graph]
     while pending and len(found) < _NODES_WALKED:
-        for parent in pending.pop().parents:
+        node = pending.pop()
+        if sure and (node.op == "either" or (node.is_opaque and not node.saved and node is not graph)):
+            continue
+        for parent in node.parents:
             if isinstance(parent, Node) and parent not in found:
                 found[parent] = None
                 pending.append(parent)

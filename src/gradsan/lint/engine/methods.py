@@ -66,6 +66,9 @@ class Methods(Modules):
         self, owner: Tensor, name: str, args: list[Value], keywords: dict[str, Value], node: ast.AST, state: State
     ) -> Value:
         """``owner.name(…)`` of a tensor, or of what may be one."""
+        if name in ("items", "values", "keys", "get"):
+            # What was taken for a tensor is a dict here.
+            return self.fresh()
         if name == "backward" and not owner.is_certain and args:
             given = self.tensor_of(args[0])
             if given is not None and self.graph_of(given, state)[1] != NO:
@@ -84,7 +87,8 @@ class Methods(Modules):
             if without_gradient(name) and name not in ("detach", "detach_", "numpy", "item", "tolist"):
                 return Tensor((Memory(),), NO, None, self.tick(), is_certain=False)
             if operation(name) is None and name not in ALIASING_METHODS and not is_inplace_name(name):
-                return self.call_unknown(owner, args, node, state, name)
+                # Other methods of a module than its call need not give what hangs on its parameters.
+                return self.call_unknown(owner if name == "forward" else Plain(), args, node, state, name)
         if name in _NUMBERS:
             return Plain()
         if name in ("requires_grad_", "retain_grad"):
