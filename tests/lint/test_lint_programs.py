@@ -67,7 +67,8 @@ def test_pages_show_what_lint_finds_and_the_right_versions_are_quiet() -> None:
         "import torch\nfrom accelerate import Accelerator\na = Accelerator()\n\ndef train(model, data, opt):\n"
         "    for x, y in data:\n        loss = model(x, labels=y).loss\n        a.backward(loss)\n        opt.step()",
         # A method of a module that is not its call, and a dict where a branch has a parameter.
-        "import torch\nfrom lib import Net\nnet = Net()\nopt = torch.optim.Adam(net.parameters())\nx = net.features()\n\n\n"
+        "import torch\nfrom lib import Net\nnet = Net()\n"
+        "opt = torch.optim.Adam(net.parameters())\nx = net.features()\n\n\n"
         "def train():\n    loss = net(x).mean()\n    opt.zero_grad()\n    loss.backward()\n    opt.step()\n\n\n"
         "for epoch in range(9):\n    train()",
         "import torch\nfrom torch.nn import Parameter\n\n\nclass E:\n    def make(self, many):\n"
