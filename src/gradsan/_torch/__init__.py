@@ -68,6 +68,7 @@ from gradsan._torch.hooks import (
     pop_hooks,
     push_hooks,
     top_hooks,
+    without_hooks,
 )
 from gradsan._torch.kinds import has_elements, has_values, kind_of, shape_of, sizes_of
 from gradsan._torch.memory import (
@@ -335,6 +336,7 @@ __all__ = [
     "with_lookup",
     "without_data",
     "without_dispatch_modes",
+    "without_hooks",
     "without_sharing",
     "wrapped_by_ddp",
     "wrapped_module",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -51,6 +52,20 @@ def has_hooks() -> bool:
     finally:
         switch._saved_tensors_hooks_enable()
     return False
+
+
+@contextlib.contextmanager
+def without_hooks() -> Iterator[None]:
+    """A block in which this thread has no saved-tensor hooks. Missing: what is saved in it is hidden by them."""
+    pairs = []
+    while (pair := top_hooks()) is not None:
+        pairs.append(pair)
+        pop_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(pairs):
+            push_hooks(pack, unpack)
 
 
 def owner_of_hooks(frames: Iterable[Any]) -> str | None:

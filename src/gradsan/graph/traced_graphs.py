@@ -88,6 +88,7 @@ def inside_of(graph: _torch.Traced) -> Inside | None:
 def _run(graph: _torch.Traced) -> Inside:
     with contextlib.ExitStack() as modes:
         modes.enter_context(_torch.hushed())
+        modes.enter_context(_torch.without_hooks())
         modes.enter_context(torch.enable_grad())
         modes.enter_context(_torch.tensors_without_data())
         for device, dtype in graph.autocast:
