@@ -35,6 +35,8 @@ EXCEPTIONS = {
     ("model._message", "text"),
     # Whether a function hands on what it was given is read off its source while the program runs.
     ("detect.changed_values", "source"),
+    # Whether a value is read again as if it had not changed, or taken for a copy, only the source says.
+    *((f"detect.meaning.{name}", "source") for name in ("changed_again", "reused_inputs")),
     # Failures keep what the source of a frame says: the variable of an index, the operand of a statement.
     *((f"errors.{name}", "source") for name in ("graph_nodes", "leaves", "refused_writes")),
     # A session is where a process and its report meet.

@@ -26,6 +26,12 @@ from gradsan.detect.hooked import HookedValues
 from gradsan.detect.kept_gradients import KeptGradients
 from gradsan.detect.life import Life
 from gradsan.detect.lost_updates import LostUpdates
+from gradsan.detect.meaning.changed_again import ChangedAgain
+from gradsan.detect.meaning.changed_losses import ChangedLosses
+from gradsan.detect.meaning.constant_terms import ConstantTerms
+from gradsan.detect.meaning.lost_hooks import LostHooks
+from gradsan.detect.meaning.lost_terms import LostTerms
+from gradsan.detect.meaning.reused_inputs import ReusedInputs
 from gradsan.detect.memory import Findings, Notes, Uncounted
 from gradsan.detect.nonfinite.notice import Notice
 from gradsan.detect.nonfinite.search import NonFiniteSearch
@@ -80,6 +86,11 @@ class Watching:
         self.hook_writes = HookWrites(core, self.uncounted, self.exports, self.prescan, guard.run_hushed)
         self.kept_gradients = KeptGradients(core, steps, recorder.backwards, self.uncounted, self._keep_failure)
         self.lost_updates = LostUpdates(core, steps, self.uncounted, self._keep_failure, self._listen_for_updates)
+        self.lost_hooks = LostHooks(core, self._keep_failure, self._listen_for_hooks)
+        self.constant_terms = ConstantTerms(core, self._keep_failure, self._listen_for_terms)
+        self.lost_terms = LostTerms(
+            core, steps, lambda: self._settling.optimizers, self._keep_failure, self._listen_for_lost_terms
+        )
         self._settling = Settling(
             core,
             lambda optimizer, frame: guard.run(partial(self.life.first_step, optimizer, frame)),
@@ -104,6 +115,12 @@ class Watching:
             self.wrapped,
             self.compiled_inputs,
             self.lost_updates,
+            self.lost_hooks,
+            ChangedLosses(core, self.uncounted, self._keep_failure),
+            ReusedInputs(core, self._keep_failure),
+            ChangedAgain(core, self._keep_failure),
+            self.constant_terms,
+            self.lost_terms,
             self.unused_graphs,
             self.hook_writes,
             self.notice,
@@ -117,7 +134,7 @@ class Watching:
         self.problems: list[Message] | None = None
         """What gradsan cannot do on this torch; None as long as nothing was watched."""
         core.on_round, core.on_quiet, core.on_write = self._on_round, self._on_quiet, self._on_write
-        core.on_differentiable = self._on_differentiable
+        core.on_differentiable, core.on_gradients = self._on_differentiable, self._on_gradients
         self.exports.on_hand_out = self._on_hand_out
 
     def begin(self, install: Callable[[], None]) -> None:
@@ -259,6 +276,16 @@ class Watching:
     def _listen_for_updates(self, wanted: bool) -> None:
         self._listeners.call_before_backward(self.lost_updates.before_backward, wanted)
 
+    def _listen_for_hooks(self, wanted: bool) -> None:
+        self._listeners.call_before_backward(self.lost_hooks.before_backward, wanted)
+
+    def _listen_for_terms(self, wanted: bool) -> None:
+        self._listeners.call_before_backward(self.constant_terms.before_backward, wanted)
+
+    def _listen_for_lost_terms(self, wanted: bool) -> None:
+        self._listeners.call_before_backward(self.lost_terms.before_backward, wanted)
+        self._listeners.call_after_backward(self.lost_terms.after_backward, wanted)
+
     def _await_use(self) -> None:
         """Have the next backward looked at: containers keep graphs that none has used so far."""
         self._listeners.call_before_backward(self.unused_graphs.before_backward)
@@ -279,6 +306,9 @@ class Watching:
     def _on_differentiable(self, entry: Any, inputs: Any, result: Any) -> None:
         self._recorder.guard.run(partial(self._recorder.steps.made_by_engine.note, entry, result))
         self._recorder.guard.run(partial(self.lost_updates.differentiable, entry, inputs, result))
+
+    def _on_gradients(self, entry: Any, inputs: Any, result: Any) -> None:
+        self._recorder.guard.run(partial(self.constant_terms.gradients, entry, inputs, result))
 
     def _on_quiet(self, end: int) -> None:
         self._recorder.guard.run(partial(self.unused_graphs.look, end))

@@ -320,6 +320,20 @@ def test_is_told_what_gradients_can_be_differentiated(core):
     assert (none, result) == ((), 7)
 
 
+def test_is_told_of_gradients_that_fill_no_grad_and_have_no_graph(core):
+    core.active = True
+    told = []
+    core.on_gradients = lambda *given: told.append(given)
+    inputs, outputs = (object(),), (object(),)
+    run = core.engine(lambda t_outputs, *args, **kwargs: 7)
+    run(outputs)
+    run(outputs, None, True, True, inputs, accumulate_grad=False)
+    assert told == []
+    run(outputs, None, True, False, inputs, accumulate_grad=False)
+    [(record, given, result)] = told
+    assert (record[3], given, result) == (outputs, inputs, 7)
+
+
 def test_is_told_of_nodes(core):
     core.active = True
     told = []

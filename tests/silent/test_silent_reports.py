@@ -18,6 +18,12 @@ CODES = {
     "value_": "GS215",
     "argument_": "GS216",
     "update_": "GS218",
+    "hook_": "GS223",
+    "constant_": "GS220",
+    "term_": "GS221",
+    "data_": "GS222",
+    "loss_": "GS215",
+    "layer_": "GS216",
 }
 """The code by the beginning of a program's name."""
 

@@ -30,7 +30,7 @@ CODE_COLUMNS = 78
 
 SILENT = {
     *(f"GS60{last}" for last in range(1, 6)),
-    *(f"GS2{number:02}" for number in (*range(1, 9), *range(10, 20))),
+    *(f"GS2{number:02}" for number in (*range(1, 9), *range(10, 24))),
     "GS420",
     "GS421",
     "GS422",

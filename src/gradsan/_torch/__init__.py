@@ -67,6 +67,7 @@ from gradsan._torch.hooks import (
     owner_of_hooks,
     pop_hooks,
     push_hooks,
+    removal_of,
     top_hooks,
     without_hooks,
 )
@@ -302,6 +303,7 @@ __all__ = [
     "recomputed_call",
     "reentrant_checkpoint",
     "refused_tensor",
+    "removal_of",
     "same_memory",
     "saved_in_checkpoint",
     "saved_in_graph",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -91,3 +93,12 @@ def hooks_switch() -> Any:
     """The namespace whose ``_saved_tensors_hooks_disable`` and ``_enable`` forbid hooks, None where there is none."""
     switch = torch._C._autograd
     return switch if hasattr(switch, "_saved_tensors_hooks_disable") else None
+
+
+def removal_of(handle: Any) -> Any:
+    """A mapping that is empty once the hook of ``handle`` was removed. Missing: it never is."""
+    kept = OrderedDict({0: True})
+    with contextlib.suppress(AttributeError, TypeError):
+        kept = OrderedDict({handle.id: True})
+        handle.extra_dict_ref = (*handle.extra_dict_ref, weakref.ref(kept))
+    return kept

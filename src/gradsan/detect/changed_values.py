@@ -186,16 +186,21 @@ class ChangedValues(Detector):
         made = self._made(raw.sequence - 1, thread)
         if made is None:
             return False
-        if made[3] is raw.stack:
-            return bool(made[2] <= raw.clock) and (raw.kind == "foreach" or raw.clock <= made[2] + _LOGGED_TOGETHER)
-        # Of operators called directly the write is logged last, and further in.
-        return (raw.kind == "op" or made[2] > raw.clock) and is_around(made[3], raw.stack)
+        return has_made(made, raw)
 
     def _made(self, number: int, thread: int) -> Any:
         for entry in self._core.nodes_near(number, thread):
             if entry[0] <= number < entry[1]:
                 return entry
         return None
+
+
+def has_made(made: Any, raw: RawWrite) -> bool:
+    """Whether the call that a write belongs to is the one that made the last Nodes before it, an entry of the log."""
+    if made[3] is raw.stack:
+        return bool(made[2] <= raw.clock) and (raw.kind == "foreach" or raw.clock <= made[2] + _LOGGED_TOGETHER)
+    # Of operators called directly the write is logged last, and further in.
+    return (raw.kind == "op" or made[2] > raw.clock) and is_around(made[3], raw.stack)
 
 
 def _storage_of(saved: Any) -> int:

@@ -70,6 +70,7 @@ class Core:
         self.on_operator: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
         self.on_round: Callable[[Any, int], None] | None = None
         self.on_differentiable: Callable[[Any, Any, Any], None] | None = None
+        self.on_gradients: Callable[[Any, Any, Any], None] | None = None
         self.on_step_begin: Callable[[Any], None] | None = None
         self.on_step_end: Callable[[Any], None] | None = None
         self.on_result: Callable[[str, tuple[Any, ...], dict[str, Any], Any], None] | None = None
@@ -319,7 +320,8 @@ class Core:
         ``running`` then holds (clock, stack, thread, outputs, retain_graph, accumulate_grad) for it. ``on_enter`` is
         called before the engine runs, with that entry and the engine's arguments after the outputs, ``on_leave`` after
         it ended well; ``on_round`` before, at the 1st, 2nd, 4th, 8th … call of one line, with that number;
-        ``on_differentiable`` after one that was called with ``create_graph=True``, with its ``inputs`` and its result.
+        ``on_differentiable`` after one that was called with ``create_graph=True``, with its ``inputs`` and its result;
+        ``on_gradients`` likewise after one that fills no ``.grad``, called without.
         What they raise takes the place of the backward. ``on_failure`` is told how it failed.
 
         ``backward_end`` is the number of the next Node when a backward last ended well, 0 before; ``quiet_from`` is the
@@ -365,8 +367,10 @@ class Core:
                 self.quiet_from = self.backward_end = end
                 if remembered is not None:
                     remembered[6] = end
-                if core.on_differentiable is not None and len(args) > 2 and args[2] is True:
-                    core.on_differentiable(record, args[3] if len(args) > 3 else (), result)
+                has_graph = len(args) > 2 and args[2] is True
+                listener = core.on_differentiable if has_graph else core.on_gradients
+                if listener is not None and (has_graph or not accumulate):
+                    listener(record, args[3] if len(args) > 3 else (), result)
                 if core.on_leave is not None:
                     core.on_leave(record)
                 return result

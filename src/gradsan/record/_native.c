@@ -78,6 +78,7 @@ static int Core_traverse(Core *self, visitproc visit, void *arg)
     Py_VISIT(self->lets_pass);
     Py_VISIT(self->on_round);
     Py_VISIT(self->on_differentiable);
+    Py_VISIT(self->on_gradients);
     Py_VISIT(self->on_operator);
     Py_VISIT(self->on_step_begin);
     Py_VISIT(self->on_step_end);
@@ -98,6 +99,7 @@ static int Core_clear(Core *self)
     Py_CLEAR(self->lets_pass);
     Py_CLEAR(self->on_round);
     Py_CLEAR(self->on_differentiable);
+    Py_CLEAR(self->on_gradients);
     Py_CLEAR(self->on_operator);
     Py_CLEAR(self->on_step_begin);
     Py_CLEAR(self->on_step_end);
@@ -176,6 +178,7 @@ static PyMemberDef Core_members[] = {
     {"running", T_OBJECT_EX, offsetof(Core, running), READONLY, NULL},
     {"on_round", T_OBJECT, offsetof(Core, on_round), 0, NULL},
     {"on_differentiable", T_OBJECT, offsetof(Core, on_differentiable), 0, NULL},
+    {"on_gradients", T_OBJECT, offsetof(Core, on_gradients), 0, NULL},
     {"on_operator", T_OBJECT, offsetof(Core, on_operator), 0, NULL},
     {"quiet_operators", T_OBJECT_EX, offsetof(Core, quiet_operators), READONLY, NULL},
     {"on_step_begin", T_OBJECT, offsetof(Core, on_step_begin), 0, NULL},

@@ -52,6 +52,10 @@ if TYPE_CHECKING:
     from gradsan.source.locate import statements_at as statements_at
     from gradsan.source.modules import Shape as Shape
     from gradsan.source.modules import inplace_layer_false as inplace_layer_false
+    from gradsan.source.reuse import first_argument as first_argument
+    from gradsan.source.reuse import is_of_itself as is_of_itself
+    from gradsan.source.reuse import read_as_before as read_as_before
+    from gradsan.source.reuse import taken_for_own as taken_for_own
     from gradsan.source.rewrite.finite import FiniteForm as FiniteForm
     from gradsan.source.rewrite.finite import finite_forms as finite_forms
     from gradsan.source.rewrite.functions import bind_early as bind_early
@@ -116,6 +120,7 @@ _NAMES = {
     "kept": "Addition Used added_to_optimizer additions assignments uses_in",
     "locate": "Expression Statement expression_at expressions_at statement_at statements_at",
     "modules": "Shape inplace_layer_false",
+    "reuse": "first_argument is_of_itself read_as_before taken_for_own",
     "rewrite.finite": "FiniteForm finite_forms",
     "rewrite.functions": "bind_early earlier_reads kept_on_context mark_dirty rebound_at save_for_backward",
     "rewrite.listing": "list_and_stack",

@@ -1,16 +1,20 @@
-"""GS213, GS214 and GS218: gradients that are overwritten, never cleared, or not differentiated.
+"""GS213, GS214, GS218 and GS223: gradients overwritten, never cleared, not differentiated, or passed by their hook.
 
 GS214: the gradient of a leaf is never cleared, and every backward adds to what is left of the rounds before.
 
 GS213: a hook, or the backward of a Function, writes into a gradient that another branch is given, too.
 
 GS218: leaves were updated past their graph by gradients that were taken to be differentiated, and never were.
+
+GS223: a gradient hook was left behind when its view was written.
 """
 
 from __future__ import annotations
 
+from gradsan import source
 from gradsan.diagnose import labels as label_room
 from gradsan.diagnose.failures import parts
+from gradsan.diagnose.levels import place
 from gradsan.model import Clue, Diagnosis, Failure, Fix, Message, NamedTensor
 
 GRADIENT_KEPT_ROWS = ("gradient_never_cleared",)
@@ -135,3 +139,34 @@ def _update_shown(updated: Clue) -> str:
 def _tensor_of(updated: Clue) -> NamedTensor:
     facts = updated.values
     return NamedTensor(updated.name, facts["shape"], facts["dtype"], facts["device"], None, None)
+
+
+HOOK_LOST_ROWS = ("hook_lost",)
+
+
+def hook_lost(failure: Failure) -> Diagnosis | None:
+    """Every such failure whose view has a name: a note where the hook runs for what used the view earlier."""
+    hook, written = parts.clue(failure, "hook"), parts.clue(failure, "written")
+    if hook is None or written is None:
+        return None
+    frame = place(hook.site) if hook.site is not None else None
+    name = (None if frame is None else source.method_receiver(frame)) or hook.name
+    if name is None:
+        return None
+    values = {"name": name, "writer": label_room.as_written(written.op)}
+    earlier = "_earlier" if failure.values.get("earlier") else ""
+    return parts.diagnosis(
+        failure,
+        "GS223",
+        "hook_lost",
+        values=values,
+        severity="note" if earlier else "warning",
+        explanation=f"explanation.hook_lost{earlier}",
+        labels=(
+            *parts.label_of(hook, "note", "label.hook_registered", values),
+            *parts.label_of(written, "written", "label.hook_left_behind", values),
+            *label_room.at("used", failure.site, Message("label.hook_passed_by", values)),
+        ),
+        tensor=NamedTensor(name, hook.values["shape"], hook.values["dtype"], hook.values["device"], None, None),
+        fixes=(parts.fix("register_hook_after", "changed", values),),
+    )

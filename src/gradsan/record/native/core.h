@@ -22,6 +22,7 @@ typedef struct {
     PyObject *on_leave;   /* called with a record of `running` whose backward has ended well */
     PyObject *on_round;   /* called with a record of `running` at the 1st, 2nd, 4th, 8th ... call of one line, and that number */
     PyObject *on_differentiable; /* called with a record of `running`, inputs and result, after a call with create_graph */
+    PyObject *on_gradients; /* likewise after a call that fills no .grad, without create_graph */
     PyObject *quiet_operators; /* the ids of operators that write nothing; a set */
     PyObject *on_operator;     /* called with the positional (first the operator) and the named arguments of a call */
     PyObject *on_step_begin, *on_step_end; /* called with an optimizer that is not in `settled` */

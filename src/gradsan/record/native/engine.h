@@ -413,13 +413,13 @@ static int tell_entry(Core *core, PyObject *record, PyObject *const *args, Py_ss
     return failed ? -1 : 0;
 }
 
-/* Calls `on_differentiable` with the record, the inputs that the engine was given, and its result. */
-static int tell_differentiable(Core *core, PyObject *record, PyObject *const *args, Py_ssize_t count, PyObject *result)
+/* Calls `on_differentiable` or `on_gradients` with the record, the inputs that the engine was given, and its result. */
+static int tell_gradients(PyObject *listener, PyObject *record, PyObject *const *args, Py_ssize_t count, PyObject *result)
 {
     PyObject *inputs = count > 4 ? Py_NewRef(args[4]) : PyTuple_New(0);
     if (inputs == NULL)
         return -1;
-    PyObject *told = call_held(core->on_differentiable, "(OOO)", record, inputs, result);
+    PyObject *told = call_held(listener, "(OOO)", record, inputs, result);
     Py_DECREF(inputs);
     Py_XDECREF(told);
     return told == NULL ? -1 : 0;
@@ -470,8 +470,11 @@ static PyObject *Engine_vectorcall(PyObject *self, PyObject *const *args, size_t
         if (end != first && log_nodes(core, first, end) < 0 && forgive(core) < 0)
             Py_CLEAR(result);
         end_backward(core, remembered, end);
-        if (result != NULL && record != NULL && count > 3 && args[3] == Py_True && is_set(core->on_differentiable) &&
-            tell_differentiable(core, record, args, count, result) < 0)
+        int has_graph = count > 3 && args[3] == Py_True;
+        PyObject *listener = has_graph ? core->on_differentiable : core->on_gradients;
+        if (result != NULL && record != NULL && is_set(listener) &&
+            (has_graph || PyTuple_GET_ITEM(record, 5) == Py_False) &&
+            tell_gradients(listener, record, args, count, result) < 0)
             Py_CLEAR(result);
         if (result != NULL && record != NULL && is_set(core->on_leave)) {
             PyObject *told = call_held(core->on_leave, "(O)", record);

@@ -1,0 +1,139 @@
+"""Data that is scaled in place anew in every epoch: ``x = x.float(); x /= 255``, where ``float()`` has copied nothing.
+
+Read off the log of writes in the 16th, 64th, 256th … round and at the end: memory that only the same one or two lines
+write, each part of it again and again, the last of them by a factor. A counter of versions without gaps tells that it
+is the same memory, and that nobody else fills it anew. The source must show that the line takes it for its own: a
+result of a conversion, or an element of something larger. Where the value's own statistics are used, the second time
+is harmless.
+
+Row: ``data_changed_again``. Roles: ``changed`` (a line; ``name`` is what it writes, ``op`` by what; ``values``:
+``shape``, ``dtype``, ``device``, ``times``, ``parts``).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from gradsan import source
+from gradsan.model import Clue, Failure, Frame
+from gradsan.record.detector import Detector
+from gradsan.record.ledger import RawWrite
+from gradsan.record.stacks import is_user_file, symbolise
+
+ROW = "data_changed_again"
+_SCALES = frozenset({"mul_", "div_", "__imul__", "__itruediv__", "true_divide_", "multiply_", "divide_"})
+_SHIFTS = frozenset({"add_", "sub_", "__iadd__", "__isub__", "subtract_"})
+_LINES, _TIMES_ALONE = 2, 3
+
+
+class _Part(NamedTuple):
+    """A part of some memory, and how often the lines at ``stacks`` wrote it; ``last`` is the last write."""
+
+    stacks: tuple[Any, ...]
+    times: int
+    last: RawWrite
+
+
+class ChangedAgain(Detector):
+    """Reads the log of writes now and then; what it finds goes to ``found``."""
+
+    def __init__(self, core: Any, found: Callable[[Failure], None]) -> None:
+        """``core`` keeps the log."""
+        self._core, self._found = core, found
+        self._since = 0
+        self._told: set[Any] = set()
+
+    def forget(self) -> None:
+        """Begin anew, as a stretch of watching does."""
+        self._since = self._core.clock
+        self._told.clear()
+
+    def before_round(self, entry: Any, rounds: int) -> None:
+        """Look in some of the rounds of a line that calls backward; as ``on_round`` of the core."""
+        if rounds >= 16 and rounds.bit_length() % 2:
+            self._look(entry[1])
+
+    def settle(self) -> None:
+        """Nothing is watched any more: look a last time."""
+        log = self._core.backward_log
+        if len(log) > 1:
+            self._look(log[-1][1])
+
+    def _look(self, used: Any) -> None:
+        groups: dict[tuple[Any, ...], list[_Part]] = {}
+        for raws in self._memories():
+            for part in _parts(raws):
+                groups.setdefault(part.stacks, []).append(part)
+        for stacks, parts in groups.items():
+            if stacks not in self._told:
+                self._judge(used, stacks, parts)
+
+    def _memories(self) -> Iterator[list[RawWrite]]:
+        """The last writes to each memory that is scaled, as far as the counter shows all there were."""
+        raws = [raw for raw in map(RawWrite._make, self._core.writes_after(self._since)) if raw.kind != "metadata"]
+        scaled = {raw.storage for raw in raws if raw.op in _SCALES and not raw.is_parameter}
+        found: dict[int, list[RawWrite]] = {}
+        for raw in raws:
+            if raw.storage in scaled:
+                known = found.setdefault(raw.storage, [])
+                if known and (raw.version is None or raw.version - 1 != known[-1].version):
+                    known.clear()
+                known.append(raw)
+        for known in found.values():
+            if len(known) > 1 and all(raw.op in _SCALES or raw.op in _SHIFTS for raw in known):
+                yield known
+
+    def _judge(self, used: Any, stacks: tuple[Any, ...], parts: list[_Part]) -> None:
+        if not all(stack.codes and is_user_file(stack.codes[0].co_filename) for stack in stacks):
+            return
+        times = min(part.times for part in parts)
+        sites = [symbolise(stack) for stack in stacks]
+        places = [_own(site.frames) for site in sites]
+        named = [
+            None if place is None else source.written_expression(place, raw_op, ())
+            for place, raw_op in zip(places, _ops(self._core, stacks, self._since), strict=True)
+        ]
+        name, place = named[-1], places[-1]
+        if name is None or place is None or any(one != name for one in named):
+            return
+        origin = source.taken_for_own(place, name)
+        if origin is None or (len(parts) == 1 and (times < _TIMES_ALONE or origin != "conversion")):
+            return
+        if any(one is not None and source.is_of_itself(one, name) for one in places):
+            return
+        self._told.add(stacks)
+        last = parts[0].last
+        values = {"shape": last.shape, "dtype": "?", "device": "?", "times": times, "parts": len(parts)}
+        ops = _ops(self._core, stacks, self._since)
+        clues = tuple(
+            Clue("changed", site, name=name, op=op, values=values) for site, op in zip(sites, ops, strict=True)
+        )
+        self._found(Failure(ROW, "", "", symbolise(used), clues, raised=False))
+
+
+def _ops(core: Any, stacks: tuple[Any, ...], since: int) -> list[str]:
+    by_stack = {raw.stack: raw.op for raw in map(RawWrite._make, core.writes_after(since))}
+    return [by_stack[stack] for stack in stacks]
+
+
+def _parts(raws: list[RawWrite]) -> Iterator[_Part]:
+    """The parts of a memory that the same lines wrote several times, with operations recorded in between."""
+    by_region: dict[Any, list[RawWrite]] = {}
+    for raw in raws:
+        by_region.setdefault((raw.offset, raw.shape, raw.strides, raw.itemsize), []).append(raw)
+    for written in by_region.values():
+        stacks = tuple(dict.fromkeys(raw.stack for raw in written))
+        times, rest = divmod(len(written), len(stacks))
+        is_repeated = not rest and tuple(raw.stack for raw in written) == stacks * times
+        rounds = [written[at * len(stacks)].sequence for at in range(times)]
+        has_elements = all(raw.shape and max(raw.shape) > 1 for raw in written)
+        has_graphs_between = all(before < after for before, after in itertools.pairwise(rounds))
+        is_scaled = has_elements and has_graphs_between and written[-1].op in _SCALES
+        if is_repeated and is_scaled and len(stacks) <= _LINES and times > 1:
+            yield _Part(stacks, times, written[-1])
+
+
+def _own(frames: tuple[Frame, ...]) -> Frame | None:
+    return next((frame for frame in reversed(frames) if frame.is_user), None)

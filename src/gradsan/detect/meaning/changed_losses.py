@@ -1,0 +1,83 @@
+"""Losses whose value is changed past autograd on the way to their backward: ``loss.data += penalty``.
+
+The backward begins at the Node that computed the loss, whatever stands in its memory. Looked for at the 1st, 2nd, 4th,
+8th … backward of a line, in the writes that were logged since the loss was computed.
+
+Row: ``loss_changed``. Roles: ``computed`` (where; ``name`` is the loss; ``values``: ``shape``, ``dtype``, ``device``),
+``written`` (the write; ``op``).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from gradsan import _torch
+from gradsan.detect.memory import Uncounted
+from gradsan.graph import naming
+from gradsan.model import Clue, Failure
+from gradsan.record.detector import Detector
+from gradsan.record.ledger import RawWrite
+from gradsan.record.stacks import is_own_file, is_user_file, symbolise
+
+ROW = "loss_changed"
+_QUIET_KINDS = ("step", "metadata", "statistics", "collective", "outside")
+
+
+class ChangedLosses(Detector):
+    """Looks at the outputs of a backward; what it finds goes to ``found``."""
+
+    def __init__(self, core: Any, uncounted: Uncounted, found: Callable[[Failure], None]) -> None:
+        """``core`` keeps the logs, ``uncounted`` knows what was given other memory."""
+        self._core, self._uncounted, self._found = core, uncounted, found
+        self._told: set[Any] = set()
+
+    def forget(self) -> None:
+        """Begin anew, as a stretch of watching does."""
+        self._told.clear()
+
+    @_torch.hushed()
+    def before_round(self, entry: Any, rounds: int) -> None:
+        """Look at some of the rounds of a line that calls backward; as ``on_round`` of the core."""
+        for loss in entry[3] if entry[5] else ():
+            if type(loss) in _torch.PLAIN_TENSORS and loss.grad_fn is not None:
+                self._look(entry, loss)
+
+    def _look(self, entry: Any, loss: Any) -> None:
+        number = _torch.node_sequence(loss.grad_fn)
+        near = [] if number is None else self._core.nodes_near(number, entry[2])
+        made = next((one for one in near if one[0] <= (number or 0) < one[1]), None)
+        if made is None:
+            return
+        storage = _torch.storage_or_none(loss)
+        found = [
+            (raw.clock, raw.stack, raw.op)
+            for raw in map(RawWrite._make, self._core.writes_after(made[2]))
+            # What the operation itself has logged as it returned is its own result.
+            if raw.storage == storage and raw.kind not in _QUIET_KINDS and raw.stack is not made[3]
+        ]
+        given = self._uncounted.replacement_of(loss)
+        if given is not None and given.clock > made[2]:
+            found.append((given.clock, given.stack, "data ="))
+        own = [one for one in found if _is_of_program(one[1])]
+        if not own or own[0][1] in self._told:
+            return
+        _, stack, op = min(own, key=lambda one: one[0])
+        self._told.add(stack)
+        names = naming.names_of(loss, sys._getframe(1))
+        values = {
+            "shape": tuple(loss.shape),
+            "dtype": str(loss.dtype).removeprefix("torch."),
+            "device": str(loss.device),
+        }
+        clues = (
+            Clue("computed", symbolise(made[3]), name=names[0].text if names else None, values=values),
+            Clue("written", symbolise(stack), op=op),
+        )
+        self._found(Failure(ROW, "", "", symbolise(entry[1]), clues, raised=False))
+
+
+def _is_of_program(stack: Any) -> bool:
+    file = stack.codes[0].co_filename if stack.codes else ""
+    return bool(file) and is_user_file(file) and not is_own_file(file)

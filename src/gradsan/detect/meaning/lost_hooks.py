@@ -1,0 +1,198 @@
+"""Gradient hooks that are lost with a view: a write gives the view, or its base, a new place in the graph.
+
+PyTorch leaves the hooks of a view at the Node that it had when they were registered. What uses the view after the write
+hangs on another Node, so these hooks do not run. Backward calls are looked at only while such a view is waited for.
+
+Row: ``hook_lost``. Roles: ``hook`` (where it was registered; ``name`` is the view; ``values``: ``shape``, ``dtype``,
+``device``), ``written`` (the write; ``op``). The value ``earlier`` of the failure is set where the hook still runs for
+what used the view before the write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gradsan import _torch
+from gradsan.detect.lost_updates import Graph
+from gradsan.graph import naming, walk
+from gradsan.model import Clue, Failure
+from gradsan.record.detector import Detector, Guard
+from gradsan.record.ledger import RawWrite
+from gradsan.record.patches import Patches, standing
+from gradsan.record.stacks import symbolise
+from gradsan.record.steps import read_backward
+
+ROW = "hook_lost"
+_KEPT = 64
+_CALLS_AWAITED = 8
+
+
+@dataclass(slots=True)
+class _Hooked:
+    """A view with a hook, as it was when the hook was registered; ``alive`` is empty once the hook was removed.
+
+    ``failure`` is what is told if the hook does not run later, for what used the view before the write.
+    """
+
+    tensor: Any
+    place: tuple[Any, ...]
+    facts: dict[str, Any]
+    graph: Graph
+    number: int | None
+    alive: Any
+    clock: int
+    stack: Any
+    thread: int
+    calls: int = 0
+    failure: Failure | None = None
+
+
+class LostHooks(Detector):
+    """Looks at backward calls while views with hooks are waited for; ``listen(True)`` asks for these calls."""
+
+    part = "hooks of views"
+
+    def __init__(self, core: Any, found: Callable[[Failure], None], listen: Callable[[bool], None]) -> None:
+        """``core`` keeps the log of writes."""
+        self._core, self._found, self._listen = core, found, listen
+        self._waiting: list[_Hooked] = []
+        self._told: set[Any] = set()
+
+    def install(self, patches: Patches, guard: Guard) -> None:
+        """Watch hooks being registered."""
+        register, core = standing(torch.Tensor, "register_hook"), self._core
+
+        @functools.wraps(register)
+        def registering(self_: Any, hook: Any) -> Any:
+            handle = register(self_, hook)
+            if core.active and not _torch.is_compiling():
+                stack = core.stack(1)
+                guard(lambda: self._remember(self_, handle, stack))
+            return handle
+
+        patches.set(torch.Tensor, "register_hook", registering)
+
+    def forget(self) -> None:
+        """Begin anew, as a stretch of watching does."""
+        for one in self._waiting:
+            one.graph.let_go()
+        self._waiting.clear()
+        self._told.clear()
+        self._listen(False)
+
+    def settle(self) -> None:
+        """Nothing is watched any more: what has not run so far is told."""
+        for one in self._waiting:
+            self._tell(one)
+        self.forget()
+
+    def _remember(self, tensor: Any, handle: Any, stack: Any) -> None:
+        if type(tensor) not in _torch.PLAIN_TENSORS or tensor._base is None or stack in self._told:
+            return
+        if tensor.grad_fn is None or len(self._waiting) >= _KEPT:
+            return
+        storage, _, geometry = _torch.weak_identity(tensor)
+        facts = {
+            "shape": tuple(tensor.shape),
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "device": str(tensor.device),
+        }
+        one = _Hooked(
+            weakref.ref(tensor),
+            (storage, *geometry),
+            facts,
+            Graph([tensor]),
+            _torch.node_sequence(tensor.grad_fn),
+            _torch.removal_of(handle),
+            self._core.clock,
+            stack,
+            threading.get_ident(),
+        )
+        self._waiting.append(one)
+        self._listen(True)
+
+    @_torch.hushed()
+    def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """See what has become of them; the arguments are those of ``listeners.BeforeBackward``."""
+        waiting, self._waiting = self._waiting, []
+        since = min((one.clock for one in waiting), default=0)
+        writes = [RawWrite(*item) for item in self._core.writes_after(since)] if waiting else []
+        nodes: dict[int, Any] | None = None
+        for one in waiting:
+            own = [
+                raw
+                for raw in writes
+                if raw.storage == one.place[0] and raw.clock > one.clock and raw.kind != "metadata"
+            ]
+            one.calls += 1
+            is_over = one.graph.was_used or not one.alive or (one.graph.is_gone and not own)
+            if one.failure is not None:
+                is_over = is_over or one.graph.is_gone
+                if is_over:
+                    self._tell(one)
+            elif own and not is_over and one.thread == entry[2]:
+                if nodes is None:
+                    nodes = _numbered(entry)
+                is_over = self._look(entry, one, own, nodes)
+            if is_over or one.calls > _CALLS_AWAITED:
+                one.graph.let_go()
+            else:
+                self._waiting.append(one)
+        if not self._waiting:
+            self._listen(False)
+
+    def _look(self, entry: Any, one: _Hooked, writes: list[RawWrite], nodes: dict[int, Any]) -> bool:
+        """See whether this backward passes a hook by; whether there is nothing more to wait for."""
+        runs = one.number in nodes and not one.graph.is_gone
+        tensor = one.tensor()
+        if tensor is None:
+            # Nobody can use the view any more; that its own write is in this graph tells that it was used.
+            raw = next((raw for raw in reversed(writes) if self._is_own(one, raw, nodes)), None)
+            if raw is not None and not runs:
+                one.failure = self._failure(entry, one, raw, False)
+            return one.graph.is_gone and (raw is None or self._tell(one))
+        node = None
+        with contextlib.suppress(RuntimeError):
+            node = tensor.grad_fn
+        number = None if node is None else _torch.node_sequence(node)
+        if number is None or number == one.number or nodes.get(number) is not node:
+            return False
+        one.failure = self._failure(entry, one, writes[0], runs)
+        return self._tell(one)
+
+    def _is_own(self, one: _Hooked, raw: RawWrite, nodes: dict[int, Any]) -> bool:
+        if (raw.storage, raw.offset, raw.shape, raw.strides, raw.itemsize) != one.place:
+            return False
+        near = self._core.nodes_near(raw.sequence - 1, one.thread)
+        made = next((found for found in near if found[0] < raw.sequence <= found[1]), None)
+        return made is not None and any(number in nodes for number in range(made[0], made[1]))
+
+    def _tell(self, one: _Hooked) -> bool:
+        if one.failure is not None and one.alive and not one.graph.was_used and one.stack not in self._told:
+            self._told.add(one.stack)
+            self._found(one.failure)
+        return True
+
+    def _failure(self, entry: Any, one: _Hooked, raw: RawWrite, earlier: bool) -> Failure:
+        tensor = one.tensor()
+        names = naming.names_of(tensor, sys._getframe(1)) if tensor is not None else ()
+        clues = (
+            Clue("hook", symbolise(one.stack), name=names[0].text if names else None, values=one.facts),
+            Clue("written", symbolise(raw.stack), op=raw.op),
+        )
+        values = {"earlier": "yes" if earlier else ""}
+        return Failure(ROW, "", "", symbolise(entry[1]), clues, values, raised=False)
+
+
+def _numbered(entry: Any) -> dict[int, Any]:
+    order = walk.engine_order(read_backward(entry).roots)
+    return {number: node for node in order if (number := _torch.node_sequence(node)) is not None}

@@ -1,0 +1,198 @@
+"""Terms of a loss whose gradients are thrown away: nobody updates what they reach before these are cleared.
+
+``adversarial = criterion(D(fake.detach()))`` in the loss of the generator fills the gradients of ``D``; the generator's
+optimizer steps, and those of ``D`` are cleared. Looked at in the 2nd, 4th, 8th and 16th round of a line whose loss is a
+sum, where several optimizers have stepped: what becomes of the gradients of each term is seen at the backward calls
+that follow. It is told when it has come to nothing in two of these rounds.
+
+Row: ``term_lost``. Roles: ``term`` (where it was computed; ``name``; ``values``: ``shape``, ``dtype``, ``device``),
+``stepped`` (the step that other terms were for; ``name`` is the optimizer), ``reached`` (a parameter that it reaches).
+"""
+
+from __future__ import annotations
+
+import collections
+import sys
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gradsan import _torch
+from gradsan.graph import naming, walk
+from gradsan.model import Clue, Failure
+from gradsan.record.detector import Detector
+from gradsan.record.ledger import RawWrite
+from gradsan.record.stacks import symbolise
+from gradsan.record.steps import Steps, read_backward
+
+ROW = "term_lost"
+_ROUNDS = (2, 4, 8, 16)
+_TERMS = 16
+_CALLS_AWAITED = 32
+_CLEARS = frozenset({"zero_", "_foreach_zero_"})
+_SCALED = frozenset({"MulBackward0", "DivBackward0", "NegBackward0"})
+
+
+@dataclass(slots=True)
+class _Term:
+    """A term of one backward's loss, and the leaves that an optimizer has: weak references, memory, gradients."""
+
+    key: Any
+    clock: int
+    thread: int
+    stack: Any
+    leaves: list[Any]
+    storages: list[int]
+    gradients: list[int]
+    others: list[int]
+    clues: tuple[Clue, ...]
+    calls: int = 0
+
+
+class LostTerms(Detector):
+    """Looks at some losses; ``listen(True)`` asks for a call before and after each backward."""
+
+    def __init__(
+        self,
+        core: Any,
+        steps: Steps,
+        optimizers: Callable[[], list[Any]],
+        found: Callable[[Failure], None],
+        listen: Callable[[bool], None],
+    ) -> None:
+        """``optimizers`` gives the live ones that have stepped."""
+        self._core, self._steps, self._optimizers = core, steps, optimizers
+        self._found, self._listen = found, listen
+        self._waiting: list[_Term] = []
+        self._met: collections.Counter[Any] = collections.Counter()
+        self._told: set[Any] = set()
+
+    def forget(self) -> None:
+        """Begin anew, as a stretch of watching does."""
+        self._waiting.clear()
+        self._met.clear()
+        self._told.clear()
+        self._listen(False)
+
+    @_torch.hushed()
+    def before_round(self, entry: Any, rounds: int) -> None:
+        """Look at some of the rounds of a line that calls backward; as ``on_round`` of the core."""
+        if rounds not in _ROUNDS or not entry[5] or len(self._waiting) >= _TERMS:
+            return
+        optimizers = self._optimizers()
+        if len(optimizers) < 2:
+            return
+        roots = read_backward(entry).roots
+        terms = _terms(roots[0]) if len(roots) == 1 else []
+        if not 2 <= len(terms) <= _TERMS:
+            return
+        owned = {id(one) for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]}
+        reached = [[leaf for leaf in walk.leaves_of(walk.engine_order([term])) if id(leaf) in owned] for term in terms]
+        for term, leaves in zip(terms, reached, strict=True):
+            own = {id(one) for one in leaves}
+            others = [one for some in reached for one in some if id(one) not in own]
+            number = _torch.node_sequence(term)
+            near = [] if number is None else self._core.nodes_near(number, entry[2])
+            made = next((one for one in near if one[0] <= (number or 0) < one[1]), None)
+            if not leaves or not others or made is None or (made[3], entry[1]) in self._told:
+                continue
+            frame = sys._getframe(1)
+            info = dict(zip(("shape", "dtype", "device"), _torch.output_info(term, 0) or ((), "?", "?"), strict=True))
+            names = naming.names_of(leaves[0], frame)
+            clues = (
+                Clue("term", symbolise(made[3]), name=naming.name_of_output(term, frame), values=info),
+                Clue("reached", name=names[0].text if names else None),
+            )
+            self._waiting.append(
+                _Term(
+                    (made[3], entry[1]),
+                    entry[0],
+                    entry[2],
+                    entry[1],
+                    [weakref.ref(one) for one in leaves],
+                    [_torch.storage_or_none(one) for one in leaves],
+                    [],
+                    [_torch.storage_or_none(one) for one in others],
+                    clues,
+                )
+            )
+            self._listen(True)
+
+    @_torch.hushed()
+    def after_backward(self, entry: Any) -> None:
+        """Note the gradients; as ``listeners.AfterBackward``."""
+        for one in self._waiting:
+            if one.clock == entry[0]:
+                leaves = [leaf() for leaf in one.leaves]
+                one.gradients = [0 if leaf is None else _gradient(leaf) for leaf in leaves]
+
+    @_torch.hushed()
+    def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """See what has become of them; the arguments are those of ``listeners.BeforeBackward``."""
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            one.calls += 1
+            # Not this one: it has just been noted, and its gradients are not there yet.
+            if one.clock == entry[0]:
+                self._waiting.append(one)
+            elif one.gradients and entry[2] == one.thread and one.calls <= _CALLS_AWAITED:
+                self._judge(one)
+        if not self._waiting:
+            self._listen(False)
+
+    def _judge(self, one: _Term) -> None:
+        steps = [record for record in self._steps.steps if record.clock > one.clock]
+        writes = [RawWrite._make(item) for item in self._core.writes_after(one.clock)]
+        own = set(one.storages)
+        if any(not own.isdisjoint(record.storages) for record in steps):
+            return
+        if any(raw.storage in own for raw in writes):
+            return
+        zeroed = {raw.storage for raw in writes if raw.op in _CLEARS}
+        leaves = [leaf() for leaf in one.leaves]
+        if any(leaf is None for leaf in leaves):
+            return
+        cleared = [
+            _gradient(leaf) != before or before in zeroed
+            for leaf, before in zip(leaves, one.gradients, strict=True)
+            if before
+        ]
+        others = set(one.others)
+        step = next((record for record in steps if not others.isdisjoint(record.storages)), None)
+        if not cleared or not any(cleared):
+            # Still there: it may be for a step to come.
+            self._waiting.append(one)
+        elif all(cleared) and step is not None:
+            self._met[one.key] += 1
+            if self._met[one.key] > 1 and one.key not in self._told:
+                self._told.add(one.key)
+                clues = (*one.clues, Clue("stepped", symbolise(step.stack), name=step.optimizer))
+                self._found(Failure(ROW, "", "", symbolise(one.stack), clues, raised=False))
+
+
+def _gradient(leaf: Any) -> int:
+    """The memory of a leaf's gradient; 0 where it has none."""
+    return 0 if leaf.grad is None or leaf.grad.is_sparse else int(_torch.storage_or_none(leaf.grad))
+
+
+def _terms(root: Any) -> list[Any]:
+    """The Nodes of which a loss is the sum, constant factors left out."""
+    found: list[Any] = []
+    waiting = [root]
+    while waiting and len(found) <= _TERMS:
+        node = waiting.pop()
+        children = [child for child, _ in node.next_functions if child is not None]
+        name = node.name()
+        if (name in ("AddBackward0", "SubBackward0") and _is_scalar(node)) or (
+            name in _SCALED and len(children) == 1 and _is_scalar(node)
+        ):
+            waiting += children
+        else:
+            found.append(node)
+    return found[::-1]
+
+
+def _is_scalar(node: Any) -> bool:
+    info = _torch.output_info(node, 0)
+    return info is not None and all(size == 1 for size in info[0])

@@ -1,0 +1,150 @@
+"""Inputs of in-place layers that are read again as if they had not changed: ``out = relu(x); ...; return out + x``.
+
+Autograd records the write, so that gradients are those of what was computed; it is the value that is another one.
+Looked for at the 1st, 2nd and 4th backward of a line: an in-place layer of torch's whose result several operations were
+given, one of them where the program reads the layer's argument by a name that was bound before the call.
+
+Row: ``input_reused``. Roles: ``written`` (the call; ``name`` is the argument, ``op`` the in-place operation;
+``values``: ``shape``, ``dtype``, ``device``), ``read`` (where it is read again; ``name`` is the name there).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gradsan import _torch, source
+from gradsan.detect.changed_values import has_made
+from gradsan.graph import walk
+from gradsan.model import Clue, Failure, Frame, Site
+from gradsan.record.detector import Detector
+from gradsan.record.ledger import RawWrite
+from gradsan.record.stacks import symbolise
+from gradsan.record.steps import read_backward
+
+ROW = "input_reused"
+_ROUNDS = (1, 2, 4)
+_STACKS = 256
+_NOT_NEGATIVE = frozenset(
+    {"ReluBackward0", "SigmoidBackward0", "SoftmaxBackward0", "SoftplusBackward0", "ExpBackward0", "AbsBackward0"}
+)
+_KEEPS_SIGN = frozenset({"MaxPool2DWithIndicesBackward0", "AvgPool2DBackward0", "MeanBackward1", "ViewBackward0"})
+
+
+class ReusedInputs(Detector):
+    """Looks at the graph of a backward; what it finds goes to ``found``."""
+
+    def __init__(self, core: Any, found: Callable[[Failure], None]) -> None:
+        """``core`` keeps the logs."""
+        self._core, self._found = core, found
+        self._seen: set[Any] = set()
+
+    def forget(self) -> None:
+        """Begin anew, as a stretch of watching does."""
+        self._seen.clear()
+
+    @_torch.hushed()
+    def before_round(self, entry: Any, rounds: int) -> None:
+        """Look at some of the rounds of a line that calls backward; as ``on_round`` of the core."""
+        if rounds not in _ROUNDS or len(self._seen) > _STACKS:
+            return
+        raws = list(self._written_by_layers())
+        if not raws:
+            return
+        order = walk.engine_order(read_backward(entry).roots)
+        by_number = {number: node for node in order if (number := _torch.node_sequence(node)) is not None}
+        readers: dict[int, list[int]] = {}
+        for number, node in by_number.items():
+            for child, _ in node.next_functions:
+                below = None if child is None else _torch.node_sequence(child)
+                if below is not None:
+                    readers.setdefault(below, []).append(number)
+        for raw in raws:
+            node = by_number.get(raw.sequence - 1)
+            if node is not None and raw.stack not in self._seen and self._has_made(raw, entry[2]):
+                self._seen.add(raw.stack)
+                self._judge(entry, raw, node, [by_number[one] for one in readers.get(raw.sequence - 1, ())])
+
+    def _written_by_layers(self) -> Iterator[RawWrite]:
+        folder = _torch.package_folder()
+        for item in self._core.writes():
+            raw = RawWrite._make(item)
+            is_new = raw.grad_enabled and raw.stack not in self._seen and not raw.is_parameter
+            is_layer = bool(raw.stack.codes) and raw.stack.codes[0].co_filename.startswith(folder)
+            if is_new and is_layer and raw.version and raw.op.endswith("_"):
+                yield raw
+
+    def _has_made(self, raw: RawWrite, thread: int) -> bool:
+        """Whether the writing call has made the last Node before its entry in the log."""
+        near = self._core.nodes_near(raw.sequence - 1, thread)
+        made = next((one for one in near if one[0] < raw.sequence <= one[1]), None)
+        return made is not None and has_made(made, raw)
+
+    def _judge(self, entry: Any, raw: RawWrite, node: Any, readers: list[Any]) -> None:
+        before = node.next_functions[0][0] if node.next_functions else None
+        # The same again changes nothing: that is what the layer is for.
+        readers = [one for one in readers if one.name() != node.name()]
+        if before is None or len(readers) < 2 or (node.name() == "ReluBackward0" and _is_not_negative(before)):
+            return
+        written, made = symbolise(raw.stack), self._site(before, entry[2])
+        for reader in readers:
+            read = self._site(reader, entry[2])
+            found = None if read is None else _read_as_before(written, made, read)
+            if found is None or read is None:
+                continue
+            named, name, call, place = found
+            info = _torch.output_info(node, 0) or ((), "?", "?")
+            values = dict(zip(("shape", "dtype", "device"), info, strict=True))
+            clues = (
+                Clue("written", _at(call, written), name=named, op=raw.op, values=values),
+                Clue("read", _at(place, read), name=name),
+            )
+            self._found(Failure(ROW, "", "", symbolise(entry[1]), clues, raised=False))
+            return
+
+    def _site(self, node: Any, thread: int) -> Site | None:
+        number = _torch.node_sequence(node)
+        near = [] if number is None else self._core.nodes_near(number, thread)
+        return next((symbolise(one[3]) for one in near if one[0] <= (number or 0) < one[1]), None)
+
+
+def _read_as_before(written: Site, made: Site | None, read: Site) -> tuple[str, str, Frame, Frame] | None:
+    """The argument, the name by which it is read again, and both places; in the function that called the layer, or
+    in one that gave it on.
+    """
+    frames = written.frames
+    position = max((at for at, frame in enumerate(frames) if frame.is_user), default=None)
+    named = None if position is None else source.first_argument(frames[position])
+    while named is not None and position is not None:
+        call = frames[position]
+        # What was computed within the call is not what the call was given.
+        if made is not None and made.frames[: position + 1] == frames[: position + 1]:
+            return None
+        around = [(frame.file, frame.function) for frame in frames[: position + 1]]
+        if len(read.frames) > position and around == [
+            (frame.file, frame.function) for frame in read.frames[: position + 1]
+        ]:
+            name = source.read_as_before(named, call, read.frames[position])
+            if name is not None:
+                return named, name, call, read.frames[position]
+        outer = max((at for at, frame in enumerate(frames[:position]) if frame.is_user), default=None)
+        if outer is None:
+            return None
+        named = source.callers_expression(named, call, frames[outer], frames[outer + 1 : position])
+        position = outer
+    return None
+
+
+def _at(frame: Frame, site: Site) -> Site:
+    """The site whose innermost frame is ``frame``."""
+    return Site(site.frames[: site.frames.index(frame) + 1])
+
+
+def _is_not_negative(node: Any) -> bool:
+    for _ in range(4):
+        if node is None or node.name() in _NOT_NEGATIVE:
+            return node is not None
+        if node.name() not in _KEEPS_SIGN:
+            return False
+        node = node.next_functions[0][0]
+    return False
