@@ -198,6 +198,13 @@ def traced_by_jit():
     return [node.kind() for node in traced.inlined_graph.nodes()], [p.grad.tolist() for p in layers.parameters()]
 
 
+def built_while_watching():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0).eval()
+    with torch.no_grad():
+        padded = layer(torch.randn(2, 4, 8), src_key_padding_mask=torch.tensor([[0, 0, 1, 1], [0, 0, 0, 0]]).bool())
+    return layer.activation_relu_or_gelu, padded.tolist()
+
+
 def operand_overwritten():
     a = torch.randn(3, 2, requires_grad=True)
     first, second = torch.std_mean(a * 2, 1)
@@ -265,6 +272,7 @@ AS_PLAIN = {
     "detached_after_a_function_saved_it": detached_after_a_function_saved_it,
     "nested_saved_where_memory_is_shared": nested_saved_where_memory_is_shared,
     "statistics_read_off_a_slot": statistics_read_off_a_slot,
+    "built_while_watching": built_while_watching,
     "traced_backward": traced_backward,
     "traced_by_jit": traced_by_jit,
     "memory_after_hooks_of_a_slot": memory_after_hooks_of_a_slot,

@@ -80,6 +80,12 @@ def function_apply() -> tuple[Any, str, Any]:
     return owner, "apply", getattr(method, "__func__", method)
 
 
+def taking_activations() -> list[Any]:
+    """The functions of torch that have one of ``torch.nn.functional`` for a default, and ask which it is."""
+    names = ("Transformer", "TransformerEncoderLayer", "TransformerDecoderLayer")
+    return [getattr(torch.nn, name).__init__ for name in names if hasattr(torch.nn, name)]
+
+
 def vf_module() -> Any:
     """The module object by which ``torch.nn.functional`` reaches builtin functions."""
     return torch._VF

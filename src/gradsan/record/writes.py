@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -61,12 +62,23 @@ def install(core: Any, patches: Patches, replacements: list[Replacement]) -> Non
             continue
         patches.set(owner, name, replacement.wrapper)
     patches.on_undo(_torch.introduce_to_jit((each.original, each.wrapper) for each in replacements))
+    _lead_defaults(patches, replacements)
     owner, name, function = _torch.function_apply()
     patches.set(owner, name, classmethod(_wrapped(core, function, name, None)))
     core.watch_indexing(True)
     patches.on_undo(lambda: core.watch_indexing(False))
     _watch_operators(core, patches)
     let_scripts_compile(patches)
+
+
+def _lead_defaults(patches: Patches, replacements: list[Replacement]) -> None:
+    """Let torch's own defaults be the wrappers: layers ask whether their activation *is* the one of that name."""
+    wrappers = {id(each.original): each.wrapper for each in replacements}
+    for function in _torch.taking_activations():
+        before = function.__defaults__
+        if before:
+            function.__defaults__ = tuple(wrappers.get(id(one), one) for one in before)
+            patches.on_undo(functools.partial(setattr, function, "__defaults__", before))
 
 
 def _wrapped(core: Any, function: Any, name: str, writer: writers.Writer | None) -> Any:
