@@ -33,7 +33,7 @@ import gradsan
 MODES = ("watch", "deep", "heal")
 DTYPES = ("float32", "float64", "complex64", "complex128", "bfloat16", "float16")
 _SEED = 20
-_TOLD = 300
+_REPORTED = 300
 Run = Callable[[], list[Any]]
 
 
@@ -124,10 +124,10 @@ def _compare(told: dict[str, Any], samples: _Samples, chosen: list[int], modes: 
             what = f"{_shown(plain[number])} became {_shown(found[number])}"
             told["different"].append([mode, place, number, what])
         for one in watched.diagnoses:
-            told["different"].append([mode, place, -1, f"{one.code} {one.title}"[:_TOLD]])
+            told["different"].append([mode, place, -1, f"{one.code} {one.title}"[:_REPORTED]])
         for spot in watched.report.seen.blind_spots:
             if spot.key == "blind.collect_failed":
-                told["different"].append([mode, place, -1, str(spot)[:_TOLD]])
+                told["different"].append([mode, place, -1, str(spot)[:_REPORTED]])
 
 
 def _agrees(samples: _Samples, number: int, mode: str, plain: Any, found: Any) -> bool:
@@ -158,7 +158,7 @@ def _shown(outcome: tuple[str, Any]) -> str:
 
 
 def _short(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".split("\nException raised from")[0][:_TOLD]
+    return f"{type(error).__name__}: {error}".split("\nException raised from")[0][:_REPORTED]
 
 
 def _bits(value: Any) -> Any:

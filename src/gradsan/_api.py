@@ -83,7 +83,7 @@ class watch:  # noqa: N801 - used as a function: ``with gradsan.watch():``
         """End watching; an error that a conflict explains gets the short diagnosis as a note."""
         session = self._sessions.pop()
         if error is not None:
-            session.meet(error)
+            session.examine(error)
         session.stop()
         self._error = error
         if error is not None:
@@ -163,7 +163,7 @@ def enable(mode: Mode | None = None, *, native: bool | None = None) -> None:
     """Watch from now on, until :func:`disable`. Every call needs one :func:`disable`.
 
     A failing backward raises what PyTorch raises, with a short diagnosis as an exception note. What is still enabled
-    when the program ends is reported then: on stderr where there is something to tell, and in the files that
+    when the program ends is reported then: on stderr where there is something to report, and in the files that
     ``GRADSAN_OPTIONS`` and ``[tool.gradsan]`` name. The exit status stays the program's own. ``mode`` is what these
     options say where it is None, and where they say nothing ``"watch"``.
 
@@ -189,6 +189,6 @@ def _warn_of(problems: Iterable[Message], language: LanguageOption) -> None:
 def disable() -> Report | None:
     """End the stretch begun by the last :func:`enable` and return its report; None where nothing was enabled.
 
-    Nothing is told at the end of the program about a stretch that has ended.
+    Nothing is reported at the end of the program about a stretch that has ended.
     """
     return _enabled.pop().stop() if _enabled else None

@@ -89,7 +89,7 @@ class AutopsySession:
     def stop(self) -> None:
         """Nothing was installed."""
 
-    def meet(self, error: BaseException) -> None:
+    def examine(self, error: BaseException) -> None:
         """Look at an exception that has ended the program or a thread, while its frames are there."""
         found = _evidence(error)
         known = self._evidence

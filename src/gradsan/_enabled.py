@@ -1,6 +1,6 @@
 """Program watched by ``gradsan.enable()``: notes on its exceptions, its report when it ends, its children.
 
-What it is told with is what ``GRADSAN_OPTIONS`` and ``[tool.gradsan]`` say. Its exit status stays its own.
+How it is reported is what ``GRADSAN_OPTIONS`` and ``[tool.gradsan]`` say. Its exit status stays its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gradsan._session import Session
 from gradsan._terms import Mode, chosen, diagnosed
 from gradsan.launch import watched_process
 from gradsan.launch.excepthooks import call_before_shown
-from gradsan.launch.outcome import Telling
+from gradsan.launch.outcome import Publisher
 from gradsan.launch.processes import Job, open_job
 from gradsan.launch.sentences import complain, spoken_language
 from gradsan.launch.starts import Starts
@@ -71,12 +71,12 @@ class Enabled:
         """
         self._has_notes = has_notes
         self._directory = _working_directory()
-        options, self._telling = self._told()
+        options, self._publisher = self._options_and_publisher()
         if mode is not None:
             options = replace(
                 options, deep=mode == "deep", heal=mode == "heal", nonfinite=mode == "nonfinite", autopsy=False
             )
-        asked, terms = chosen(options, self._telling.suppressions.wants)
+        asked, terms = chosen(options, self._publisher.suppressions.wants)
         self._options = options
         self._session = Session(asked, native=native, terms=terms)
         self._watcher = Watcher(lambda: self._session)
@@ -97,14 +97,14 @@ class Enabled:
         Raises:
             ImportError: where torch is not installed.
         """
-        self._session.teller = self._found
+        self._session.on_finding = self._found
         self._session.start()
         self._watcher.take(self._session)
-        self._undo.append(call_before_shown(self._meet))
+        self._undo.append(call_before_shown(self._examine))
         self._session.call_with_errors(self._explain)
-        # A process that is watched as a whole tells at its end already.
+        # A process that is watched as a whole reports at its end already.
         if watched_process.current() is None:
-            self._tell_at_exit()
+            self._publish_at_exit()
 
     def stop(self) -> Report:
         """End watching, leave nothing behind, and return the report, which the files have, too."""
@@ -115,23 +115,23 @@ class Enabled:
             report = self._job.gather(report)
             self._job.close()
         if self._member is not None:
-            self._telling.write(report)
+            self._publisher.write(report)
         return report
 
     def _leave(self) -> None:
         while self._undo:
             self._undo.pop()()
 
-    def _told(self) -> tuple[Options, Telling]:
-        """The options, and how to tell; what cannot be understood is said, and the program goes on without it."""
+    def _options_and_publisher(self) -> tuple[Options, Publisher]:
+        """The options, and the publisher; what cannot be understood is said, and the program goes on without it."""
         try:
             options = read_options({}, os.environ, self._directory)
-            return options, Telling(options, self._directory)
+            return options, Publisher(options, self._directory)
         except OptionsError as problem:
             complain(problem.message, choose_language("auto", os.environ))
-            return Options(), Telling(Options(), self._directory)
+            return Options(), Publisher(Options(), self._directory)
 
-    def _tell_at_exit(self) -> None:
+    def _publish_at_exit(self) -> None:
         try:
             self._job = open_job(self._options, self._directory)
         except OSError as failure:
@@ -140,8 +140,8 @@ class Enabled:
         self._member = Member(
             self._watcher,
             folder,
-            language=self._telling.language,
-            write=self._telling.write_unfinished,
+            language=self._publisher.language,
+            write=self._publisher.write_unfinished,
             leaves=self._leaves,
         )
         self._member.watch(Starts(str(folder)) if folder is not None else None)
@@ -152,11 +152,11 @@ class Enabled:
         if self._member is not None:
             self._member.found(finding)
 
-    def _meet(self, error: BaseException) -> None:
+    def _examine(self, error: BaseException) -> None:
         if threading.current_thread() is threading.main_thread():
             self._error = error
         with contextlib.suppress(Exception):
-            found = self._session.meet(error)
+            found = self._session.examine(error)
             if found is not None:
                 self._explain(error, found)
 
@@ -168,26 +168,26 @@ class Enabled:
         if diagnosis is None:
             spots = self._session.evidence().seen.blind_spots
             annotate_with(error, (), spots, self._options.lang)
-        elif self._telling.suppressions.wants(diagnosis):
+        elif self._publisher.suppressions.wants(diagnosis):
             annotate_with(error, (diagnosis,), (), self._options.lang)
 
     def _at_exit(self) -> None:
-        self._tell(self._program())
+        self._publish(self._program())
 
     def _leaves(self, status: int) -> int:
         failed = ("os._exit", str(status))
         ended = Program(self._argv, "failed", failed) if status else Program(self._argv)
-        self._tell(ended, flushes=False)
+        self._publish(ended, flushes=False)
         return status
 
-    def _tell(self, program: Program, flushes: bool = True) -> None:
+    def _publish(self, program: Program, flushes: bool = True) -> None:
         member = self._member
         assert member is not None
         is_child = member.is_child
         if is_child and member.end(program):
             return
         self._leave()
-        self._telling.tell(self._watcher, program, self._job, is_child=is_child, flushes=flushes)
+        self._publisher.publish(self._watcher, program, self._job, is_child=is_child, flushes=flushes)
         if self._job is not None and not is_child:
             self._job.close()
 

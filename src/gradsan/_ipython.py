@@ -79,7 +79,7 @@ def run_watched(shell: Any, line: str, cell: str) -> None:
     try:
         error = shell.run_cell(cell, store_history=False).error_in_exec
         if error is not None:
-            session.meet(error)
+            session.examine(error)
     finally:
         _watched_cells.discard(id(shell))
         session.stop()

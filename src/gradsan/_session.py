@@ -25,7 +25,7 @@ class Session:
     def __init__(self, mode: Mode = "watch", *, native: bool | None = None, terms: Terms | None = None) -> None:
         """``native`` chooses the hot path: True the C extension, False pure Python, None the best there is.
 
-        ``terms`` is what is asked for beyond being told; they may need a stronger ``mode``.
+        ``terms`` is what is asked for beyond a report; they may need a stronger ``mode``.
         """
         self._terms = terms if terms is not None else Terms()
         self.mode: Mode = self._terms.mode(mode)
@@ -36,8 +36,8 @@ class Session:
         self._evidence: Evidence | None = None
         self._forks = self._forks_end = 0
         self._explainer: Callable[[BaseException, Conflict | Failure | None], None] | None = None
-        self.teller: Callable[[Conflict | Failure], None] | None = None
-        """Who is told of each finding when it is made; set before :meth:`start`."""
+        self.on_finding: Callable[[Conflict | Failure], None] | None = None
+        """Called with each finding when it is made; set before :meth:`start`."""
         self.problems: tuple[Message, ...] = ()
         """What gradsan cannot do with the torch of this process, known once it has started."""
 
@@ -71,17 +71,17 @@ class Session:
         self._recorder = recorder(self._native)
         self._evidence = None
         self._since = self._recorder.mark()
-        if self.teller is not None:
-            self._recorder.tellers += (self.teller,)
+        if self.on_finding is not None:
+            self._recorder.on_findings += (self.on_finding,)
         self._stretch = self._recorder.start(self.mode, self._terms.asked())
         self.problems = tuple(self._recorder.watching.problems or ())
 
-    def meet(self, error: BaseException) -> Failure | None:
+    def examine(self, error: BaseException) -> Failure | None:
         """Look at an exception that has ended the program or is leaving the watched block; nothing where not on.
 
         Returns what was not known of it before.
         """
-        return self._recorder.meet(error) if self._recorder is not None and self.is_on else None
+        return self._recorder.examine(error) if self._recorder is not None and self.is_on else None
 
     def call_with_errors(self, listener: Callable[[BaseException, Conflict | Failure | None], None]) -> None:
         """Have ``listener`` called with each error that leaves a backward and what was found of it, until the end."""
@@ -95,13 +95,13 @@ class Session:
             return
         self._forks_end = watched_process.forks()
         self._recorder.stop(self._stretch)
-        self._recorder.tellers = tuple(one for one in self._recorder.tellers if one != self.teller)
+        self._recorder.on_findings = tuple(one for one in self._recorder.on_findings if one != self.on_finding)
         self._recorder.explainers = tuple(one for one in self._recorder.explainers if one != self._explainer)
         self._evidence = self._recorder.evidence(self._since)
         self._recorder.let_go()
 
     def _forks_since(self) -> int:
-        """How many children were forked in this stretch of which nobody else tells."""
+        """How many children were forked in this stretch and are reported by nobody else."""
         return (watched_process.forks() if self.is_on else self._forks_end) - self._forks
 
     def begin_anew(self) -> None:

@@ -1,6 +1,6 @@
 """Watching: every detector, wired to the recorder of this process, and the evidence of a backward that failed.
 
-The recorder knows none of them: it tells when watching begins and ends, which modes are asked for, and which exception
+The recorder knows none of them: it says when watching begins and ends, which modes are asked for, and which exception
 left a backward or ended the program.
 """
 
@@ -51,7 +51,7 @@ from gradsan.record.recorder import FINDINGS_KEPT, Recorder
 from gradsan.record.steps import Settling, read_backward
 
 _SEEN = "_gradsan_seen"
-_MET = "_gradsan_met"
+_EXAMINED = "_gradsan_met"
 
 
 class Watching:
@@ -80,7 +80,7 @@ class Watching:
         self.wrapped = Wrapped(core, steps, self._findings)
         self.buffer_sync = BufferSync(core, self.uncounted, guard.note)
         self.sharded = Sharded(core, steps, notes, self._findings)
-        # What they hold comes and goes; GS217 tells of what changed, and copies would undo what sharding is for.
+        # What they hold comes and goes; GS217 reports what changed, and copies would undo what sharding is for.
         self.deep.leaves_alone = self.sharded.holds
         self.gradient_writes = GradientWrites(core, recorder.failures, FINDINGS_KEPT)
         self.hook_writes = HookWrites(core, self.uncounted, self.exports, self.prescan, guard.run_hushed)
@@ -156,7 +156,7 @@ class Watching:
             run = guard.run_hushed if one.is_hushed else guard.run
             guard.install(one.part, partial(one.install, recorder.patches, run))
         compilers.TRACED.on_first = self._scan_compiled
-        compilers.TRACED.tell()
+        compilers.TRACED.publish()
         guard.install("compilers", partial(compilers.install, recorder.patches, guard.run_hushed))
         if is_first and self.problems is not None:
             self.problems += self_check.while_watching()
@@ -238,7 +238,7 @@ class Watching:
             changed=changed,
             deviation=deviation,
             healed=healed,
-            door=self.emptied.door(kept.alias, kept.clock)
+            bypass=self.emptied.bypass(kept.alias, kept.clock)
             or way_of(self.uncounted, self.exports, kept.changed_part or kept),
             node=node,
         )
@@ -379,11 +379,11 @@ class Watching:
         if len(self._recorder.failures) < FINDINGS_KEPT:
             self._recorder.guard.run(partial(self._keep_ending, error))
         if self._is_searching and isinstance(error, Exception):
-            self._recorder.guard.run_hushed(partial(self._search.meet, error))
+            self._recorder.guard.run_hushed(partial(self._search.examine, error))
 
     def _keep_ending(self, error: BaseException) -> None:
         # A number, because the program may send its exceptions to other processes.
-        if getattr(error, _MET, None) == id(self):
+        if getattr(error, _EXAMINED, None) == id(self):
             return
         recorder = self._recorder
         looked_at: BaseException | None = error
@@ -392,7 +392,7 @@ class Watching:
             if failure is not None:
                 recorder.failures.append(failure)
                 with contextlib.suppress(AttributeError, TypeError):
-                    setattr(error, _MET, id(self))
+                    setattr(error, _EXAMINED, id(self))
                 return
             # ``raise TrainingFailed(...) from error``
             looked_at = looked_at.__cause__

@@ -85,7 +85,7 @@ def pytest_runtest_makereport(
     if report.when != "call" or watching is None:
         return report
     del item.stash[_WATCHED]
-    wanted, text = _told(watching, item.config)
+    wanted, text = _described(watching, item.config)
     found = [one for one in wanted if one.severity in ("error", "warning")]
     if not found:
         return report
@@ -125,7 +125,7 @@ def _mode(item: pytest.Item) -> str:
     return str(item.config.getoption("--gradsan") or item.config.getini("gradsan"))
 
 
-def _told(watching: Any, config: pytest.Config) -> tuple[tuple[Diagnosis, ...], str]:
+def _described(watching: Any, config: pytest.Config) -> tuple[tuple[Diagnosis, ...], str]:
     """The findings that are wanted, and the report of them; where it cannot be made, a sentence that says so.
 
     What is not wanted is said where ``gradsan run`` reads it, too: in comments, ``[tool.gradsan]`` and files it names.

@@ -126,6 +126,6 @@ def test_an_older_torch_runs_plain_and_that_is_said(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         watcher.start()
-        watcher.meet(ValueError())
+        watcher.examine(ValueError())
         watcher.stop()
     assert keys(watcher.problems) == keys(watcher.report(Program()).seen.blind_spots) == ["blind.torch_too_old"]

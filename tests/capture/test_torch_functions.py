@@ -28,7 +28,7 @@ class Listening(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class Telling(torch.Tensor):
+class Publisher(torch.Tensor):
     heard: list[str] = []  # noqa: RUF012 - one list for all, as the class is the program's
 
     @classmethod
@@ -85,9 +85,9 @@ def heard_by_mode(program: Callable[[torch.Tensor], None]) -> list[str]:
 
 
 def heard_by_subclass(program: Callable[[torch.Tensor], None]) -> list[str]:
-    Telling.heard.clear()
-    program(torch.ones(3).as_subclass(Telling).requires_grad_())
-    return list(Telling.heard)
+    Publisher.heard.clear()
+    program(torch.ones(3).as_subclass(Publisher).requires_grad_())
+    return list(Publisher.heard)
 
 
 @pytest.mark.parametrize("native", [True, False], ids=["native", "pure"])

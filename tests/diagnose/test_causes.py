@@ -173,8 +173,8 @@ def test_a_conflict_under_the_programs_hooks_is_silent(file: str) -> None:
 
 
 def test_where_memory_was_handed_out_is_not_said_to_have_written_it(file: str) -> None:
-    door = Write(2, at(file, 2), "numpy", "outside", None, None, 6)
-    (found,) = diagnose(Evidence((conflict(file, writes=(door,), raised=False, way="memory_alias"),)))
+    bypass = Write(2, at(file, 2), "numpy", "outside", None, None, 6)
+    (found,) = diagnose(Evidence((conflict(file, writes=(bypass,), raised=False, way="memory_alias"),)))
     assert found.code == "GS203"
     assert [label.message.key for label in found.labels if label.role == "written"] == ["label.written.outside"]
 

@@ -110,7 +110,7 @@ def test_one_finding_met_twice_has_each_event_once():
 
 
 def way(**more):
-    return [(knot.kind, knot.name) for knot in way_of(examine(conflict(**more)))]
+    return [(path_node.kind, path_node.name) for path_node in way_of(examine(conflict(**more)))]
 
 
 def test_the_way_without_a_crossing_has_a_gap():
@@ -120,7 +120,7 @@ def test_the_way_without_a_crossing_has_a_gap():
 def test_the_way_over_an_update_has_a_bridge_and_another_has_none():
     bridge = Bridge("AddBackward0", "CatBackward0", "h")
     step = write(40, kind="step", op="SGD.step")
-    made = [(knot.kind, knot.name) for knot in way_of(examine(conflict(step, bridge=bridge)))]
+    made = [(path_node.kind, path_node.name) for path_node in way_of(examine(conflict(step, bridge=bridge)))]
     assert made == [
         ("loss", None),
         ("gap", None),
@@ -130,10 +130,10 @@ def test_the_way_over_an_update_has_a_bridge_and_another_has_none():
         ("gap", None),
         ("saved", "MulBackward0"),
     ]
-    made = [knot.kind for knot in way_of(examine(conflict(write(40), bridge=bridge)))]
+    made = [path_node.kind for path_node in way_of(examine(conflict(write(40), bridge=bridge)))]
     assert "bridge" not in made
     near = Bridge("MulBackward0", "CatBackward0", "h")
-    assert [knot.kind for knot in way_of(examine(conflict(step, bridge=near)))] == [
+    assert [path_node.kind for path_node in way_of(examine(conflict(step, bridge=near)))] == [
         "loss",
         "gap",
         "node",

@@ -176,4 +176,4 @@ def test_a_report_that_cannot_be_made_is_no_end_of_the_run(request):
         def report(self):
             raise LookupError("a word is missing")
 
-    assert "LookupError: a word is missing" in gradsan_pytest._told(Broken(), request.config)[1]
+    assert "LookupError: a word is missing" in gradsan_pytest._described(Broken(), request.config)[1]

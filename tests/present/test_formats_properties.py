@@ -12,7 +12,7 @@ from test_github import COMMAND
 from test_html import Page
 from test_present_properties import FRAMES, REPORTS, SOURCE_TEXT, _any_words  # noqa: F401 (a fixture)
 
-from gradsan.model import Event, Knot
+from gradsan.model import Event, PathNode
 from gradsan.present import render_github, render_html, render_json, render_sarif
 from gradsan.present.read_json import from_dict
 from gradsan.source.tree import recorded_lines
@@ -32,7 +32,7 @@ EVENTS = st.builds(
     st.none() | FRAMES,
     st.booleans(),
 )
-KNOTS = st.builds(Knot, st.sampled_from(["loss", "gap", "node", "bridge", "saved"]), NAMES, st.none() | COUNTS)
+KNOTS = st.builds(PathNode, st.sampled_from(["loss", "gap", "node", "bridge", "saved"]), NAMES, st.none() | COUNTS)
 
 
 def with_history(made, events, way):

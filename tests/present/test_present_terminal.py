@@ -70,9 +70,9 @@ def draw_one(source, column, end_column, width=60):
 
 
 def test_a_mark_at_the_very_edge_stays_inside():
-    room = 60 - len(" 1 │ ")
-    _, underline = draw_one("x" * room + "\u0301", room + 1, room + 2)
-    assert underline == "   │ " + " " * (room - 1) + "^"
+    columns = 60 - len(" 1 │ ")
+    _, underline = draw_one("x" * columns + "\u0301", columns + 1, columns + 2)
+    assert underline == "   │ " + " " * (columns - 1) + "^"
 
 
 def test_control_characters_of_a_source_line_do_not_reach_the_terminal():

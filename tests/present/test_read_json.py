@@ -4,7 +4,7 @@ import json
 import pytest
 from sample_reports import REPORTS, SOURCES, bridge, two_files
 
-from gradsan.model import Event, Frame, Knot
+from gradsan.model import Event, Frame, PathNode
 from gradsan.present import render_json, render_terminal
 from gradsan.present.read_json import ReadError, from_dict, read_report
 from gradsan.source.tree import recorded_lines, source_line
@@ -23,7 +23,7 @@ def with_history(made):
         Event("written", 4, 1, "mul_", None, None, touches=False),
         Event("used", 9, 1, "MmBackward0", 2, frame),
     )
-    way = (Knot("loss", None, 1), Knot("gap"), Knot("bridge", "h"), Knot("saved", "MmBackward0", 0))
+    way = (PathNode("loss", None, 1), PathNode("gap"), PathNode("bridge", "h"), PathNode("saved", "MmBackward0", 0))
     return dataclasses.replace(
         made, diagnoses=tuple(dataclasses.replace(one, events=events, way=way) for one in made.diagnoses)
     )

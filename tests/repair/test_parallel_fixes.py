@@ -101,7 +101,7 @@ def test_a_call_is_given_an_argument(tmp_path, call, told):
 def test_the_wrapper_is_told_what_is_advised(tmp_path, kind, wrapped, told):
     file = tmp_path / "program.py"
     file.write_text(f"net = {wrapped}\nnet(x).sum().backward()\n")
-    found = arguments.tell_data_parallel(advised(file, kind))
+    found = arguments.find_unused_parameters_in_ddp(advised(file, kind))
     texts = [Patch().with_lines(fix.lines).files[str(file)].decode().split("\n")[0] for fix in found]
     assert texts == ([] if told is None else [f"net = {told}"])
 

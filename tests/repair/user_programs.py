@@ -147,7 +147,7 @@ def _watch(file: str) -> list[Found]:
     session.start()
     _, raised = _perform(file)
     if raised is not None:
-        session.meet(raised)
+        session.examine(raised)
     session.stop()
     return [
         Found(

@@ -16,7 +16,7 @@ def frame_at(tmp_path, text: str, call: str) -> Frame:
 
 
 @each(
-    ("text", "call", "door", "changed"),
+    ("text", "call", "bypass", "changed"),
     [
         ("a = h.detach().cpu().numpy()", "h.detach().cpu().numpy()", "numpy", "a = h.detach().cpu().clone().numpy()"),
         ("a = np.asarray(h.detach())", "np.asarray(h.detach())", "__array__", "a = np.asarray(h.detach().clone())"),
@@ -29,9 +29,9 @@ def frame_at(tmp_path, text: str, call: str) -> Frame:
         ("a = np.asarray(*hs)", "np.asarray(*hs)", "__array__", None),
     ],
 )
-def test_memory_of_its_own(tmp_path, text, call, door, changed):
+def test_memory_of_its_own(tmp_path, text, call, bypass, changed):
     frame = frame_at(tmp_path, text, call)
-    change = clone_handed_out(frame, door)
+    change = clone_handed_out(frame, bypass)
     assert (None if change is None else changed_lines(frame.file, change)[0][2]) == changed
 
 

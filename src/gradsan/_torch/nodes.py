@@ -67,7 +67,7 @@ def read_slot(node: Any, slot: str) -> Any:
 def refused_tensor(node: Any, slot: str, one: Any) -> Any:
     """The tensor of a slot (as of :func:`saved_slots`) of which reading raises the version error.
 
-    None where it is not this member of a list that raises, or where it cannot be told.
+    None where it is not this member of a list that raises, or where it cannot be decided.
     """
     name, _, position = slot.partition("[")
     return tensor_refused(node, _attribute_of(name), int(position.rstrip("]")) if position else None, one)

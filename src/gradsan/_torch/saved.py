@@ -92,7 +92,7 @@ def is_hooked(saved: Any) -> bool:
 
 
 def shown_when_read(unpack: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """An unpack hook of gradsan's as it is to be installed: where torch does not tell what was packed, it does."""
+    """An unpack hook of gradsan's as it is to be installed: where torch does not say what was packed, it does."""
     if _SHOWS_DATA:
         return unpack
 
@@ -239,7 +239,7 @@ def _ask(node: Any, attribute: str, is_list: bool, error: RuntimeError) -> _Stan
     Backward reads a list in its order, and stops at the first member that is out of date. The members are asked from
     the last on: that one is found when the list raises no more. The others need no check, as backward stops before.
     """
-    told = _VERSIONS.search(str(error))
+    stated = _VERSIONS.search(str(error))
     raw = getattr(node, "_raw_saved_tensors" if attribute == "saved_tensors" else f"_raw{attribute}")
     members = list(enumerate(raw)) if is_list else [(None, raw)]
     for position, member in reversed(members):
@@ -248,8 +248,8 @@ def _ask(node: Any, attribute: str, is_list: bool, error: RuntimeError) -> _Stan
             member.register_hooks(standing.pack, _give)
         except RuntimeError:
             continue  # nothing was saved there, or under hooks of the program's
-        if told is not None and _refusal(node, attribute)[0] is None:
-            standing.version = int(told["saved"])
+        if stated is not None and _refusal(node, attribute)[0] is None:
+            standing.version = int(stated["saved"])
             return standing
     return None
 

@@ -30,7 +30,7 @@ def show(_: argparse.Namespace) -> int:
         problems = session.problems
         if session.core is not None:
             lines.append(say(Message("cli.verbose_core", {"kind": session.core}), language))
-        told = [Message("cli.verbose_problem", {"problem": say(one, language)}) for one in problems]
-        lines += [say(one, language) for one in told or [Message("cli.verbose_fine")]]
+        shown = [Message("cli.verbose_problem", {"problem": say(one, language)}) for one in problems]
+        lines += [say(one, language) for one in shown or [Message("cli.verbose_fine")]]
     write_to_stdout("\n".join(lines) + "\n")
     return 1 if problems else 0

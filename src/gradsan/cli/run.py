@@ -16,7 +16,7 @@ from gradsan._imports import call_after_torch_import, torch_is_installed
 from gradsan._terms import chosen
 from gradsan.cli import _parser
 from gradsan.launch.excepthooks import call_in_multiprocessing
-from gradsan.launch.outcome import Suppressions, Telling
+from gradsan.launch.outcome import Publisher, Suppressions
 from gradsan.launch.processes import Job, open_job
 from gradsan.launch.program import Target, gradsan_path, perform, prepare, take_stage
 from gradsan.launch.starts import Starts
@@ -98,7 +98,7 @@ def execute(target: Target, options: Options, directory: Path | None, open_sessi
     """
     own_path = gradsan_path()
     launch = prepare(target)
-    telling = Telling(options, directory, own_path=own_path, target=target)
+    publisher = Publisher(options, directory, own_path=own_path, target=target)
     main = take_stage(launch)
     if not torch_is_installed():
         raise OptionsError(Message("cli.no_torch"))
@@ -111,18 +111,18 @@ def execute(target: Target, options: Options, directory: Path | None, open_sessi
 
     def leaves(status: int) -> int:
         ended = Program(argv, "failed" if status else "finished", ("os._exit", str(status)) if status else None)
-        report = telling.tell(watcher, ended, job, is_child=member.is_child, flushes=False)
+        report = publisher.publish(watcher, ended, job, is_child=member.is_child, flushes=False)
         if member.is_child:
             return status
         _close(job)
-        return telling.status(report, status)
+        return publisher.status(report, status)
 
     folder = None if job is None else job.folder
-    member = Member(watcher, folder, language=telling.language, write=telling.write_unfinished, leaves=leaves)
-    watcher.teller = member.found
+    member = Member(watcher, folder, language=publisher.language, write=publisher.write_unfinished, leaves=leaves)
+    watcher.on_finding = member.found
     starts = Starts(str(folder)) if folder is not None else None
     call_after_torch_import(partial(_begin, watcher, member, starts))
-    call_when_uncaught(watcher.meet)
+    call_when_uncaught(watcher.examine)
     clean_tracebacks_of_threads()
     member.watch(starts)
     ending = perform(launch, main)
@@ -139,7 +139,7 @@ def execute(target: Target, options: Options, directory: Path | None, open_sessi
     try:
         if not (member.is_child and member.end(program)):
             member.over()
-            report = telling.tell(watcher, program, job, is_child=member.is_child, flushes=not was_terminated)
+            report = publisher.publish(watcher, program, job, is_child=member.is_child, flushes=not was_terminated)
         if not member.is_child:
             _close(job)
     except KeyboardInterrupt as interrupt:
@@ -150,14 +150,14 @@ def execute(target: Target, options: Options, directory: Path | None, open_sessi
         _die_of(ending.interrupt)
     if watcher.was_halted:
         return options.exit_code or ending.status
-    return ending.status if report is None or member.is_child else telling.status(report, ending.status)
+    return ending.status if report is None or member.is_child else publisher.status(report, ending.status)
 
 
 def _begin(watcher: Watcher, member: Member, starts: Starts | None) -> None:
     watcher.start()
     if starts is not None:
         starts.follow()
-    member.undo.append(call_in_multiprocessing(watcher.meet))
+    member.undo.append(call_in_multiprocessing(watcher.examine))
 
 
 def _open_job(watcher: Watcher, options: Options, directory: Path | None) -> Job | None:

@@ -53,8 +53,8 @@ class ChangedValues(Detector):
     """Looks at the graph of a backward; what it finds goes to ``findings``."""
 
     def __init__(self, core: Any, steps: Any, findings: Findings, uncounted: Uncounted) -> None:
-        """``core`` and ``steps`` are the logs that tell who wrote, ``uncounted`` knows what was there before."""
-        self._snapshots, self._doors = uncounted.snapshots, uncounted.doors
+        """``core`` and ``steps`` are the logs of who wrote, ``uncounted`` knows what was there before."""
+        self._snapshots, self._bypasses = uncounted.snapshots, uncounted.bypasses
         self._core, self._steps, self._findings = core, steps, findings
         self._recent = RecentWrites(core)
         self.looks_always = False
@@ -77,7 +77,7 @@ class ChangedValues(Detector):
         by_number = {number: node for node in order if (number := _torch.node_sequence(node)) is not None}
         for number, node in by_number.items():
             for slot, saved in _torch.saved_slots(node):
-                # What was saved before a write is stale, and told elsewhere.
+                # What was saved before a write is stale, and reported elsewhere.
                 raws = [raw for raw in writes.get(_storage_of(saved), ()) if raw.sequence <= number]
                 read = _read(node, number, slot, saved) if raws else None
                 if read is not None:
@@ -108,7 +108,7 @@ class ChangedValues(Detector):
             way = UNRECORDED
             origin = _origin(read.maker, max((raw.sequence for raw, _ in touching), default=0), by_number)
             touching = [(raw, write) for raw, write in touching if origin is not None and origin < raw.sequence]
-            if origin is not None and _torch.storage_or_none(read.alias) not in self._doors:
+            if origin is not None and _torch.storage_or_none(read.alias) not in self._bypasses:
                 touching = [(raw, write) for raw, write in touching if _has_moved(raw, logged, origin)]
             near = None if origin is None else self._made(origin, backward.thread)
             if near is not None:

@@ -39,7 +39,7 @@ class Checkpoints(Detector):
     def __init__(
         self, core: Any, steps: Any, notes: Notes, findings: Findings, note: Callable[[Message], None]
     ) -> None:
-        """``note`` is told of functions that reach too much."""
+        """``note`` is called with functions that reach too much."""
         self.compares_values = False
         self._core, self._steps, self._notes, self._findings, self._note = core, steps, notes, findings, note
         self._calls: weakref.WeakKeyDictionary[Any, Call] = weakref.WeakKeyDictionary()
@@ -114,7 +114,7 @@ class Checkpoints(Detector):
             arguments = load(frame)
             call = self._calls.get(frame) if core.active else None
             if call is not None:
-                guard(lambda: self._meet(call, frame, arguments))
+                guard(lambda: self._examine(call, frame, arguments))
             return arguments
 
         @functools.wraps(check)
@@ -124,7 +124,7 @@ class Checkpoints(Detector):
             result = check(frame, *args)
             call = self._calls.get(frame) if core.active else None
             if call is not None and found is not None:
-                guard(lambda: self._tell(call, found, self._verdict(frame)))
+                guard(lambda: self._report(call, found, self._verdict(frame)))
             return result
 
         patches.set(frames, "save_inputs", save_inputs)
@@ -154,13 +154,13 @@ class Checkpoints(Detector):
                 )
             )
             if not call.values:
-                guard(lambda: self._tell(call, found, None))
+                guard(lambda: self._report(call, found, None))
                 return backward(ctx, *gradients)
 
             def observed(*args: Any) -> Any:
                 outputs = run(*args)
                 # Results may be the same where what led to them, and the gradient, is not.
-                guard(lambda: self._tell(call, found, None if _same(call.values, _fingerprints(outputs)) else False))
+                guard(lambda: self._report(call, found, None if _same(call.values, _fingerprints(outputs)) else False))
                 return outputs
 
             ctx.run_function = observed
@@ -203,8 +203,8 @@ class Checkpoints(Detector):
             marks = {}
         self._calls[key] = Call(name, recomputation.code_of(function), stack, self._core.tick(), marks, values)
 
-    def _meet(self, call: Call, frame: Any, arguments: Iterable[Any]) -> None:
-        """A recomputation begins. What has changed is told after it, if checkpoint does not stop by itself."""
+    def _examine(self, call: Call, frame: Any, arguments: Iterable[Any]) -> None:
+        """A recomputation begins. What has changed is reported after it, if checkpoint does not stop by itself."""
         called = _torch.recomputed_call(frame)
         if called is None:
             return
@@ -221,10 +221,10 @@ class Checkpoints(Detector):
         holders = [holder for holder, saved in _torch.saved_in_checkpoint(frame) if id(saved) in different]
         return not holders or not _torch.are_read(holders)
 
-    def _tell(self, call: Call, found: list[Change], same: bool | None) -> None:
+    def _report(self, call: Call, found: list[Change], same: bool | None) -> None:
         """``same`` says whether the recomputation gave the same values, None where that was not looked at."""
-        told: list[Change | None] = [*found] if found or same is not False else [None]
-        for change in told:
+        changes: list[Change | None] = [*found] if found or same is not False else [None]
+        for change in changes:
             writes = change.written.writes if change is not None and change.written is not None else ()
             key = (call.stack, change and change.path, writes[0].site if writes else None)
             self._findings.add(

@@ -39,7 +39,7 @@ class CompiledInputs(Detector):
     """Looks at the graph of a backward; what it finds goes to ``findings``."""
 
     def __init__(self, core: Any, steps: Any, uncounted: Uncounted, findings: Findings) -> None:
-        """``core`` and ``steps`` are the logs that tell who wrote, ``uncounted`` knows what others look for."""
+        """``core`` and ``steps`` are the logs of who wrote, ``uncounted`` knows what others look for."""
         self._core, self._steps, self._uncounted, self._findings = core, steps, uncounted, findings
         self._calls = 0
 
@@ -81,7 +81,7 @@ class CompiledInputs(Detector):
     def _written_since(self, clock: int) -> frozenset[int]:
         stepped = (one.storages for one in self._steps.steps if one.end is None or one.end > clock)
         written = {entry[_STORAGE] for entry in self._core.writes_after(clock)}
-        return frozenset(written.union(*stepped) - set(self._uncounted.doors))
+        return frozenset(written.union(*stepped) - set(self._uncounted.bypasses))
 
     def _judge(self, backward: BackwardRecord, one: _Kept, frame: Any) -> None:
         info = conflicts.tensor_info(one.tensor, was_leaf=one.tensor.is_leaf)

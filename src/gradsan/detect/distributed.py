@@ -155,9 +155,9 @@ class Sharded(Detector):
                 changed[_torch.storage_or_none(one.unsharded_param)] = (one, written)
         if changed:
             for stale in _saved(backward, changed, used.sequence, following):
-                self._tell(used, stale, backward)
+                self._report(used, stale, backward)
 
-    def _tell(self, used: Gathering, stale: Stale, backward: BackwardRecord) -> None:
+    def _report(self, used: Gathering, stale: Stale, backward: BackwardRecord) -> None:
         writes = stale.written.writes
         key = (used.stack, stale.parameter._param_fqn, stale.slot, writes[0].site if writes else None)
         frame = sys._getframe(1)
@@ -229,7 +229,7 @@ class BufferSync(Detector):
     part = "parallel"
 
     def __init__(self, core: Any, uncounted: Uncounted, note: Callable[[Message], None]) -> None:
-        """Writes go to the log by ``uncounted``; ``note`` is told of buffers that are too large to be compared."""
+        """Writes go to the log by ``uncounted``; ``note`` is called with buffers that are too large to be compared."""
         self._core, self._uncounted, self._note = core, uncounted, note
 
     def install(self, patches: Patches, guard: Callable[[Callable[[], object]], None]) -> None:

@@ -41,12 +41,12 @@ class Export(NamedTuple):
 class Exports(Detector):
     """The exported storages that live, and copies of what was saved in them."""
 
-    part = "doors"
+    part = "bypasses"
 
     def __init__(self, core: Any, note: Callable[[Message], None], listen: Callable[[bool], None]) -> None:
-        """Start with none; ``note`` is told what is too large to be copied, ``listen`` whether new Nodes matter.
+        """Start with none; ``note`` is called with what is too large to be copied, ``listen`` whether new Nodes matter.
 
-        ``on_hand_out`` is told of a storage that is handed out while a backward runs.
+        ``on_hand_out`` is called with a storage that is handed out while a backward runs.
         """
         self._core, self._note, self._listen = core, note, listen
         self.on_hand_out: Callable[[int], None] | None = None

@@ -88,7 +88,7 @@ def of_kept(
         raised=False,
         log_was_cut=core.lost_writes_after(kept.clock),
         way=CONTEXT,
-        alias_site=overwritten.door,
+        alias_site=overwritten.bypass,
         function_site=None if kept.code is None else definition_site(kept.code),
     )
 
@@ -198,7 +198,7 @@ def _codes_of_backward(kind: Any) -> tuple[CodeType, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def _read_of_context(kind: Any) -> frozenset[str] | None:
-    """The attributes of ``ctx`` whose values the backward of a Function reads; None where that cannot be told."""
+    """The attributes of ``ctx`` whose values the backward of a Function reads; None where that cannot be decided."""
     names: set[str] = set()
     codes = _codes_of_backward(kind)
     for code in codes:

@@ -4,7 +4,7 @@ Autograd hands the same tensor to every branch that gets the same gradient (both
 what a hook was given changes what the other branch will be given.
 
 Whether another branch still needs it is told by how many hold the tensor: more than where nobody else does, which is
-tried out once (``gradient_writes.py``), as it is not the same for each kind of hook. Where torch does not tell how many
+tried out once (``gradient_writes.py``), as it is not the same for each kind of hook. Where torch does not say how many
 there are, or only other tensors on the same memory could be meant, it stays open.
 
 Row: ``gradient_overwritten``. Roles: ``gradient`` (what the hook calls it; ``op`` is what was called, ``site`` where;
@@ -225,7 +225,7 @@ def within(kind: str, position: int, is_element: bool) -> str:
 
 @functools.cache
 def counts() -> dict[str, int]:
-    """How many hold a gradient alone, by its kind; empty where torch does not tell. Nothing is saved for it."""
+    """How many hold a gradient alone, by its kind; empty where torch does not say. Nothing is saved for it."""
     found: dict[str, int] = {}
     with _torch.hushed(), torch.enable_grad():
         x = torch.ones(2, device="cpu", requires_grad=True)

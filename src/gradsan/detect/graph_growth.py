@@ -1,13 +1,13 @@
 """Sums and lists that keep the graph of every round: ``total += loss``, evaluations that no backward asks for.
 
 Such a sum is a chain of Nodes that one line made, each hanging on the one before by the same edges; and what each takes
-in does not hang on the one before. That tells ``total = total + loss`` from ``h = h + f(h)``, and from the state of a
-recurrent layer, which is what the next round computes with.
+in does not hang on the one before. That distinguishes ``total = total + loss`` from ``h = h + f(h)``, and from the
+state of a recurrent layer, which is what the next round computes with.
 
-The core tells when a thread has made more Nodes since the last backward than ever before. What a container has gained
+The core says when a thread has made more Nodes since the last backward than ever before. What a container has gained
 from one such moment to the next, in graphs made at one place, is suspected, and so is a sum (``graph_growth.py``) that
 goes on from before the last such moment. The next backward settles it: one that reaches what was kept was what it was
-kept for; another one, or the end of watching, tells that it was not.
+kept for; another one, or the end of watching, shows that it was not.
 
 Row: ``graph_grows``. Role: ``grown`` as in :mod:`gradsan.detect.life`, with ``unused`` true in its ``values``, and
 ``summed`` where it is a sum.
@@ -146,7 +146,7 @@ _SAMPLED_ROUNDS = 4
 
 
 class Suspicion(NamedTuple):
-    """What has grown: what to tell of it, the numbers of the Nodes its tensors were made by, and who made the last."""
+    """What has grown: its report, the numbers of the Nodes its tensors were made by, and who made the last."""
 
     failure: Failure
     numbers: frozenset[int]
@@ -155,7 +155,7 @@ class Suspicion(NamedTuple):
 
 
 class UnusedGraphs(Detector):
-    """Looks for such containers when the core says so; ``found`` is told of those that no backward has used."""
+    """Looks for such containers when the core says so; ``found`` is called with those that no backward has used."""
 
     def __init__(self, core: Any, found: Callable[[Failure], None], ask: Callable[[], None]) -> None:
         """Start without suspicion; ``ask`` is called when the next backward has to be looked at."""
@@ -164,13 +164,13 @@ class UnusedGraphs(Detector):
         self._end = 0
         self._members: dict[str, int] = {}
         self._suspicions: dict[str, Suspicion] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def forget(self) -> None:
         """Begin anew, as a stretch of watching does."""
         self._looked, self._members = (-1, -1), {}
         self._suspicions.clear()
-        self._told.clear()
+        self._reported.clear()
         self._core.quiet_nodes, self._core.quiet_from = QUIET_NODES, _torch.sequence_number()
 
     @_torch.hushed()
@@ -191,11 +191,13 @@ class UnusedGraphs(Detector):
         for path, members in _containers(found).items():
             self._members[path] = len(members)
             known = before.get(path, 0)
-            if known and len(members) >= max(_LEAST_MEMBERS, _GROWTH * known) and path not in self._told:
+            if known and len(members) >= max(_LEAST_MEMBERS, _GROWTH * known) and path not in self._reported:
                 self._suspect(path, sorted(members, key=_number), thread)
         for path, one in _singles(found) if border else ():
             grown = (
-                None if path in self._told else sum_of(one.tensor.grad_fn, lambda node: self._maker_of(node, thread))
+                None
+                if path in self._reported
+                else sum_of(one.tensor.grad_fn, lambda node: self._maker_of(node, thread))
             )
             if grown is not None and grown.links >= _LEAST_MEMBERS and grown.oldest < border:
                 self._suspect_sum(path, one, grown, thread)
@@ -211,7 +213,7 @@ class UnusedGraphs(Detector):
         for path, one in waiting.items():
             del self._suspicions[path]
             if numbers.isdisjoint(one.numbers) and not self._goes_through(numbers, one):
-                self._tell(path, one)
+                self._report(path, one)
 
     def _goes_through(self, numbers: set[int | None], suspicion: Suspicion) -> bool:
         """Whether what a backward runs is younger than what was suspected, and has been made at the same place."""
@@ -222,11 +224,11 @@ class UnusedGraphs(Detector):
         """Nothing is watched any more: what is still suspected has not been used."""
         for path, one in list(self._suspicions.items()):
             del self._suspicions[path]
-            self._tell(path, one)
+            self._report(path, one)
 
-    def _tell(self, path: str, suspicion: Suspicion) -> None:
-        if path not in self._told:
-            self._told.add(path)
+    def _report(self, path: str, suspicion: Suspicion) -> None:
+        if path not in self._reported:
+            self._reported.add(path)
             self._found(suspicion.failure)
 
     def _suspect(self, path: str, members: list[Found], thread: int) -> None:

@@ -1,7 +1,7 @@
 """Writes past the version counter that a hook makes while backward runs, into values that Nodes still wait for.
 
 A look through the graph before the backward comes too early for them. It is looked through once more when a hook has
-written to memory with a door (``memory.py``): in some of the rounds of a line, and a few times in each. Memory that
+written to bypassed memory (``memory.py``): in some of the rounds of a line, and a few times in each. Memory that
 was handed out (``exports.py``) is compared right before a Node reads it, in the same rounds.
 """
 
@@ -63,7 +63,7 @@ class HookWrites(Detector):
     def on_write(self, tensor: Any, op: str, stack: Any) -> None:
         """Look at one write; as ``on_write`` of the core."""
         storage = _torch.storage_or_none(tensor)
-        if storage not in self._uncounted.doors:
+        if storage not in self._uncounted.bypasses:
             return
         entry, looks = self._looked_at()
         if looks is None or len(looks) >= _LOOKS or storage in looks:
@@ -89,7 +89,7 @@ class HookWrites(Detector):
                 node.register_prehook(functools.partial(self._about_to_run, entry[0], found))
 
     def _unchanged(self, node: Any, thread: int, storage: int) -> Iterator[tuple[str, int]]:
-        """The slots whose memory was handed out and has the bytes that were saved; of others it is told elsewhere."""
+        """The slots whose memory was handed out and has the bytes that were saved; others are reported elsewhere."""
         for slot, saved in _torch.saved_slots(node):
             tensor = _torch.packed_object(saved)
             at = _torch.storage_or_none(tensor) if _torch.is_tensor(tensor) and not _torch.is_hooked(saved) else 0

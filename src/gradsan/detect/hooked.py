@@ -65,7 +65,7 @@ class HookedValues:
         deep: Deep,
         keep: Callable[[Callable[[], Conflict]], None],
     ) -> None:
-        """The logs that tell who wrote; ``keep`` is given a function that makes a conflict."""
+        """The logs of who wrote; ``keep`` is given a function that makes a conflict."""
         self._core, self._steps, self._uncounted, self._exports = core, steps, uncounted, exports
         self._deep, self._keep = deep, keep
 
@@ -83,7 +83,7 @@ class HookedValues:
         uncounted = self._uncounted
         if save.memory is not None or save.kept is not None:
             return True
-        return bool(uncounted.doors or uncounted.replaced or self._exports.any)
+        return bool(uncounted.bypasses or uncounted.replaced or self._exports.any)
 
     def look(self, save: HookedSave, tensor: Any) -> None:
         """Note the memory of a tensor that a pack hook has just packed."""
@@ -178,7 +178,7 @@ class HookedValues:
             changed=changed,
             deviation=deviation,
             healed=healed,
-            door=way_of(self._uncounted, self._exports, kept),
+            bypass=way_of(self._uncounted, self._exports, kept),
             node=node,
         )
         save = replace(found.save, slot=slot, is_output=bool(slot and slot.startswith("result")))
@@ -191,18 +191,18 @@ class HookedValues:
         if replaced is not None and replaced.clock > save.clock:
             site = symbolise(replaced.stack)
             return _Written((_outside(replaced.clock, site, "data =", "op"),), "data_attribute", site)
-        if memory.storage in uncounted.doors:
+        if memory.storage in uncounted.bypasses:
             raws = [
                 raw
                 for raw in uncounted.writes().get(memory.storage, ())
                 if raw.clock > save.clock and raw.stack is not save.stack
             ]
             writes = _touching(memory.region, map(ledger.as_write, raws))
-            door = uncounted.door_of(memory.storage, writes[0].clock) if writes else None
-            if door is not None:
+            bypass = uncounted.bypass_before(memory.storage, writes[0].clock) if writes else None
+            if bypass is not None:
                 compared = uncounted.snapshots.compared(alias, save.clock, [raw.clock for raw in raws])
                 same = _shares_storage(alias, memory) and compared == "same"
-                return _Written(writes, door.way, symbolise(door.stack), same)
+                return _Written(writes, bypass.way, symbolise(bypass.stack), same)
         export = self._exports.changed_since(alias, save.clock, memory.copy, memory.storage)
         if export is None:
             return None

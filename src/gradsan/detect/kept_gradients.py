@@ -69,11 +69,11 @@ class KeptGradients(Detector):
     def __init__(
         self, core: Any, steps: Steps, backwards: Backwards, uncounted: Uncounted, found: Callable[[Failure], None]
     ) -> None:
-        """The logs that tell who wrote."""
+        """The logs of who wrote."""
         self._core, self._steps, self._backwards, self._uncounted = core, steps, backwards, uncounted
         self._found = found
         self._standing: dict[int, list[Standing]] = {}
-        self._told: dict[int, Any] = {}
+        self._described: dict[int, Any] = {}
 
     def before_round(self, entry: Any, rounds: int) -> None:
         """Look at some of the rounds of a line that calls backward; as ``on_round`` of the core."""
@@ -86,7 +86,7 @@ class KeptGradients(Detector):
                 return
             kept = self._kept(entry, earlier, rounds - rounds // 2) if earlier else []
             if kept:
-                self._tell(entry, kept, rounds)
+                self._report(entry, kept, rounds)
             if rounds < _ROUNDS[-1]:
                 self._standing[id(entry[1])] = self._note(entry)
 
@@ -110,7 +110,7 @@ class KeptGradients(Detector):
         noted: dict[int, Standing] = {}
         for one in itertools.islice(live, _LEAVES_NOTED):
             grad = one.tensor.grad
-            if grad.is_sparse or id(one.tensor) in noted or self._is_told(one.tensor):
+            if grad.is_sparse or id(one.tensor) in noted or self._is_meant(one.tensor):
                 continue
             storage = _torch.storage_or_none(grad)
             if storage:
@@ -118,8 +118,8 @@ class KeptGradients(Detector):
                 noted[id(one.tensor)] = Standing(weakref.ref(one.tensor), one.path, storage, memory, clock)
         return list(noted.values())
 
-    def _is_told(self, leaf: Any) -> bool:
-        known = self._told.get(id(leaf))
+    def _is_meant(self, leaf: Any) -> bool:
+        known = self._described.get(id(leaf))
         return known is not None and known() is leaf
 
     def _kept(self, entry: Any, earlier: list[Standing], rounds: int) -> list[tuple[Standing, Update]]:
@@ -175,7 +175,7 @@ class KeptGradients(Detector):
             found.append(Update(replaced.clock, replaced.stack, "data =", is_last=True))
         return sorted(found, key=lambda update: update.clock)
 
-    def _tell(self, entry: Any, kept: list[tuple[Standing, Update]], rounds: int) -> None:
+    def _report(self, entry: Any, kept: list[tuple[Standing, Update]], rounds: int) -> None:
         clues = []
         for standing, update in kept[:_SHOWN]:
             leaf = standing.leaf()
@@ -188,7 +188,7 @@ class KeptGradients(Detector):
             }
             clues.append(Clue("gradient", name=standing.path, values=values))
             clues.append(Clue("updated", symbolise(update.stack), name=standing.path, op=update.op))
-        self._told.update((id(standing.leaf()), standing.leaf) for standing, _ in kept)
+        self._described.update((id(standing.leaf()), standing.leaf) for standing, _ in kept)
         self._found(Failure("gradient_never_cleared", "", "", symbolise(entry[1]), tuple(clues), raised=False))
 
 

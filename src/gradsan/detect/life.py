@@ -3,7 +3,7 @@
 Both are looked for a few times only. Parameters: when an optimizer steps for the first time. Graphs: when one line
 calls backward for the 16th and the 32nd time; a variable whose graph reaches back over nearly all of these rounds keeps
 them alive. Where these rounds leave that graph as it is, it may be kept for a backward that is yet to come (forces of
-every sample, for one loss): it is told in the end, if no backward has run it.
+every sample, for one loss): it is reported at the end, if no backward has run it.
 
 Rows: ``leaf_lost``, ``parameter_not_reached``, ``graph_grows``. Roles: ``parameter`` (what has no gradient; ``values``:
 ``missing`` of ``total``, ``shape``, ``dtype``, ``device``, and where a module of the program's own holds it ``owner``,
@@ -44,7 +44,7 @@ _STEPS_DOWN = 2_000
 
 
 class Life(Detector):
-    """Looks at optimizers when they first step, and at live graphs after some rounds; tells ``found`` what it found."""
+    """Looks at optimizers when they first step, and at live graphs after some rounds; calls ``found`` with findings."""
 
     def __init__(self, core: Any, backwards: Backwards, found: Callable[[Failure], None]) -> None:
         """Start without having seen any step."""
@@ -54,7 +54,7 @@ class Life(Detector):
         self._sizes: dict[tuple[int, str], tuple[int, int]] = {}
         self._awaited: list[list[tuple[Graph, Failure]]] = []
         self._lost: weakref.WeakKeyDictionary[Optimizer, set[int]] = weakref.WeakKeyDictionary()
-        """The parameters that have been told of, which their optimizer keeps alive, by ``id``."""
+        """The parameters that have been reported, which their optimizer keeps alive, by ``id``."""
 
     def forget(self) -> None:
         """Begin anew, as a stretch of watching does."""
@@ -63,7 +63,7 @@ class Life(Detector):
         self._awaited.clear()
 
     def settle(self) -> None:
-        """Nothing is watched any more: of the graphs that grew together, the first that no backward has run is told."""
+        """Watching has ended: of the graphs that grew together, the first that no backward has run is reported."""
         for grown in self._awaited:
             unused = next((failure for graph, failure in grown if not graph.was_used), None)
             if unused is not None:
@@ -88,7 +88,7 @@ class Life(Detector):
         replaced = list(_replacements(held, missing, frame))
         clues = [Clue("holder", site, name=name)]
         if replaced:
-            self._tell_lost(optimizer, replaced, counts, site, clues)
+            self._report_lost(optimizer, replaced, counts, site, clues)
             return
         past_graph = bypassed(self._core, missing)
         for parameter in [one for one in missing if id(one) in past_graph]:
@@ -111,14 +111,14 @@ class Life(Detector):
         """Look for parameters that have been replaced since the optimizer's first step; what has no gradient may."""
         held = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
         missing = [one for one in held if one.grad is None and not is_lazy(one) and one.numel()]
-        told = self._lost.get(optimizer, set())
+        reported = self._lost.get(optimizer, set())
         replaced = list(_replacements(held, missing, frame)) if missing else []
-        if replaced and not any(id(parameter) in told for parameter, _ in replaced):
+        if replaced and not any(id(parameter) in reported for parameter, _ in replaced):
             site = symbolise(self._core.stack())
             counts = {"missing": len(missing), "total": len(held), "later": 1}
-            self._tell_lost(optimizer, replaced, counts, site, [Clue("holder", site, name=type(optimizer).__name__)])
+            self._report_lost(optimizer, replaced, counts, site, [Clue("holder", site, name=type(optimizer).__name__)])
 
-    def _tell_lost(
+    def _report_lost(
         self,
         optimizer: Optimizer,
         replaced: list[tuple[Any, Found]],
@@ -159,9 +159,9 @@ class Life(Detector):
                 per_round = (size - known[1]) / (_SECOND_LOOK - _FIRST_LOOK)
                 grown.append((min(_numbers_of(members)), path, members, len(order), size, per_round))
         if grown:
-            self._tell_grown(entry, rounds, sorted(grown, key=lambda one: one[:2]), borders[len(borders) // 2])
+            self._report_grown(entry, rounds, sorted(grown, key=lambda one: one[:2]), borders[len(borders) // 2])
 
-    def _tell_grown(self, entry: Any, rounds: int, grown: list[Any], border: int) -> None:
+    def _report_grown(self, entry: Any, rounds: int, grown: list[Any], border: int) -> None:
         backward, awaited = read_backward(entry), []
         ran = set(walk.engine_order(backward.roots))
         for _, path, members, nodes, size, per_round in grown:

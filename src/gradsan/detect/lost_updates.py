@@ -44,12 +44,12 @@ class _State:
     open: list[Asked] = field(default_factory=list)
     moved: list[Asked] = field(default_factory=list)
     lost: list[Lost] = field(default_factory=list)
-    met: collections.Counter[Any] = field(default_factory=collections.Counter)
-    told: set[Any] = field(default_factory=set)
+    seen: collections.Counter[Any] = field(default_factory=collections.Counter)
+    reported: set[Any] = field(default_factory=set)
 
 
 class LostUpdates(Detector):
-    """Looks for such updates; ``found`` is told, ``listen(True)`` asks for a call before each backward."""
+    """Looks for such updates; ``found`` is called with them, ``listen(True)`` asks for a call before each backward."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class LostUpdates(Detector):
         found: Callable[[Failure], None],
         listen: Callable[[bool], None],
     ) -> None:
-        """The logs that tell who wrote."""
+        """The logs of who wrote."""
         self._core, self._steps, self._uncounted = core, steps, uncounted
         self._found, self._listen = found, listen
         self._wanted: collections.deque[int] = collections.deque(maxlen=_NESTED)
@@ -112,12 +112,12 @@ class LostUpdates(Detector):
 
     @_torch.hushed()
     def settle(self) -> None:
-        """Nothing is watched any more: what nobody has differentiated so far is told."""
+        """Nothing is watched any more: what nobody has differentiated so far is reported."""
         state = self._state
         self._settle_lost()
         for lost in state.lost:
             if not lost.graph.was_used and (lost.is_own or lost.is_strong):
-                self._tell(lost)
+                self._report(lost)
         self.forget()
 
     def _settle_open(self) -> None:
@@ -161,8 +161,8 @@ class LostUpdates(Detector):
         failure = self._failure(entry, last, reached)
         key = (last.stack, stack)
         if entry[5]:
-            state.met[key] += 1
-        if key not in state.told and len(state.lost) < _KEPT:
+            state.seen[key] += 1
+        if key not in state.reported and len(state.lost) < _KEPT:
             is_own = last.fills_grad or last.update is None or not last.update.by_grad
             state.lost.append(Lost(key, last.graph, origin, failure, is_own))
         else:
@@ -185,17 +185,17 @@ class LostUpdates(Detector):
         for lost in waiting:
             lost.calls += 1
             is_back = stand_again(lost.origin)
-            lost.is_strong = lost.is_strong or is_back or (lost.is_own and state.met[lost.key] > 1)
-            if lost.graph.was_used or lost.key in state.told:
+            lost.is_strong = lost.is_strong or is_back or (lost.is_own and state.seen[lost.key] > 1)
+            if lost.graph.was_used or lost.key in state.reported:
                 lost.graph.let_go()
             elif lost.is_strong and lost.graph.is_gone:
-                self._tell(lost)
+                self._report(lost)
             else:
                 state.lost.append(lost)
 
-    def _tell(self, lost: Lost) -> None:
-        if lost.key not in self._state.told:
-            self._state.told.add(lost.key)
+    def _report(self, lost: Lost) -> None:
+        if lost.key not in self._state.reported:
+            self._state.reported.add(lost.key)
             strength = {"is_strong": "yes" if lost.is_strong else ""}
             failure = lost.failure
             self._found(Failure(failure.row, "", "", failure.site, failure.clues, strength, raised=False))
@@ -235,10 +235,10 @@ class LostUpdates(Detector):
 
 
 class Graph:
-    """The graph of some gradients, told by a hook that lives as long as one of its first Nodes does."""
+    """The graph of some gradients, known by a hook that lives as long as one of its first Nodes does."""
 
     def __init__(self, gradients: list[Any]) -> None:
-        """Have the Nodes that made ``gradients`` tell when they run."""
+        """Have the Nodes that made ``gradients`` report when they run."""
         self.was_used = False
 
         def used(_: Any) -> None:
@@ -254,7 +254,7 @@ class Graph:
         return self._alive() is None
 
     def let_go(self) -> None:
-        """Be told no more."""
+        """Call nothing any more."""
         for handle in self._handles:
             handle.remove()
 
@@ -291,7 +291,7 @@ class Asked:
 
 @dataclass(slots=True)
 class Lost:
-    """What is to be told if it proves true: ``origin`` are the leaves before the first of the updates.
+    """What is to be reported if it proves true: ``origin`` are the leaves before the first of the updates.
 
     ``is_own`` says that the update is by these gradients as far as one sees: not by others, in ``.grad``, that point
     the same way. ``is_strong``: by all signs a step that is part of the computation.

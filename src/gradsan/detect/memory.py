@@ -1,7 +1,7 @@
 """Memory past the version counter: storages that can be written without it, and tensors noted at a moment.
 
-A door is cheap and proves nothing. ``prescan.py`` looks at the writes that were logged behind it, ``exports.py`` at the
-bytes of memory that was handed out.
+A bypass is common and proves nothing. ``prescan.py`` looks at the writes that were logged after it, ``exports.py`` at
+the bytes of memory that was handed out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WRITES_OF_A_STORAGE = 64
 _COLLECTIVES = {"all_reduce": 0, "broadcast": 0, "reduce": 0, "scatter": 0, "all_to_all_single": 0, "recv": 0}
 
 
-class Door(NamedTuple):
+class Bypass(NamedTuple):
     """How memory can be written past the counter (the slug of a GS2xx cause), since when, and where that began."""
 
     way: str
@@ -47,14 +47,14 @@ class Replaced(NamedTuple):
 
 
 class Uncounted(Detector):
-    """The doors of this process, by storage; a storage that died is forgotten."""
+    """Bypasses of the version counter in this process, by storage; a storage that died is forgotten."""
 
-    part = "doors"
+    part = "bypasses"
 
     def __init__(self, core: Any, opened: Callable[[], None]) -> None:
-        """Start with none; ``core`` keeps clock and log, ``opened`` is called for each first door of a storage."""
+        """Start with none; ``core`` keeps clock and log, ``opened`` is called for the first bypass of each storage."""
         self._core, self._opened = core, opened
-        self.doors: dict[int, list[Door]] = {}
+        self.bypasses: dict[int, list[Bypass]] = {}
         self.replaced: dict[int, Replaced] = {}
         self._alive: dict[int, Any] = {}
         self._writes: dict[int, list[RawWrite]] = {}
@@ -70,17 +70,17 @@ class Uncounted(Detector):
             key = int(storage._cdata)
         except (RuntimeError, ValueError, AttributeError):
             return 0  # sparse, lazy, traced: no memory of its own
-        known = self.doors.get(key)
+        known = self.bypasses.get(key)
         if known is None:
-            if len(self.doors) >= self._prune_at:
+            if len(self.bypasses) >= self._prune_at:
                 self.prune()
-                self._prune_at = max(1_024, 2 * len(self.doors))
+                self._prune_at = max(1_024, 2 * len(self.bypasses))
             self._alive[key] = _torch.weak_storage(storage)
-            known = self.doors[key] = []
+            known = self.bypasses[key] = []
             self._opened()
-        if all(door.way != way for door in known):
+        if all(bypass.way != way for bypass in known):
             core = self._core
-            known.append(Door(way, core.tick(), stack))
+            known.append(Bypass(way, core.tick(), stack))
         return key
 
     @property
@@ -93,21 +93,21 @@ class Uncounted(Detector):
         self.snapshots.forget_dead()
         for key in [key for key, weak in self._alive.items() if weak.expired()]:
             self._evaluated.discard(key)
-            for table in (self._alive, self.doors, self._writes):
+            for table in (self._alive, self.bypasses, self._writes):
                 table.pop(key, None)
         for key in [key for key, one in self.replaced.items() if one.tensor() is None]:
             del self.replaced[key]
 
     def writes(self) -> dict[int, list[RawWrite]]:
-        """The logged writes to storages with a door, each younger than its first door."""
+        """The logged writes to bypassed storages, each younger than the first bypass."""
         last = self._read_up_to
         fresh: list[RawWrite] = []
         for entry in reversed(self._core.writes_after(last)):
-            if entry[1] in self.doors:
+            if entry[1] in self.bypasses:
                 fresh.append(RawWrite(*entry))
         self._read_up_to = self._core.clock
         for raw in reversed(fresh):
-            if raw.clock > self.doors[raw.storage][0].clock and not _is_put_back(raw):
+            if raw.clock > self.bypasses[raw.storage][0].clock and not _is_put_back(raw):
                 kept = self._writes.setdefault(raw.storage, [])
                 kept.append(raw)
                 del kept[:-_WRITES_OF_A_STORAGE]
@@ -125,12 +125,12 @@ class Uncounted(Detector):
         found = self.replaced.get(id(tensor))
         return found if found is not None and found.tensor() is tensor and tensor is not None else None
 
-    def door_of(self, storage: int, clock: int) -> Door | None:
-        """The last door of a storage that was opened before ``clock``."""
-        return next((door for door in reversed(self.doors.get(storage, ())) if door.clock <= clock), None)
+    def bypass_before(self, storage: int, clock: int) -> Bypass | None:
+        """The last bypass of a storage before ``clock``."""
+        return next((bypass for bypass in reversed(self.bypasses.get(storage, ())) if bypass.clock <= clock), None)
 
     def install(self, patches: Patches, guard: Callable[[Callable[[], object]], None]) -> None:
-        """Watch the doors until ``patches`` is undone; ``guard`` keeps gradsan's own mistakes from the program."""
+        """Watch for bypasses until ``patches`` is undone; ``guard`` keeps gradsan's own mistakes from the program."""
         core = self._core
 
         def after(owner: Any, name: str, note: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], object]) -> None:
@@ -269,13 +269,13 @@ class Noted(NamedTuple):
 
 
 class Overwritten(NamedTuple):
-    """What has happened to a noted tensor: ``writes`` that overlap it, in order; ``door`` is where a way past the
+    """What has happened to a noted tensor: ``writes`` that overlap it, in order; ``bypass`` is where a way past the
     counter was opened, None where the counter moved; ``unexplained`` as in the Conflict."""
 
     info: TensorInfo
     writes: tuple[Write, ...]
     version: int
-    door: Site | None
+    bypass: Site | None
     unexplained: int
 
 
@@ -283,7 +283,7 @@ class Notes:
     """Takes notes of tensors and looks them up again."""
 
     def __init__(self, core: Any, steps: Any, uncounted: Uncounted, exports: Exports) -> None:
-        """The logs that tell who wrote."""
+        """The logs of who wrote."""
         self._core, self._steps, self._uncounted, self._exports = core, steps, uncounted, exports
         self.lasting: Callable[[Any], Any] = lambda tensor: tensor
         """What stays of a tensor that comes and goes (a whole parameter of ``fully_shard``); of others themselves."""
@@ -291,7 +291,7 @@ class Notes:
     @property
     def is_quiet(self) -> bool:
         """Whether there is no way by which memory could be written past the counter."""
-        return not (self._uncounted.doors or self._uncounted.replaced or self._exports.any)
+        return not (self._uncounted.bypasses or self._uncounted.replaced or self._exports.any)
 
     def copy_of(self, tensor: Any) -> Any:
         """The bytes of a tensor whose memory has been handed out, else None."""
@@ -342,14 +342,14 @@ class Notes:
 
     def _past_counter(self, noted: Noted, tensor: Any, version: int, storage: int) -> Overwritten | None:
         uncounted = self._uncounted
-        if storage in uncounted.doors:
+        if storage in uncounted.bypasses:
             uncounted.prune()
             info = conflicts.tensor_info(tensor, was_leaf=tensor.is_leaf)
             raws = [raw for raw in uncounted.writes().get(storage, ()) if raw.clock > noted.clock]
             writes = tuple(write for write in map(ledger.as_write, raws) if _touches(info, write))
             if writes:
-                door = uncounted.door_of(storage, writes[0].clock)
-                return Overwritten(info, writes, version, symbolise(door.stack) if door else None, 0)
+                bypass = uncounted.bypass_before(storage, writes[0].clock)
+                return Overwritten(info, writes, version, symbolise(bypass.stack) if bypass else None, 0)
         export = self._exports.changed_since(tensor, noted.clock, noted.copy)
         if export is None:
             return None

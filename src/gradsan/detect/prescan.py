@@ -2,7 +2,7 @@
 
 A slot that reads without the version error has had no counted write since its save. If the log holds a younger write
 to its bytes nevertheless, that write went past the counter, however the alias was made. Graphs are only walked while
-there are storages with a door (``memory.py``) that were written, or exported memory (``exports.py``).
+there are bypassed storages (``memory.py``) that were written, or exported memory (``exports.py``).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Prescan(Detector):
     def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look at the graph behind the outputs; the arguments are those of ``listeners.BeforeBackward``."""
         uncounted = self._uncounted
-        if not uncounted.doors and not uncounted.replaced and not self._exports.any:
+        if not uncounted.bypasses and not uncounted.replaced and not self._exports.any:
             return
         uncounted.prune()
         self._exports.forget_dead()
@@ -91,12 +91,12 @@ class Prescan(Detector):
         made = self._made(number, backward.thread)
         replaced = self._uncounted.replacement_of(tensor)
         writes: tuple[Write, ...] = ()
-        way, door_stack = "data_attribute", None
+        way, bypass_stack = "data_attribute", None
         if replaced is not None and _younger(replaced, number, made):
             info = conflicts.tensor_info(tensor, was_leaf=tensor.is_leaf)
             writes = (_write(replaced.clock, replaced.stack, "data =", "op", info.region, replaced.sequence),)
-            door_stack = replaced.stack
-        elif storage in self._uncounted.doors and _torch.is_read_by_backward(node, slot):
+            bypass_stack = replaced.stack
+        elif storage in self._uncounted.bypasses and _torch.is_read_by_backward(node, slot):
             info = conflicts.tensor_info(tensor, was_leaf=tensor.is_leaf)
             raws = [
                 raw
@@ -108,20 +108,20 @@ class Prescan(Detector):
                 for write in map(ledger.as_write, raws)
                 if write.kind != "metadata" and (write.region is None or overlap(info.region, write.region))
             )
-            door = self._uncounted.door_of(storage, writes[0].clock) if writes else None
-            if door is not None:
-                way, door_stack = door.way, door.stack
-        compared = self._compared(storage, tensor, made) if writes and door_stack is not None else None
+            bypass = self._uncounted.bypass_before(storage, writes[0].clock) if writes else None
+            if bypass is not None:
+                way, bypass_stack = bypass.way, bypass.stack
+        compared = self._compared(storage, tensor, made) if writes and bypass_stack is not None else None
         if not writes:
             outside = self._exports.changed(storage, number, backward.thread, slot, tensor, made)
             if outside is None:
                 return
             info = conflicts.tensor_info(tensor, was_leaf=tensor.is_leaf)
-            way, door_stack = "memory_alias", outside.stack
+            way, bypass_stack = "memory_alias", outside.stack
             writes = (_write(outside.clock, outside.stack, outside.op, "outside", None, number),)
         if not _reads(node, slot):
             return
-        key = (made and made[3], slot, way, writes[0].op, door_stack, node.name(), compared)
+        key = (made and made[3], slot, way, writes[0].op, bypass_stack, node.name(), compared)
         at = self._known.get(key)
         if at is not None and at < len(self._found):
             self._found[at] = dataclasses.replace(self._found[at], count=self._found[at].count + 1)
@@ -151,7 +151,7 @@ class Prescan(Detector):
                     root_sequence=backward.root_sequence,
                     raised=False,
                     way=way,
-                    alias_site=symbolise(door_stack) if door_stack is not None else None,
+                    alias_site=symbolise(bypass_stack) if bypass_stack is not None else None,
                     unchanged=compared == "same",
                     compared=compared,
                 ),
@@ -188,8 +188,8 @@ def way_of(uncounted: Uncounted, exports: Exports, kept: Kept) -> PastCounter | 
     if raw is None and export is not None:
         write = _write(export.clock, export.stack, export.op, "outside", None, 0)
         return PastCounter("memory_alias", write.site, write)
-    door = uncounted.door_of(storage, raw.clock if raw is not None else uncounted.now)
-    return None if door is None else PastCounter(door.way, symbolise(door.stack))
+    bypass = uncounted.bypass_before(storage, raw.clock if raw is not None else uncounted.now)
+    return None if bypass is None else PastCounter(bypass.way, symbolise(bypass.stack))
 
 
 def _younger(event: Any, number: int, made: Any) -> bool:

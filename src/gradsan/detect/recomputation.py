@@ -26,7 +26,7 @@ from gradsan.record.patches import Patches
 from gradsan.record.stacks import definition_site, symbolise
 
 WAY = "checkpoint_closure"
-_TOLD_OF_ONE_CALL = 8
+_SHOWN_OF_ONE_CALL = 8
 _LONGEST = 40
 
 
@@ -90,7 +90,7 @@ def compare(notes: Notes, call: Call, function: Any, arguments: Mapping[str, Any
         else:
             writes = change.written.writes if change.written is not None else ()
             writer = writes[0].site if writes else None
-        if writer not in writers and len(found) < _TOLD_OF_ONE_CALL:
+        if writer not in writers and len(found) < _SHOWN_OF_ONE_CALL:
             writers.add(writer)
             found.append(change)
     return found
@@ -128,7 +128,7 @@ def conflict_of(core: Any, steps: Any, call: Call, change: Change | None, *, sam
         unexplained=written.unexplained if written is not None else 0,
         raised=False,
         way=WAY,
-        alias_site=written.door if written is not None else None,
+        alias_site=written.bypass if written is not None else None,
         rebound=change.rebound if change is not None else None,
         function_site=definition_site(call.code) if call.code is not None else None,
         unchanged=same is True,
@@ -331,9 +331,9 @@ def compare_values(patches: Patches, wanted: Callable[[], bool], tally: Tally) -
             found = extract(tensor)
             if not wanted():
                 return found
-            told = _Metadata(found)
-            told.tally, told.fingerprint = tally, fingerprint(tensor)
-            return told
+            metadata = _Metadata(found)
+            metadata.tally, metadata.fingerprint = tally, fingerprint(tensor)
+            return metadata
 
         checks[name] = watched
         patches.on_undo(lambda name=name, extract=extract: checks.__setitem__(name, extract))  # type: ignore[misc]

@@ -42,7 +42,7 @@ class Wrapped(Detector):
     """Looks at the graph of a backward; what it finds goes to ``findings``."""
 
     def __init__(self, core: Any, steps: Any, findings: Findings) -> None:
-        """``core`` and ``steps`` are the logs that tell who wrote."""
+        """``core`` and ``steps`` are the logs of who wrote."""
         self._core, self._steps, self._findings = core, steps, findings
 
     def before_round(self, entry: Any, rounds: int) -> None:

@@ -21,7 +21,7 @@ class Border:
 
 
 def border(bridges: Sequence[Bridge]) -> Border | None:
-    """How to cut every one of ``bridges``; None where the source does not tell of one of them."""
+    """How to cut every one of ``bridges``; None where the source does not decide of one of them."""
     lines: dict[tuple[str, int], str] = {}
     names: list[str] = []
     for bridge in bridges:
@@ -41,7 +41,7 @@ def border(bridges: Sequence[Bridge]) -> Border | None:
 def detach_other_network(bridges: Sequence[Bridge], retained_at: Site | None) -> tuple[Fix, ...]:
     """Cut the later loss off the network that it borrows; with it, ``retain_graph=True`` of the one backward between.
 
-    None where nothing is borrowed, or the source does not tell how to cut all of it.
+    None where nothing is borrowed, or the source does not decide how to cut all of it.
     """
     found = border(bridges)
     if found is None:
@@ -81,7 +81,7 @@ def _reads(taken: tuple[Frame, ...], made: tuple[Frame, ...], live: str | None) 
     if level < 0 or taken[level].line == made[level].line:
         return
     yield from ((name, taken[level]) for name in _best(source.taken_from(taken[level], made[level]), live))
-    # An attribute that a method bound and another method reads: of one object, as far as its name tells.
+    # An attribute that a method bound and another method reads: of one object, as far as its name shows.
     bound = {name for frame in made[level + 1 :] for name in source.bound_names(frame) if name.startswith("self.")}
     for frame in taken[level + 1 :]:
         statement = source.statement_at(frame)

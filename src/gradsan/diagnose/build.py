@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from gradsan.diagnose import labels as label_room
+from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.facts import Facts, writing_thread
 from gradsan.diagnose.levels import place
 from gradsan.diagnose.names import inputs_with_names, producer
@@ -51,7 +51,7 @@ def diagnosis(
         silent=not conflict.raised and conflict.healed_bytes is None,
         title=Message(f"title.{cause}", filled),
         explanation=Message(f"explanation.{explanation or cause}", filled),
-        labels=label_room.standard(facts) if labels is None else labels,
+        labels=label_texts.standard(facts) if labels is None else labels,
         tensor=named_tensor(facts),
         why=why(facts),
         gradient=gradient(conflict),

@@ -64,13 +64,13 @@ def _is_resumed(frame: Frame) -> bool:
 
 
 def called(save: Save) -> str | None:
-    """What was called: ``model`` of ``out = model(x)``; None where the source does not tell."""
+    """What was called: ``model`` of ``out = model(x)``; None where the source does not decide."""
     frame = place(save.site)
     return None if frame is None else source.called_expression(frame)
 
 
 def returned_as(save: Save) -> str | None:
-    """What the result of the call is named: ``out`` of ``out = model(x)``; None where the source does not tell."""
+    """What the result of the call is named: ``out`` of ``out = model(x)``; None where the source does not decide."""
     frames = user_frames(save.site)
     bound = source.bound_name(frames) if frames else None
     return None if bound is None else bound[0]

@@ -67,7 +67,7 @@ class Facts:
         Another statement than theirs copies, or adds (multiplies) where one of them has added (multiplied).
         """
         *others, last = self.writes or (None,)
-        if last is None or any(write.kind in _UNDONE_BY_NOBODY for write in self.writes):
+        if last is None or any(write.kind in _NEVER_UNDONE for write in self.writes):
             return False
         at, way = _line(last), _way_of_writing(last.op)
         ways = {_way_of_writing(write.op) for write in others if write is not None and _line(write) != at}
@@ -88,7 +88,7 @@ class Facts:
         return self.writes[0] if self.writes else None
 
 
-_UNDONE_BY_NOBODY = ("step", "statistics", "outside", "collective")
+_NEVER_UNDONE = ("step", "statistics", "outside", "collective")
 _WAYS_OF_WRITING = {
     "copy": ("copy", "setitem", "set", "data =", "index_copy", "masked_scatter"),
     "add": ("add", "iadd", "sub", "isub"),

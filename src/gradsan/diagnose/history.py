@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from gradsan.diagnose.facts import Facts
 from gradsan.diagnose.levels import place
-from gradsan.model import Conflict, Diagnosis, Event, EventKind, Knot, Moment
+from gradsan.model import Conflict, Diagnosis, Event, EventKind, Moment, PathNode
 
 EVENTS_KEPT = 2_000
 """Events that a diagnosis holds at most; the same finding a thousand times over has millions."""
@@ -56,7 +56,7 @@ def _around(conflict: Conflict, moments: Sequence[Moment]) -> Iterator[Event]:
             yield Event(moment.kind, moment.clock, moment.step, moment.op, None, place(moment.site), touches)
 
 
-def way_of(facts: Facts) -> tuple[Knot, ...]:
+def way_of(facts: Facts) -> tuple[PathNode, ...]:
     """From the loss to the Node that kept the value, as far as it is known; empty where no Node is.
 
     A tensor on the way is a bridge where it leads over an update of parameters, into the graph of an earlier step.
@@ -65,13 +65,13 @@ def way_of(facts: Facts) -> tuple[Knot, ...]:
     save, bridge = conflict.save, conflict.bridge
     if save.node is None:
         return ()
-    loss, kept = Knot("loss", None, conflict.use.step), Knot("saved", save.node, save.step)
+    loss, kept = PathNode("loss", None, conflict.use.step), PathNode("saved", save.node, save.step)
     if bridge is None:
-        return (loss, Knot("gap"), kept)
-    over = (Knot("bridge", bridge.name),) if facts.updates else ()
-    middle = (Knot("node", bridge.younger), *over)
-    older = () if bridge.older == save.node else (Knot("node", bridge.older), Knot("gap"))
-    return (loss, Knot("gap"), *middle, *older, kept)
+        return (loss, PathNode("gap"), kept)
+    over = (PathNode("bridge", bridge.name),) if facts.updates else ()
+    middle = (PathNode("node", bridge.younger), *over)
+    older = () if bridge.older == save.node else (PathNode("node", bridge.older), PathNode("gap"))
+    return (loss, PathNode("gap"), *middle, *older, kept)
 
 
 def joined(known: Diagnosis, again: Diagnosis) -> tuple[tuple[Event, ...], int]:

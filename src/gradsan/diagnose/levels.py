@@ -40,7 +40,7 @@ def shared_level(first: Sequence[Frame], second: Sequence[Frame]) -> int:
 
 
 def lifted(name: str, frames: Sequence[Frame], level: int, site: Site | None = None) -> str | None:
-    """What ``name``, as the innermost of ``frames`` says, is called in the function at ``level``; None if not told.
+    """What ``name``, as the innermost of ``frames`` says, is called in the function at ``level``; None if not known.
 
     ``site`` is the whole stack of the user frames: what a hook was given is told by the frames between them.
     """

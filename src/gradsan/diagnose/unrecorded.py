@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gradsan.diagnose import labels as label_room
+from gradsan.diagnose import labels as label_texts
 from gradsan.model import Confidence, Conflict, Diagnosis, Label, Message
 
 ASKED = "autopsy"
@@ -29,11 +29,11 @@ def of_conflict(diagnosis: Diagnosis, conflict: Conflict) -> Diagnosis:
     also = [
         replace(label, message=saved[0].message)
         for site in conflict.also_saved_at
-        for label in label_room.at("saved", site, Message("label.unnamed"), op=conflict.save.node)
+        for label in label_texts.at("saved", site, Message("label.unnamed"), op=conflict.save.node)
         if saved
     ]
     sure: Confidence = "likely" if not also else "possible"
-    told = (
+    kept = (
         *(_as_sure(label, sure) for label in (*saved, *also)),
         *(_as_sure(label, confidence) for label in written[:_KEPT]),
         *rest,
@@ -43,7 +43,7 @@ def of_conflict(diagnosis: Diagnosis, conflict: Conflict) -> Diagnosis:
     if diagnosis.cause == _UNKNOWN:
         moves = conflict.use.version - conflict.save.version
         explanation = Message(f"explanation.autopsy.{_UNKNOWN}", {**explanation.values, "count": moves})
-    return replace(diagnosis, explanation=explanation, labels=told, notes=notes, events=(), confidence=confidence)
+    return replace(diagnosis, explanation=explanation, labels=kept, notes=notes, events=(), confidence=confidence)
 
 
 def of_failure(diagnosis: Diagnosis, confidence: Confidence) -> Diagnosis:

@@ -60,10 +60,10 @@ class _Run(traced.TracedRun):
     def clues(self, node: Any, slot: str, tensor: Any) -> list[Clue]:
         """What there is to say of the out-of-date value in a slot of ``node``."""
         storage = _torch.storage_identity(tensor)
-        told = self.call_of(_torch.node_sequence(node))
-        if told is None:
+        matching = self.call_of(_torch.node_sequence(node))
+        if matching is None:
             return []
-        position, call = told
+        position, call = matching
         facts = {
             "slot": slot,
             "shape": tuple(int(size) for size in tensor.shape),

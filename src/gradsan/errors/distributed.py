@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 DATA_PARALLEL_ROWS = ("ready_twice", "reduction_unfinished", "hooks_on_freed")
 
-_PARAMETERS_TOLD = 8
+_PARAMETERS_SHOWN = 8
 
 
 def gather_data_parallel(context: Context) -> tuple[Clue, ...]:
@@ -45,7 +45,7 @@ def gather_data_parallel(context: Context) -> tuple[Clue, ...]:
 
 def _named(context: Context, names: list[str]) -> Iterator[Clue]:
     module = _torch.wrapped_by_ddp(context.frames)
-    for name in names[:_PARAMETERS_TOLD]:
+    for name in names[:_PARAMETERS_SHOWN]:
         if module is None:
             yield Clue("parameter", name=name)
             continue
@@ -81,7 +81,7 @@ SHARDED_ROWS = (
     "sharded_second_order",
     "sharded_shape_changed",
 )
-_TOLD = 3
+_REPORTED = 3
 
 
 def gather_sharded(context: Context) -> tuple[Clue, ...]:
@@ -89,5 +89,5 @@ def gather_sharded(context: Context) -> tuple[Clue, ...]:
     names = _torch.flat_parameter_names(context.frames)
     if not names:
         return ()
-    shown = ", ".join(names[:_TOLD]) + (", …" if len(names) > _TOLD else "")
+    shown = ", ".join(names[:_REPORTED]) + (", …" if len(names) > _REPORTED else "")
     return (Clue("parameters", name=shown, values={"total": len(names)}),)

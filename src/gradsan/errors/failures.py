@@ -91,11 +91,11 @@ def of_exception(
 
 def _compiled_frames(message: str) -> tuple[Frame, ...]:
     """The lines that torch.compile names as those of the user's code it was tracing, outermost first."""
-    _, found, told = message.partition("from user code:")
+    _, found, traced = message.partition("from user code:")
     if not found:
         return ()
     return tuple(
-        Frame(file, int(line), name, is_user=True) for file, line, name in _TRACED.findall(told) if is_user_file(file)
+        Frame(file, int(line), name, is_user=True) for file, line, name in _TRACED.findall(traced) if is_user_file(file)
     )
 
 

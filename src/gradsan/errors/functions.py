@@ -77,7 +77,7 @@ _UNDECLARED = ("undeclared_mutation", "undeclared_mutation_checked")
 _NOT_FRESH = ("view_same_as_base", "view_with_history")
 OPERATORS_ROWS = (*_UNDECLARED, *_NOT_FRESH)
 
-_WRITES_TOLD = 3
+_WRITES_SHOWN = 3
 
 
 def gather_operators(context: Context) -> tuple[Clue, ...]:
@@ -89,8 +89,8 @@ def gather_operators(context: Context) -> tuple[Clue, ...]:
     if code is None or not is_user_file(code.co_filename):
         return ()
     writes = [raw for raw in (RawWrite(*entry) for entry in context.core.writes()) if code in _codes(raw.stack)]
-    told = {id(raw.stack): Clue("base_written", symbolise(raw.stack), op=raw.op) for raw in writes}
-    return (Clue("operator", definition_site(code), name=code.co_name), *list(told.values())[-_WRITES_TOLD:])
+    shown = {id(raw.stack): Clue("base_written", symbolise(raw.stack), op=raw.op) for raw in writes}
+    return (Clue("operator", definition_site(code), name=code.co_name), *list(shown.values())[-_WRITES_SHOWN:])
 
 
 def _codes(stack: Any) -> tuple[Any, ...]:
@@ -114,7 +114,7 @@ HOOKS_REFUSED_ROWS = ("hooks_disabled", "hooks_under_transform")
 
 
 def gather_hooks_refused(context: Context) -> tuple[Clue, ...]:
-    """Whose hooks they are, as far as the stack of the error tells."""
+    """Whose hooks they are, as far as the stack of the error shows."""
     are_outside = not place_raised(context.error).endswith(":__enter__")
     name = _torch.owner_of_hooks(context.frames)
     return (Clue("hooks", name=name, values={"are_outside": are_outside}),)

@@ -72,9 +72,9 @@ def _of_frame(frame: Any) -> Clue:
             if isinstance(value, types.FunctionType)
         ]
     for name, value in named[:_MOST_NAMES]:
-        told = _requires_grad(value)
-        if told is not None:
-            requires[name] = told
+        answer = _requires_grad(value)
+        if answer is not None:
+            requires[name] = answer
         code = _code_of(value)
         if code is not None and is_user_file(code.co_filename):
             callees[name] = (file_of(code), code.co_firstlineno, code.co_name)

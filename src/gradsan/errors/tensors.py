@@ -14,7 +14,7 @@ from gradsan.model import Clue, Frame, Site
 from gradsan.record.ledger import RawWrite
 from gradsan.record.stacks import symbolise
 
-_WRITES_TOLD = 3
+_WRITES_SHOWN = 3
 
 
 def inner_frames(site: Site) -> tuple[Frame, ...]:
@@ -84,7 +84,7 @@ def writes_to(core: Any, tensor: Any) -> tuple[Clue, ...]:
     storage, version = _torch.storage_identity(tensor), tensor._version + 1
     found: list[Clue] = []
     for raw in reversed([RawWrite(*entry) for entry in core.writes()]):
-        if raw.storage != storage or len(found) == _WRITES_TOLD:
+        if raw.storage != storage or len(found) == _WRITES_SHOWN:
             continue
         if raw.version is None or raw.version >= version:
             break

@@ -4,7 +4,7 @@ Only what the bytecode reads by name is followed (``bytecode.py``); nothing of t
 as a whole is taken with its contents: containers, parameters and buffers of a module, the attributes that its forward
 reads. Names that the code itself binds are left out: a counter that a forward increases is no change from outside.
 
-Its values have no part in what the function computes, as far as its source tells: each statement that has the name
+Its values have no part in what the function computes, as far as its source shows: each statement that has the name
 changes the very thing, and does nothing else with it.
 """
 

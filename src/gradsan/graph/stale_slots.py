@@ -34,7 +34,7 @@ _MOST_BEHIND = 10_000
 
 
 class Stale(NamedTuple):
-    """A saved tensor whose version moved, as far as the graph tells.
+    """A saved tensor whose version moved, as far as the graph shows.
 
     ``node`` is None where it is not decided which Node failed, ``slot`` where that Node shows none of its slots,
     ``tensor`` where no Node shows it. ``hidden`` are the Nodes that show no slots and may be the one.
@@ -66,23 +66,23 @@ def find_stale(
 
     ``inputs`` and ``accumulates`` as for :func:`gradsan.graph.walk.engine_order`.
     """
-    told = _STALE.match(str(error))
-    if told is None:
+    said = _STALE.match(str(error))
+    if said is None:
         return None
     for node in _in_frames(error, "_raw_saved_tensors"):
-        found = _matching(node, told)
+        found = _matching(node, said)
         if found is not None:
             return found
     for saved in _in_frames(error, "register_hooks", "unpack_hook"):
         tensor = _torch.packed_object(saved)
-        if torch.is_tensor(tensor) and _is_told(tensor, told):
-            return Stale(None, None, tensor, False, _sizes(told), int(told["saved"]), int(told["now"]))
+        if torch.is_tensor(tensor) and _is_meant(tensor, said):
+            return Stale(None, None, tensor, False, _sizes(said), int(said["saved"]), int(said["now"]))
     hidden: list[Any] = []
     for node in walk.engine_order(roots, inputs, accumulates):
         if _torch.hides_saves(node):
             hidden.append(node)
             continue
-        found = _matching(node, told)
+        found = _matching(node, said)
         if found is not None:
             rivals = tuple(one for one in hidden if _may_have_saved(one, found.tensor))
             return found._replace(node=None, slot=None, hidden=rivals) if rivals else found
@@ -93,7 +93,7 @@ def find_stale(
         elif not retain_graph and _holds_something(node):
             break  # the engine did not come so far
     only = hidden[0] if len(hidden) == 1 else None
-    return Stale(only, None, None, False, _sizes(told), int(told["saved"]), int(told["now"]), tuple(hidden))
+    return Stale(only, None, None, False, _sizes(said), int(said["saved"]), int(said["now"]), tuple(hidden))
 
 
 def stale_errors(roots: Iterable[Any]) -> list[RuntimeError]:
@@ -115,11 +115,11 @@ def further_stale(
     ``inputs`` and ``accumulates`` as for :func:`gradsan.graph.walk.engine_order`; asked as in ``stale_errors``.
     """
     for node, slot, tensor, error in _stale_slots(walk.engine_order(roots, inputs, accumulates)):
-        told = _STALE.match(str(error))
-        if told is None or _torch.storage_or_none(tensor) != storage or _torch.sizes_of(tensor) != told["sizes"]:
+        said = _STALE.match(str(error))
+        if said is None or _torch.storage_or_none(tensor) != storage or _torch.sizes_of(tensor) != said["sizes"]:
             continue
-        is_output = told["output"] is not None and not tensor.requires_grad
-        yield Stale(node, slot, tensor, is_output, _sizes(told), int(told["saved"]), int(told["now"]))
+        is_output = said["output"] is not None and not tensor.requires_grad
+        yield Stale(node, slot, tensor, is_output, _sizes(said), int(said["saved"]), int(said["now"]))
 
 
 def _stale_slots(order: Iterable[Any]) -> Iterator[tuple[Any, str, Any, RuntimeError]]:
@@ -152,42 +152,42 @@ def _in_frames(error: BaseException, *attributes: str) -> Iterator[Any]:
                 yield value
 
 
-def _is_told(tensor: Any, told: re.Match[str]) -> bool:
-    return int(tensor._version) == int(told["now"]) and _torch.sizes_of(tensor) == told["sizes"]
+def _is_meant(tensor: Any, said: re.Match[str]) -> bool:
+    return int(tensor._version) == int(said["now"]) and _torch.sizes_of(tensor) == said["sizes"]
 
 
-def _matching(node: Any, told: re.Match[str]) -> Stale | None:
-    """The slot of a Node that raises what was told."""
-    version = int(told["now"])
+def _matching(node: Any, said: re.Match[str]) -> Stale | None:
+    """The slot of a Node that raises the same message."""
+    version = int(said["now"])
     for slot, saved in _torch.saved_slots(node):
         tensor = _torch.packed_object(saved)
         # Comparing versions first spares almost every slot the reading.
         if (torch.is_tensor(tensor) and tensor._version != version) or _torch.is_hooked(saved):
             continue
-        if not _says(functools.partial(_torch.read_slot, node, slot.partition("[")[0]), told):
+        if not _says(functools.partial(_torch.read_slot, node, slot.partition("[")[0]), said):
             continue
         tensor = _torch.refused_tensor(node, slot, saved)
         if tensor is None or tensor._version != version:
             continue
-        is_output = told["output"] is not None and not tensor.requires_grad
-        if _torch.sizes_of(tensor) == told["sizes"]:
-            return Stale(node, slot, tensor, is_output, _sizes(told), int(told["saved"]), version)
+        is_output = said["output"] is not None and not tensor.requires_grad
+        if _torch.sizes_of(tensor) == said["sizes"]:
+            return Stale(node, slot, tensor, is_output, _sizes(said), int(said["saved"]), version)
     return None
 
 
-def _says(read: Callable[[], Any], told: re.Match[str]) -> bool:
+def _says(read: Callable[[], Any], said: re.Match[str]) -> bool:
     try:
         read()
     except RuntimeError as error:
-        return str(error).startswith(told[0])
+        return str(error).startswith(said[0])
     return False
 
 
-def _sizes(told: re.Match[str]) -> tuple[int, ...]:
+def _sizes(said: re.Match[str]) -> tuple[int, ...]:
     """The sizes that the message tells; none for a nested tensor, which has some for each of its parts."""
-    if not told["sizes"].startswith("["):
+    if not said["sizes"].startswith("["):
         return ()
-    return tuple(int(size) for size in re.findall(r"\d+", told["sizes"]))
+    return tuple(int(size) for size in re.findall(r"\d+", said["sizes"]))
 
 
 def _holds_something(node: Any) -> bool:
@@ -316,5 +316,5 @@ def _is_engines(steps: Any, node: Any, number: int, device: Any) -> bool:
 
 def _threads(core: Any) -> tuple[int, ...]:
     """The threads that made Nodes, where the core tells; else those that live."""
-    told = getattr(core, "node_threads", None)
-    return tuple(told()) if told else tuple(one.ident for one in threading.enumerate() if one.ident is not None)
+    said = getattr(core, "node_threads", None)
+    return tuple(said()) if said else tuple(one.ident for one in threading.enumerate() if one.ident is not None)

@@ -22,7 +22,7 @@ def tensor_of(frame: FrameType, text: str) -> Any:
 
 
 def value_of(frame: FrameType, text: str) -> Any:
-    """What ``text`` is in ``frame``, None where that cannot be told.
+    """What ``text`` is in ``frame``, None where that cannot be decided.
 
     Only names, attributes that objects keep themselves, and elements of Python's own containers are looked up.
     """

@@ -74,25 +74,25 @@ class Training:
     def fail(self, error: BaseException) -> None:
         """Look at what ends the training, while its graph is there, and put the short diagnosis on it as a note."""
         self._program = Program(tuple(sys.argv), "failed", (type(error).__name__, _text_of(error)))
-        self._watcher.meet(error)
+        self._watcher.examine(error)
         self._attempt(lambda: annotate(error, self._watcher.report(self._program), self._options.lang))
 
     def end(self) -> Report | None:
         """Stop, write the files and say what there is to say; the report, None where there could not be one.
 
-        Where something else has been watching already, that will tell what was found; only files are written then.
+        Where something else has been watching already, that will report what was found; only files are written then.
         """
-        told: list[Report] = []
+        reports: list[Report] = []
         with undisturbed(self._rank):
             self._attempt(self._watcher.stop)
-            self._attempt(lambda: told.append(self._told()))
-        return told[0] if told else None
+            self._attempt(lambda: reports.append(self._published()))
+        return reports[0] if reports else None
 
-    def _told(self) -> Report:
+    def _published(self) -> Report:
         found = self._watcher.report(self._program)
         report, said = self._suppressions.applied(found)
         options = replace(self._options, quiet=True, github=False) if self._is_inner else self._options
-        unexplained = self._watcher.met_autograd_error and not found.diagnoses
+        unexplained = self._watcher.saw_autograd_error and not found.diagnoses
         presentation = Presentation(
             options=options,
             language=self._language,
@@ -102,9 +102,9 @@ class Training:
             told=tuple(self._watcher.problems),
         )
         if self._rank is not None:
-            tell = partial(Board(self._rank, os.environ).left_to_tell, unexplained=unexplained)
+            publish = partial(Board(self._rank, os.environ).left_to_show, unexplained=unexplained)
             presentation = replace(
-                presentation, left_to_tell=tell, heading=heading(self._rank, self._asked, self._options)
+                presentation, left_to_show=publish, heading=heading(self._rank, self._asked, self._options)
             )
         is_silent = options.quiet or (self._rank is not None and self._rank.number > 0)
         for sentence in (*self._watcher.problems, *present(report, presentation), *(() if is_silent else said)):

@@ -30,8 +30,8 @@ class GradsanCallback(_base()):  # type: ignore[misc]
     """Watches from ``setup`` to ``teardown`` of a ``fit``, or to the exception that ends it.
 
     A failing training raises what it raises without gradsan, with the short diagnosis as an exception note; the report
-    goes to stderr and into the files. What PyTorch has not noticed is told at the end. Losses and gradients stay the
-    same.
+    goes to stderr and into the files. What PyTorch has not noticed is reported at the end. Losses and gradients stay
+    the same.
 
     The keywords are the options of ``gradsan run``; what is not given comes from ``GRADSAN_OPTIONS`` and
     ``[tool.gradsan]``. With several processes each writes files of its own, with its rank in the name.
@@ -78,7 +78,7 @@ class GradsanCallback(_base()):  # type: ignore[misc]
             self._end()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Tell what was found."""
+        """Report what was found."""
         self._end()
 
     def _end(self) -> None:

@@ -22,13 +22,13 @@ class GradsanCallback(TrainerCallback):  # type: ignore[misc]
     """Watches from the beginning of ``train()`` to its end, or to the exception that ends it.
 
     A failing training raises what it raises without gradsan, with the short diagnosis as an exception note; the report
-    goes to stderr and into the files. What PyTorch has not noticed is told at the end. Losses and gradients stay the
-    same.
+    goes to stderr and into the files. What PyTorch has not noticed is reported at the end. Losses and gradients stay
+    the same.
 
     The keywords are the options of ``gradsan run``; what is not given comes from ``GRADSAN_OPTIONS`` and
     ``[tool.gradsan]``. With several processes each writes files of its own, with its rank in the name.
 
-    Callbacks are not told of exceptions. Those of ``training_step``, which is forward and backward, are met on their
+    Callbacks do not hear of exceptions. Those of ``training_step``, which is forward and backward, are met on their
     way; where another one ends the training, the report comes with the next training or at the end of the process.
     """
 
@@ -71,7 +71,7 @@ class GradsanCallback(TrainerCallback):  # type: ignore[misc]
         atexit.register(self._end)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Tell what was found."""
+        """Report what was found."""
         self._end()
 
     def _fail(self, error: BaseException) -> None:
@@ -90,7 +90,7 @@ class GradsanCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def _trainer_of(callback: TrainerCallback) -> Any:
-    """The Trainer that is calling ``callback``, which is told of everything but of its Trainer; None where unknown."""
+    """The Trainer that is calling ``callback``, which is given everything but its Trainer; None where unknown."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         owner = frame.f_locals.get("self")
@@ -101,7 +101,7 @@ def _trainer_of(callback: TrainerCallback) -> Any:
 
 
 def _on_failing_step(trainer: Any, listener: Callable[[BaseException], None]) -> Callable[[], None]:
-    """Have ``listener`` told of what ``trainer.training_step`` raises; what is returned puts the method back."""
+    """Have ``listener`` called with what ``trainer.training_step`` raises; what is returned puts the method back."""
     step = trainer.training_step
 
     @functools.wraps(step)

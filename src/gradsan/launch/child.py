@@ -37,11 +37,11 @@ def begin_child(folder: str) -> None:
     language = choose_language(options.lang, os.environ)
 
     def leaves(status: int) -> int:
-        _tell_alone(watcher, options, status, flushes=False)
+        _publish_alone(watcher, options, status, flushes=False)
         return status
 
     member = Member(watcher, Path(folder), language=language, leaves=leaves, is_child=True)
-    watcher.teller = member.found
+    watcher.on_finding = member.found
     call_after_torch_import(partial(_start, watcher, member, options, folder))
 
 
@@ -61,22 +61,22 @@ def _start(watcher: Watcher, member: Member, options: Options, folder: str) -> N
         return
     log(folder, "watched", name=member.name())
     member.watch(Starts(folder))
-    member.undo.append(call_before_shown(watcher.meet))
+    member.undo.append(call_before_shown(watcher.examine))
     atexit.register(_end, watcher, member, options)
 
 
 def _end(watcher: Watcher, member: Member, options: Options) -> None:
     if not member.end():
-        _tell_alone(watcher, options, 0)
+        _publish_alone(watcher, options, 0)
 
 
-def _tell_alone(watcher: Watcher, options: Options, status: int, flushes: bool = True) -> None:
-    """Tell on stderr: the run that this process belonged to has ended before it."""
-    from gradsan.launch.outcome import Telling
+def _publish_alone(watcher: Watcher, options: Options, status: int, flushes: bool = True) -> None:
+    """Report on stderr: the run that this process belonged to has ended before it."""
+    from gradsan.launch.outcome import Publisher
 
     program = Program(tuple(sys.argv), "failed" if status else "finished")
-    telling = Telling(options, _working_directory())
-    telling.tell(watcher, program, None, is_child=True, flushes=flushes)
+    publisher = Publisher(options, _working_directory())
+    publisher.publish(watcher, program, None, is_child=True, flushes=flushes)
 
 
 def _working_directory() -> Path | None:

@@ -24,8 +24,8 @@ from gradsan.suppress import Rule, RuleError, parse_rule, read_baseline, read_ru
 from gradsan.text import choose_language
 
 
-class Telling:
-    """How the report of this process is given out. What it is told with is looked at before the program runs."""
+class Publisher:
+    """How the report of this process is given out. Files and options are looked at before the program runs."""
 
     def __init__(
         self,
@@ -55,12 +55,12 @@ class Telling:
         self.suppressions = Suppressions(self.options, directory)
         self._board = Board(self._rank, os.environ) if self._rank is not None else None
 
-    def tell(
+    def publish(
         self, watcher: Watcher, program: Program, job: Job | None, *, is_child: bool = False, flushes: bool = True
     ) -> Report:
         """End watching and give the report out; what is left of it after the user's rules.
 
-        ``is_child``: a forked child tells for itself; files, ranks and the reports of children are its parent's.
+        ``is_child``: a forked child reports for itself; files, ranks and the reports of children are its parent's.
         ``flushes`` is False where the process is about to end without writing out what the program printed.
         """
         board = None if is_child else self._board
@@ -82,13 +82,13 @@ class Telling:
             report = replace(report, next=(*(f"gradsan explain {code}" for code in codes), *filter(None, (fixing,))))
             presentation = replace(
                 presentation,
-                unexplained=watcher.met_autograd_error and not found.diagnoses,
+                unexplained=watcher.saw_autograd_error and not found.diagnoses,
                 told=tuple(watcher.problems),
             )
             if self._rank is not None and board is not None:
-                tell = partial(board.left_to_tell, unexplained=presentation.unexplained)
+                publish = partial(board.left_to_show, unexplained=presentation.unexplained)
                 over = heading(self._rank, self._asked, self.options)
-                presentation = replace(presentation, left_to_tell=tell, heading=over)
+                presentation = replace(presentation, left_to_show=publish, heading=over)
             problems = [*watcher.problems, *present(report, presentation)]
             if count and self._rank is None:
                 said = [*said, Message("cli.fixes_to_try", {"count": count, "command": fixing})]

@@ -74,7 +74,7 @@ class Job:
         return _merged(own, reports, spots, watched, [one for one in processes.values() if not one.files])
 
     def close(self) -> None:
-        """Take the folder away; children that are still running tell for themselves from now on."""
+        """Take the folder away; children that are still running report for themselves from now on."""
         if os.environ.get(VARIABLE) == str(self.folder):
             if self.before is None:
                 del os.environ[VARIABLE]

@@ -88,7 +88,7 @@ class Board:
         self._store: Any = None
         self._has_tried = False
 
-    def left_to_tell(self, report: Report, *, unexplained: bool = False) -> Report | None:
+    def left_to_show(self, report: Report, *, unexplained: bool = False) -> Report | None:
         """``report`` with the findings that no other rank has told; None where there is nothing left to say.
 
         Rank 0 tells all it has. The others wait a moment for it, then tell what it did not have. ``unexplained``: an

@@ -45,7 +45,7 @@ class Presentation:
     files: Mapping[str, ReportFile]
     unexplained: bool = False
     told: Sequence[Message] = ()
-    left_to_tell: Callable[[Report], Report | None] = lambda report: report
+    left_to_show: Callable[[Report], Report | None] = lambda report: report
     heading: Message | None = None
     flushes: bool = True
 
@@ -55,7 +55,7 @@ def present(report: Report, presentation: Presentation) -> list[Message]:
     problems = _written([partial(_write_file, form) for form in presentation.files], report, presentation)
     options = presentation.options
     if not options.quiet or options.github or options.json_summary:
-        shown = presentation.left_to_tell(report)
+        shown = presentation.left_to_show(report)
         parts = (_write_annotations, _write_summary, _write_terminal)
         problems += _written(parts, shown, presentation) if shown is not None else []
     return problems

@@ -43,7 +43,7 @@ class Watched(Protocol):
     def stop(self) -> None:
         """End watching."""
 
-    def meet(self, error: BaseException) -> None:
+    def examine(self, error: BaseException) -> None:
         """Look at an exception that nobody caught."""
 
 
@@ -73,7 +73,7 @@ class Member:
         self._argv = tuple(sys.argv)
         self._name = ""
         self.undo: list[Callable[[], None]] = []
-        """What is to be taken back when this process has told."""
+        """What is to be taken back when this process has reported."""
         self._begin()
 
     def _begin(self) -> None:
@@ -97,7 +97,7 @@ class Member:
         _exits.install()
 
     def over(self) -> None:
-        """This process has told, or will not: nothing is written any more, and the process is as it was."""
+        """This process has reported, or will not: nothing is written any more, and the process is as it was."""
         global _current
         self._is_over = True
         while self.undo:
@@ -122,7 +122,7 @@ class Member:
             self._lock.release()
 
     def end(self, outcome: Program | None = None) -> bool:
-        """Leave the last report of a child in the folder; False where that is gone and the child has to tell itself."""
+        """Leave the last report of a child in the folder; False where that is gone: the child has to report itself."""
         if self._is_over or self._folder is None:
             return self._has_left
         self.over()
@@ -141,11 +141,11 @@ class Member:
             return status
         given = [status]
 
-        def tell() -> None:
+        def publish() -> None:
             if not (self.is_child and self.end()) and self._leaves is not None:
                 given[0] = self._leaves(status)
 
-        _within_time(tell)
+        _within_time(publish)
         return given[0]
 
     def forked(self) -> None:

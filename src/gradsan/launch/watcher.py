@@ -13,7 +13,7 @@ from gradsan.model import Conflict, Failure, Message, Program, Report, Seen
 
 
 class Session(Protocol):
-    """What this room needs of ``gradsan._session.Session``."""
+    """What watching needs of ``gradsan._session.Session``."""
 
     def start(self) -> None:
         """Begin to watch this process."""
@@ -30,19 +30,19 @@ class Watcher:
 
     What goes wrong in it is kept in ``problems`` instead of being raised, and so is what it cannot do with this torch.
 
-    ``teller``, set before the start, is told of each finding when it is made. ``met_autograd_error`` tells whether one
+    ``on_finding``, set before the start, is called with each finding. ``saw_autograd_error`` says whether one
     of the exceptions that nobody caught was autograd's, ``was_halted`` whether one was gradsan's own, by which it
     stopped the program as it was asked to. ``unseen`` is what else the report is to say under *blind spots*.
     """
 
     def __init__(self, open_session: Callable[[], Session]) -> None:
         """Prepare; ``open_session`` is called when watching begins."""
-        self.teller: Callable[[Conflict | Failure], None] | None = None
+        self.on_finding: Callable[[Conflict | Failure], None] | None = None
         self.problems: list[Message] = []
         self.unseen: list[Message] = []
         self._open_session = open_session
         self._session: Session | None = None
-        self.met_autograd_error = False
+        self.saw_autograd_error = False
         self.was_halted = False
         self._has_been_asked = False
 
@@ -51,8 +51,8 @@ class Watcher:
         self._has_been_asked = True
         try:
             self._session = self._open_session()
-            if hasattr(self._session, "teller"):
-                self._session.teller = self.teller
+            if hasattr(self._session, "on_finding"):
+                self._session.on_finding = self.on_finding
             self._session.start()
             self.problems.extend(getattr(self._session, "problems", ()))
         except Exception as failure:
@@ -65,22 +65,22 @@ class Watcher:
         self._has_been_asked = True
         self._session = session
 
-    def meet(self, error: BaseException) -> None:
+    def examine(self, error: BaseException) -> None:
         """Have the session look at an exception that nobody caught."""
         self.was_halted = self.was_halted or isinstance(error, HaltError)
-        self.met_autograd_error = self.met_autograd_error or self._is_of_autograd(error)
-        meet = getattr(self._session, "meet", None)
-        if meet is None:
+        self.saw_autograd_error = self.saw_autograd_error or self._is_of_autograd(error)
+        examine = getattr(self._session, "examine", None)
+        if examine is None:
             return
         try:
-            meet(error)
+            examine(error)
         except Exception as failure:
             self._keep("report", failure)
 
     def begin_anew(self) -> None:
         """In a forked child: have the session count from now on."""
         self.problems.clear()
-        self.met_autograd_error = self.was_halted = False
+        self.saw_autograd_error = self.was_halted = False
         begin = getattr(self._session, "begin_anew", None)
         if begin is not None:
             begin()

@@ -1,8 +1,8 @@
 """Vocabulary of gradsan as plain, frozen data.
 
-Everything that leaves the capture room and everything that reaches a presenter is made of these classes. They
-hold no tensor, no frame and no torch object, so they can be written by hand in a test, sent to another process
-and kept for ever. Terms are those of ``docs/architecture.md``.
+Everything that the recorder and the detectors hand on, and everything that reaches a presenter, is made of these
+classes. They hold no tensor, no frame and no torch object, so they can be written by hand in a test, sent to another
+process and kept for ever. Terms are those of ``docs/architecture.md``.
 """
 
 from gradsan.model._events import (
@@ -35,12 +35,12 @@ from gradsan.model._findings import (
     Fix,
     Gradient,
     GradientStatus,
-    Knot,
-    KnotKind,
     Label,
     NamedTensor,
     NonFiniteFacts,
     Outcome,
+    PathNode,
+    PathNodeKind,
     Program,
     Report,
     ReportMode,
@@ -72,8 +72,6 @@ __all__ = [
     "Gradient",
     "GradientStatus",
     "Held",
-    "Knot",
-    "KnotKind",
     "Label",
     "Message",
     "Moment",
@@ -85,6 +83,8 @@ __all__ = [
     "NonFiniteValue",
     "Operand",
     "Outcome",
+    "PathNode",
+    "PathNodeKind",
     "Program",
     "Region",
     "Report",

@@ -228,7 +228,7 @@ class Conflict:
     ``root_sequence`` is the sequence number of the youngest root of the backward that needed the value.
     ``raised`` says that PyTorch raises here; otherwise the conflict is silent.
     ``way`` is how a silent write passed the counter (``data_attribute``, ``numpy_alias``, ``fused_optimizer`` …: the
-    slug of the GS2xx cause), ``alias_site`` where the door to the memory was opened (the ``.data``, the ``.numpy()``).
+    slug of the GS2xx cause), ``alias_site`` where the memory was reached past it (the ``.data``, the ``.numpy()``).
     ``change`` and ``deviation`` are known in deep mode; ``healed_bytes`` says how much was copied to give backward the
     original, None where it was not given. ``unchanged`` says that bytes were compared and none of the saved view
     differs: the counter moved for nothing. ``compared`` is what watch mode knows of it, where it has a copy: ``near``
@@ -272,7 +272,7 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """How much of the run gradsan saw, in how many processes, and what it could not see (keys into the text room)."""
+    """How much of the run gradsan saw, in how many processes, and what it could not see (keys of texts)."""
 
     saves: int = 0
     writes: int = 0

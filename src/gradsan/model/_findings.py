@@ -16,7 +16,7 @@ Outcome = Literal["failed", "finished"]
 GradientStatus = Literal["raised", "wrong", "right", "unknown"]
 Applicability = Literal["automatic", "review", "manual"]
 EventKind = Literal["saved", "written", "used", "step", "backward"]
-KnotKind = Literal["loss", "gap", "node", "bridge", "saved"]
+PathNodeKind = Literal["loss", "gap", "node", "bridge", "saved"]
 ReportMode = Literal["watch", "deep", "heal", "nonfinite", "autopsy", "lint"]
 
 
@@ -116,13 +116,13 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Knot:
-    """A part of the way from the loss to the Node that kept a value: ``gap`` stands for Nodes that are not told.
+class PathNode:
+    """A part of the way from the loss to the Node that kept a value: ``gap`` stands for Nodes that are not shown.
 
     ``name`` is the Node's, or what a live variable calls the tensor of a ``bridge``; ``step`` as in :class:`Event`.
     """
 
-    kind: KnotKind
+    kind: PathNodeKind
     name: str | None = None
     step: int | None = None
 
@@ -175,7 +175,7 @@ class Diagnosis:
     count: int = 1
     events: tuple[Event, ...] = ()
     events_left_out: int = 0
-    way: tuple[Knot, ...] = ()
+    way: tuple[PathNode, ...] = ()
     sources: tuple[str, ...] = ()
     confidence: Confidence = "recorded"
     nonfinite: NonFiniteFacts | None = None

@@ -12,7 +12,7 @@ from typing import Any
 class Message:
     """A sentence by its key in ``gradsan/text/<language>/*.toml`` and the values that fill it.
 
-    Words live in the text room only; a Message becomes a ``str`` when a presenter asks for it in a language.
+    Words live in the text package only; a Message becomes a ``str`` when a presenter asks for it in a language.
     A value may itself be a Message.
     """
 

@@ -156,7 +156,7 @@ class Deep:
         """
         closed: frozenset[tuple[Any, int]] = frozenset()
         while True:
-            found, met = [], []
+            found, reached = [], []
             for reading in ("original", "current"):
                 hooks = side_backward.HooksOnTheWay(self._tensor_hooks.at, closed)
                 with self._giving(reading), torch.random.fork_rng(devices=[]), _torch.without_dispatch_modes():
@@ -168,8 +168,8 @@ class Deep:
                         )
                     except RuntimeError:
                         return None
-                met.append(hooks.met)
-            others = frozenset(place for place, one in met[0].items() if not _is_same(one, met[1].get(place)))
+                reached.append(hooks.reached)
+            others = frozenset(place for place, one in reached[0].items() if not _is_same(one, reached[1].get(place)))
             if not others:
                 return found
             closed |= others
@@ -348,7 +348,7 @@ class Deep:
 
 
 def _worth(raises: bool, changed: bool, deviation: Deviation | None) -> int:
-    """How much there is to tell; of a value that several backwards ask for, more is told when there is more."""
+    """How much there is to report; of a value that several backwards ask for, more is reported when there is more."""
     if raises:
         return _WORTH_MOST
     return 1 if not changed or (deviation is not None and not deviation.errors) else 2

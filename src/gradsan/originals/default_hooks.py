@@ -19,7 +19,7 @@ class DefaultHooks:
     def __init__(
         self, core: Any, pack: Callable[[Any], Any], unpack: Callable[[Any], Any], note: Callable[[Message], None]
     ) -> None:
-        """``note`` is told where hooks are forbidden for a while."""
+        """``note`` is called where hooks are forbidden for a while."""
         self._core, self._pack, self._note = core, pack, note
         self._unpack = _torch.shown_when_read(unpack)
         self._local = threading.local()

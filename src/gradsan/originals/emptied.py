@@ -41,7 +41,7 @@ class Shrunk(NamedTuple):
 class Emptied(Detector):
     """The storages of this process that were made smaller, while they live."""
 
-    part = "doors"
+    part = "bypasses"
 
     def __init__(self, core: Any, steps: Any, opened: Callable[[], None], keep: Callable[..., None]) -> None:
         """``opened`` is called when a first storage was made smaller, ``keep`` a function that
@@ -50,7 +50,7 @@ class Emptied(Detector):
         self._shrunk: dict[int, Shrunk] = {}
 
     def install(self, patches: Patches, guard: Callable[[Callable[[], object]], None]) -> None:
-        """Watch the public door until ``patches`` is undone."""
+        """Watch the public function until ``patches`` is undone."""
         core, resize = self._core, standing(torch.UntypedStorage, "resize_")
         if resize is None:
             return
@@ -81,7 +81,7 @@ class Emptied(Detector):
         found = self._shrunk.get(_torch.storage_or_none(tensor)) if self._shrunk else None
         return found if found is not None and found.clock > clock and not found.weak.expired() else None
 
-    def door(self, tensor: Any, clock: int) -> PastCounter | None:
+    def bypass(self, tensor: Any, clock: int) -> PastCounter | None:
         """The same as a way past the counter."""
         found = self.since(tensor, clock)
         return None if found is None else PastCounter(WAY, symbolise(found.stack))

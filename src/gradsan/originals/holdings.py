@@ -14,7 +14,7 @@ from gradsan.model import Message
 from gradsan.originals.originals import Kept
 
 _PACKS_BETWEEN_LOOKS = 64
-_SHARE_OF_ROOM = 4
+_SHARE_OF_MEMORY = 4
 
 
 class _Entry(weakref.ref[Kept]):
@@ -59,7 +59,7 @@ class Holdings:
         self._packs += 1
         self._packed += kept.nbytes
         # Much is written by code that nobody watches, and to look at all that lives at every save would take its time.
-        is_much = self._packed * _SHARE_OF_ROOM > self.max_bytes - self.bytes
+        is_much = self._packed * _SHARE_OF_MEMORY > self.max_bytes - self.bytes
         if self._packs >= max(_PACKS_BETWEEN_LOOKS, self._count // 8 if is_much else self._count):
             self.look_at_all()
 

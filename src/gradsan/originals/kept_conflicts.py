@@ -38,14 +38,14 @@ def of_kept(
     changed: bool,
     deviation: Deviation | None,
     healed: int | None,
-    door: PastCounter | None,
+    bypass: PastCounter | None,
     node: Any = None,
 ) -> Conflict:
     """The conflict of a value that backward asks for just now, or that ``node`` keeps for a backward.
 
     ``counted``: its version counter moved. ``raised``: backward ends by it. ``changed``: a byte of it differs; where
     none does the writes touched other bytes, or wrote what was there. ``deviation`` and ``healed`` as in the Conflict;
-    ``door`` is how the memory was reached past the counter, where that was seen.
+    ``bypass`` is how the memory was reached past the counter, where that was seen.
     """
     frame = sys._getframe(1)
     node = _torch.current_node() if node is None else node
@@ -60,8 +60,8 @@ def of_kept(
         written = kept.changed_part or kept
         storage = info.storage if written is kept else _torch.storage_identity(written.alias)
         writes = ledger.uncounted_since(core, steps, storage, kept.clock, kept.stack)
-        if not writes and door is not None and door.write is not None:
-            writes = (door.write,)
+        if not writes and bypass is not None and bypass.write is not None:
+            writes = (bypass.write,)
     made = Origin(kept.clock, kept.stack, kept.thread, True)
     conflict = Conflict(
         save=Save(
@@ -84,8 +84,8 @@ def of_kept(
         bridge=bridge_over(core, backward, node, made, writes, frame) if backward and counted else None,
         raised=raised,
         log_was_cut=core.lost_writes_after(kept.clock),
-        way=None if counted else door.way if door else _way(kept, writes, node),
-        alias_site=None if counted or door is None else door.site,
+        way=None if counted else bypass.way if bypass else _way(kept, writes, node),
+        alias_site=None if counted or bypass is None else bypass.site,
         change=kept.change() if changed else None,
         deviation=deviation,
         healed_bytes=healed,
@@ -113,7 +113,7 @@ def changed_beside(backward: BackwardRecord | None, kept: Kept) -> tuple[Any, Ke
 
 
 def _way(kept: Kept, writes: tuple[Write, ...], node: Any) -> str | None:
-    """How a write that PyTorch did not count came about, as far as the log tells."""
+    """How a write that PyTorch did not count came about, as far as the log shows."""
     # Inductor saves views that it makes itself, whose counter is their own.
     is_counted = any(write.version is not None for write in writes)
     if is_counted and node is not None and _torch.is_compiled_node(node):

@@ -10,7 +10,7 @@ import torch
 from gradsan import _torch
 from gradsan.record.patches import Patches, standing
 
-_DOORS = ("numpy", "__array__", "__dlpack__", "data_ptr", "share_memory_")
+_FUNCTIONS = ("numpy", "__array__", "__dlpack__", "data_ptr", "share_memory_")
 _RESIZED = ((torch.UntypedStorage, "resize_"), (torch.Tensor, "resize_"), (torch.Tensor, "resize_as_"))
 
 
@@ -24,10 +24,10 @@ class KnownOutside:
 
     def install(self, patches: Patches) -> None:
         """Watch the methods by which a pointer is handed out, and those that resize, until ``patches`` is undone."""
-        for name in _DOORS:
-            door = standing(torch.Tensor, name)
-            if door is not None:
-                patches.set(torch.Tensor, name, self._opening(door))
+        for name in _FUNCTIONS:
+            original = standing(torch.Tensor, name)
+            if original is not None:
+                patches.set(torch.Tensor, name, self._opening(original))
         for owner, name in _RESIZED:
             resize = standing(owner, name)
             if resize is not None:
@@ -43,12 +43,12 @@ class KnownOutside:
             return False
         return True
 
-    def _opening(self, door: Any) -> Any:
+    def _opening(self, original: Any) -> Any:
         known = self
 
-        @functools.wraps(door)
+        @functools.wraps(original)
         def opened(self: Any, *args: Any, **kwargs: Any) -> Any:
-            result = door(self, *args, **kwargs)
+            result = original(self, *args, **kwargs)
             if known._core.active:
                 storage = _torch.storage_reference(self)
                 if storage is not None:

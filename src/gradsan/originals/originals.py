@@ -179,7 +179,7 @@ class Kept:
         return _torch.memory_of(self.original)
 
     def change(self) -> ByteChange | None:
-        """Which elements differ, and the first few of them; None where that cannot be told."""
+        """Which elements differ, and the first few of them; None where that cannot be decided."""
         current = self.current
         if self.original is None or current.shape != self.original.shape or current.dtype != self.original.dtype:
             return None

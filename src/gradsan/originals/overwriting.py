@@ -73,9 +73,9 @@ class Overwriting:
         if self._demands.early:
             for kept in holdings.of(storage):
                 if not kept.reported and not kept.is_emptied and kept.changed:
-                    self._tell(kept)
+                    self._report(kept)
 
-    def _tell(self, kept: Kept) -> None:
+    def _report(self, kept: Kept) -> None:
         node, root = _holder(kept)
         slot = _torch.slot_of(node, kept)
         counted = kept.moved

@@ -25,13 +25,13 @@ UNKNOWN: Any = object()
 class HooksOnTheWay:
     """Gradient hooks of the program: ``at`` a Node, the numbers of outputs that have some, each with its hooks.
 
-    Those that only compute are applied. ``met`` gets the gradients that reach others, by Node and number of output;
+    Those that only compute are applied. ``reached`` gets the gradients that reach others, by Node and number of output;
     what these would make of them is not known, and nothing goes on from the ``closed`` of them.
     """
 
     at: Callable[[Any], list[tuple[int, list[Any]]]]
     closed: frozenset[tuple[Any, int]] = frozenset()
-    met: dict[tuple[Any, int], Any] = field(default_factory=dict)
+    reached: dict[tuple[Any, int], Any] = field(default_factory=dict)
 
     def apply(self, node: Any, received: dict[int, Any], passed_over: Callable[[str], None]) -> None:
         """Change the gradients that a Node has received, by number of output, as its hooks do."""
@@ -44,7 +44,7 @@ class HooksOnTheWay:
             elif (node, number) in self.closed:
                 received[number] = UNKNOWN
             else:
-                self.met[node, number] = gradient
+                self.reached[node, number] = gradient
             if received[number] is UNKNOWN:
                 passed_over(", ".join(name_of(hook) for hook in hooks))
 
@@ -80,10 +80,10 @@ def gradients(
     """The gradients of ``wanted`` (leaves, other tensors, GradientEdges), None for those that none flows to.
 
     ``outputs`` and ``given`` are what the engine was called with, ``order`` the Nodes between in the engine's order
-    (:func:`graphs.engine_order`); ``running`` is told each Node before it runs. The graph is kept.
+    (:func:`graphs.engine_order`); ``running`` is called with each Node before it runs. The graph is kept.
 
     A Node that is code of the program's own and may do more than compute, or a compiled graph, is passed over:
-    ``passed_over`` is told what it is, and gradients that depend on it are :data:`UNKNOWN`.
+    ``passed_over`` is called with it, and gradients that depend on it are :data:`UNKNOWN`.
 
     Raises:
         RuntimeError: as the engine raises, where a Node does.

@@ -63,7 +63,7 @@ class RehearsedLog:
         self._sites: dict[int, Site] = {}
         self._losses: dict[int, tuple[Any, ...]] = {}
         self.target = 0
-        self._met: list[int] = []
+        self._seen: list[int] = []
         self._is_leaf = False
         self._moments: dict[int, int] = {}
         self._later = 0
@@ -111,7 +111,7 @@ class RehearsedLog:
     def writes(self) -> list[tuple[Any, ...]]:
         """The writes that may have met the overwritten tensor, as a core tells them; all, where none is looked for."""
         if self.target:
-            return [self._raw(number, self.target) for number in self._met if self.events[number].kind == "write"]
+            return [self._raw(number, self.target) for number in self._seen if self.events[number].kind == "write"]
         found = []
         for number, event in enumerate(self.events):
             if event.kind == "write":
@@ -204,14 +204,14 @@ class RehearsedLog:
         is_leaf: bool,
         shape: Any,
         maker: int | None = None,
-        told: str | None = None,
+        named: str | None = None,
     ) -> None:
         """Find what may have written a tensor: steps and writes after its save, else any at all.
 
         What stands for the tensor is its ``storage`` where the script knows a write to that, else (unless it
         ``is_leaf``, a parameter) the operands or the result of the operation that made the Node numbered ``sequence``.
         ``shape`` is the region of its base. ``maker`` is the number of the tensor's own Node: an operation in place
-        that autograd recorded has made itself that. ``told`` is what PyTorch calls that Node's operation.
+        that autograd recorded has made itself that. ``named`` is what PyTorch calls that Node's operation.
         """
         self.target, self._shape, self._is_leaf = storage, shape, is_leaf
         place = next(iter(self.places_of(sequence)), None) if sequence is not None else None
@@ -225,20 +225,20 @@ class RehearsedLog:
             for one in (self.places_of(maker)[:1] if maker is not None else [])
             if self.events[one.event].kind == "write"
         ]
-        tiers += [event.written for event in self.events if told and event.kind == "write" and fits(event.name, told)]
+        tiers += [event.written for event in self.events if named and event.kind == "write" and fits(event.name, named)]
         for memory in tiers:
             met = [number for number, event in enumerate(self.events) if event.written & memory]
             after = [number for number in met if number > saved_at]
             if after or met:
-                self._met = after or met
+                self._seen = after or met
                 # The loop went round more often than it was read: what stands before the save came after it, too.
                 self._later = 0 if after else len(self.events)
                 self.clock += self._later
                 break
         row = None if sequence is None else self._row.get(sequence)
         if row is not None:
-            self._moments = {number: self._moment(number, row) for number in self._met}
-        self.records = [record for record in self.records if record.clock - 1 in self._met]
+            self._moments = {number: self._moment(number, row) for number in self._seen}
+        self.records = [record for record in self.records if record.clock - 1 in self._seen]
         for record in self.records:
             record.sequence = self._moments.get(record.clock - 1, record.sequence)
             record.storages = array("q", {*record.storages, storage})

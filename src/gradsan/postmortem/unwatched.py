@@ -127,7 +127,7 @@ def _of_record(
         is_leaf = bool(base.is_leaf and base.requires_grad)
         _, _, region = _torch.weak_identity(base)
         maker = None if tensor.grad_fn is None else _torch.node_sequence(tensor.grad_fn)
-        log.look_for(_torch.storage_identity(tensor), number, stale.is_output, is_leaf, region, maker, _told_op(error))
+        log.look_for(_torch.storage_identity(tensor), number, stale.is_output, is_leaf, region, maker, _named_op(error))
     record = replace(record, clock=log.clock)
     found = conflicts.of_failure(log, RehearsedSteps(log), record, error, frame)
     if found is None:
@@ -148,17 +148,17 @@ def _of_record(
 def _anomaly_site(node: Any) -> Site | None:
     """Where a Node was made, if anomaly mode was on then; its frames have no columns."""
     frames = [
-        Frame(told["file"], int(told["line"]), told["name"], is_user=is_user_file(told["file"]))
+        Frame(parsed["file"], int(parsed["line"]), parsed["name"], is_user=is_user_file(parsed["file"]))
         for line in _torch.anomaly_stack(node)
-        if (told := _FRAME_OF_STACK.match(line)) is not None
+        if (parsed := _FRAME_OF_STACK.match(line)) is not None
     ]
     return Site(tuple(frames)) if any(frame.is_user for frame in frames) else None
 
 
-def _told_op(error: BaseException) -> str | None:
+def _named_op(error: BaseException) -> str | None:
     """The operation of which PyTorch says that the overwritten tensor is a result: mostly the last that wrote it."""
-    told = _RESULT_OF.search(str(error))
-    return None if told is None else told["op"].rpartition(":")[2]
+    parsed = _RESULT_OF.search(str(error))
+    return None if parsed is None else parsed["op"].rpartition(":")[2]
 
 
 def _confidence(conflict: Conflict, has_rivals: bool) -> Confidence:

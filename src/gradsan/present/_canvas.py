@@ -38,7 +38,7 @@ NEW_CODE_STYLE = "green"
 
 
 def word(language: str, name: str, /, **values: Any) -> str:
-    """Return one of the presenters' own words, from the table ``ui`` of the text room."""
+    """Return one of the presenters' own words, from the table ``ui`` of the text package."""
     return text.say(Message(f"ui.{name}", values), language)
 
 
@@ -53,7 +53,7 @@ class Canvas:
     cwd: Path | None
 
     @property
-    def room(self) -> int:
+    def columns(self) -> int:
         """Cells to the right of the bar."""
         return self.width - self.indent
 
@@ -72,7 +72,9 @@ class Canvas:
 
     def say_short(self, message: Message) -> str:
         """Return a message with long names of parameters shortened from the left."""
-        return _LONG_NAME.sub(lambda found: _shortened(found[0], min(_LONGEST_NAME, self.room - 4)), self.say(message))
+        return _LONG_NAME.sub(
+            lambda found: _shortened(found[0], min(_LONGEST_NAME, self.columns - 4)), self.say(message)
+        )
 
     def head(self, name: str) -> str:
         """Return ``name`` as the head of what follows it: with a colon."""

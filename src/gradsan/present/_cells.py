@@ -1,6 +1,6 @@
 """Text measured in terminal cells, and the characters that a report is drawn with.
 
-A Chinese character takes two cells, a combining accent none. All drawing in this room counts cells, one character
+A Chinese character takes two cells, a combining accent none. All drawing in this package counts cells, one character
 at a time, so that underlines stand below what they mark.
 """
 

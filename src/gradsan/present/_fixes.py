@@ -49,10 +49,10 @@ def _code(row: str, style: str, number: str, canvas: Canvas) -> Iterator[Text]:
     """Draw a line of code that somebody will copy: what does not fit goes on below, nothing is left out."""
     line = display(row.rstrip())
     margin = canvas.digits + 3
-    room = canvas.room - margin
-    for start in range(0, max(line.width, 1), room):
+    columns = canvas.columns - margin
+    for start in range(0, max(line.width, 1), columns):
         bar = f"{'' if start else number:>{canvas.digits}} {canvas.glyphs.bar} "
-        yield Text.assemble(" " * margin, (bar, FRAME_STYLE), (line.cut(start, start + room), style))
+        yield Text.assemble(" " * margin, (bar, FRAME_STYLE), (line.cut(start, start + columns), style))
 
 
 def standing_of(fix: Fix, canvas: Canvas) -> str:

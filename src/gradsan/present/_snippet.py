@@ -67,17 +67,17 @@ class _Window:
         return (self.before + line.cut(self.left, self.right) + self.after).rstrip()
 
 
-def _window(line: DisplayLine, start: int, end: int, room: int, ellipsis: str) -> _Window:
+def _window(line: DisplayLine, start: int, end: int, columns: int, ellipsis: str) -> _Window:
     """Choose what to show of a line so that the cells from ``start`` to ``end`` are seen, as far as they fit."""
-    if line.width <= room:
+    if line.width <= columns:
         return _Window(0, line.width, "", "")
     edge = width_of(ellipsis)
-    if end <= room - edge:
-        return _Window(0, room - edge, "", ellipsis)
-    shown = room - 2 * edge
+    if end <= columns - edge:
+        return _Window(0, columns - edge, "", ellipsis)
+    shown = columns - 2 * edge
     left = start - max(0, (shown - (end - start)) // 2)
     if left + shown + edge >= line.width:
-        return _Window(line.width - (room - edge), line.width, ellipsis, "")
+        return _Window(line.width - (columns - edge), line.width, ellipsis, "")
     return _Window(left, left + shown, ellipsis, ellipsis)
 
 
@@ -89,14 +89,14 @@ def _draw_one_line(marks: Sequence[Mark], line: DisplayLine, number: int, canvas
             yield from _message_below(mark, 0, canvas)
         return
     start, end = min(left for left, _ in cells), max(right for _, right in cells)
-    if end - start > canvas.room - 2 * width_of(canvas.glyphs.ellipsis) and len(marks) > 1:
+    if end - start > canvas.columns - 2 * width_of(canvas.glyphs.ellipsis) and len(marks) > 1:
         for mark in marks:
             yield from _draw_one_line([mark], line, number, canvas)
         return
-    window = _window(line, start, end, canvas.room, canvas.glyphs.ellipsis)
+    window = _window(line, start, end, canvas.columns, canvas.glyphs.ellipsis)
     yield canvas.row(number, (window.text(line), ""))
     for places, together in groupby(zip(cells, marks, strict=True), key=lambda pair: pair[0]):
-        left, right = min(window.place(places[0]), canvas.room - 1), window.place(places[1])
+        left, right = min(window.place(places[0]), canvas.columns - 1), window.place(places[1])
         yield from _underline([mark for _, mark in together], left, max(right, left + 1), canvas)
 
 
@@ -117,7 +117,7 @@ def _underline(marks: Sequence[Mark], left: int, right: int, canvas: Canvas) -> 
 
 
 def _fits_beside(mark: Mark, beside: int, canvas: Canvas) -> bool:
-    free = canvas.room - beside
+    free = canvas.columns - beside
     if free >= width_of(mark.heading) + width_of(mark.body):
         return True
     longest = max(width_of(word) for word in mark.body.split() or [""])
@@ -126,7 +126,7 @@ def _fits_beside(mark: Mark, beside: int, canvas: Canvas) -> bool:
 
 
 def _message_below(mark: Mark, left: int, canvas: Canvas) -> Iterator[Text]:
-    indent = max(0, min(left, canvas.room - _ENOUGH_BELOW))
+    indent = max(0, min(left, canvas.columns - _ENOUGH_BELOW))
     for line in _message(mark, indent, canvas):
         yield canvas.row(None, (" " * indent, ""), *line)
 
@@ -135,7 +135,7 @@ def _message(mark: Mark, indent: int, canvas: Canvas) -> list[list[tuple[str, st
     """Return the lines of a message, each as styled parts; further lines stand under the first one's words."""
     lead = width_of(mark.heading)
     hang = (" " * lead, "")
-    free = canvas.room - indent - lead
+    free = canvas.columns - indent - lead
     first, *rest = wrap(mark.body, free)
     lines = [[(mark.heading, f"bold {mark.style}"), (first, mark.style)]]
     lines.extend([hang, (line, mark.style)] for line in rest)
@@ -148,9 +148,9 @@ def _draw_lines(mark: Mark, first: DisplayLine, canvas: Canvas) -> Iterator[Text
     """Draw a span of several lines: a bracket at their left, the message at its end."""
     span = mark.span
     assert span is not None
-    glyphs, style, room = canvas.glyphs, mark.style, canvas.room - 2
+    glyphs, style, columns = canvas.glyphs, mark.style, canvas.columns - 2
     start = first.offsets[span.start]
-    window = _window(first, start, start + 1, room, glyphs.ellipsis)
+    window = _window(first, start, start + 1, columns, glyphs.ellipsis)
     opens_line = not first.cut(0, start).strip()
     yield canvas.row(span.line, (f"{glyphs.span_open if opens_line else ' '} ", style), (window.text(first), ""))
     if not opens_line:
@@ -166,7 +166,7 @@ def _draw_lines(mark: Mark, first: DisplayLine, canvas: Canvas) -> Iterator[Text
 
     last = display(source_line(mark.label.frame.file, span.end_line) or "")
     end = last.offsets[span.end]
-    window = _window(last, max(end - 1, 0), end, room, glyphs.ellipsis)
+    window = _window(last, max(end - 1, 0), end, columns, glyphs.ellipsis)
     yield canvas.row(span.end_line, (f"{glyphs.span_side} ", style), (window.text(last), ""))
     place = max(window.place(end) - 1, 0)
     bracket = glyphs.span_bottom + glyphs.span_line * (place + 1) + mark.underline
@@ -183,5 +183,5 @@ def _draw_lines(mark: Mark, first: DisplayLine, canvas: Canvas) -> Iterator[Text
 
 def _inner_line(mark: Mark, number: int, canvas: Canvas) -> Text:
     line = display(source_line(mark.label.frame.file, number) or "")
-    window = _window(line, 0, 0, canvas.room - 2, canvas.glyphs.ellipsis)
+    window = _window(line, 0, 0, canvas.columns - 2, canvas.glyphs.ellipsis)
     return canvas.row(number, (f"{canvas.glyphs.span_side} ", mark.style), (window.text(line), ""))

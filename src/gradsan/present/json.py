@@ -103,7 +103,9 @@ def _diagnosis(diagnosis: Diagnosis, language: str, cwd: Path | None) -> dict[st
         "notes": [_text(text.say(note, language)) for note in diagnosis.notes],
         "events": [_event(event, cwd) for event in diagnosis.events],
         "events_left_out": diagnosis.events_left_out,
-        "way": [{"kind": knot.kind, "name": knot.name, "step": knot.step} for knot in diagnosis.way],
+        "way": [
+            {"kind": path_node.kind, "name": path_node.name, "step": path_node.step} for path_node in diagnosis.way
+        ],
         "sources": [_text(source) for source in diagnosis.sources],
         "confidence": diagnosis.confidence,
         "nonfinite": None if diagnosis.nonfinite is None else _nonfinite(diagnosis.nonfinite, language),

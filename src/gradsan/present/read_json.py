@@ -20,14 +20,14 @@ from gradsan.model import (
     Frame,
     Gradient,
     GradientStatus,
-    Knot,
-    KnotKind,
     Label,
     Message,
     NamedTensor,
     NonFiniteFacts,
     NonFiniteValue,
     Outcome,
+    PathNode,
+    PathNodeKind,
     Program,
     Report,
     ReportMode,
@@ -92,8 +92,8 @@ def read_report(path: Path) -> Recorded:
     try:
         return from_dict(data)
     except (KeyError, TypeError, ValueError, AttributeError) as failure:
-        told = f"{type(failure).__name__}: {failure}"
-        raise ReadError(Message("report.broken", {"path": path, "reason": told})) from None
+        failure_said = f"{type(failure).__name__}: {failure}"
+        raise ReadError(Message("report.broken", {"path": path, "reason": failure_said})) from None
 
 
 def from_dict(data: Mapping[str, Any]) -> Recorded:
@@ -182,7 +182,7 @@ def _diagnosis(data: Mapping[str, Any]) -> Diagnosis:
         count=whole(data["count"]),
         events=each(_event, data.get("events", ())),
         events_left_out=whole(data.get("events_left_out", 0)),
-        way=each(_knot, data.get("way", ())),
+        way=each(_path_node, data.get("way", ())),
         sources=each(text, data.get("sources", ())),
         confidence=one_of(Confidence, data.get("confidence", "recorded")),
         nonfinite=maybe(_nonfinite, data.get("nonfinite")),
@@ -250,8 +250,8 @@ def _event(data: Mapping[str, Any]) -> Event:
     )
 
 
-def _knot(data: Mapping[str, Any]) -> Knot:
-    return Knot(one_of(KnotKind, data["kind"]), maybe(text, data["name"]), maybe(whole, data["step"]))
+def _path_node(data: Mapping[str, Any]) -> PathNode:
+    return PathNode(one_of(PathNodeKind, data["kind"]), maybe(text, data["name"]), maybe(whole, data["step"]))
 
 
 def _fix(data: Mapping[str, Any]) -> Fix:

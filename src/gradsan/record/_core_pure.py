@@ -267,8 +267,8 @@ class Core:
         """Log that a step begins: an optimizer's pre-hook.
 
         The entry is ("begin", clock, steps before, id of the optimizer, its class, stack, sequence number, storages of
-        its parameters and their versions, both as bytes of 8-byte integers). ``on_step_begin`` is told of optimizers
-        that are not in ``settled``.
+        its parameters and their versions, both as bytes of 8-byte integers). ``on_step_begin`` is called with
+        optimizers that are not in ``settled``.
         """
         self.clock += 1
         # No count, because a step that raised does not end; its optimizer begins again some time.
@@ -295,7 +295,7 @@ class Core:
         """Log that a step has ended: an optimizer's post-hook.
 
         The entry is ("end", clock, id of the optimizer, versions of its parameters as bytes, sequence number).
-        ``on_step_end`` is told of optimizers that are not in ``settled``.
+        ``on_step_end`` is called with optimizers that are not in ``settled``.
         """
         self._open.pop(id(optimizer), None)
         self.open_steps = len(self._open)
@@ -322,7 +322,7 @@ class Core:
         it ended well; ``on_round`` before, at the 1st, 2nd, 4th, 8th … call of one line, with that number;
         ``on_differentiable`` after one that was called with ``create_graph=True``, with its ``inputs`` and its result;
         ``on_gradients`` likewise after one that fills no ``.grad``, called without.
-        What they raise takes the place of the backward. ``on_failure`` is told how it failed.
+        What they raise takes the place of the backward. ``on_failure`` is called with how it failed.
 
         ``backward_end`` is the number of the next Node when a backward last ended well, 0 before; ``quiet_from`` is the
         same, and may be set. A call after which there are ``quiet_nodes`` or more from there on is told to

@@ -37,7 +37,7 @@ class FunctionWriter:
         if not core.active or _torch.is_compiling() or (core.open_steps and _called_by_optimizer(core)):
             return self._original(*args, **kwargs)
         if core.before_write is not None and self._kind not in ("plain", "operator"):
-            self._tell_before(args, kwargs)
+            self._emit_before(args, kwargs)
         first = _torch.sequence_number()
         result = self._original(*args, **kwargs)
         if core.active:
@@ -46,13 +46,13 @@ class FunctionWriter:
                 self._log_nodes(first, end)
                 is_early = core.quiet_from <= end < core.quiet_from + core.quiet_nodes
                 if not is_early and core.on_quiet is not None:
-                    self._tell_quiet(end)
+                    self._emit_quiet(end)
                 if core.on_nodes is not None:
-                    self._tell_nodes(args[0] if result is None and args else result, first, end)
+                    self._emit_nodes(args[0] if result is None and args else result, first, end)
             if core.on_result is not None:
-                self._tell_result(args, kwargs, result)
+                self._emit_result(args, kwargs, result)
             if self._kind == "operator":
-                self._tell_operator(args, kwargs)
+                self._emit_operator(args, kwargs)
             if self._kind in ("plain", "operator"):
                 return result
             target = self._target(args, kwargs)
@@ -70,7 +70,7 @@ class FunctionWriter:
             return args[self._position]
         return next(iter(kwargs.values()), None)
 
-    def _tell_before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _emit_before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         target = self._target(args, kwargs)
         if target is not None:
             try:
@@ -84,25 +84,25 @@ class FunctionWriter:
         except Exception as failure:
             self._core.forgive(failure)
 
-    def _tell_nodes(self, holder: Any, first: int, end: int) -> None:
+    def _emit_nodes(self, holder: Any, first: int, end: int) -> None:
         try:
             self._core.on_nodes(holder, first, end)
         except Exception as failure:
             self._core.forgive(failure)
 
-    def _tell_result(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def _emit_result(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         try:
             self._core.on_result(self._op, args, kwargs, result)
         except Exception as failure:
             self._core.forgive(failure)
 
-    def _tell_quiet(self, end: int) -> None:
+    def _emit_quiet(self, end: int) -> None:
         try:
             self._core.on_quiet(end)
         except Exception as failure:
             self._core.forgive(failure)
 
-    def _tell_operator(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _emit_operator(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         core = self._core
         if args and core.on_operator is not None and id(args[0]) not in core.quiet_operators:
             try:

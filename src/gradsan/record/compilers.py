@@ -46,9 +46,9 @@ class TracedGraphs:
     def keep(self, traced: _torch.Traced) -> None:
         """Keep one more; the oldest gives way."""
         self._kept.append(traced)
-        self.tell()
+        self.publish()
 
-    def tell(self) -> None:
+    def publish(self) -> None:
         """Say that there are some, if there are, to who wants to know."""
         if self._kept and self.on_first is not None:
             self.on_first()

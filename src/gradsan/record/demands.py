@@ -68,7 +68,7 @@ class Demands:
             return None
         return lambda conflict: any(scope(conflict) for scope in scopes)
 
-    def met(self, found: Conflict | Failure) -> None:
+    def on_new(self, found: Conflict | Failure) -> None:
         """Stop the program at what was found, where one wants it.
 
         Where PyTorch stops it anyway, its error is left to come first; a program that goes on after it is stopped at
@@ -88,21 +88,21 @@ class Demands:
         """Stop a program that has caught what was to stop it; the arguments are those of ``listeners.BeforeBackward``.
 
         Raises:
-            HaltError: as :meth:`met`.
+            HaltError: as ``on_new``.
         """
         if self._halted is not None:
             raise HaltError(self._halted)
 
 
 class Found(list[Any]):
-    """What was found in a run; ``met`` is told of each new one, and what it raises is for the program."""
+    """What was found in a run; ``on_new`` is called with each new one, and what it raises is for the program."""
 
-    def __init__(self, met: Callable[[Any], None]) -> None:
+    def __init__(self, on_new: Callable[[Any], None]) -> None:
         """Empty."""
         super().__init__()
-        self._met = met
+        self._met = on_new
 
     def append(self, found: Any) -> None:
-        """Add one, and tell."""
+        """Add one, and call ``on_new``."""
         super().append(found)
         self._met(found)

@@ -32,7 +32,7 @@ class Detector:
         """A line calls backward for the 1st, 2nd, 4th, 8th … time; ``entry`` is that call in the core's log."""
 
     def settle(self) -> None:
-        """Watching ends: tell what was waiting for more evidence."""
+        """Watching ends: report what was waiting for more evidence."""
 
 
 def overriding(detectors: Iterable[Detector], hook: str) -> tuple[Detector, ...]:

@@ -29,7 +29,7 @@ class Guard:
         """Remember that looking at something has failed."""
         if os.environ.get("GRADSAN_DEBUG"):
             traceback.print_exception(failure)
-        self.note(Message("blind.collect_failed", {"error": _told(failure)}))
+        self.note(Message("blind.collect_failed", {"error": _described(failure)}))
 
     def run(self, work: Callable[[], object]) -> None:
         """Do some work, unseen by the program's dispatch modes.
@@ -59,8 +59,8 @@ class Guard:
         except Exception as failure:
             if os.environ.get("GRADSAN_DEBUG"):
                 raise
-            self.note(Message("blind.part_not_watched", {"part": name, "error": _told(failure)}))
+            self.note(Message("blind.part_not_watched", {"part": name, "error": _described(failure)}))
 
 
-def _told(failure: Exception) -> str:
+def _described(failure: Exception) -> str:
     return f"{type(failure).__name__}: {failure}"

@@ -68,10 +68,10 @@ class Recorder:
         self.backwards = Backwards(self.core)
         self.demands = Demands()
         self.patches = Patches()
-        self.tellers: tuple[Callable[[Conflict | Failure], None], ...] = ()
-        """Who is told of each new finding when it is kept."""
+        self.on_findings: tuple[Callable[[Conflict | Failure], None], ...] = ()
+        """Called with each new finding when it is kept."""
         self.explainers: tuple[Callable[[BaseException, Conflict | Failure | None], None], ...] = ()
-        """Who is told of each error that leaves a backward, with what was found of it."""
+        """Called with each error that leaves a backward, and what was found of it."""
         self.conflicts: list[Conflict] = Found(self._found)
         self.failures: list[Failure] = Found(self._found)
         self.nonfinite: list[NonFinite] = []
@@ -90,7 +90,7 @@ class Recorder:
     def start(self, mode: str = "watch", asked: Asked | None = None) -> int:
         """Begin a stretch of watching and return its number; of the modes of those that run, the strongest holds.
 
-        ``asked`` is what this stretch wants beyond being told.
+        ``asked`` is what this stretch wants beyond a report.
         """
         with self._lock:
             number = next(self._stretch_numbers)
@@ -170,10 +170,10 @@ class Recorder:
         if len(self.conflicts) < FINDINGS_KEPT:
             self.guard.run(keep)
 
-    def meet(self, error: BaseException) -> Failure | None:
+    def examine(self, error: BaseException) -> Failure | None:
         """An exception has ended the program, or has left a watched block; remember the Failure that it is, if any.
 
-        The version check's own errors are Conflicts, and were met when their backward failed. Returns what is new.
+        The version check's own errors are Conflicts, and were examined when their backward failed. Returns what is new.
         """
         known = len(self.failures)
         self.watching.program_ended_by(error)
@@ -191,9 +191,9 @@ class Recorder:
             self.nonfinite.clear()
 
     def _found(self, finding: Conflict | Failure) -> None:
-        for teller in self.tellers:
-            self.guard.run(partial(teller, finding))
-        self.demands.met(finding)
+        for on_finding in self.on_findings:
+            self.guard.run(partial(on_finding, finding))
+        self.demands.on_new(finding)
 
     def _on_failure(self, entry: Any, error: BaseException) -> None:
         found = self.watching.backward_failed(entry, error)

@@ -11,7 +11,7 @@ _FRAMES_BETWEEN = 8
 
 
 def begin_elsewhere(one: Any, other: Any) -> bool:
-    """Whether two raw stacks are of different threads, as far as their outermost frames tell."""
+    """Whether two raw stacks are of different threads, as far as their outermost frames show."""
     whole = len(one.codes) < DEPTH_KEPT and len(other.codes) < DEPTH_KEPT
     return whole and one.codes[-1:] != other.codes[-1:]
 

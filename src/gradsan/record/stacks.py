@@ -113,10 +113,10 @@ _FORMATTED = re.compile(
 def of_formatted(text: str) -> Site:
     """A stack as ``traceback.format_list`` writes it, outermost first; where no part is marked, the line is meant."""
     frames = []
-    for told in _FORMATTED.finditer(text):
-        file, line, marks = told["file"], int(told["line"]), told["marks"]
+    for parsed in _FORMATTED.finditer(text):
+        file, line, marks = parsed["file"], int(parsed["line"]), parsed["marks"]
         path = file if file.startswith("<") else str(Path(file).absolute())
-        name = _name_at(path, line, told["name"])
+        name = _name_at(path, line, parsed["name"])
         columns: tuple[int | None, int | None] = (None, None)
         source = linecache.getline(path, line)
         if source.strip():

@@ -220,7 +220,7 @@ class Settling:
                 self._seen.add(optimizer)
 
     def after_step(self, optimizer: Any) -> None:
-        """Call ``first`` if it is time, and ``fused`` if it is; else ask not to be told of this optimizer again."""
+        """Call ``first`` if it is time, and ``fused`` if it is; else ask not to be called for this optimizer again."""
         waited = self._waiting.pop(optimizer, None)
         if waited is not None:
             self._seen.add(optimizer)

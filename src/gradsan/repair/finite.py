@@ -110,11 +110,11 @@ def _cut(
     if last is None:
         return tuple(reference), tuple(candidate)
     right = tuple(reference[: last + 1])
-    room = Counter(one.key for one in right)
+    columns = Counter(one.key for one in right)
     tried: list[Gradients] = []
     for one in candidate:
-        if room[one.key] > 0:
-            room[one.key] -= 1
+        if columns[one.key] > 0:
+            columns[one.key] -= 1
             tried.append(one)
     return right, tuple(tried)
 

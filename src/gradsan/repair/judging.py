@@ -56,7 +56,7 @@ class Judge:
         runs = trial.recording.finished and not faults_of(trial)
         went_further = not trial.timed_out and self._went_further(trial, before, patch)
         is_known = comparison.has_reference and self.is_replayable and has_numbers
-        # A run that ends with another finding, told in silence, may have lost gradients all the same.
+        # A run that ends with another finding, reported silently, may have lost gradients all the same.
         loss = _loss(comparison, training) if runs or (trial.recording.finished and comparison.lost) else None
         if runs and is_known and fix.kind in _KEEPS_VALUES and _begins_with_another_loss(reference, trial.recording):
             loss = loss or Message("fix.another_loss")
@@ -234,7 +234,7 @@ def _birthplaces(fault: Diagnosis, patch: Patch) -> set[tuple[str, int]]:
 
 
 def _has_another_fault(trial: Trial, before: Trial) -> bool:
-    """Whether the program stops no earlier, and by writes that had not been told before."""
+    """Whether the program stops no earlier, and by writes that had not been reported before."""
     if _progress(trial) < _progress(before) or not faults_of(trial):
         return False
     known = frozenset().union(*before.written)

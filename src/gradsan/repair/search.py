@@ -97,7 +97,7 @@ def find_fixes(
     """Run the program, then what may mend it, until it runs or no candidate brings it further.
 
     Of a job of several ranks, the program alone is run: each rank would search by what it has found itself.
-    ``progress`` is told what is being run; ``say`` puts a Message into the words of the report. ``agree`` is asked
+    ``progress`` is called with what is being run; ``say`` puts a Message into words of the report. ``agree`` is asked
     whether every trial may do what cannot be kept in a scratch layer: write such a file, start such a process.
     """
     with Runner(_target(target)) as runner:

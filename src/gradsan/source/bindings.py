@@ -246,7 +246,7 @@ def bound_name(frames: Sequence[Frame]) -> tuple[str, Frame] | None:
     """The name bound to the result of the call at the innermost of ``frames`` (outermost first), and where.
 
     ``feats`` of ``feats = F.silu(x)``; of ``return F.silu(x)`` what the caller binds. None where the result is used up
-    within an expression, and where the source does not tell.
+    within an expression, and where the source does not decide.
     """
     for frame in reversed(frames):
         found, statement = expression_at(frame), statement_at(frame)
@@ -275,7 +275,7 @@ def binding_of(frames: Sequence[Frame], name: str) -> Frame | None:
 def binds_result(frame: Frame) -> bool:
     """Whether the statement at ``frame`` binds what the operation there gives, or a view of it, and computes no more.
 
-    True as well where the statement takes the result apart, since then the source does not tell.
+    True as well where the statement takes the result apart, since then the source does not decide.
     """
     statement = statement_at(frame)
     if statement is None:

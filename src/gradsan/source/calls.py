@@ -175,15 +175,15 @@ def clone_given(frame: Frame, chosen: Callable[[ast.Call], ast.expr | None]) -> 
     return edited(source, edits, "clone_before")
 
 
-def clone_handed_out(frame: Frame, door: str) -> Change | None:
+def clone_handed_out(frame: Frame, bypass: str) -> Change | None:
     """The call at ``frame`` with memory of its own on the other side: ``x.clone().numpy()``, ``from_numpy(a).clone()``.
 
-    ``door`` is the method or function of PyTorch that shared the memory. None for a bare pointer, which would not keep
-    a copy alive.
+    ``bypass`` is the method or function of PyTorch that shared the memory. None for a bare pointer, which would not
+    keep a copy alive.
     """
-    if door in _OF_TENSORS:
+    if bypass in _OF_TENSORS:
         return clone_given(frame, _whose_memory)
-    return clone_given(frame, lambda call: call) if door in _OF_ARRAYS else None
+    return clone_given(frame, lambda call: call) if bypass in _OF_ARRAYS else None
 
 
 def _whose_memory(call: ast.Call) -> ast.expr | None:

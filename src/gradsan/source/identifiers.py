@@ -68,7 +68,7 @@ def leaf_name(node: ast.AST) -> str | None:
 
 
 def standing_of(source: SourceFile, node: ast.expr) -> Standing:
-    """Whether a dotted name is a namespace (module or class of torch, imported module), a value, or cannot be told."""
+    """Whether a dotted name is a namespace (module or class of torch, imported module), a value, or undecided."""
     path = _dotted(node)
     if path is None:
         return "value"

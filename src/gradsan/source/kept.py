@@ -94,7 +94,7 @@ def added_to_optimizer(made: Frame, stepped: Frame, holder: str, given: str) -> 
 
 
 def uses_in(definition: Frame, attribute: str) -> tuple[Used, ...] | None:
-    """Where the method defined at ``definition`` reads ``self.<attribute>``; None where the source does not tell."""
+    """Where the method defined at ``definition`` reads ``self.<attribute>``; None where the source does not decide."""
     source = read_source(definition.file)
     function = None if source is None else _defined_at(source, definition)
     if source is None or function is None or not function.args.args:

@@ -60,7 +60,7 @@ class Expression:
 
 
 def statement_at(frame: Frame) -> Statement | None:
-    """The statement ``frame`` stood at, or None where the source does not tell."""
+    """The statement ``frame`` stood at, or None where the source does not decide."""
     found = statements_at(frame)
     return found[0] if len(found) == 1 else None
 
@@ -77,7 +77,7 @@ def statements_at(frame: Frame) -> tuple[Statement, ...]:
 
 
 def expression_at(frame: Frame) -> Expression | None:
-    """The operation ``frame`` was executing, or None where the source does not tell, or tells of several."""
+    """The operation ``frame`` was executing, or None where the source does not decide, or tells of several."""
     found = expressions_at(frame)
     return found[0] if len(found) == 1 else None
 

@@ -1,4 +1,4 @@
-"""Modules that a call reaches, layers that work in place, and what a name holds, as far as the same file tells."""
+"""Modules that a call reaches, layers that work in place, and what a name holds, as far as the same file shows."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _ELEMENTWISE = frozenset(
     }
 )
 _CONTAINERS = frozenset({"Sequential", "ModuleList"})
-_TELLING_NAMES = ("act", "relu", "elu", "silu", "swish", "mish", "drop", "nonlin", "non_lin", "tanh", "sigmoid")
+_DECIDING_NAMES = ("act", "relu", "elu", "silu", "swish", "mish", "drop", "nonlin", "non_lin", "tanh", "sigmoid")
 _MAX_DEPTH = 4
 
 
@@ -61,7 +61,7 @@ def is_elementwise_module(source: SourceFile, callee: ast.expr) -> bool:
     if calls:
         return all(leaf_name(call.func) in _ELEMENTWISE for call in calls)
     name = (leaf_name(callee) or "").lower()
-    return any(part in name for part in _TELLING_NAMES)
+    return any(part in name for part in _DECIDING_NAMES)
 
 
 def constructors(source: SourceFile, callee: ast.expr, depth: int = 0) -> list[ast.expr]:

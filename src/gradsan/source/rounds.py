@@ -58,7 +58,7 @@ def frames_between(first: Frame, last: Frame) -> list[Frame]:
 
 
 def in_same_function(first: Frame, second: Frame) -> bool:
-    """Whether two frames are of the same function, as far as file and name tell (qualified or not)."""
+    """Whether two frames are of the same function, as far as file and name show (qualified or not)."""
     return first.file == second.file and scope_of(first) == scope_of(second)
 
 
@@ -84,7 +84,7 @@ def detach_after_round(frames: Sequence[Frame], carried: Mapping[str, Shape]) ->
     """A line that cuts the names off their graphs, at the end of the innermost block that holds all of ``frames``.
 
     The frames, of one function, are those whose work must be done before: the backward and the update of a round.
-    ``carried`` says what each name holds. None where the source does not tell the block.
+    ``carried`` says what each name holds. None where the source does not decide the block.
     """
     first = statement_at(frames[0])
     text = None if first is None or not carried else _cuts(first.source, carried)
@@ -117,7 +117,7 @@ def detach_after(frame: Frame, carried: Mapping[str, Shape]) -> Change | None:
 
 
 def shape_bound_at(frame: Frame, name: str) -> Shape | None:
-    """What ``name``, bound by the statement at ``frame``, holds, as far as the file tells."""
+    """What ``name``, bound by the statement at ``frame``, holds, as far as the file shows."""
     statement = statement_at(frame)
     if statement is None:
         return None

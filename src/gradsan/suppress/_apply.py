@@ -12,7 +12,7 @@ from gradsan.suppress._rules import Rule, comment_rules, fingerprint, rules_in
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What is left to be told, how often each rule was used (``hits``), and the rules that were not (``unused``).
+    """What is left to report, how often each rule was used (``hits``), and the rules that were not (``unused``).
 
     ``known`` counts findings that a baseline has, ``gone`` the entries of the baseline that nothing was found for.
     """

@@ -64,7 +64,7 @@ def _entry(markdown: str) -> CodeEntry:
 Language = Literal["en", "zh"]
 
 LANGUAGES: tuple[Language, ...] = ("en", "zh")
-"""The languages that the text room speaks. English comes first: it is what the others fall back to."""
+"""The languages of the text package. English comes first: it is what the others fall back to."""
 
 
 def choose_language(option: Literal["en", "zh", "auto"], environ: Mapping[str, str]) -> Language:

@@ -43,12 +43,12 @@ class ChangedAgain(Detector):
         """``core`` keeps the log."""
         self._core, self._found = core, found
         self._since = 0
-        self._told: set[Any] = set()
+        self._described: set[Any] = set()
 
     def forget(self) -> None:
         """Begin anew, as a stretch of watching does."""
         self._since = self._core.clock
-        self._told.clear()
+        self._described.clear()
 
     def before_round(self, entry: Any, rounds: int) -> None:
         """Look in some of the rounds of a line that calls backward; as ``on_round`` of the core."""
@@ -67,7 +67,7 @@ class ChangedAgain(Detector):
             for part in _parts(raws):
                 groups.setdefault(part.stacks, []).append(part)
         for stacks, parts in groups.items():
-            if stacks not in self._told:
+            if stacks not in self._described:
                 self._judge(used, stacks, parts)
 
     def _memories(self) -> Iterator[list[RawWrite]]:
@@ -103,7 +103,7 @@ class ChangedAgain(Detector):
             return
         if any(one is not None and source.is_of_itself(one, name) for one in places):
             return
-        self._told.add(stacks)
+        self._described.add(stacks)
         last = parts[0].last
         values = {"shape": last.shape, "dtype": "?", "device": "?", "times": times, "parts": len(parts)}
         ops = _ops(self._core, stacks, self._since)

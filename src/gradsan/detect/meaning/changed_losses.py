@@ -31,11 +31,11 @@ class ChangedLosses(Detector):
     def __init__(self, core: Any, uncounted: Uncounted, found: Callable[[Failure], None]) -> None:
         """``core`` keeps the logs, ``uncounted`` knows what was given other memory."""
         self._core, self._uncounted, self._found = core, uncounted, found
-        self._told: set[Any] = set()
+        self._described: set[Any] = set()
 
     def forget(self) -> None:
         """Begin anew, as a stretch of watching does."""
-        self._told.clear()
+        self._described.clear()
 
     @_torch.hushed()
     def before_round(self, entry: Any, rounds: int) -> None:
@@ -61,10 +61,10 @@ class ChangedLosses(Detector):
         if given is not None and given.clock > made[2]:
             found.append((given.clock, given.stack, "data ="))
         own = [one for one in found if _is_of_program(one[1])]
-        if not own or own[0][1] in self._told:
+        if not own or own[0][1] in self._described:
             return
         _, stack, op = min(own, key=lambda one: one[0])
-        self._told.add(stack)
+        self._described.add(stack)
         names = naming.names_of(loss, sys._getframe(1))
         values = {
             "shape": tuple(loss.shape),

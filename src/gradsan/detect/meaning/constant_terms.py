@@ -55,12 +55,12 @@ class ConstantTerms(Detector):
         self._core, self._found, self._listen = core, found, listen
         self._wanted = 0
         self._followed: list[_Followed] = []
-        self._told: set[Any] = set()
+        self._described: set[Any] = set()
 
     def forget(self) -> None:
         """Begin anew, as a stretch of watching does."""
         self._stop()
-        self._told.clear()
+        self._described.clear()
 
     def settle(self) -> None:
         """Nothing is watched any more."""
@@ -74,7 +74,7 @@ class ConstantTerms(Detector):
     @_torch.hushed()
     def gradients(self, entry: Any, inputs: Any, result: Any) -> None:
         """Follow gradients that were taken; as ``on_gradients`` of the core."""
-        if entry[0] != self._wanted or entry[1] in self._told or _torch.is_compiling() or _torch.is_transformed():
+        if entry[0] != self._wanted or entry[1] in self._described or _torch.is_compiling() or _torch.is_transformed():
             return
         # Somebody else listens: the search for NaN and Inf.
         if self._core.on_result not in (None, self._on_result):
@@ -103,8 +103,8 @@ class ConstantTerms(Detector):
             if one.joined and not one.is_data and one.thread == entry[2]:
                 sums = set(_sums_below(read_backward(entry).roots))
                 stack = next((stack for number, stack in one.joined if number in sums), None)
-                if stack is not None and one.stack not in self._told:
-                    self._told.add(one.stack)
+                if stack is not None and one.stack not in self._described:
+                    self._described.add(one.stack)
                     clues = (
                         Clue("asked", symbolise(one.stack), values=one.facts),
                         Clue("added", symbolise(stack)),

@@ -65,7 +65,7 @@ class LostHooks(Detector):
         """``core`` keeps the log of writes."""
         self._core, self._found, self._listen = core, found, listen
         self._waiting: list[_Hooked] = []
-        self._told: set[Any] = set()
+        self._described: set[Any] = set()
 
     def install(self, patches: Patches, guard: Guard) -> None:
         """Watch hooks being registered."""
@@ -86,17 +86,17 @@ class LostHooks(Detector):
         for one in self._waiting:
             one.graph.let_go()
         self._waiting.clear()
-        self._told.clear()
+        self._described.clear()
         self._listen(False)
 
     def settle(self) -> None:
         """Nothing is watched any more: what has not run so far is told."""
         for one in self._waiting:
-            self._tell(one)
+            self._report(one)
         self.forget()
 
     def _remember(self, tensor: Any, handle: Any, stack: Any) -> None:
-        if type(tensor) not in _torch.PLAIN_TENSORS or tensor._base is None or stack in self._told:
+        if type(tensor) not in _torch.PLAIN_TENSORS or tensor._base is None or stack in self._described:
             return
         if tensor.grad_fn is None or len(self._waiting) >= _KEPT:
             return
@@ -138,7 +138,7 @@ class LostHooks(Detector):
             if one.failure is not None:
                 is_over = is_over or one.graph.is_gone
                 if is_over:
-                    self._tell(one)
+                    self._report(one)
             elif own and not is_over and one.thread == entry[2]:
                 if nodes is None:
                     nodes = _numbered(entry)
@@ -159,7 +159,7 @@ class LostHooks(Detector):
             raw = next((raw for raw in reversed(writes) if self._is_own(one, raw, nodes)), None)
             if raw is not None and not runs:
                 one.failure = self._failure(entry, one, raw, False)
-            return one.graph.is_gone and (raw is None or self._tell(one))
+            return one.graph.is_gone and (raw is None or self._report(one))
         node = None
         with contextlib.suppress(RuntimeError):
             node = tensor.grad_fn
@@ -167,7 +167,7 @@ class LostHooks(Detector):
         if number is None or number == one.number or nodes.get(number) is not node:
             return False
         one.failure = self._failure(entry, one, writes[0], runs)
-        return self._tell(one)
+        return self._report(one)
 
     def _is_own(self, one: _Hooked, raw: RawWrite, nodes: dict[int, Any]) -> bool:
         if (raw.storage, raw.offset, raw.shape, raw.strides, raw.itemsize) != one.place:
@@ -176,9 +176,9 @@ class LostHooks(Detector):
         made = next((found for found in near if found[0] < raw.sequence <= found[1]), None)
         return made is not None and any(number in nodes for number in range(made[0], made[1]))
 
-    def _tell(self, one: _Hooked) -> bool:
-        if one.failure is not None and one.alive and not one.graph.was_used and one.stack not in self._told:
-            self._told.add(one.stack)
+    def _report(self, one: _Hooked) -> bool:
+        if one.failure is not None and one.alive and not one.graph.was_used and one.stack not in self._described:
+            self._described.add(one.stack)
             self._found(one.failure)
         return True
 

@@ -66,13 +66,13 @@ class LostTerms(Detector):
         self._found, self._listen = found, listen
         self._waiting: list[_Term] = []
         self._met: collections.Counter[Any] = collections.Counter()
-        self._told: set[Any] = set()
+        self._described: set[Any] = set()
 
     def forget(self) -> None:
         """Begin anew, as a stretch of watching does."""
         self._waiting.clear()
         self._met.clear()
-        self._told.clear()
+        self._described.clear()
         self._listen(False)
 
     @_torch.hushed()
@@ -95,7 +95,7 @@ class LostTerms(Detector):
             number = _torch.node_sequence(term)
             near = [] if number is None else self._core.nodes_near(number, entry[2])
             made = next((one for one in near if one[0] <= (number or 0) < one[1]), None)
-            if not leaves or not others or made is None or (made[3], entry[1]) in self._told:
+            if not leaves or not others or made is None or (made[3], entry[1]) in self._described:
                 continue
             frame = sys._getframe(1)
             info = dict(zip(("shape", "dtype", "device"), _torch.output_info(term, 0) or ((), "?", "?"), strict=True))
@@ -165,8 +165,8 @@ class LostTerms(Detector):
             self._waiting.append(one)
         elif all(cleared) and step is not None:
             self._met[one.key] += 1
-            if self._met[one.key] > 1 and one.key not in self._told:
-                self._told.add(one.key)
+            if self._met[one.key] > 1 and one.key not in self._described:
+                self._described.add(one.key)
                 clues = (*one.clues, Clue("stepped", symbolise(step.stack), name=step.optimizer))
                 self._found(Failure(ROW, "", "", symbolise(one.stack), clues, raised=False))
 

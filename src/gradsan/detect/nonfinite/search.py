@@ -46,7 +46,7 @@ class NonFiniteSearch:
         self._updates = Updates(core, self._origins, self._on_consumed, self._on_harmless_step)
         self._noticed: Any = None
         self._bad_losses: dict[int, Origin] = {}
-        self._told: set[int] = set()
+        self._described: set[int] = set()
         self._pending: tuple[list[Any], Origin, Any, int] | None = None
         self._pending_loss: tuple[Origin, int] | None = None
         self._harmless_loss: tuple[Origin, int] | None = None
@@ -60,7 +60,7 @@ class NonFiniteSearch:
         self._updates.forget()
         self._found = 0
         self._losses.clear()
-        self._told.clear()
+        self._described.clear()
         self._bad_losses.clear()
         self._pending, self._pending_loss, self._harmless_loss, self._noticed = None, None, None, None
         self._rounds, self._has_consumer, self._has_failed = 0, False, False
@@ -182,8 +182,8 @@ class NonFiniteSearch:
             for parameter in parameters:
                 came = Origin("passed", op, stack, began[0].value, parents=tuple(origins))
                 self._origins.keep(parameter, came)
-            if began[0].number not in self._told:
-                self._told.add(began[0].number)
+            if began[0].number not in self._described:
+                self._described.add(began[0].number)
                 self._report(began, parameters, stack, op, number, "parameters", is_by_hand)
         self._pending = None
 
@@ -221,11 +221,11 @@ class NonFiniteSearch:
     def _report_loss(self, origin: Origin, number: int, reached: Literal["loss", "stopped"]) -> None:
         began = first_cause(origin)
         self._pending_loss = None
-        if began[0].number not in self._told and self._found < _MOST:
-            self._told.add(began[0].number)
+        if began[0].number not in self._described and self._found < _MOST:
+            self._described.add(began[0].number)
             self._report(began, [], None, None, number, reached)
 
-    def meet(self, error: BaseException) -> None:
+    def examine(self, error: BaseException) -> None:
         """An exception has stopped the program, perhaps its own check of a loss that is not finite."""
         self._has_failed = True
         trace = error.__traceback__
@@ -248,7 +248,7 @@ class NonFiniteSearch:
             self._report_loss(min(origins, key=lambda one: one.number), self._rounds, "stopped")
 
     def settle(self) -> None:
-        """The program has ended: gradients that no step took are told where the program has no step at all."""
+        """The program has ended: gradients that no step took are reported where the program has no step at all."""
         if self._pending is not None and not self._found and not self._updates.steps and not self._has_consumer:
             leaves, origin, _, number = self._pending
             self._pending = None

@@ -14,7 +14,7 @@ from typing import Any
 
 from gradsan import source
 from gradsan.diagnose import build, value_fixes
-from gradsan.diagnose import labels as label_room
+from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.facts import Facts
 from gradsan.diagnose.levels import place
 from gradsan.model import Diagnosis, Label, Message, Site
@@ -56,7 +56,7 @@ def _called(facts: Facts) -> str | Message:
 def _labels(facts: Facts, values: dict[str, Any]) -> tuple[Label, ...]:
     conflict = facts.conflict
     call, use = place(conflict.save.site), place(conflict.use.site)
-    changed = label_room.written(facts, facts.writes)
+    changed = label_texts.written(facts, facts.writes)
     if conflict.rebound is not None and call is not None and conflict.save.slot is not None:
         places = source.rebound_at(call, conflict.save.slot, use)
         message = Message("label.rebound", values)
@@ -64,9 +64,9 @@ def _labels(facts: Facts, values: dict[str, Any]) -> tuple[Label, ...]:
             role = "written" if len(places) == 1 else "suspect"
             changed += (Label(role, frame, message, "=", Site((frame,))),)  # type: ignore[arg-type]
     return (
-        *label_room.at("saved", conflict.save.site, Message("label.checkpoint_call", values), op="checkpoint"),
+        *label_texts.at("saved", conflict.save.site, Message("label.checkpoint_call", values), op="checkpoint"),
         *changed,
-        *label_room.at("used", conflict.use.site, Message("label.recomputed", values), op=conflict.use.via),
+        *label_texts.at("used", conflict.use.site, Message("label.recomputed", values), op=conflict.use.via),
     )
 
 
@@ -77,7 +77,7 @@ def context_attribute(facts: Facts) -> Diagnosis | None:
         return None
     kept = f"ctx.{conflict.save.slot}"
     values = {"function": facts.op, "attribute": kept, "name": facts.name}
-    written = label_room.written(facts, facts.writes)
+    written = label_texts.written(facts, facts.writes)
     site = conflict.function_site
     definition = site.frames[-1] if site is not None and site.frames else None
     attribute = (conflict.save.slot or "").partition(".")[0]
@@ -94,12 +94,12 @@ def context_attribute(facts: Facts) -> Diagnosis | None:
         severity="note" if facts.is_false_alarm else "error",
         values=values,
         labels=(
-            *label_room.at(
+            *label_texts.at(
                 "saved", conflict.save.site, Message("label.kept_on_context", values), op=conflict.save.node
             ),
             *where,
             *written,
-            *label_room.at("used", conflict.use.site, Message("label.context_read", values), op=conflict.use.via),
+            *label_texts.at("used", conflict.use.site, Message("label.context_read", values), op=conflict.use.via),
         ),
         fixes=value_fixes.for_context(facts),
     )
@@ -121,12 +121,12 @@ def missing_mark_dirty(facts: Facts) -> Diagnosis | None:
         severity="warning",
         values=values,
         labels=(
-            *label_room.at("note", conflict.alias_site, Message("label.given_to_function", values)),
-            *label_room.written(facts, facts.writes),
-            *label_room.at(
+            *label_texts.at("note", conflict.alias_site, Message("label.given_to_function", values)),
+            *label_texts.written(facts, facts.writes),
+            *label_texts.at(
                 "saved", conflict.save.site, Message("label.used_with_old_graph", values), op=conflict.save.node
             ),
-            *label_room.at("used", conflict.use.site, Message("label.old_graph_walked", values), op=conflict.use.via),
+            *label_texts.at("used", conflict.use.site, Message("label.old_graph_walked", values), op=conflict.use.via),
         ),
         fixes=value_fixes.for_unmarked(facts),
     )

@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gradsan.diagnose import build, fixes, value_fixes
-from gradsan.diagnose import labels as label_room
+from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.facts import Facts
 from gradsan.model import Diagnosis, Fix, Message, Severity
 
@@ -40,7 +40,7 @@ def diagnosis(facts: Facts, code: str, slug: str, instead: tuple[Fix, ...] = ())
         slug,
         severity=_severity(facts),
         values={"writer": facts.first.op if facts.first is not None else "?"},
-        labels=label_room.standard(facts, writes=facts.writes or facts.missed),
+        labels=label_texts.standard(facts, writes=facts.writes or facts.missed),
         explanation="written_unchanged" if facts.conflict.unchanged else None,
         fixes=(*instead, *(fix for fix in fixes.instead_of_overwriting(facts) if fix.lines or not instead)),
     )

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from gradsan import source
 from gradsan.diagnose import build, fixes
-from gradsan.diagnose import labels as label_room
+from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.facts import Facts, renormalises
 from gradsan.diagnose.levels import inner_frames, place
 from gradsan.model import Diagnosis, Message, Write
@@ -101,7 +101,7 @@ def buffer_filled_in_loop(facts: Facts) -> Diagnosis | None:
         facts,
         "GS104",
         "buffer_filled_in_loop",
-        labels=label_room.standard(facts, writes=writes),
+        labels=label_texts.standard(facts, writes=writes),
         fixes=fixes.instead_of_filling(facts),
         notes=notes,
     )

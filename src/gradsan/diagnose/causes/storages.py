@@ -8,7 +8,7 @@ GS217: fully_shard gathered for backward what an update had changed since the fo
 from __future__ import annotations
 
 from gradsan.diagnose import build, fixes
-from gradsan.diagnose import labels as label_room
+from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.facts import Facts
 from gradsan.model import Diagnosis, Message, Site
 
@@ -26,10 +26,10 @@ def storage_emptied(facts: Facts) -> Diagnosis | None:
         "storage_emptied",
         explanation="storage_given_back" if by_sharding else "storage_emptied" if is_missing else "storage_refilled",
         labels=(
-            *label_room.saved(facts),
-            *label_room.at("freed", conflict.alias_site, Message("label.emptied", {"name": facts.name}), op="resize_"),
-            *label_room.written(facts, [write for write in facts.writes if write.site != conflict.alias_site]),
-            *label_room.at("used", conflict.use.site, Message("label.used", {"op": facts.op}), op=conflict.use.via),
+            *label_texts.saved(facts),
+            *label_texts.at("freed", conflict.alias_site, Message("label.emptied", {"name": facts.name}), op="resize_"),
+            *label_texts.written(facts, [write for write in facts.writes if write.site != conflict.alias_site]),
+            *label_texts.at("used", conflict.use.site, Message("label.used", {"op": facts.op}), op=conflict.use.via),
         ),
         fixes=fixes.one_backward_each_forward(facts) if by_sharding else fixes.give_memory_back(facts),
     )
@@ -46,13 +46,13 @@ def gathered_anew(facts: Facts) -> Diagnosis | None:
     if facts.conflict.way != "gathered_anew":
         return None
     updates = facts.updates
-    writer = label_room.update_name(facts, updates[0]) if updates else Message("label.some_writer")
+    writer = label_texts.update_name(facts, updates[0]) if updates else Message("label.some_writer")
     values = {"name": facts.name, "op": facts.op}
     return build.diagnosis(
         facts,
         "GS217",
         "gathered_anew",
         values={"update": writer},
-        labels=label_room.standard(facts, used=Message("label.used_as_gathered", values)),
+        labels=label_texts.standard(facts, used=Message("label.used_as_gathered", values)),
         fixes=(*fixes.reorder_step(facts), *fixes.recompute_forward(facts)) if updates else (),
     )

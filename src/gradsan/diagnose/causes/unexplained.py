@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gradsan.diagnose import build, fixes, suspects
-from gradsan.diagnose import labels as label_room
+from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.facts import Facts
 from gradsan.model import Diagnosis, Message
 
@@ -26,7 +26,7 @@ def hidden_by_saved_tensor_hooks(facts: Facts) -> Diagnosis | None:
         "GS201",
         "hidden_by_saved_tensor_hooks",
         severity="note" if facts.is_false_alarm else "error",
-        labels=label_room.standard(facts, writes=facts.writes or facts.missed),
+        labels=label_texts.standard(facts, writes=facts.writes or facts.missed),
         fixes=(*fixes.save_copy_in_hooks(facts), *fixes.instead_of_overwriting(facts)),
     )
 
@@ -45,7 +45,7 @@ def false_alarm(facts: Facts) -> Diagnosis | None:
         "false_alarm",
         # The program was stopped all the same, so to its user this is an error until the alarm is out of the way.
         severity="error" if facts.conflict.raised else "note",
-        labels=label_room.standard(facts, writes=facts.missed),
+        labels=label_texts.standard(facts, writes=facts.missed),
         fixes=fixes.instead_of_overwriting(facts, copy_first=True),
         explanation="false_alarm_restored" if facts.is_restored else None,
         notes=(Message(key, {"name": facts.name}),),
@@ -59,13 +59,13 @@ def unknown_writer(facts: Facts) -> Diagnosis | None:
     """Take every conflict that no other cause recognised, and rank who may have written."""
     ranked = suspects.rank(facts)
     labels = (
-        *label_room.saved(facts),
+        *label_texts.saved(facts),
         *(
             label
             for suspect in ranked
-            for label in label_room.at("suspect", suspect.site, Message(suspect.reason, {"name": facts.name}))
+            for label in label_texts.at("suspect", suspect.site, Message(suspect.reason, {"name": facts.name}))
         ),
-        *label_room.at("used", facts.conflict.use.site, Message("label.used", {"op": facts.op})),
+        *label_texts.at("used", facts.conflict.use.site, Message("label.used", {"op": facts.op})),
     )
     # Where the save is not known, nothing was looked through that could have shown a writer.
     notes = () if ranked or not facts.conflict.save.site.frames else (Message("note.no_suspect"),)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from gradsan import source
 from gradsan.diagnose import build, carriers, fixes
-from gradsan.diagnose import labels as label_room
+from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.borrowed import detach_other_network
 from gradsan.diagnose.collected import forget_collected
 from gradsan.diagnose.facts import Facts
@@ -35,8 +35,8 @@ def step_between_forward_and_backward(facts: Facts) -> Diagnosis | None:
         facts,
         "GS110",
         "step_between_forward_and_backward",
-        values={"update": label_room.update_name(facts, update)},
-        labels=label_room.standard(facts, used=Message("label.used_after_step", {"op": facts.op})),
+        values={"update": label_texts.update_name(facts, update)},
+        labels=label_texts.standard(facts, used=Message("label.used_after_step", {"op": facts.op})),
         fixes=_fixes(facts) if update else (),
         notes=tuple(notes),
     )
@@ -63,7 +63,7 @@ def state_carried_over(facts: Facts) -> Diagnosis | None:
     use, save = facts.conflict.use, facts.conflict.save
     used = Message("label.used_across_step", {"bridge": shown, "step": use.step, "earlier": save.step})
     labels = (
-        *label_room.standard(facts, used=used),
+        *label_texts.standard(facts, used=used),
         *_bridge_label(bridge, carrier, Message("label.bridge", {"bridge": shown})),
     )
     updated = facts.updates[0].site
@@ -75,7 +75,7 @@ def state_carried_over(facts: Facts) -> Diagnosis | None:
         "state_carried_over",
         values={
             "bridge": shown,
-            "update": label_room.update_name(facts, facts.updates[0]),
+            "update": label_texts.update_name(facts, facts.updates[0]),
             "step": use.step,
             "earlier": save.step,
         },
@@ -101,7 +101,7 @@ def _bridge_label(bridge: Bridge, carrier: carriers.Carrier | None, message: Mes
         is_called = any(source.in_same_function(above, bound_at) for above in carrier.callers)
         callers = () if is_called else carrier.callers
         return (Label("bridge", bound_at, message, bridge.older, Site((*callers, bound_at))),)
-    return label_room.at("bridge", bridge.taken_near[-1] if bridge.taken_near else None, message, op=bridge.older)
+    return label_texts.at("bridge", bridge.taken_near[-1] if bridge.taken_near else None, message, op=bridge.older)
 
 
 def statistics_updated(facts: Facts) -> Diagnosis | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from gradsan import source
 from gradsan.diagnose import build, value_fixes
-from gradsan.diagnose import labels as label_room
+from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.facts import Facts
 from gradsan.diagnose.levels import inner_frames, place
 from gradsan.model import Diagnosis, Message
@@ -22,7 +22,7 @@ def no_grad_write(facts: Facts) -> Diagnosis | None:
         return None
     write = facts.first
     name = _made_as(facts) or facts.name
-    values = {"name": name, "op": facts.op, "writer": label_room.as_written(write.op)}
+    values = {"name": name, "op": facts.op, "writer": label_texts.as_written(write.op)}
     recorded = "no_grad" if not write.grad_enabled else "alias"
     is_open = recorded == "no_grad" and conflict.compared is None
     found = build.diagnosis(
@@ -33,8 +33,8 @@ def no_grad_write(facts: Facts) -> Diagnosis | None:
         values=values,
         explanation=f"no_grad_write.{recorded}",
         labels=(
-            *label_room.at("note", conflict.alias_site, Message("label.computed_here", values)),
-            *label_room.changed_value(
+            *label_texts.at("note", conflict.alias_site, Message("label.computed_here", values)),
+            *label_texts.changed_value(
                 facts,
                 values,
                 written=f"label.not_recorded.{recorded}",
@@ -70,7 +70,7 @@ def forward_alias(facts: Facts) -> Diagnosis | None:
         "argument": inner or name,
         "function": "forward" if frame is None else frame.function,
         "op": facts.op,
-        "writer": label_room.as_written(write.op),
+        "writer": label_texts.as_written(write.op),
     }
     found = build.diagnosis(
         facts,
@@ -78,7 +78,7 @@ def forward_alias(facts: Facts) -> Diagnosis | None:
         "forward_alias",
         severity="warning",
         values=values,
-        labels=label_room.changed_value(
+        labels=label_texts.changed_value(
             facts,
             values,
             written="label.argument_written",

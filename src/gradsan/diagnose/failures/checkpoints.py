@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gradsan import source
-from gradsan.diagnose import labels as label_room
+from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts, statements
 from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Message, NamedTensor
 
@@ -35,7 +35,7 @@ def cached_value_overwritten(failure: Failure) -> Diagnosis | None:
         (label.frame.file, label.frame.line): label
         for write in writes
         for label in parts.label_of(
-            write, "written", "label.written.op", {**values, "op": label_room.as_written(write.op)}
+            write, "written", "label.written.op", {**values, "op": label_texts.as_written(write.op)}
         )
     }
     return parts.diagnosis(
@@ -44,7 +44,7 @@ def cached_value_overwritten(failure: Failure) -> Diagnosis | None:
         "cached_value_overwritten",
         values=values,
         labels=(
-            *label_room.at("saved", failure.site, Message("label.cached", values)),
+            *label_texts.at("saved", failure.site, Message("label.cached", values)),
             *written.values(),
             *parts.label_of(parts.clue(failure, "rerun"), "used", "label.checkpoint_differs", values),
         ),

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from gradsan import source
-from gradsan.diagnose import labels as label_room
+from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts, statements
 from gradsan.diagnose.names import inputs_by_role
 from gradsan.diagnose.needs import Need, need_of
@@ -66,7 +66,7 @@ def compiled_overwritten(failure: Failure) -> Diagnosis | None:
         labels=(
             *_saved(save, need, values),
             *_written(writes, values),
-            *label_room.at("used", failure.site, Message("label.compiled_overwritten", values)),
+            *label_texts.at("used", failure.site, Message("label.compiled_overwritten", values)),
         ),
         tensor=_tensor(save, name),
         fixes=(*_fixes(failure, writes, values), *(() if writes else _uncompiled(values))),
@@ -109,7 +109,7 @@ def _written(writes: tuple[Clue, ...], values: Mapping[str, Any]) -> tuple[Label
     """Each line once."""
     found: dict[tuple[str, int], Label] = {}
     for write in writes:
-        op = label_room.as_written(write.op)
+        op = label_texts.as_written(write.op)
         for label in parts.label_of(write, "written", "label.written.op", {**values, "op": op}):
             found.setdefault((label.frame.file, label.frame.line), label)
     return tuple(found.values())
@@ -169,7 +169,7 @@ def undeclared_mutation(failure: Failure) -> Diagnosis | None:
                     write,
                     "written",
                     "label.written_in_operator",
-                    {**values, "by": label_room.as_written(write.op)},
+                    {**values, "by": label_texts.as_written(write.op)},
                 )
             ),
         ),
@@ -194,6 +194,6 @@ def compiled_memory_reused(failure: Failure) -> Diagnosis | None:
         "GS520",
         "compiled_memory_reused",
         explanation=f"explanation.{failure.row}",
-        labels=label_room.at("used", failure.site, Message(f"label.{failure.row}")),
+        labels=label_texts.at("used", failure.site, Message(f"label.{failure.row}")),
         fixes=tuple(parts.fix(kind, "preserved", {}) for kind in _INSTEAD[failure.row]),
     )

@@ -10,7 +10,7 @@ GS519: what FullyShardedDataParallel cannot do with parameters that it gathers a
 from __future__ import annotations
 
 from gradsan import source
-from gradsan.diagnose import labels as label_room
+from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts, statements
 from gradsan.model import Diagnosis, Failure, Fix, Frame, Label, Message
 
@@ -39,7 +39,7 @@ def gradient_reduced_twice(failure: Failure) -> Diagnosis | None:
         explanation=f"explanation.gradient_reduced_twice{'_by_checkpoint' if calls else ''}",
         labels=(
             *labels.values(),
-            *label_room.at("used", failure.site, Message("label.gradient_reduced_twice", values)),
+            *label_texts.at("used", failure.site, Message("label.gradient_reduced_twice", values)),
         ),
         fixes=fixes,
     )
@@ -65,7 +65,7 @@ def reduction_unfinished(failure: Failure) -> Diagnosis | None:
         labels=(
             *owners.values(),
             *parts.label_of(parts.clue(failure, "past_backward"), "note", "label.ended_without", values),
-            *label_room.at("used", failure.site, Message("label.reduction_unfinished", values)),
+            *label_texts.at("used", failure.site, Message("label.reduction_unfinished", values)),
         ),
         fixes=(
             parts.fix("find_unused_parameters", "preserved", values),

@@ -12,7 +12,7 @@ GS223: a gradient hook was left behind when its view was written.
 from __future__ import annotations
 
 from gradsan import source
-from gradsan.diagnose import labels as label_room
+from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts
 from gradsan.diagnose.levels import place
 from gradsan.model import Clue, Diagnosis, Failure, Fix, Message, NamedTensor
@@ -40,7 +40,7 @@ def gradient_kept(failure: Failure) -> Diagnosis | None:
         values=values,
         severity="warning",
         labels=(
-            *label_room.at("used", failure.site, Message("label.adds_to_gradient", values)),
+            *label_texts.at("used", failure.site, Message("label.adds_to_gradient", values)),
             *parts.label_of(updated, "written", "label.updated_by_gradient", values),
         ),
         tensor=_gradient_of(leaf),
@@ -50,7 +50,7 @@ def gradient_kept(failure: Failure) -> Diagnosis | None:
 
 
 def _writer(name: str, op: str) -> str:
-    return f"{name}.data = ..." if op == "data =" else label_room.as_written(op)
+    return f"{name}.data = ..." if op == "data =" else label_texts.as_written(op)
 
 
 def _fixes(by_step: bool, values: dict[str, object]) -> tuple[Fix, ...]:
@@ -74,7 +74,7 @@ def gradient_overwritten(failure: Failure) -> Diagnosis | None:
     facts = gradient.values
     values = {
         "name": gradient.name,
-        "writer": label_room.as_written(gradient.op),
+        "writer": label_texts.as_written(gradient.op),
         "op": parts.op_of(branching),
         "sibling": None if sibling is None else sibling.name,
     }
@@ -91,7 +91,7 @@ def gradient_overwritten(failure: Failure) -> Diagnosis | None:
         explanation=f"explanation.gradient_overwritten{'_by' if is_named else variant}",
         labels=(
             *parts.label_of(branching, "note", "label.gradient_branches", values),
-            *label_room.at("used", failure.site, Message("label.hands_gradients", values)),
+            *label_texts.at("used", failure.site, Message("label.hands_gradients", values)),
             *parts.label_of(gradient, "written", f"label.gradient_written{'_by' if is_named else variant}", values),
         ),
         tensor=NamedTensor(gradient.name, facts["shape"], facts["dtype"], facts["device"], None, None),
@@ -121,7 +121,7 @@ def update_lost(failure: Failure) -> Diagnosis | None:
         labels=(
             *parts.label_of(asked, "note", "label.differentiable_gradient", values),
             *parts.label_of(updated, "written", "label.updated_past_graph", values),
-            *label_room.at("used", failure.site, Message("label.begins_at_new_values", values)),
+            *label_texts.at("used", failure.site, Message("label.begins_at_new_values", values)),
         ),
         tensor=_tensor_of(updated),
         fixes=(
@@ -133,7 +133,7 @@ def update_lost(failure: Failure) -> Diagnosis | None:
 
 
 def _update_shown(updated: Clue) -> str:
-    return f"{updated.name}.data = ..." if updated.op == "data =" else label_room.as_written(updated.op)
+    return f"{updated.name}.data = ..." if updated.op == "data =" else label_texts.as_written(updated.op)
 
 
 def _tensor_of(updated: Clue) -> NamedTensor:
@@ -153,7 +153,7 @@ def hook_lost(failure: Failure) -> Diagnosis | None:
     name = (None if frame is None else source.method_receiver(frame)) or hook.name
     if name is None:
         return None
-    values = {"name": name, "writer": label_room.as_written(written.op)}
+    values = {"name": name, "writer": label_texts.as_written(written.op)}
     earlier = "_earlier" if failure.values.get("earlier") else ""
     return parts.diagnosis(
         failure,
@@ -165,7 +165,7 @@ def hook_lost(failure: Failure) -> Diagnosis | None:
         labels=(
             *parts.label_of(hook, "note", "label.hook_registered", values),
             *parts.label_of(written, "written", "label.hook_left_behind", values),
-            *label_room.at("used", failure.site, Message("label.hook_passed_by", values)),
+            *label_texts.at("used", failure.site, Message("label.hook_passed_by", values)),
         ),
         tensor=NamedTensor(name, hook.values["shape"], hook.values["dtype"], hook.values["device"], None, None),
         fixes=(parts.fix("register_hook_after", "changed", values),),

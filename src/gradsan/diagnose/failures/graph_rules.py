@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gradsan import source
-from gradsan.diagnose import labels as label_room
+from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts
 from gradsan.diagnose.needs import op_name
 from gradsan.model import Diagnosis, Failure, Message, NamedTensor, Severity
@@ -95,7 +95,7 @@ def graph_rules(failure: Failure) -> Diagnosis | None:
             *parts.label_of(parts.clue(failure, "definition"), "note", "label.backward_defined", values),
             *parts.label_of(node, "created", "label.forward_of_function", values),
             *parts.label_of(parts.clue(failure, "rebased"), "written", "label.rebased_here", values),
-            *label_room.at("used", failure.site, Message(f"label.{rule.label}", values)),
+            *label_texts.at("used", failure.site, Message(f"label.{rule.label}", values)),
         ),
         tensor=_tensor(failure, name),
         fixes=tuple(parts.fix(kind, meaning, values) for kind, meaning in fixes),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gradsan import source
-from gradsan.diagnose import labels as label_room
+from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts
 from gradsan.diagnose.levels import place, user_frames
 from gradsan.model import Diagnosis, Failure, Fix, Label, Message, NamedTensor, Site
@@ -19,7 +19,7 @@ def loss_without_graph(failure: Failure) -> Diagnosis | None:
     frames = user_frames(failure.site)
     name = (source.method_receiver(frames[-1]) if frames else None) or Message("label.the_loss")
     cuts = _cuts(failure)
-    used = label_room.at("used", failure.site, Message("label.loss_at"), op="backward")
+    used = label_texts.at("used", failure.site, Message("label.loss_at"), op="backward")
     if not cuts:
         return _nothing_requires_grad(failure, name, used)
     cut = cuts[0]
@@ -85,7 +85,7 @@ def _nothing_requires_grad(failure: Failure, name: str | Message, used: tuple[La
     made = source.definition_of(frames[-1], name) if frames and isinstance(name, str) else None
     created: tuple[Label, ...] = ()
     if made is not None and place(failure.site) is not None:
-        created = label_room.at("created", Site((made.frame,)), Message("label.nothing_requires_grad"))
+        created = label_texts.at("created", Site((made.frame,)), Message("label.nothing_requires_grad"))
     return parts.diagnosis(
         failure,
         "GS405",

@@ -9,7 +9,7 @@ Autograd has done what the program says. What was meant is read off the source, 
 from __future__ import annotations
 
 from gradsan import source
-from gradsan.diagnose import labels as label_room
+from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts
 from gradsan.diagnose.levels import place
 from gradsan.model import Clue, Diagnosis, Failure, Message, NamedTensor
@@ -38,7 +38,7 @@ def loss_changed(failure: Failure) -> Diagnosis | None:
     computed, written = parts.clue(failure, "computed"), parts.clue(failure, "written")
     if computed is None or written is None or not computed.name:
         return None
-    writer = f"{computed.name}.data = ..." if written.op == "data =" else label_room.as_written(written.op)
+    writer = f"{computed.name}.data = ..." if written.op == "data =" else label_texts.as_written(written.op)
     values = {"name": computed.name, "writer": writer}
     return parts.diagnosis(
         failure,
@@ -51,7 +51,7 @@ def loss_changed(failure: Failure) -> Diagnosis | None:
         labels=(
             *parts.label_of(computed, "note", "label.loss_computed", values),
             *parts.label_of(written, "written", "label.loss_changed", values),
-            *label_room.at("used", failure.site, Message("label.loss_as_it_was", values)),
+            *label_texts.at("used", failure.site, Message("label.loss_as_it_was", values)),
         ),
         tensor=_tensor(computed),
         fixes=(parts.fix("out_of_place", "changed", values, summary="help.loss_recorded"),),
@@ -88,7 +88,7 @@ def input_reused(failure: Failure) -> Diagnosis | None:
         labels=(
             *parts.label_of(written, "written", "label.input_changed", values),
             *parts.label_of(read, "saved", "label.input_read_again", values),
-            *label_room.at("used", failure.site, Message("label.new_value_used", {"name": read.name})),
+            *label_texts.at("used", failure.site, Message("label.new_value_used", {"name": read.name})),
         ),
         tensor=NamedTensor(
             read.name, written.values["shape"], written.values["dtype"], written.values["device"], None, None
@@ -119,7 +119,7 @@ def term_constant(failure: Failure) -> Diagnosis | None:
         labels=(
             *parts.label_of(asked, "created", "label.gradient_without_graph", values),
             *parts.label_of(added, "note", "label.constant_added", values),
-            *label_room.at("used", failure.site, Message("label.constant_ignored", values)),
+            *label_texts.at("used", failure.site, Message("label.constant_ignored", values)),
         ),
         tensor=_tensor(asked, names[0]) if names else None,
         fixes=(parts.fix("create_graph", "changed", values),),
@@ -150,7 +150,7 @@ def term_lost(failure: Failure) -> Diagnosis | None:
         severity="warning",
         labels=(
             *parts.label_of(term, "created", "label.term_computed", values),
-            *label_room.at("used", failure.site, Message("label.term_fills", values)),
+            *label_texts.at("used", failure.site, Message("label.term_fills", values)),
             *parts.label_of(stepped, "note", "label.term_step", values),
         ),
         tensor=_tensor(term, names[0]) if names else None,
@@ -169,7 +169,7 @@ def data_changed(failure: Failure) -> Diagnosis | None:
     facts = changed[0].values
     values = {
         "name": changed[0].name,
-        "writer": ", ".join(dict.fromkeys(label_room.as_written(one.op) for one in changed)),
+        "writer": ", ".join(dict.fromkeys(label_texts.as_written(one.op) for one in changed)),
         "times": facts["times"],
         "parts": facts["parts"],
     }
@@ -182,7 +182,7 @@ def data_changed(failure: Failure) -> Diagnosis | None:
         severity="warning",
         labels=(
             *{label.frame.line: label for label in labels}.values(),
-            *label_room.at("used", failure.site, Message("label.data_used_changed", values)),
+            *label_texts.at("used", failure.site, Message("label.data_used_changed", values)),
         ),
         tensor=NamedTensor(changed[0].name, facts["shape"], facts["dtype"], facts["device"], None, None),
         fixes=(parts.fix("scale_out_of_place", "changed", values),),

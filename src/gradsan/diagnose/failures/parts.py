@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from gradsan.diagnose import labels as label_room
+from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.needs import op_name
 from gradsan.model import (
     Clue,
@@ -38,7 +38,7 @@ def op_of(found: Clue | None) -> str:
 
 def label_of(found: Clue | None, role: Role, key: str, values: Mapping[str, Any]) -> tuple[Label, ...]:
     """A label at a clue's place; none where the clue is missing or has no place."""
-    return () if found is None else label_room.at(role, found.site, Message(key, dict(values)), op=found.op)
+    return () if found is None else label_texts.at(role, found.site, Message(key, dict(values)), op=found.op)
 
 
 def fix(

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gradsan import source
-from gradsan.diagnose import labels as label_room
+from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts, statements
 from gradsan.model import Clue, Diagnosis, Failure, Fix, Message, NamedTensor
 
@@ -43,7 +43,7 @@ def leaf_written(failure: Failure) -> Diagnosis | None:
         explanation="explanation.leaf_view_written" if is_view else f"explanation.leaf_written_as_{purpose}",
         labels=(
             *statements.created(failure, target),
-            *label_room.at(
+            *label_texts.at(
                 "written", failure.site, Message("label.leaf_written", values), op=statements.op_shown(target)
             ),
             *parts.label_of(parts.clue(failure, "rerun"), "used", "label.checkpoint_differs", values),
@@ -123,7 +123,7 @@ def _found_late(failure: Failure) -> Diagnosis:
     frame = None if clues[-1].site is None else clues[-1].site.user_frame
     written = None if frame is None else source.writing_at(frame)
     name = written.target if written is not None else Message("label.unnamed")
-    values = {"name": name, "op": label_room.as_written(clues[-1].op)}
+    values = {"name": name, "op": label_texts.as_written(clues[-1].op)}
     labels = {
         (label.frame.file, label.frame.line): label
         for clue in clues
@@ -145,7 +145,7 @@ def _found_late(failure: Failure) -> Diagnosis:
         "expanded_written",
         values=values,
         explanation="explanation.expanded_written_late",
-        labels=(*created, *labels.values(), *label_room.at("used", failure.site, Message("label.overlap_found"))),
+        labels=(*created, *labels.values(), *label_texts.at("used", failure.site, Message("label.overlap_found"))),
         tensor=NamedTensor(
             passing or (name if isinstance(name, str) else None),
             clues[-1].values.get("shape", ()),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from gradsan import source
 from gradsan.diagnose import carriers
-from gradsan.diagnose import labels as label_room
+from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.borrowed import detach_other_network
 from gradsan.diagnose.collected import forget_collected
 from gradsan.diagnose.failures import parts
@@ -54,7 +54,7 @@ def second_backward(failure: Failure) -> Diagnosis | None:
             *SHARED,
             title="title.freed_graph_needed_again",
             explanation="explanation.freed_graph_needed_again",
-            labels=label_room.at("used", failure.site, Message("label.needs_freed_graph")),
+            labels=label_texts.at("used", failure.site, Message("label.needs_freed_graph")),
             fixes=(parts.fix("recompute_forward", "changed", {}, summary="help.recompute_shared"),),
             notes=(Message("note.retain_graph_costs"),),
         )
@@ -271,7 +271,7 @@ def _bridge_label(case: _Case, key: str | None, values: Mapping[str, object]) ->
         return ()
     message = Message(key, dict(values))
     if case.bound_at is None:
-        return label_room.at("bridge", case.bridge.site, message, op=case.bridge.op)
+        return label_texts.at("bridge", case.bridge.site, message, op=case.bridge.op)
     return (Label("bridge", case.bound_at, message, case.bridge.op, Site((case.bound_at,))),)
 
 

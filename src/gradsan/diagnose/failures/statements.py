@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from gradsan import source
-from gradsan.diagnose import labels as label_room
+from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts
 from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Label, Message, NamedTensor, Role, Severity, Site
 
@@ -24,7 +24,7 @@ def op_shown(target: Clue | None) -> str:
     """The operation as one writes it: ``+=`` for ``__iadd__``."""
     if target is None or not target.op:
         return "?"
-    return label_room.as_written(target.op)
+    return label_texts.as_written(target.op)
 
 
 def known_as(target: Clue | None) -> tuple[Message, ...]:
@@ -60,8 +60,8 @@ def created(failure: Failure, target: Clue | None) -> tuple[Label, ...]:
 
 
 def at_frame(role: Role, frame: Frame, message: Message) -> tuple[Label, ...]:
-    """A label at a place that the source told."""
-    return label_room.at(role, Site((frame,)), message)
+    """A label at a place that was found in the source."""
+    return label_texts.at(role, Site((frame,)), message)
 
 
 def changed(failure: Failure, suggest: Callable[[Frame], source.Change | None]) -> Lines:
@@ -132,7 +132,7 @@ def stopped(
         severity=severity,
         title=title,
         explanation=explanation,
-        labels=(*created(failure, target), *between, *label_room.at(role, failure.site, here, op=op)),
+        labels=(*created(failure, target), *between, *label_texts.at(role, failure.site, here, op=op)),
         tensor=named_tensor(target),
         fixes=fixes(filled),
         notes=(*known_as(target), *notes),
@@ -142,7 +142,7 @@ def stopped(
 def copy_where_made(
     failure: Failure, values: Mapping[str, Any], kind: str = "clone_before_mutation"
 ) -> tuple[Fix, ...]:
-    """Let the name be a copy from the start: ``x = y.expand(3, 4).clone()``; without a line where that is not told."""
+    """Let the name be a copy from the start: ``x = y.expand(3, 4).clone()``; without a line where that is not known."""
     target, frame = parts.clue(failure, "target"), failure.site.user_frame
     lines = copied_where_made(frame, target.name) if target is not None and target.name and frame is not None else ()
     return (parts.fix(kind, "preserved", values, lines=lines),)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gradsan import source
-from gradsan.diagnose import labels as label_room
+from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts, statements
 from gradsan.diagnose.levels import place
 from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Label, Message, NamedTensor
@@ -44,7 +44,7 @@ def _lost(failure: Failure) -> Diagnosis:
         explanation="explanation.leaf_lost_step" if was_computed else "explanation.leaf_lost_moved",
         labels=(
             *_where_lost(failure, replaced, values),
-            *label_room.at("used", failure.site, Message(_used(parameter), values)),
+            *label_texts.at("used", failure.site, Message(_used(parameter), values)),
         ),
         tensor=_tensor(parameter),
         fixes=(parts.fix("update_in_place", "changed", values),)
@@ -75,7 +75,7 @@ def _not_reached(failure: Failure) -> Diagnosis:
         severity="warning" if is_all else "note",
         labels=(
             *_where_left_out(parts.clues(failure, "parameter")),
-            *label_room.at("used", failure.site, Message("label.not_reached_step", values)),
+            *label_texts.at("used", failure.site, Message("label.not_reached_step", values)),
         ),
         tensor=_tensor(parameter),
         fixes=(parts.fix("use_it", "changed", values),),
@@ -95,13 +95,13 @@ def _others(parameters: tuple[Clue, ...], missing: int) -> tuple[Message, ...]:
 def _where_left_out(parameters: tuple[Clue, ...]) -> tuple[Label, ...]:
     """What the forwards that own the parameters do with them; of at most four attributes."""
     found: list[Label] = []
-    told: set[tuple[Frame, str]] = set()
+    shown: set[tuple[Frame, str]] = set()
     for one in parameters:
         frame = one.site.user_frame if one.site is not None else None
         attribute = str(one.values.get("attribute", ""))
-        if frame is None or (frame, attribute) in told or len(told) == _ATTRIBUTES_SHOWN:
+        if frame is None or (frame, attribute) in shown or len(shown) == _ATTRIBUTES_SHOWN:
             continue
-        told.add((frame, attribute))
+        shown.add((frame, attribute))
         uses = source.uses_in(frame, attribute)
         values = {"attribute": attribute, "owner": one.values.get("owner", "?")}
         if uses == ():
@@ -119,14 +119,14 @@ def _where_left_out(parameters: tuple[Clue, ...]) -> tuple[Label, ...]:
 
 def _where_lost(failure: Failure, replaced: Clue | None, values: Mapping[str, object]) -> tuple[Label, ...]:
     """Where the optimizer took the tensor, and the statement after it that gave its name to another one."""
-    told = parts.label_of(replaced, "created", "label.leaf_lost_at", values)
+    shown = parts.label_of(replaced, "created", "label.leaf_lost_at", values)
     frame = failure.site.user_frame
     if frame is None or replaced is None or not replaced.name:
-        return told
+        return shown
     receiver = source.method_receiver(frame)
     made = [] if receiver is None else [place for _, place in source.assignments(frame, receiver)]
     holder = made[0] if len(made) == 1 else None
-    if not told:
+    if not shown:
         bound = [
             (part, place)
             for part, place in source.assignments(frame, replaced.name)
@@ -134,10 +134,10 @@ def _where_lost(failure: Failure, replaced: Clue | None, values: Mapping[str, ob
         ]
         places = [place for part, place in bound if part == bound[0][0]]
         if len(places) == 1 and (holder is not None or len(bound) == 1):
-            told = statements.at_frame("created", places[0], Message("label.leaf_lost_at", dict(values)))
+            shown = statements.at_frame("created", places[0], Message("label.leaf_lost_at", dict(values)))
     if holder is None:
-        return told
-    return (*statements.at_frame("note", holder, Message("label.holder_made", dict(values))), *told)
+        return shown
+    return (*statements.at_frame("note", holder, Message("label.holder_made", dict(values))), *shown)
 
 
 def _used(parameter: Clue | None) -> str:
@@ -176,7 +176,7 @@ def _read_past_graph(failure: Failure, read: Clue, values: dict[str, object], te
         explanation="explanation.parameter_read_past_graph",
         labels=(
             *parts.label_of(read, "created", "label.read_past_graph", values),
-            *label_room.at("used", failure.site, Message("label.not_reached_step", values)),
+            *label_texts.at("used", failure.site, Message("label.not_reached_step", values)),
         ),
         tensor=tensor,
         fixes=(parts.fix("read_with_graph", "changed", values, lines=lines),),
@@ -231,8 +231,8 @@ def _why_kept(facts: Mapping[str, object]) -> str:
 def _round_label(failure: Failure, is_unused: bool) -> tuple[Label, ...]:
     """Where each round calls backward, or where it makes a graph that none uses."""
     if is_unused:
-        return label_room.at("note", failure.site, Message("label.made_unused"))
-    return label_room.at("used", failure.site, Message("label.loss_at"))
+        return label_texts.at("note", failure.site, Message("label.made_unused"))
+    return label_texts.at("used", failure.site, Message("label.loss_at"))
 
 
 def _cut_growth(
@@ -264,7 +264,7 @@ def _non_leaf(failure: Failure) -> Diagnosis:
         severity="warning" if is_update else "note",
         labels=(
             *parts.label_of(made, "created", "label.lost_by_update" if is_update else "label.made_by", values),
-            *label_room.at("used", failure.site, Message("label.read_grad", values)),
+            *label_texts.at("used", failure.site, Message("label.read_grad", values)),
         ),
         tensor=_tensor(made),
         fixes=(parts.fix("update_in_place", "changed", values),)

@@ -15,7 +15,7 @@ GS315: an in-place activation whose backward cannot be computed from its result.
 
 from __future__ import annotations
 
-from gradsan.diagnose import labels as label_room
+from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts, statements
 from gradsan.model import Diagnosis, Failure, Message
 
@@ -65,7 +65,7 @@ def view_base_written(failure: Failure) -> Diagnosis | None:
     writes = tuple(
         label
         for clue in parts.clues(failure, "base_written")
-        for label in parts.label_of(clue, "written", "label.base_written", {"op": label_room.as_written(clue.op)})
+        for label in parts.label_of(clue, "written", "label.base_written", {"op": label_texts.as_written(clue.op)})
     )
     is_recorded = failure.row == "multi_view_base_written"
     return statements.stopped(

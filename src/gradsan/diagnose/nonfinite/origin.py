@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from gradsan.diagnose import compiled
-from gradsan.diagnose import labels as label_room
+from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.labels import as_written
 from gradsan.diagnose.needs import need_of, op_name
 from gradsan.diagnose.nonfinite.fixes import fixes
@@ -108,8 +108,8 @@ def _explain_notice(found: NonFinite) -> Diagnosis:
         title=Message("title.nonfinite_noticed", values),
         explanation=why,
         labels=(
-            *label_room.at("noticed", found.noticed, Message(f"label.nonfinite_{noticed}", values)),
-            *label_room.at(
+            *label_texts.at("noticed", found.noticed, Message(f"label.nonfinite_{noticed}", values)),
+            *label_texts.at(
                 "path", found.consumed, Message(f"label.nonfinite_step_{found.seen}", values), op=found.consumer
             ),
         ),
@@ -310,7 +310,7 @@ def _labels(found: NonFinite, values: dict[str, object]) -> Iterable[Label]:
     birth = found.birth
     is_step = birth.op == found.consumer
     key = "label.nonfinite_origin_" + ("forward" if birth.born == "update" and not is_step else birth.born)
-    origin = label_room.at("origin", birth.site, Message(key, values), op=birth.op)
+    origin = label_texts.at("origin", birth.site, Message(key, values), op=birth.op)
     yield from origin
     seen = {(label.frame.file, label.frame.line) for label in origin}
     ends = {_line(found.noticed), _line(found.consumed)}
@@ -322,12 +322,14 @@ def _labels(found: NonFinite, values: dict[str, object]) -> Iterable[Label]:
         seen.add(line)
         shown += 1
         on = {**values, "op": _op_of_path(op)}
-        yield from label_room.at("path", site, Message("label.nonfinite_path", on), op=op)
+        yield from label_texts.at("path", site, Message("label.nonfinite_path", on), op=op)
     if birth.born == "update" and is_step:
         return
-    yield from label_room.at("noticed", found.noticed, Message("label.nonfinite_noticed", values))
+    yield from label_texts.at("noticed", found.noticed, Message("label.nonfinite_noticed", values))
     if found.consumed is not None and found.consumer is not None:
-        yield from label_room.at("path", found.consumed, Message("label.nonfinite_consumed", values), op=found.consumer)
+        yield from label_texts.at(
+            "path", found.consumed, Message("label.nonfinite_consumed", values), op=found.consumer
+        )
 
 
 def _op_of_path(op: str) -> str:

@@ -187,7 +187,7 @@ class Base:
             lies,
         )
 
-    def meet(self, one: Content, other: Content) -> Content:
+    def examine(self, one: Content, other: Content) -> Content:
         """The content of a memory that was written on one of two ways, or differently on both."""
         parents = tuple(node for node in (one.node, other.node) if node is not None)
         grad = max(one.grad, other.grad)
@@ -196,7 +196,7 @@ class Base:
 
     def join(self, one: State | None, other: State | None, way: Way) -> State | None:
         """The state after two ways."""
-        return joined(one, other, way, self.merge, self.meet)
+        return joined(one, other, way, self.merge, self.examine)
 
     # -- what the parts say to each other
 

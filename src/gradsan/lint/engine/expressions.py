@@ -189,7 +189,7 @@ class Expressions(Elements):
         return both
 
     def truth(self, node: ast.expr, state: State) -> bool | None:
-        """Whether a condition holds; None where the source does not tell."""
+        """Whether a condition holds; None where the source does not decide."""
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             inner = self.truth(node.operand, state)
             return None if inner is None else not inner

@@ -53,7 +53,7 @@ class State:
 
 
 def joined(
-    one: State | None, other: State | None, way: Way, merge: Merge, meet: Callable[..., Content]
+    one: State | None, other: State | None, way: Way, merge: Merge, examine: Callable[..., Content]
 ) -> State | None:
     """The state after two ways at whose end stand ``one`` and ``other``; None for a way that does not end here.
 
@@ -78,7 +78,7 @@ def joined(
     for memory, content in other.content.items():
         held = one.content.get(memory)
         if held is not content:
-            one.content[memory] = content if held is None else meet(held, content)
+            one.content[memory] = content if held is None else examine(held, content)
     if one.freed is not other.freed:
         one.freed = {node: site for node, site in one.freed.items() if node in other.freed}
     one.grad = one.grad and other.grad

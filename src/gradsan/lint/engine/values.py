@@ -43,7 +43,7 @@ __all__ = [
 NO: Final = 0
 MAYBE: Final = 1
 YES: Final = 2
-"""Whether a value requires grad, as far as the source tells."""
+"""Whether a value requires grad, as far as the source shows."""
 
 Way: TypeAlias = tuple[tuple[int, int], ...]
 """The undecided choices within which something stands: (the choice, its arm), outermost first."""

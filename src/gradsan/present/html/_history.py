@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradsan.model import Diagnosis, Event, Knot
+from gradsan.model import Diagnosis, Event, PathNode
 from gradsan.present._canvas import Canvas
 from gradsan.present._places import shown_path
 from gradsan.present.html._markup import Html, html_word, tag
@@ -21,14 +21,14 @@ def way(diagnosis: Diagnosis, canvas: Canvas) -> Html | None:
     """The part of the graph from the loss to the Node that kept the value; None where it is not known."""
     if not diagnosis.way:
         return None
-    knots = [tag("li", *_knot(knot, canvas), class_=f"knot {knot.kind}") for knot in diagnosis.way]
-    return tag("ol", *knots, class_="way")
+    nodes = [tag("li", *_node(node, canvas), class_=f"knot {node.kind}") for node in diagnosis.way]
+    return tag("ol", *nodes, class_="way")
 
 
-def _knot(knot: Knot, canvas: Canvas) -> tuple[Html | None, ...]:
-    kind = tag("span", _word(canvas, f"knot_{knot.kind}"), class_="kind")
-    name = tag("code", tag("bdi", knot.name)) if knot.name else None
-    step = tag("span", _word(canvas, "in_step", step=knot.step), class_="quiet") if knot.step is not None else None
+def _node(node: PathNode, canvas: Canvas) -> tuple[Html | None, ...]:
+    kind = tag("span", _word(canvas, f"knot_{node.kind}"), class_="kind")
+    name = tag("code", tag("bdi", node.name)) if node.name else None
+    step = tag("span", _word(canvas, "in_step", step=node.step), class_="quiet") if node.step is not None else None
     return kind, name, step
 
 

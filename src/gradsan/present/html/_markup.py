@@ -82,7 +82,7 @@ _OF_THE_SCRIPT = (
 
 
 def html_word(language: str, name: str, /, **values: Any) -> str:
-    """Return one of the page's own words, from the table ``html`` of the text room."""
+    """Return one of the page's own words, from the table ``html`` of the text package."""
     return text.say(Message(f"html.{name}", values), language)
 
 

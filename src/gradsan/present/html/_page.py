@@ -120,9 +120,9 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
 
 
-_ROOM = 8
-_ROOM_FOR_FINDING = 30
-_MOST_ROOM = 60
+_COLUMNS = 8
+_COLUMNS_OF_FINDING = 30
+_MOST_COLUMNS = 60
 
 
 def render_fragment(report: Report, *, language: str, cwd: Path | None = None) -> str:
@@ -130,7 +130,7 @@ def render_fragment(report: Report, *, language: str, cwd: Path | None = None) -
 
     One ``iframe`` that loads nothing; its height (in rem) grows with the number of findings, up to a bound.
     """
-    height = min(_ROOM + _ROOM_FOR_FINDING * len(report.diagnoses), _MOST_ROOM)
+    height = min(_COLUMNS + _COLUMNS_OF_FINDING * len(report.diagnoses), _MOST_COLUMNS)
     page = render_html(report, language=language, cwd=cwd)
     style = f"width: 100%; height: {height}rem; border: 0; resize: vertical; overflow: auto"
     return str(tag("iframe", title="gradsan", srcdoc=page, style=style))

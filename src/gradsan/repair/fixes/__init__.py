@@ -37,7 +37,7 @@ _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     steps.step_after_loop,
     graphs.sum_losses,
     arguments.not_reentrant,
-    arguments.tell_data_parallel,
+    arguments.find_unused_parameters_in_ddp,
     arguments.disable_fused,
     nonfinite.leave_out_empty,
     nonfinite.clean_data,

@@ -97,19 +97,19 @@ _WRAPPERS = frozenset({"DistributedDataParallel", "DDP"})
 _STATIC_GRAPH, _KEEP_BUFFERS_LOCAL = "static_graph", "keep_buffers_local"
 
 
-def tell_data_parallel(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+def find_unused_parameters_in_ddp(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     """The argument that the diagnosis advises, at every place where a file of its stacks wraps a module."""
     found: list[Fix] = []
     for kind in (_STATIC_GRAPH, _KEEP_BUFFERS_LOCAL):
         if blocks.advice(diagnosis, kind) is None:
             continue
-        lines = blocks.lines_in_files(diagnosis, partial(_told, kind=kind))
+        lines = blocks.lines_in_files(diagnosis, partial(_described, kind=kind))
         if lines:
             found.append(blocks.fix(kind, lines))
     return tuple(found)
 
 
-def _told(source: SourceFile, kind: str) -> Change | None:
+def _described(source: SourceFile, kind: str) -> Change | None:
     calls = [
         node for node in ast.walk(source.module) if isinstance(node, ast.Call) and leaf_name(node.func) in _WRAPPERS
     ]

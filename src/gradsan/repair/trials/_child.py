@@ -55,7 +55,7 @@ class _Watch:
         self.session.start()
         # Of the healed run only the training is asked for.
         Deep.measures = not self._is_reference
-        call_when_uncaught(self.session.meet)
+        call_when_uncaught(self.session.examine)
         call_when_uncaught(self._note_place)
         self.recorder = Recorder(self.request)
         self.recorder.start()

@@ -7,7 +7,7 @@ import shlex
 import sys
 from types import FrameType
 
-_TELLING = frozenset(
+_PRINTING = frozenset(
     {
         *("nvidia-smi", "rocm-smi", "xpu-smi", "nproc", "lscpu", "lspci", "free", "df", "ps", "uptime", "sysctl"),
         *("uname", "hostname", "whoami", "id", "date", "which", "where", "getconf", "sw_vers", "system_profiler"),
@@ -36,17 +36,17 @@ def command_of(program: object, words: object) -> str:
 
 def is_harmless(command: str, caller: FrameType | None) -> bool:
     """Whether the command, started by code that ``caller`` is a frame of, leaves no trace that anybody would miss."""
-    return _only_tells(command) or _is_of_library(caller)
+    return _only_prints(command) or _is_of_library(caller)
 
 
-def _only_tells(command: str) -> bool:
+def _only_prints(command: str) -> bool:
     # `sh -c "..."` is what shell=True makes of a line.
     try:
         words = shlex.split(command)
     except ValueError:
         return False
     if len(words) == 3 and words[0].rpartition("/")[2] in ("sh", "bash") and words[1] == "-c":
-        return _only_tells(words[2])
+        return _only_prints(words[2])
     if not words or any(_SHELL.search(word) for word in words):
         return False
     name = words[0].rpartition("/")[2]
@@ -54,7 +54,7 @@ def _only_tells(command: str) -> bool:
         given = [word for word in words[1:] if not word.startswith("-") or word == "--version"]
         inner = given[1:] if "-C" in words[1:2] else given
         return bool(inner) and inner[0] in _GIT and "--output" not in command
-    return name in _TELLING
+    return name in _PRINTING
 
 
 def _is_of_library(frame: FrameType | None) -> bool:

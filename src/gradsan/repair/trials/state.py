@@ -183,7 +183,7 @@ class _Stepped:
 
 
 class LeftOver:
-    """Listens to ``zero_grad()`` and is told of steps."""
+    """Listens to ``zero_grad()`` and to steps."""
 
     def __init__(self) -> None:
         """Nothing has been cleared or stepped yet."""

@@ -71,7 +71,7 @@ Standing = Literal["graph", "leaf", "plain"]
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A tensor, an array or a number as it was at one point of a run, in little room.
+    """A tensor, an array or a number as it was at one point of a run, in few bytes.
 
     ``checksum`` is that of all its bytes. ``sums`` are float64 numbers, a pair for each of at most 256 parts of it: the
     sum of its elements and that of their absolute values. ``standing`` is ``graph`` for what has a history, ``leaf``

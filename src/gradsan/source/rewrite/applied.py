@@ -58,7 +58,7 @@ class Applied:
 
 
 def applied(source: SourceFile, node: ast.AST) -> Applied | None:
-    """The operation that ``node`` is; None for what is no operation of torch's, as far as the source tells."""
+    """The operation that ``node`` is; None for what is no operation of torch's, as far as the source shows."""
     if isinstance(node, ast.BinOp):
         op = _OPERATORS.get(type(node.op))
         return None if op is None else Applied(node, op, (node.left, node.right))

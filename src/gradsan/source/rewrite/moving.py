@@ -272,7 +272,7 @@ _NOT_VALUES = frozenset({"backward", "device", "dtype", "grad", "is_cuda", "ndim
 def taken_from(taken: Frame, made: Frame) -> list[str]:
     """The names read at ``taken`` whose value the statement at ``made``, of the same function, has computed.
 
-    Directly, or through statements between the two. Empty where the source does not tell.
+    Directly, or through statements between the two. Empty where the source does not decide.
     """
     reader, maker = statement_at(taken), statement_at(made)
     if reader is None or maker is None or reader.node is maker.node or reader.function is not maker.function:

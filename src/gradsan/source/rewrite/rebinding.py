@@ -143,7 +143,7 @@ def _is_comprehension_variable(source: SourceFile, target: ast.Name) -> bool:
 
 
 def _is_parameter(source: SourceFile, target: ast.Attribute) -> bool:
-    """Whether the attribute is an nn.Parameter as far as the file tells: made here, inherited, or of a submodule."""
+    """Whether the attribute is an nn.Parameter as far as the file shows: made here, inherited, or of a submodule."""
     if target.attr in ("weight", "bias") and isinstance(target.value, ast.Attribute | ast.Subscript):
         return True
     key = chain_key(target)
