@@ -376,21 +376,15 @@ def run_added() -> torch.Tensor:
     return h.sum()
 
 
-@pytest.mark.parametrize(
-    ("program", "key", "line"),
-    [
-        (run_rest, "label.written.after_break", "torch._dynamo.graph_break()"),
-        (run_added, "label.written.in_compiled", 'torch.compile(added, backend="aot_eager")(h)'),
-    ],
-)
-def test_what_a_compiled_graph_overwrites_is_said_to_be_its_doing(program: Any, key: str, line: str) -> None:
+@pytest.mark.parametrize("program", [run_rest, run_added])
+def test_what_a_compiled_graph_overwrites_is_said_to_be_its_doing(program: Any) -> None:
     def both_ways() -> None:
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             program().backward()
 
     (diagnosis,) = found(both_ways)
     (written,) = [label for label in diagnosis.labels if label.role == "written"]
-    assert written.message.key == key
-    assert (source_line(written.frame.file, written.frame.line) or "").strip() == line
+    assert written.message.key == "label.written.op"
+    assert (source_line(written.frame.file, written.frame.line) or "").strip() == "h.add_(1)"
     assert diagnosis.tensor is not None
     assert diagnosis.tensor.name not in ("rest", "added")

@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import pickle
+import pkgutil
 import selectors
 import signal
 import socket
@@ -135,8 +136,12 @@ def _import_ahead(modules: Iterable[str]) -> None:
         if "torch" in sys.modules:
             for name in (*_PACKAGES_THAT_ARE_THERE, *_OWN):
                 importlib.import_module(name)
+            from gradsan import source
             from gradsan.repair.trials.held_functions import look_for_holders
 
+            # Their names are found on demand, which would be in each child.
+            for module in pkgutil.walk_packages(source.__path__, f"{source.__name__}."):
+                importlib.import_module(module.name)
             look_for_holders()
             _watch_once()
 
