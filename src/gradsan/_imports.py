@@ -153,7 +153,7 @@ def _preferred_directories(path: Sequence[str], programs_path: Sequence[str]) ->
     return {
         entry or _current_directory()
         for number, entry in enumerate(programs_path)
-        if number < place.get(entry, len(programs_path))
+        if isinstance(entry, str) and number < place.get(entry, len(programs_path))
     }
 
 
