@@ -121,7 +121,7 @@ def test_history_without_events_is_left_out():
 
 def test_fixes_are_diffs_with_what_was_measured():
     text = page(same_line()).text
-    assert "tried, holds" in text
+    assert "tried, works" in text
     text = render_html(bridge(), language="en", cwd=SOURCES)
     assert '<span class="removed">-    h = h_next' in text
     assert '<span class="added">+    h = h_next.detach()' in text
