@@ -51,7 +51,11 @@ _RENEWING = frozenset({"detach_carried_state", "recompute_forward", "reset_state
 
 
 def with_candidates(diagnosis: Diagnosis) -> Diagnosis:
-    """The diagnosis with every further fix that the source allows; advice without lines gives way to the same kind."""
+    """The diagnosis with every further fix that the source allows.
+
+    Advice without lines gives way, in its place, to candidates of the same kind: the order of kinds decides between
+    fixes that change the training.
+    """
     found: list[Fix] = []
     for suggest in _SUGGESTERS:
         try:
@@ -60,9 +64,12 @@ def with_candidates(diagnosis: Diagnosis) -> Diagnosis:
             # Source that does not fit the run: no suggestion from it.
             continue
     found.extend(_without_kept_graph(diagnosis, (*diagnosis.fixes, *found)))
-    kinds = {fix.kind for fix in found}
-    kept = tuple(fix for fix in diagnosis.fixes if fix.lines or fix.kind not in kinds)
-    return replace(diagnosis, fixes=copies.collect_each_value(diagnosis, (*kept, *found)))
+    ordered: list[Fix] = []
+    for fix in diagnosis.fixes:
+        same = [one for one in found if one.kind == fix.kind]
+        ordered.extend([fix] if fix.lines or not same else [one for one in same if one not in ordered])
+    ordered.extend(one for one in found if one not in ordered)
+    return replace(diagnosis, fixes=copies.collect_each_value(diagnosis, tuple(ordered)))
 
 
 def fixes_to_try(diagnoses: Iterable[Diagnosis]) -> int:
