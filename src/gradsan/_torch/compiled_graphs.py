@@ -186,6 +186,45 @@ def written_inputs(node: Any) -> int:
     return int(found)
 
 
+class _Aside:
+    """A compiled Node in one more call of its backward, which may overwrite what it gets and frees nothing."""
+
+    def __init__(self, node: Any) -> None:
+        self._node = node
+        self.saved_tensors = _copies(node.saved_tensors)
+        self._tensors_no_vc_check = _copies(getattr(node, "_tensors_no_vc_check", ()))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._node, name)
+
+    def maybe_clear_saved_tensors(self) -> None:
+        """Saved tensors are those of the program."""
+
+
+def _copies(values: Any) -> Any:
+    found = [one.detach().clone() if isinstance(one, torch.Tensor) else one for one in values]
+    return found if isinstance(values, list) else tuple(found)
+
+
+def run_compiled_backward(node: Any, gradients: list[Any], *, keeps_graph: bool) -> tuple[Any, ...]:
+    """The backward of a compiled Node once more, on copies of what it has saved; one result for each argument.
+
+    ``keeps_graph`` is what the program's own backward will ask for: it decides how the graph is compiled where it has
+    not been yet. Missing, and where the backward counts its runs: raises RuntimeError, and nothing is measured.
+    """
+    engine: Any = torch._C._autograd
+    asked = "_get_current_graph_task_keep_graph"
+    if hasattr(node, "_curr_iter") or not hasattr(engine, asked):
+        raise RuntimeError("a backward that cannot be run once more")
+    original = getattr(engine, asked)
+    setattr(engine, asked, lambda: keeps_graph)
+    try:
+        results = type(node).apply(_Aside(node), *gradients)
+    finally:
+        setattr(engine, asked, original)
+    return tuple(results)
+
+
 def tensors_without_data() -> Any:
     """A mode in which tensors are made without data. Missing: raises, and saves have no line."""
     return torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True)

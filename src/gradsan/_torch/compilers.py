@@ -117,3 +117,46 @@ def without_data(graph: Any) -> contextlib.AbstractContextManager[Any]:
             found: contextlib.AbstractContextManager[Any] = mode
             return found
     return contextlib.nullcontext()
+
+
+INDUCTOR_SETTINGS = "torch._inductor.config"
+"""The module of inductor's settings. Missing: its random numbers are not those of eager code."""
+
+_BACKEND = "_torchdynamo_orig_backend"
+
+
+def draw_as_eager() -> None:
+    """Have inductor draw the random numbers that eager code draws, which by design it does not."""
+    settings: Any = sys.modules.get(INDUCTOR_SETTINGS)
+    if hasattr(settings, "fallback_random"):
+        settings.fallback_random = True
+
+
+def force_backend(name: str) -> None:
+    """Have everything that is compiled be compiled by the backend ``name``. Raises TypeError where it cannot be."""
+    torch.compiler.set_stance("default", force_backend=name)
+
+
+def backend_of_builder(builder: Any) -> tuple[str, Any]:
+    """Name of the backend that gets a traced graph, and the backend itself. Missing: ``?`` and None."""
+    found = getattr(builder, "compiler_fn", None)
+    while hasattr(found, _BACKEND):
+        found = getattr(found, _BACKEND)
+    name = getattr(found, "compiler_name", None) or getattr(found, "__name__", None)
+    return str(name or "?"), found
+
+
+def frame_left_out() -> BaseException:
+    """What a backend raises to have a frame run as eager code. Missing: RuntimeError, and the program fails."""
+    errors: Any = sys.modules.get(COMPILER_ERRORS)
+    kind = getattr(errors, "SkipFrame", RuntimeError)
+    made: BaseException = kind("left out of the comparison")
+    return made
+
+
+def gave_up_compiling() -> bool:
+    """Whether some function was compiled so often that it is run as eager code. Missing: False."""
+    utilities: Any = sys.modules.get("torch._dynamo.utils")
+    counters = getattr(utilities, "counters", {})
+    reasons = [str(reason) for name in ("unimplemented", "graph_break") for reason in counters.get(name, ())]
+    return any("recompile_limit" in reason or "cache_size_limit" in reason for reason in reasons)

@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+from gradsan._torch.kinds import has_elements
+from gradsan._torch.modes import has_modes
+
 # Kind of number as the native search counts them, and how many such numbers one element has.
 _KINDS = {
     torch.float32: (0, 1),
@@ -39,12 +42,74 @@ def is_nonfinite(tensor: Any) -> bool:
     kind = _KINDS.get(tensor.dtype)
     if kind is None or type(tensor) not in _SEARCHED:
         return False
-    if _search is not None and tensor.device.type == "cpu" and tensor.is_contiguous():
-        count = tensor.numel() * kind[1]
-        return bool(count) and _search(_pointer(tensor), count, kind[0]) >= 0
-    if not can_be_nonfinite(tensor) or not tensor.numel():
+    if _search is not None and tensor.device.type == "cpu":
+        elements = _elements_in_memory(tensor)
+        if elements is not None:
+            return bool(elements) and _is_bad(tensor, elements * kind[1], kind[0])
+    if not (can_be_nonfinite(tensor) and has_elements(tensor) and tensor.numel()):
         return False
     return not bool(torch.isfinite(tensor.detach()).all())
 
 
+def is_seen_finite(tensor: Any) -> bool:
+    """Whether a tensor has been searched without any operator, and no element is NaN or Inf; else a second look is due.
+
+    It may be called anywhere: where a mode of the program's is on, the answer is False.
+    """
+    kind = type(tensor) in _SEARCHED and not has_modes() and _KINDS.get(tensor.dtype, _EXACT)
+    if kind is _EXACT:
+        return True
+    if not kind or _search is None or tensor.device.type != "cpu":
+        return False
+    elements = _elements_in_memory(tensor)
+    if elements is None:
+        return False
+    return not elements or not _is_bad(tensor, elements * kind[1], kind[0])
+
+
+def shares_start(one: Any, other: Any) -> bool:
+    """Whether two plain tensors on the CPU begin at the same address."""
+    return (
+        type(one) is torch.Tensor is type(other)
+        and one.device.type == "cpu" == other.device.type
+        and one.layout is torch.strided is other.layout
+        and bool(_address(one) == _address(other) != 0)
+    )
+
+
+def _address(tensor: Any) -> int:
+    """Where a tensor's elements begin; 0 where there are none: what a transform wraps, zeros without memory."""
+    try:
+        return _pointer(tensor)
+    except RuntimeError:
+        return 0
+
+
+def _is_bad(tensor: Any, count: int, kind: int) -> bool:
+    """Whether one of the ``count`` numbers of a tensor is NaN or Inf; False where it has no memory of its own."""
+    address = _address(tensor)
+    return bool(address) and _search is not None and _search(address, count, kind) >= 0
+
+
+def _elements_in_memory(tensor: Any) -> int | None:
+    """How many elements lie without a gap behind the first one of a tensor; None where there are gaps.
+
+    Permuted tensors have none; what ``expand`` repeats counts once.
+    """
+    if tensor.layout is not torch.strided:
+        return None
+    if tensor.is_contiguous():
+        return int(tensor.numel())
+    elements = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 0:
+            return 0
+        if size > 1 and stride:
+            if stride != elements:
+                return None
+            elements *= size
+    return elements
+
+
+_EXACT = (-1, 0)
 _SEARCHED = frozenset({torch.Tensor, torch.nn.Parameter})

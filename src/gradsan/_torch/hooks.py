@@ -27,6 +27,11 @@ hooks_forbidden: Callable[[], str | None] = getattr(
 )
 
 
+# What forbids hooks in this thread, and allows them again, as torch has it. Missing: None, nothing is found so.
+_forbid: Callable[[str], None] | None = getattr(torch._C._autograd, "_saved_tensors_hooks_disable", None)
+_allow: Callable[[], None] = getattr(torch._C._autograd, "_saved_tensors_hooks_enable", lambda: None)
+
+
 # The class of what ``_raw_saved_*`` gives. Missing: None, and in deep mode slots take no hooks of the program's.
 SAVED_TENSOR: Any = getattr(torch._C._autograd, "SavedTensor", None)
 
@@ -43,16 +48,15 @@ def has_hooks() -> bool:
     """Whether saved-tensor hooks are entered in this thread. Missing both ways to tell: False."""
     if _top_hooks is not None:
         return top_hooks() is not None
-    switch = hooks_switch()
-    if switch is None or hooks_forbidden() is not None:
+    if _forbid is None or hooks_forbidden() is not None:
         return False
     try:
         # Before 2.7 the only one that tells: it raises where there are hooks, and forbids further ones all the same.
-        switch._saved_tensors_hooks_disable("gradsan looks for hooks")
+        _forbid("gradsan looks for hooks")
     except RuntimeError:
         return True
     finally:
-        switch._saved_tensors_hooks_enable()
+        _allow()
     return False
 
 

@@ -1,8 +1,9 @@
-"""Kinds of tensors by their dispatch keys: which have elements of their own in ordinary memory."""
+"""Kinds of tensors by their dispatch keys: which have elements in ordinary memory; the tensors in containers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -44,7 +45,9 @@ def _is_ordinary(keys: str) -> bool:
 
 def has_values(tensor: Any) -> bool:
     """Whether a tensor stands for values at all: those on ``meta``, and what is only traced with, do not."""
-    return tensor.device.type != "meta" and kind_of(tensor) not in ("FakeTensor", "FunctionalTensor", "Functionalize")
+    return has_elements(tensor) or (
+        tensor.device.type != "meta" and kind_of(tensor) not in ("FakeTensor", "FunctionalTensor", "Functionalize")
+    )
 
 
 def kind_of(tensor: Any) -> str:
@@ -68,6 +71,15 @@ def shape_of(tensor: Any) -> tuple[int, ...]:
     return () if tensor.is_nested and tensor.layout is torch.strided else tuple(tensor.shape)
 
 
+def facts_of(tensor: Any) -> dict[str, Any]:
+    """``shape``, ``dtype`` and ``device`` as a clue's values have them."""
+    return {
+        "shape": shape_of(tensor),
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "device": str(tensor.device),
+    }
+
+
 def sizes_of(tensor: Any) -> str:
     """The sizes of a tensor as PyTorch's errors write them; of a nested one those of all its parts."""
     if not tensor.is_nested or tensor.layout is not torch.strided:
@@ -83,3 +95,19 @@ def type_of(tensor: Any) -> str:
     """The type of a tensor as PyTorch's errors write it."""
     name = str(tensor.type())
     return f"Meta{name.rpartition('.')[2].removesuffix('Tensor')}Type" if tensor.device.type == "meta" else name
+
+
+def tensors_in(value: Any, depth: int = 3, most: int | None = None, *, in_objects: bool = False) -> Iterator[Any]:
+    """The tensors in an argument or a result: itself, or in the first ``most`` items of tuples, lists and dicts.
+
+    ``depth`` is how many containers may lie one in the other. With ``in_objects`` attributes of other objects that are
+    tensors are among them, too.
+    """
+    if torch.is_tensor(value):
+        yield value
+    elif depth and isinstance(value, tuple | list | dict):
+        items = value.values() if isinstance(value, dict) else value
+        for item in itertools.islice(items, most):
+            yield from tensors_in(item, depth - 1, most, in_objects=in_objects)
+    elif depth and in_objects and hasattr(value, "__dict__") and not isinstance(value, type):
+        yield from filter(torch.is_tensor, list(vars(value).values()))

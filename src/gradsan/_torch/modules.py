@@ -7,6 +7,8 @@ import sys
 from typing import Any
 
 import torch
+from torch.nn import utils
+from torch.nn.utils import clip_grad
 
 
 def has_backward_hooks(module: Any) -> bool:
@@ -16,6 +18,21 @@ def has_backward_hooks(module: Any) -> bool:
     Function.
     """
     return bool(getattr(module, "_backward_hooks", None) or getattr(module, "_backward_pre_hooks", None))
+
+
+def has_leaf_hooks(tensor: Any) -> bool:
+    """Whether a tensor has hooks that are given its gradient, before it is added up or after. Missing: False."""
+    return bool(getattr(tensor, "_backward_hooks", None) or getattr(tensor, "_post_accumulate_grad_hooks", None))
+
+
+def clip_functions() -> list[tuple[Any, str]]:
+    """Where the functions stand that clip gradients, by owner and name, each given the parameters and a bound first.
+
+    ``clip_grad_norm_`` ends in one of its module's own, however it was imported. Missing: by its public name.
+    """
+    inner = "_clip_grads_with_norm_"
+    norms = [(clip_grad, inner)] if hasattr(clip_grad, inner) else [(utils, "clip_grad_norm_")]
+    return [*norms, (utils, "clip_grad_value_"), (clip_grad, "clip_grad_value_")]
 
 
 # The names of what ``module(…)`` runs, as they stand on a bound method of it.

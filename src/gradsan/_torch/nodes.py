@@ -85,6 +85,11 @@ def hides_saves(node: Any) -> bool:
     return is_copy_slices(node) or type(node).__name__ == "CppFunction"
 
 
+def is_custom_node(node: Any) -> bool:
+    """Whether a Node runs Python code of an ``autograd.Function``."""
+    return isinstance(node, torch._C._FunctionBase)
+
+
 def is_copy_slices(node: Any) -> bool:
     """Whether a Node stands for an in-place operation on a view."""
     return type(node).__name__ == "CopySlices"
@@ -102,6 +107,15 @@ def was_freed(node: Any) -> bool:
         except RuntimeError as error:
             if "a second time" in str(error):
                 return True
+    return False
+
+
+def is_refused(tensor: Any) -> bool:
+    """Whether ``tensor`` is a view that PyTorch gives no grad_fn any more, because its base was written."""
+    try:
+        tensor.grad_fn  # noqa: B018 - asking is what raises
+    except RuntimeError:
+        return True
     return False
 
 

@@ -20,6 +20,11 @@ import torch.sparse
 import torch.special
 
 
+def parameters_of(*optimizers: Any) -> list[Any]:
+    """All that optimizers have in their groups, in order."""
+    return [one for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]]
+
+
 def optimizer_folder() -> str:
     """The folder of torch's own optimizers, whose inner writes are accounted for per step."""
     return str(Path(torch.optim.__file__).parent) + os.sep

@@ -73,9 +73,5 @@ def gather_cached(context: Context) -> tuple[Clue, ...]:
     if found is None:
         return ()
     tensor, op = found
-    facts = {
-        "shape": tuple(tensor.shape),
-        "dtype": str(tensor.dtype).removeprefix("torch."),
-        "device": str(tensor.device),
-    }
+    facts = _torch.facts_of(tensor)
     return (Clue("cached", context.site, op=op, values=facts), *writes_to(context.core, tensor))

@@ -66,9 +66,7 @@ class _Run(traced.TracedRun):
         position, call = matching
         facts = {
             "slot": slot,
-            "shape": tuple(int(size) for size in tensor.shape),
-            "dtype": str(tensor.dtype).removeprefix("torch."),
-            "device": str(tensor.device),
+            **_torch.facts_of(tensor),
         }
         found = [Clue("saved", traced.site_of(call), op=node.name(), values=facts)]
         made = [one for _, _, one in self.nodes_of[: position + 1] if self.is_in(one, storage)]

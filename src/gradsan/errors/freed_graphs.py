@@ -7,24 +7,30 @@ Roles: ``needed`` (this backward), ``freed_by`` (the earlier one), ``saved`` (th
 ``bridge`` (the tensor by which the new graph hangs on the freed one) with ``bridge_made`` and ``bridge_taken`` (the
 calls around it), ``updated`` (a step between the two backwards), ``borrowed`` (a tensor by which one of the losses
 hangs on a network that another optimizer trains) with ``borrowed_made`` and ``borrowed_taken``, ``held`` (a live
-variable whose graph leads back to the freed Node; ``values``: the fields of :class:`gradsan.model.Held`).
+variable whose graph leads back to the freed Node; ``values``: the fields of :class:`gradsan.model.Held`), ``way`` (the
+Nodes from the loss to the freed one; ``values``: ``passed``, as in :class:`gradsan.model.Conflict`).
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gradsan import _torch
 from gradsan.graph import borrowed, naming, walk
+from gradsan.graph.passed import passed
 from gradsan.model import Clue
 from gradsan.record.backwards import PastBackward
+from gradsan.record.ledger import RawCall, call_that_made
 from gradsan.record.stacks import symbolise
 
 if TYPE_CHECKING:
     from gradsan.errors.failures import Context
 
 SECOND_BACKWARD_ROWS = ("freed_graph",)
+
+_MOST_LOOKED_AT = 500
 
 
 class Freed(NamedTuple):
@@ -61,7 +67,7 @@ def gather_second_backward(context: Context) -> tuple[Clue, ...]:
     join = _join(list(backward.roots), freed)
     saved_at = _made_at(core, node, backward.thread)
     joined_at = _made_at(core, join.older, backward.thread)
-    makers = [entry[3] for entry in (joined_at, saved_at) if entry is not None]
+    makers = [entry.stack for entry in (joined_at, saved_at) if entry is not None]
     younger = None if join.younger is None else _torch.node_sequence(join.younger)
     cached = _cached(join.older, context.frame)
     info = _torch.output_info(join.older, join.output)
@@ -73,10 +79,10 @@ def gather_second_backward(context: Context) -> tuple[Clue, ...]:
             op=by.via,
             values={"step": by.step, "certain": freed.reach is not None, "same_loss": join.younger is None},
         ),
-        Clue("saved", None if saved_at is None else symbolise(saved_at[3]), op=node.name()),
+        Clue("saved", None if saved_at is None else symbolise(saved_at.stack), op=node.name()),
         Clue(
             "bridge",
-            None if joined_at is None else symbolise(joined_at[3]),
+            None if joined_at is None else symbolise(joined_at.stack),
             name=cached or naming.name_of_output(join.older, context.frame),
             op=join.older.name(),
             values={
@@ -91,14 +97,22 @@ def gather_second_backward(context: Context) -> tuple[Clue, ...]:
     clues += [Clue("bridge_made", site) for site in borrowed.sites_near(core, join.older, backward.thread)]
     if join.younger is not None:
         clues += [Clue("bridge_taken", site) for site in borrowed.sites_near(core, join.younger, backward.thread)]
-    clues += [
-        Clue("held", name=one.path, values=asdict(one)) for one in naming.held_graphs(node, context.frame, by.sequence)
-    ]
+    way = passed(core, backward.roots, node, by.sequence)
+    clues.append(Clue("way", values={"passed": way}))
+    nodes = [node, *_others_freed(order, node, by.sequence)]
+    held = naming.held_graphs(nodes, context.frame, by.sequence)
+    clues += [Clue("held", name=one.path, values=asdict(one)) for one in held]
     for step in context.steps.steps:
         if by.clock < step.clock < backward.clock:
             clues.append(Clue("updated", symbolise(step.stack), op=step.optimizer))
             return (*clues, *_borrowed(context, by))
     return tuple(clues)
+
+
+def _others_freed(order: list[Any], node: Any, sequence: int) -> list[Any]:
+    """Further Nodes made before that backward, and freed: one state may be carried beside another."""
+    older = (one for one in order if one is not node and (_torch.node_sequence(one) or sequence) < sequence)
+    return [one for one in itertools.islice(older, _MOST_LOOKED_AT) if _torch.was_freed(one)]
 
 
 def _cached(node: Any, frame: Any) -> str | None:
@@ -171,8 +185,5 @@ def _join(roots: list[Any], freed: Freed) -> _Join:
     return _Join(None if is_same_root or len(nodes) < 2 else nodes[-2], *way[-1])
 
 
-def _made_at(core: Any, node: Any, thread: int) -> Any:
-    number = _torch.node_sequence(node)
-    if number is None:
-        return None
-    return next((entry for entry in core.nodes_near(number, thread) if entry[0] <= number < entry[1]), None)
+def _made_at(core: Any, node: Any, thread: int) -> RawCall | None:
+    return call_that_made(core, _torch.node_sequence(node), thread)

@@ -1,9 +1,9 @@
 """Clues to errors that name a Node, or that an earlier statement is at fault for.
 
-Roles: ``node`` (the call that made the Node; ``op`` its name), ``definition`` (where a custom Function's backward is
-defined), ``input`` (what a gradient was asked for: ``name``; ``values``: ``rebased``, whether the graph of the loss
-leads to what it was before an in-place operation), ``rebased`` (that operation), ``loss`` (``values``: ``shape``,
-``dtype``, ``device``).
+Roles: ``node`` (the call that made the Node; ``op`` its name; ``values``: ``needs``, which inputs of a custom Function
+need a gradient), ``definition`` (where a custom Function's backward is defined), ``input`` (what a gradient was asked
+for: ``name``; ``values``: ``rebased``, whether the graph of the loss leads to what it was before an in-place write),
+``rebased`` (that operation), ``loss`` (``values``: ``shape``, ``dtype``, ``device``).
 
 Roles: ``overlapping_write`` (a logged write to a tensor with several elements at one place of memory: ``op``, and
 ``values`` with its ``shape`` and ``turn``, how many writes by the same line came before), ``detached`` (a logged
@@ -23,7 +23,7 @@ from gradsan.errors.tensors import of_node
 from gradsan.graph import naming, walk
 from gradsan.graph.values import tensor_of
 from gradsan.model import Clue, Frame, Site
-from gradsan.record.ledger import RawWrite
+from gradsan.record.ledger import RawWrite, call_that_made
 from gradsan.record.stacks import file_of, is_user_file, symbolise
 
 if TYPE_CHECKING:
@@ -66,12 +66,9 @@ def _nodes(context: Context) -> Iterator[Clue]:
     else:
         found = [node for node in order if hasattr(type(node), "_forward_cls")]
     for node in found[:1]:
-        number = _torch.node_sequence(node)
-        near = [] if number is None else context.core.nodes_near(number, backward.thread)
-        made = next((entry for entry in near if entry[0] <= number < entry[1]), None)
-        yield Clue(
-            "node", None if made is None else symbolise(made[3]), op=node.name(), values={"several": len(found) > 1}
-        )
+        made = call_that_made(context.core, _torch.node_sequence(node), backward.thread)
+        values = {"several": len(found) > 1, "needs": tuple(getattr(node, "needs_input_grad", ()))}
+        yield Clue("node", None if made is None else symbolise(made.stack), op=node.name(), values=values)
         function = getattr(getattr(type(node), "_forward_cls", None), "backward", None)
         code = getattr(function, "__code__", None)
         if code is not None and is_user_file(code.co_filename):
@@ -121,17 +118,10 @@ def _loss(context: Context) -> Iterator[Clue]:
     tensor = None if name is None or context.frame is None else tensor_of(context.frame, name)
     if tensor is None:
         return
-    facts = {
-        "shape": tuple(tensor.shape),
-        "dtype": str(tensor.dtype).removeprefix("torch."),
-        "device": str(tensor.device),
-    }
-    near: list[Any] = []
+    facts = _torch.facts_of(tensor)
     number = None if tensor.grad_fn is None else _torch.node_sequence(tensor.grad_fn)
-    if number is not None:
-        near = context.core.nodes_near(number, threading.get_ident())
-    made = next((entry for entry in near if number is not None and entry[0] <= number < entry[1]), None)
-    yield Clue("loss", None if made is None else symbolise(made[3]), name=name, values=facts)
+    made = call_that_made(context.core, number, threading.get_ident())
+    yield Clue("loss", None if made is None else symbolise(made.stack), name=name, values=facts)
 
 
 LATER_ROWS = ("memory_overlap", "negative_slope", "saved_detached")

@@ -3,7 +3,8 @@
 Roles: ``target`` (the written tensor, else the operand that the message is about: ``name`` as the source says it,
 ``op`` the operation; ``values``: ``part`` the written expression, ``backwards`` before it and, where it was found,
 ``known_as`` its name in a module or, of a ``for`` loop's variable, another one, ``shape``, ``dtype``, ``device``,
-``is_parameter``, ``is_leaf``, ``requires_grad``, ``has_grad``), ``made`` (the operation that made it, where it is the
+``is_parameter``, ``is_leaf``, ``requires_grad``, ``has_grad``, of a leaf ``value_learns``: what is written to it is
+computed by a network), ``made`` (the operation that made it, where it is the
 result of one).
 
 Roles: ``base_written`` (a logged write to the memory of the view since it was made), ``hooked_module`` (a module with
@@ -13,16 +14,19 @@ being called).
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from gradsan import _torch, source
-from gradsan.errors.tensors import described, inner_frames, is_refused, made_by, writes_to
+from gradsan.errors.tensors import described, inner_frames, made_by, writes_to
 from gradsan.graph import naming
 from gradsan.graph.values import first_named, tensor_of, value_of
-from gradsan.model import Clue
+from gradsan.graph.walk import learns_elsewhere
+from gradsan.model import Clue, Frame
+from gradsan.source.tree import header_nodes
 
 if TYPE_CHECKING:
     from gradsan.errors.failures import Context
@@ -70,11 +74,11 @@ _OPERAND: dict[str, Callable[[Any], bool]] = {
     "leaf_inplace": _is_leaf_with_grad,
     "leaf_marked_dirty": _is_leaf_with_grad,
     "leaf_view_inplace": _is_leaf_with_grad,
-    "multi_view_base_written": is_refused,
+    "multi_view_base_written": _torch.is_refused,
     "numpy_requires_grad": _requires_grad,
     "out_requires_grad": _requires_grad,
     "resize_requires_grad": _requires_grad,
-    "unrecorded_view_base_written": is_refused,
+    "unrecorded_view_base_written": _torch.is_refused,
 }
 _WRITTEN_ONLY = (
     "function_view_inplace",
@@ -88,6 +92,7 @@ _WRITTEN_ONLY = (
     "view_detached",
     "vmap_writes_smaller",
 )
+_LEAF_ROWS = ("leaf_inplace", "leaf_view_inplace")
 WRITTEN_ROWS = (*_OPERAND, *_WRITTEN_ONLY)
 
 
@@ -108,9 +113,24 @@ def gather_written(context: Context) -> tuple[Clue, ...]:
         op, part = source.called_expression(own) or "", name
     facts = {} if tensor is None else described(tensor, context.frame, name)
     values = {"part": part, "backwards": context.core.backwards, **facts}
+    if tensor is not None and context.row in _LEAF_ROWS:
+        values["value_learns"] = _value_learns(context.frame, own, tensor)
     target = Clue("target", context.site, name=name, op=op, values=values)
     made = made_by(context.core, tensor)
     return (target,) if made is None else (target, made)
+
+
+def _value_learns(frame: Any, own: Frame, written: Any) -> bool:
+    """Whether the statement calls a module that is trained, or reads a tensor that one has computed."""
+    statement = source.statement_at(own)
+    if statement is None:
+        return False
+    callees = [ast.unparse(node.func) for node in header_nodes(statement.node) if isinstance(node, ast.Call)]
+    called = [value_of(frame, callee) for callee in callees]
+    if any(isinstance(one, nn.Module) and any(p.requires_grad for p in one.parameters()) for one in called):
+        return True
+    names = source.consumed_names(statement)
+    return first_named(frame, names, lambda one: learns_elsewhere(one, written)) is not None
 
 
 _READING = ("deepcopy_of_result", "inference_saved", "multi_view_base_written", "unrecorded_view_base_written")
@@ -149,7 +169,7 @@ def gather_views(context: Context) -> tuple[Clue, ...]:
         target = next(iter(gather_written(context)), None)
         view = None if target is None or target.name is None else tensor_of(context.frame, target.name)
         return () if view is None else writes_to(context.core, view)
-    found = next(iter(naming.find(context.frame, is_refused)), None)
+    found = next(iter(naming.find(context.frame, _torch.is_refused)), None)
     if found is None:
         return ()
     target = Clue("target", context.site, name=found.path, values=described(found.tensor, context.frame))

@@ -11,7 +11,7 @@ from gradsan import _torch
 from gradsan.graph import naming
 from gradsan.graph.variables import is_loop_variable
 from gradsan.model import Clue, Frame, Site
-from gradsan.record.ledger import RawWrite
+from gradsan.record.ledger import RawWrite, call_that_made
 from gradsan.record.stacks import symbolise
 
 _WRITES_SHOWN = 3
@@ -31,12 +31,10 @@ def described(tensor: Any, frame: Any, name: str | None = None) -> dict[str, Any
     """
     is_passing = name is not None and is_loop_variable(frame, name)
     facts: dict[str, Any] = {
-        "shape": tuple(tensor.shape),
-        "dtype": str(tensor.dtype).removeprefix("torch."),
-        "device": str(tensor.device),
+        **_torch.facts_of(tensor),
         "is_parameter": isinstance(tensor, nn.Parameter),
     }
-    if is_refused(tensor):
+    if _torch.is_refused(tensor):
         return facts
     names = [found.text for found in naming.names_of(tensor, frame) if is_passing or found.origin == "module"]
     is_leaf = bool(tensor.is_leaf)
@@ -49,31 +47,17 @@ def described(tensor: Any, frame: Any, name: str | None = None) -> dict[str, Any
     }
 
 
-def is_refused(tensor: Any) -> bool:
-    """Whether ``tensor`` is a view that PyTorch gives no grad_fn any more, because its base was written."""
-    try:
-        tensor.grad_fn  # noqa: B018 - asking is what raises
-    except RuntimeError:
-        return True
-    return False
-
-
 def made_by(core: Any, tensor: Any) -> Clue | None:
     """The call that made ``tensor``, as the role ``made``, where a Node tells."""
-    if tensor is None or is_refused(tensor) or tensor.grad_fn is None:
+    if tensor is None or _torch.is_refused(tensor) or tensor.grad_fn is None:
         return None
     return of_node(core, tensor.grad_fn, "made")
 
 
 def of_node(core: Any, node: Any, role: str) -> Clue | None:
     """The call that made an autograd Node; None where no watched call did."""
-    number = _torch.node_sequence(node)
-    if number is None:
-        return None
-    for first, end, clock, stack in core.nodes_near(number, threading.get_ident()):
-        if first <= number < end:
-            return Clue(role, symbolise(stack), op=node.name(), values={"clock": clock})
-    return None
+    made = call_that_made(core, _torch.node_sequence(node), threading.get_ident())
+    return None if made is None else Clue(role, symbolise(made.stack), op=node.name(), values={"clock": made.clock})
 
 
 def writes_to(core: Any, tensor: Any) -> tuple[Clue, ...]:

@@ -3,12 +3,14 @@
 Two losses share a forward, and between their backwards an optimizer has stepped. What it alone trains is *moved*; what
 another optimizer trains is not. Where every path from a loss to moved parameters leads through tensors behind which
 lie moved parameters only, these tensors are the border between the networks: ``fake`` of ``D(fake)``. A path that ends
-at a moved parameter itself runs the network, and cannot be cut without loss.
+at a moved parameter itself runs the network, and cannot be cut without loss. What an update by hand has moved, and no
+optimizer trains, is such a network, too: a teacher, a target network.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from gradsan import _torch
@@ -16,6 +18,7 @@ from gradsan.graph import naming, walk
 from gradsan.graph.naming import optimizers_alive
 from gradsan.model import Bridge, Site
 from gradsan.record.backwards import PastBackward
+from gradsan.record.ledger import RawWrite
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord
 
@@ -30,7 +33,12 @@ def by_later_loss(
 
     Empty where an earlier loss went the same way (or may have, its graph being gone): a cut would be its cut, too.
     """
-    edges = _border(backward.roots, _Leaves(steps, since, backward.clock), _OTHERS, _MOVED)
+    raws = map(RawWrite._make, core.writes_after(since))
+    by_hand = {raw.storage for raw in raws if raw.is_parameter and raw.clock < backward.clock}
+    moved = _moved(steps, since, backward.clock)
+    if not _has_network_of(moved | by_hand, backward.roots):
+        return ()
+    edges = _border(backward.roots, _Leaves(moved, by_hand), _OTHERS, _MOVED)
     past = [one for one in backwards.before_in_thread(backward.clock) if one.clock >= since] if edges else []
     if any(_went_through(edge.younger, one) for one in past for edge in edges):
         return ()
@@ -41,7 +49,7 @@ def by_earlier_loss(
     core: Any, steps: Any, roots: Iterable[Any], since: int, backward: BackwardRecord, frame: Any
 ) -> tuple[Bridge, ...]:
     """The same of an earlier loss (``roots``), whose own optimizer stepped after ``since``: what others train."""
-    edges = _border(tuple(roots), _Leaves(steps, since, backward.clock), _MOVED, _OTHERS)
+    edges = _border(tuple(roots), _Leaves(_moved(steps, since, backward.clock)), _MOVED, _OTHERS)
     later = set(walk.engine_order(backward.roots)) if edges else set()
     if any(edge.younger in later for edge in edges):
         return ()
@@ -64,27 +72,64 @@ def retained_for(backwards: Any, backward: BackwardRecord, since: int) -> Site |
     return symbolise(kept[0].stack) if len(kept) == 1 else None
 
 
-class _Leaves:
-    """Which leaves of a graph have moved: those of the optimizers that stepped between two moments of the clock."""
+def _moved(steps: Any, since: int, until: int) -> set[int]:
+    """The storages that optimizers have stepped between two moments of the clock."""
+    return {one for record in steps.steps if since < record.clock < until for one in record.storages}
 
-    def __init__(self, steps: Any, since: int, until: int) -> None:
-        moved = {one for record in steps.steps if since < record.clock < until for one in record.storages}
+
+def _has_network_of(moved: AbstractSet[int], roots: tuple[Any, ...]) -> bool:
+    """Whether a Node between the roots and several leaves may lead to ``moved`` storages only: else there is no border.
+
+    Asked first: which optimizer holds what is known only by a walk of the heap.
+    """
+    found: set[int] = set()
+
+    def kind_of(leaf: Any) -> int:
+        storage = _torch.storage_identity(leaf)
+        found.add(storage)
+        return _MOVED if storage in moved else _OTHERS
+
+    reached = _reached(roots, kind_of) if moved else {}
+    inner = (kinds for node, kinds in reached.items() if node not in roots and not _is_leaf(node))
+    return len(found) > 1 and _MOVED in inner
+
+
+class _Leaves:
+    """Which leaves of a graph have moved: of the storages ``moved`` those of optimizers that stepped all of theirs.
+
+    Of the storages ``by_hand`` those that no optimizer holds.
+    """
+
+    def __init__(self, moved: AbstractSet[int], by_hand: AbstractSet[int] = frozenset()) -> None:
         self._kinds: dict[int, int] = {}
-        for optimizer in optimizers_alive() if moved else ():
-            held = [_torch.storage_identity(p) for group in optimizer.param_groups for p in group["params"]]
+        for optimizer in optimizers_alive() if moved or by_hand else ():
+            held = [_torch.storage_identity(p) for p in _torch.parameters_of(optimizer)]
             kind = _MOVED if held and all(one in moved for one in held) else _OTHERS
             for one in held:
                 self._kinds[one] = self._kinds.get(one, 0) | kind
+        for one in by_hand:
+            self._kinds.setdefault(one, _MOVED)
 
     def kind_of(self, leaf: Any) -> int:
-        """``_MOVED`` where only stepped optimizers hold it, else ``_OTHERS``: what is updated by hand has not moved."""
+        """``_MOVED`` where only stepped optimizers hold it, or none and it was updated by hand; else ``_OTHERS``."""
         return _MOVED if self._kinds.get(_torch.storage_identity(leaf)) == _MOVED else _OTHERS
 
 
 def _border(roots: tuple[Any, ...], leaves: _Leaves, own: int, borrowed: int) -> list[walk.Crossing]:
     """The edges by which Nodes that lead to ``own`` leaves take what leads to ``borrowed`` ones only; all or none."""
+    reached = _reached(roots, leaves.kind_of)
+    return [
+        walk.Crossing(node, child, output)
+        for node, kinds in reached.items()
+        if kinds & own
+        for child, output in node.next_functions
+        if child is not None and reached[child] == borrowed
+    ]
+
+
+def _reached(roots: tuple[Any, ...], kind_of: Callable[[Any], int]) -> dict[Any, int]:
+    """The Nodes below ``roots``, children first, with the kinds of the leaves that they lead to; empty for too many."""
     reached: dict[Any, int] = {}
-    order: list[Any] = []
     for root in roots:
         # A Node is decided when all its children are, so it stays on the stack below them.
         stack = [root]
@@ -94,26 +139,23 @@ def _border(roots: tuple[Any, ...], leaves: _Leaves, own: int, borrowed: int) ->
                 stack.pop()
                 continue
             if len(reached) + len(stack) > walk.NODES_WALKED:
-                return []
+                return {}
             leaf = getattr(node, "variable", None)
             children = [child for child, _ in node.next_functions if child is not None]
             waiting = [child for child in children if child not in reached]
             if waiting and leaf is None:
                 stack.extend(waiting)
                 continue
-            kinds = leaves.kind_of(leaf) if _torch.is_tensor(leaf) else 0
+            kinds = kind_of(leaf) if _torch.is_tensor(leaf) else 0
             for child in children:
                 kinds |= reached[child]
             reached[node] = kinds
-            order.append(node)
             stack.pop()
-    return [
-        walk.Crossing(node, child, output)
-        for node in order
-        if reached[node] & own
-        for child, output in node.next_functions
-        if child is not None and reached[child] == borrowed
-    ]
+    return reached
+
+
+def _is_leaf(node: Any) -> bool:
+    return _torch.is_tensor(getattr(node, "variable", None))
 
 
 def _as_bridges(core: Any, thread: int, frame: Any, edges: list[walk.Crossing]) -> tuple[Bridge, ...]:
@@ -123,7 +165,7 @@ def _as_bridges(core: Any, thread: int, frame: Any, edges: list[walk.Crossing]) 
     looked_at: set[tuple[Any, int]] = set()
     while waiting:
         edge = waiting.pop(0)
-        if _torch.is_tensor(getattr(edge.older, "variable", None)) or len(looked_at) > _MOST:
+        if _is_leaf(edge.older) or len(looked_at) > _MOST:
             return ()
         taken, made = (sites_near(core, node, thread) for node in (edge.younger, edge.older))
         if taken and made and _line(taken[0]) == _line(made[0]):

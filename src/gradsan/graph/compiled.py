@@ -84,6 +84,7 @@ def _place(inside: Inside, node: Any, slot: str, tensor: Any, frame: Any) -> Pla
                 return Place("input", number)
             if variable is not None:
                 others.add(Place("input", number))
+    sizes = _sizes_now(inside, node) if inside.varies else {}
     fitting = [
         place
         for place, (size, kind, _, _) in inside.values.items()
@@ -92,11 +93,12 @@ def _place(inside: Inside, node: Any, slot: str, tensor: Any, frame: Any) -> Pla
             tensor.dtype == other and _fits(tuple(tensor.shape), told, inside.varies)
             for told, other in ((size, kind), *((one.shape, one.dtype) for one in inside.saves.get(place, ())))
         )
+        and (place not in sizes or _may_be(place, inside, sizes[place], tensor))
     ]
     # What has a name of its own is the result of an operation, or a view of an argument.
     made = [place for place in fitting if place.kind == "output"]
     saved = [place for place in fitting if place in inside.saves]
-    viewed = _viewed(inside, tensor, others) if _is_view(name) else []
+    viewed = _viewed(inside, tensor, others, sizes) if _is_view(name) else []
     alike = [place for place in _named_alike(inside, name) if place in fitting]
     for choice in (alike, made if name and not _is_view(name) else [], saved, fitting, viewed):
         if len(choice) == 1:
@@ -132,7 +134,23 @@ def _named_alike(inside: Inside, name: str) -> list[Place]:
     ]
 
 
-def _viewed(inside: Inside, tensor: Any, others: set[Place]) -> list[Place]:
+def _sizes_now(inside: Inside, node: Any) -> dict[Place, tuple[int, ...]]:
+    """The sizes in this call of the results, and of the arguments that edges lead to: others than those traced."""
+    written, edges = _torch.written_inputs(node), node.next_functions
+    made = {place: (node, place.number + written) for place in inside.values if place.kind == "output"}
+    given = {Place("input", number): edge for number, edge in enumerate(edges) if edge[0] is not None}
+    known = {**made, **(given if len(edges) == inside.inputs() else {})}
+    found = {place: _torch.output_info(*maker) for place, maker in known.items()}
+    return {place: info[0] for place, info in found.items() if info is not None}
+
+
+def _may_be(place: Place, inside: Inside, size: tuple[int, ...], tensor: Any) -> bool:
+    """Whether all, or a part that an operation saves, of a value of ``size`` has as many elements as ``tensor``."""
+    has_parts = any(math.prod(one.shape) != math.prod(inside.values[place][0]) for one in inside.saves.get(place, ()))
+    return has_parts or math.prod(size) == tensor.numel()
+
+
+def _viewed(inside: Inside, tensor: Any, others: set[Place], sizes: dict[Place, tuple[int, ...]]) -> list[Place]:
     """The arguments of which a saved tensor may be a view with all their elements in another order."""
     return [
         place
@@ -140,7 +158,7 @@ def _viewed(inside: Inside, tensor: Any, others: set[Place]) -> list[Place]:
         if place.kind == "input"
         and place not in others
         and kind == tensor.dtype
-        and (inside.varies or math.prod(size) == tensor.numel())
+        and ((inside.varies and place not in sizes) or math.prod(sizes.get(place, size)) == tensor.numel())
     ]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from gradsan import _torch
 from gradsan.graph import borrowed, compiled, naming, stale_slots, walk
+from gradsan.graph.passed import passed
 from gradsan.model import Bridge, Conflict, Region, Save, Site, TensorInfo, Use, Write
 from gradsan.overlap import overlap
 from gradsan.record import ledger
@@ -49,8 +50,8 @@ def of_failure(
 def _with_borrowed(
     conflict: Conflict, core: Any, steps: Any, backward: BackwardRecord, backwards: Any, frame: Any
 ) -> Conflict:
-    """The conflict with what its loss borrows, where an optimizer's step has overwritten the value."""
-    if backwards is None or not any(write.kind == "step" for write in conflict.writes):
+    """The conflict with what its loss borrows, where a step has overwritten the value, or an update by hand."""
+    if backwards is None or not any(write.kind == "step" or write.is_parameter for write in conflict.writes):
         return conflict
     since = conflict.save.clock
     found = borrowed.by_later_loss(core, steps, backwards, backward, since, frame)
@@ -105,6 +106,8 @@ def _of_stale(core: Any, steps: Any, backward: BackwardRecord, stale: stale_slot
         bridge=bridge_over(core, backward, node, made, writes, frame),
         raised=True,
         log_was_cut=core.lost_writes_after(since),
+        passed=passed(core, backward.roots, node, moment_of(writes)),
+        collected_in=naming.collected_in(info.storage, frame) if writes else None,
     )
     return compiled.as_uncompiled(conflict, node, stale.slot, tensor, backward)
 
@@ -179,6 +182,11 @@ def steps_before(steps: Any, clock: int, total: int) -> int:
     return max(0, total - later)
 
 
+def moment_of(writes: tuple[Write, ...]) -> int:
+    """The sequence number that tells Nodes made after the first of ``writes`` from older ones."""
+    return writes[0].sequence if writes else sys.maxsize
+
+
 def bridge_over(
     core: Any, backward: BackwardRecord, node: Any, made: Any, writes: tuple[Write, ...], frame: Any
 ) -> Bridge | None:
@@ -198,5 +206,5 @@ def bridge_over(
         taken_near=borrowed.sites_near(core, cut.younger, backward.thread),
         made_near=borrowed.sites_near(core, cut.older, backward.thread),
         forward_ran_again=made is not None and made.is_exact and core.ran_since(made.stack, moment, made.thread),
-        held=naming.held_graphs(node, frame, moment),
+        held=naming.held_graphs([node], frame, moment),
     )

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import collections
 import gc
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from gradsan import _torch
 from gradsan.graph import walk
 from gradsan.graph.values import value_of
-from gradsan.graph.variables import Found, Scope, search
-from gradsan.model import Clue, Held, Name, Site
+from gradsan.graph.variables import Found, Scope, kind_of, search
+from gradsan.model import Clue, Held, Layer, Name, Site
 from gradsan.record.stacks import definition_site, is_user_file
 
 _MOST_HELD = 64
+_COLLECTING = frozenset({"list", "deque", "dict", "tuple"})
 
 
 def names_of(tensor: Any, frame: Any) -> tuple[Name, ...]:
@@ -46,6 +50,15 @@ def find(frame: Any, wanted: Callable[[Any], bool]) -> Iterator[Found]:
     return search(frame, wanted)
 
 
+def collected_in(storage: int, frame: Any) -> str | None:
+    """What holds one and the same tensor over that memory several times: each element is what the last write left."""
+    found = search(
+        frame, lambda one: _torch.storage_or_none(one) == storage and not (one.is_leaf and one.requires_grad)
+    )
+    times = collections.Counter((one.within, id(one.tensor)) for one in found if one.container in _COLLECTING)
+    return next((within for (within, _), many in times.items() if many > 1), None)
+
+
 def name_of_output(node: Any, frame: Any) -> str | None:
     """The expression by which the user's frames hold a tensor that ``node`` (an autograd Node) produced."""
     best = min(
@@ -56,13 +69,13 @@ def name_of_output(node: Any, frame: Any) -> str | None:
     return best.path if best else None
 
 
-def held_graphs(node: Any, frame: Any, moment: int) -> tuple[Held, ...]:
-    """The live variables of the user's frames from which the graph leads back to ``node``; nearer ones first.
+def held_graphs(nodes: Sequence[Any], frame: Any, moment: int) -> tuple[Held, ...]:
+    """The live variables of the user's frames from which the graph leads back to one of ``nodes``; nearer ones first.
 
     Those are old that a Node numbered below ``moment`` made.
     """
     found = list(search(frame, lambda t: t.requires_grad and not t.is_leaf and t.grad_fn is not None))
-    leading = walk.lead_to([one.tensor.grad_fn for one in found], node)
+    leading = walk.lead_to([one.tensor.grad_fn for one in found], *nodes)
     held = (
         Held(
             one.path,
@@ -71,11 +84,33 @@ def held_graphs(node: Any, frame: Any, moment: int) -> tuple[Held, ...]:
             one.within,
             one.container,
             (_torch.node_sequence(one.tensor.grad_fn) or moment) < moment,
+            _was_rewritten(one.tensor),
+            tuple(_layer(path, value) for path, value in one.around),
         )
         for one in found
         if one.tensor.grad_fn in leading
     )
     return tuple(dict.fromkeys(held))[:_MOST_HELD]
+
+
+def _was_rewritten(tensor: Any) -> bool:
+    try:
+        return bool(tensor._version)
+    except RuntimeError:
+        return False
+
+
+def _layer(path: str, value: Any) -> Layer:
+    kind = kind_of(value)
+    items = () if kind == "object" else value.values() if kind == "dict" else value
+    return Layer(path, kind, tuple(sorted({_kind_of_item(item) for item in list(items)})))
+
+
+def _kind_of_item(item: Any) -> str:
+    if item is None or torch.is_tensor(item):
+        return "none" if item is None else "tensor"
+    kind = kind_of(item)
+    return "other" if kind == "object" else kind
 
 
 def _kind(found: Found) -> str:
@@ -106,15 +141,24 @@ def _modules_alive(storage: int) -> Iterator[Found]:
 
 def modules_alive(wanted: Callable[[type], bool] = lambda _: True) -> list[nn.Module]:
     """The live modules of those classes, torch's own left out, for which ``wanted`` holds."""
-    kinds = {one for one in _kinds_below(nn.Module) if not one.__module__.startswith("torch.") and wanted(one)}
-    # By its type: an object may have a ``__class__`` of its own. Without such a class nothing needs to be gone through.
-    return [one for one in gc.get_objects() if type(one) in kinds] if kinds else []
+    return _alive({one for one in _kinds_below(nn.Module) if not one.__module__.startswith("torch.") and wanted(one)})
+
+
+def all_modules_alive() -> list[nn.Module]:
+    """The live modules, torch's own among them; some may not be complete yet."""
+    return _alive({nn.Module, *_kinds_below(nn.Module)})
 
 
 def optimizers_alive() -> list[Optimizer]:
     """The live optimizers."""
-    kinds = _kinds_below(Optimizer)
-    return [one for one in gc.get_objects() if type(one) in kinds and hasattr(one, "param_groups")]
+    return [one for one in _alive(_kinds_below(Optimizer)) if hasattr(one, "param_groups")]
+
+
+def _alive(kinds: set[type]) -> list[Any]:
+    """The live objects of just these classes; a walk of the heap."""
+    # By its type: an object may have a ``__class__`` of its own. Without such a class nothing needs to be gone through.
+    objects = gc.get_objects() if kinds else []
+    return list(itertools.compress(objects, map(kinds.__contains__, map(type, objects))))
 
 
 def _kinds_below(kind: Any) -> set[Any]:

@@ -277,7 +277,7 @@ def of_node(core: Any, steps: Any, node: Any, thread: int, stale: Stale, storage
         return None
     found: list[Origin] = []
     before: Origin | None = None
-    for one in (thread, *(other for other in _threads(core) if other != thread)):
+    for one in (thread, *(other for other in threads_of(core) if other != thread)):
         for first, end, clock, stack in core.nodes_near(number, one):
             if first <= number < end:
                 found.append(Origin(clock, stack, one, True))
@@ -314,7 +314,7 @@ def _is_engines(steps: Any, node: Any, number: int, device: Any) -> bool:
     return any(not steps.made_by_engine.near(one, device) for one in numbers)
 
 
-def _threads(core: Any) -> tuple[int, ...]:
+def threads_of(core: Any) -> tuple[int, ...]:
     """The threads that made Nodes, where the core tells; else those that live."""
     said = getattr(core, "node_threads", None)
     return tuple(said()) if said else tuple(one.ident for one in threading.enumerate() if one.ident is not None)

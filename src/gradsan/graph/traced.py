@@ -6,7 +6,7 @@ Each call knows the line of the program that made it. The Nodes are those of the
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ class TracedRun(fx.Interpreter):
 
     def outputs(self, inputs: Iterable[Any]) -> list[Any]:
         """The tensors that the traced function returns."""
-        return list(tensors(self.run(*inputs)))
+        return list(_torch.tensors_in(self.run(*inputs)))
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one call, and note what it made."""
@@ -45,9 +45,15 @@ class TracedRun(fx.Interpreter):
         if n.op.startswith("call"):
             self.nodes_of.append((first, _torch.sequence_number(), n))
         self._look_for_moves(n)
-        for tensor in tensors(result):
+        for tensor in _torch.tensors_in(result):
             self._versions.setdefault(id(tensor), (tensor, tensor._version))
         return result
+
+    def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Call it; of a number that came as a tensor (a float that varies) any will do."""
+        if target == "item" and torch.is_tensor(args[0]) and args[0].is_floating_point() and not args[0].shape:
+            return 1.0
+        return super().call_method(target, args, kwargs)
 
     def _look_for_moves(self, n: fx.Node) -> None:
         moved = set()
@@ -90,12 +96,3 @@ def called(node: fx.Node) -> str:
         return node.target
     name = getattr(node.target, "__name__", str(node.target))
     return f"__{name}__" if hasattr(operator, f"__{name}__") and node.target in vars(operator).values() else name
-
-
-def tensors(value: Any) -> Iterator[Any]:
-    """The tensors in what a call gives."""
-    if torch.is_tensor(value):
-        yield value
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from tensors(one)

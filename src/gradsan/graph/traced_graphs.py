@@ -85,7 +85,13 @@ def inside_of(graph: _torch.Traced) -> Inside | None:
     return known[1]
 
 
-def _run(graph: _torch.Traced) -> Inside:
+def run_without_data(
+    graph: _torch.Traced, *others: contextlib.AbstractContextManager[Any]
+) -> tuple[traced.TracedRun, list[Any], list[Any]]:
+    """Run it on tensors without data, within ``others``: the run, its arguments, its results.
+
+    Raises whatever an operation does that needs data.
+    """
     with contextlib.ExitStack() as modes:
         modes.enter_context(_torch.hushed())
         modes.enter_context(_torch.without_hooks())
@@ -95,7 +101,15 @@ def _run(graph: _torch.Traced) -> Inside:
             modes.enter_context(torch.autocast(device, dtype))
         given = [one.made() if isinstance(one, _torch.Example) else one for one in graph.examples]
         run = traced.TracedRun(graph.module())
-        results = run.outputs(given)
+        for mode in others:
+            modes.enter_context(mode)
+        return run, given, run.outputs(given)
+
+
+def _run(graph: _torch.Traced) -> Inside:
+    run, given, results = run_without_data(graph)
+    # What is read of them may need the modes that they were made in.
+    with _torch.hushed(), _torch.without_hooks(), torch.enable_grad(), _torch.tensors_without_data():
         return _read(graph, run, given, results)
 
 
@@ -165,17 +179,17 @@ def _uses(
     leads: dict[Any, set[int]] = {}
     ids = {id(one): number for number, one in enumerate(results)}
     for node in reversed(list(run.graph.nodes)):
-        own = {ids[id(one)] for one in traced.tensors(run.env.get(node)) if id(one) in ids}
+        own = {ids[id(one)] for one in _torch.tensors_in(run.env.get(node)) if id(one) in ids}
         leads[node] = own.union(*(leads.get(user, set()) for user in node.users))
     found: dict[Place, list[InnerSave]] = {}
     for _, _, call in run.nodes_of:
         touched = {
             places[storage]
             for one in (call, *call.all_input_nodes)
-            for tensor in traced.tensors(run.env.get(one))
+            for tensor in _torch.tensors_in(run.env.get(one))
             if (storage := _torch.storage_identity(tensor)) in places
         }
-        result = next(traced.tensors(run.env.get(call)), None)
+        result = next(_torch.tensors_in(run.env.get(call)), None)
         if result is None or result.grad_fn is None:
             continue
         node, shape = result.grad_fn.name(), tuple(result.shape)

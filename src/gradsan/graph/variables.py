@@ -56,7 +56,8 @@ class Found(NamedTuple):
     """A tensor reached from a variable: the expression that leads to it, how, and how far the search had to go.
 
     ``passing`` says that the variable is one of a ``for`` loop: it names another tensor in the next round. ``within``
-    is the expression of what the tensor is an element or attribute of, ``container`` the kind of that.
+    is the expression of what the tensor is an element or attribute of, ``container`` the kind of that; ``around`` are
+    all that it lies in, each with its expression, from the variable inwards.
     """
 
     path: str
@@ -67,6 +68,7 @@ class Found(NamedTuple):
     passing: bool = False
     within: str | None = None
     container: str | None = None
+    around: tuple[tuple[str, Any], ...] = ()
 
 
 class Reached(NamedTuple):
@@ -85,6 +87,7 @@ class _Step(NamedTuple):
     scope: Scope
     within: str | None = None
     container: str | None = None
+    around: tuple[tuple[str, Any], ...] = ()
 
 
 class Space(NamedTuple):
@@ -109,14 +112,14 @@ def search(frame: Any, wanted: Callable[[Any], bool]) -> Iterator[Found]:
     visited = 0
     while queue and visited < _MOST_OBJECTS:
         step = queue.popleft()
-        path, value, depth, scope, within, container = step
+        path, value, depth, scope, within, container, around = step
         if isinstance(value, _NOT_SEARCHED):
             continue
         visited += 1
         if torch.is_tensor(value):
             # One tensor may have several names; all of them are wanted.
             if _matches(value, wanted):
-                yield Found(path, value, "variable", depth, scope, path in passing, within, container)
+                yield Found(path, value, "variable", depth, scope, path in passing, within, container, around)
             continue
         if id(value) in seen:
             continue
@@ -124,8 +127,8 @@ def search(frame: Any, wanted: Callable[[Any], bool]) -> Iterator[Found]:
         if isinstance(value, nn.Module):
             yield from _in_module(step, wanted, queue)
         elif depth < _DEEPEST:
-            kind = _kind_of(value)
-            queue.extend(_Step(inner, item, depth + 1, scope, path, kind) for inner, item in _parts(path, value))
+            place = (scope, path, kind_of(value), (*around, (path, value)))
+            queue.extend(_Step(inner, item, depth + 1, *place) for inner, item in _parts(path, value))
 
 
 def reached(spaces: Iterable[Space]) -> Iterator[Reached]:
@@ -245,12 +248,14 @@ def _in_module(at: _Step, wanted: Callable[[Any], bool], queue: deque[_Step]) ->
                 yield Found(f"{at.path}.{_torch.name_in_module(name)}", tensor, "module", at.depth, at.scope)
     for name, inner in module.named_modules():
         prefix = f"{at.path}.{_torch.name_in_module(name)}".rstrip(".")
+        place = (at.scope, prefix, "object", (*at.around, (prefix, inner)))
         for attribute, value in vars(inner).items():
             if attribute not in _MODULE_INTERNALS:
-                queue.append(_Step(f"{prefix}.{attribute}", value, at.depth + 1, at.scope, prefix, "object"))
+                queue.append(_Step(f"{prefix}.{attribute}", value, at.depth + 1, *place))
 
 
-def _kind_of(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """What holds parts: ``dict``, ``tuple``, ``namedtuple``, ``list``, ``deque`` or ``object``."""
     if isinstance(value, dict):
         return "dict"
     if isinstance(value, tuple):

@@ -125,17 +125,27 @@ def leaves_of(nodes: Iterable[Any]) -> list[Any]:
     return list(leaves.values())
 
 
-def path(roots: list[Any], target: Any) -> list[tuple[Any, int]]:
+def learns_elsewhere(value: Any, written: Any) -> bool:
+    """Whether the graph of ``value`` leads to a leaf of another shape than the leaf that ``written`` is, or is part of.
+
+    Such a value is computed by a network. An average of weights or a normalised weight hangs on leaves like it alone.
+    """
+    whole = written if written.is_leaf or written._base is None else written._base
+    nodes = None if value.grad_fn is None else nodes_behind([value.grad_fn], NODES_WALKED)
+    return nodes is not None and any(leaf.shape != whole.shape for leaf in leaves_of(nodes))
+
+
+def path(roots: list[Any], target: Any, most: int | None = None) -> list[tuple[Any, int]]:
     """A shortest way from a root to ``target`` as (Node, output number by which it was entered); empty if none.
 
-    Nodes older than the target cannot lead to it, so the walk never looks behind it.
+    Nodes older than the target cannot lead to it, so the walk never looks behind it. It gives up after ``most`` Nodes.
     """
     oldest = _torch.node_sequence(target) or 0
     came_from: dict[Any, tuple[Any, int] | None] = dict.fromkeys(roots)
     queue = deque(roots)
     while queue:
         node = queue.popleft()
-        if node is target:
+        if node is target or (most is not None and len(came_from) > most):
             break
         for child, output in node.next_functions:
             if child is None or child in came_from:
@@ -166,10 +176,10 @@ def crossing(way: list[tuple[Any, int]], moment: int) -> Crossing | None:
     return None
 
 
-def lead_to(starts: list[Any], target: Any, most: int = 200_000) -> set[Any]:
-    """Which of the Nodes ``starts`` lead to ``target``; beyond ``most`` visited Nodes none is taken to lead there."""
-    oldest = _torch.node_sequence(target) or 0
-    known: dict[Any, bool] = {target: True}
+def lead_to(starts: list[Any], *targets: Any, most: int = 200_000) -> set[Any]:
+    """Which of the Nodes ``starts`` lead to one of ``targets``; beyond ``most`` visited Nodes none is taken to."""
+    oldest = min((_torch.node_sequence(target) or 0 for target in targets), default=0)
+    known: dict[Any, bool] = dict.fromkeys(targets, True)
     for start in starts:
         # A Node is decided when all its children are, so it stays on the stack below them.
         stack = [start]

@@ -17,6 +17,7 @@ from gradsan.launch.program import Target
 from gradsan.launch.ranks import Board, heading, own_files, rank_of, undisturbed
 from gradsan.launch.reporting import Presentation, ReportFile, nothing_found, own_surroundings, present
 from gradsan.launch.sentences import complain
+from gradsan.launch.stopwatch import Stopwatch
 from gradsan.launch.watcher import Watcher
 from gradsan.model import Diagnosis, Message, Program, Report
 from gradsan.options import REPORT_FILES, Options, OptionsError
@@ -45,6 +46,7 @@ class Publisher:
         self.language = choose_language(options.lang, os.environ)
         self.options = own_files(options, rank_of(os.environ), directory)
         self._asked = options
+        self._stopwatch = Stopwatch()
         self._directory = directory
         self._own_path = own_path
         self._target = target
@@ -76,7 +78,9 @@ class Publisher:
             found = watcher.report(program)
             if job is not None and not is_child:
                 found = job.gather(found)
+            found = replace(found, program=self._stopwatch.on(found.program))
             report, said = self.suppressions.applied(found)
+            report = _with_lines(report)
             fixing, count = ("", 0) if is_child else self._fixing(report)
             codes = dict.fromkeys(one.code for one in report.diagnoses)
             report = replace(report, next=(*(f"gradsan explain {code}" for code in codes), *filter(None, (fixing,))))
@@ -148,6 +152,18 @@ class Publisher:
         return self.options.exit_code if is_conflict else 0
 
 
+def _with_lines(report: Report) -> Report:
+    """The report with the changed line of every help for which the source allows one."""
+    if not report.diagnoses:
+        return report
+    # A report is not lost for want of a line more.
+    with contextlib.suppress(Exception):
+        from gradsan.repair.fixes import with_lines
+
+        return replace(report, diagnoses=tuple(with_lines(one) for one in report.diagnoses))
+    return report
+
+
 class Suppressions:
     """The rules and the baseline of a run, read before the program starts."""
 
@@ -206,8 +222,16 @@ def _path(name: str, directory: Path | None) -> Path:
 
 
 def _program_files() -> list[str]:
-    """The sources of the modules that are the user's own."""
+    """The sources of the modules that are the user's own; none of a library, of whichever environment it is."""
     roots = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
     files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     own = str(Path(__file__).parent.parent)
-    return [file for file in files if file and file.endswith(".py") and not file.startswith((*roots, own))]
+    folders = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+    return [
+        file
+        for file in files
+        if file
+        and file.endswith(".py")
+        and not file.startswith((*roots, own))
+        and not any(folder in file for folder in folders)
+    ]

@@ -1,7 +1,8 @@
 """Ranks of a job: files for each, findings reported by one rank, one exit status for the job.
 
 The ranks meet at the job's own key-value store (``MASTER_ADDR``, ``MASTER_PORT``), which ``torchrun`` keeps for as long
-as one of them lives. Where it cannot be reached, every rank speaks for itself.
+as one of them lives, and rank 0 for as long as itself where there is no ``torchrun``. Where it cannot be reached, every
+rank speaks for itself.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -24,8 +25,8 @@ from gradsan.model import Diagnosis, Message, Report
 from gradsan.options import REPORT_FILES, STANDARD_OUTPUT, Options
 
 _CONNECT_SECONDS = 2.0
-_FIRST_WORD_SECONDS = 3.0
-"""How long rank 0 is given to tell what it found before another rank tells the same."""
+_PATIENCE_SECONDS = 3.0
+"""How long ranks wait for rank 0 to report first, and rank 0, where it keeps the store, for them to have read that."""
 _POLL_SECONDS = 0.05
 
 
@@ -110,11 +111,15 @@ class Board:
         if self._rank.number == 0:
             for name in (*names, "told"):
                 store.add(self._key(name), 1)
+            if names and self._environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
+                # The store ends with this process, which made it, and not with torchrun's agent.
+                _wait_until(lambda: store.add(self._key("read"), 0) >= self._rank.size - 1)
             return report
-        if not names:
-            return None
-        self._wait_for_first_word(store)
+        if names:
+            # Not store.wait(), which writes to stderr when the time is over.
+            _wait_until(lambda: store.check([self._key("told")]))
         own = {name for name in names if store.add(self._key(name), 1) == 1}
+        store.add(self._key("read"), 1)
         kept = tuple(one for one in report.diagnoses if _name_of(one) in own)
         return replace(report, diagnoses=kept) if own else None
 
@@ -135,12 +140,6 @@ class Board:
             return exit_code if is_last and store.add(self._key("conflicts"), 0) else 0
         except Exception:
             return exit_code if is_conflict else 0
-
-    def _wait_for_first_word(self, store: Any) -> None:
-        until = time.monotonic() + _FIRST_WORD_SECONDS
-        # Not store.wait(), which writes to stderr when the time is over.
-        while not store.check([self._key("told")]) and time.monotonic() < until:
-            time.sleep(_POLL_SECONDS)
 
     def _key(self, name: str) -> str:
         job, attempt = (self._environ.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT"))
@@ -173,6 +172,12 @@ def undisturbed(rank: Rank | None) -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if came:
             signal.raise_signal(signal.SIGTERM)
+
+
+def _wait_until(is_so: Callable[[], bool]) -> None:
+    until = time.monotonic() + _PATIENCE_SECONDS
+    while not is_so() and time.monotonic() < until:
+        time.sleep(_POLL_SECONDS)
 
 
 def _connect(environ: Mapping[str, str]) -> Any:

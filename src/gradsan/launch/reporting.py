@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from gradsan._editors import address_in
 from gradsan._imports import imports_by
 from gradsan.launch.program import CODE_NAME
 from gradsan.launch.sentences import complain, flush_output, write_to_stderr, write_to_stdout
 from gradsan.model import Message, Report
 from gradsan.options import STANDARD_OUTPUT, Options, OptionsError
-from gradsan.text import Language
+from gradsan.text import Language, language_on
 
 _Part = Callable[[Report, "Presentation"], Message | None]
 _WIDTH = 100
@@ -100,9 +101,14 @@ def wants_color(option: str, stream: object, environ: Mapping[str, str]) -> bool
 
 
 def _write_file(form: str, report: Report, presentation: Presentation) -> Message | None:
-    from gradsan.present import RENDERERS
+    from gradsan.present import RENDERERS, render_html
 
-    text = RENDERERS[form](report, language=presentation.language, cwd=presentation.directory)
+    language, cwd = presentation.language, presentation.directory
+    if form == "html":
+        editor = address_in(presentation.options.editor, os.environ)
+        text = render_html(report, language=language, cwd=cwd, editor=editor)
+    else:
+        text = RENDERERS[form](report, language=language, cwd=cwd)
     return presentation.files[form].write(text)
 
 
@@ -133,7 +139,7 @@ def _write_terminal(report: Report, presentation: Presentation) -> Message | Non
     stream = sys.stderr
     text = render_terminal(
         report,
-        language=presentation.language,
+        language=language_on(stream, presentation.language),
         color=wants_color(options.color, stream, os.environ),
         width=width_of(stream),
         stacks=options.stacks,

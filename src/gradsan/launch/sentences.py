@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Literal, TextIO
 
 from gradsan.model import Message
-from gradsan.text import LANGUAGES, Language, choose_language, say
+from gradsan.text import LANGUAGES, Language, choose_language, language_on, say
 
 _LANG_SETTING = re.compile(r"(?:^|:)\s*lang=([a-z]+)")
 
@@ -27,8 +27,8 @@ def spoken_language(words: Sequence[str], environ: Mapping[str, str]) -> Languag
 
 
 def complain(message: Message, language: Language) -> None:
-    """Say ``message`` on stderr, on a line of its own."""
-    write_to_stderr(f"gradsan: {say(message, language)}\n")
+    """Say ``message`` on stderr, on a line of its own: in English where that cannot carry ``language``."""
+    write_to_stderr(f"gradsan: {say(message, language_on(sys.stderr, language))}\n")
 
 
 def say_options_alone() -> None:

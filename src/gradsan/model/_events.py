@@ -153,13 +153,26 @@ class Name:
 
 
 @dataclass(frozen=True, slots=True)
+class Layer:
+    """What a tensor lies in: the expression ``path``, its ``kind`` as in :class:`Held`, the kinds of its ``items``.
+
+    ``items`` are ``tensor``, ``none``, ``other`` or kinds of containers, each once; empty for an object.
+    """
+
+    path: str
+    kind: str
+    items: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Held:
     """A live variable whose graph leads back to the overwritten value.
 
     ``path`` is the expression, as the function ``function`` of ``file`` says it (``<module>`` for a global). ``within``
     is what the tensor is an element or attribute of, ``container`` what that is: ``tuple``, ``namedtuple``, ``list``,
     ``deque``, ``dict`` or ``object``; both None for a variable that is the tensor itself. ``is_old`` says that it was
-    made before the write, or before the backward that freed the graph: an earlier round left it.
+    made before the write, or before the backward that freed the graph: an earlier round left it. ``is_rewritten`` says
+    that it has been written in place. ``around`` is all that it lies in, from the variable inwards.
     """
 
     path: str
@@ -168,6 +181,8 @@ class Held:
     within: str | None = None
     container: str | None = None
     is_old: bool = False
+    is_rewritten: bool = False
+    around: tuple[Layer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +204,19 @@ class Bridge:
     made_near: tuple[Site, ...] = ()
     forward_ran_again: bool = False
     held: tuple[Held, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """An autograd Node that a backward passes on its way to the one that kept a value.
+
+    ``frame`` is the user's line whose call made it, None where that is not known; ``is_younger`` says that it was made
+    after the first write, or after the backward that freed the graph.
+    """
+
+    name: str
+    frame: Frame | None = None
+    is_younger: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +268,9 @@ class Conflict:
     ``confidence`` is how well save and writes are known: ``recorded``, or read off what is left of a run that nobody
     watched. ``also_saved_at`` are further places that may have saved the value then, likeliest first.
     ``borrowed`` are the tensors by which the loss hangs on networks that only optimizers which have stepped since
-    train; ``retained_at`` is the one backward since the save that kept its graph.
+    train; ``retained_at`` is the one backward since the save that kept its graph. ``passed`` are the Nodes of a
+    shortest way from the loss to the one that kept the value, that one last; empty where the way is not known.
+    ``collected_in`` is the live container that holds the written tensor itself several times.
     """
 
     save: Save
@@ -268,6 +298,8 @@ class Conflict:
     also_saved_at: tuple[Site, ...] = ()
     borrowed: tuple[Bridge, ...] = ()
     retained_at: Site | None = None
+    passed: tuple[Passed, ...] = ()
+    collected_in: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

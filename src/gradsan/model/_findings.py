@@ -16,7 +16,7 @@ Outcome = Literal["failed", "finished"]
 GradientStatus = Literal["raised", "wrong", "right", "unknown"]
 Applicability = Literal["automatic", "review", "manual"]
 EventKind = Literal["saved", "written", "used", "step", "backward"]
-PathNodeKind = Literal["loss", "gap", "node", "bridge", "saved"]
+PathNodeKind = Literal["loss", "gap", "node", "repeat", "bridge", "saved"]
 ReportMode = Literal["watch", "deep", "heal", "nonfinite", "autopsy", "lint"]
 
 
@@ -117,14 +117,20 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class PathNode:
-    """A part of the way from the loss to the Node that kept a value: ``gap`` stands for Nodes that are not shown.
+    """A part of the way from the loss to the Node that kept a value.
 
-    ``name`` is the Node's, or what a live variable calls the tensor of a ``bridge``; ``step`` as in :class:`Event`.
+    ``gap`` stands for Nodes that are not shown, ``repeat`` for Nodes that follow each other ``count`` times. ``name``
+    is the Node's, of a ``repeat`` those of one round, or what the program calls the tensor of a ``bridge``; ``step`` as
+    in :class:`Event`. ``frame`` is the line whose call made the Node, ``nodes`` how many Nodes it stands for (0: not
+    known).
     """
 
     kind: PathNodeKind
     name: str | None = None
     step: int | None = None
+    count: int = 1
+    frame: Frame | None = None
+    nodes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,13 +198,17 @@ class Diagnosis:
 class Program:
     """The program that was watched and how it ended. ``exception`` is (type name, message).
 
-    ``ended`` is False in a report that was written while the program was still running.
+    ``ended`` is False in a report that was written while the program was still running. ``started`` is when watching
+    began, in ISO 8601 with the offset of the place (``2026-05-01T09:30:00+02:00``), ``seconds`` how long the program
+    was watched; None where nobody measured.
     """
 
     argv: tuple[str, ...] = ()
     outcome: Outcome = "finished"
     exception: tuple[str, str] | None = None
     ended: bool = True
+    started: str | None = None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

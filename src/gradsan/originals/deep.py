@@ -116,10 +116,13 @@ class Deep:
             asked_for = list(args[3]) if len(args) > 3 and args[3] else walk.leaves_of(order)
             if len(args) > 3 and args[3]:
                 order = walk.engine_order(roots, tuple(args[3]), accumulates=False)
-            self._deviation = self._measured(outputs, args[0] if args else None, asked_for, order)
+            keeps = bool(args[1]) if len(args) > 1 else False
+            self._deviation = self._measured(outputs, args[0] if args else None, asked_for, order, keeps)
             self._measured_with = set(changed)
 
-    def _measured(self, outputs: Any, gradients: Any, leaves: list[Any], order: list[Any]) -> Deviation | None:
+    def _measured(
+        self, outputs: Any, gradients: Any, leaves: list[Any], order: list[Any], keeps_graph: bool
+    ) -> Deviation | None:
         """Run the backward twice on the side, with the originals and with what stands there now.
 
         ``leaves`` are what gradients are wanted of; ``torch.autograd.grad`` may want those of any tensor or edge. None
@@ -131,7 +134,7 @@ class Deep:
         if not leaves or len(leaves) > _LEAVES_MEASURED:
             return None
         passed_over: set[str] = set()
-        found = self._both(outputs, gradients, leaves, order, passed_over.add)
+        found = self._both(outputs, gradients, leaves, order, passed_over.add, keeps_graph)
         if found is None:
             return None
         errors = []
@@ -148,7 +151,13 @@ class Deep:
         return Deviation(tuple(sorted(errors, key=lambda one: -one[1]))) if errors or not passed_over else None
 
     def _both(
-        self, outputs: Any, gradients: Any, leaves: list[Any], order: list[Any], passed_over: Callable[[str], None]
+        self,
+        outputs: Any,
+        gradients: Any,
+        leaves: list[Any],
+        order: list[Any],
+        passed_over: Callable[[str], None],
+        keeps_graph: bool,
     ) -> list[list[Any]] | None:
         """The gradients with the originals and with what stands there now; None where a Node does not run.
 
@@ -163,7 +172,14 @@ class Deep:
                     try:
                         found.append(
                             side_backward.gradients(
-                                outputs, gradients, leaves, order, self._runs_aside, passed_over, hooks
+                                outputs,
+                                gradients,
+                                leaves,
+                                order,
+                                self._runs_aside,
+                                passed_over,
+                                hooks,
+                                keeps_graph=keeps_graph,
                             )
                         )
                     except RuntimeError:

@@ -20,6 +20,7 @@ from gradsan.model import Conflict, Message, Save, Site, Write
 from gradsan.originals.kept_conflicts import PastCounter
 from gradsan.originals.originals import fits_its_memory
 from gradsan.record.detector import Detector
+from gradsan.record.ledger import call_that_made
 from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import read_backward
@@ -123,9 +124,8 @@ class Emptied(Detector):
         handle = node.register_prehook(look)
 
     def _stop(self, node: Any, slot: str, tensor: Any, thread: int) -> None:
-        number = _torch.node_sequence(node) or 0
-        made = next((one for one in self._core.nodes_near(number, thread) if one[0] <= number < one[1]), None)
-        clock, stack = (made[2], made[3]) if made is not None else (0, None)
+        made = call_that_made(self._core, _torch.node_sequence(node), thread)
+        clock, stack = (made.clock, made.stack) if made is not None else (0, None)
         frame = sys._getframe(1)
         self._keep(lambda: self.conflict(node, slot, tensor, clock, stack, frame))
         raise freed(tensor)

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from gradsan import _torch
 from gradsan.graph import compiled, naming, walk
-from gradsan.graph.conflicts import bridge_over, steps_before, tensor_info, use_of
+from gradsan.graph.conflicts import bridge_over, moment_of, steps_before, tensor_info, use_of
+from gradsan.graph.passed import passed
 from gradsan.graph.stale_slots import Origin
 from gradsan.model import Conflict, Deviation, Save, Site, Write
 from gradsan.originals.originals import Kept
@@ -84,6 +85,7 @@ def of_kept(
         bridge=bridge_over(core, backward, node, made, writes, frame) if backward and counted else None,
         raised=raised,
         log_was_cut=core.lost_writes_after(kept.clock),
+        passed=passed(core, backward.roots, node, moment_of(writes)) if backward else (),
         way=None if counted else bypass.way if bypass else _way(kept, writes, node),
         alias_site=None if counted or bypass is None else bypass.site,
         change=kept.change() if changed else None,

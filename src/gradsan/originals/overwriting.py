@@ -20,6 +20,7 @@ from gradsan.originals.deep import Deep
 from gradsan.originals.holdings import Holdings
 from gradsan.originals.originals import Kept
 from gradsan.record.demands import FOUND_AT_WRITE, Demands
+from gradsan.record.stacks import is_own_file
 
 
 class Overwriting:
@@ -59,7 +60,7 @@ class Overwriting:
             self._guard(lambda: self._look_at(_torch.storage_or_none(tensor)))
 
     def _stepped(self, optimizer: Any, *_: Any) -> None:
-        parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        parameters = _torch.parameters_of(optimizer)
         for storage in dict.fromkeys(map(_torch.storage_or_none, parameters)):
             self._guard(lambda storage=storage: self._look_at(storage))  # type: ignore[misc]
 
@@ -79,6 +80,8 @@ class Overwriting:
         node, root = _holder(kept)
         slot = _torch.slot_of(node, kept)
         counted = kept.moved
+        if not counted and self._is_put_back():
+            return
         # A counter that moved stops backward whether or not it reads the value.
         if not counted and (not _torch.is_read_by_backward(node, slot) or _torch.is_filled_after_save(node, slot)):
             return
@@ -91,6 +94,11 @@ class Overwriting:
         if not self._deep.heals(kept, describe):
             kept.reported = 1
             self._keep(describe)
+
+    def _is_put_back(self) -> bool:
+        """Whether the write that is under way is one of ``gradcheck``, which undoes it before it returns."""
+        files = (code.co_filename for code in self._core.stack(0).codes)
+        return _torch.puts_back_what_it_writes(next((file for file in files if not is_own_file(file)), ""))
 
 
 def _holder(kept: Kept) -> tuple[Any, int | None]:

@@ -76,14 +76,17 @@ def gradients(
     running: Callable[[Any], None],
     passed_over: Callable[[str], None],
     hooks: HooksOnTheWay | None = None,
+    *,
+    keeps_graph: bool = False,
 ) -> list[Any]:
     """The gradients of ``wanted`` (leaves, other tensors, GradientEdges), None for those that none flows to.
 
     ``outputs`` and ``given`` are what the engine was called with, ``order`` the Nodes between in the engine's order
     (:func:`graphs.engine_order`); ``running`` is called with each Node before it runs. The graph is kept.
 
-    A Node that is code of the program's own and may do more than compute, or a compiled graph, is passed over:
-    ``passed_over`` is called with it, and gradients that depend on it are :data:`UNKNOWN`.
+    A Node that is code of the program's own and may do more than compute is passed over: ``passed_over`` is called with
+    it, and gradients that depend on it are :data:`UNKNOWN`. Compiled graphs run on copies; ``keeps_graph`` says whether
+    the program's own backward will keep them.
 
     Raises:
         RuntimeError: as the engine raises, where a Node does.
@@ -110,7 +113,9 @@ def gradients(
                     captured[node, number] = received[number]
             if received:
                 running(node)
-                for edge, result in zip(node.next_functions, _known(node, received, passed_over), strict=False):
+                for edge, result in zip(
+                    node.next_functions, _known(node, received, passed_over, keeps_graph), strict=False
+                ):
                     _hand_on(_past_accumulation(*edge), result, waiting, leaves)
     for place in inner:
         if place not in captured:
@@ -118,10 +123,12 @@ def gradients(
     return [leaves.get(id(place[0])) if torch.is_tensor(place[0]) else captured[place] for place in places]
 
 
-def _known(node: Any, received: dict[int, Any], passed_over: Callable[[str], None]) -> tuple[Any, ...]:
+def _known(
+    node: Any, received: dict[int, Any], passed_over: Callable[[str], None], keeps_graph: bool
+) -> tuple[Any, ...]:
     if not any(one is UNKNOWN for one in received.values()):
         try:
-            return _results(node, received)
+            return _results(node, received, keeps_graph)
         except NotOnTheSideError as stopped:
             passed_over(str(stopped))
     return (UNKNOWN,) * len(node.next_functions)
@@ -140,28 +147,39 @@ def _past_accumulation(node: Any, number: int) -> tuple[Any, int]:
     return getattr(node, "variable", None), 0
 
 
-def _results(node: Any, received: dict[int, Any]) -> tuple[Any, ...]:
+def _results(node: Any, received: dict[int, Any], keeps_graph: bool) -> tuple[Any, ...]:
     count = _torch.count_of_outputs(node)
     arguments = [received.get(position) for position in range(max(count, max(received) + 1))]
     function = _torch.function_class(node)
     if function is not None and not _torch.hands_gradients_through(function):
-        return _results_of_function(node, function, arguments)
+        return _results_of_function(node, function, arguments, keeps_graph)
     results = arguments if function is not None else node(*arguments)
     return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
 
-def _results_of_function(node: Any, function: Any, arguments: list[Any]) -> tuple[Any, ...]:
-    """One result for each edge of a custom Function whose backward does nothing but compute."""
-    if not is_repeatable(node, function, arguments):
+def _results_of_function(node: Any, function: Any, arguments: list[Any], keeps_graph: bool) -> tuple[Any, ...]:
+    """One result for each edge of a custom Function whose backward does nothing but compute, or of a compiled graph."""
+    is_compiled = _torch.is_compiled_node(node)
+    if not is_compiled and not is_repeatable(node, function, arguments):
         raise NotOnTheSideError(function.__qualname__)
     try:
-        results = node.apply(*arguments)
+        if is_compiled:
+            filled = [_zeros(node, number) if one is None else one for number, one in enumerate(arguments)]
+            results = _torch.run_compiled_backward(node, filled, keeps_graph=keeps_graph)
+        else:
+            results = node.apply(*arguments)
     except Exception as failure:
         raise NotOnTheSideError(function.__qualname__) from failure
     results = results if isinstance(results, tuple) else (results,)
     # There are edges for the tensors among its inputs only; those that need no gradient lead nowhere.
     wanted = iter([result for result, needed in zip(results, node.needs_input_grad, strict=False) if needed])
     return tuple(None if child is None else next(wanted, None) for child, _ in node.next_functions)
+
+
+def _zeros(node: Any, number: int) -> Any:
+    """What autograd gives a Function in place of a gradient that there is not."""
+    kind = _torch.kind_of_output(node, number)
+    return None if kind is None else torch.zeros(kind[0], dtype=kind[1])
 
 
 def _hand_on(place: tuple[Any, int], gradient: Any, waiting: dict[Any, dict[int, Any]], leaves: dict[int, Any]) -> None:

@@ -57,6 +57,10 @@ class TracedGraphs:
         """The one of which the graph of autograd with this number was made."""
         return next((one for one in reversed(self._kept) if number is not None and one.first <= number < one.end), None)
 
+    def latest(self) -> tuple[_torch.Traced, ...]:
+        """All that are kept, in the order in which they were traced."""
+        return tuple(self._kept)
+
     def of_function(self, file: str, function: str) -> tuple[_torch.Traced, ...]:
         """Those of a function, the latest first."""
         return tuple(one for one in reversed(self._kept) if (one.file, one.function) == (file, function))

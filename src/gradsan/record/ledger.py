@@ -29,6 +29,21 @@ class RawWrite(NamedTuple):
     step: int
 
 
+class RawCall(NamedTuple):
+    """The fields of one entry of the log of Nodes: a call, and the numbers of the Nodes it made, ``end`` exclusive."""
+
+    first: int
+    end: int
+    clock: int
+    stack: Any
+
+
+def call_that_made(core: Any, number: int | None, thread: int) -> RawCall | None:
+    """The call that made the Node of that number in ``thread``; None where no watched call did."""
+    near = () if number is None else map(RawCall._make, core.nodes_near(number, thread))
+    return next((one for one in near if number is not None and one.first <= number < one.end), None)
+
+
 def writes_since(
     core: Any, steps: Any, storage: int, start: int, saved_version: int, now: int | None = None
 ) -> tuple[Write, ...]:

@@ -1,4 +1,4 @@
-"""Listener registry for backward calls and new Nodes; the core calls only while somebody listens."""
+"""Listener registry for backward calls, new Nodes and results; the core calls only while somebody listens."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ BeforeBackward = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
 AfterBackward = Callable[[Any], None]
 """Called with an entry of ``core.running`` whose backward has ended well."""
 
+OnResult = Callable[[str, tuple[Any, ...], dict[str, Any], Any], None]
+"""Called with the name, the arguments and the result of a call; what it raises is counted, and passes nobody."""
+
 AfterNodes = Callable[[Any, int, int], None]
 """Called with what holds the Nodes that a call has made, the number of the first, and one past that of the last."""
 
@@ -25,10 +28,11 @@ class Listeners:
 
     def __init__(self, core: Any, guard: Guard) -> None:
         """Nobody listens yet to ``core``."""
-        self._core, self._guard = core, guard
+        self._core, self.guard = core, guard
         self.before_backward: tuple[BeforeBackward, ...] = ()
         self.after_backward: tuple[AfterBackward, ...] = ()
         self.after_nodes: tuple[AfterNodes, ...] = ()
+        self.on_result: tuple[OnResult, ...] = ()
 
     def call_before_backward(self, listener: BeforeBackward, wanted: bool = True) -> None:
         """Have it called before each backward from now on, once; or no longer."""
@@ -45,6 +49,15 @@ class Listeners:
         self.after_nodes = _with(self.after_nodes, listener, wanted)
         self.follow()
 
+    def call_on_result(self, listener: OnResult, wanted: bool = True) -> None:
+        """Have it called with the result of every call from now on, once; or no longer.
+
+        It costs some microseconds a call. While the search for NaN and Inf listens to the core, nobody else is called.
+        """
+        self.on_result = _with(self.on_result, listener, wanted)
+        if self._core.on_result in (None, self._on_result):
+            self._core.on_result = self._on_result if self.on_result else None
+
     def follow(self) -> None:
         """Have the core call, or not, by who listens now."""
         core = self._core
@@ -54,15 +67,19 @@ class Listeners:
 
     def _on_enter(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for listener in self.before_backward:
-            self._guard.run(partial(listener, entry, args, kwargs))
+            self.guard.run(partial(listener, entry, args, kwargs))
 
     def _on_leave(self, entry: Any) -> None:
         for listener in self.after_backward:
-            self._guard.run(partial(listener, entry))
+            self.guard.run(partial(listener, entry))
+
+    def _on_result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        for listener in self.on_result:
+            listener(op, args, kwargs, result)
 
     def _on_nodes(self, holder: Any, first: int, end: int) -> None:
         for listener in self.after_nodes:
-            self._guard.run_hushed(partial(listener, holder, first, end))
+            self.guard.run_hushed(partial(listener, holder, first, end))
 
 
 def _with(listeners: tuple[Any, ...], listener: Any, wanted: bool) -> tuple[Any, ...]:

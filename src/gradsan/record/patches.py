@@ -94,11 +94,19 @@ class Patches:
             self._actions.pop()()
 
     def _put(self, owner: Any, name: str, value: Any) -> None:
+        if name not in _BESIDE:
+            # Nearly all, and there are thousands.
+            _write(owner, name, value)
+            return
         with kept(owner, name, self._spared):
-            if value is _ABSENT:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, value)
+            _write(owner, name, value)
+
+
+def _write(owner: Any, name: str, value: Any) -> None:
+    if value is _ABSENT:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, value)
 
 
 _WORD = ctypes.sizeof(ctypes.c_void_p)

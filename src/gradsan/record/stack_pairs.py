@@ -6,6 +6,7 @@ from typing import Any
 
 from gradsan import _torch
 from gradsan.record._core_pure import DEPTH_KEPT
+from gradsan.record.stacks import is_own_file
 
 _FRAMES_BETWEEN = 8
 
@@ -41,4 +42,6 @@ def within_torch(one: Any, other: Any) -> bool:
         if at != other_at:
             break
     folder = _torch.package_folder()
-    return shared > 0 and all(code.co_filename.startswith(folder) for code in one.codes[: len(one.codes) - shared + 1])
+    inner = one.codes[: len(one.codes) - shared + 1]
+    # What torch called may be wrapped by a detector.
+    return shared > 0 and all(code.co_filename.startswith(folder) or is_own_file(code.co_filename) for code in inner)

@@ -27,7 +27,8 @@ class StepRecord:
 
     ``end`` is None while it runs, ``number`` how many steps had ended before it. ``sequence`` is the number that the
     next Node would have got when it ended (when it began, while it runs): ``step(closure)`` makes Nodes itself. A step
-    that raised counts for nothing itself: what it wrote before stands in the log of writes.
+    that raised counts for nothing itself: what it wrote before stands in the log of writes. ``identity`` is the ``id``
+    of the optimizer.
     """
 
     clock: int
@@ -39,6 +40,7 @@ class StepRecord:
     before: array[int]
     after: array[int]
     end: int | None = None
+    identity: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,8 @@ class Steps:
                 _, clock, number, optimizer, name, stack, sequence, storages, versions = entry
                 short = name.rpartition(".")[2]
                 before = _numbers(versions)
-                record = StepRecord(clock, number, short, stack, sequence, _numbers(storages), before, array("q"))
+                held = _numbers(storages)
+                record = StepRecord(clock, number, short, stack, sequence, held, before, array("q"), identity=optimizer)
                 records.append(record)
                 open_by_optimizer[optimizer] = record
             else:
@@ -246,4 +249,4 @@ class Settling:
 
 def _without_gradient(optimizer: Any) -> int:
     with _torch.hushed():
-        return sum(one.grad is None for group in optimizer.param_groups for one in group["params"])
+        return sum(one.grad is None for one in _torch.parameters_of(optimizer))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -123,7 +123,9 @@ def _compose(
         core.saves += 1
         storage = _torch.storage_identity(tensor)
         aliases = tuple(
-            (alias, alias._version) for alias in tensors_in(packed) if _torch.storage_identity(alias) == storage
+            (alias, alias._version)
+            for alias in _torch.tensors_in(packed, in_objects=True)
+            if _torch.storage_identity(alias) == storage
         )
         save = HookedSave(packed, unpack, aliases, clock, core.stack(1))
         if not computes_again and watcher.must_look(save):
@@ -149,23 +151,12 @@ def _compose(
     return _Composed(pack_watched), unpack_hook
 
 
-def tensors_in(packed: Any, depth: int = 3) -> Iterator[Any]:
-    """The tensors in what a pack hook returned: itself, or in tuples, lists, dicts and attributes."""
-    if torch.is_tensor(packed):
-        yield packed
-    elif depth and isinstance(packed, (tuple, list)):
-        for item in packed:
-            yield from tensors_in(item, depth - 1)
-    elif depth and isinstance(packed, dict):
-        for item in packed.values():
-            yield from tensors_in(item, depth - 1)
-    elif depth and hasattr(packed, "__dict__") and not isinstance(packed, type):
-        for item in list(vars(packed).values()):
-            if torch.is_tensor(item):
-                yield item
-
-
 _KEY = "gradsan.hooks"
+
+
+def has_tensor_hooks(node: Any) -> bool:
+    """Whether a hook was registered on a tensor that a Node has made; it may have been removed since."""
+    return _KEY in node.metadata
 
 
 class TensorHooks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import BuiltinFunctionType, MappingProxyType
 from typing import Any
@@ -65,9 +65,11 @@ class Writer:
         return "out" if self.keyword and not self.positions else "inplace"
 
 
-def mutable_schemas() -> Iterator[tuple[str, str, tuple[int, ...], bool]]:
-    """(namespace, name, written positions, has written keyword arguments) of every mutable schema torch knows."""
-    for schema in _torch.all_schemas():
+def mutable_schemas(schemas: Iterable[Any] | None = None) -> Iterator[tuple[str, str, tuple[int, ...], bool]]:
+    """(namespace, name, written positions, has written keyword arguments) of every schema that writes; None: of all."""
+    for schema in _torch.all_schemas() if schemas is None else schemas:
+        if not schema.is_mutable:
+            continue
         positions = []
         keyword = False
         for position, argument in enumerate(schema.arguments):
@@ -91,11 +93,21 @@ def mutable_schemas() -> Iterator[tuple[str, str, tuple[int, ...], bool]]:
 
 
 @functools.lru_cache(maxsize=1)
+def _read() -> tuple[Mapping[str, Writer], frozenset[str]]:
+    """What writes and what returns tensors; torch makes thousands of objects for its schemas, so they are read once."""
+    schemas = _torch.all_schemas()
+    return _writers(schemas), _returning_tensors(schemas)
+
+
 def aten_writers() -> Mapping[str, Writer]:
-    """Every aten operator that writes, by name, with what its Python binding writes; read off the schemas once."""
+    """Every aten operator that writes, by name, with what its Python binding writes."""
+    return _read()[0]
+
+
+def _writers(schemas: Iterable[Any]) -> Mapping[str, Writer]:
     positions: dict[str, set[int]] = {}
     keywords: set[str] = set()
-    for namespace, name, where, keyword in mutable_schemas():
+    for namespace, name, where, keyword in mutable_schemas(schemas):
         if namespace != "aten" or name in WRITES_NO_DATA:
             continue
         positions.setdefault(name, set()).update(where)
@@ -124,10 +136,9 @@ def functions() -> Iterator[tuple[Any, str, Any, Writer]]:
     writers = aten_writers()
     originals: dict[int, Writer] = {}
     namespaces = _torch.function_namespaces()
+    attributes = [vars(namespace) for namespace in namespaces]
     for name, writer in writers.items():
-        found = [_torch.variable_function(name)]
-        found += [vars(namespace).get(name) for namespace in namespaces]
-        for function in found:
+        for function in (_torch.variable_function(name), *(one[name] for one in attributes if name in one)):
             if function is not None and callable(function):
                 originals[id(function)] = writer
     for namespace in namespaces:
@@ -141,24 +152,26 @@ def functions() -> Iterator[tuple[Any, str, Any, Writer]]:
             yield _torch.vf_module(), name, function, writer
 
 
-def operations() -> Iterator[tuple[Any, str, Any]]:
+def operations(writing: Iterable[tuple[Any, str, Any, Writer]]) -> Iterator[tuple[Any, str, Any]]:
     """(namespace, attribute, function) of what may make autograd Nodes and does not write: watched for its place only.
+
+    ``writing`` is what :func:`functions` gives.
 
     These are the methods and operators of ``torch.Tensor`` and the builtin functions of torch's namespaces whose aten
     operator returns a tensor. Those that write are in :func:`tensor_methods` and :func:`functions`. ``__getitem__`` is
     not among them: set as an attribute, it would make a sequence of every tensor (:mod:`gradsan.record.patches`).
     The native core replaces the C slot alone (``watch_indexing``); the pure one does not log indexing.
     """
-    writing = {writer.op for writer in tensor_methods()}
-    names = _returning_tensors()
+    methods = {writer.op for writer in tensor_methods()}
+    names = _read()[1]
     for name in dir(torch.Tensor):
         is_operator = name.startswith("__") and name.strip("_").removeprefix("r") in _OPERATORS
-        if name in writing or not (is_operator or name in names):
+        if name in methods or not (is_operator or name in names):
             continue
         function = getattr(torch.Tensor, name)
         if callable(function) and name not in MAKES_NO_NODES:
             yield torch.Tensor, name, function
-    seen = {(id(namespace), attribute) for namespace, attribute, _, _ in functions()}
+    seen = {(id(namespace), attribute) for namespace, attribute, _, _ in writing}
     for namespace in _torch.function_namespaces():
         for attribute, value in list(vars(namespace).items()):
             if (
@@ -185,12 +198,12 @@ _OPERATORS = frozenset(
 )
 
 
-@functools.lru_cache(maxsize=1)
-def _returning_tensors() -> frozenset[str]:
-    return frozenset(
-        schema.name.partition("::")[2]
-        for schema in _torch.all_schemas()
-        if schema.name.startswith("aten::")
-        and any(str(result.type) in _TENSOR_TYPES for result in schema.returns)
-        and not schema.name.startswith("aten::_foreach_")
-    )
+def _returning_tensors(schemas: Iterable[Any]) -> frozenset[str]:
+    found: set[str] = set()
+    for schema in schemas:
+        namespace, _, name = schema.name.partition("::")
+        if namespace != "aten" or name in found or name.startswith("_foreach_"):
+            continue
+        if any(str(result.type) in _TENSOR_TYPES for result in schema.returns):
+            found.add(name)
+    return frozenset(found)

@@ -43,13 +43,14 @@ def plan(core: Any) -> list[Replacement]:
         for writer in writers.tensor_methods()
         if (function := getattr(torch.Tensor, writer.op)) is not None
     ]
+    writing = list(writers.functions())
     replacements += [
         Replacement(namespace, name, function, wrapped(function, name, writer))
-        for namespace, name, function, writer in writers.functions()
+        for namespace, name, function, writer in writing
     ]
     replacements += [
         Replacement(namespace, name, function, wrapped(function, name, None))
-        for namespace, name, function in writers.operations()
+        for namespace, name, function in writers.operations(writing)
     ]
     return replacements
 
