@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import gradsan
+from cases import each
 from gradsan import _torch
 from gradsan._torch import memory
 
@@ -280,7 +281,7 @@ AS_PLAIN = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", AS_PLAIN)
+@each("name", AS_PLAIN)
 def test_a_right_program_ends_as_it_does_in_plain_pytorch(name, mode):
     plain = outcome(AS_PLAIN[name])
     with gradsan.watch(mode) as watched:
@@ -300,7 +301,7 @@ RAISED = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", RAISED)
+@each("name", RAISED)
 def test_an_error_of_pytorch_s_is_raised_in_its_words_and_explained(name, mode):
     program, code, also_healed = RAISED[name]
     plain = outcome(program)
@@ -333,7 +334,7 @@ def transposed():
     return torch.arange(12.0).reshape(3, 4)[1:].t()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.bool, torch.float8_e4m3fn])
+@each("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.bool, torch.float8_e4m3fn])
 def test_memory_given_to_kernels_is_the_saved_one_and_outlives_what_it_stands_for(dtype):
     saved = transposed().to(dtype).t()
     clone = _torch.lazy_clone(saved)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import gradsan
+from cases import each
 
 
 def first_step(model: nn.Module, held: Any = None, after: Any = None) -> Any:
@@ -69,7 +70,7 @@ class InAProperty(Base):
         return self.lin(x) + self.fixed
 
 
-@pytest.mark.parametrize("kind", [ByData, ByDetach, ByDataOfASlice, InAHelper, InALambda, InAProperty])
+@each("kind", [ByData, ByDetach, ByDataOfASlice, InAHelper, InALambda, InAProperty])
 def test_a_parameter_read_past_its_graph(kind: Any) -> None:
     model = kind()
     assert first_step(model) == [("warning", "model.shift")]
@@ -161,7 +162,7 @@ class UnderNoGrad(Base):
         return self.lin(x) + shift
 
 
-@pytest.mark.parametrize(
+@each(
     "kind",
     [
         AlsoAsItIs,

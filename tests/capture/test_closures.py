@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import gradsan
+from cases import each
 
 
 def net(features=4):
@@ -19,8 +20,8 @@ def lines(diagnosis, role):
     return [(source_line(one.frame.file, one.frame.line) or "").strip() for one in diagnosis.labels if one.role == role]
 
 
-@pytest.mark.parametrize("optimizer_class", [torch.optim.SGD, torch.optim.Adam, torch.optim.LBFGS])
-@pytest.mark.parametrize("mode", ["watch", "deep"])
+@each("optimizer_class", [torch.optim.SGD, torch.optim.Adam, torch.optim.LBFGS])
+@each("mode", ["watch", "deep"])
 def test_a_right_training_is_clean(optimizer_class, mode):
     for _ in range(2):  # twice, since the first training of a process has seen no backward yet
         layer = net()

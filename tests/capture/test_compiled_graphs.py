@@ -73,9 +73,9 @@ CASES = [
 
 @pytest.mark.parametrize(("make", "autograd_too"), CASES)
 def test_gradsan_adds_no_graph_no_break_and_no_frame(make, autograd_too):
-    counts, weight, frames = call_forked(counts_of, make, [None], autograd_too)
+    counts, weight, frames = call_forked(counts_of, make, [None], autograd_too, compiles=True)
     for mode in ("nonfinite", "deep") if make is backward_in_a_function and not autograd_too else ("watch",):
-        seen, same, more = call_forked(counts_of, make, [mode], autograd_too)
+        seen, same, more = call_forked(counts_of, make, [mode], autograd_too, compiles=True)
         assert (mode, seen, same) == (mode, counts, weight)
         # Compiled autograd compiles some 900 frames of torch itself, a few more or fewer in each run.
         assert more <= frames * 1.02, mode
@@ -83,5 +83,5 @@ def test_gradsan_adds_no_graph_no_break_and_no_frame(make, autograd_too):
 
 def test_watching_a_compiled_model_compiles_it_once_more_and_never_again():
     """What torch.compile has guarded by identity is replaced while watching; the replacements stay the same objects."""
-    counts, _, _ = call_forked(counts_of, model_compiled, [None, "watch", None, "watch", None, "watch"])
+    counts, _, _ = call_forked(counts_of, model_compiled, [None, "watch", None, "watch", None, "watch"], compiles=True)
     assert [graphs for graphs, _, _ in counts] == [1, 2, 2, 2, 2, 2]

@@ -49,6 +49,18 @@ def batch_refilled(compiled):
     loss.backward()
 
 
+def compared(features, bank, temperature):
+    return features @ bank.T / temperature
+
+
+def bank_refilled(compiled):
+    encoder, bank = nn.Linear(4, 2), torch.ones(5, 2)
+    # The temperature that varies comes as a tensor, and both matrices have sizes that vary.
+    loss = compiled(compared)(encoder(VALUES), bank, 0.2).sum()
+    bank[2:] = 0.0
+    loss.backward()
+
+
 def parts_of_a_layer(compiled):
     net = nn.Sequential(nn.Linear(4, 3), nn.Softplus(), nn.Linear(3, 1))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -96,19 +108,19 @@ def told(program, backend, options, mode="watch"):
     return found.code, labels, found.tensor.name, found.tensor.op, found.why and found.why.formula
 
 
-PROGRAMS = (result_masked, batch_refilled, parts_of_a_layer, state_carried, graph_broken)
+PROGRAMS = (result_masked, batch_refilled, bank_refilled, parts_of_a_layer, state_carried, graph_broken)
 
 
 def told_by_all():
     """(compiled, plain) of each program, by name; all in one process, as the compiler is long in coming."""
-    options = {"batch_refilled": {"dynamic": True}}
+    options = {name: {"dynamic": True} for name in ("batch_refilled", "bank_refilled")}
     return {
         one.__name__: (told(one, "aot_eager", options.get(one.__name__, {})), told(one, None, {})) for one in PROGRAMS
     }
 
 
 def test_as_without_the_compiler():
-    found = call_forked(told_by_all)
+    found = call_forked(told_by_all, compiles=True)
     assert [name for name, (compiled, plain) in found.items() if compiled != plain] == [], found
 
 
@@ -118,7 +130,7 @@ def told_in_deep_mode():
 
 def test_as_without_the_compiler_in_deep_mode():
     """Its hooks on saved tensors are aside while the traced graph is run."""
-    compiled, plain = call_forked(told_in_deep_mode)
+    compiled, plain = call_forked(told_in_deep_mode, compiles=True)
     assert compiled == plain
 
 
@@ -139,7 +151,7 @@ def step_on_one_head():
 
 def test_what_only_the_compiler_keeps_is_said():
     """Both heads are one Node; without the compiler the step on one of them does not touch the other's backward."""
-    notes, kinds, line = call_forked(step_on_one_head)
+    notes, kinds, line = call_forked(step_on_one_head, compiles=True)
     assert "note.kept_only_in_compiled" in notes
     assert kinds[-1] == "outside_of_compile"
     assert line == 2
@@ -162,5 +174,5 @@ def backward_of_one_result(written):
 def test_inductor_keeps_views_without_their_counter():
     """A write that this backward computes with is told, one that only another result needs is not."""
     line = paired.__code__.co_firstlineno + 1
-    assert call_forked(backward_of_one_result, "one") == [("GS219", "one", line)]
-    assert call_forked(backward_of_one_result, "other") == []
+    assert call_forked(backward_of_one_result, "one", compiles=True) == [("GS219", "one", line)]
+    assert call_forked(backward_of_one_result, "other", compiles=True) == []

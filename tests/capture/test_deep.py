@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import gradsan
+from cases import each
 from gradsan import _torch
 
 WAYS = {
@@ -44,8 +45,8 @@ def build(saved):
     return x, t, SAVED[saved](t)
 
 
-@pytest.mark.parametrize("saved", SAVED)
-@pytest.mark.parametrize("way", WAYS)
+@each("saved", SAVED)
+@each("way", WAYS)
 def test_every_way_of_writing_is_healed_and_told(way, saved):
     x, _, loss = build(saved)
     loss.backward()
@@ -63,7 +64,7 @@ def test_every_way_of_writing_is_healed_and_told(way, saved):
     assert found.gradient.relative_error > 0
 
 
-@pytest.mark.parametrize("way", ["data", "numpy", "dlpack", "storage", "map_"])
+@each("way", ["data", "numpy", "dlpack", "storage", "map_"])
 def test_deep_tells_what_pytorch_does_not_and_leaves_it_as_it_is(way):
     x, t, loss = build("operand")
     with torch.no_grad():
@@ -283,8 +284,8 @@ def test_everything_is_put_back():
     assert not _torch.has_hooks()
 
 
-@pytest.mark.parametrize("mode", ["deep", "heal"])
-@pytest.mark.parametrize(
+@each("mode", ["deep", "heal"])
+@each(
     "grow",
     [
         lambda t: t.detach().resize_(10).fill_(2),

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import gradsan
+from cases import each
 from gradsan.record.recorder import recorder
 
 WAYS = {
@@ -26,7 +27,7 @@ SILENT = {"data", "storage", "map", "copy"}
 
 
 @pytest.mark.parametrize("native", [True, False])
-@pytest.mark.parametrize("way", WAYS)
+@each("way", WAYS)
 def test_the_program_is_stopped_at_the_write(way, native):
     reached = []
 

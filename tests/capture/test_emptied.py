@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import gradsan
+from cases import each
 from forked import run_forked
 from gradsan.originals.originals import fits_its_memory
 
@@ -38,7 +39,7 @@ def test_without_gradsan_the_process_ends(way):
 
 
 @pytest.mark.parametrize("mode", ["watch", "deep"])
-@pytest.mark.parametrize("way", ENDING)
+@each("way", ENDING)
 def test_the_program_ends_with_an_error_and_a_report(way, mode):
     ended = run(BEGIN + ENDING[way], mode=mode)
     assert ended.returncode == 1
@@ -47,7 +48,7 @@ def test_the_program_ends_with_an_error_and_a_report(way, mode):
     assert "src/gradsan/" not in ended.stderr
 
 
-@pytest.mark.parametrize("way", ENDING)
+@each("way", ENDING)
 def test_healed_it_runs_on(way):
     shown = "" if way == "grad" else "; print('sum', x.grad.double().sum().item())"
     ended = run(BEGIN + ENDING[way] + shown, mode="heal")
@@ -214,7 +215,7 @@ def test_resize_is_put_back():
     assert vars(torch.UntypedStorage).get("resize_") is before
 
 
-@pytest.mark.parametrize(
+@each(
     ("tensor", "fits"),
     [
         (torch.ones(4)[1:], True),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 
 import gradsan
+from cases import each
 
 
 def flattened(net: torch.nn.Module) -> torch.Tensor:
@@ -33,8 +33,8 @@ def codes_of_a_step(mode: Any, before_backward: bool, part: slice) -> list[str]:
     return [one.code for one in watched.diagnoses]
 
 
-@pytest.mark.parametrize("mode", ["watch", "deep"])
-@pytest.mark.parametrize(
+@each("mode", ["watch", "deep"])
+@each(
     ("before_backward", "part", "codes"),
     [
         (True, slice(None), ["GS202"]),

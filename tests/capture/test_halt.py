@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import gradsan
+from cases import each
 from gradsan.suppress import rules_of
 
 MODES = ["watch", "deep"]
@@ -67,7 +68,7 @@ SILENT = [through_data, through_numpy, under_hooks, in_a_checkpoint, on_the_cont
 
 
 @pytest.mark.parametrize("native", [True, False])
-@pytest.mark.parametrize("build", SILENT)
+@each("build", SILENT)
 def test_a_silent_conflict_stops_the_program_at_its_backward(build, native):
     watched = gradsan.watch(halt=True, native=native)
     built = []
@@ -177,7 +178,7 @@ def test_everything_is_put_back():
     assert recorder().demands.before_backward not in recorder().listeners.before_backward
 
 
-@pytest.mark.parametrize(
+@each(
     ("scope", "rules"),
     [
         ("GS101", ["GS101"]),
@@ -191,7 +192,7 @@ def test_what_only_takes(scope, rules):
     assert [str(rule) for rule in rules_of(scope)] == rules
 
 
-@pytest.mark.parametrize("scope", ["", " , ", [], "GS1", "GS101:a.py:b:c", "a.py:12:13"])
+@each("scope", ["", " , ", [], "GS1", "GS101:a.py:b:c", "a.py:12:13"])
 def test_what_only_does_not_take(scope):
     with pytest.raises(ValueError):
         rules_of(scope)

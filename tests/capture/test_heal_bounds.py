@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import gradsan
+from cases import each
 from gradsan.record.recorder import recorder
 
 HERE = __file__
@@ -49,7 +50,7 @@ def line_of(function, text):
     return first + next(number for number, line in enumerate(lines) if text in line)
 
 
-@pytest.mark.parametrize("build", CODES)
+@each("build", CODES)
 def test_what_the_rules_take_is_healed(build):
     with gradsan.watch("heal") as watched:
         x, loss = build()
@@ -62,8 +63,8 @@ def test_what_the_rules_take_is_healed(build):
     assert {one.severity for one in watched.diagnoses} == {"warning"}
 
 
-@pytest.mark.parametrize("build", CODES)
-@pytest.mark.parametrize("rule", ["GS105", "elsewhere.py", "GS999"])
+@each("build", CODES)
+@each("rule", ["GS105", "elsewhere.py", "GS999"])
 def test_everything_else_is_as_pytorch_has_it(build, rule):
     with gradsan.heal(only=rule) as watched:
         x, loss = build()

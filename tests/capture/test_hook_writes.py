@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -143,12 +143,25 @@ def gradient(hook: Any, write: Write, retains: bool = False, rounds: int = 1) ->
     return x.grad
 
 
-@each_anew("mode", ["watch", "deep"])
+@functools.cache
+def right_gradient(hook: Any) -> torch.Tensor:
+    return gradient(hook, lambda h: None)
+
+
+@pytest.fixture(params=["watch", "deep"])
+def mode(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """On around all cases, each of which is watched by itself: to put wrappers into torch takes longest."""
+    for hook in HOOKS:
+        right_gradient(hook)
+    with gradsan.watch(request.param):
+        yield request.param
+
+
 @each_anew("retains", [False, True])
 @each_anew("way", WAYS)
 @each_anew("hook", HOOKS)
-def test_told_where_the_gradient_is_another(hook: Any, way: str, retains: bool, mode: str) -> None:
-    right = gradient(hook, lambda h: None)
+def test_told_where_the_gradient_is_another(hook: Any, way: str, retains: bool, mode: Any) -> None:
+    right = right_gradient(hook)
     with gradsan.watch(mode) as watched:
         got = gradient(hook, WAYS[way], retains)
     wrong = not torch.equal(got, right)
@@ -195,11 +208,10 @@ def test_gradients_scaled_by_data_cost_no_look() -> None:
     assert [one for one in watched.diagnoses if one.severity == "error"] == []
 
 
-@each_anew("mode", ["watch", "deep"])
 @each_anew("retains", [False, True])
 @each_anew("hook", HOOKS)
-def test_an_array_made_before(hook: Any, retains: bool, mode: str) -> None:
-    right = gradient(hook, lambda h: None)
+def test_an_array_made_before(hook: Any, retains: bool, mode: Any) -> None:
+    right = right_gradient(hook)
     arrays = []
 
     def keep_array(act: Any, h: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import gradsan
+from cases import each
 from gradsan.record import _core, writes
 from gradsan.record.patches import Patches, standing
 
@@ -36,7 +37,7 @@ class Derived(Base):
     pass
 
 
-@pytest.mark.parametrize("name", ["kind", "method", "of_nobody", "value", "__eq__", "__doc__", "__name__", "mro"])
+@each("name", ["kind", "method", "of_nobody", "value", "__eq__", "__doc__", "__name__", "mro"])
 def test_what_stands_there_is_what_python_gives(name: str) -> None:
     assert standing(Derived, name) == getattr(Derived, name)
 
@@ -51,8 +52,8 @@ def test_what_is_not_there_is_none() -> None:
 
 
 def test_every_name_that_is_wrapped_is_read_as_python_reads_it() -> None:
-    for each in writes.plan(_core.make_core(False)):
-        assert standing(each.owner, each.name) is getattr(each.owner, each.name)
+    for one in writes.plan(_core.make_core(False)):
+        assert standing(one.owner, one.name) is getattr(one.owner, one.name)
 
 
 def test_undoing_puts_back_own_attributes_and_removes_inherited_ones() -> None:

@@ -14,6 +14,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 import gradsan
+from cases import each
 from gradsan.graph import walk
 from gradsan.originals.side_backward import UNKNOWN, gradients
 
@@ -96,8 +97,8 @@ def measured(output: torch.Tensor, wanted: list[Any], passed: list[str] | None =
     return found
 
 
-@pytest.mark.parametrize("kind", [Square, Clamped, Surrogate, Plain])
-@pytest.mark.parametrize("rest", [(), (None, "name")])
+@each("kind", [Square, Clamped, Surrogate, Plain])
+@each("rest", [(), (None, "name")])
 def test_what_only_computes_is_run(kind: Any, rest: Any) -> None:
     if rest and kind is not Clamped:
         rest = ()
@@ -255,7 +256,7 @@ IMPURE = [
 ]
 
 
-@pytest.mark.parametrize("kind", IMPURE)
+@each("kind", IMPURE)
 def test_what_may_do_more_is_not_run(kind: Any) -> None:
     x = x_of()
     y = kind.apply(x * 2).sin()

@@ -10,6 +10,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import gradsan
+from cases import each
 from gradsan import _torch
 from gradsan._torch import saved as module
 from gradsan.graph import stale_slots
@@ -197,8 +198,8 @@ def healed(one, other):
 LEAVES_SAVED = [torch.mul, product, of_checkpoint, healed]
 
 
-@pytest.mark.parametrize("mode", ["watch", "deep", "heal"])
-@pytest.mark.parametrize("saves", LEAVES_SAVED)
+@each("mode", ["watch", "deep", "heal"])
+@each("saves", LEAVES_SAVED)
 @pytest.mark.filterwarnings("ignore:gradsan")
 def test_leaves_keep_their_hooks(mode, saves):
     """Before 2.10 PyTorch ends those of a leaf that was read off a slot with hooks."""

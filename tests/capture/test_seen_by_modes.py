@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 import gradsan
+from cases import each
 
 seen: list[str] = []
 
@@ -149,7 +150,7 @@ def saw(program: Callable[[], None]) -> list[str]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("native", core_kit.CORES)
-@pytest.mark.parametrize("program", PROGRAMS)
+@each("program", PROGRAMS)
 def test_the_program_sees_what_it_does_alone(program: Callable[[], None], native: bool) -> None:
     saw(program)  # what runs once only
     plain = saw(program)

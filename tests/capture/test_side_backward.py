@@ -12,6 +12,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils.flop_counter import FlopCounterMode
 
 import gradsan
+from cases import each
 from gradsan.graph import walk
 from gradsan.originals.side_backward import UNKNOWN, gradients
 
@@ -99,7 +100,7 @@ PROGRAMS: tuple[Callable[[], Made], ...] = (
 )
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@each("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_gradients_are_those_of_the_engine(program: Callable[[], Made]) -> None:
     torch.manual_seed(3)
     outputs, wanted = program()
@@ -198,8 +199,8 @@ def hooked(*, function: bool = False) -> tuple[list[str], list[Any]]:
     return [*calls, f"{Counted.calls} backwards"], [middle.grad, x.grad, w.grad, flops.get_total_flops()]
 
 
-@pytest.mark.parametrize("mode", ["watch", "deep", "heal"])
-@pytest.mark.parametrize("function", [False, True])
+@each("mode", ["watch", "deep", "heal"])
+@each("function", [False, True])
 def test_hooks_run_as_often_as_without_gradsan(mode: Any, function: bool) -> None:
     calls, plain = hooked(function=function)
     with gradsan.watch(mode) as watched:

@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import gradsan
+from cases import each
 from gradsan.detect.memory import Notes
 
 MODES = ("watch", "deep")
@@ -179,7 +180,7 @@ WRITTEN = [
 
 @every_mode
 @both_forms
-@pytest.mark.parametrize("case", WRITTEN)
+@each("case", WRITTEN)
 def test_what_a_checkpointed_function_reaches_was_written(case: Any, reentrant: bool, mode: str) -> None:
     run, _, _ = case(reentrant)
     x = leaf()
@@ -198,7 +199,7 @@ def test_what_a_checkpointed_function_reaches_was_written(case: Any, reentrant: 
 
 @every_mode
 @both_forms
-@pytest.mark.parametrize("case", WRITTEN)
+@each("case", WRITTEN)
 def test_what_was_not_written_is_nothing(case: Any, reentrant: bool, mode: str) -> None:
     with gradsan.watch(mode) as watched:
         run, write, _ = case(reentrant)
@@ -230,9 +231,7 @@ def test_a_loops_variable_is_looked_up_late(reentrant: bool, mode: str) -> None:
 
 @every_mode
 @both_forms
-@pytest.mark.parametrize(
-    ("name", "value"), [("gain", 3.0), ("offset", torch.ones(3)), ("training", False), ("mask", torch.zeros(3))]
-)
+@each(("name", "value"), [("gain", 3.0), ("offset", torch.ones(3)), ("training", False), ("mask", torch.zeros(3))])
 def test_what_a_forward_reads_was_replaced(name: str, value: Any, reentrant: bool, mode: str) -> None:
     net = Scaled()
     with gradsan.watch(mode) as watched:
@@ -319,7 +318,7 @@ class Caching(nn.Module):
 
 @every_mode
 @both_forms
-@pytest.mark.parametrize(
+@each(
     "made",
     [
         Caching,
@@ -474,8 +473,8 @@ WAYS = {
 
 
 @every_mode
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kept", KEPT)
+@each("way", WAYS)
+@each("kept", KEPT)
 def test_what_hangs_on_ctx_was_written(kept: str, way: str, mode: str) -> None:
     with gradsan.watch(mode) as watched:
         x = leaf()
@@ -517,7 +516,7 @@ class Keeper(torch.autograd.Function):
 
 
 @every_mode
-@pytest.mark.parametrize("made", [SimpleNamespace, type("Trainer", (nn.Module,), {})])
+@each("made", [SimpleNamespace, type("Trainer", (nn.Module,), {})])
 def test_what_backward_does_not_read_of_an_object_is_nothing(made: Any, mode: str) -> None:
     owner = made()
     owner.factor, owner.like, owner.steps, owner.inner = 1.0, torch.ones(3), torch.zeros(()), Plain(torch.ones(3))
@@ -611,8 +610,8 @@ INPUTS = {
 
 
 @every_mode
-@pytest.mark.parametrize("given", INPUTS)
-@pytest.mark.parametrize("result", RESULTS)
+@each("given", INPUTS)
+@each("result", RESULTS)
 def test_an_input_written_and_not_marked_was_used_again(result: str, given: str, mode: str) -> None:
     with gradsan.watch(mode) as watched:
         x = leaf()
@@ -625,8 +624,8 @@ def test_an_input_written_and_not_marked_was_used_again(result: str, given: str,
 
 
 @every_mode
-@pytest.mark.parametrize("given", INPUTS)
-@pytest.mark.parametrize("result", RESULTS)
+@each("given", INPUTS)
+@each("result", RESULTS)
 def test_an_input_that_is_not_used_again_is_nothing(result: str, given: str, mode: str) -> None:
     with gradsan.watch(mode) as watched:
         for _ in range(2):
@@ -639,7 +638,7 @@ def test_an_input_that_is_not_used_again_is_nothing(result: str, given: str, mod
 
 
 @every_mode
-@pytest.mark.parametrize("given", INPUTS)
+@each("given", INPUTS)
 def test_an_input_that_was_marked_is_nothing(given: str, mode: str) -> None:
     with gradsan.watch(mode) as watched:
         x = leaf()

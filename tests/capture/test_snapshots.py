@@ -299,3 +299,13 @@ def test_the_program_is_as_it_was_without() -> None:
         beside = run()
     assert torch.equal(alone, beside)
     assert watched.diagnoses == ()
+
+
+def test_a_view_that_has_no_graph_any_more_is_not_asked_for_one() -> None:
+    weight = torch.randn(3, 2, requires_grad=True)
+    with gradsan.watch("deep") as watched, torch.no_grad():
+        weight.mul_(2)
+        for row in (weight.view(6)[:2], weight[:, 1]):
+            row.mul_(0.5)
+            row.clamp_(-1, 1)
+    assert not watched.report.seen.blind_spots

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 import gradsan
+from cases import each
 
 
 def name_of(function: Any) -> str:
@@ -91,8 +92,8 @@ def heard_by_subclass(program: Callable[[torch.Tensor], None]) -> list[str]:
 
 
 @pytest.mark.parametrize("native", [True, False], ids=["native", "pure"])
-@pytest.mark.parametrize("heard", [heard_by_mode, heard_by_subclass])
-@pytest.mark.parametrize("program", [writes, trains, passes_the_counter, fails, fails_otherwise])
+@each("heard", [heard_by_mode, heard_by_subclass])
+@each("program", [writes, trains, passes_the_counter, fails, fails_otherwise])
 def test_it_hears_the_same(
     program: Callable[[torch.Tensor], None], heard: Callable[[Callable[[torch.Tensor], None]], list[str]], native: bool
 ) -> None:

@@ -5,7 +5,9 @@ The truth is the gradient of plain PyTorch beside that of the program without th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -73,12 +75,23 @@ def run(hooks: str, write: str) -> Any:
     return x.grad
 
 
+run_plain = functools.cache(run)
+
+
+@pytest.fixture(params=["watch", "deep", "heal"])
+def mode(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """On around all cases, each of which is watched by itself: to put wrappers into torch takes longest."""
+    for hooks, write in itertools.product(HOOKS, WRITES):
+        run_plain(hooks, write)
+    with gradsan.watch(request.param):
+        yield request.param
+
+
 @pytest.mark.filterwarnings("ignore")
-@each("mode", ["watch", "deep", "heal"])
 @each("write", WRITES)
 @each("hooks", HOOKS)
 def test_what_hooks_keep(hooks: str, write: str, mode: Any) -> None:
-    plain = run(hooks, write)
+    plain = run_plain(hooks, write)
     with gradsan.watch(mode) as watched:
         gradient = run(hooks, write)
     wrong = isinstance(plain, str) or plain.tolist() != [8.0] * 3

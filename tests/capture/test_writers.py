@@ -120,32 +120,37 @@ HARD_TO_CALL = {
 }
 
 
+@pytest.fixture
+def default_core() -> Iterator[Any]:
+    """Its wrappers stay for all methods: to put them into torch takes longer than all calls."""
+    made, patches = _core.make_core(None), Patches()
+    made.active = True
+    writes.install(made, patches, writes.plan(made))
+    yield made
+    patches.undo()
+
+
 @each("method", METHODS)
-def test_a_method_that_moves_the_counter_is_logged(method: str) -> None:
-    core, patches = _core.make_core(None), Patches()
-    core.active = True
-    writes.install(core, patches, writes.plan(core))
+def test_a_method_that_moves_the_counter_is_logged(default_core: Any, method: str) -> None:
+    core = default_core
     called = False
-    try:
-        for make in SUBJECTS:
-            for arguments in TRIALS:
-                tensor = make()
-                before = tensor._version
-                logged = core.write_count
-                try:
-                    getattr(tensor, method)(*arguments)
-                except (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError):
-                    assert core.write_count == logged, "a call that raised wrote nothing"
-                    continue
-                if tensor._version == before:
-                    continue
-                called = True
-                entry = core.writes()[-1]
-                assert entry[1] == _torch.storage_identity(tensor)
-                assert entry[2] == tensor._version
-                break
-            if called:
-                break
-    finally:
-        patches.undo()
+    for make in SUBJECTS:
+        for arguments in TRIALS:
+            tensor = make()
+            before = tensor._version
+            logged = core.write_count
+            try:
+                getattr(tensor, method)(*arguments)
+            except (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError):
+                assert core.write_count == logged, "a call that raised wrote nothing"
+                continue
+            if tensor._version == before:
+                continue
+            called = True
+            entry = core.writes()[-1]
+            assert entry[1] == _torch.storage_identity(tensor)
+            assert entry[2] == tensor._version
+            break
+        if called:
+            break
     assert called or method in HARD_TO_CALL, f"no trial could call {method}"

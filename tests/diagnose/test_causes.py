@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cases import each
 from gradsan.diagnose import diagnose
 from gradsan.model import Bridge, Conflict, Evidence, Frame, Name, Region, Save, Site, TensorInfo, Use, Write
 from gradsan.text import say
@@ -252,7 +253,7 @@ def test_data_that_a_compiled_graph_saved_is_still_gs105(tmp_path: Path) -> None
     assert found.code == "GS105"
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "node", "slot", "target"),
     [
         ("h = torch.exp(x)", "ExpBackward0", "result", "x"),

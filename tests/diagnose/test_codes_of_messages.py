@@ -1,7 +1,6 @@
 """Codes of a message: whole, in part, in a traceback, in the words of other versions; and none where none is meant."""
 
-import pytest
-
+from cases import each
 from gradsan.catalogue import rows
 from gradsan.diagnose.messages import codes_of, wordings
 
@@ -17,7 +16,7 @@ tensors after they have already been freed). Saved intermediate values of the gr
 """
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "first"),
     [
         (VERSION.format(output=""), "GS110"),
@@ -42,9 +41,7 @@ def test_the_code_of_a_message(text: str, first: str) -> None:
     assert codes_of(text)[:1] == (first,)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "CUDA out of memory", "no such file", "the graph", "it does not require", "GS111"]
-)
+@each("text", ["", "CUDA out of memory", "no such file", "the graph", "it does not require", "GS111"])
 def test_no_code_where_none_is_meant(text: str) -> None:
     assert codes_of(text) == ()
 

@@ -6,14 +6,17 @@ import subprocess
 import sys
 
 from gradsan.diagnose.facts import examine
+from gradsan.diagnose.folding import folded
 from gradsan.diagnose.history import EVENTS_KEPT, events_of, joined, way_of
 from gradsan.model import (
     Bridge,
     Conflict,
     Diagnosis,
     Event,
+    Frame,
     Message,
     Moment,
+    Passed,
     Program,
     Region,
     Report,
@@ -117,6 +120,53 @@ def test_the_way_without_a_crossing_has_a_gap():
     assert way() == [("loss", None), ("gap", None), ("saved", "MulBackward0")]
 
 
+def passed(*names, younger=0):
+    frames = {name: Frame("/a.py", 1 + index, "f") for index, name in enumerate(sorted(set(names)))}
+    return tuple(Passed(name, frames[name], index < younger) for index, name in enumerate(names))
+
+
+def shown(nodes):
+    return [(one.kind, one.name, one.count, one.nodes) for one in nodes]
+
+
+def test_rounds_of_a_loop_are_one_entry_and_a_long_way_keeps_both_ends():
+    loop = passed("Mean", *("Mul", "Tanh", "Addmm") * 700, "Exp")
+    assert shown(folded(loop)) == [
+        ("node", "Mean", 1, 1),
+        ("repeat", "Mul → Tanh → Addmm", 700, 2100),
+        ("node", "Exp", 1, 1),
+    ]
+    assert shown(folded(passed(*"AABBB"))) == [
+        ("node", "A", 1, 1),
+        ("node", "A", 1, 1),
+        ("repeat", "B", 3, 3),
+    ]
+    assert [one.frame is None for one in folded(passed(*"ABABAB", *"CCC"))] == [True, False]
+    different = [str(number) for number in range(2000)]
+    kept = shown(folded(passed(*different)))
+    assert len(kept) == 12
+    assert kept[6] == ("gap", None, 1, 1989)
+    assert (kept[0][1], kept[-1][1]) == ("0", "1999")
+    assert sum(one[3] for one in kept) == 2000
+    assert folded(()) == ()
+
+
+def test_the_way_has_its_nodes_and_the_bridge_where_they_cross():
+    bridge = Bridge("AddBackward0", "CatBackward0", "h")
+    nodes = passed("MeanBackward0", "CatBackward0", "AddBackward0", "MulBackward0", younger=2)
+    step = write(40, kind="step", op="SGD.step")
+    made = way_of(examine(conflict(step, bridge=bridge, passed=nodes)))
+    assert [(one.kind, one.name) for one in made] == [
+        ("loss", None),
+        ("node", "MeanBackward0"),
+        ("node", "CatBackward0"),
+        ("bridge", "h"),
+        ("node", "AddBackward0"),
+        ("saved", "MulBackward0"),
+    ]
+    assert [one.kind for one in way_of(examine(conflict(passed=nodes)))] == ["loss", *["node"] * 3, "saved"]
+
+
 def test_the_way_over_an_update_has_a_bridge_and_another_has_none():
     bridge = Bridge("AddBackward0", "CatBackward0", "h")
     step = write(40, kind="step", op="SGD.step")
@@ -177,3 +227,35 @@ def test_a_real_run_tells_the_steps_and_backwards_between(tmp_path):
         ("backward", 12, True),
         ("used", 12, True),
     ]
+
+
+CARRIED = """
+import torch
+cell = torch.nn.Linear(2, 2)
+h = torch.zeros(1, 2)
+for batch in range(2):
+    for t in range(50):
+        h = torch.tanh(cell(h))
+    loss = h.square().sum()
+    loss.backward(retain_graph=RETAIN)
+    torch.optim.SGD(cell.parameters(), 0.1).step()
+"""
+
+
+def test_a_real_way_leads_from_line_to_line_and_over_the_bridge(tmp_path):
+    for retain, code in ((True, "GS111"), (False, "GS401")):
+        (tmp_path / "main.py").write_text(CARRIED.replace("RETAIN", str(retain)))
+        words = [sys.executable, "-m", "gradsan", "run", "--quiet", "--json", "r.json", "main.py"]
+        subprocess.run(words, cwd=tmp_path, capture_output=True, check=False, timeout=120)
+        [found] = json.loads((tmp_path / "r.json").read_text())["diagnoses"]
+        assert found["code"] == code
+        shown = [(one["kind"], one["name"], one["count"], one["line"]) for one in found["way"]]
+        assert shown[:4] == [
+            ("loss", None, 1, None),
+            ("node", "SumBackward0", 1, 8),
+            ("node", "PowBackward0", 1, 8),
+            ("repeat", "TanhBackward0 → AddmmBackward0", 50, 7),
+        ]
+        assert ("bridge", "h", 1, None) in shown
+        assert shown[-1][0] == "saved"
+        assert shown[-1][3] == 7

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import gradsan
+from cases import each
 
 MODULE = """
 import torch
@@ -93,7 +94,7 @@ def name_found_in(program: str, folder: Path) -> str | None:
     return diagnosis.tensor.name
 
 
-@pytest.mark.parametrize(("probe", "register", "name"), CASES.values(), ids=CASES)
+@each(("probe", "register", "name"), CASES.values(), ids=CASES)
 def test_of_a_hook(probe: str, register: str, name: str, tmp_path: Path) -> None:
     assert name_found_in(MODULE.replace("{probe}", probe).replace("{register}", register), tmp_path) == name
 

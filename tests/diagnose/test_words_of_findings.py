@@ -1,5 +1,8 @@
 """A finding and a sentence as text: what ``print`` shows of them."""
 
+import torch
+
+import gradsan
 from gradsan.model import Diagnosis, Frame, Label, Message
 
 
@@ -10,3 +13,16 @@ def test_a_diagnosis_and_its_title_print_as_words(monkeypatch):
     found = Diagnosis("GS101", "result_overwritten", "error", False, title, title, (place,))
     assert str(title) == "the result of sigmoid was overwritten in place, and its backward needs it"
     assert str(found).splitlines() == [f"gradsan: error[GS101]: {title}", "  overwritten: model.py:7"]
+
+
+def test_two_findings_about_one_write_say_so():
+    weight = torch.ones(3, requires_grad=True)
+    with gradsan.watch() as watched:
+        gate = torch.sigmoid(weight)
+        gate.data.clamp_(max=0.5)
+        (gate * gate).sum().backward()
+    first, second = watched.diagnoses
+    assert {first.code, second.code} == {"GS202", "GS215"}
+    assert "note.same_write" not in [note.key for note in first.notes]
+    [note] = [note for note in second.notes if note.key == "note.same_write"]
+    assert note.values == {"code": first.code}

@@ -2,11 +2,11 @@
 
 from types import SimpleNamespace
 
-import pytest
 import torch
 from torch import nn
 
 import gradsan
+from cases import each
 
 BATCH, WIDTH, ROUNDS, STEPS = 32, 64, 400, 5_000
 
@@ -77,7 +77,7 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("program", NAMES)
+@each("program", NAMES)
 def test_what_no_backward_uses_is_named_at_its_line(program):
     with gradsan.watch() as watch:
         program(net())
@@ -164,7 +164,7 @@ def sum_of_values(model):
     return total.item()
 
 
-@pytest.mark.parametrize(
+@each(
     "program",
     [
         use_sum,

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import gradsan
+from cases import each
 from gradsan.detect.graph_growth import UnusedGraphs
 from gradsan.record.recorder import Recorder
 
@@ -94,9 +95,7 @@ class Values(list):
         super().append(loss.item())
 
 
-@pytest.mark.parametrize(
-    "program", [keep_window, keep_values, use_all, use_state_of_each_step, keep_nothing_under_no_grad]
-)
+@each("program", [keep_window, keep_values, use_all, use_state_of_each_step, keep_nothing_under_no_grad])
 def test_what_is_bounded_or_used_is_no_alarm(program):
     with gradsan.watch() as watch:
         program(net())

@@ -40,7 +40,7 @@ def test_lines_and_exit_status(capsys: pytest.CaptureFixture[str], folder: Path)
     assert main(["lint", "src"]) == 1
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith("src/train.py:5:1: GS101 [*] `y` is the result of exp (line 4)")
-    assert out[1:] == ["Found one fault in 1 files.", "[*] one of them is mended by `--fix`."]
+    assert out[1:] == ["Found one fault in one file.", "[*] one of them is mended by `--fix`."]
     (folder / "src" / "train.py").write_text(FAULTY.replace("y += 1", "y = y + 1"))
     assert main(["lint", "src"]) == 0
     assert main(["lint", "nowhere"]) == 2

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
+from cases import each
 from gradsan.lint import check
 from gradsan.text import codes, page
 
@@ -15,16 +14,23 @@ FAULTY = sorted((HERE / "faulty").glob("*.py"))
 
 
 def found(source: str, file: str = "example.py") -> list[tuple[int, str]]:
-    return [(one.at.line, one.code) for one in check(source.encode(), file).findings if one.is_sure]
+    return [(one.at.line, one.code) for one in check(source.encode(), file).findings]
 
 
-@pytest.mark.parametrize("file", FAULTY, ids=lambda file: file.stem)
+def possible(source: str) -> list[tuple[int, str]]:
+    findings = check(source.encode(), "example.py", maybe=True).findings
+    return [(one.at.line, one.code) for one in findings if not one.is_sure]
+
+
+@each("file", FAULTY, ids=lambda file: file.stem)
 def test_the_fault_is_found_and_the_right_twin_is_quiet(file: Path) -> None:
     source = file.read_text(encoding="utf-8")
-    rows = enumerate(source.split("\n"), 1)
-    marked = [(line, found_mark[1]) for line, row in rows if (found_mark := re.search(r"# (GS\d{3})$", row))]
-    assert marked
+    rows = list(enumerate(source.split("\n"), 1))
+    marked = [(line, mark[1]) for line, row in rows if (mark := re.search(r"# (GS\d{3})$", row))]
+    maybe = {(line, mark[1]) for line, row in rows if (mark := re.search(r"# (GS\d{3}) \(maybe\)$", row))}
+    assert marked or maybe
     assert found(source) == marked
+    assert maybe <= set(possible(source))
     assert found((HERE / "right" / file.name).read_text(encoding="utf-8")) == []
 
 
@@ -38,9 +44,10 @@ def test_pages_show_what_lint_finds_and_the_right_versions_are_quiet() -> None:
     for entry in codes():
         markdown = page(entry.code, "en")
         failing = examples(markdown, "A small failing example")
-        told = re.search(r"\$ gradsan lint example.py\n(.*?)^```$", markdown, re.MULTILINE | re.DOTALL)
-        shown = [] if told is None else re.findall(r"^example.py:(\d+):\d+: (GS\d+)", told[1], re.MULTILINE)
-        came = [(str(line), code) for line, code in found(failing[0])]
+        told = re.search(r"\$ gradsan lint( --maybe)? example.py\n(.*?)^```$", markdown, re.MULTILINE | re.DOTALL)
+        shown = [] if told is None else re.findall(r"^example.py:(\d+):\d+: (GS\d+)", told[2], re.MULTILINE)
+        read = possible if told is not None and told[1] else found
+        came = [(str(line), code) for line, code in read(failing[0])]
         if (told is None and entry.code in {code for _, code in came}) or (told is not None and shown != came):
             wrong[entry.code] = (shown, came)
         loud = [one for source in examples(markdown, "The right version") for one in found(source)]
@@ -49,7 +56,7 @@ def test_pages_show_what_lint_finds_and_the_right_versions_are_quiet() -> None:
     assert wrong == {}
 
 
-@pytest.mark.parametrize(
+@each(
     "source",
     [
         # What a linter of names alone would take for faults.
@@ -74,6 +81,79 @@ def test_pages_show_what_lint_finds_and_the_right_versions_are_quiet() -> None:
         "import torch\nfrom torch.nn import Parameter\n\n\nclass E:\n    def make(self, many):\n"
         "        self.mask = {k: Parameter(torch.ones(2)) for k in many} if many else Parameter(torch.ones(2))\n\n"
         "    def read(self):\n        return [m.grad for _, m in self.mask.items()]",
+        # A sum that an inner loop begins anew.
+        "import torch\nfrom torch import nn\nnet, measure = nn.Linear(2, 1), nn.MSELoss()\n"
+        "loss = torch.zeros(1)\nfor x, y in torch.randn(4, 2, 3, 2):\n    for _ in range(3):\n"
+        "        loss = measure(net(x), y)\n        net.zero_grad()\n        loss.backward()\n"
+        "    loss += measure(net(y), x)",
+        # Several values in the result of another file's class.
+        "from collections import namedtuple\nimport torch\nfrom torch import nn\n"
+        "Losses = namedtuple('Losses', 'policy critic')\nactor, critic = nn.Linear(2, 1), nn.Linear(2, 1)\n\n\n"
+        "def losses(x):\n    return Losses(policy=actor(x).mean(), critic=critic(x).mean())\n\n\n"
+        "both = losses(torch.ones(3, 2))\nboth.policy.backward()\nboth.critic.backward()",
+        # Not a tensor's backward.
+        "import torch\nfrom lib import Cam, Engine\ncam, engine = Cam(torch.nn.Linear(2, 1)), Engine()\n"
+        "for x in range(3):\n    cam.forward(torch.ones(2))\n    cam.backward(index=x)\n"
+        "    engine.backward(cam.loss(x))",
+        # What a hook, or a class of another file, fills.
+        "import torch\nfrom torch import nn\n\n\nclass Dream:\n    def __init__(self, net):\n"
+        "        self.net, self.out = net, 0\n\n    def run(self, x):\n        def keep(module, args, out):\n"
+        "            self.out = out\n        self.net.register_forward_hook(keep)\n        for _ in range(3):\n"
+        "            self.net(x)\n            loss = -torch.mean(self.out)\n            loss.backward()\n\n\n"
+        "Dream(nn.Linear(2, 2)).run(torch.ones(2))",
+        "from torch import nn\n\n\nclass Agent:\n    def __init__(self):\n"
+        "        self.measure = nn.CrossEntropyLoss()\n\n"
+        "    def scores(self, batch):\n        raise NotImplementedError\n\n"
+        "    def guess(self, batch):\n        pass\n\n"
+        "    def train_step(self, batch):\n        loss = self.measure(self.guess(batch), batch.y)\n"
+        "        loss.backward()",
+        # A list that is emptied after each episode.
+        "import torch\nfrom torch import nn\nnet = nn.Linear(2, 1)\nopt = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "saved = []\nfor episode in range(3):\n    for x in torch.ones(4, 2):\n        saved.append(net(x))\n"
+        "    loss = torch.stack(saved).sum()\n    opt.zero_grad()\n    loss.backward()\n"
+        "    opt.step()\n    del saved[:]",
+        # Sampling goes through no backward.
+        "import torch\nfrom torch import nn\n\n\nclass Flow(nn.Module):\n    def __init__(self):\n"
+        "        super().__init__()\n        self.net = nn.Linear(3, 3)\n\n    def forward(self, x):\n"
+        "        return self.net(x) * x\n\n    def inverse(self, u):\n        x = torch.zeros_like(u)\n"
+        "        for i in range(3):\n            x[..., i] = u[..., i] * self.net(x)[..., i]\n        return x",
+        # A list or a tensor.
+        "import torch\n\n\ndef check(a):\n    if isinstance(a, list):\n        return [one.grad for one in a]\n"
+        "    return a.grad\n\n\nw = torch.ones(3, requires_grad=True)\n(w * 2).sum().backward()\ncheck(w)\ncheck([w])",
+        # Several outputs of one backward.
+        "import torch\nfrom torch import nn\nnet = nn.Linear(2, 1)\nfor _ in range(3):\n"
+        "    loss = net(torch.ones(3, 2)).pow(2).mean()\n"
+        "    grads = torch.autograd.grad(loss, net.parameters(), create_graph=True)\n"
+        "    torch.autograd.grad(grads, net.parameters(), [torch.randn_like(p) for p in net.parameters()])",
+        # Of two towers, each has a graph of its own; a step leaves parameters alone that have no gradient.
+        "import torch\nfrom lib import Twin\nnet = Twin()\nopt = torch.optim.Adam(net.parameters())\n"
+        "for x in torch.ones(3, 2):\n    one, two = net(x)\n    first, second = one.mean(), two.mean()\n"
+        "    opt.zero_grad()\n    first.backward()\n    opt.step()\n    second.backward()",
+        "import torch\nfrom torch import nn\n\n\nclass Twin(nn.Module):\n    def __init__(self):\n"
+        "        super().__init__()\n        self.a = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))\n"
+        "        self.b = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))\n\n    def forward(self, x):\n"
+        "        return self.a(x), self.b(x)\n\n\nnet = Twin()\nopt = torch.optim.Adam(net.parameters())\n"
+        "for x in torch.ones(3, 2):\n    one, two = net(x)\n    first, second = one.mean(), two.mean()\n"
+        "    opt.zero_grad()\n    first.backward()\n    opt.step()\n    opt.zero_grad()\n    second.backward()\n"
+        "    opt.step()",
+        # A gradient with respect to features runs what lies behind them only.
+        "import torch\nfrom torch import nn\nbody, head = nn.Linear(2, 3), nn.Linear(3, 1)\n"
+        "features = torch.tanh(body(torch.ones(4, 2)))\n"
+        "slope = torch.autograd.grad(head(features).sum(), features)[0]\n"
+        "head(features * (slope > 0)).mean().backward()",
+        # A graph that another method, or another file, goes through again.
+        "import torch\nfrom torch import nn\n\n\nclass Gan:\n    def __init__(self):\n"
+        "        self.g, self.d = nn.Linear(2, 2), nn.Linear(2, 1)\n\n    def one(self, x):\n"
+        "        self.fake = self.g(x)\n        loss = self.d(self.fake).mean()\n"
+        "        loss.backward(retain_graph=True)\n\n    def two(self):\n        self.fake.sum().backward()",
+        "import torch\nfrom torch import nn\nfrom lib import second\nnet = nn.Linear(2, 2)\n"
+        "out = net(torch.ones(3, 2))\n"
+        "loss = out.mean()\nloss.backward(retain_graph=True)\nsecond(out)",
+        "import torch\n\n\ndef diversity(real, fake):\n    loss = torch.nn.functional.mse_loss(fake, real)\n"
+        "    loss.backward(retain_graph=True)\n    return loss.item()",
+        # A number of another file's.
+        "import torch\nfrom torch import nn\nfrom utils import to_scalar\nnet, total = nn.Linear(2, 1), 0\n"
+        "for x in torch.ones(4, 3, 2):\n    loss = net(x).mean()\n    loss.backward()\n    total += to_scalar(loss)",
         # A module's own flag.
         "from torch import nn\n\n\nclass C(nn.Module):\n    def __init__(self, requires_grad=True):\n"
         "        super().__init__()\n        self.requires_grad = requires_grad",

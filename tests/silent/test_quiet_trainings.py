@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import gradsan
+from cases import each
 from gradsan.record.recorder import recorder
 
 ROUNDS = 9
@@ -317,8 +317,8 @@ TRAININGS = [
 ]
 
 
-@pytest.mark.parametrize("mode", ["watch", "deep"])
-@pytest.mark.parametrize("training", TRAININGS)
+@each("mode", ["watch", "deep"])
+@each("training", TRAININGS)
 def test_nothing_is_said(training: Any, mode: str) -> None:
     recorder().core.clear()
     torch.manual_seed(0)

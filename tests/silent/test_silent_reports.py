@@ -13,10 +13,12 @@ HERE = Path(__file__).parent
 PROGRAMS = sorted((HERE / "programs").glob("*.py"))
 CODES = {
     "parameter_": "GS421",
+    "function_": "GS212",
     "gradient_overwritten_": "GS213",
     "gradient_kept_": "GS214",
     "value_": "GS215",
     "argument_": "GS216",
+    "name_": "GS216",
     "update_": "GS218",
     "hook_": "GS223",
     "constant_": "GS220",
@@ -24,6 +26,11 @@ CODES = {
     "data_": "GS222",
     "loss_": "GS215",
     "layer_": "GS216",
+    "unowned_": "GS423",
+    "spent_": "GS424",
+    "clip_": "GS425",
+    "schedule_": "GS426",
+    "once_": "GS403",
 }
 """The code by the beginning of a program's name."""
 

@@ -4,8 +4,7 @@ import itertools
 import re
 from pathlib import Path
 
-import pytest
-
+from cases import each
 from gradsan.text._messages import sentences
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +46,7 @@ def test_sentences_have_one_word_for_each_term():
     assert {key: words for key, words in found.items() if words} == {}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@each("page", PAGES, ids=lambda page: page.name)
 def test_pages_have_one_word_for_each_term(page):
     assert "reference" in page.parts or strangers(FENCED.sub("", page.read_text(encoding="utf-8"))) == {}
 

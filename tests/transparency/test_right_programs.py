@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import gradsan
+from forked import call_forked
 from gradsan.record.recorder import recorder
 
 PROGRAMS = sorted((Path(__file__).parent / "programs").glob("*.py"))
@@ -47,9 +48,23 @@ def without_finding(mode: str) -> Iterator[None]:
 def test_a_right_program_prints_the_same_in_every_mode(program: Path) -> None:
     plain = printed(program)
     assert plain
-    for mode in ("watch", "deep", "heal"):
+    for mode in ("watch", "deep", "heal", "nonfinite"):
         with without_finding(mode):
             assert printed(program) == plain, mode
     gradsan.enable()
     gradsan.disable()
     assert printed(program) == plain
+
+
+def trained_in_threads_again_and_again() -> set[str]:
+    program = next(one for one in PROGRAMS if one.stem == "threads")
+    found = set()
+    for _ in range(12):
+        with without_finding("watch"):
+            found.add(printed(program))
+    return found
+
+
+def test_gradients_of_another_thread_are_not_touched() -> None:
+    """Its backward may be writing them: to read one then ends the process, now and then."""
+    assert len(call_forked(trained_in_threads_again_and_again)) == 1

@@ -12,29 +12,32 @@ at the 1st, 2nd, 4th, 8th … backward of a line; in deep mode at each.
 from __future__ import annotations
 
 import functools
-import re
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from gradsan import _torch, source
 from gradsan.detect.functions import is_application
-from gradsan.detect.memory import Findings, Uncounted
+from gradsan.detect.meaning.callers_values import is_of_caller
+from gradsan.detect.memory import Findings, Uncounted, is_written_at
 from gradsan.graph import conflicts, naming, walk
-from gradsan.model import Conflict, Frame, Save, Site, Write
+from gradsan.graph.arriving import Arrival, part
+from gradsan.model import Conflict, Save, Site, Write
 from gradsan.originals.originals import Kept
 from gradsan.overlap import overlap
 from gradsan.record import ledger
 from gradsan.record.detector import Detector
-from gradsan.record.ledger import RawWrite
+from gradsan.record.ledger import RawCall, RawWrite, call_that_made
+from gradsan.record.listeners import Listeners
 from gradsan.record.stack_pairs import begin_elsewhere, is_around, within_torch
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import read_backward
 
 UNRECORDED, CALLERS = "no_grad_write", "forward_alias"
 
+_REPLACES = frozenset({"copy_", "data ="})
 _LOGGED_TOGETHER = 2
 """By how much the clock may have moved from the entry of an operation's Node to that of its write."""
 
@@ -49,15 +52,38 @@ class Read(NamedTuple):
     maker: int | None
 
 
+class _Pending(NamedTuple):
+    """What is reported unless the gradient of the backward at ``clock`` turns out not to reach what was written."""
+
+    clock: int
+    key: Any
+    conflict: Conflict
+    arrival: Arrival
+
+    def made(self) -> Conflict:
+        """The conflict, as ``Findings`` asks for it."""
+        return self.conflict
+
+
 class ChangedValues(Detector):
     """Looks at the graph of a backward; what it finds goes to ``findings``."""
 
-    def __init__(self, core: Any, steps: Any, findings: Findings, uncounted: Uncounted) -> None:
+    def __init__(self, core: Any, listeners: Listeners, steps: Any, findings: Findings, uncounted: Uncounted) -> None:
         """``core`` and ``steps`` are the logs of who wrote, ``uncounted`` knows what was there before."""
+        self._listeners, self._pending = listeners, list[_Pending]()
         self._snapshots, self._bypasses = uncounted.snapshots, uncounted.bypasses
         self._core, self._steps, self._findings = core, steps, findings
         self._recent = RecentWrites(core)
         self.looks_always = False
+
+    def forget(self) -> None:
+        """Begin anew, as a stretch of watching does."""
+        self._pending.clear()
+
+    def settle(self) -> None:
+        """Report what waits for the end of a backward that has failed."""
+        self._report(self._pending, has_ended=False)
+        self._pending.clear()
 
     def before_round(self, entry: Any, rounds: int) -> None:
         """Look at some of the rounds of a line that calls backward; as ``on_round`` of the core."""
@@ -84,49 +110,87 @@ class ChangedValues(Detector):
                     self._judge(backward, read, raws, by_number)
 
     def _judge(self, backward: Any, read: Read, raws: list[RawWrite], by_number: dict[int, Any]) -> None:
-        made = self._made(read.number, backward.thread)
+        made = self.made(read.number, backward.thread)
         if read.maker is None:
-            raws = _of_this_life(raws, int(read.alias._version))
+            raws = _of_this_life(raws, int(read.alias._version)) or _last_of_each_line(raws)
         logged = raws
         # An operation that has left a counter at 0 has not written: ``dropout_`` in eval mode.
         raws = [raw for raw in raws if raw.version != 0]
-        raws = [raw for raw in raws if made is not None and not self._is_recorded(raw, made, backward.thread)]
+        raws = [raw for raw in raws if made is not None and not self.is_recorded(raw, made, backward.thread)]
         if not raws:
             return
         info = conflicts.tensor_info(read.alias, was_leaf=read.maker is None)
         touching = [
             (raw, write)
             for raw in sorted(raws, key=lambda raw: raw.clock)
-            if raw.clock < made[2]
+            if raw.clock < made.clock
             and ((write := ledger.as_write(raw)).region is None or overlap(info.region, write.region))
         ]
         way, alias_site = CALLERS, None
         if read.maker is None:
-            site = symbolise(made[3])
-            touching = [(raw, write) for raw, write in touching if _is_callers(raw, write.site, site)]
+            site = symbolise(made.stack)
+            touching = [(raw, write) for raw, write in touching if is_of_caller(raw, write.site, site)]
         else:
             way = UNRECORDED
-            origin = _origin(read.maker, max((raw.sequence for raw, _ in touching), default=0), by_number)
-            touching = [(raw, write) for raw, write in touching if origin is not None and origin < raw.sequence]
-            if origin is not None and _torch.storage_or_none(read.alias) not in self._bypasses:
-                touching = [(raw, write) for raw, write in touching if _has_moved(raw, logged, origin)]
-            near = None if origin is None else self._made(origin, backward.thread)
-            if near is not None:
-                alias_site = symbolise(near[3])
-                touching = [(raw, write) for raw, write in touching if not within_torch(raw.stack, near[3])]
-        is_unrecorded = way == UNRECORDED and bool(touching)
+            touching, alias_site = self._unrecorded(read, touching, logged, by_number, backward.thread)
+        if not touching:
+            return
         # Writes that autograd knows of count, too: what stood before those tells nothing of the others.
-        compared = self._compared(read.alias, touching[0][0].clock, logged) if is_unrecorded else None
+        compared = self._compared(read.alias, touching[0][0].clock, logged) if way == UNRECORDED else None
         if compared == "same":
             return
-        if touching:
-            written = tuple(write for _, write in touching)
-            self._findings.add(
-                (way, touching[0][0].stack, made[3], read.slot),
-                functools.partial(
-                    self._conflict, backward, read, written, made, info, way, alias_site, sys._getframe(1), compared
-                ),
+        key = (way, touching[0][0].stack, made.stack, read.slot)
+        written = tuple(write for _, write in touching)
+        conflict = functools.partial(
+            self._conflict, backward, read, written, made, info, way, alias_site, sys._getframe(1), compared
+        )
+        if read.maker is None or self._findings.has(key):
+            self._findings.add(key, conflict)
+            return
+        maker = by_number.get(read.maker)
+        if maker is not None:
+            parts = [part(read.alias, info.region, write.op, write.region) for write in written]
+            self._pending.append(
+                _Pending(backward.clock, key, conflict(), Arrival(maker, parts, self._listeners.guard))
             )
+            self._listeners.call_after_backward(self.after_backward)
+
+    def _unrecorded(
+        self,
+        read: Read,
+        touching: list[tuple[RawWrite, Write]],
+        logged: Sequence[RawWrite],
+        by_number: dict[int, Any],
+        thread: int,
+    ) -> tuple[list[tuple[RawWrite, Write]], Site | None]:
+        """The writes to a value after autograd computed it, and where it did."""
+        origin = _origin(read.maker or 0, max((raw.sequence for raw, _ in touching), default=0), by_number)
+        if origin is None:
+            return [], None
+        touching = [(raw, write) for raw, write in touching if origin < raw.sequence]
+        if _torch.storage_or_none(read.alias) not in self._bypasses:
+            # Of a graph that a device's thread has built, numbers tell nothing of what came first.
+            alive = _of_this_life(logged, int(read.alias._version))
+            touching = [(raw, write) for raw, write in touching if raw in alive and _has_moved(raw, logged, origin)]
+        computed = self.made(origin, thread)
+        if computed is not None:
+            touching = [(raw, write) for raw, write in touching if not within_torch(raw.stack, computed.stack)]
+        if passes_straight(by_number.get(origin), [(raw.stack, raw.op) for raw, _ in touching]):
+            return [], None
+        return touching, None if computed is None else symbolise(computed.stack)
+
+    @_torch.hushed()
+    def after_backward(self, entry: Any) -> None:
+        """Report what a gradient has reached; as ``listeners.AfterBackward``."""
+        due = [one for one in self._pending if one.clock == entry[0]]
+        self._pending = [one for one in self._pending if one.clock != entry[0]]
+        self._listeners.call_after_backward(self.after_backward, bool(self._pending))
+        self._report(due, has_ended=True)
+
+    def _report(self, due: Iterable[_Pending], has_ended: bool) -> None:
+        for one in due:
+            if not one.arrival.is_harmless(has_ended):
+                self._findings.add(one.key, one.made)
 
     def _compared(
         self, alias: Any, clock: int, logged: Sequence[RawWrite]
@@ -150,14 +214,14 @@ class ChangedValues(Detector):
         core, steps = self._core, self._steps
         return Conflict(
             save=Save(
-                clock=made[2],
-                site=symbolise(made[3]),
+                clock=made.clock,
+                site=symbolise(made.stack),
                 tensor=info,
                 version=int(read.alias._version),
                 node=read.node.name(),
                 slot=read.slot,
                 sequence=read.number,
-                step=conflicts.steps_before(steps, made[2], core.steps),
+                step=conflicts.steps_before(steps, made.clock, core.steps),
             ),
             writes=written,
             use=conflicts.use_of(core, backward, int(read.alias._version)),
@@ -170,7 +234,7 @@ class ChangedValues(Detector):
             compared=compared,
         )
 
-    def _is_recorded(self, raw: RawWrite, reader: Any, thread: int) -> bool:
+    def is_recorded(self, raw: RawWrite, reader: Any, thread: int) -> bool:
         """Whether autograd knows of a write, or it is none of the reading call's own thread.
 
         What autograd knows of has made a Node, the last before the number that the log has for the write. The call at
@@ -179,28 +243,43 @@ class ChangedValues(Detector):
         # What the forward of a custom Function writes is looked at in functions.py.
         if any(is_application(code) for code in raw.stack.codes):
             return True
-        if begin_elsewhere(raw.stack, reader[3]):
+        if begin_elsewhere(raw.stack, reader.stack):
             return True
         if not raw.grad_enabled:
             return False
-        made = self._made(raw.sequence - 1, thread)
+        made = self.made(raw.sequence - 1, thread)
         if made is None:
             return False
         return has_made(made, raw)
 
-    def _made(self, number: int, thread: int) -> Any:
-        for entry in self._core.nodes_near(number, thread):
-            if entry[0] <= number < entry[1]:
-                return entry
-        return None
+    def has_found(self, stack: Any) -> bool:
+        """Whether a write at ``stack`` is known as that of a conflict, or of one that waits for a gradient."""
+        waiting = (one.conflict for one in self._pending)
+        return self._findings.knows(stack) or any(is_written_at(conflict, stack) for conflict in waiting)
+
+    def made(self, number: int, thread: int) -> Any:
+        """The entry of the log for the call that made a Node; None where it is not known."""
+        return call_that_made(self._core, number, thread)
 
 
-def has_made(made: Any, raw: RawWrite) -> bool:
+def has_made(made: RawCall, raw: RawWrite) -> bool:
     """Whether the call that a write belongs to is the one that made the last Nodes before it, an entry of the log."""
-    if made[3] is raw.stack:
-        return bool(made[2] <= raw.clock) and (raw.kind == "foreach" or raw.clock <= made[2] + _LOGGED_TOGETHER)
+    if made.stack is raw.stack:
+        return bool(made.clock <= raw.clock) and (raw.kind == "foreach" or raw.clock <= made.clock + _LOGGED_TOGETHER)
     # Of operators called directly the write is logged last, and further in.
-    return (raw.kind == "op" or made[2] > raw.clock) and is_around(made[3], raw.stack)
+    return (raw.kind == "op" or made.clock > raw.clock) and is_around(made.stack, raw.stack)
+
+
+def passes_straight(maker: Any, writes: Sequence[tuple[Any, str]]) -> bool:
+    """Whether writes make a straight-through estimate, whose gradient is meant to be that of the value before them.
+
+    They round it or take signs, which has no derivative; or all that a copy holds is replaced. ``writes`` are their
+    stacks and what they are called.
+    """
+    if maker is not None and maker.name() == "CloneBackward0" and all(op in _REPLACES for _, op in writes):
+        return bool(writes)
+    frames = [symbolise(stack).user_frame for stack, _ in writes]
+    return any(source.makes_discrete(frame) for frame in frames if frame is not None)
 
 
 def _storage_of(saved: Any) -> int:
@@ -232,11 +311,11 @@ def _read(node: Any, number: int, slot: str, saved: Any) -> Read | None:
     return Read(node, number, slot, packed, maker)
 
 
-def _of_this_life(raws: list[RawWrite], version: int) -> list[RawWrite]:
+def _of_this_life(raws: Sequence[RawWrite], version: int) -> list[RawWrite]:
     """The writes to a tensor that has come to ``version``, without those to another that had its address before.
 
     Going back in time the versions of one tensor fall. A write that does not count for it (``.data``) has no place in
-    that order: where the last is such a one, each line's last is taken.
+    that order, and ends it.
     """
     found: list[RawWrite] = []
     at = version + 1
@@ -245,7 +324,11 @@ def _of_this_life(raws: list[RawWrite], version: int) -> list[RawWrite]:
             break
         found.append(raw)
         at = raw.version
-    return found or list({raw.stack: raw for raw in sorted(raws, key=lambda raw: raw.clock)}.values())
+    return found
+
+
+def _last_of_each_line(raws: Sequence[RawWrite]) -> list[RawWrite]:
+    return list({raw.stack: raw for raw in sorted(raws, key=lambda raw: raw.clock)}.values())
 
 
 def _has_moved(raw: RawWrite, logged: Sequence[RawWrite], origin: int) -> bool:
@@ -269,60 +352,8 @@ def _origin(maker: int, before: int, by_number: dict[int, Any]) -> int | None:
     return maker
 
 
-def _is_callers(raw: RawWrite, written: Site, read: Site) -> bool:
-    """Whether a module's ``forward``, or a function whose result is taken, wrote into what its caller then read.
-
-    What ``forward`` was given it may have given on: to a function of its own, or to a module inside. A call that stands
-    alone is there for what it writes, and so is a function with the name of an in-place one.
-    """
-    frames = written.frames
-    position = max((at for at, frame in enumerate(frames) if frame.is_user), default=0)
-    named = source.written_expression(frames[position], raw.op, frames[position + 1 :]) if frames else None
-    while named is not None and position:
-        own = frames[position]
-        outer = max((at for at, frame in enumerate(frames[:position]) if frame.is_user), default=None)
-        if outer is None:
-            return False
-        given = source.callers_expression(named, own, frames[outer], frames[outer + 1 : position])
-        is_forward = own.function.endswith("forward") and _torch.is_module_call(frames[position - 1].file)
-        is_taken = outer == position - 1 and not own.function.endswith("_") and source.takes_result(frames[outer])
-        if (
-            (is_forward or is_taken)
-            and given is not None
-            and _is_argument(named, own, raw)
-            and _is_read_by_caller(frames, position, outer, read)
-            and source.reads_again(given, frames[outer], read.frames[outer])
-        ):
-            return True
-        named = given
-        position = outer
-    return False
-
-
-def _is_argument(named: str, own: Frame, raw: RawWrite) -> bool:
-    """Whether an expression begins with a parameter of the function that stood at ``own``, ``self`` left out."""
-    root = re.split(r"[.\[]", named, maxsplit=1)[0]
-    name = own.function.rpartition(".")[2]
-    codes = [
-        code
-        for code in raw.stack.codes
-        if code.co_filename == own.file and code.co_name == name and code.co_firstlineno <= own.line
-    ]
-    code = max(codes, key=lambda code: int(code.co_firstlineno), default=None)
-    return code is not None and root in code.co_varnames[: code.co_argcount] and root not in ("self", "cls")
-
-
-def _is_read_by_caller(frames: tuple[Frame, ...], position: int, outer: int, read: Site) -> bool:
-    own = frames[position]
-    if len(read.frames) <= outer:
-        return False
-    inside = any((frame.file, frame.function) == (own.file, own.function) for frame in read.frames[outer + 1 :])
-    caller = [(frame.file, frame.function) for frame in frames[: outer + 1]]
-    return not inside and [(frame.file, frame.function) for frame in read.frames[: outer + 1]] == caller
-
-
 _KEPT, _KEPT_OF_A_STORAGE = 4_096, 16
-_QUIET_KINDS = ("step", "metadata", "statistics", "collective", "outside")
+QUIET_KINDS = ("step", "metadata", "statistics", "collective", "outside")
 
 # Where these stand in an entry of the log.
 _STORAGE, _IS_PARAMETER, _KIND = (RawWrite._fields.index(name) for name in ("storage", "is_parameter", "kind"))
@@ -350,7 +381,7 @@ class RecentWrites:
             self._counted = self._core.write_count
             for entry in self._core.writes_after(self._read_to):
                 self._read_to = entry[0]
-                if entry[_STORAGE] and not entry[_IS_PARAMETER] and entry[_KIND] not in _QUIET_KINDS:
+                if entry[_STORAGE] and not entry[_IS_PARAMETER] and entry[_KIND] not in QUIET_KINDS:
                     self._add(RawWrite(*entry))
             return self._found
 

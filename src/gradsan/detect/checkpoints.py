@@ -25,9 +25,10 @@ from gradsan.graph.reached import TooMuchError, parameter_names
 from gradsan.model import Conflict, Message
 from gradsan.record.detector import Detector
 from gradsan.record.patches import Patches
-from gradsan.record.stacks import symbolise
+from gradsan.record.stacks import is_own_file, symbolise
 
 Guard = Callable[[Callable[[], object]], None]
+Fingerprints = tuple[Fingerprint | None, ...]
 
 
 class Checkpoints(Detector):
@@ -44,6 +45,7 @@ class Checkpoints(Detector):
         self._core, self._steps, self._notes, self._findings, self._note = core, steps, notes, findings, note
         self._calls: weakref.WeakKeyDictionary[Any, Call] = weakref.WeakKeyDictionary()
         self._changes: weakref.WeakKeyDictionary[Any, list[Change]] = weakref.WeakKeyDictionary()
+        self._altered: weakref.WeakSet[Any] = weakref.WeakSet()
         self._tally = Tally()
         self._local = threading.local()
 
@@ -91,7 +93,7 @@ class Checkpoints(Detector):
             for _ in inner:
                 yield
             if saved is not None and core.active:
-                guard(lambda: self._begin(saved[0], saved[1], stack))
+                guard(lambda: self._begin(saved[0], saved[1], saved[2], stack))
 
         @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -106,7 +108,7 @@ class Checkpoints(Detector):
 
         @functools.wraps(save)
         def save_inputs(frame: Any, *args: Any) -> Any:
-            local.saved = (frame, args)
+            local.saved = (frame, args, self._inputs(guard, args) if core.active else ())
             return save(frame, *args)
 
         @functools.wraps(load)
@@ -115,6 +117,8 @@ class Checkpoints(Detector):
             call = self._calls.get(frame) if core.active else None
             if call is not None:
                 guard(lambda: self._examine(call, frame, arguments))
+                if call.inputs:
+                    guard(lambda: None if _same(call.inputs, _fingerprints(arguments)) else self._altered.add(frame))
             return arguments
 
         @functools.wraps(check)
@@ -124,7 +128,7 @@ class Checkpoints(Detector):
             result = check(frame, *args)
             call = self._calls.get(frame) if core.active else None
             if call is not None and found is not None:
-                guard(lambda: self._report(call, found, self._verdict(frame)))
+                guard(lambda: self._report(call, found, None if frame in self._altered else self._verdict(frame)))
             return result
 
         patches.set(frames, "save_inputs", save_inputs)
@@ -136,10 +140,11 @@ class Checkpoints(Detector):
 
         @functools.wraps(torch.autograd.Function.apply)
         def apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
+            inputs = self._inputs(guard, args[2:]) if core.active and not _torch.is_compiling() else ()
             result = super(function, kind).apply(*args, **kwargs)  # type: ignore[misc]
             if core.active and not _torch.is_compiling():
                 stack = core.stack(1)
-                guard(lambda: self._begin_reentrant(result, args, stack))
+                guard(lambda: self._begin_reentrant(result, args, stack, inputs))
             return result
 
         @functools.wraps(backward)
@@ -160,7 +165,10 @@ class Checkpoints(Detector):
             def observed(*args: Any) -> Any:
                 outputs = run(*args)
                 # Results may be the same where what led to them, and the gradient, is not.
-                guard(lambda: self._report(call, found, None if _same(call.values, _fingerprints(outputs)) else False))
+                is_unknown = _same(call.values, _fingerprints(outputs))
+                if call.inputs and not is_unknown:
+                    is_unknown = not _same(call.inputs, _fingerprints(args))
+                guard(lambda: self._report(call, found, None if is_unknown else False))
                 return outputs
 
             ctx.run_function = observed
@@ -172,20 +180,34 @@ class Checkpoints(Detector):
         patches.set(function, "apply", classmethod(apply))
         patches.set(function, "backward", staticmethod(run_backward))
 
-    def _begin(self, frame: Any, args: tuple[Any, ...], stack: Any) -> None:
+    def _inputs(self, guard: Guard, args: tuple[Any, ...]) -> Fingerprints:
+        """Fingerprints of what hooks of the program's are about to keep: they may give back other values (halves, say).
+
+        Empty where there are no such hooks, or values are not compared.
+        """
+        found: list[Fingerprint | None] = []
+        if self.compares_values and _torch.has_hooks():
+            hooks = _torch.top_hooks()
+            # Before 2.7 torch does not say whose they are.
+            pack = None if hooks is None else recomputation.code_of(hooks[0])
+            if not is_own_file(getattr(pack, "co_filename", "")):
+                guard(lambda: found.extend(_fingerprints(args)))
+        return tuple(found)
+
+    def _begin(self, frame: Any, args: tuple[Any, ...], inputs: Fingerprints, stack: Any) -> None:
         called = _torch.recomputed_call(frame)
         if called is not None:
             function, keywords = called
-            self._remember(frame, function, {**_by_name(function, args), **keywords}, stack)
+            self._remember(frame, function, {**_by_name(function, args), **keywords}, stack, inputs=inputs)
 
-    def _begin_reentrant(self, result: Any, args: tuple[Any, ...], stack: Any) -> None:
+    def _begin_reentrant(self, result: Any, args: tuple[Any, ...], stack: Any, inputs: Fingerprints) -> None:
         outputs = result if isinstance(result, tuple) else (result,)
         node = next((one.grad_fn for one in outputs if torch.is_tensor(one) and one.grad_fn is not None), None)
         if node is not None and len(args) > 1:
             # The tensors among the arguments are saved, and looked at like those of every other Node.
             arguments = [None if torch.is_tensor(one) else one for one in args[2:]]
             values = _fingerprints(result) if self.compares_values else ()
-            self._remember(node, args[0], _by_name(args[0], arguments), stack, values)
+            self._remember(node, args[0], _by_name(args[0], arguments), stack, values, inputs)
 
     def _remember(
         self,
@@ -193,7 +215,8 @@ class Checkpoints(Detector):
         function: Any,
         arguments: Mapping[str, Any],
         stack: Any,
-        values: tuple[Fingerprint | None, ...] = (),
+        values: Fingerprints = (),
+        inputs: Fingerprints = (),
     ) -> None:
         name = recomputation.name_of(function)
         try:
@@ -201,7 +224,7 @@ class Checkpoints(Detector):
         except TooMuchError:
             self._note(Message("blind.checkpoint_reaches_much", {"name": name}))
             marks = {}
-        self._calls[key] = Call(name, recomputation.code_of(function), stack, self._core.tick(), marks, values)
+        self._calls[key] = Call(name, recomputation.code_of(function), stack, self._core.tick(), marks, values, inputs)
 
     def _examine(self, call: Call, frame: Any, arguments: Iterable[Any]) -> None:
         """A recomputation begins. What has changed is reported after it, if checkpoint does not stop by itself."""
@@ -242,10 +265,10 @@ def _by_name(function: Any, arguments: Iterable[Any]) -> dict[str, Any]:
     }
 
 
-def _fingerprints(outputs: Any) -> tuple[Fingerprint | None, ...]:
+def _fingerprints(outputs: Any) -> Fingerprints:
     return tuple(map(fingerprint, outputs if isinstance(outputs, (tuple, list)) else (outputs,)))
 
 
-def _same(before: tuple[Fingerprint | None, ...], now: tuple[Fingerprint | None, ...]) -> bool:
+def _same(before: Fingerprints, now: Fingerprints) -> bool:
     pairs = zip(before, now, strict=False)
     return not any(one is not None and other is not None and one.differs(other) for one, other in pairs)

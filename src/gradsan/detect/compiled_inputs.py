@@ -18,6 +18,7 @@ from gradsan.model import Conflict, Save, Write
 from gradsan.overlap import overlap
 from gradsan.record import ledger
 from gradsan.record.detector import Detector
+from gradsan.record.ledger import call_that_made
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord, read_backward
 
@@ -61,14 +62,13 @@ class CompiledInputs(Detector):
                 running = set(walk.engine_order(backward.roots, inputs, backward.via == "backward"))
                 nodes = [one for one in nodes if one in running]
             kept = [one for node in nodes for one in self._kept_by(node, backward.thread)]
-            written = self._written_since(min(one.made[2] for one in kept)) if kept else frozenset()
+            written = self._written_since(min(one.made.clock for one in kept)) if kept else frozenset()
             for one in kept:
                 if _torch.storage_or_none(one.tensor) in written:
                     self._judge(backward, one, sys._getframe(1))
 
     def _kept_by(self, node: Any, thread: int) -> list[_Kept]:
-        number = _torch.node_sequence(node)
-        made = next((one for one in self._core.nodes_near(number, thread) if one[0] <= number < one[1]), None)
+        made = call_that_made(self._core, _torch.node_sequence(node), thread)
         if made is None:
             return []
         found = []
@@ -85,23 +85,23 @@ class CompiledInputs(Detector):
 
     def _judge(self, backward: BackwardRecord, one: _Kept, frame: Any) -> None:
         info = conflicts.tensor_info(one.tensor, was_leaf=one.tensor.is_leaf)
-        logged = ledger.writes_since(self._core, self._steps, info.storage, one.made[2], -1)
+        logged = ledger.writes_since(self._core, self._steps, info.storage, one.made.clock, -1)
         writes = tuple(write for write in logged if _counts(write) and _overlaps(info.region, write))
         if not writes or not _reads(one):
             return
         conflict = self._conflict(backward, one, info, writes, frame)
         if conflict is not None:
-            key = (WAY, one.made[3], one.slot, writes[0].op, str(writes[0].site.user_frame))
+            key = (WAY, one.made.stack, one.slot, writes[0].op, str(writes[0].site.user_frame))
             self._findings.add(key, functools.partial(_given, conflict))
 
     def _conflict(
         self, backward: BackwardRecord, one: _Kept, info: Any, writes: tuple[Write, ...], frame: Any
     ) -> Conflict | None:
-        core, clock = self._core, one.made[2]
+        core, clock = self._core, one.made.clock
         conflict = Conflict(
             save=Save(
                 clock=clock,
-                site=symbolise(one.made[3]),
+                site=symbolise(one.made.stack),
                 tensor=info,
                 version=int(one.tensor._version),
                 node=one.node.name(),

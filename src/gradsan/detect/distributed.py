@@ -26,6 +26,7 @@ from gradsan.detect.memory import Findings, Noted, Notes, Overwritten, Uncounted
 from gradsan.graph import conflicts, naming, walk
 from gradsan.model import Conflict, Message, Name, Save, Site
 from gradsan.record.detector import Detector
+from gradsan.record.ledger import call_that_made
 from gradsan.record.patches import Patches
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord
@@ -165,8 +166,8 @@ class Sharded(Detector):
 
     def _conflict(self, used: Gathering, stale: Stale, backward: BackwardRecord, frame: Any) -> Conflict:
         core, number = self._core, _torch.node_sequence(stale.node) or 0
-        made = next((one for one in core.nodes_near(number, backward.thread) if one[0] <= number < one[1]), None)
-        clock, stack = (made[2], made[3]) if made is not None else (used.clock, used.stack)
+        made = call_that_made(core, number, backward.thread)
+        clock, stack = (made.clock, made.stack) if made is not None else (used.clock, used.stack)
         names = naming.names_of(stale.parameter.sharded_param, frame)
         # The writes are those of the shard, which is other memory than the parameter as a whole.
         writes = tuple(dataclasses.replace(one, region=None) for one in stale.written.writes)

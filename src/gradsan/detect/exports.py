@@ -116,7 +116,7 @@ class Exports(Detector):
         copied = self._saved.get((thread, number, slot))
         if copied is not None and copied[0] == storage:
             before = copied[1]
-        elif export.snapshot is not None and made is not None and made[2] < export.clock:
+        elif export.snapshot is not None and made is not None and made.clock < export.clock:
             whole = torch.empty(0, dtype=tensor.dtype).set_(export.snapshot)
             before = _bytes(whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()))
         else:
@@ -253,7 +253,7 @@ class Snapshots:
         if torch.is_grad_enabled():
             return
         for tensor in target if isinstance(target, (tuple, list)) else (target,):
-            is_plain = _torch.is_tensor(tensor) and _torch.has_elements(tensor) and tensor.is_cpu
+            is_plain = _torch.has_elements(tensor) and tensor.is_cpu and not _torch.is_refused(tensor)
             if is_plain and tensor.grad_fn is not None and not tensor.is_conj() and not tensor.is_neg():
                 self._copy(tensor)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, ModuleType
@@ -16,6 +18,7 @@ from gradsan.detect.memory import Noted, Overwritten
 from gradsan.graph import conflicts, naming
 from gradsan.graph.bytecode import functions_of, getattr_static, reads_of, values_read
 from gradsan.model import Bridge, Conflict, Name, Save, Site
+from gradsan.record.ledger import call_that_made
 from gradsan.record.stacks import definition_site, symbolise
 from gradsan.record.steps import BackwardRecord
 
@@ -48,6 +51,7 @@ class Unmarked:
     stack: Any
     clock: int
     thread: int
+    owner: weakref.ref[threading.Thread]
     number: int
     edge: tuple[int, int]
     whole: tuple[int, int] | None
@@ -100,8 +104,8 @@ def of_unmarked(core: Any, steps: Any, backward: BackwardRecord, unmarked: Unmar
     """
     tensor = unmarked.weak()
     number = _torch.node_sequence(use) or 0
-    near = [entry for entry in core.nodes_near(number, unmarked.thread) if entry[0] <= number < entry[1]]
-    clock, site = (near[0][2], symbolise(near[0][3])) if near else (unmarked.clock, Site())
+    made = call_that_made(core, number, unmarked.thread)
+    clock, site = (unmarked.clock, Site()) if made is None else (made.clock, symbolise(made.stack))
     names: tuple[Name, ...] = () if tensor is None else naming.names_of(tensor, sys._getframe(1))
     return Conflict(
         save=Save(

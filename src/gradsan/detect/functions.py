@@ -2,8 +2,12 @@
 
 Autograd checks the version of what ``save_for_backward`` was given, and of nothing else that hangs on ``ctx``. And it
 connects an input that a forward has overwritten to the Function only where ``mark_dirty`` names it: else whoever uses
-the input again reads new values and differentiates as if they were the old ones. Both are noted when ``apply`` returns
-and looked at before a backward. Only programs with custom Functions of their own pay for it.
+the input again reads new values and differentiates as if they were the old ones. What ``save_for_backward`` was given
+is saved when forward has returned: an input that forward writes after that call is saved with the new values. All are
+noted when ``apply`` returns and looked at before a backward. Only programs with custom Functions of their own pay.
+
+Row: ``saved_early``. Roles: ``applied`` (the call of the Function; ``name`` of it; ``values``: ``shape``, ``dtype``,
+``device``, ``is_dirty``, whether mark_dirty names the input), ``written`` (the write; ``name``; ``op``), ``saved``.
 """
 
 from __future__ import annotations
@@ -13,19 +17,23 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
 
-from gradsan import _torch
+from gradsan import _torch, source
 from gradsan.detect import function_conflicts
 from gradsan.detect.function_conflicts import Kept, Unmarked
 from gradsan.detect.memory import Findings, Noted, Notes
 from gradsan.graph import walk
 from gradsan.graph.bytecode import functions_of, getattr_static
+from gradsan.model import Clue, Failure, Site
 from gradsan.record.detector import Detector
+from gradsan.record.ledger import RawWrite
 from gradsan.record.patches import Patches
+from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord, read_backward
 
 Guard = Callable[[Callable[[], object]], None]
@@ -33,6 +41,9 @@ Guard = Callable[[Callable[[], object]], None]
 _UNMARKED_KEPT = 256
 _ROUNDS_KEPT = 64
 _LOOKED_AT_ALWAYS = 64
+
+
+EARLY = "saved_early"
 
 
 class Before(NamedTuple):
@@ -54,12 +65,28 @@ class Functions(Detector):
     part = "functions"
     is_hushed = False
 
-    def __init__(self, core: Any, steps: Any, notes: Notes, findings: Findings, listen: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        core: Any,
+        steps: Any,
+        notes: Notes,
+        findings: Findings,
+        found: Callable[[Failure], None],
+        listen: Callable[[], None],
+    ) -> None:
         """Start with nothing applied; ``listen`` is called when there is something to be looked at before backward."""
-        self._listen = listen
+        self._found, self._listen = found, listen
+        self._early: weakref.WeakKeyDictionary[Any, tuple[Clue, ...]] = weakref.WeakKeyDictionary()
+        self._early_seen: set[Any] = set()
         self._core, self._steps, self._notes, self._findings = core, steps, notes, findings
         self._kept: weakref.WeakKeyDictionary[Any, Kept] = weakref.WeakKeyDictionary()
         self._unmarked: deque[Unmarked] = deque(maxlen=_UNMARKED_KEPT)
+
+    def forget(self) -> None:
+        """Begin anew, as a stretch of watching does."""
+        self._unmarked.clear()
+        self._early.clear()
+        self._early_seen.clear()
 
     def install(self, patches: Patches, guard: Guard) -> None:
         """Watch ``Function.apply`` until ``patches`` is undone."""
@@ -80,17 +107,20 @@ class Functions(Detector):
 
     def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look at what Functions of the graph behind the outputs have kept and written."""
-        if not self._kept and not self._unmarked:
+        if not self._kept and not self._unmarked and not self._early:
             return
         backward = read_backward(entry)
         changed = [
             (node, kept, found) for node, kept in self._kept_behind(backward) for found in self._changed(node, kept)
         ]
-        if not changed and not self._unmarked:
+        if not changed and not self._unmarked and not self._early:
             return
         inputs = tuple(args[3]) if len(args) > 3 and args[3] else ()
         order = walk.engine_order(backward.roots, inputs, backward.via == "backward")
         core, steps = self._core, self._steps
+        for node in [one for one in order if one in self._early] if self._early else ():
+            clues = self._early.pop(node)
+            self._found(Failure(EARLY, "", "", symbolise(entry[1]), clues, raised=False))
         for node, kept, (path, noted, overwritten) in changed:
             if node in order:
                 writer = overwritten.writes[0].site if overwritten.writes else None
@@ -143,12 +173,13 @@ class Functions(Detector):
             if version is not None and (args[position]._version != version or not is_quiet):
                 self._look_for_unmarked(kind, position, args[position], before)
         node = _node_of(result)
+        if node is None or _torch.function_class(node) is not kind:
+            return
+        for position, version in enumerate(before.versions):
+            if version is not None and args[position]._version != version:
+                self._look_for_early(kind, node, args[position], before)
         # Most Functions keep nothing there.
-        if (
-            node is None
-            or not (attributes := getattr(node, "__dict__", None))
-            or _torch.function_class(node) is not kind
-        ):
+        if not (attributes := getattr(node, "__dict__", None)):
             return
         kept = [
             (path, noted)
@@ -160,6 +191,29 @@ class Functions(Detector):
             number, core = _torch.node_sequence(node) or 0, self._core
             stack, code = core.stack(1), _forward_code(kind)
             self._kept[node] = Kept(kind.__name__, code, stack, core.tick(), tuple(kept), number)
+
+    def _look_for_early(self, kind: Any, node: Any, tensor: Any, before: Before) -> None:
+        """See whether forward has written an input after it gave that to ``save_for_backward``."""
+        storage = _torch.storage_or_none(tensor)
+        forward = {one.__code__ for one in functions_of(getattr_static(kind, "forward"))}
+        for raw in map(RawWrite._make, self._core.writes_after(before.clock)):
+            if raw.storage != storage or raw.stack in self._early_seen or raw.stack.codes[0] not in forward:
+                continue
+            self._early_seen.add(raw.stack)
+            written = symbolise(raw.stack)
+            frame = written.user_frame
+            early = None if frame is None else source.saved_early(frame, raw.op)
+            if frame is None or early is None:
+                continue
+            values = {**_torch.facts_of(tensor), "is_dirty": _is_connected(tensor, before.number)}
+            at = replace(frame, line=early.line, column=None, end_line=None, end_column=None)
+            self._early[node] = (
+                Clue("applied", symbolise(self._core.stack(1)), name=kind.__name__, values=values),
+                Clue("saved", Site((*written.frames[: written.frames.index(frame)], at)), name=early.name),
+                Clue("written", written, name=early.name, op=raw.op),
+            )
+            self._listen()
+            return
 
     def _look_for_unmarked(self, kind: Any, position: int, tensor: Any, before: Before) -> None:
         if _is_connected(tensor, before.number):
@@ -182,6 +236,7 @@ class Functions(Detector):
                 stack=self._core.stack(1),
                 clock=self._core.clock,
                 thread=threading.get_ident(),
+                owner=weakref.ref(threading.current_thread()),
                 number=before.number,
                 edge=_edge(tensor),
                 whole=whole,
@@ -239,7 +294,8 @@ def _used_after(unmarked: Unmarked, order: list[Any]) -> Any:
 
     What was overwritten through a view is used as a whole, too; a further view may be of another part.
     """
-    if unmarked.thread != threading.get_ident():
+    # A thread that has ended leaves its ident to another, whose Nodes are numbered from 0 again.
+    if unmarked.owner() is not threading.current_thread():
         return None
     for node in reversed(order):
         number = _torch.node_sequence(node)

@@ -32,6 +32,7 @@ from gradsan import _torch
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
 from gradsan.record.detector import Detector
+from gradsan.record.ledger import call_that_made
 from gradsan.record.stacks import is_own_file, is_user_file, symbolise
 from gradsan.record.steps import read_backward, running_here
 
@@ -112,9 +113,7 @@ class GradientWrites(Detector):
             return None
         tensor, node = given.tensor, _torch.current_node()
         values = {
-            "shape": tuple(tensor.shape),
-            "dtype": str(tensor.dtype).removeprefix("torch."),
-            "device": str(tensor.device),
+            **_torch.facts_of(tensor),
             "kind": given.kind,
         }
         clues = [Clue("gradient", symbolise(stack), name=given.path, op=op, values=values)]
@@ -136,9 +135,8 @@ class GradientWrites(Detector):
             if not others:
                 below = parent
                 continue
-            number = _torch.node_sequence(parent)
-            near = [] if number is None else self._core.nodes_near(number, backward.thread)
-            site = next((symbolise(one[3]) for one in near if one[0] <= (number or 0) < one[1]), None)
+            made = call_that_made(self._core, _torch.node_sequence(parent), backward.thread)
+            site = None if made is None else symbolise(made.stack)
             yield Clue("branching", site, op=parent.name())
             name = _name_of(others[0], sys._getframe(1))
             if name is not None:

@@ -28,6 +28,7 @@ from gradsan.graph.variables import Found
 from gradsan.model import Clue, Failure, Site
 from gradsan.record._core_pure import QUIET_NODES
 from gradsan.record.detector import Detector
+from gradsan.record.ledger import call_that_made
 from gradsan.record.stacks import symbolise
 
 # What adds up, joins, or weighs, as moving averages do.
@@ -286,8 +287,8 @@ class UnusedGraphs(Detector):
         return None if number is None else self._maker(number, thread)
 
     def _maker(self, number: int, thread: int) -> Any:
-        near = self._core.nodes_near(number, thread)
-        return next((entry[3] for entry in near if entry[0] <= number < entry[1]), None)
+        made = call_that_made(self._core, number, thread)
+        return None if made is None else made.stack
 
 
 def _with_graph(frame: Any) -> list[Found]:

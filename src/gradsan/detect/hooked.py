@@ -28,7 +28,7 @@ from gradsan.originals.side_backward import NotOnTheSideError
 from gradsan.overlap import overlap
 from gradsan.record import ledger
 from gradsan.record.stacks import symbolise
-from gradsan.record.user_hooks import HookedSave, tensors_in
+from gradsan.record.user_hooks import HookedSave
 
 
 class Memory(NamedTuple):
@@ -289,7 +289,7 @@ def _is_of_its_own(save: HookedSave, result: Any) -> bool:
     if not save.aliases or not torch.is_tensor(result):
         return False
     shared = {_torch.storage_identity(alias) for alias, _ in save.aliases}
-    kept = {_torch.storage_identity(one) for one in tensors_in(save.packed)}
+    kept = {_torch.storage_identity(one) for one in _torch.tensors_in(save.packed, in_objects=True)}
     return _torch.storage_identity(result) in kept - shared
 
 

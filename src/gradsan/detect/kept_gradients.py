@@ -16,13 +16,13 @@ import itertools
 import sys
 import threading
 import weakref
-from collections.abc import Callable
-from types import CodeType
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
 
-from gradsan import _torch
+from gradsan import _torch, source
 from gradsan.detect.memory import Uncounted
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
@@ -40,6 +40,7 @@ _NO_UPDATE = frozenset(
     {"clamp_", "clamp_min_", "clamp_max_", "clip_", "renorm_", "embedding_renorm_", "zero_", "fill_"}
 )
 """Operations that keep a value within bounds, or set it: they do not need a gradient."""
+_COMPREHENSIONS = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>")
 _GRADIENT_KEPT = ("clip_grad.py", "grad_scaler.py")
 """Files of torch whose functions write gradients without clearing them."""
 
@@ -82,21 +83,13 @@ class KeptGradients(Detector):
             return
         with _torch.hushed(), torch.no_grad():
             earlier = self._standing.pop(id(entry[1]), [])
-            if self._others_run(entry):
+            if others_run(self._core, entry):
                 return
             kept = self._kept(entry, earlier, rounds - rounds // 2) if earlier else []
             if kept:
                 self._report(entry, kept, rounds)
             if rounds < _ROUNDS[-1]:
                 self._standing[id(entry[1])] = self._note(entry)
-
-    def _others_run(self, entry: Any) -> bool:
-        """Whether another thread that still lives calls backward, or has called it.
-
-        To read ``.grad`` while the engine sets it in another thread can end the process.
-        """
-        callers = {one[2] for one in (*self._core.backward_log, *self._core.running)}
-        return not callers.isdisjoint(sys._current_frames().keys() - {entry[2]})
 
     def _note(self, entry: Any) -> list[Standing]:
         clock = self._core.clock
@@ -180,9 +173,7 @@ class KeptGradients(Detector):
         for standing, update in kept[:_SHOWN]:
             leaf = standing.leaf()
             values = {
-                "shape": tuple(leaf.shape),
-                "dtype": str(leaf.dtype).removeprefix("torch."),
-                "device": str(leaf.device),
+                **_torch.facts_of(leaf),
                 "rounds": rounds,
                 "leaves": len(kept),
             }
@@ -190,6 +181,15 @@ class KeptGradients(Detector):
             clues.append(Clue("updated", symbolise(update.stack), name=standing.path, op=update.op))
         self._described.update((id(standing.leaf()), standing.leaf) for standing, _ in kept)
         self._found(Failure("gradient_never_cleared", "", "", symbolise(entry[1]), tuple(clues), raised=False))
+
+
+def others_run(core: Any, entry: Any) -> bool:
+    """Whether another thread that still lives calls backward, or has called it.
+
+    To read ``.grad`` while the engine sets it in another thread can end the process.
+    """
+    callers = {one[2] for one in (*core.backward_log, *core.running)}
+    return not callers.isdisjoint(sys._current_frames().keys() - {entry[2]})
 
 
 def _in_every_round(updates: list[Update], begins: list[int], ends: list[int]) -> bool:
@@ -210,11 +210,11 @@ def _has_written(record: Any, storage: int) -> bool:
 def by_gradient(stack: Any) -> bool:
     """Whether the program's own code wrote, near a place that reads some ``.grad``."""
     own = [code for code in stack.codes if is_user_file(code.co_filename)][:_USER_FRAMES_READ]
-    return bool(own) and own[0] is stack.codes[0] and any(_reads_gradient(code) for code in own)
+    return bool(own) and own[0] is stack.codes[0] and any(reads_gradient(code) for code in own)
 
 
 @functools.lru_cache(maxsize=1024)
-def _reads_gradient(code: CodeType) -> bool:
+def reads_gradient(code: CodeType) -> bool:
     """Whether a function or module reads an attribute ``grad`` that is no function of torch's."""
     before = None
     for one in dis.get_instructions(code):
@@ -223,10 +223,52 @@ def _reads_gradient(code: CodeType) -> bool:
             return True
         if one.opname not in ("CACHE", "EXTENDED_ARG"):
             before = one.argval
-    return False
+    # Before Python 3.12 a comprehension is a function of its own.
+    inner = [one for one in code.co_consts if isinstance(one, CodeType) and one.co_name in _COMPREHENSIONS]
+    return any(map(reads_gradient, inner))
 
 
 def _leaves_of(entry: Any) -> frozenset[int]:
     """The leaves to which the graph of a backward leads."""
     order = walk.engine_order(read_backward(entry).roots)
     return frozenset(map(id, walk.leaves_of(order)))
+
+
+_FILES = 200
+
+
+def program_reads_gradients(frame: FrameType | None) -> bool:
+    """Whether a file of the program that runs at ``frame``, or one that it uses, reads some ``.grad``.
+
+    There what becomes of gradients cannot be told from torch's calls alone: ``p.grad.item()``, ``float(p.grad)`` and
+    ``copy.p.grad = p.grad`` are no operations of torch's. So the source is asked.
+    """
+    return any(source.reads_gradients(file) for file in _files(frame))
+
+
+def _files(frame: FrameType | None) -> list[str]:
+    found: dict[str, None] = {}
+    waiting: list[dict[str, Any]] = []
+    # What started the program is none of it.
+    while frame is not None and frame.f_globals.get("__name__") != "runpy":
+        file = frame.f_code.co_filename
+        if file not in found and is_user_file(file):
+            found[file] = None
+            waiting.append(frame.f_globals)
+        frame = frame.f_back
+    while waiting and len(found) < _FILES:
+        for module in _used_by(waiting.pop()):
+            own = getattr(module, "__file__", None)
+            if isinstance(own, str) and own not in found and is_user_file(own):
+                found[own] = None
+                waiting.append(vars(module))
+    return list(found)
+
+
+def _used_by(names: dict[str, Any]) -> Iterator[ModuleType]:
+    """The modules that a module's globals lead to: imported, or the home of an imported function or class."""
+    for value in list(names.values()):
+        if isinstance(value, FunctionType | type):
+            value = sys.modules.get(str(value.__module__))
+        if isinstance(value, ModuleType):
+            yield value

@@ -9,6 +9,7 @@ Rows: ``leaf_lost``, ``parameter_not_reached``, ``graph_grows``. Roles: ``parame
 ``missing`` of ``total``, ``shape``, ``dtype``, ``device``, and where a module of the program's own holds it ``owner``,
 its class, and ``attribute``; ``site``: the definition of that class's forward), ``replaced`` (what the program uses
 instead; ``site``: where it was made), ``read`` (the expression and the place that read the parameter past its graph),
+``backward`` (the last one, where no parameter has a gradient) with ``live`` of the step's frames,
 ``holder`` (the optimizer), ``grown`` (the variable; ``values``: ``rounds``, ``nodes``, ``bytes``, ``bytes_per_round``).
 """
 
@@ -29,10 +30,12 @@ from gradsan import _torch
 from gradsan.detect.bypassed import bypassed
 from gradsan.detect.lost_updates import Graph
 from gradsan.graph import naming, walk
+from gradsan.graph.live import live_clues
 from gradsan.graph.variables import Found
 from gradsan.model import Clue, Failure, Site
 from gradsan.record.backwards import Backwards
 from gradsan.record.detector import Detector
+from gradsan.record.ledger import call_that_made
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord, read_backward
 
@@ -77,7 +80,7 @@ class Life(Detector):
 
     def first_step(self, optimizer: Optimizer, frame: Any) -> None:
         """Look for parameters without a gradient; ``frame`` is where to look for variables."""
-        held = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
+        held = [one for one in _torch.parameters_of(optimizer) if one.requires_grad]
         # A tensor without elements has nothing to learn; sharded training leaves such ones to most ranks.
         missing = [one for one in held if one.grad is None and not is_lazy(one) and one.numel()]
         if not missing:
@@ -87,6 +90,7 @@ class Life(Detector):
         name = type(optimizer).__name__
         replaced = list(_replacements(held, missing, frame))
         clues = [Clue("holder", site, name=name)]
+        is_all = len(missing) == len(held)
         if replaced:
             self._report_lost(optimizer, replaced, counts, site, clues)
             return
@@ -94,7 +98,9 @@ class Life(Detector):
         for parameter in [one for one in missing if id(one) in past_graph]:
             read = past_graph[id(parameter)]
             names = naming.names_of(parameter, frame)
-            shown = Clue("parameter", name=names[0].text if names else None, values={**_facts(parameter), **counts})
+            shown = Clue(
+                "parameter", name=names[0].text if names else None, values={**_torch.facts_of(parameter), **counts}
+            )
             where = Clue("read", symbolise(read.stack), name=read.expression)
             self._found(Failure("parameter_not_reached", "", "", site, (shown, where, clues[0]), raised=False))
         missing = [one for one in missing if id(one) not in past_graph]
@@ -103,13 +109,24 @@ class Life(Detector):
         named = _names(missing, frame)
         for parameter in missing[:_NAMED]:
             path = named.get(id(parameter))
-            facts = {**_facts(parameter), **counts}
+            facts = {**_torch.facts_of(parameter), **counts}
             clues.append(naming.clue_of(path, frame, facts))
+        if is_all:
+            clues += self._last_backward(held, frame)
         self._found(Failure("parameter_not_reached", "", "", site, tuple(clues), raised=False))
+
+    def _last_backward(self, held: list[Any], frame: Any) -> Iterator[Clue]:
+        """The backward that should have reached them, and which live variables hang on one of them."""
+        past = self._backwards.before(self._core.clock)
+        if past:
+            yield Clue("backward", symbolise(past[-1].stack), op=past[-1].via)
+            yield from live_clues(
+                frame, lambda tensor: any(tensor is one or _comes_from(tensor, one) for one in held[:_NAMED])
+            )
 
     def later_step(self, optimizer: Optimizer, frame: Any) -> None:
         """Look for parameters that have been replaced since the optimizer's first step; what has no gradient may."""
-        held = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
+        held = [one for one in _torch.parameters_of(optimizer) if one.requires_grad]
         missing = [one for one in held if one.grad is None and not is_lazy(one) and one.numel()]
         reported = self._lost.get(optimizer, set())
         replaced = list(_replacements(held, missing, frame)) if missing else []
@@ -128,7 +145,7 @@ class Life(Detector):
     ) -> None:
         self._lost.setdefault(optimizer, set()).update(id(parameter) for parameter, _ in replaced)
         for parameter, instead in replaced[:_SHOWN]:
-            clues.append(Clue("parameter", name=instead.path, values={**_facts(parameter), **counts}))
+            clues.append(Clue("parameter", name=instead.path, values={**_torch.facts_of(parameter), **counts}))
             clues.append(Clue("replaced", _made_at(self._core, instead.tensor), name=instead.path))
         self._found(Failure("leaf_lost", "", "", site, tuple(clues), raised=False))
 
@@ -235,7 +252,6 @@ def _replacements(held: list[Any], missing: list[Any], frame: Any) -> Iterator[t
     of another shape in its place, if no optimizer knows that one.
     """
     known = {id(one) for one in held}
-    of_all = {id(one) for other in naming.optimizers_alive() for group in other.param_groups for one in group["params"]}
     wanted = {tuple(one.shape) for one in missing}
     others: list[Found] = []
     strangers: list[Found] = []
@@ -247,19 +263,15 @@ def _replacements(held: list[Any], missing: list[Any], frame: Any) -> Iterator[t
                 alive.add(id(one.tensor))
             if one.origin == "module":
                 models.add(_model_of(one))
-        elif tuple(one.tensor.shape) in wanted:
-            others.append(one)
-        if (
-            one.origin == "module"
-            and id(one.tensor) not in of_all
-            and one.tensor.is_leaf
-            and one.tensor.grad is not None
-        ):
-            strangers.append(one)
+        else:
+            if tuple(one.tensor.shape) in wanted:
+                others.append(one)
+            if one.origin == "module" and one.tensor.is_leaf and one.tensor.grad is not None:
+                strangers.append(one)
     used: set[int] = set()
     gone = [one for one in missing if id(one) not in alive]
     if not any(tuple(one.shape) == tuple(other.tensor.shape) for one in gone for other in others):
-        yield from zip(gone, (one for one in strangers if _model_of(one) in models), strict=False)
+        yield from zip(gone, _without_optimizer(strangers, models) if gone else (), strict=False)
         return
     for parameter in gone:
         for one in others:
@@ -268,6 +280,13 @@ def _replacements(held: list[Any], missing: list[Any], frame: Any) -> Iterator[t
                 used.add(id(one.tensor))
                 yield parameter, one
                 break
+
+
+def _without_optimizer(strangers: list[Found], models: set[str]) -> list[Found]:
+    """Those of ``strangers`` in one of the models that no live optimizer holds; optimizers are sought only for such."""
+    inside = [one for one in strangers if _model_of(one) in models]
+    held = set(map(id, _torch.parameters_of(*naming.optimizers_alive()))) if inside else set()
+    return [one for one in inside if id(one.tensor) not in held]
 
 
 def _model_of(found: Found) -> str:
@@ -291,17 +310,7 @@ def _comes_from(tensor: Any, leaf: Any) -> bool:
     return any(getattr(child, "variable", None) is leaf for child in children)
 
 
-def _facts(tensor: Any) -> dict[str, Any]:
-    return {
-        "shape": tuple(tensor.shape),
-        "dtype": str(tensor.dtype).removeprefix("torch."),
-        "device": str(tensor.device),
-    }
-
-
 def _made_at(core: Any, tensor: Any) -> Any:
     number = None if tensor.grad_fn is None else _torch.node_sequence(tensor.grad_fn)
-    if number is None:
-        return None
-    near = core.nodes_near(number, threading.get_ident())
-    return next((symbolise(entry[3]) for entry in near if entry[0] <= number < entry[1]), None)
+    made = call_that_made(core, number, threading.get_ident())
+    return None if made is None else symbolise(made.stack)

@@ -225,9 +225,7 @@ class LostUpdates(Detector):
         names = naming.names_of(leaf, sys._getframe(1))
         update, name = last.update, names[0].text if names else None
         values = {
-            "shape": tuple(leaf.shape),
-            "dtype": str(leaf.dtype).removeprefix("torch."),
-            "device": str(leaf.device),
+            **_torch.facts_of(leaf),
             "leaves": len(reached),
         }
         updated = Clue("updated", symbolise(update.stack), name, update.op, values)

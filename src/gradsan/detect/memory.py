@@ -215,7 +215,7 @@ class Uncounted(Detector):
         given = dict(zip(("input", "running_mean", "running_var", "weight", "bias", "training"), args, strict=False))
         given.update(kwargs)
         statistics = [one for one in (given.get("running_mean"), given.get("running_var")) if one is not None]
-        keys = {int(one.untyped_storage()._cdata) for one in statistics}
+        keys = {key for one in statistics if (key := _torch.storage_or_none(one))}
         if not given.get("training", False):
             if _torch.is_grad_enabled():
                 for one in statistics:
@@ -371,6 +371,14 @@ class Findings:
         """Begin anew: what an earlier stretch of watching has found does not count for this one."""
         self._known.clear()
 
+    def knows(self, stack: Any) -> bool:
+        """Whether a conflict has been found by a write at the line of ``stack``."""
+        return any(is_written_at(conflict, stack) for conflict in self._found)
+
+    def has(self, key: Any) -> bool:
+        """Whether the conflict known by ``key`` has been found."""
+        return key in self._known
+
     def add(self, key: Any, make: Callable[[], Conflict]) -> None:
         """Count the conflict known by ``key``, or have it made."""
         at = self._known.get(key)
@@ -380,6 +388,12 @@ class Findings:
             made = make()
             self._known[key] = len(self._found)
             self._found.append(made)
+
+
+def is_written_at(conflict: Conflict, stack: Any) -> bool:
+    """Whether one of the writes of a conflict stands at the line of ``stack``."""
+    line = symbolise(stack).user_frame
+    return any(write.site.user_frame == line for write in conflict.writes)
 
 
 def _touches(info: TensorInfo, write: Write) -> bool:

@@ -16,12 +16,14 @@ from gradsan import _torch
 from gradsan.detect.exports import Exports
 from gradsan.detect.memory import Uncounted
 from gradsan.graph import compiled, conflicts, naming, walk
+from gradsan.graph.passed import passed
 from gradsan.model import Conflict, Region, Save, Site, Write
 from gradsan.originals.kept_conflicts import PastCounter
 from gradsan.originals.originals import Kept
 from gradsan.overlap import overlap
 from gradsan.record import ledger
 from gradsan.record.detector import Detector
+from gradsan.record.ledger import RawCall, call_that_made
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import read_backward
 
@@ -121,14 +123,14 @@ class Prescan(Detector):
             writes = (_write(outside.clock, outside.stack, outside.op, "outside", None, number),)
         if not _reads(node, slot):
             return
-        key = (made and made[3], slot, way, writes[0].op, bypass_stack, node.name(), compared)
+        key = (made and made.stack, slot, way, writes[0].op, bypass_stack, node.name(), compared)
         at = self._known.get(key)
         if at is not None and at < len(self._found):
             self._found[at] = dataclasses.replace(self._found[at], count=self._found[at].count + 1)
             return
         if len(self._found) >= self._most:
             return
-        clock = made[2] if made else 0
+        clock = made.clock if made else 0
         is_output = slot.startswith("result") or (not tensor.requires_grad and getattr(tensor, "grad_fn", None) is None)
         self._known[key] = len(self._found)
         self._found.append(
@@ -136,7 +138,7 @@ class Prescan(Detector):
                 Conflict(
                     save=Save(
                         clock=clock,
-                        site=symbolise(made[3]) if made else Site(),
+                        site=symbolise(made.stack) if made else Site(),
                         tensor=info,
                         version=tensor._version,
                         node=node.name(),
@@ -154,6 +156,7 @@ class Prescan(Detector):
                     alias_site=symbolise(bypass_stack) if bypass_stack is not None else None,
                     unchanged=compared == "same",
                     compared=compared,
+                    passed=passed(self._core, backward.roots, node, conflicts.moment_of(writes)),
                 ),
                 node,
                 slot,
@@ -167,13 +170,10 @@ class Prescan(Detector):
         if made is None or self._exports.of(storage) is not None:
             return None
         logged = self._uncounted.writes().get(storage, ())
-        return self._uncounted.snapshots.compared(tensor, made[2], [raw.clock for raw in logged])
+        return self._uncounted.snapshots.compared(tensor, made.clock, [raw.clock for raw in logged])
 
     def _made(self, number: int, thread: int) -> Any:
-        for entry in self._core.nodes_near(number, thread):
-            if entry[0] <= number < entry[1]:
-                return entry
-        return None
+        return call_that_made(self._core, number, thread)
 
 
 def way_of(uncounted: Uncounted, exports: Exports, kept: Kept) -> PastCounter | None:
@@ -193,12 +193,14 @@ def way_of(uncounted: Uncounted, exports: Exports, kept: Kept) -> PastCounter | 
 
 
 def _younger(event: Any, number: int, made: Any) -> bool:
-    return bool(event.clock > made[2] if made is not None else event.sequence > number)
+    return bool(event.clock > made.clock if made is not None else event.sequence > number)
 
 
-def _own(raw: Any, made: Any, tensor: Any) -> bool:
+def _own(raw: Any, made: RawCall | None, tensor: Any) -> bool:
     """Whether a write is the saving operation's own (``relu_``): logged right after its Node, and counted."""
-    return made is not None and raw.stack is made[3] and raw.clock <= made[2] + 1 and raw.version == tensor._version
+    return (
+        made is not None and raw.stack is made.stack and raw.clock <= made.clock + 1 and raw.version == tensor._version
+    )
 
 
 def _reads(node: Any, slot: str) -> bool:

@@ -40,7 +40,10 @@ class Mark(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One checkpointed call whose backward is to come. ``values`` are fingerprints of its results, in deep mode."""
+    """One checkpointed call whose backward is to come. ``values`` are fingerprints of its results, in deep mode.
+
+    ``inputs`` are those of its arguments where saved-tensor hooks of the program's keep them.
+    """
 
     name: str
     code: Any
@@ -48,6 +51,7 @@ class Call(NamedTuple):
     clock: int
     marks: dict[str, Mark]
     values: tuple[Fingerprint | None, ...] = ()
+    inputs: tuple[Fingerprint | None, ...] = ()
 
 
 class Change(NamedTuple):

@@ -19,7 +19,7 @@ from gradsan.model import Conflict, Save
 from gradsan.overlap import overlap
 from gradsan.record import ledger
 from gradsan.record.detector import Detector
-from gradsan.record.ledger import RawWrite
+from gradsan.record.ledger import RawWrite, call_that_made
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import read_backward
 
@@ -54,7 +54,9 @@ class Wrapped(Detector):
             inside = self._inside(walk.engine_order(backward.roots, (), backward.via == "backward"), backward)
             if not inside:
                 return
-            for entry_of_log in self._core.writes_after(min(one.made[2] for ones in inside.values() for one in ones)):
+            for entry_of_log in self._core.writes_after(
+                min(one.made.clock for ones in inside.values() for one in ones)
+            ):
                 for one in inside.get(entry_of_log[_STORAGE], ()):
                     self._judge(backward, one, RawWrite(*entry_of_log))
 
@@ -72,14 +74,14 @@ class Wrapped(Detector):
         return found
 
     def _judge(self, backward: Any, one: _Inside, raw: RawWrite) -> None:
-        if raw.clock <= one.made[2] or raw.kind == "metadata" or not _reads(one):
+        if raw.clock <= one.made.clock or raw.kind == "metadata" or not _reads(one):
             return
         info = conflicts.tensor_info(one.inner, was_leaf=one.inner.is_leaf)
         write = ledger.as_write(raw)
         if write.region is not None and not overlap(info.region, write.region):
             return
         self._findings.add(
-            (WAY, raw.stack, one.made[3], one.slot),
+            (WAY, raw.stack, one.made.stack, one.slot),
             functools.partial(self._conflict, backward, one, info, write, raw, sys._getframe(1)),
         )
 
@@ -88,15 +90,15 @@ class Wrapped(Detector):
         outer = conflicts.tensor_info(one.outer, was_leaf=one.outer.is_leaf)
         return Conflict(
             save=Save(
-                clock=one.made[2],
-                site=symbolise(one.made[3]),
+                clock=one.made.clock,
+                site=symbolise(one.made.stack),
                 tensor=replace(outer, storage=info.storage, region=info.region),
                 version=int(one.outer._version),
                 node=one.node.name(),
                 slot=one.slot,
                 is_output=one.slot.startswith("result"),
                 sequence=_torch.node_sequence(one.node) or 0,
-                step=conflicts.steps_before(self._steps, one.made[2], core.steps),
+                step=conflicts.steps_before(self._steps, one.made.clock, core.steps),
             ),
             writes=(write,),
             use=conflicts.use_of(core, backward, int(one.outer._version)),
@@ -108,10 +110,7 @@ class Wrapped(Detector):
         )
 
     def _made(self, number: int | None, thread: int) -> Any:
-        if number is None:
-            return None
-        near = self._core.nodes_near(number, thread)
-        return next((entry for entry in near if entry[0] <= number < entry[1]), None)
+        return call_that_made(self._core, number, thread)
 
 
 def _plain(outer: Any, depth: int = _DEEPEST) -> list[Any]:

@@ -66,6 +66,8 @@ def _fix(key: str, lines: Lines, values: dict[str, str]) -> Fix:
 def _cut(bridge: Bridge) -> tuple[str, Frame, source.Change] | None:
     for taken in bridge.taken_near:
         for made in bridge.made_near:
+            if (given := _as_argument(user_frames(taken), user_frames(made))) is not None:
+                return given
             for name, frame in _reads(user_frames(taken), user_frames(made), bridge.name):
                 if bridge.name is not None and bridge.name.startswith((f"{name}[", f"{name}.")):
                     continue  # a container: which of its tensors are another network's, no line tells
@@ -73,6 +75,16 @@ def _cut(bridge: Bridge) -> tuple[str, Frame, source.Change] | None:
                 if change is not None:
                     return name, frame, change
     return None
+
+
+def _as_argument(taken: tuple[Frame, ...], made: tuple[Frame, ...]) -> tuple[str, Frame, source.Change] | None:
+    """Where one statement hands what a function returns to another function: ``train(d, pool.query(fake))``."""
+    level = shared_level(taken, made)
+    if level < 0 or taken[level].line != made[level].line or min(len(taken), len(made)) <= level + 1:
+        return None
+    taker, maker = (stack[level + 1].function.rpartition(".")[2] for stack in (taken, made))
+    found = source.detach_given(taken[level], taker, maker)
+    return None if found is None else (found[0], taken[level], found[1])
 
 
 def _reads(taken: tuple[Frame, ...], made: tuple[Frame, ...], live: str | None) -> Iterator[tuple[str, Frame]]:

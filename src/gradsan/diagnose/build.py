@@ -24,6 +24,8 @@ from gradsan.model import (
 )
 
 _ERRORS_SHOWN = 5
+COLLECTED = "note.one_tensor_collected"
+"""The key of the note that a container holds the written tensor several times."""
 
 
 def diagnosis(
@@ -56,9 +58,15 @@ def diagnosis(
         why=why(facts),
         gradient=gradient(conflict),
         fixes=(*fixes, *_leave_uncompiled(facts)),
-        notes=(*notes, *_measured(conflict), *_limits(facts)),
+        notes=(*notes, *_collected(facts), *_measured(conflict), *_limits(facts)),
         count=conflict.count,
     )
+
+
+def _collected(facts: Facts) -> tuple[Message, ...]:
+    """What was collected round by round, where all of it is the one tensor that was written."""
+    within = facts.conflict.collected_in
+    return () if within is None else (Message(COLLECTED, {"collected": within, "name": facts.name}),)
 
 
 def _leave_uncompiled(facts: Facts) -> tuple[Fix, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -93,7 +94,7 @@ def cut(used: Site, updated: Site | None, carrier: Carrier) -> tuple[source.Chan
     shapes: dict[str, source.Shape] = {}
     for name, one in carrier.in_round:
         shape = _shape(carrier, name, one)
-        if shape is None:
+        if shape is None or (name != one.name and _is_of_another(name, used_at, carrier.held)):
             return None
         shapes[name] = shape
     done = [used_at] if updated_at is None else [used_at, updated_at]
@@ -111,14 +112,43 @@ def cut(used: Site, updated: Site | None, carrier: Carrier) -> tuple[source.Chan
 def _shape(carrier: Carrier, name: str, one: source.Carried) -> source.Shape | None:
     """What ``name`` holds: as the file tells, else as its live value did; None for tensors deeper inside of it."""
     known = source.shape_bound_at(one.bound_at, one.name)
+    live = {shape for held in carrier.held for path in (name, one.name) if (shape := _held_as(held, path)) is not None}
     if known is not None:
-        return known
+        # The file shows what is outside, a live value also what that holds.
+        deeper = [shape for shape in live if shape.startswith(f"{known}/")]
+        return deeper[0] if len(live) == len(deeper) == 1 else known
+    if len(live) == 1:
+        return live.pop()
     kinds = {held.container for held in carrier.held if held.within in (name, one.name)}
     for shape in ("list", "tuple", "dict"):
         if kinds == {shape}:
             return shape
     is_inside = any(held.path.startswith((f"{name}[", f"{name}.")) for held in carrier.held)
     return None if kinds or is_inside else "tensor"
+
+
+def _is_of_another(name: str, used_at: Frame, held: Sequence[Held]) -> bool:
+    """Whether variables of the function hold the attribute, but of none that ``name`` says: a layer of it."""
+    attribute = name.rpartition(".")[2]
+    own = [one for one in held if one.function.rpartition(".")[2] == used_at.function.rpartition(".")[2]]
+    paths = [one.path for one in own if re.search(rf"\.{re.escape(attribute)}\b", one.path)]
+    return bool(paths) and not any(_same(name, path) for path in paths)
+
+
+def _held_as(held: Held, name: str) -> source.Shape | None:
+    """What ``name`` is, where ``held`` lies in it; of ``states[stream]`` what the elements of ``states`` are."""
+    paths = [layer.path for layer in held.around]
+    if name.endswith("]"):
+        container = name.rpartition("[")[0]
+        layers = held.around[paths.index(container) + 1 :] if container in paths else None
+    else:
+        layers = held.around[paths.index(name) :] if name in paths else None
+    if layers is None:
+        return None
+    kinds = [*(layer.kind for layer in layers), "tensor"]
+    is_plain = all(set(one.items) == {inner} for one, inner in zip(layers, kinds[1:], strict=True))
+    shape = "/".join(kinds[:-1]) or "tensor"
+    return shape if shape in source.DETACHED and is_plain else None
 
 
 def _at_binding(carrier: Carrier, used_at: Frame) -> source.Change | None:

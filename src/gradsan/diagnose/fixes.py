@@ -87,7 +87,11 @@ def update_after_backward(facts: Facts) -> tuple[Fix, ...]:
     Gradients stay as they are where nothing in between reads what is written; where that may be, nothing is suggested.
     """
     stacks = [user_frames(update.site) for update in facts.updates]
-    moved = source.move_behind(stacks, user_frames(facts.conflict.use.site))
+    used = user_frames(facts.conflict.use.site)
+    within = source.within_block(stacks, used)
+    if within:
+        return (_fix("reorder_step", "preserved", facts, within, summary="help.backward_within_block"),)
+    moved = source.move_behind(stacks, used)
     if moved is None or not moved.is_plain:
         return ()
     return (_fix("reorder_step", "preserved", facts, moved.lines, summary="help.update_after_backward"),)
@@ -237,9 +241,13 @@ def _in_hook(write: Write, frame: Frame, change: source.Change | None) -> source
         if one is frame:
             break
         between = [] if one.is_user else [*between, one]
-    if change is None or not source.called_as_hook(between):
+    if not source.called_as_hook(between):
         return change
     name = source.written_expression(frame, write.op, inner_frames(write.site))
+    if change is None and name is not None:
+        change, name = source.argument_out_of_place(frame, write.op), name.partition("[")[0]
+    if change is None:
+        return None
     return None if name is None else source.returned_by_hook(frame, between, name, change)
 
 

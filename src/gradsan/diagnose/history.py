@@ -6,8 +6,11 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 
 from gradsan.diagnose.facts import Facts
+from gradsan.diagnose.folding import folded
 from gradsan.diagnose.levels import place
-from gradsan.model import Conflict, Diagnosis, Event, EventKind, Moment, PathNode
+from gradsan.model import Conflict, Diagnosis, Event, EventKind, Failure, Moment, Passed, PathNode
+
+_UNKNOWN = PathNode("gap", nodes=0)
 
 EVENTS_KEPT = 2_000
 """Events that a diagnosis holds at most; the same finding a thousand times over has millions."""
@@ -65,13 +68,41 @@ def way_of(facts: Facts) -> tuple[PathNode, ...]:
     save, bridge = conflict.save, conflict.bridge
     if save.node is None:
         return ()
-    loss, kept = PathNode("loss", None, conflict.use.step), PathNode("saved", save.node, save.step)
+    over = (PathNode("bridge", bridge.name),) if bridge is not None and facts.updates else ()
+    kept = PathNode("saved", save.node, save.step, frame=place(save.site))
+    loss = PathNode("loss", None, conflict.use.step)
+    if conflict.passed:
+        return (loss, *_between(conflict.passed, over), kept)
     if bridge is None:
-        return (loss, PathNode("gap"), kept)
-    over = (PathNode("bridge", bridge.name),) if facts.updates else ()
+        return (loss, _UNKNOWN, kept)
     middle = (PathNode("node", bridge.younger), *over)
-    older = () if bridge.older == save.node else (PathNode("node", bridge.older), PathNode("gap"))
-    return (loss, PathNode("gap"), *middle, *older, kept)
+    older = () if bridge.older == save.node else (PathNode("node", bridge.older), _UNKNOWN)
+    return (loss, _UNKNOWN, *middle, *older, kept)
+
+
+def way_of_failure(failure: Failure, *, carries: bool) -> tuple[PathNode, ...]:
+    """From the loss to the Node that an earlier backward freed; empty for another failure.
+
+    ``carries`` says that a tensor of an earlier round leads there: it is a bridge.
+    """
+    clues = {clue.role: clue for clue in failure.clues if clue.role in ("way", "bridge", "saved", "needed", "freed_by")}
+    passed = clues["way"].values["passed"] if "way" in clues else ()
+    if not passed:
+        return ()
+    bridge, saved = clues.get("bridge"), clues.get("saved")
+    over = (PathNode("bridge", bridge.name),) if bridge is not None and carries else ()
+    steps = [clues[role].values.get("step") if role in clues else None for role in ("needed", "freed_by")]
+    frame = None if saved is None or saved.site is None else place(saved.site)
+    loss, kept = PathNode("loss", None, steps[0]), PathNode("saved", passed[-1].name, steps[1], frame=frame)
+    return (loss, *_between(passed, over), kept)
+
+
+def _between(passed: Sequence[Passed], over: tuple[PathNode, ...]) -> tuple[PathNode, ...]:
+    """The Nodes between the loss and the last one, folded; ``over`` stands where the way crosses into the old graph."""
+    crossed = max((index for index, one in enumerate(passed) if one.is_younger), default=-1) + 1
+    if not over or not 0 < crossed < len(passed):
+        return folded(passed[:-1])
+    return (*folded(passed[:crossed]), *over, *folded(passed[crossed:-1]))
 
 
 def joined(known: Diagnosis, again: Diagnosis) -> tuple[tuple[Event, ...], int]:

@@ -19,6 +19,10 @@ _REST_OF_FREED = (
     "graph a second time or if you need to access saved tensors after calling backward"
 )
 """What follows the pattern of that message."""
+_RESTS = {
+    "freed_graph": f" ({_REST_OF_FREED})",
+    "unused_in_graph": ". Set allow_unused=True if this is the desired behavior.",
+}
 _PARAMETER = ("GS110", "GS111", "GS112", "GS105")
 _RESULT = ("GS101", "GS103", "GS102", "GS104", "GS110")
 _OUTPUT_OF = re.compile(r"which is output \d+ of (\w+?)(?:Backward\d*)?,")
@@ -51,7 +55,7 @@ def wordings() -> tuple[tuple[str, tuple[str, ...]], ...]:
         for pattern in row.patterns:
             codes = _of_row(row.slug, row.raised_as)
             if codes and VERSION_CHECK not in pattern.pattern:
-                found.setdefault(_in_words(pattern.pattern), codes)
+                found.setdefault(_in_words(pattern.pattern) + _RESTS.get(row.slug, ""), codes)
     return tuple(found.items())
 
 

@@ -7,10 +7,15 @@ from typing import Any
 
 from gradsan import source
 from gradsan.diagnose.facts import Facts
-from gradsan.diagnose.levels import place
+from gradsan.diagnose.levels import place, user_frames
 from gradsan.model import Fix, Frame, Message, Site
 
 Lines = tuple[tuple[str, int, str], ...]
+
+LEFT_UNRECORDED = "help.left_unrecorded_how"
+"""How a change is told that mends the gradient of the value as it was saved, and leaves the write without one."""
+LEFT_CONSTANT = "help.left_constant_how"
+"""How a change is told that lets a gradient without a graph stay what it is: nothing is learnt through it."""
 
 
 def for_unrecorded(facts: Facts, name: str | Message) -> tuple[Fix, ...]:
@@ -75,7 +80,11 @@ def for_checkpoint(facts: Facts) -> tuple[Fix, ...]:
         value = f"{path}.clone()" if is_tensor and conflict.rebound is None else path
         change = source.bind_early(defined, call, path, value)
         lines = () if change is None else source.changed_lines(defined.file, change)
-    return (_function_fix("bind_early", facts, lines), _function_fix("change_after_backward", facts))
+    stacks = [user_frames(write.site) for write in facts.writes]
+    moved = source.move_behind(stacks, user_frames(conflict.use.site)) if stacks else None
+    later = moved.lines if moved is not None and moved.is_plain else ()
+    found = (_function_fix("bind_early", facts, lines), _function_fix("change_after_backward", facts, later))
+    return tuple(sorted(found, key=lambda fix: not fix.lines))
 
 
 def for_context(facts: Facts) -> tuple[Fix, ...]:

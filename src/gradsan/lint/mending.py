@@ -36,7 +36,7 @@ def _spell(source: SourceFile, hit: Hit, at: Spot, frame: Frame) -> Change | Non
 
 
 def _call_requires_grad(source: SourceFile, hit: Hit, at: Spot, frame: Frame) -> Change | None:
-    for node in ast.walk(source.module):
+    for node in source.nodes:
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and node.lineno == at.line:
             span = source.span(node)
             target = node.targets[0]
@@ -47,7 +47,7 @@ def _call_requires_grad(source: SourceFile, hit: Hit, at: Spot, frame: Frame) ->
 
 
 def _create_graph(source: SourceFile, hit: Hit, at: Spot, frame: Frame) -> Change | None:
-    for node in ast.walk(source.module):
+    for node in source.nodes:
         if isinstance(node, ast.Call) and source.span(node) == _span(at):
             edit = with_keyword(source, node, "create_graph", "True")
             return None if edit is None else edited(source, [edit], "create_graph")
@@ -57,7 +57,7 @@ def _create_graph(source: SourceFile, hit: Hit, at: Spot, frame: Frame) -> Chang
 def _inplace_false(source: SourceFile, hit: Hit, at: Spot, frame: Frame) -> Change | None:
     made = next((place.node for place in hit.places if place.role == "created"), hit.at.node)
     line, column = getattr(made, "lineno", 0), getattr(made, "col_offset", 0)
-    for node in ast.walk(source.module):
+    for node in source.nodes:
         if isinstance(node, ast.Call) and (node.lineno, node.col_offset) == (line, column):
             value = in_place_argument(node)
             if value is not None:

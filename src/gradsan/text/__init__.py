@@ -6,6 +6,6 @@ imported.
 """
 
 from gradsan.text._messages import say
-from gradsan.text._pages import LANGUAGES, CodeEntry, Language, choose_language, codes, page, resolve
+from gradsan.text._pages import LANGUAGES, CodeEntry, Language, choose_language, codes, language_on, page, resolve
 
-__all__ = ["LANGUAGES", "CodeEntry", "Language", "choose_language", "codes", "page", "resolve", "say"]
+__all__ = ["LANGUAGES", "CodeEntry", "Language", "choose_language", "codes", "language_on", "page", "resolve", "say"]

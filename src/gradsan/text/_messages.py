@@ -79,7 +79,7 @@ def _flatten(table: Mapping[str, Any], prefix: str) -> list[tuple[str, str]]:
 
 def _template(message: Message, language: str) -> str | None:
     key = message.key
-    for known in (sentences(language), sentences(_FALLBACK)):
+    for known in map(sentences, (language, _FALLBACK)):
         if key in known:
             return known[key]
         if "count" in message.values:

@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Literal
 
-_FALLBACK = "en"
+_FALLBACK: Literal["en"] = "en"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +77,16 @@ def choose_language(option: Literal["en", "zh", "auto"], environ: Mapping[str, s
         return option
     locale = next((environ[name] for name in ("LC_ALL", "LC_MESSAGES", "LANG") if environ.get(name)), "")
     return "zh" if locale.lower().startswith("zh") else "en"
+
+
+_SAMPLES: Mapping[Language, str] = {"zh": "错误：梯度（“”）"}
+"""What a stream must be able to carry for a language other than English."""
+
+
+def language_on(stream: object, language: Language) -> Language:
+    """``language``, or English where the encoding of ``stream`` lacks its characters (Chinese on Windows' cp1252)."""
+    try:
+        _SAMPLES.get(language, "").encode(getattr(stream, "encoding", None) or "utf-8")
+    except (UnicodeError, LookupError):
+        return _FALLBACK
+    return language

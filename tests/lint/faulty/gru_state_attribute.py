@@ -25,7 +25,7 @@ def main():
         pred = model(x)
         loss = F.mse_loss(pred, y)
         optimizer.zero_grad()
-        loss.backward()  # GS401
+        loss.backward()  # GS401 (maybe)
         optimizer.step()
 
 

@@ -11,5 +11,5 @@ for epoch in range(50):
     y_hat = X @ w + b
     loss = ((y_hat - y) ** 2).mean()
     loss.backward()
-    w = w - 0.1 * w.grad  # GS409
-    b = b - 0.1 * b.grad  # GS409
+    w = w - 0.1 * w.grad  # GS409 (maybe)
+    b = b - 0.1 * b.grad  # GS409 (maybe)

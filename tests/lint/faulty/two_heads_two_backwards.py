@@ -15,5 +15,5 @@ for x, label, value in get_loader():
     loss_reg = F.smooth_l1_loss(reg_head(z).squeeze(-1), value)
     optimizer.zero_grad()
     loss_cls.backward()
-    loss_reg.backward()  # GS402
+    loss_reg.backward()  # GS402 (maybe)
     optimizer.step()

@@ -4,19 +4,23 @@ Read off the log of writes in the 16th, 64th, 256th … round and at the end: me
 write, each part of it again and again, the last of them by a factor. A counter of versions without gaps tells that it
 is the same memory, and that nobody else fills it anew. The source must show that the line takes it for its own: a
 result of a conversion, or an element of something larger. Where the value's own statistics are used, the second time
-is harmless.
+is harmless. A state that takes something in and fades, as a running mean or a trace does, is written again on purpose:
+it is added to, or a factor a little below one stands there. Whether another factor is one to scale data, nobody knows,
+unless a data loader calls the line.
 
 Row: ``data_changed_again``. Roles: ``changed`` (a line; ``name`` is what it writes, ``op`` by what; ``values``:
-``shape``, ``dtype``, ``device``, ``times``, ``parts``).
+``shape``, ``dtype``, ``device``, ``times``, ``parts``, ``is_factor``, whether it is multiplied by what is no number in
+the source).
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from gradsan import source
+from gradsan import _torch, source
 from gradsan.model import Clue, Failure, Frame
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawWrite
@@ -24,6 +28,9 @@ from gradsan.record.stacks import is_user_file, symbolise
 
 ROW = "data_changed_again"
 _SCALES = frozenset({"mul_", "div_", "__imul__", "__itruediv__", "true_divide_", "multiply_", "divide_"})
+_FACTORS = frozenset({"mul_", "__imul__", "multiply_"})
+_ADDS = frozenset({"add_", "__iadd__"})
+_FADES = 0.5
 _SHIFTS = frozenset({"add_", "sub_", "__iadd__", "__isub__", "subtract_"})
 _LINES, _TIMES_ALONE = 2, 3
 
@@ -104,9 +111,18 @@ class ChangedAgain(Detector):
         if any(one is not None and source.is_of_itself(one, name) for one in places):
             return
         self._described.add(stacks)
+        ops = _ops(self._core, stacks, self._since)
+        numbers = [None if one is None else source.number_given(one) for one in places]
+        takes_in = any(op in _ADDS and number is None for op, number in zip(ops, numbers, strict=True))
+        is_factor, factor = ops[-1] in _FACTORS, numbers[-1]
+        folder = Path(_torch.package_folder(), "utils", "data")
+        is_loaded = any(folder in Path(code.co_filename).parents for stack in stacks for code in stack.codes)
+        fades = is_factor and factor is not None and _FADES <= abs(factor) < 1
+        if not is_loaded and (takes_in or fades):
+            return
         last = parts[0].last
         values = {"shape": last.shape, "dtype": "?", "device": "?", "times": times, "parts": len(parts)}
-        ops = _ops(self._core, stacks, self._since)
+        values["is_factor"] = is_factor and factor is None and not is_loaded
         clues = tuple(
             Clue("changed", site, name=name, op=op, values=values) for site, op in zip(sites, ops, strict=True)
         )

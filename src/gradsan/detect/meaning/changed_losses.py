@@ -66,11 +66,7 @@ class ChangedLosses(Detector):
         _, stack, op = min(own, key=lambda one: one[0])
         self._described.add(stack)
         names = naming.names_of(loss, sys._getframe(1))
-        values = {
-            "shape": tuple(loss.shape),
-            "dtype": str(loss.dtype).removeprefix("torch."),
-            "device": str(loss.device),
-        }
+        values = _torch.facts_of(loss)
         clues = (
             Clue("computed", symbolise(made[3]), name=names[0].text if names else None, values=values),
             Clue("written", symbolise(stack), op=op),

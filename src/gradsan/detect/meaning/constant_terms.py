@@ -2,8 +2,9 @@
 
 What is computed from such gradients is followed by the results of calls, from the 1st, 2nd, 4th and 8th call of
 ``autograd.grad`` at a line to the next ``backward``. It is a term if, without a graph, it was added to a value of one
-element that has one, and only sums and constant factors lie between there and the loss. Where a gradient is a factor or
-an input of what is differentiated, or was detached, it is data on purpose, and nothing is said.
+element that has one, and only sums and constant factors lie between there and the loss. It is part of a residual if it
+was added to, or compared with, a value of any size that was computed from what was differentiated. Where a gradient is
+a factor or an input of what is differentiated, or was detached, it is data on purpose, and nothing is said.
 
 Row: ``term_is_constant``. Roles: ``asked`` (the call of ``autograd.grad``; ``values``: ``shape``, ``dtype``,
 ``device``), ``added`` (where the term joined the loss).
@@ -16,11 +17,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from gradsan import _torch
+from gradsan.graph import walk
 from gradsan.model import Clue, Failure
 from gradsan.record.detector import Detector
+from gradsan.record.listeners import Listeners
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import read_backward
 
@@ -28,31 +29,38 @@ ROW = "term_is_constant"
 _ROUNDS = (1, 2, 4, 8)
 _CALLS_FOLLOWED = 20_000
 _TENSORS_FOLLOWED = 1_024
-_SUMS = frozenset({"AddBackward0", "SubBackward0", "RsubBackward1", "StackBackward0", "CatBackward0"})
-_LISTED = frozenset({"StackBackward0", "CatBackward0"})
+SUMS = frozenset({"AddBackward0", "SubBackward0", "RsubBackward1", "StackBackward0", "CatBackward0"})
+LISTED = frozenset({"StackBackward0", "CatBackward0"})
 _SCALED = frozenset({"MulBackward0", "DivBackward0", "NegBackward0", "SumBackward0", "MeanBackward0", "ViewBackward0"})
+_COMPARED = frozenset({"MseLossBackward0", "L1LossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0"})
 _ON_PURPOSE = frozenset({"detach", "detach_"})
 
 
 @dataclass(slots=True)
 class _Followed:
-    """Gradients of one call, and what was computed from them: weak references by ``id``."""
+    """Gradients of one call, and what was computed from them: weak references by ``id``.
+
+    ``outputs`` are the numbers of the Nodes that were differentiated, ``joined`` the sums with what has a graph, and
+    ``residuals`` those with what was computed from the outputs.
+    """
 
     stack: Any
     thread: int
     facts: dict[str, Any]
+    outputs: frozenset[int | None]
     held: dict[int, Any] = field(default_factory=dict)
     joined: list[tuple[int | None, Any]] = field(default_factory=list)
+    residuals: list[tuple[int | None, Any]] = field(default_factory=list)
     is_data: bool = False
     calls: int = 0
 
 
 class ConstantTerms(Detector):
-    """Follows some gradients; ``listen(True)`` asks for a call before each backward."""
+    """Follows some gradients; ``listeners`` tell of results, and of the next backward, while something is followed."""
 
-    def __init__(self, core: Any, found: Callable[[Failure], None], listen: Callable[[bool], None]) -> None:
-        """``core`` tells of results while something is followed."""
-        self._core, self._found, self._listen = core, found, listen
+    def __init__(self, core: Any, found: Callable[[Failure], None], listeners: Listeners) -> None:
+        """``core`` gives the stacks."""
+        self._core, self._found, self._listeners = core, found, listeners
         self._wanted = 0
         self._followed: list[_Followed] = []
         self._described: set[Any] = set()
@@ -76,20 +84,13 @@ class ConstantTerms(Detector):
         """Follow gradients that were taken; as ``on_gradients`` of the core."""
         if entry[0] != self._wanted or entry[1] in self._described or _torch.is_compiling() or _torch.is_transformed():
             return
-        # Somebody else listens: the search for NaN and Inf.
-        if self._core.on_result not in (None, self._on_result):
-            return
         taken = [one for one in result if type(one) in _torch.PLAIN_TENSORS and not one.requires_grad]
         if taken:
-            facts = {
-                "shape": tuple(taken[0].shape),
-                "dtype": str(taken[0].dtype).removeprefix("torch."),
-                "device": str(taken[0].device),
-            }
-            followed = _Followed(entry[1], entry[2], facts)
+            facts = _torch.facts_of(taken[0])
+            numbers = frozenset(map(_torch.node_sequence, read_backward(entry).roots)) - {None}
+            followed = _Followed(entry[1], entry[2], facts, numbers)
             followed.held.update((id(one), weakref.ref(one)) for one in taken)
             self._followed.append(followed)
-            self._core.on_result = self._on_result
             self._listen(True)
 
     @_torch.hushed()
@@ -100,9 +101,8 @@ class ConstantTerms(Detector):
         followed, self._followed = self._followed, []
         self._stop()
         for one in followed:
-            if one.joined and not one.is_data and one.thread == entry[2]:
-                sums = set(_sums_below(read_backward(entry).roots))
-                stack = next((stack for number, stack in one.joined if number in sums), None)
+            if one.thread == entry[2]:
+                stack = _joined_at(one, read_backward(entry).roots)
                 if stack is not None and one.stack not in self._described:
                     self._described.add(one.stack)
                     clues = (
@@ -113,13 +113,15 @@ class ConstantTerms(Detector):
 
     def _stop(self) -> None:
         self._followed.clear()
-        if self._core.on_result == self._on_result:
-            self._core.on_result = None
         self._listen(False)
+
+    def _listen(self, wanted: bool) -> None:
+        self._listeners.call_on_result(self._on_result, wanted)
+        self._listeners.call_before_backward(self.before_backward, wanted)
 
     @_torch.hushed()
     def _on_result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        given = list(_tensors_in((args, kwargs)))
+        given = list(_torch.tensors_in((args, kwargs)))
         for one in self._followed:
             one.calls += 1
             if one.calls < _CALLS_FOLLOWED and any(_holds(one.held, tensor) for tensor in given):
@@ -129,17 +131,35 @@ class ConstantTerms(Detector):
         if op in _ON_PURPOSE:
             one.is_data = True
             return
-        for made in _tensors_in(result):
+        for made in _torch.tensors_in(result):
             if made.requires_grad:
                 # ``g.requires_grad_()`` makes a leaf of it.
                 node = made.grad_fn
-                is_sum = node is not None and node.name() in _SUMS
-                if not is_sum or (made.numel() != 1 and node.name() not in _LISTED):
+                name = "" if node is None else node.name()
+                if name not in SUMS or (made.numel() != 1 and name not in LISTED):
                     one.is_data = True
+                    if name in SUMS or name in _COMPARED:
+                        self._note_residual(one, node, given)
                 else:
                     one.joined.append((_torch.node_sequence(node), self._core.stack()))
             elif made.is_floating_point() and len(one.held) < _TENSORS_FOLLOWED:
                 one.held[id(made)] = weakref.ref(made)
+
+    def _note_residual(self, one: _Followed, node: Any, given: list[Any]) -> None:
+        starts = [tensor.grad_fn for tensor in given if tensor.requires_grad and tensor.grad_fn is not None]
+        if not one.residuals and not one.outputs.isdisjoint(map(_torch.node_sequence, walk.engine_order(starts))):
+            one.residuals.append((_torch.node_sequence(node), self._core.stack()))
+
+
+def _joined_at(one: _Followed, roots: tuple[Any, ...]) -> Any:
+    """The stack of the sum by which a constant became a part of this loss; None where none did."""
+    if one.joined and not one.is_data:
+        sums = set(sums_below(roots))
+        return next((stack for number, stack in one.joined if number in sums), None)
+    if one.residuals:
+        ran = set(map(_torch.node_sequence, walk.engine_order(roots)))
+        return next((stack for number, stack in one.residuals if number in ran), None)
+    return None
 
 
 def _holds(held: dict[int, Any], tensor: Any) -> bool:
@@ -147,28 +167,23 @@ def _holds(held: dict[int, Any], tensor: Any) -> bool:
     return known is not None and known() is tensor
 
 
-def _tensors_in(value: Any, depth: int = 3) -> Iterator[Any]:
-    if torch.is_tensor(value):
-        yield value
-    elif depth and isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors_in(item, depth - 1)
-    elif depth and isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors_in(item, depth - 1)
-
-
-def _sums_below(roots: tuple[Any, ...]) -> Iterator[int]:
+def sums_below(roots: tuple[Any, ...]) -> Iterator[int]:
     """The numbers of the sums that reach ``roots`` by sums and constant factors alone."""
+    for node in linear_below(roots):
+        number = _torch.node_sequence(node)
+        if node.name() in SUMS and number is not None:
+            yield number
+
+
+def linear_below(roots: tuple[Any, ...]) -> Iterator[Any]:
+    """The Nodes of sums and of constant factors that reach ``roots`` by such alone."""
     waiting, seen = list(roots), set(roots)
     while waiting:
         node = waiting.pop()
-        name, number = node.name(), _torch.node_sequence(node)
         children = [child for child, _ in node.next_functions if child is not None]
-        if name in _SUMS and number is not None:
-            yield number
-        elif name not in _SCALED or len(children) > 1:
+        if node.name() not in SUMS and (node.name() not in _SCALED or len(children) > 1):
             continue
+        yield node
         for child in children:
             if child not in seen:
                 seen.add(child)

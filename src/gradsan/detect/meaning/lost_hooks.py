@@ -101,11 +101,7 @@ class LostHooks(Detector):
         if tensor.grad_fn is None or len(self._waiting) >= _KEPT:
             return
         storage, _, geometry = _torch.weak_identity(tensor)
-        facts = {
-            "shape": tuple(tensor.shape),
-            "dtype": str(tensor.dtype).removeprefix("torch."),
-            "device": str(tensor.device),
-        }
+        facts = _torch.facts_of(tensor)
         one = _Hooked(
             weakref.ref(tensor),
             (storage, *geometry),

@@ -3,9 +3,14 @@
 ``adversarial = criterion(D(fake.detach()))`` in the loss of the generator fills the gradients of ``D``; the generator's
 optimizer steps, and those of ``D`` are cleared. Looked at in the 2nd, 4th, 8th and 16th round of a line whose loss is a
 sum, where several optimizers have stepped: what becomes of the gradients of each term is seen at the backward calls
-that follow. It is told when it has come to nothing in two of these rounds.
+that follow. It is told when it has come to nothing in two of these rounds and was never used before.
 
-Row: ``term_lost``. Roles: ``term`` (where it was computed; ``name``; ``values``: ``shape``, ``dtype``, ``device``),
+That a term has no gradient for other parameters may be in its nature, as ``judge(real).mean()`` in a value of which
+both sides have their turn. What shows that its graph was cut is the source. Where it was not, nothing is said if the
+program's own code reads gradients.
+
+Row: ``term_lost``. Roles: ``term`` (where it was computed; ``name``; ``values``: ``shape``, ``dtype``, ``device``,
+``is_cut``),
 ``stepped`` (the step that other terms were for; ``name`` is the optimizer), ``reached`` (a parameter that it reaches).
 """
 
@@ -18,9 +23,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gradsan import _torch
+from gradsan import _torch, source
+from gradsan.detect.kept_gradients import program_reads_gradients
 from gradsan.graph import naming, walk
-from gradsan.model import Clue, Failure
+from gradsan.model import Clue, Failure, Site
+from gradsan.record.backwards import Backwards
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawWrite
 from gradsan.record.stacks import symbolise
@@ -63,6 +70,7 @@ class LostTerms(Detector):
     ) -> None:
         """``optimizers`` gives the live ones that have stepped."""
         self._core, self._steps, self._optimizers = core, steps, optimizers
+        self._backwards = Backwards(core)
         self._found, self._listen = found, listen
         self._waiting: list[_Term] = []
         self._met: collections.Counter[Any] = collections.Counter()
@@ -87,7 +95,7 @@ class LostTerms(Detector):
         terms = _terms(roots[0]) if len(roots) == 1 else []
         if not 2 <= len(terms) <= _TERMS:
             return
-        owned = {id(one) for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]}
+        owned = set(map(id, _torch.parameters_of(*optimizers)))
         reached = [[leaf for leaf in walk.leaves_of(walk.engine_order([term])) if id(leaf) in owned] for term in terms]
         for term, leaves in zip(terms, reached, strict=True):
             own = {id(one) for one in leaves}
@@ -98,7 +106,9 @@ class LostTerms(Detector):
             if not leaves or not others or made is None or (made[3], entry[1]) in self._described:
                 continue
             frame = sys._getframe(1)
-            info = dict(zip(("shape", "dtype", "device"), _torch.output_info(term, 0) or ((), "?", "?"), strict=True))
+            shape, dtype, device = _torch.output_info(term, 0) or ((), "?", "?")
+            is_cut = _is_cut(symbolise(made[3]), symbolise(entry[1]))
+            info = {"shape": shape, "dtype": dtype, "device": device, "is_cut": is_cut}
             names = naming.names_of(leaves[0], frame)
             clues = (
                 Clue("term", symbolise(made[3]), name=naming.name_of_output(term, frame), values=info),
@@ -158,6 +168,9 @@ class LostTerms(Detector):
             for leaf, before in zip(leaves, one.gradients, strict=True)
             if before
         ]
+        if self._was_used(one, own):
+            self._described.add(one.key)
+            return
         others = set(one.others)
         step = next((record for record in steps if not others.isdisjoint(record.storages)), None)
         if not cleared or not any(cleared):
@@ -167,8 +180,29 @@ class LostTerms(Detector):
             self._met[one.key] += 1
             if self._met[one.key] > 1 and one.key not in self._described:
                 self._described.add(one.key)
+                is_cut = next(clue.values["is_cut"] for clue in one.clues if clue.role == "term")
+                if not is_cut and program_reads_gradients(sys._getframe(1)):
+                    return
                 clues = (*one.clues, Clue("stepped", symbolise(step.stack), name=step.optimizer))
                 self._found(Failure(ROW, "", "", symbolise(one.stack), clues, raised=False))
+
+    def _was_used(self, one: _Term, own: set[int]) -> bool:
+        """Whether a step took the gradients that an earlier backward of this line had left."""
+        calls = [call for call in self._backwards.before_in_thread(one.clock) if call.via == "backward"]
+        ends = [*(call.clock for call in calls[1:]), one.clock]
+        turns = [(call.clock, end) for call, end in zip(calls, ends, strict=True) if call.stack is one.stack]
+        return any(
+            begun < record.clock < end and not own.isdisjoint(record.storages)
+            for begun, end in turns
+            for record in self._steps.steps
+        )
+
+
+def _is_cut(term: Site, used: Site) -> bool:
+    """Whether the source of a term takes something detached, in the function that calls backward or further in."""
+    frame, frames = used.user_frame, term.frames
+    own = [at for at, one in enumerate(frames) if frame and (one.file, one.function) == (frame.file, frame.function)]
+    return any(one.is_user and source.takes_cut(one) for one in frames[own[-1] if own else 0 :])
 
 
 def _gradient(leaf: Any) -> int:

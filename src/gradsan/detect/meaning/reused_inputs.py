@@ -18,13 +18,14 @@ from gradsan.detect.changed_values import has_made
 from gradsan.graph import walk
 from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Detector
-from gradsan.record.ledger import RawWrite
+from gradsan.record.ledger import RawWrite, call_that_made
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import read_backward
 
 ROW = "input_reused"
 _ROUNDS = (1, 2, 4)
 _STACKS = 256
+_NODES_OF_A_CALL = 3
 _NOT_NEGATIVE = frozenset(
     {"ReluBackward0", "SigmoidBackward0", "SoftmaxBackward0", "SoftplusBackward0", "ExpBackward0", "AbsBackward0"}
 )
@@ -60,10 +61,10 @@ class ReusedInputs(Detector):
                 if below is not None:
                     readers.setdefault(below, []).append(number)
         for raw in raws:
-            node = by_number.get(raw.sequence - 1)
-            if node is not None and raw.stack not in self._seen and self._has_made(raw, entry[2]):
+            number = None if raw.stack in self._seen else self._made_by(raw, entry[2], by_number)
+            if number is not None:
                 self._seen.add(raw.stack)
-                self._judge(entry, raw, node, [by_number[one] for one in readers.get(raw.sequence - 1, ())])
+                self._judge(entry, raw, by_number[number], [by_number[one] for one in readers.get(number, ())])
 
     def _written_by_layers(self) -> Iterator[RawWrite]:
         folder = _torch.package_folder()
@@ -74,11 +75,15 @@ class ReusedInputs(Detector):
             if is_new and is_layer and raw.version and raw.op.endswith("_"):
                 yield raw
 
-    def _has_made(self, raw: RawWrite, thread: int) -> bool:
-        """Whether the writing call has made the last Node before its entry in the log."""
-        near = self._core.nodes_near(raw.sequence - 1, thread)
-        made = next((one for one in near if one[0] < raw.sequence <= one[1]), None)
-        return made is not None and has_made(made, raw)
+    def _made_by(self, raw: RawWrite, thread: int, by_number: dict[int, Any]) -> int | None:
+        """The Node of the graph that the writing call has made: the last before its entry in the log, or before the
+        copies that it has saved (``silu_``).
+        """
+        made = call_that_made(self._core, raw.sequence - 1, thread)
+        if made is None or not has_made(made, raw):
+            return None
+        first = max(made.first, raw.sequence - _NODES_OF_A_CALL)
+        return next((one for one in range(raw.sequence - 1, first - 1, -1) if one in by_number), None)
 
     def _judge(self, entry: Any, raw: RawWrite, node: Any, readers: list[Any]) -> None:
         before = node.next_functions[0][0] if node.next_functions else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ from gradsan import _torch
 from gradsan.detect.nonfinite.origins import How, Origin, Origins, first_cause
 from gradsan.detect.nonfinite.values import Searched, operands_of
 from gradsan.model import Frame, Operand
+from gradsan.record.ledger import call_that_made
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import running_here
 
@@ -36,6 +37,10 @@ class Backward:
         """``is_busy`` keeps gradsan from looking at its own calls; ``on_cut`` is called where a graph is too long."""
         self._core, self._origins, self._busy, self._on_cut = core, origins, is_busy, on_cut
         self._runs: dict[int, _Run] = {}
+
+    def install(self, quietly: Callable[[Callable[[], None]], None]) -> None:
+        """Begin; ``quietly`` does what is more than a look, and keeps its failures from the program."""
+        self._quietly = quietly
 
     def begin(self, clock: int, roots: tuple[Any, ...]) -> None:
         """Watch the backward that begins at ``clock`` from ``roots``."""
@@ -99,8 +104,10 @@ class Backward:
         gradient = gradients[0]
         if getattr(self._busy, "on", False) or gradient is None or not _torch.is_nonfinite(gradient):
             return
-        with _torch.hushed():
-            origin = self._origins.of(gradient)
+        self._quietly(lambda: self._give(run, node, gradient))
+
+    def _give(self, run: _Run, node: Any, gradient: Any) -> None:
+        origin = self._origins.of(gradient)
         if origin is not None and origin not in run.given.get(node, ()):
             run.given.setdefault(node, []).append(origin)
 
@@ -108,15 +115,15 @@ class Backward:
         """Look at what a Node has made: ``gradients`` for its inputs, of ``given`` ones of its outputs."""
         if getattr(self._busy, "on", False) or number >= len(run.nodes):
             return
-        bad = [(at, one) for at, one in enumerate(gradients) if one is not None and _torch.is_nonfinite(one)]
-        if not bad:
+        if len(gradients) == len(given) == 1 and self._hands_on(run, run.nodes[number], gradients[0], given[0]):
             return
-        self._busy.on = True
-        try:
-            with _torch.hushed():
-                self._keep(run, run.nodes[number], bad, tuple(given))
-        finally:
-            self._busy.on = False
+        bad = [(at, one) for at, one in enumerate(gradients) if one is not None and _torch.is_nonfinite(one)]
+        if bad:
+            self._quietly(lambda: self._keep(run, run.nodes[number], bad, tuple(given)))
+
+    def _hands_on(self, run: _Run, node: Any, made: Any, given: Any) -> bool:
+        """Whether a Node has only handed on memory that was looked at when another Node made it: ``t()``, ``view``."""
+        return node not in run.given and _torch.shares_start(made, given) and not _torch.is_custom_node(node)
 
     def _keep(self, run: _Run, node: Any, bad: list[tuple[int, Any]], given: tuple[Any, ...]) -> None:
         came = [one for one in given if one is not None and _torch.is_nonfinite(one)]
@@ -172,13 +179,11 @@ class Backward:
 
     def _stack_of(self, node: Any) -> Any:
         """The raw stack of the call that made a Node; None where it is not in the log."""
-        number = _torch.node_sequence(node)
-        if number is None:
-            return None
         # A thread of the engine's own runs Nodes that the calling thread has made.
         running = running_here(self._core)
-        near = self._core.nodes_near(number, threading.get_ident() if running is None else running[2])
-        return next((one[3] for one in near if one[0] <= number < one[1]), None)
+        thread = threading.get_ident() if running is None else running[2]
+        made = call_that_made(self._core, _torch.node_sequence(node), thread)
+        return None if made is None else made.stack
 
 
 def _place(stack: Any) -> Frame | None:

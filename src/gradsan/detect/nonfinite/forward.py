@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from gradsan import _torch
 from gradsan.detect.nonfinite.origins import How, Origin, Origins
-from gradsan.detect.nonfinite.values import Searched, arguments_of, kind_of, operands_of, scalars_of, tensors_in
+from gradsan.detect.nonfinite.values import Searched, arguments_of, kind_of, operands_of, scalars_of
 from gradsan.graph import naming
+from gradsan.model import Operand
 
 _UNWRITTEN = frozenset(
     {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "empty_permuted"}
@@ -23,7 +26,7 @@ class Forward:
     def __init__(self, core: Any, origins: Origins, on_leaf_write: Any) -> None:
         """``on_leaf_write(tensor, origin)`` is called where a call has made memory of a leaf non-finite."""
         self._core, self._origins, self._on_leaf_write = core, origins, on_leaf_write
-        self._names: dict[Any, str | None] = {}
+        self._names: dict[tuple[Any, str], str | None] = {}
 
     def on_result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Look at the result of one call; as ``on_result`` of the core."""
@@ -36,7 +39,7 @@ class Forward:
             if args and isinstance(args[0], torch.Tensor):
                 self._look(op, args, kwargs, args[0], True)
         else:
-            for one in tensors_in(result):
+            for one in _torch.tensors_in(result, 1):
                 if not _shows_operand(one, args, kwargs):
                     self._look(op, args, kwargs, one, False)
 
@@ -73,8 +76,9 @@ class Forward:
             # Memory that somebody else has filled: a worker of a DataLoader, a file.
             how = "given"
         elif not (operands or in_place):
-            # NaN out of the program's own data (``torch.tensor(rows)``) is nobody's intention.
-            how = "given" if facts.has_nan else "constant"
+            # Neither NaN out of the program's own data (``torch.tensor(rows)``) nor one number of many that is inf is
+            # anybody's intention; -inf may be a mask.
+            how = "given" if facts.has_nan or (facts.has_inf and facts.elements < facts.of) else "constant"
         elif numbers:
             how = "given" if any(kind_of(number) == "nan" for _, number in numbers) else "constant"
         else:
@@ -86,20 +90,27 @@ class Forward:
             facts.value,
             parents=tuple(parents),
             facts=facts,
-            operands=operands_of(operands, facts.index, facts.shape) if how in ("made", "nan_of_inf") else (),
-            name=self._name(stack, bad or operands),
+            operands=tuple(self._named(stack, operands, facts)) if how in ("made", "nan_of_inf") else (),
+            name=next(iter(self._names_at(stack, bad or operands).values()), None),
             scalars=tuple((name, repr(number)) for name, number in scalars_of(args, kwargs)),
             in_backward=bool(self._core.running),
             has_graph=bool(result.requires_grad),
         )
 
-    def _name(self, stack: Any, operands: list[tuple[str, Any]]) -> str | None:
-        """What the program calls the first operand that has a name; searched once a line."""
-        if stack not in self._names:
-            frame = sys._getframe()
-            found = (naming.names_of(one, frame) for _, one in operands if one.is_floating_point())
-            self._names[stack] = next((names[0].text for names in found if names), None)
-        return self._names[stack]
+    def _named(self, stack: Any, operands: list[tuple[str, Any]], facts: Searched) -> Iterator[Operand]:
+        names = self._names_at(stack, operands)
+        for one in operands_of(operands, facts.index, facts.shape):
+            yield replace(one, name=names.get(one.argument))
+
+    def _names_at(self, stack: Any, operands: list[tuple[str, Any]]) -> dict[str, str]:
+        """What the program calls its operands, by their arguments; each is searched once a line."""
+        frame = sys._getframe()
+        for at, one in operands:
+            if (stack, at) not in self._names:
+                names = naming.names_of(one, frame) if one.is_floating_point() else ()
+                self._names[stack, at] = names[0].text if names else None
+        known = ((at, self._names[stack, at]) for at, _ in operands)
+        return {at: name for at, name in known if name is not None}
 
     def _given(self, argument: str, tensor: Any, stack: Any, op: str) -> Origin:
         facts = Searched(tensor)
@@ -111,7 +122,7 @@ class Forward:
                 stack,
                 facts.value,
                 facts=facts,
-                name=self._name(stack, [(argument, tensor)]),
+                name=self._names_at(stack, [(argument, tensor)]).get(argument),
                 scalars=(("argument", argument),),
             ),
         )

@@ -73,9 +73,7 @@ class Notice(Detector):
             elif self._core.steps > self._first_steps:
                 spoilt = [
                     one
-                    for optimizer in self._settling.optimizers
-                    for group in optimizer.param_groups
-                    for one in group["params"]
+                    for one in _torch.parameters_of(*self._settling.optimizers)
                     if _is_spoilt(one) and self._steps_of(one)
                 ]
                 if spoilt:

@@ -69,17 +69,22 @@ class NonFiniteSearch:
             if not getattr(self._busy, "on", False):
                 self._busy.on = True
                 try:
-                    with _torch.hushed(), _torch.without_dispatch_modes(), torch.no_grad():
+                    with _torch.hushed(), torch.no_grad():
                         run(work)
                 finally:
                     self._busy.on = False
 
         def on_result(op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-            if not getattr(self._busy, "on", False) and not _torch.is_compiling() and not _torch.is_transformed():
+            if getattr(self._busy, "on", False) or _torch.is_compiling() or _torch.is_transformed():
+                return
+            # Nearly every call ends here. Where something bad is known, a write may have ended it.
+            may_hold = result is None or isinstance(result, (torch.Tensor, tuple, list))
+            if may_hold and (self._origins or not _torch.is_seen_finite(result)):
                 quietly(lambda: self._forward.on_result(op, args, kwargs, result))
 
         self._quietly = quietly
         self._core.on_result = on_result
+        self._backward.install(quietly)
         self._updates.install(patches, quietly)
         patches.on_undo(self._stop)
 
@@ -90,14 +95,23 @@ class NonFiniteSearch:
     def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look at the loss, and have the gradients looked at; as ``listeners.BeforeBackward``."""
         clock, stack, outputs = entry[0], entry[1], entry[3]
+        if _torch.is_transformed():
+            self._note(Message("blind.nonfinite_transformed"))
         # A backward that a compiler traces computes nothing, and all that is done meanwhile may be traced, too.
-        if all(_torch.has_values(one) for one in outputs if _torch.is_tensor(one)):
+        elif all(_torch.has_values(one) for one in outputs if _torch.is_tensor(one)):
             self._quietly(lambda: self._begin(clock, stack, outputs))
 
     def after_backward(self, entry: Any) -> None:
         """Gather what a backward has left in ``.grad``; as ``listeners.AfterBackward``."""
-        if self._backward.has(entry[0]):
+        if not self._backward.has(entry[0]):
+            return
+        if self._bad_losses or self._backward.given(entry[0]):
             self._quietly(lambda: self._end(entry[0], entry[1]))
+        else:
+            # Nearly every backward ends here, and nothing is asked of torch.
+            self._backward.end(entry[0])
+            self._rounds += 1
+            self._pending_loss = None
 
     def failed(self, entry: Any, error: BaseException) -> None:
         """A backward has ended with an exception; anomaly mode stops at a NaN."""
@@ -337,8 +351,7 @@ def _shown(facts: Searched | None) -> dict[str, Any]:
 
 
 def _have_optimizer(leaves: list[Any]) -> bool:
-    groups = (group for optimizer in optimizers_alive() for group in optimizer.param_groups)
-    owned = {id(one) for group in groups for one in group["params"]}
+    owned = set(map(id, _torch.parameters_of(*optimizers_alive())))
     return any(id(leaf) in owned for leaf in leaves)
 
 

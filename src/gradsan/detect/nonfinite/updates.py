@@ -45,11 +45,16 @@ class Updates:
         """Be called after every step from now on, under ``run``."""
 
         def after(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if all(_torch.is_seen_finite(one) for one in _parameters(optimizer)):
+                self._on_harmless_step(self._count(optimizer))
+                return
             stack = self._core.stack(0)
             run(lambda: self._stepped(optimizer, stack))
 
         def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-            run(lambda: self._steps(optimizer))
+            # Parameters that were not finite before the first step are not this step's.
+            if optimizer not in self._rounds:
+                run(lambda: self._note_before(optimizer))
 
         patches.on_undo(register_optimizer_step_pre_hook(_torch.untraced(before)).remove)
         patches.on_undo(register_optimizer_step_post_hook(_torch.untraced(after)).remove)
@@ -60,18 +65,14 @@ class Updates:
         self._spoilt.clear()
         self.steps = 0
 
-    def _steps(self, optimizer: Any) -> None:
-        # Parameters that were not finite before the first step are not this step's.
-        if optimizer not in self._rounds:
-            self._rounds[optimizer] = 0
-            for parameter in _parameters(optimizer):
-                if _torch.is_nonfinite(parameter):
-                    self._spoil(parameter)
+    def _note_before(self, optimizer: Any) -> None:
+        self._rounds[optimizer] = 0
+        for parameter in _parameters(optimizer):
+            if _torch.is_nonfinite(parameter):
+                self._spoil(parameter)
 
     def _stepped(self, optimizer: Any, stack: Any) -> None:
-        number = self._rounds.get(optimizer, 0)
-        self._rounds[optimizer] = number + 1
-        self.steps += 1
+        number = self._count(optimizer)
         fresh = [one for one in _parameters(optimizer) if not self._is_spoilt(one) and _torch.is_nonfinite(one)]
         if not fresh:
             self._on_harmless_step(number)
@@ -85,6 +86,12 @@ class Updates:
             self._on_consumed(fresh, found, stack, name, number)
         else:
             self._on_consumed(fresh, [self._update(optimizer, fresh[0], stack, name)], stack, name, number)
+
+    def _count(self, optimizer: Any) -> int:
+        number = self._rounds.get(optimizer, 0)
+        self._rounds[optimizer] = number + 1
+        self.steps += 1
+        return number
 
     def _update(self, optimizer: Any, parameter: Any, stack: Any, name: str) -> Origin:
         facts = Searched(parameter)
@@ -121,4 +128,4 @@ class Updates:
 
 
 def _parameters(optimizer: Any) -> list[Any]:
-    return [one for group in optimizer.param_groups for one in group["params"] if _torch.is_tensor(one)]
+    return [one for one in _torch.parameters_of(optimizer) if _torch.is_tensor(one)]

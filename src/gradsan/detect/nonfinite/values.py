@@ -11,23 +11,13 @@ from gradsan import _torch
 from gradsan.model import NonFiniteValue, Operand
 
 
-def tensors_in(value: Any) -> Iterator[Any]:
-    """The tensors in an argument or a result: itself, or the elements of a list or tuple."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for one in value:
-            if isinstance(one, torch.Tensor):
-                yield one
-
-
 def arguments_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """(position or keyword, tensor) of every tensor that a call was given."""
     for position, value in enumerate(args):
-        for one in tensors_in(value):
+        for one in _torch.tensors_in(value, 1):
             yield str(position), one
     for name, value in kwargs.items():
-        for one in tensors_in(value):
+        for one in _torch.tensors_in(value, 1):
             yield name, one
 
 
@@ -62,6 +52,7 @@ class Searched:
         self.dtype = str(values.dtype).removeprefix("torch.")
         self.index = unravelled(first, self.shape)
         self.has_nan = bool(torch.isnan(values).any())
+        self.has_inf = not values.is_complex() and bool(torch.isposinf(values).any())
         self.value: NonFiniteValue = kind_of(values[self.index].item()) or "nan"
 
 

@@ -71,7 +71,7 @@ def data_attribute(facts: Facts) -> Diagnosis | None:
 def _leaving_it_unrecorded(fix: Fix) -> Fix:
     if fix.meaning != "preserved":
         return fix
-    return replace(fix, meaning="changed", how_changed=Message("help.left_unrecorded_how", fix.summary.values))
+    return replace(fix, meaning="changed", how_changed=Message(value_fixes.LEFT_UNRECORDED, fix.summary.values))
 
 
 def memory_alias(facts: Facts) -> Diagnosis | None:

@@ -13,7 +13,7 @@ from gradsan import source
 from gradsan.diagnose import build, carriers, fixes
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.borrowed import detach_other_network
-from gradsan.diagnose.collected import forget_collected
+from gradsan.diagnose.collected import detach_held, forget_collected
 from gradsan.diagnose.facts import Facts
 from gradsan.diagnose.levels import place
 from gradsan.model import Bridge, Diagnosis, Fix, Label, Message, Site
@@ -45,11 +45,11 @@ def step_between_forward_and_backward(facts: Facts) -> Diagnosis | None:
 def _fixes(facts: Facts) -> tuple[Fix, ...]:
     """What leaves the rest of the training as it is comes first; what other losses' gradients may feel, last."""
     again, reorder = fixes.recompute_forward(facts), fixes.reorder_step(facts)
+    cut = detach_other_network(facts.conflict.borrowed, facts.conflict.retained_at)
     if all(update.kind != "step" for update in facts.updates):
         after = fixes.update_after_backward(facts)
         # A perturbation that the second backward is to see (SAM) must not move behind it.
-        return (*after, *again) if after else again if again[0].lines else (*again, *reorder)
-    cut = detach_other_network(facts.conflict.borrowed, facts.conflict.retained_at)
+        return (*after, *cut, *again) if after else (*cut, *again) if again[0].lines else (*cut, *again, *reorder)
     return (*cut, *again, *reorder)
 
 
@@ -69,6 +69,11 @@ def state_carried_over(facts: Facts) -> Diagnosis | None:
     updated = facts.updates[0].site
     forgotten = forget_collected(use.site, updated, bridge.held)
     cut = fixes.detach_carried_state(facts, carrier, shown) if forgotten is None else (forgotten,)
+    known = carrier.name if carrier is not None and cut[0].lines else None
+    whole = detach_held(use.site, updated, bridge.held, known) if forgotten is None else None
+    if whole is None and not cut[0].lines:
+        whole = detach_held(use.site, updated, bridge.held, or_renewed=True)
+    cut = cut if whole is None else (whole,)
     return build.diagnosis(
         facts,
         "GS111",

@@ -74,8 +74,7 @@ def _new_tensor(failure: Failure, writes: tuple[Clue, ...], name: str | None) ->
 def _tensor(cached: Clue | None, name: str | None) -> NamedTensor | None:
     if cached is None:
         return None
-    facts = cached.values
-    return NamedTensor(name, facts["shape"], facts["dtype"], facts["device"], None, None)
+    return parts.tensor_of(cached, name)
 
 
 CHECKPOINT_DIFFERS_ROWS = (

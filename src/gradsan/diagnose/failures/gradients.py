@@ -59,8 +59,7 @@ def _fixes(by_step: bool, values: dict[str, object]) -> tuple[Fix, ...]:
 
 
 def _gradient_of(leaf: Clue) -> NamedTensor:
-    facts = leaf.values
-    return NamedTensor(f"{leaf.name}.grad", facts["shape"], facts["dtype"], facts["device"], None, None)
+    return parts.tensor_of(leaf, f"{leaf.name}.grad")
 
 
 GRADIENT_OVERWRITTEN_ROWS = ("gradient_overwritten",)
@@ -71,7 +70,6 @@ def gradient_overwritten(failure: Failure) -> Diagnosis | None:
     gradient, branching, sibling = (parts.clue(failure, role) for role in ("gradient", "branching", "sibling"))
     if gradient is None:
         return None
-    facts = gradient.values
     values = {
         "name": gradient.name,
         "writer": label_texts.as_written(gradient.op),
@@ -94,7 +92,7 @@ def gradient_overwritten(failure: Failure) -> Diagnosis | None:
             *label_texts.at("used", failure.site, Message("label.hands_gradients", values)),
             *parts.label_of(gradient, "written", f"label.gradient_written{'_by' if is_named else variant}", values),
         ),
-        tensor=NamedTensor(gradient.name, facts["shape"], facts["dtype"], facts["device"], None, None),
+        tensor=parts.tensor_of(gradient),
         fixes=(parts.fix("return_new_gradient", "changed" if is_shared else "preserved", values),),
     )
 
@@ -123,7 +121,7 @@ def update_lost(failure: Failure) -> Diagnosis | None:
             *parts.label_of(updated, "written", "label.updated_past_graph", values),
             *label_texts.at("used", failure.site, Message("label.begins_at_new_values", values)),
         ),
-        tensor=_tensor_of(updated),
+        tensor=parts.tensor_of(updated),
         fixes=(
             parts.fix("functional_fast_weights", "changed", values),
             parts.fix("leave_create_graph", "preserved", values),
@@ -134,11 +132,6 @@ def update_lost(failure: Failure) -> Diagnosis | None:
 
 def _update_shown(updated: Clue) -> str:
     return f"{updated.name}.data = ..." if updated.op == "data =" else label_texts.as_written(updated.op)
-
-
-def _tensor_of(updated: Clue) -> NamedTensor:
-    facts = updated.values
-    return NamedTensor(updated.name, facts["shape"], facts["dtype"], facts["device"], None, None)
 
 
 HOOK_LOST_ROWS = ("hook_lost",)
@@ -167,6 +160,6 @@ def hook_lost(failure: Failure) -> Diagnosis | None:
             *parts.label_of(written, "written", "label.hook_left_behind", values),
             *label_texts.at("used", failure.site, Message("label.hook_passed_by", values)),
         ),
-        tensor=NamedTensor(name, hook.values["shape"], hook.values["dtype"], hook.values["device"], None, None),
+        tensor=parts.tensor_of(hook, name),
         fixes=(parts.fix("register_hook_after", "changed", values),),
     )

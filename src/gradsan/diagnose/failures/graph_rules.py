@@ -12,6 +12,7 @@ from typing import Literal
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts
+from gradsan.diagnose.levels import place
 from gradsan.diagnose.needs import op_name
 from gradsan.model import Diagnosis, Failure, Message, NamedTensor, Severity
 
@@ -98,9 +99,20 @@ def graph_rules(failure: Failure) -> Diagnosis | None:
             *label_texts.at("used", failure.site, Message(f"label.{rule.label}", values)),
         ),
         tensor=_tensor(failure, name),
-        fixes=tuple(parts.fix(kind, meaning, values) for kind, meaning in fixes),
+        fixes=tuple(parts.fix(kind, meaning, values, lines=_lines(failure, kind)) for kind, meaning in fixes),
         notes=() if rule.note is None else (Message(f"note.{rule.note}"),),
     )
+
+
+def _lines(failure: Failure, kind: str) -> tuple[tuple[str, int, str], ...]:
+    """Of ``return_one_each`` where too few gradients come back: None for the inputs that need none."""
+    defined, node = parts.clue(failure, "definition"), parts.clue(failure, "node")
+    frame = None if defined is None or defined.site is None else place(defined.site)
+    if kind != "return_one_each" or failure.row != "custom_backward_count" or frame is None or node is None:
+        return ()
+    needs, many = tuple(node.values.get("needs", ())), int(str(failure.values.get("got", 0)))
+    changes = source.gradients_for_inputs(frame, needs, many)
+    return tuple(line for change in changes for line in source.changed_lines(frame.file, change))
 
 
 def _explanation(failure: Failure, rule: Rule) -> str:
@@ -120,4 +132,4 @@ def _tensor(failure: Failure, name: str | None) -> NamedTensor | None:
     loss = parts.clue(failure, "loss")
     if name is None or loss is None or "shape" not in loss.values:
         return None
-    return NamedTensor(name, loss.values["shape"], loss.values["dtype"], loss.values["device"], None, None)
+    return parts.tensor_of(loss, name)

@@ -18,10 +18,11 @@ def loss_without_graph(failure: Failure) -> Diagnosis | None:
     """Every such failure."""
     frames = user_frames(failure.site)
     name = (source.method_receiver(frames[-1]) if frames else None) or Message("label.the_loss")
-    cuts = _cuts(failure)
+    found = _cuts(failure)
     used = label_texts.at("used", failure.site, Message("label.loss_at"), op="backward")
-    if not cuts:
+    if not found:
         return _nothing_requires_grad(failure, name, used)
+    cuts = _likely(found)
     cut = cuts[0]
     values = {"name": name, "operand": cut.operand}
     explained = "mode" if cut.kind in _MODES else "late" if cut.kind == "set_late" else "cut"
@@ -34,12 +35,12 @@ def loss_without_graph(failure: Failure) -> Diagnosis | None:
         explanation=f"explanation.loss_without_graph_{explained}",
         labels=(*_in_order(cuts), *used),
         tensor=_tensor(failure, name),
-        fixes=tuple(_fix(one) for one in cuts),
+        fixes=undone_cuts(found),
     )
 
 
 def _cuts(failure: Failure) -> tuple[source.Cut, ...]:
-    """The likeliest cut, and further ones that are as certain."""
+    """The cuts on the way to the loss, the likeliest first."""
     frames = user_frames(failure.site)
     live = [
         source.Live(clue.values["requires_grad"], clue.values["callees"])
@@ -50,9 +51,7 @@ def _cuts(failure: Failure) -> tuple[source.Cut, ...]:
         off = source.grad_switched_off(frames)
         if off is not None:
             return (source.Cut("grad_mode_off", off, "", True),)
-    found = source.find_cuts(frames, live) if live and len(live) == len(frames) else ()
-    likely = {one.frame: one for one in reversed(found) if one.is_certain == found[0].is_certain}
-    return tuple(one for one in found if likely.get(one.frame) is one)[:_MOST_SHOWN]
+    return source.find_cuts(frames, live) if live and len(live) == len(frames) else ()
 
 
 def _in_order(cuts: tuple[source.Cut, ...]) -> tuple[Label, ...]:
@@ -71,12 +70,31 @@ def _in_order(cuts: tuple[source.Cut, ...]) -> tuple[Label, ...]:
     )
 
 
-def _fix(cut: source.Cut) -> Fix:
+def _likely(found: tuple[source.Cut, ...]) -> tuple[source.Cut, ...]:
+    """The first of the cuts, and further ones that are as certain."""
+    likely = {one.frame: one for one in reversed(found) if one.is_certain == found[0].is_certain}
+    return tuple(one for one in found if likely.get(one.frame) is one)[:_MOST_SHOWN]
+
+
+def undone_cuts(found: tuple[source.Cut, ...]) -> tuple[Fix, ...]:
+    """Help for each of the likeliest cuts of ``find_cuts``; with its line where nothing else can be meant."""
+    fixes = [_fix(one, _is_the_one(one, found)) for one in (_likely(found) if found else ())]
+    return tuple(sorted(fixes, key=lambda fix: not fix.lines))
+
+
+def _is_the_one(cut: source.Cut, found: tuple[source.Cut, ...]) -> bool:
+    """Whether nothing else can be meant: of several, one may be there on purpose."""
+    return not cut.is_covered and all(one.is_covered or one.frame == cut.frame for one in found)
+
+
+def _fix(cut: source.Cut, is_the_one: bool) -> Fix:
+    change = source.undone(cut.frame, cut.kind) if is_the_one else None
     return Fix(
         kind=f"undo_{cut.kind}",
         meaning="changed",
         summary=Message(f"help.cut_{cut.kind}", {"operand": cut.operand}),
         how_changed=Message("help.cut_with_graph_how", {"operand": cut.operand}) if cut.operand else None,
+        lines=() if change is None else source.changed_lines(cut.frame.file, change),
     )
 
 
@@ -101,4 +119,4 @@ def _tensor(failure: Failure, name: str | Message) -> NamedTensor | None:
     loss = parts.clue(failure, "loss")
     if loss is None or not isinstance(name, str):
         return None
-    return NamedTensor(name, loss.values["shape"], loss.values["dtype"], loss.values["device"], None, None)
+    return parts.tensor_of(loss, name)

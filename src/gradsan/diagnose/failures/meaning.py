@@ -1,4 +1,4 @@
-"""GS215 and GS216 of what no saved value shows, and GS220 to GS222.
+"""GS215, GS216 and GS403 of what no saved value shows, and GS220 to GS222.
 
 A loss changed past autograd; an input of an in-place layer read again; a term that is a constant; a term whose
 gradients are thrown away; data that is scaled anew in every epoch.
@@ -8,11 +8,13 @@ Autograd has done what the program says. What was meant is read off the source, 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts
 from gradsan.diagnose.levels import place
-from gradsan.model import Clue, Diagnosis, Failure, Message, NamedTensor
+from gradsan.model import Clue, Diagnosis, Failure, Message, Site
 
 LOSS_CHANGED_ROWS = ("loss_changed",)
 _ARITHMETIC = frozenset(
@@ -53,7 +55,7 @@ def loss_changed(failure: Failure) -> Diagnosis | None:
             *parts.label_of(written, "written", "label.loss_changed", values),
             *label_texts.at("used", failure.site, Message("label.loss_as_it_was", values)),
         ),
-        tensor=_tensor(computed),
+        tensor=parts.tensor_of(computed),
         fixes=(parts.fix("out_of_place", "changed", values, summary="help.loss_recorded"),),
     )
 
@@ -66,6 +68,43 @@ def _is_computed_on(written: Clue, name: str) -> bool:
     return statement is not None and any(
         one == name or one.startswith(f"{name}.") for one in source.consumed_names(statement)
     )
+
+
+VALUE_CHANGED_ROWS = ("value_changed",)
+
+
+def value_changed(failure: Failure) -> Diagnosis | None:
+    """Every such failure whose value has a name at the write: a warning."""
+    computed, written, read = (parts.clue(failure, role) for role in ("computed", "written", "read"))
+    if computed is None or written is None or read is None or written.site is None:
+        return None
+    frame = place(written.site)
+    name = None if frame is None else source.written_expression(frame, written.op or "", ())
+    name = (name or parts.assigned_at(computed) or "").removesuffix(".data").removesuffix(".detach()")
+    if not name:
+        return None
+    values = {"name": name, "writer": f"{name}.data = ..." if written.op == "data =" else _as_written(written)}
+    return parts.diagnosis(
+        failure,
+        "GS215",
+        "no_grad_write",
+        values=values,
+        severity="warning",
+        title="title.value_changed",
+        explanation="explanation.value_changed",
+        labels=(
+            *parts.label_of(computed, "note", "label.loss_computed", values),
+            *parts.label_of(written, "written", "label.loss_changed", values),
+            *parts.label_of(read, "saved", "label.value_read_changed", values),
+            *label_texts.at("used", failure.site, Message("label.value_as_it_was", values)),
+        ),
+        tensor=parts.tensor_of(computed, name),
+        fixes=(parts.fix("out_of_place", "changed", values, summary="help.value_recorded"),),
+    )
+
+
+def _as_written(written: Clue) -> str:
+    return label_texts.as_written(written.op or "?")
 
 
 INPUT_REUSED_ROWS = ("input_reused",)
@@ -90,10 +129,147 @@ def input_reused(failure: Failure) -> Diagnosis | None:
             *parts.label_of(read, "saved", "label.input_read_again", values),
             *label_texts.at("used", failure.site, Message("label.new_value_used", {"name": read.name})),
         ),
-        tensor=NamedTensor(
-            read.name, written.values["shape"], written.values["dtype"], written.values["device"], None, None
-        ),
+        tensor=parts.tensor_of(written, read.name),
         fixes=(parts.fix("inplace_false", "changed", values, summary="help.layer_out_of_place"),),
+    )
+
+
+_SHOWN = 40
+"""Characters of a statement that stands in a sentence as it is."""
+_KEPT_GRADIENT = "kept_gradient_changed"
+_RETURNED = "results_are_one"
+SECOND_NAME_ROWS = ("second_name_changed", "list_of_one", "argument_changed", _RETURNED, _KEPT_GRADIENT)
+
+
+def second_name(failure: Failure) -> Diagnosis | None:
+    """Every such failure: a warning."""
+    bound, written, read = (parts.clue(failure, role) for role in ("bound", "written", "read"))
+    frame = None if written is None or written.site is None else written.site.user_frame
+    if written is None or read is None or frame is None or not written.name or not read.name or bound is None:
+        return None
+    statement = source.statement_at(frame)
+    is_short = statement is not None and len(statement.text) <= _SHOWN and "\n" not in statement.text
+    writer = statement.text if statement is not None and is_short else _as_written(written)
+    # The name that was there before was meant to stay: of ``noisy = clean.add_(noise)`` it is ``clean``.
+    names = (written.name, read.name) if written.values.get("is_result") else (read.name, written.name)
+    values = {"name": names[0], "written": names[1], "writer": writer, "function": bound.name or ""}
+    caller = bound.site.frames[-1] if bound.site is not None and bound.name else None
+    if failure.row == _KEPT_GRADIENT:
+        change = source.copy_kept_gradient(frame, read.name)
+    elif failure.row == _RETURNED:
+        change = None
+    elif caller is not None:
+        change = source.copy_argument(caller, read.name)
+    else:
+        change = source.copy_second_name(frame, written.name)
+    lines = () if change is None else source.changed_lines((caller or frame).file, change)
+    help_key = {_KEPT_GRADIENT: "help.gradient_copied", _RETURNED: "help.result_copied"}.get(
+        failure.row, "help.second_name_copied"
+    )
+    used = Message("label.new_value_used", {"name": names[0]})
+    return parts.diagnosis(
+        failure,
+        "GS216",
+        "forward_alias",
+        values=values,
+        severity="warning",
+        title=f"title.{failure.row}",
+        explanation=f"explanation.{failure.row}",
+        labels=(
+            *parts.label_of(bound, "note", f"label.{failure.row}_bound", values),
+            *parts.label_of(written, "written", f"label.{failure.row}_written", values),
+            *parts.label_of(read, "saved", f"label.{failure.row}_read", values),
+            *(() if failure.row == _KEPT_GRADIENT else label_texts.at("used", failure.site, used)),
+        ),
+        tensor=parts.tensor_of(written, written.name if failure.row == "list_of_one" else names[0]),
+        fixes=(parts.fix("copy_second_name", "changed", values, lines=lines, summary=help_key),),
+    )
+
+
+OWN_OPERAND_ROWS = ("own_operand",)
+
+
+def own_operand(failure: Failure) -> Diagnosis | None:
+    """GS216, a warning, of an in-place operation that computes with itself under another name."""
+    written, read = parts.clue(failure, "written"), parts.clue(failure, "read")
+    if written is None or read is None:
+        return None
+    values = {"name": read.name, "written": written.name, "writer": _as_written(written)}
+    return parts.diagnosis(
+        failure,
+        "GS216",
+        "forward_alias",
+        values=values,
+        severity="warning",
+        title="title.own_operand",
+        explanation="explanation.own_operand",
+        labels=(
+            *parts.label_of(written, "written", "label.own_operand", values),
+            *label_texts.at("used", failure.site, Message("label.new_value_used", {"name": written.name})),
+        ),
+        tensor=parts.tensor_of(written),
+        fixes=(parts.fix("copy_second_name", "changed", values, summary="help.own_operand"),),
+    )
+
+
+SAVED_EARLY_ROWS = ("saved_early",)
+
+
+def saved_early(failure: Failure) -> Diagnosis | None:
+    """GS212, a warning, where the input is not marked dirty; where it is, the result may be meant: GS211, a note."""
+    applied, saved, written = (parts.clue(failure, role) for role in ("applied", "saved", "written"))
+    frame = None if written is None or written.site is None else written.site.user_frame
+    if applied is None or saved is None or written is None or frame is None:
+        return None
+    is_dirty = applied.values["is_dirty"]
+    values = {"function": applied.name or "?", "name": saved.name or "?", "writer": _as_written(written)}
+    change = source.copy_saved_early(frame, written.op or "")
+    lines = () if change is None else source.changed_lines(frame.file, change)
+    return parts.diagnosis(
+        failure,
+        "GS211" if is_dirty else "GS212",
+        "context_attribute" if is_dirty else "missing_mark_dirty",
+        values=values,
+        severity="note" if is_dirty else "warning",
+        title="title.saved_early",
+        explanation="explanation.saved_early",
+        labels=(
+            *parts.label_of(applied, "note", "label.given_to_function", values),
+            *parts.label_of(saved, "saved", "label.saved_early", values),
+            *parts.label_of(written, "written", "label.written_after_save", values),
+            *label_texts.at("used", failure.site, Message("label.saved_early_needed", values)),
+        ),
+        tensor=parts.tensor_of(applied, saved.name),
+        fixes=(parts.fix("copy_on_context", "changed", values, lines=lines, summary="help.save_a_copy"),),
+    )
+
+
+BUILT_ONCE_ROWS = ("value_built_once",)
+
+
+def built_once(failure: Failure) -> Diagnosis | None:
+    """GS403 of a value that no backward stops at: a warning, where it has a name."""
+    built, updated, read = (parts.clue(failure, role) for role in ("built", "updated", "read"))
+    if built is None or updated is None or not built.name:
+        return None
+    values = {"name": built.name, "updater": label_texts.as_written(updated.name or "?")}
+    words, kind = ("cast", "cast_each_round") if built.values["is_cast"] else ("value", "compute_each_round")
+    return parts.diagnosis(
+        failure,
+        "GS403",
+        "graph_built_once",
+        values=values,
+        severity="warning",
+        title=f"title.{words}_built_once",
+        explanation=f"explanation.{words}_built_once",
+        labels=(
+            *parts.label_of(built, "created", f"label.{words}_built_once", values),
+            *parts.label_of(updated, "written", "label.value_left_behind", values),
+            *parts.label_of(read, "note", "label.value_read_as_then", values),
+            *label_texts.at("used", failure.site, Message("label.value_of_first_round", values)),
+        ),
+        tensor=parts.tensor_of(built),
+        fixes=(parts.fix(kind, "changed", values),),
     )
 
 
@@ -102,27 +278,39 @@ TERM_CONSTANT_ROWS = ("term_is_constant",)
 
 def term_constant(failure: Failure) -> Diagnosis | None:
     """Every such failure: a warning."""
-    asked, added = parts.clue(failure, "asked"), parts.clue(failure, "added")
-    if asked is None or added is None:
+    return _constant_joined(failure, "asked", "term_is_constant", "gradient", "create_graph")
+
+
+PENALTY_CONSTANT_ROWS = ("penalty_is_constant",)
+
+
+def penalty_constant(failure: Failure) -> Diagnosis | None:
+    """Every such failure: a warning; a note where the optimizer was given a weight decay, which may stand for it."""
+    return _constant_joined(failure, "read", "penalty_is_constant", "penalty", "penalty_with_graph")
+
+
+def _constant_joined(failure: Failure, role: str, words: str, noun: str, kind: str) -> Diagnosis | None:
+    """A constant computed at the clue of ``role`` that has joined the loss; ``noun`` is what it is called."""
+    computed, added = parts.clue(failure, role), parts.clue(failure, "added")
+    if computed is None or added is None:
         return None
-    frame = place(asked.site) if asked.site is not None else None
-    statement = None if frame is None else source.statement_at(frame)
-    names = [] if statement is None else source.assigned_names(statement)
-    name: str | Message = names[0] if names else Message("label.the_gradient")
-    values = {"name": name}
+    name = parts.assigned_at(computed)
+    values = {"name": name or Message(f"label.the_{noun}")}
     return parts.diagnosis(
         failure,
         "GS220",
         "term_is_constant",
         values=values,
-        severity="warning",
+        severity="note" if computed.values.get("is_decayed") else "warning",
+        title=f"title.{words}",
+        explanation=f"explanation.{words}",
         labels=(
-            *parts.label_of(asked, "created", "label.gradient_without_graph", values),
+            *parts.label_of(computed, "created", f"label.{noun}_without_graph", values),
             *parts.label_of(added, "note", "label.constant_added", values),
             *label_texts.at("used", failure.site, Message("label.constant_ignored", values)),
         ),
-        tensor=_tensor(asked, names[0]) if names else None,
-        fixes=(parts.fix("create_graph", "changed", values),),
+        tensor=parts.tensor_of(computed, name) if name else None,
+        fixes=(parts.fix(kind, "changed", values),),
     )
 
 
@@ -130,15 +318,14 @@ TERM_LOST_ROWS = ("term_lost",)
 
 
 def term_lost(failure: Failure) -> Diagnosis | None:
-    """Every such failure: a warning."""
+    """Every such failure: a warning where a value was cut off its graph; without one it may be meant."""
     term, reached, stepped = (parts.clue(failure, role) for role in ("term", "reached", "stepped"))
     if term is None or stepped is None:
         return None
-    frame = place(term.site) if term.site is not None else None
-    statement = None if frame is None else source.statement_at(frame)
-    names = [term.name] if term.name else ([] if statement is None else source.assigned_names(statement))
+    term = _in_function_of(term, failure.site)
+    name = term.name or parts.assigned_at(term)
     values = {
-        "name": names[0] if names else Message("label.the_term"),
+        "name": name or Message("label.the_term"),
         "reached": reached.name if reached is not None and reached.name else Message("label.the_tensor"),
         "optimizer": stepped.name,
     }
@@ -147,22 +334,34 @@ def term_lost(failure: Failure) -> Diagnosis | None:
         "GS221",
         "term_lost",
         values=values,
-        severity="warning",
+        severity="warning" if term.values["is_cut"] else "note",
         labels=(
             *parts.label_of(term, "created", "label.term_computed", values),
             *label_texts.at("used", failure.site, Message("label.term_fills", values)),
             *parts.label_of(stepped, "note", "label.term_step", values),
         ),
-        tensor=_tensor(term, names[0]) if names else None,
+        tensor=parts.tensor_of(term, name) if name else None,
         fixes=(parts.fix("keep_graph_of_term", "changed", values),),
     )
+
+
+def _in_function_of(found: Clue, used: Site) -> Clue:
+    """The clue at the call by which the function at ``used`` had it computed, where a helper of its own did."""
+    frame = used.user_frame
+    frames = () if found.site is None else found.site.frames
+    at = [
+        index
+        for index, one in enumerate(frames)
+        if frame is not None and (one.file, one.function) == (frame.file, frame.function)
+    ]
+    return replace(found, site=Site(frames[: at[-1] + 1])) if at else found
 
 
 DATA_CHANGED_ROWS = ("data_changed_again",)
 
 
 def data_changed(failure: Failure) -> Diagnosis | None:
-    """Every such failure: a warning."""
+    """Every such failure: a warning; a note where the factor may be one by which a state fades."""
     changed = parts.clues(failure, "changed")
     if not changed or not changed[0].name:
         return None
@@ -179,16 +378,11 @@ def data_changed(failure: Failure) -> Diagnosis | None:
         "GS222",
         "data_changed_again",
         values=values,
-        severity="warning",
+        severity="note" if facts["is_factor"] else "warning",
         labels=(
             *{label.frame.line: label for label in labels}.values(),
             *label_texts.at("used", failure.site, Message("label.data_used_changed", values)),
         ),
-        tensor=NamedTensor(changed[0].name, facts["shape"], facts["dtype"], facts["device"], None, None),
+        tensor=parts.tensor_of(changed[0]),
         fixes=(parts.fix("scale_out_of_place", "changed", values),),
     )
-
-
-def _tensor(found: Clue, name: str | None = None) -> NamedTensor:
-    facts = found.values
-    return NamedTensor(name or found.name, facts["shape"], facts["dtype"], facts["device"], None, None)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from gradsan import source
 from gradsan.diagnose import labels as label_texts
+from gradsan.diagnose.levels import place
 from gradsan.diagnose.needs import op_name
 from gradsan.model import (
     Clue,
@@ -39,6 +41,20 @@ def op_of(found: Clue | None) -> str:
 def label_of(found: Clue | None, role: Role, key: str, values: Mapping[str, Any]) -> tuple[Label, ...]:
     """A label at a clue's place; none where the clue is missing or has no place."""
     return () if found is None else label_texts.at(role, found.site, Message(key, dict(values)), op=found.op)
+
+
+def tensor_of(found: Clue, name: str | None = None) -> NamedTensor:
+    """The tensor that a clue with ``shape``, ``dtype`` and ``device`` is about; its own name where none is given."""
+    facts = found.values
+    return NamedTensor(name or found.name, facts["shape"], facts["dtype"], facts["device"], None, None)
+
+
+def assigned_at(found: Clue) -> str | None:
+    """The name that the statement at a clue's place binds."""
+    frame = place(found.site) if found.site is not None else None
+    statement = None if frame is None else source.statement_at(frame)
+    names = [] if statement is None else source.assigned_names(statement)
+    return names[0] if names else None
 
 
 def fix(

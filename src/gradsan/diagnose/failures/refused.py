@@ -7,7 +7,7 @@ How such a statement is found and shown is the same for all
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gradsan import source
@@ -64,10 +64,16 @@ def _under_no_grad(failure: Failure) -> statements.Lines:
 
 
 def _out_argument(failure: Failure, values: Mapping[str, Any]) -> tuple[Fix, ...]:
-    return (
-        parts.fix("no_grad", "preserved", values, lines=_under_no_grad(failure)),
-        parts.fix("out_of_place", "preserved", values, summary="help.without_out"),
-    )
+    """A parameter is updated, which autograd is not to record; anything else is a result that the loss may need."""
+    target = parts.clue(failure, "target")
+    facts = {} if target is None else target.values
+    new = statements.without_out(failure, values)
+    is_update = bool(facts.get("is_leaf") and facts.get("requires_grad"))
+    unrecorded = parts.fix("no_grad", "preserved", values, lines=_under_no_grad(failure))
+    if not is_update:
+        how = Message("help.write_unrecorded_how", dict(values))
+        unrecorded = replace(unrecorded, meaning="changed", how_changed=how)
+    return (new, unrecorded) if new.lines and not is_update else (unrecorded, new)
 
 
 def _one_of_several_views(failure: Failure, values: Mapping[str, Any]) -> tuple[Fix, ...]:

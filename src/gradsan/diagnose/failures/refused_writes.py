@@ -77,6 +77,8 @@ def _purpose(failure: Failure) -> str:
     facts = {} if target is None else target.values
     if facts.get("has_grad") or (frame is not None and source.reads_gradient(frame)):
         return "update"
+    if facts.get("value_learns"):
+        return "computation"
     op = "" if target is None else target.op or ""
     if facts.get("is_parameter") and facts.get("backwards"):
         return "update"
@@ -95,7 +97,9 @@ def _fixes(failure: Failure, purpose: str, values: Mapping[str, Any]) -> tuple[F
         target = parts.clue(failure, "target")
         return (outside,) if target is not None and target.values.get("is_parameter") else (outside, *new)
     # What is computed from the leaf is meant to be differentiated: without autograd it would not be.
-    return new if purpose == "checkpoint" or _is_view_of_leaf(failure) else (*new, outside)
+    target = parts.clue(failure, "target")
+    learns = target is not None and bool(target.values.get("value_learns"))
+    return new if purpose == "checkpoint" or learns or _is_view_of_leaf(failure) else (*new, outside)
 
 
 EXPANDED_WRITTEN_ROWS = ("memory_overlap",)

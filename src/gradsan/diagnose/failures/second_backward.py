@@ -8,16 +8,17 @@ itself: GS404. Else two losses share a forward pass: GS402.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gradsan import source
 from gradsan.diagnose import carriers
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.borrowed import detach_other_network
-from gradsan.diagnose.collected import forget_collected
+from gradsan.diagnose.collected import detach_collected, detach_held, forget_collected
 from gradsan.diagnose.failures import parts
-from gradsan.diagnose.levels import place, user_frames
-from gradsan.model import Bridge, Clue, Diagnosis, Failure, Fix, Frame, Held, Label, Message, NamedTensor, Site
+from gradsan.diagnose.levels import place, shared_level, user_frames
+from gradsan.diagnose.value_fixes import LEFT_CONSTANT
+from gradsan.model import Bridge, Clue, Diagnosis, Failure, Fix, Frame, Held, Label, Layer, Message, NamedTensor, Site
 
 SECOND_BACKWARD_ROWS = ("freed_graph",)
 CARRIED = ("GS401", "freed_state_carried_over")
@@ -64,7 +65,7 @@ def second_backward(failure: Failure) -> Diagnosis | None:
         return _carried(_case(failure, needed, freed_by, bridge, is_carried=True))
     case = _case(failure, needed, freed_by, bridge)
     if bridge.values.get("made_after") and _same_line(needed.site, freed_by.site):
-        return _once(case)
+        return _shared(case) if _is_one_round(needed, freed_by, bridge) else _once(case)
     return _shared(case)
 
 
@@ -100,12 +101,20 @@ def _carried(case: _Case) -> Diagnosis:
     forgotten = None if used is None else forget_collected(used, case.updated, _held(case.failure))
     if forgotten is not None:
         return _diagnosis(case, CARRIED, bridge="label.bridge", fixes=(forgotten,), notes=(Message(note, values),))
+    cut = parts.fix("detach_carried_state", "changed", values, lines=lines)
+    held = _held(case.failure)
+    collected = None if lines else detach_collected(held)
+    if collected is None and used is not None:
+        name = case.name if lines and isinstance(case.name, str) else None
+        collected = detach_held(used, case.updated, held, name)
+        if collected is None and not lines:
+            collected = detach_held(used, case.updated, held, or_renewed=True)
     return _diagnosis(
         case,
         CARRIED,
         bridge="label.bridge",
         fixes=(
-            parts.fix("detach_carried_state", "changed", values, lines=lines),
+            cut if collected is None else collected,
             parts.fix("reset_state", "changed", values),
         ),
         notes=(Message(note, values),),
@@ -114,6 +123,19 @@ def _carried(case: _Case) -> Diagnosis:
 
 def _shared(case: _Case) -> Diagnosis:
     values = {"name": case.name}
+    if case.updated is not None and case.bridge.values.get("cached"):
+        updated = place(case.updated)
+        change = None if updated is None else source.enter_once_more(updated, "cached")
+        lines = () if change is None or updated is None else source.changed_lines(updated.file, change)
+        summary = "help.cache_after_update"
+        return _diagnosis(
+            case,
+            SHARED,
+            bridge="label.shared_by_both",
+            explanation="explanation.graph_kept_by_cache",
+            fixes=(parts.fix("cache_each_round", "changed", values, lines=lines, summary=summary),),
+            notes=(Message("note.retain_graph_becomes_gs110", values),),
+        )
     if case.updated is not None:
         return _diagnosis(
             case,
@@ -127,6 +149,20 @@ def _shared(case: _Case) -> Diagnosis:
             notes=(Message("note.retain_graph_becomes_gs110", values),),
         )
     freed, needed = _frame(case.freed_by), _frame(case.needed)
+    differentiable = None if freed is None else source.graph_for_gradient(freed)
+    if differentiable is not None and freed is not None:
+        lines = source.changed_lines(freed.file, differentiable)
+        wanted = Message("label.the_gradient")
+        return _diagnosis(
+            case,
+            SHARED,
+            bridge="label.shared_by_both",
+            fixes=(
+                parts.fix("create_graph", "changed", {"name": wanted}, lines=lines),
+                replace(_keep_graph(case), meaning="changed", how_changed=Message(LEFT_CONSTANT, values)),
+            ),
+            notes=(Message("note.retain_graph_costs", values),),
+        )
     joined = source.backward_of_sum(freed, needed) if freed is not None and needed is not None else ()
     return _diagnosis(
         case,
@@ -138,7 +174,9 @@ def _shared(case: _Case) -> Diagnosis:
 
 
 def _held(failure: Failure) -> tuple[Held, ...]:
-    return tuple(Held(**one.values) for one in parts.clues(failure, "held"))
+    clues = parts.clues(failure, "held")
+    layers = (tuple(Layer(**layer) for layer in one.values["around"]) for one in clues)
+    return tuple(Held(**{**one.values, "around": around}) for one, around in zip(clues, layers, strict=True))
 
 
 def _borrowed(failure: Failure) -> list[Bridge]:
@@ -282,3 +320,12 @@ def _frame(clue: Clue) -> Frame | None:
 def _same_line(one: Site | None, other: Site | None) -> bool:
     a, b = (None if site is None else place(site) for site in (one, other))
     return a is not None and b is not None and (a.file, a.line) == (b.file, b.line)
+
+
+def _is_one_round(needed: Clue, freed_by: Clue, bridge: Clue) -> bool:
+    """Whether a helper that walks a loss was called twice in the round that computed what both losses go through."""
+    stacks = [user_frames(one.site) for one in (needed, freed_by, bridge) if one.site is not None]
+    level = shared_level(stacks[0], stacks[1]) if len(stacks) == 3 else -1
+    if level < 0 or stacks[0][level].line == stacks[1][level].line or len(stacks[2]) <= level:
+        return False
+    return source.in_same_loops(*(stack[level] for stack in stacks))

@@ -88,6 +88,14 @@ def new_tensor(failure: Failure, values: Mapping[str, Any], *, of_view: bool = F
     return tuple(sorted(fixes, key=lambda fix: not fix.lines))
 
 
+def without_out(failure: Failure, values: Mapping[str, Any]) -> Fix:
+    """Bind the result instead of having it written by ``out=``; without a line where others would see the old value."""
+    target = parts.clue(failure, "target")
+    op = "" if target is None else target.op or ""
+    lines, is_hidden = _lines_and_notes(failure, partial(source.out_of_place, op=op))
+    return parts.fix("out_of_place", "preserved", values, lines=() if is_hidden else lines, summary="help.without_out")
+
+
 def _new_value(frame: Frame, op: str) -> source.Change | None:
     return source.out_of_place(frame, op) or source.part_out_of_place(frame, op)
 

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts, statements
-from gradsan.diagnose.levels import place
+from gradsan.diagnose.failures.loss_without_graph import undone_cuts
+from gradsan.diagnose.levels import place, user_frames
 from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Label, Message, NamedTensor
 
 _ATTRIBUTES_SHOWN = 4
@@ -78,9 +79,21 @@ def _not_reached(failure: Failure) -> Diagnosis:
             *label_texts.at("used", failure.site, Message("label.not_reached_step", values)),
         ),
         tensor=_tensor(parameter),
-        fixes=(parts.fix("use_it", "changed", values),),
+        fixes=(*_with_graph(failure), parts.fix("use_it", "changed", values)),
         notes=_others(parts.clues(failure, "parameter"), counts.get("missing", 0)),
     )
+
+
+def _with_graph(failure: Failure) -> tuple[Fix, ...]:
+    """The one operation that cuts the loss off everything that its optimizer trains, undone."""
+    backward = parts.clue(failure, "backward")
+    used = user_frames(backward.site) if backward is not None and backward.site is not None else ()
+    step = user_frames(failure.site)
+    live = [source.Live(one.values["requires_grad"], one.values["callees"]) for one in parts.clues(failure, "live")]
+    is_one_round = len(used) == len(step) == len(live)
+    if not is_one_round or not all(source.in_same_function(*pair) for pair in zip(used, step, strict=True)):
+        return ()
+    return tuple(fix for fix in undone_cuts(source.find_cuts(used, live)) if fix.lines)
 
 
 def _others(parameters: tuple[Clue, ...], missing: int) -> tuple[Message, ...]:
@@ -267,9 +280,18 @@ def _non_leaf(failure: Failure) -> Diagnosis:
             *label_texts.at("used", failure.site, Message("label.read_grad", values)),
         ),
         tensor=_tensor(made),
-        fixes=(parts.fix("update_in_place", "changed", values),)
-        if is_update
-        else (parts.fix("retain_grad", "preserved", values),),
+        fixes=(_updated(made, values),) if is_update else (parts.fix("retain_grad", "preserved", values),),
+    )
+
+
+def _updated(made: Clue | None, values: Mapping[str, object]) -> Fix:
+    """The update in place; where gradients are never cleared, and would add up, as a leaf of its own."""
+    frame = None if made is None or made.site is None else place(made.site)
+    change = None if frame is None else source.updated_in_place(frame)
+    lines = () if change is None or frame is None else source.changed_lines(frame.file, change)
+    is_new = change is not None and change.kind == "new_leaf"
+    return parts.fix(
+        "update_in_place", "changed", values, lines=lines, summary="help.update_as_leaf" if is_new else None
     )
 
 
@@ -280,7 +302,7 @@ def _name(found: Clue | None) -> str | Message:
 def _tensor(found: Clue | None) -> NamedTensor | None:
     if found is None or "shape" not in found.values or not found.name:
         return None
-    return NamedTensor(found.name, found.values["shape"], found.values["dtype"], found.values["device"], None, None)
+    return parts.tensor_of(found)
 
 
 def _bytes(count: int) -> str:

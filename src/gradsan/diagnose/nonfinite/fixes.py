@@ -17,6 +17,7 @@ _HELP = {
     "empty": "nonfinite_empty",
     "unwritten": "nonfinite_unwritten",
     "infinite_derivative": "nonfinite_inside",
+    "gradient_overflow": "nonfinite_gradient",
     "zero_times_inf": "nonfinite_double_where",
     "learning_rate": "nonfinite_rate",
     "eps_zero": "nonfinite_eps",
@@ -25,7 +26,7 @@ _HELP = {
 }
 _TRIED_AS = {"nonfinite_eps": "positive_eps", "nonfinite_diverged": "clip_gradients", "nonfinite_data": "drop_rows"}
 """The kinds of those for which a line is found when fixes are tried."""
-_NOT_AT_THE_LINE = frozenset({"learning_rate", "eps_zero", "diverged", "given"})
+_NOT_AT_THE_LINE = frozenset({"gradient_overflow", "learning_rate", "eps_zero", "diverged", "given"})
 
 
 def fixes(

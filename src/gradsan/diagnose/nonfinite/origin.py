@@ -39,7 +39,9 @@ Reason = Literal[
     "all_masked",
     "empty",
     "unwritten",
+    "infinite_operand",
     "infinite_derivative",
+    "gradient_overflow",
     "zero_times_inf",
     "learning_rate",
     "eps_zero",
@@ -47,6 +49,8 @@ Reason = Literal[
     "given",
     "plain",
 ]
+_OF_OPERATOR = 2
+"""How many operands ``a / b`` has."""
 _DOMAINS = frozenset(
     {
         *("log", "log2", "log10", "log1p", "sqrt", "rsqrt", "pow", "acos", "asin", "acosh", "atanh", "arccos"),
@@ -61,6 +65,17 @@ _REDUCTIONS = frozenset(
         *("nll_loss2d", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div", "median"),
         *("binary_cross_entropy", "binary_cross_entropy_with_logits"),
     }
+)
+_PRODUCTS = frozenset(
+    {
+        *("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "addr", "linear", "mul", "add", "sub"),
+        *("neg", "sum", "mean", "expand", "repeat", "convolution", "exp", "tanh", "sigmoid", "softmax", "log_softmax"),
+        *("relu", "gelu", "silu", "embedding", "index", "cumsum", "scaled_dot_product_attention", "mse_loss"),
+    }
+)
+"""Operations whose derivative has no singular point: their backward multiplies and adds finite numbers."""
+_SAID_WITHOUT_ELEMENT: frozenset[Reason] = frozenset(
+    {"given", "unwritten", "learning_rate", "eps_zero", "diverged", "empty", "all_masked", "gradient_overflow"}
 )
 _LARGEST = {"float16": "65504", "bfloat16": "3.39e38", "float32": "3.4e38", "float64": "1.8e308"}
 
@@ -156,7 +171,7 @@ def _explain_origin(found: NonFinite) -> Diagnosis:
         cause=cause,
         severity="note" if found.reached == "loss" else "error",
         silent=True,
-        title=Message(f"title.{cause}", values),
+        title=Message(_title(cause, birth), values),
         explanation=Message(f"explanation.nonfinite_reached_{found.reached}", values),
         labels=labels,
         tensor=NamedTensor(birth.name, birth.shape, birth.dtype, birth.device, None, None) if birth.of else None,
@@ -239,6 +254,8 @@ def _read_gradient(birth: Birth) -> _Read:
     is_zero = given is not None and given.at is not None and _number(given.at) == 0
     if birth.value == "nan" and is_zero:
         return _Read("zero_times_inf", kept)
+    if op_name(birth.op) in _PRODUCTS:
+        return _Read("gradient_overflow", given)
     return _Read("infinite_derivative", kept)
 
 
@@ -259,17 +276,37 @@ def _read_result(birth: Birth) -> _Read:
         return _Read("empty", first)
     if op in _DOMAINS and not (birth.value == "inf" and op == "pow" and first and _number(first.at or "1") != 0):
         return _Read("domain", first)
-    if birth.value in ("inf", "-inf") and all(one.kind is None for one in operands):
+    infinite = next((one for one in operands if one.kind == "inf"), None)
+    if infinite is not None:
+        return _Read("infinite_operand", infinite)
+    # Of sums of products that outgrow their type both ways the difference is nan.
+    if birth.value in ("inf", "-inf") or (op_name(op) in _PRODUCTS and operands and _is_near_limit(birth)):
         return _Read("overflow", first)
     return _Read("plain", first)
 
 
+def _is_near_limit(birth: Birth) -> bool:
+    """Whether a product of what the operands held can be more than their type holds."""
+    largest = math.prod(max(abs(one.low or 0.0), abs(one.high or 0.0), 1.0) for one in birth.operands)
+    limit = _LARGEST.get(birth.dtype)
+    return limit is not None and largest * max(1, *(math.prod(one.shape) for one in birth.operands)) > float(limit)
+
+
+def _title(cause: str, birth: Birth) -> str:
+    is_of_infinity = birth.born == "forward" and any(one.kind == "inf" for one in birth.operands)
+    return f"title.{cause}_infinite" if is_of_infinity else f"title.{cause}"
+
+
 def _wording(read: _Read, birth: Birth) -> str:
     """The reason, in a wording for what is known: with the element, with the range, or without."""
-    if read.reason in {"given", "unwritten", "learning_rate", "eps_zero", "diverged", "empty", "all_masked"}:
+    if read.reason in _SAID_WITHOUT_ELEMENT:
         return read.reason
     if read.operand is None:
         return "unknown"
+    if read.reason == "infinite_operand":
+        return read.reason if read.operand.at in ("inf", "-inf") else "infinite_operand_range"
+    if read.reason == "overflow" and birth.value == "nan":
+        return "overflow_sums"
     if read.operand.at is not None:
         return read.reason
     return f"{read.reason}_range" if read.operand.low is not None and read.reason == "overflow" else "unknown"
@@ -278,7 +315,7 @@ def _wording(read: _Read, birth: Birth) -> str:
 def _operand_values(operand: Operand | None, birth: Birth) -> dict[str, object]:
     if operand is None:
         return {"operand": "?", "at": "?", "low": "?", "high": "?"}
-    base = operand.name or ("grad" if operand.argument.startswith("grad") else birth.name or "input")
+    base = operand.name or _base(operand.argument, birth)
     index = "" if not operand.index else "[" + ", ".join(map(str, operand.index)) + "]"
     return {
         "operand": f"{base}{index}",
@@ -286,6 +323,18 @@ def _operand_values(operand: Operand | None, birth: Birth) -> dict[str, object]:
         "low": _shown(operand.low),
         "high": _shown(operand.high),
     }
+
+
+def _base(argument: str, birth: Birth) -> str:
+    """A word for an operand that has no name: its keyword, its position in the call."""
+    if argument.startswith("grad "):
+        return "grad"
+    # A slot of a Node holds what its operation was given.
+    if birth.born == "backward" or argument == "0" or len(birth.operands) < 2:
+        return (birth.born == "backward" and birth.name) or "input"
+    # Of operators torch's documentation calls the second one so.
+    is_other = argument == "1" and len(birth.operands) == _OF_OPERATOR
+    return "other" if is_other else f"args[{argument}]" if argument.isdigit() else argument
 
 
 def _shown(number: float | None) -> str:

@@ -17,6 +17,7 @@ from gradsan.lint.engine.values import (
     Layer,
     Memory,
     Method,
+    Node,
     Object,
     Optimizer,
     Parameters,
@@ -91,7 +92,7 @@ class Attributes(Calls):
             return self.view(owner, "view", node, state)
         if name == "data":
             if owner.is_array or not owner.is_certain:
-                return self._unknown_attribute(owner, name, state)
+                return self._unknown_attribute(owner, name, node, state)
             made = self.view(owner, "", node, state, cut=True)
             made.is_counted = False
             made.text = owner.text
@@ -100,12 +101,12 @@ class Attributes(Calls):
             return self._gradient_of(owner, node, state)
         is_called = isinstance(self._parent_call, ast.Call) and self._parent_call.func is node
         if not owner.is_certain and not is_called:
-            return self._unknown_attribute(owner, name, state)
+            return self._unknown_attribute(owner, name, node, state)
         return Method(owner, name)
 
     _parent_call: ast.AST | None = None
 
-    def _unknown_attribute(self, owner: Tensor, name: str, state: State) -> Value:
+    def _unknown_attribute(self, owner: Tensor, name: str, node: ast.AST, state: State) -> Value:
         known = state.heap.get((owner, name))
         if isinstance(known, Tensor):
             return known
@@ -114,7 +115,9 @@ class Attributes(Calls):
         grad = NO if owner.is_certain and owner.grad == NO else MAYBE
         made = self.fresh(grad=grad, text=f"{owner.text}.{name}" if owner.text else name)
         made.is_array = owner.is_array
-        made.node = owner.node
+        if owner.node is not None:
+            # What an unknown value holds are several values, each with a graph of its own.
+            made.node = Node("part", (owner.node,), (), self.site(node), made.clock, grad, is_opaque=True)
         state.heap[owner, name] = made
         return made
 
@@ -125,8 +128,10 @@ class Attributes(Calls):
         if is_made and owner.is_certain and (owner, "@retained") not in state.heap:
             site = self.site(node)
             assert graph is not None
+            # ``items[i].grad`` may be of a list as well as of a tensor.
+            level = MAYBE if isinstance(graph.site.node, ast.Subscript) else YES
             self.report(
-                "GS409", "gradient_of_non_leaf", site, state, YES,
+                "GS409", "gradient_of_non_leaf", site, state, level,
                 {"name": owner.text or "?", "line": getattr(graph.site.node, "lineno", 0), "op": graph.op},
                 [("created", graph.site), ("used", site)],
             )  # fmt: skip
@@ -158,6 +163,7 @@ class Attributes(Calls):
         if name == "optimizers":
             return self._method_of_module(owner, name, [], {}, node, state)
         made = self.fresh(text=f"self.{name}")
+        self.given.add(made)
         self.set_attribute(owner, name, made, state)
         return made
 

@@ -60,6 +60,15 @@ class Loop:
     continues: list[State] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class LoopEntry:
+    """A loop that is being read: its syntax, and the clock at its first round."""
+
+    node: ast.AST
+    clock: int
+    depth: int = 0
+
+
 class Base:
     """The state of the reading of one file."""
 
@@ -80,6 +89,8 @@ class Base:
         self.statement: ast.AST = module
         self.functions_run: set[ast.AST] = set()
         self.nodes_made = 0
+        self.given: set[Tensor] = set()
+        """What callers gave, and other methods left: it may hang on graphs that are not read."""
 
     # -- the clock, places, bounds
 

@@ -112,6 +112,7 @@ class Calls(Libraries):
         node = function.node
         depth = sum(1 for frame in self.frames if frame.name == getattr(node, "name", "<lambda>"))
         if len(self.frames) > _DEEPEST or depth > 2:
+            self.retained.handed_on()
             return self.fresh()
         frame = self._enter(function, me)
         before = state.grad
@@ -189,7 +190,7 @@ class Calls(Libraries):
         for name in names:
             if name not in bound:
                 default = defaults.get(name)
-                bound[name] = self._default(default, state) if default is not None else self.fresh(text=name)
+                bound[name] = self._default(default, state) if default is not None else self._given(name)
         if node.args.vararg is not None:
             rest = Sequence("tuple")
             if len(given) > len(positional) or args:
@@ -201,6 +202,11 @@ class Calls(Libraries):
             bound[node.args.kwarg.arg] = extra
         for name, value in bound.items():
             state.names[frame.number, name] = value
+
+    def _given(self, name: str) -> Tensor:
+        made = self.fresh(text=name)
+        self.given.add(made)
+        return made
 
     def _default(self, node: ast.expr, state: State) -> Value:
         return self.evaluate(node, state)

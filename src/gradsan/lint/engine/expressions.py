@@ -36,7 +36,7 @@ _OPERATORS: dict[type[ast.operator], str] = {
 }
 _WITHOUT = (ast.FloorDiv, ast.BitAnd, ast.BitOr, ast.BitXor, ast.LShift, ast.RShift)
 _BUILTINS = frozenset(dir(builtins))
-_MODULE_METHODS = frozenset(["training"])
+_NO_TENSORS = frozenset({"list", "tuple", "dict", "set", "int", "float", "bool", "str", "bytes"})
 
 
 class Expressions(Elements):
@@ -212,10 +212,14 @@ class Expressions(Elements):
 
     def _is_instance(self, node: ast.Call, state: State) -> bool | None:
         values = [self.evaluate(one, state) for one in node.args]
-        if len(values) != 2 or not isinstance(values[0], Layer):
+        if len(values) != 2:
             return None
         kinds = self.items_of(values[1], state) if isinstance(values[1], Sequence) else [values[1]]
         names = [one.name.rpartition(".")[2] if isinstance(one, Path) else "" for one in kinds]
+        if isinstance(values[0], Tensor) and values[0].is_certain and not values[0].is_array:
+            return True if "Tensor" in names else False if names and set(names) <= _NO_TENSORS else None
+        if not isinstance(values[0], Layer):
+            return None
         if values[0].kind in names or "Module" in names:
             return True
         return False if names and all(layer_operation(name) is not None for name in names) else None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from gradsan.lint.engine.base import LoopEntry
+from gradsan.lint.engine.retained import RetainedGraphs
 from gradsan.lint.engine.state import State
 from gradsan.lint.engine.tensors import Tensors
 from gradsan.lint.engine.values import (
@@ -32,6 +34,8 @@ from gradsan.lint.engine.values import (
 __all__ = ["Graph"]
 
 _NODES_WALKED = 3_000
+# Where the state has the parameters whose gradients a backward has filled.
+_FILLED = (None, "@filled")
 
 
 @dataclass(slots=True)
@@ -53,11 +57,25 @@ class Graph(Tensors):
         super().__init__(module)
         self._loops: list[LoopEntry] = []
         self.backwards: list[tuple[Site, Node | None, bool, int]] = []
+        self.retained = RetainedGraphs()
 
     # -- backward
 
-    def backward(self, loss: Value, retain: bool | None, site: Site, state: State, *, is_grad: bool = False) -> None:
-        """A backward over the graph of ``loss``; ``retain`` is None where it may keep the graph, or not."""
+    def backward(
+        self,
+        loss: Value,
+        retain: bool | None,
+        site: Site,
+        state: State,
+        *,
+        is_grad: bool = False,
+        inputs: Value | None = None,
+    ) -> None:
+        """A backward over the graph of ``loss``; ``retain`` is None where it may keep the graph, or not.
+
+        Several outputs are one backward, which frees what they share once; with ``inputs`` only what leads to them.
+        """
+        spent: list[Node] = []
         for tensor in self.tensors_in(loss, state):
             graph, grad = self.graph_of(tensor, state)
             if grad == NO and tensor.is_certain and not is_grad:
@@ -87,11 +105,61 @@ class Graph(Tensors):
             if not is_grad:
                 tensor.is_certain, tensor.grad, graph.grad = True, YES, YES
             self._tell(list(self._faults(graph, state)), site, state, graph, tensor)
+            if self.retained.any():
+                self.retained.walked(_walk(graph))
+            if not is_grad:
+                self._fill_gradients(graph, state)
             if retain is False:
-                for one in _walk(graph):
-                    if one.saved or one.is_opaque:
-                        state.freed.setdefault(one, site)
+                spent += [one for one in self._run_by(graph, inputs, state) if one.saved or one.is_opaque]
             self._note_terms(graph)
+        for one in spent:
+            state.freed.setdefault(one, site)
+
+    def _run_by(self, graph: Node, inputs: Value | None, state: State) -> list[Node]:
+        """The Nodes that a backward runs: with ``inputs``, those that lead to one of them."""
+        order = _walk(graph)
+        wanted = [] if inputs is None or isinstance(inputs, Parameters) else self.tensors_in(inputs, state)
+        if not wanted:
+            return order
+        ends: set[Node | Tensor] = {self.graph_of(one, state)[0] or one for one in wanted}
+        leading: set[Node | Tensor] = set(ends)
+        for node in sorted(order, key=lambda one: one.clock):
+            if any(parent in leading for parent in node.parents):
+                leading.add(node)
+        return [one for one in order if one in leading and one not in ends]
+
+    def _fill_gradients(self, graph: Node, state: State) -> None:
+        """The parameters that a backward reaches have gradients from then on."""
+        leaves = {one for node in _walk(graph) for one in node.parents if isinstance(one, Tensor)}
+        held = state.heap.get(_FILLED, frozenset())
+        assert isinstance(held, frozenset)
+        state.heap[_FILLED] = held.union(self.weights_of(tuple(leaves), state))
+
+    def clear_gradients(self, owners: tuple[Value, ...], state: State) -> None:
+        """``zero_grad()``: the parameters of ``owners`` have no gradients, and no step changes them."""
+        held = state.heap.get(_FILLED)
+        if isinstance(held, frozenset):
+            state.heap[_FILLED] = held.difference(self.weights_of(owners, state))
+
+    def keep_graph(self, loss: Value, site: Site, state: State) -> None:
+        """A backward of ``loss`` was told to keep the graph."""
+        for tensor in self.tensors_in(loss, state):
+            graph, _ = self.graph_of(tensor, state)
+            if graph is not None and not state.quiet:
+                nodes = _walk(graph)
+                # A module that is not read may hold on to its state.
+                is_sure = len(nodes) < _NODES_WALKED and not any(
+                    one.is_opaque or one.op == "either" or not self.given.isdisjoint(one.parents) for one in nodes
+                )
+                self.retained.keep(site, tensor.text or "?", nodes, is_sure=is_sure)
+
+    def hand_on(self, values: Iterable[Value], state: State) -> None:
+        """Code that is not read gets ``values``: it may call backward on them."""
+        for value in values if self.retained.any() else ():
+            for tensor in self.tensors_in(value, state):
+                graph, _ = self.graph_of(tensor, state)
+                if graph is not None:
+                    self.retained.handed_on(_walk(graph))
 
     def _note_terms(self, graph: Node) -> None:
         """Overridden where sums are watched."""
@@ -150,9 +218,8 @@ class Graph(Tensors):
             return
         # A backward stops at the first: what the others are is known once that one is mended.
         first = faults[0]
-        if (first.freed is not None or (first.write is not None and first.write.kind == "step")) and (
-            first.node not in _walk(graph, sure=True)
-        ):
+        is_step = first.write is not None and first.write.kind == "step"
+        if (first.freed is not None or is_step) and first.node not in _walk(graph, sure=True, parts=is_step):
             first.level = min(first.level, MAYBE)
         if first.freed is not None:
             self._tell_freed(first, site, state, graph, loss)
@@ -282,21 +349,16 @@ class Graph(Tensors):
         if not isinstance(owned, tuple):
             return
         made_write = Write(self.tick(), site, f"{optimizer.kind}.step", "step", state.way, "", True)
-        for memory in dict.fromkeys(self.weights_of(owned, state)):
+        memories = dict.fromkeys(self.weights_of(owned, state))
+        held = state.heap.get(_FILLED)
+        filled = [one for one in memories if one in held] if isinstance(held, frozenset) else []
+        # Where none is known to have a gradient, the backward is one that was not read.
+        for memory in filled or memories:
             state.writes[memory] = (*state.writes.get(memory, ()), made_write)
 
     def constant(self, value: Value | None) -> object:
         """The value of a constant; ``...`` where it is not known."""
         return value.value if isinstance(value, Plain) and value.known else ...
-
-
-@dataclass(slots=True)
-class LoopEntry:
-    """A loop that is being read: its syntax, and the clock at its first round."""
-
-    node: ast.AST
-    clock: int
-    depth: int = 0
 
 
 def _made_in_rounds(loops: list[LoopEntry], site: Site) -> list[LoopEntry]:
@@ -307,12 +369,17 @@ def _may_be_part(tensor: Tensor) -> bool:
     return tensor.is_leaf or not tensor.is_certain
 
 
-def _walk(graph: Node, *, sure: bool = False) -> list[Node]:
-    """All Nodes below ``graph``; ``sure``: not past what may be another value, or through code that is not read."""
+def _walk(graph: Node, *, sure: bool = False, parts: bool = True) -> list[Node]:
+    """All Nodes below ``graph``; ``sure``: not past what may be another value, or through code that is not read.
+
+    ``parts``: past one of several results of code that is not read, too; each may have a graph of its own.
+    """
     found: dict[Node, None] = {graph: None}
     pending = [graph]
     while pending and len(found) < _NODES_WALKED:
         node = pending.pop()
+        if sure and not parts and node.op == "part":
+            continue
         if sure and (node.op == "either" or (node.is_opaque and not node.saved and node is not graph)):
             continue
         for parent in node.parents:

@@ -57,8 +57,12 @@ class Libraries(Methods):
                 state.heap[owner, "@items"] = (*items, *self.items_of(args[0], state))[-60:]
             elif name == "clear":
                 state.heap[owner, "@items"] = ()
+            elif name in ("pop", "popleft") and items:
+                is_first = name == "popleft" or (bool(args) and self.constant(args[0]) == 0)
+                state.heap[owner, "@items"] = items[1:] if is_first else items[:-1]
+                return items[0 if is_first else -1]
             elif name in ("pop", "popleft"):
-                return items[0 if name == "popleft" else -1] if items else self.fresh()
+                return self.fresh()
             elif name == "copy":
                 return owner
             return Plain()
@@ -74,9 +78,14 @@ class Libraries(Methods):
                     values.append(value if name == "values" else pair if name == "items" else Plain(key, True))
                 state.heap[made, "@items"] = tuple(values)
                 return made
+            if name == "clear":
+                state.heap[owner, "@entries"] = {}
+                return Plain(None, True)
             if name in ("get", "pop", "setdefault") and args:
                 key = self.constant(args[0])
                 if isinstance(key, str | int) and key in entries:
+                    if name == "pop":
+                        state.heap[owner, "@entries"] = {one: held for one, held in entries.items() if one != key}
                     return entries[key]
                 return args[1] if len(args) > 1 else self.fresh()
             if name == "update" and args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 
 from gradsan.lint.engine.modules import Modules
 from gradsan.lint.engine.state import State
@@ -69,12 +70,17 @@ class Methods(Modules):
         if name in ("items", "values", "keys", "get"):
             # What was taken for a tensor is a dict here.
             return self.fresh()
+        if name == "backward" and not _is_of_tensor(args, keywords, self.tensor_of):
+            # ``layer.backward(x, gradient)``, ``cam.backward(index=i)``: not that of a tensor
+            return self.fresh()
         if name == "backward" and not owner.is_certain and args:
             given = self.tensor_of(args[0])
             if given is not None and self.graph_of(given, state)[1] != NO:
                 # ``accelerator.backward(loss)``, ``engine.backward(loss)``
                 self.run_backward(given, keywords, args[2:], node, state)
                 return Plain(None, True)
+            if given is None or not given.is_certain:
+                return self.fresh()
         if name in _TELLS_TENSOR and not owner.is_array:
             owner.is_certain = True
         if name == "backward":
@@ -207,8 +213,7 @@ class Methods(Modules):
             self.set_trains_all(tensor.owners, NO if told is False else YES if told is True else MAYBE, state)
             return
         graph, grad = self.graph_of(tensor, state)
-        is_loss = tensor.is_reduced or "loss" in tensor.text
-        if told is True and graph is None and grad == NO and tensor.is_certain and is_loss and tensor.clock:
+        if told is True and graph is None and grad == NO and tensor.is_certain and tensor.is_reduced and tensor.clock:
             state.heap[tensor, "@made leaf"] = self.site(node)
         if told is True and graph is not None and tensor.is_certain and graph.op in _LOSSES:
             state.heap[tensor, "@made leaf"] = self.site(node)
@@ -248,6 +253,8 @@ class Methods(Modules):
         tensor = self.tensor_of(loss)
         graph = None if tensor is None else self.graph_of(tensor, state)[0]
         self.backward(loss, retain, site, state)
+        if retain and "create_graph" not in keywords:
+            self.keep_graph(loss, site, state)
         self.backwards.append((site, graph, bool(retain), self.tick()))
 
     def gradient(self, args: list[Value], keywords: dict[str, Value], node: ast.AST, state: State) -> Value:
@@ -260,7 +267,7 @@ class Methods(Modules):
         retain = True if creates else (False if told is None else bool(self.constant(told)))
         if told is not None and self.constant(told) is ...:
             retain = True
-        self.backward(outputs, retain, self.site(node), state, is_grad=True)
+        self.backward(outputs, retain, self.site(node), state, is_grad=True, inputs=inputs)
         if not creates:
             self.backwards.append((self.site(node), None, bool(retain), self.tick()))
         made = Sequence("tuple")
@@ -311,6 +318,10 @@ class Methods(Modules):
                     self.call(closure, [], {}, node, state)
             else:
                 self.step(owner, node, state)
+        elif name == "zero_grad" and not args and not getattr(node, "keywords", ()):
+            given = state.heap.get((owner, "@owned"))
+            if isinstance(given, tuple):
+                self.clear_gradients(given, state)
         elif name == "add_param_group" and args:
             owned: tuple[Value, ...] = state.heap.get((owner, "@owned"), ())  # type: ignore[assignment]
             state.heap[owner, "@owned"] = (*owned, *self.give_to_optimizer(args[0], state))
@@ -322,6 +333,12 @@ class Methods(Modules):
         return (isinstance(value, Layer) and value.has_weights) or isinstance(value, Choice)
 
 
+def _is_of_tensor(args: list[Value], keywords: dict[str, Value], tensor_of: Callable[[Value], Tensor | None]) -> bool:
+    """Whether a call of ``backward`` fits the signature that it has for a tensor."""
+    return keywords.keys() <= _OF_BACKWARD and len(args) <= 4 and all(tensor_of(one) is None for one in args[1:])
+
+
+_OF_BACKWARD = words("gradient retain_graph create_graph inputs")
 _LOSSES = words(
     """
     mse_loss cross_entropy nll_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy MSELoss

@@ -178,6 +178,8 @@ class Modules(Graph):
             held = state.heap.get((owner, "@items"), ())  # type: ignore[assignment]
             state.heap[owner, "@items"] = (*held, *more)
             return owner
+        if name == "zero_grad" and not args and not keywords:
+            self.clear_gradients((owner,), state)
         if name in ("state_dict", "load_state_dict", "zero_grad", "register_forward_hook", "named_modules"):
             return Plain()
         if name in ("values", "items", "keys") and isinstance(owner, Bag):
@@ -290,6 +292,7 @@ class Modules(Graph):
 
     def _opaque(self, args: list[Value], node: ast.AST, state: State, name: str, modules: tuple[Tensor, ...]) -> Tensor:
         tensors = [one for value in args for one in self.tensors_in(value, state)]
+        self.hand_on(tensors, state)
         clock = self.tick()
         made = Tensor((Memory(),), MAYBE, None, clock, is_certain=False)
         trains = self.trains(modules, state) if modules else NO

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from bisect import bisect_left
 from collections.abc import Callable
 
@@ -24,6 +23,7 @@ from gradsan.lint.engine.values import (
     Plain,
     Sequence,
     Site,
+    Tensor,
     Value,
 )
 from gradsan.lint.hits import Hit
@@ -33,11 +33,6 @@ __all__ = ["read"]
 _MODULE_STATEMENTS = 4_000
 _FUNCTION_STATEMENTS = 1_200
 _FILE_STATEMENTS = 30_000
-_EVALUATING = re.compile(
-    r"sample|generate|predict|infer|eval|test|export|visual|plot|rollout|metric|postproc|act$|action|valid|demo|reset"
-    r"|init|step$|decode|detect|preproc|augment|transform|collate|render|log|draw|convert|load|save",
-    re.IGNORECASE,
-)
 
 
 class Program(Statements):
@@ -62,7 +57,14 @@ class Program(Statements):
         after = state if end is None else end
         after.grad, after.way = True, ()
         self._functions(self.module.body, after)
+        self._needless()
         return list(self.hits.values())
+
+    def _needless(self) -> None:
+        for kept in self.retained.needless():
+            values: dict[str, object] = {"name": kept.name}
+            level = YES if kept.is_sure else MAYBE
+            self.report("GS705", "retained_needlessly", kept.site, State(), level, values, [("used", kept.site)])
 
     def _run(self, work: Callable[[], State | None], statements: int) -> State | None:
         allowed = min(statements, self.left)
@@ -71,6 +73,7 @@ class Program(Statements):
         try:
             return work()
         except (EnoughError, RecursionError):
+            self.retained.handed_on()
             return None
         finally:
             del self.frames[depth:]
@@ -117,7 +120,7 @@ class Program(Statements):
         self._run(make, _FUNCTION_STATEMENTS)
         if not made:
             return
-        self._forget_beginnings(made[0], here)
+        self._forget_beginnings(made[0], here, _set_later(kind))
         order = sorted(waiting, key=lambda one: getattr(one.node, "name", "") not in _FIRST)
         for function in order:
             if function.node not in self.functions_run:
@@ -126,7 +129,7 @@ class Program(Statements):
     def _level_of(self, function: Function, kind: ClassValue) -> int:
         """How sure it is that what a method returns goes through backward."""
         name = getattr(function.node, "name", "")
-        return YES if kind.is_module and (name in _FIRST or not _EVALUATING.search(name)) else MAYBE
+        return YES if kind.is_module and (name in _FIRST or name.startswith("forward")) else MAYBE
 
     def _is_awaited(self, function: Function, kind: ClassValue) -> bool:
         name = getattr(function.node, "name", "")
@@ -136,8 +139,11 @@ class Program(Statements):
             return True
         return self._is_triggered(function.node, self._level_of(function, kind))
 
-    def _forget_beginnings(self, me: Object, state: State) -> None:
-        """What ``__init__`` leaves empty, or None, the other methods of the class fill: nothing is known of it then."""
+    def _forget_beginnings(self, me: Object, state: State, later: frozenset[str]) -> None:
+        """What ``__init__`` leaves empty, or None, the other methods of the class fill: nothing is known of it then.
+
+        ``later`` are the attributes that they set.
+        """
         names = state.heap.get((me, "@names"))
         for name in names if isinstance(names, tuple) else ():
             value = state.heap.get((me, str(name)))
@@ -148,6 +154,8 @@ class Program(Statements):
                 state.heap.pop((value, "@entries"), None)
             elif isinstance(value, Plain) and value.known and value.value is None:
                 state.heap[me, str(name)] = Choice((value, self.fresh(text=f"self.{name}")))
+            elif isinstance(value, Plain) and value.known and name in later:
+                state.heap[me, str(name)] = self.fresh(text=f"self.{name}")
 
     def _root(self, function: Function, state: State, me: Value | None, level: int) -> None:
         node = function.node
@@ -173,11 +181,15 @@ class Program(Statements):
             self.run_function(function, [], {}, state, me)
         finally:
             self.next_is_root = False
+        if self.retained.any():
+            # What objects hold outlives the call.
+            self.hand_on([one for one in state.heap.values() if isinstance(one, Tensor)], state)
         self._end_of_root(state)
 
     def root_returns(self, value: Value, node: ast.Return, state: State) -> None:
         """See :class:`Statements`."""
         self.escape(value, node, state, self.root_level)
+        self.hand_on([value], state)
 
     # -- sums that keep their graphs
 
@@ -219,6 +231,9 @@ class Program(Statements):
             one = pending.pop()
             if one in roots:
                 return True
+            if one.is_opaque and not one.saved:
+                # ``to_scalar(loss)`` of another file need not give a tensor.
+                continue
             for parent in one.parents:
                 if isinstance(parent, Node) and parent not in seen:
                     seen.add(parent)
@@ -229,13 +244,33 @@ class Program(Statements):
 _FIRST = frozenset({"forward", "training_step", "train_step", "__call__", "loss", "compute_loss"})
 
 
+def _set_later(kind: ClassValue) -> frozenset[str]:
+    """The attributes that other functions of a class than ``__init__`` set, of whatever object."""
+    found: set[str] = set()
+    pending: list[ast.AST] = [one.node for name, one in kind.functions.items() if name != "__init__"]
+    while pending:
+        node = pending.pop()
+        # Statements only: most of a syntax tree are the expressions.
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+            inner = getattr(node, part, None)
+            pending += inner if isinstance(inner, list) else ()
+        targets: list[ast.AST] = list(getattr(node, "targets", ()))
+        targets += [getattr(node, "target", node)]
+        for target in targets:
+            elements = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
+            found.update(one.attr for one in elements if isinstance(one, ast.Attribute))
+    return frozenset(found)
+
+
 def _made_at(whole: Node, node: ast.AST, clock: int) -> bool:
+    # In ``total = total + loss`` the value is the sum; in ``total += loss`` it is the term, which every round makes.
+    sum_node = node.value if isinstance(node, ast.Assign) else None
     pending, seen = list(whole.parents), 0
     while pending and seen < 60:
         one = pending.pop()
         seen += 1
         if isinstance(one, Node):
-            if one.clock < clock and (one.site.node is node or one.site.node is getattr(node, "value", None)):
+            if one.clock < clock and (one.site.node is node or one.site.node is sum_node):
                 return True
             pending.extend(one.parents)
     return False

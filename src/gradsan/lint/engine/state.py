@@ -95,6 +95,8 @@ def _join_heaps(one: State, other: State, way: Way, merge: Merge, ways: tuple[Wa
             one.heap[place] = value
         elif isinstance(mine, tuple) and isinstance(value, tuple):
             one.heap[place] = _join_items(mine, value, way, merge, ways)
+        elif isinstance(mine, frozenset) and isinstance(value, frozenset):
+            one.heap[place] = mine | value
         elif isinstance(mine, int) and isinstance(value, int):
             one.heap[place] = mine if mine == value else 1
         elif isinstance(mine, dict) and isinstance(value, dict):

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 
 from gradsan.lint.engine.assignments import Assignments, is_none_value
-from gradsan.lint.engine.base import EnoughError, Loop
-from gradsan.lint.engine.graph import LoopEntry
+from gradsan.lint.engine.base import EnoughError, Loop, LoopEntry
 from gradsan.lint.engine.state import State
 from gradsan.lint.engine.values import (
     Bag,
@@ -284,7 +283,23 @@ class Statements(Assignments):
         for target in node.targets:
             if isinstance(target, ast.Name):
                 state.names.pop((self.frames[-1].number, target.id), None)
+            elif isinstance(target, ast.Subscript):
+                self._delete_items(target, state)
         return state
+
+    def _delete_items(self, target: ast.Subscript, state: State) -> None:
+        """``del saved[:]`` leaves nothing, and of what another index leaves nothing is known."""
+        owner = self.evaluate(target.value, state)
+        if isinstance(owner, Sequence):
+            part = target.slice
+            if isinstance(part, ast.Slice) and part.lower is None and part.upper is None:
+                state.heap[owner, "@items"] = ()
+            else:
+                state.heap.pop((owner, "@items"), None)
+        elif isinstance(owner, Dictionary):
+            held, key = state.heap.get((owner, "@entries")), self._key(target.slice, state)
+            entries = held if isinstance(held, dict) else {}
+            state.heap[owner, "@entries"] = {name: one for name, one in entries.items() if key not in (name, ...)}
 
     def _expression(self, node: ast.Expr, state: State) -> State:
         if not isinstance(node.value, ast.Constant):

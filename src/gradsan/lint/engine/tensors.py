@@ -17,6 +17,7 @@ from gradsan.lint.engine.values import (
     Layer,
     Memory,
     Node,
+    Plain,
     Saved,
     Sequence,
     Site,
@@ -111,10 +112,14 @@ class Tensors(Base):
         clock = self.tick()
         result = Tensor((Memory(),), NO, None, clock, text=_text(node))
         operands = [(index, tensor) for index, value in enumerate(args) for tensor in self.tensors_in(value, state)]
+        result.is_reduced = bool(operands) and all(one.is_reduced for _, one in operands)
         self._constants(name, operands, result, state)
         if any(isinstance(value, Sequence) and not self.tensors_in(value, state) for value in args):
             result.grad = MAYBE if state.grad else NO
             result.is_certain = False
+        elif state.grad and (not operands or any(_is_open(value) for value in args)):
+            # What is not known may be a tensor that requires grad, too.
+            result.grad = MAYBE
         if not state.grad:
             return result
         known = {index: self.graph_of(tensor, state) for index, tensor in operands}
@@ -313,6 +318,10 @@ class Tensors(Base):
                 return self.is_leaf(parent, state) and not any(m in state.content for m in parent.memories)
             node = parent
         return False
+
+
+def _is_open(value: Value) -> bool:
+    return isinstance(value, Plain) and (not value.known or value.value is None)
 
 
 def _text(node: ast.AST) -> str:

@@ -1,0 +1,84 @@
+"""Values of a caller that a module's ``forward``, or a function whose result is taken, writes into."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from gradsan import _torch, source
+from gradsan.model import Frame, Site
+from gradsan.record.ledger import RawWrite
+
+
+class Given(NamedTuple):
+    """What a function or ``forward`` wrote into: ``name`` in the caller's frame, ``own`` in its frame.
+
+    The frames are those at ``outer`` and ``position`` in the stack of the write.
+    """
+
+    position: int
+    outer: int
+    own: str
+    name: str
+    is_forward: bool
+
+
+def given_to(raw: RawWrite, written: Site) -> Iterator[Given]:
+    """The arguments that a write went to, from the innermost function outwards.
+
+    What ``forward`` was given it may have given on: to a function of its own, or to a module inside. A call that stands
+    alone is there for what it writes, and so is a function with the name of an in-place one.
+    """
+    frames = written.frames
+    position = max((at for at, frame in enumerate(frames) if frame.is_user), default=0)
+    named = source.written_expression(frames[position], raw.op, frames[position + 1 :]) if frames else None
+    while named is not None and position:
+        own = frames[position]
+        outer = max((at for at, frame in enumerate(frames[:position]) if frame.is_user), default=None)
+        if outer is None:
+            return
+        given = source.callers_expression(named, own, frames[outer], frames[outer + 1 : position])
+        is_forward = own.function.endswith("forward") and _torch.is_module_call(frames[position - 1].file)
+        is_taken = outer == position - 1 and not is_named_in_place(own) and source.takes_result(frames[outer])
+        if (is_forward or is_taken) and given is not None and _is_argument(named, own, raw):
+            yield Given(position, outer, named, given, is_forward)
+        named = given
+        position = outer
+
+
+def is_named_in_place(frame: Frame) -> bool:
+    """Whether the function at ``frame`` has the name of an in-place one, as ``scale_`` is, and not ``__call__``."""
+    return frame.function.endswith("_") and not frame.function.endswith("__")
+
+
+def is_of_caller(raw: RawWrite, written: Site, read: Site) -> bool:
+    """Whether a module's ``forward``, or a function whose result is taken, wrote into what its caller then read."""
+    return any(
+        _is_read_by_caller(written.frames, one.position, one.outer, read)
+        and source.is_made_in_round(written.frames[one.outer], one.name)
+        and source.reads_again(one.name, written.frames[one.outer], read.frames[one.outer])
+        for one in given_to(raw, written)
+    )
+
+
+def _is_argument(named: str, own: Frame, raw: RawWrite) -> bool:
+    """Whether an expression begins with a parameter of the function that stood at ``own``, ``self`` left out."""
+    root = re.split(r"[.\[]", named, maxsplit=1)[0]
+    name = own.function.rpartition(".")[2]
+    codes = [
+        code
+        for code in raw.stack.codes
+        if code.co_filename == own.file and code.co_name == name and code.co_firstlineno <= own.line
+    ]
+    code = max(codes, key=lambda code: int(code.co_firstlineno), default=None)
+    return code is not None and root in code.co_varnames[: code.co_argcount] and root not in ("self", "cls")
+
+
+def _is_read_by_caller(frames: tuple[Frame, ...], position: int, outer: int, read: Site) -> bool:
+    own = frames[position]
+    if len(read.frames) <= outer:
+        return False
+    inside = any((frame.file, frame.function) == (own.file, own.function) for frame in read.frames[outer + 1 :])
+    caller = [(frame.file, frame.function) for frame in frames[: outer + 1]]
+    return not inside and [(frame.file, frame.function) for frame in read.frames[: outer + 1]] == caller

@@ -1,0 +1,109 @@
+"""Calls that clear or clip gradients, noted for the length of a round.
+
+``zero_grad`` of optimizers and modules, and ``clip_grad_norm_`` and ``clip_grad_value_`` are replaced only meanwhile:
+an ordinary step pays nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from gradsan import _torch
+from gradsan.record.patches import Patches, standing
+
+_MEASURES = 1e5
+"""A bound so large is no bound: the call is there for the norm that it gives."""
+
+
+class Clearing(NamedTuple):
+    """A call of ``zero_grad``: when, where, and the leaves by ``id``."""
+
+    clock: int
+    stack: Any
+    op: str
+    leaves: frozenset[int]
+
+
+class Clip(NamedTuple):
+    """A call that clips: when, where, the leaves by ``id``, their memory and that of their gradients.
+
+    ``is_filled`` says whether any gradient was there and not zero, ``bounds`` whether the bound is one.
+    """
+
+    clock: int
+    stack: Any
+    op: str
+    leaves: frozenset[int]
+    storages: frozenset[int]
+    gradients: frozenset[int]
+    is_filled: bool
+    bounds: bool
+
+
+class ClipCalls:
+    """Notes them between :meth:`begin` and :meth:`end`."""
+
+    def __init__(self, core: Any) -> None:
+        """``core`` keeps the clock."""
+        self._core, self._patches = core, Patches()
+        self.clearings: list[Clearing] = []
+        self.clips: list[Clip] = []
+
+    def begin(self) -> None:
+        """Forget the last round, and watch."""
+        self.end()
+        self.clearings, self.clips = [], []
+        for owner in (Optimizer, nn.Module):
+            self._watch(owner, "zero_grad", self._cleared)
+        for owner, name in _torch.clip_functions():
+            self._watch(owner, name, self._clipped)
+
+    def end(self) -> None:
+        """Put everything back."""
+        self._patches.undo()
+
+    def _watch(self, owner: Any, name: str, note: Callable[[str, Any, Any, Any], None]) -> None:
+        original, core = standing(owner, name), self._core
+
+        @functools.wraps(original)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if not core.active or _torch.is_compiling():
+                return original(*args, **kwargs)
+            if args and name != "zero_grad" and not torch.is_tensor(args[0]):
+                args = (list(args[0]), *args[1:])
+            if args:
+                stack = core.stack(1)
+                try:
+                    with _torch.hushed(), torch.no_grad():
+                        note(name, args[0], kwargs.get("max_norm", args[1] if len(args) > 1 else None), stack)
+                except Exception as failure:
+                    core.forgive(failure)
+            return original(*args, **kwargs)
+
+        self._patches.set(owner, name, watched)
+
+    def _cleared(self, name: str, owner: Any, _: Any, stack: Any) -> None:
+        held = owner.parameters() if isinstance(owner, nn.Module) else _torch.parameters_of(owner)
+        self.clearings.append(Clearing(self._core.tick(), stack, name, frozenset(map(id, held))))
+
+    def _clipped(self, name: str, given: Any, bound: Any, stack: Any) -> None:
+        leaves = [given] if torch.is_tensor(given) else given
+        if not all(type(one) in _torch.PLAIN_TENSORS for one in leaves):
+            return
+        grads = [one.grad for one in leaves if one.grad is not None]
+        storages = frozenset(map(_torch.storage_or_none, leaves)) - {0}
+        of_grads = frozenset(map(_torch.storage_or_none, grads)) - {0}
+        # A device is not asked, as its answer is waited for; nor is anything under a profiler, which would list it.
+        is_asked = all(one.is_cpu for one in grads) and not _torch.is_profiled()
+        is_filled = any(_torch.numbers_of([one.any() for one in grads])) if grads and is_asked else bool(grads)
+        is_bound = not isinstance(bound, int | float) or (math.isfinite(bound) and bound < _MEASURES)
+        short = "clip_grad_value_" if "value" in name else "clip_grad_norm_"
+        ids = frozenset(map(id, leaves))
+        self.clips.append(Clip(self._core.tick(), stack, short, ids, storages, of_grads, is_filled, is_bound))

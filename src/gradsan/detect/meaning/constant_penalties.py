@@ -1,0 +1,166 @@
+"""Penalties on parameters that are computed past their graph: ``loss = task + 1e-4 * sum(p.data.abs().sum() ...)``.
+
+What calls compute from parameters alone, without recording it, is followed in some rounds. It is a penalty if it was
+added to a value of one element that has a graph, and only sums and constant factors lie between there and the loss.
+What was computed from data, too, is a measurement: the loss of a network that is only looked at. Copies that are
+detached once more, and bounds such as the maximum of log-sum-exp, are constants on purpose.
+
+A penalty is on what the loss trains: a multiplier that another loss trains is a constant of this one. Where the program
+writes the parameters itself, a step of its own stands for the gradient, as soft thresholding does.
+
+Row: ``penalty_is_constant``. Roles: ``read`` (where a parameter's values were taken; ``values``: ``shape``, ``dtype``,
+``device`` of the term, ``is_decayed``, whether the optimizer was given a weight decay for it), ``added`` (where the
+term joined the loss).
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from gradsan import _torch
+from gradsan.detect.meaning.constant_terms import LISTED, SUMS, sums_below
+from gradsan.detect.meaning.rounds import RoundDetector
+from gradsan.graph import walk
+from gradsan.model import Clue, Failure
+from gradsan.record.ledger import RawWrite
+from gradsan.record.listeners import Listeners
+from gradsan.record.stacks import symbolise
+from gradsan.record.steps import read_backward
+
+ROW = "penalty_is_constant"
+_TENSORS_FOLLOWED = 1_024
+_ON_PURPOSE = frozenset(
+    {"detach", "detach_", "max", "amax", "min", "amin", "logsumexp", "clone", "copy_", "zeros_like"}
+)
+_BY_ELEMENT = frozenset(
+    {"add", "sub", "rsub", "mul", "div", "true_divide", "where", "pow", "dist", "mse_loss", "l1_loss"}
+)
+"""Operations that set parameters against values of their own shape: earlier ones, weights of them, masks."""
+
+
+class _Origin(NamedTuple):
+    """Where parameters were read, and weak references to them."""
+
+    stack: Any
+    parameters: tuple[Any, ...]
+
+
+class _Joined(NamedTuple):
+    number: int | None
+    read: _Origin
+    added: Any
+    facts: dict[str, Any]
+
+
+class ConstantPenalties(RoundDetector):
+    """Follows values of parameters in some rounds; ``optimizers`` gives those that have stepped."""
+
+    def __init__(
+        self,
+        core: Any,
+        listeners: Listeners,
+        optimizers: Callable[[], list[Any]],
+        found: Callable[[Failure], None],
+    ) -> None:
+        """What it finds goes to ``found``."""
+        super().__init__(core, listeners)
+        self._optimizers, self._found = optimizers, found
+        self._parameters: dict[int, Any] = {}
+        self._held: dict[int, tuple[Any, Any]] = {}
+        self._joined: list[_Joined] = []
+        self._begun = 0
+        self._described: set[Any] = set()
+
+    def forget(self) -> None:
+        """Begin anew, as a stretch of watching does."""
+        super().forget()
+        self._described.clear()
+
+    def begins(self, entry: Any) -> bool:
+        """Take the parameters that are trained."""
+        self._held.clear()
+        self._joined.clear()
+        self._begun = entry[0]
+        held = _torch.parameters_of(*self._optimizers())
+        self._parameters = {
+            _torch.storage_or_none(one): weakref.ref(one) for one in held if one.requires_grad and one.numel() > 1
+        }
+        self._parameters.pop(0, None)
+        return bool(self._parameters)
+
+    def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Follow what is computed from parameters."""
+        given = list(_torch.tensors_in((args, kwargs)))
+        origin = next((origin for tensor in given if (origin := self._origin(tensor)) is not None), None)
+        for made in _torch.tensors_in(result):
+            if made.requires_grad:
+                node = made.grad_fn
+                name = "" if node is None else node.name()
+                if origin is not None and name in SUMS and (made.numel() == 1 or name in LISTED):
+                    facts = {**_torch.facts_of(made), "shape": ()}
+                    self._joined.append(_Joined(_torch.node_sequence(node), origin, self._core.stack(), facts))
+            elif made.is_floating_point() and op not in _ON_PURPOSE and len(self._held) < _TENSORS_FOLLOWED:
+                self._hold(op, made, origin, given)
+
+    def _origin(self, tensor: Any) -> Any:
+        known = self._held.get(id(tensor))
+        return known[1] if known is not None and known[0]() is tensor else None
+
+    def _hold(self, op: str, made: Any, origin: Any, given: list[Any]) -> None:
+        read = [one for one in given if self._is_parameter(one)]
+        # A view of a parameter is seen where something is computed from it.
+        if origin is None and (not read or self._is_parameter(made)):
+            return
+        own = [*read, *(one for one in given if self._origin(one) is not None)]
+        shapes = {tuple(one.shape) for one in own} if op.strip("_") in _BY_ELEMENT else set()
+        if all(one.numel() == 1 or tuple(one.shape) in shapes or any(one is other for other in own) for one in given):
+            if origin is None:
+                weak = (self._parameters.get(_torch.storage_or_none(one)) for one in read)
+                origin = _Origin(self._core.stack(), tuple(one for one in weak if one is not None))
+            self._held[id(made)] = (weakref.ref(made), origin)
+        else:
+            self._held.pop(id(made), None)
+
+    def _is_parameter(self, tensor: Any) -> bool:
+        weak = self._parameters.get(_torch.storage_or_none(tensor))
+        return weak is not None and weak() is not None
+
+    def looks(self, entry: Any, is_last: bool) -> None:
+        """See whether a penalty has joined this loss."""
+        if not self._joined or entry[1] in self._described:
+            return
+        roots = read_backward(entry).roots
+        sums = set(sums_below(roots))
+        found = next((one for one in self._joined if one.number in sums), None)
+        if found is not None and self._is_meant_for(walk.leaves_of(walk.engine_order(roots)), found.read):
+            self._described.add(entry[1])
+            values = {**found.facts, "is_decayed": self._is_decayed(found.read)}
+            clues = (
+                Clue("read", symbolise(found.read.stack), values=values),
+                Clue("added", symbolise(found.added)),
+            )
+            self._found(Failure(ROW, "", "", symbolise(entry[1]), clues, raised=False))
+
+    def _is_meant_for(self, leaves: Iterable[Any], read: _Origin) -> bool:
+        """Whether the loss trains what was read, and the program writes none of it itself."""
+        reached = set(map(id, leaves))
+        own = [one for weak in read.parameters if (one := weak()) is not None and id(one) in reached]
+        storages = set(map(_torch.storage_or_none, own))
+        raws = map(RawWrite._make, self._core.writes_after(self._begun))
+        return bool(own) and not any(
+            raw.storage in storages and raw.kind not in ("step", "metadata", "outside") for raw in raws
+        )
+
+    def _is_decayed(self, read: _Origin) -> bool:
+        own = {id(weak()) for weak in read.parameters}
+        for optimizer in self._optimizers():
+            usual = inspect.signature(type(optimizer)).parameters.get("weight_decay")
+            for group in optimizer.param_groups:
+                decay = group.get("weight_decay", 0)
+                is_given = decay and (usual is None or decay != usual.default)
+                if is_given and any(id(one) in own for one in group["params"]):
+                    return True
+        return False

@@ -1,0 +1,242 @@
+"""What shows that a leaf of a training was left out by mistake: the kinds of evidence that ``unowned.py`` names."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import nn
+
+from gradsan import _torch, source
+from gradsan.detect.meaning.made import Making
+from gradsan.graph import naming
+from gradsan.record.stacks import is_user_file, symbolise
+
+_PART = 1 / 3
+_MODULE_OWN = frozenset(vars(nn.Module()))
+
+
+class Evidence:
+    """What shows that a leaf was left out by mistake, in one graph with one set of trained parameters."""
+
+    def __init__(self, core: Any, making: Making, owned: set[int], order: list[Any], entry: Any) -> None:
+        """``order`` are the Nodes of the backward ``entry``, ``owned`` the parameters of optimizers by ``id``."""
+        self._core, self._making, self._owned, self._order = core, making, owned, order
+        self._stack, self._thread = entry[1:3]
+        self._modules = [one for one in naming.all_modules_alive() if _is_complete(one)]
+        inner = {id(child) for one in self._modules for child in one.children()}
+        self._tops = [one for one in self._modules if id(one) not in inner]
+        self._leads = self._leading()
+
+    def of(self, leaf: Any) -> str | None:
+        """The kind of evidence, or None."""
+        top = next((one for one in self._tops if any(held is leaf for held in one.parameters())), None)
+        others = [] if top is None else [one for one in top.parameters() if one.requires_grad]
+        has_owned = any(id(one) in self._owned for one in others)
+        hidden = self._hidden(leaf, None if has_owned else top)
+        if hidden is not None:
+            return hidden
+        if has_owned and top is not None:
+            rest = [one for one in others if id(one) not in self._owned]
+            made = self._made_last(others)
+            if made is not None and all(self._making.is_late(one, made) for one in rest):
+                return "late"
+            size, whole = sum(one.numel() for one in rest), sum(one.numel() for one in others)
+            is_part = size < _PART * whole and self._is_left_whole(top, leaf)
+            if not is_part or self._meeting(leaf) is None:
+                return None
+            if not self._feeds_trained(leaf):
+                return "left_out_end"
+            return "left_out_chosen" if self._are_chosen(others) else "left_out"
+        found = self._meeting(leaf)
+        if found is None:
+            return None
+        node, own, rest = found
+        if top is None:
+            is_data = not self._are_computed(rest) or _is_one_by_one(leaf, own, rest)
+            return None if is_data or _reads_gradients(self._stack) else "alone"
+        is_own = any(held is leaf for held in top.parameters(recurse=False))
+        is_whole = top.training and not type(top).__module__.startswith("torch.")
+        return "criterion" if is_own and is_whole and self._is_within(node, top) else None
+
+    def name_of(self, leaf: Any) -> str | None:
+        """The leaf by the class of the module that has it; None where none has."""
+        named = ((top, name) for top in self._tops for name, held in top.named_parameters() if held is leaf)
+        return next((f"{type(top).__name__}.{name}" for top, name in named), None)
+
+    def _made_last(self, parameters: list[Any]) -> int | None:
+        """When the last of the optimizers was made that have some of ``parameters``."""
+        wanted = {id(one) for one in parameters}
+        owners = (
+            made.clock
+            for optimizer, made in self._making.optimizers()
+            if any(id(one) in wanted for one in _torch.parameters_of(optimizer))
+        )
+        return max(owners, default=None)
+
+    def _is_left_whole(self, top: nn.Module, leaf: Any) -> bool:
+        owner = next(
+            (one for one in top.modules() if any(held is leaf for held in one.parameters(recurse=False))), None
+        )
+        if owner is None or not owner.training:
+            return False
+        own = list(owner.parameters(recurse=False))
+        # Normalising layers, and others that only scale and shift, are often frozen on purpose.
+        only_scales = all(one.dim() < 2 for one in own)
+        return not only_scales and not any(id(one) in self._owned for one in own)
+
+    def _hidden(self, leaf: Any, top: nn.Module | None) -> str | None:
+        """Whether a module of a wholly trained model holds the leaf, or a module with it, in a plain attribute."""
+        for model in self._tops:
+            held = [one for one in model.parameters() if one.requires_grad]
+            if model is top or not held or not all(id(one) in self._owned for one in held):
+                continue
+            for module in model.modules():
+                for value in (value for key, value in vars(module).items() if key not in _MODULE_OWN):
+                    inside = list(_inside([value]))
+                    if any(one is leaf for one in inside):
+                        return None if _reads_gradients(self._stack) else "unregistered"
+                    modules = [one for one in inside if isinstance(one, nn.Module) and one.training]
+                    # One that stands there itself has been put past ``__setattr__`` on purpose.
+                    is_put = any(one is value for one in modules)
+                    if is_put or not any(own is leaf for one in modules for own in one.parameters()):
+                        continue
+                    is_alone = len(inside) == 1 and not isinstance(value, dict)
+                    return "unregistered_one" if is_alone and not self._feeds_trained(leaf) else "unregistered"
+        return None
+
+    def _are_chosen(self, parameters: list[Any]) -> bool:
+        """Whether the program chooses by name or number what it gives the optimizers of ``parameters``."""
+        wanted = {id(one) for one in parameters}
+        return any(
+            source.chooses_parameters(frame)
+            for optimizer, made in self._making.optimizers()
+            if any(id(one) in wanted for one in _torch.parameters_of(optimizer))
+            for frame in symbolise(made.stack).frames
+            if frame.is_user
+        )
+
+    def _are_computed(self, nodes: list[Any]) -> bool:
+        """Whether trained parts have computed all of this, or data of it: none is a parameter, or a look at one."""
+        return not any(id(getattr(_origin(one), "variable", None)) in self._owned for one in nodes)
+
+    def _is_within(self, node: Any, module: nn.Module) -> bool:
+        """Whether the ``forward`` of a module has made a Node."""
+        code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+        number = _torch.node_sequence(node)
+        near = [] if number is None else self._core.nodes_near(number, self._thread)
+        made = next((one for one in near if one[0] <= (number or 0) < one[1]), None)
+        return made is not None and code in made[3].codes
+
+    def _leading(self) -> set[Any]:
+        """The Nodes that lead to a trained parameter."""
+        found: set[Any] = set()
+        for node in reversed(self._order):
+            for child, _ in node.next_functions:
+                if child is not None and (child in found or id(getattr(child, "variable", None)) in self._owned):
+                    found.add(node)
+                    break
+        return found
+
+    def _meeting(self, leaf: Any) -> tuple[Any, list[Any], list[Any]] | None:
+        """The operation by which the leaf, or what is computed from it alone, is combined with what trained parts give.
+
+        With it what is the leaf's own among its inputs, and the rest; None where there is none.
+        """
+        alone: set[Any] = set()
+        for node in reversed(self._order):
+            children = _children(node)
+            own = [one for one in children if one in alone or getattr(one, "variable", None) is leaf]
+            if own:
+                rest = [one for one in children if one not in own]
+                if str(node.name()).startswith("CompiledFunction"):
+                    return None
+                if any(one in self._leads or id(getattr(one, "variable", None)) in self._owned for one in rest):
+                    meets = any(one in self._leads for one in rest) or _is_value(rest, self._owned)
+                    return (node, own, rest) if meets else None
+                alone.add(node)
+        return None
+
+    def _feeds_trained(self, leaf: Any) -> bool:
+        """Whether an operation computes with a trained parameter on what was computed from the leaf."""
+        behind: set[Any] = set()
+        trained: set[Any] = set()
+        for node in reversed(self._order):
+            children = _children(node)
+            own = [one for one in children if id(getattr(one, "variable", None)) in self._owned or one in trained]
+            if len(children) == 1 and own:
+                trained.add(node)
+            elif any(one in behind for one in children):
+                if own:
+                    return True
+                behind.add(node)
+            elif len(children) > 1 and any(self._is_of(one, leaf) for one in children):
+                behind.add(node)
+        return False
+
+    @staticmethod
+    def _is_of(node: Any, leaf: Any) -> bool:
+        """Whether a Node is that of the leaf, or looks at it alone, as the transpose in a linear layer does."""
+        while len(children := _children(node)) == 1:
+            node = children[0]
+        return getattr(node, "variable", None) is leaf
+
+
+def _is_complete(module: nn.Module) -> bool:
+    """Whether a module's constructor has come so far that it can be asked for what it holds."""
+    try:
+        return all(True for _ in itertools.chain(module.children(), module.parameters(recurse=False)))
+    except AttributeError:
+        return False
+
+
+def _children(node: Any) -> list[Any]:
+    return [child for child, _ in node.next_functions if child is not None]
+
+
+def _origin(node: Any) -> Any:
+    """What a Node looks at, past views."""
+    while _torch.makes_view(node) and len(children := _children(node)) == 1:
+        node = children[0]
+    return node
+
+
+def _is_one_by_one(leaf: Any, own: list[Any], rest: list[Any]) -> bool:
+    """Whether a leaf has an element, or a row, for each of those that it is combined with."""
+    shapes = [_shape_of(one) for one in rest]
+    mine = [_shape_of(one) for one in own]
+    return any(
+        len(shape) > 1 and len(shape) == len(other) and shape[0] == other[0] > 1 and leaf.numel() >= math.prod(shape)
+        for shape in mine
+        for other in shapes
+    )
+
+
+def _shape_of(node: Any) -> tuple[int, ...]:
+    held = getattr(node, "variable", None)
+    info = None if held is not None else _torch.output_info(node, 0)
+    return tuple(held.shape) if held is not None else tuple(info[0]) if info is not None else ()
+
+
+def _is_value(nodes: Iterable[Any], owned: set[int]) -> bool:
+    """Whether a trained parameter itself is what a leaf is combined with: not as the bias of a layer of its own."""
+    return all(id(getattr(one, "variable", None)) in owned for one in nodes)
+
+
+def _inside(values: Iterable[Any], depth: int = 2) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, list | tuple) and depth:
+            yield from _inside(value, depth - 1)
+        elif isinstance(value, dict) and depth:
+            yield from _inside(value.values(), depth - 1)
+        else:
+            yield value
+
+
+def _reads_gradients(stack: Any) -> bool:
+    """Whether a file of the program's on the stack reads some ``.grad``."""
+    files = {code.co_filename for code in stack.codes if is_user_file(code.co_filename)}
+    return any(map(source.reads_gradients, files))

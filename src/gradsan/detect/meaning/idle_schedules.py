@@ -1,0 +1,108 @@
+"""Schedulers of an optimizer that steps no longer: another one updates its parameters, at a rate that nobody changes.
+
+Looked for in the 4th, 8th, 16th … round of a line, and at the end: between two looks a scheduler has been stepped, its
+optimizer has not, and another optimizer with groups of its own has updated the same parameters at the very rate that it
+had. One that has a scheduler of its own is taken care of: optimizers may take turns.
+
+Row: ``schedule_without_effect``. Roles: ``scheduler`` (where it was made; ``name`` is its class), ``optimizer`` (where
+its optimizer was made; ``name``), ``other`` (where the one that steps was made; ``name``), ``stepped`` (its step).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from gradsan import _torch
+from gradsan.detect.meaning.made import Made, Making
+from gradsan.model import Clue, Failure
+from gradsan.record.detector import Detector
+from gradsan.record.stacks import symbolise
+from gradsan.record.steps import StepRecord, Steps
+
+ROW = "schedule_without_effect"
+_ADVANCED, _STEPS = 2, 2
+
+
+class _Look(NamedTuple):
+    """What was seen of a scheduler: its epoch, the last step of any optimizer, and everybody's rates."""
+
+    weak: Any
+    epoch: int
+    clock: int
+    rates: dict[int, list[Any]]
+
+
+class IdleSchedules(Detector):
+    """Looks at the live schedulers now and then; what it finds goes to ``found``."""
+
+    def __init__(self, steps: Steps, making: Making, found: Callable[[Failure], None]) -> None:
+        """``making`` knows the schedulers and optimizers."""
+        self._steps, self._making, self._found = steps, making, found
+        self._seen: dict[int, _Look] = {}
+        self._described: set[int] = set()
+
+    def forget(self) -> None:
+        """Begin anew, as a stretch of watching does."""
+        self._seen.clear()
+        self._described.clear()
+
+    def before_round(self, entry: Any, rounds: int) -> None:
+        """Look in some of the rounds of a line that calls backward; as ``on_round`` of the core."""
+        if rounds >= 4:
+            self.settle()
+
+    @_torch.hushed()
+    def settle(self) -> None:
+        """Look at each scheduler."""
+        for scheduler, made in self._making.schedulers():
+            if id(scheduler) not in self._described:
+                self._look(scheduler, made)
+
+    def _look(self, scheduler: Any, made: Made) -> None:
+        optimizer, epoch = getattr(scheduler, "optimizer", None), getattr(scheduler, "last_epoch", None)
+        if optimizer is None or not isinstance(epoch, int):
+            return
+        last = self._seen.get(id(scheduler))
+        since = made.clock if last is None or last.weak is not made.weak else last.clock
+        steps = [record for record in self._steps.steps if record.clock > since]
+        if last is None or last.weak is not made.weak or any(record.identity == id(optimizer) for record in steps):
+            latest = max((record.clock for record in steps), default=since)
+            self._seen[id(scheduler)] = _Look(made.weak, epoch, latest, self._rates())
+            return
+        own = set(map(_torch.storage_or_none, _torch.parameters_of(optimizer))) - {0}
+        others = [record for record in steps if not own.isdisjoint(record.storages)]
+        if epoch - last.epoch >= _ADVANCED and len(others) >= _STEPS:
+            self._seen[id(scheduler)] = _Look(made.weak, epoch, steps[-1].clock, self._rates())
+            self._judge(scheduler, optimizer, made, others[-1], last.rates)
+
+    def _rates(self) -> dict[int, list[Any]]:
+        """The learning rates of the live optimizers, by when these were made."""
+        return {made.clock: _rates_of(one) for one, made in self._making.optimizers()}
+
+    def _judge(self, scheduler: Any, optimizer: Any, made: Made, step: StepRecord, rates: dict[int, list[Any]]) -> None:
+        known = {id(one): (one, where) for one, where in self._making.optimizers()}
+        other = known.get(step.identity)
+        # One that wraps another shares its groups.
+        if other is None or any(group is own for group in other[0].param_groups for own in optimizer.param_groups):
+            return
+        if any(getattr(one, "optimizer", None) is other[0] for one, _ in self._making.schedulers()):
+            return
+        if other[1].clock not in rates:
+            return
+        self._described.add(id(scheduler))
+        if rates[other[1].clock] != _rates_of(other[0]):
+            return
+        clues = [Clue("scheduler", symbolise(made.stack), name=type(scheduler).__name__)]
+        if id(optimizer) in known:
+            clues.append(Clue("optimizer", symbolise(known[id(optimizer)][1].stack), name=type(optimizer).__name__))
+        clues += [
+            Clue("other", symbolise(other[1].stack), name=type(other[0]).__name__),
+            Clue("stepped", symbolise(step.stack), name=step.optimizer),
+        ]
+        self._found(Failure(ROW, "", "", symbolise(step.stack), tuple(clues), raised=False))
+
+
+def _rates_of(optimizer: Any) -> list[Any]:
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    return [float(one) if isinstance(one, int | float) else id(one) for one in rates]

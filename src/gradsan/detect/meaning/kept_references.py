@@ -1,0 +1,126 @@
+"""Gradients kept by reference while a later backward adds to them: ``first = w.grad; ...; second = w.grad - first``.
+
+``.grad`` is one tensor, to which each backward adds in place; who keeps it without a copy has the sum of both. Looked
+for at the 1st, 2nd and 4th backward of a line: a variable of the program's that holds the gradient of a leaf of this
+graph, and whose source reads it afterwards as if it were the earlier one. Reported if the backward has added to it.
+
+Row: ``kept_gradient_changed``. Roles: ``bound`` (where it was kept), ``written`` (the backward; ``name`` of the
+gradient; ``values``: ``shape``, ``dtype``, ``device``), ``read`` (``name`` of the variable).
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, NamedTuple
+
+from gradsan import _torch, source
+from gradsan.detect.kept_gradients import others_run, reads_gradient
+from gradsan.detect.meaning.second_names import at_line
+from gradsan.graph import walk
+from gradsan.model import Clue, Failure, Frame, Site
+from gradsan.record.detector import Detector
+from gradsan.record.listeners import Listeners
+from gradsan.record.stacks import is_own_file, is_user_file, symbolise
+from gradsan.record.steps import read_backward
+
+ROW = "kept_gradient_changed"
+_ROUNDS = (1, 2, 4)
+_FRAMES, _ITEMS = 3, 64
+
+
+class _Kept(NamedTuple):
+    """A gradient that is kept by reference, as it was before the backward at ``clock``."""
+
+    clock: int
+    gradient: Any
+    version: int
+    failure: Failure
+
+
+class KeptReferences(Detector):
+    """Looks at the variables of the functions that call backward; what it finds goes to ``found``."""
+
+    def __init__(self, core: Any, listeners: Listeners, found: Callable[[Failure], None]) -> None:
+        """``listeners`` tell when a backward has ended."""
+        self._core, self._listeners, self._found = core, listeners, found
+        self._kept: list[_Kept] = []
+        self._seen: set[Any] = set()
+
+    def forget(self) -> None:
+        """Begin anew, as a stretch of watching does."""
+        self._kept.clear()
+        self._seen.clear()
+
+    @_torch.hushed()
+    def before_round(self, entry: Any, rounds: int) -> None:
+        """Look at some of the rounds of a line that calls backward; as ``on_round`` of the core."""
+        if rounds not in _ROUNDS or not entry[5]:
+            return
+        callers = list(_program_frames(sys._getframe(1)))
+        if not any(reads_gradient(frame.f_code) for frame in callers) or others_run(self._core, entry):
+            return
+        gradients = {}
+        for leaf in walk.leaves_of(walk.engine_order(read_backward(entry).roots)):
+            if leaf.grad is not None and not leaf.grad.is_sparse:
+                gradients[_torch.storage_or_none(leaf.grad)] = leaf.grad
+        if not gradients:
+            return
+        site = symbolise(entry[1])
+        for frame in callers:
+            place = next((one for one in site.frames if _is_at(one, frame)), None)
+            for name, gradient in _held(frame, gradients) if place is not None else ():
+                if (frame.f_code, name) not in self._seen:
+                    self._keep(entry, site, place, name, gradient)
+                    self._seen.add((frame.f_code, name))
+
+    def _keep(self, entry: Any, site: Site, place: Frame | None, name: str, gradient: Any) -> None:
+        second = None if place is None else source.kept_gradient(place, name)
+        if place is None or second is None:
+            return
+        clues = (
+            Clue("bound", at_line(site, place, second.bound)),
+            Clue("written", at_line(site, place, place.line), name=name, values=_torch.facts_of(gradient)),
+            Clue("read", at_line(site, place, second.read), name=name),
+        )
+        failure = Failure(ROW, "", "", symbolise(entry[1]), clues, raised=False)
+        self._kept.append(_Kept(entry[0], weakref.ref(gradient), int(gradient._version), failure))
+        self._listeners.call_after_backward(self.after_backward)
+
+    @_torch.hushed()
+    def after_backward(self, entry: Any) -> None:
+        """Report what this backward has added to; as ``listeners.AfterBackward``."""
+        due = [one for one in self._kept if one.clock == entry[0]]
+        self._kept = [one for one in self._kept if one.clock > entry[0]]
+        self._listeners.call_after_backward(self.after_backward, bool(self._kept))
+        for one in due:
+            gradient = one.gradient()
+            if gradient is not None and int(gradient._version) > one.version:
+                self._found(one.failure)
+
+
+def _program_frames(frame: FrameType | None) -> Iterator[FrameType]:
+    found = 0
+    while frame is not None and found < _FRAMES:
+        file = frame.f_code.co_filename
+        if is_user_file(file) and not is_own_file(file):
+            found += 1
+            yield frame
+        frame = frame.f_back
+
+
+def _is_at(place: Frame, frame: FrameType) -> bool:
+    is_same_function = place.function.rpartition(".")[2] == frame.f_code.co_name
+    return is_same_function and (place.file, place.line) == (frame.f_code.co_filename, frame.f_lineno)
+
+
+def _held(frame: FrameType, gradients: dict[int, Any]) -> Iterator[tuple[str, Any]]:
+    """The variables of a frame that hold one of the gradients, by themselves or in lists and dicts."""
+    for name, value in list(frame.f_locals.items()):
+        for tensor in _torch.tensors_in(value, most=_ITEMS):
+            storage = _torch.storage_or_none(tensor)
+            if storage in gradients:
+                yield name, gradients[storage]
+                break

@@ -1,0 +1,111 @@
+"""What the program makes to train with: optimizers and their groups, schedulers, parameters that come later.
+
+Public methods of torch are watched that no step calls: ``Optimizer.add_param_group``, the constructors of schedulers,
+and the registration of parameters.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from gradsan.record.detector import Detector
+from gradsan.record.patches import Patches, standing
+
+_LATE_KEPT = 4_096
+
+
+class Made(NamedTuple):
+    """An optimizer or a scheduler: a weak reference, when it was made, and where."""
+
+    weak: Any
+    clock: int
+    stack: Any
+
+
+class Making(Detector):
+    """Takes note of them while somebody watches; ``on_group`` is called with an optimizer that gets parameters."""
+
+    part = "optimizers"
+
+    def __init__(self, core: Any) -> None:
+        """None so far."""
+        self._core = core
+        self._optimizers: dict[int, Made] = {}
+        self._schedulers: dict[int, Made] = {}
+        self._late: dict[int, tuple[Any, int]] = {}
+        self.on_group: Callable[[Any], None] = lambda optimizer: None
+
+    def optimizers(self) -> list[tuple[Any, Made]]:
+        """The live optimizers."""
+        return [(one, made) for made in list(self._optimizers.values()) if (one := made.weak()) is not None]
+
+    def schedulers(self) -> list[tuple[Any, Made]]:
+        """The live schedulers."""
+        return [(one, made) for made in list(self._schedulers.values()) if (one := made.weak()) is not None]
+
+    def is_late(self, parameter: Any, clock: int) -> bool:
+        """Whether a module was given the parameter after ``clock``, when some optimizer had been made."""
+        weak, given = self._late.get(id(parameter), (None, 0))
+        return weak is not None and weak() is parameter and given > clock
+
+    def install(self, patches: Patches, guard: Callable[[Callable[[], object]], None]) -> None:
+        """Watch until ``patches`` is undone."""
+        self._watch(patches, guard, Optimizer, "add_param_group", self._grouped)
+        self._watch(patches, guard, LRScheduler, "__init__", self._scheduled)
+        if "__init__" in vars(ReduceLROnPlateau):
+            self._watch(patches, guard, ReduceLROnPlateau, "__init__", self._scheduled)
+
+        def registered(module: Any, name: str, parameter: Any) -> None:
+            if self._optimizers and parameter is not None:
+                guard(lambda: self._registered(parameter))
+
+        handle = register_module_parameter_registration_hook(registered)
+        patches.on_undo(handle.remove)
+
+    def _watch(
+        self,
+        patches: Patches,
+        guard: Callable[[Callable[[], object]], None],
+        owner: Any,
+        name: str,
+        note: Callable[[Any, Any], None],
+    ) -> None:
+        original, core = standing(owner, name), self._core
+
+        @functools.wraps(original)
+        def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(self, *args, **kwargs)
+            if core.active:
+                stack = core.stack(1)
+                guard(lambda: note(self, stack))
+            return result
+
+        patches.set(owner, name, watched)
+
+    def _grouped(self, optimizer: Any, stack: Any) -> None:
+        if id(optimizer) not in self._optimizers or self._optimizers[id(optimizer)].weak() is not optimizer:
+            self._prune(self._optimizers)
+            self._optimizers[id(optimizer)] = Made(weakref.ref(optimizer), self._core.tick(), stack)
+        self.on_group(optimizer)
+
+    def _scheduled(self, scheduler: Any, stack: Any) -> None:
+        self._prune(self._schedulers)
+        self._schedulers[id(scheduler)] = Made(weakref.ref(scheduler), self._core.clock, stack)
+
+    def _registered(self, parameter: Any) -> None:
+        if len(self._late) >= _LATE_KEPT:
+            self._late = {key: one for key, one in self._late.items() if one[0]() is not None}
+        if len(self._late) < _LATE_KEPT:
+            self._late[id(parameter)] = weakref.ref(parameter), self._core.tick()
+
+    @staticmethod
+    def _prune(table: dict[int, Made]) -> None:
+        for key in [key for key, made in table.items() if made.weak() is None]:
+            del table[key]

@@ -1,0 +1,110 @@
+"""Whole rounds of a line that calls backward, call by call: from its 1st, 2nd and 4th backward to the next.
+
+What comes before the first backward of all is a round, too, for detectors that want it.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, ClassVar
+
+from gradsan import _torch
+from gradsan.record.detector import Detector
+from gradsan.record.listeners import Listeners
+
+_CALLS_FOLLOWED, _BACKWARDS_FOLLOWED = 20_000, 16
+
+
+class RoundDetector(Detector):
+    """A detector that is told of the results of calls and of backward calls in a few rounds, and of nothing else."""
+
+    rounds: ClassVar[tuple[int, ...]] = (1, 2, 4)
+    hears_results: ClassVar[bool] = True
+    from_start: ClassVar[bool] = False
+    """Whether to look at what comes before the first backward, too."""
+
+    def __init__(self, core: Any, listeners: Listeners) -> None:
+        """``listeners`` tell of calls while a round is open."""
+        self._core, self._listeners = core, listeners
+        self._entry: Any = None
+        self._calls = self._backwards = 0
+
+    def begins(self, entry: Any) -> bool:
+        """Whether the round that begins with this backward is to be looked at; what was noted before is forgotten.
+
+        The round before the first backward begins with an entry that has a clock and a thread only.
+        """
+        return True
+
+    def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """A call in the thread of the round has ended; as ``listeners.OnResult``."""
+
+    def looks(self, entry: Any, is_last: bool) -> None:
+        """A backward begins in the thread of the round; the last is the one by which the line begins its next round."""
+
+    def forget(self) -> None:
+        """Begin anew, as a stretch of watching does."""
+        self._end()
+        start = (self._core.clock, None, threading.get_ident())
+        if self.from_start and self.begins(start):
+            self._open(start)
+
+    def settle(self) -> None:
+        """Nothing is watched any more."""
+        self._end()
+
+    @_torch.hushed()
+    def before_round(self, entry: Any, rounds: int) -> None:
+        """Open a round, or close it; as ``on_round`` of the core."""
+        if self._entry is not None and self._is_last(entry):
+            self.looks(entry, True)
+            self._end()
+        if self._entry is None and rounds in self.rounds and entry[5] and self.begins(entry):
+            # Clock, stack and thread; what else the entry holds would keep the graph alive until the round ends.
+            self._open(entry[:3])
+
+    @_torch.hushed()
+    def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Look at a backward; the arguments are those of ``listeners.BeforeBackward``."""
+        opened = self._entry
+        if opened is None or entry[0] == opened[0] or not entry[5]:
+            return
+        # Gradients of another thread are not looked at: it may be writing them. The thread of the round may have ended.
+        is_last = self._is_last(entry)
+        if entry[2] == opened[2]:
+            self.looks(entry, is_last)
+        self._count_backward(is_last)
+
+    def _is_last(self, entry: Any) -> bool:
+        """Whether this backward ends the open round: the first of all does that of the start, whichever line calls."""
+        return entry[2] == self._entry[2] and (self._entry[1] is None or entry[1] is self._entry[1])
+
+    def _open(self, entry: tuple[Any, ...]) -> None:
+        self._entry, self._calls, self._backwards = entry, 0, 0
+        self._listen(True)
+
+    def _count_backward(self, is_last: bool) -> None:
+        self._backwards += 1
+        if is_last or self._backwards > _BACKWARDS_FOLLOWED:
+            self._end()
+
+    def _end(self) -> None:
+        if self._entry is not None:
+            self._entry = None
+            self._listen(False)
+
+    def _listen(self, wanted: bool) -> None:
+        self._listeners.call_before_backward(self.before_backward, wanted)
+        if self.hears_results:
+            self._listeners.call_on_result(self._on_result, wanted)
+
+    @_torch.hushed()
+    def _on_result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        opened = self._entry
+        if opened is None or threading.get_ident() != opened[2] or _torch.is_compiling():
+            return
+        self._calls += 1
+        if self._calls > _CALLS_FOLLOWED:
+            self._end()
+        else:
+            self.result(op, args, kwargs, result)

@@ -1,0 +1,250 @@
+"""Tensors that are changed in place while a second name still stands for them: ``noisy = clean; noisy += noise``.
+
+An assignment binds a name to the same tensor, a list keeps the same tensor, and so does the parameter of a function;
+all are often taken for copies. Looked for at the 1st, 2nd and 4th backward of a line: the program's own in-place writes
+since the round before, whose source binds another name to what is written and then reads both (``loss(net(noisy),
+clean)``), adds it to a list in each round of a loop that never binds it anew (``traj.append(pos); pos += step``), or
+has it as an argument that is returned, or that a ``forward`` was given, and that the caller reads after the call; or
+fills memory of its own and returns it, again and again, while the caller keeps an earlier result by another name.
+
+An in-place operation may itself show it: ``average.lerp_(weight, 0.1)``, ``buffer.mul_(0.9).add_(w.grad)`` or
+``w.copy_(backup)`` with one tensor on both sides. That is looked for in a few whole rounds, and told where all that the
+line was given is so: a network that shares some layers with its average has them on both sides on purpose. A part of
+larger memory may be filled by whatever is a view of it already.
+
+Rows: ``second_name_changed``, ``list_of_one``, ``argument_changed``, ``results_are_one``; ``own_operand`` (roles
+``written`` and ``read``). Roles: ``bound`` (where the second name was bound, the list got it, or the function was
+called; ``name`` of the function), ``written`` (the write; ``name``; ``op``; ``values``: ``shape``, ``dtype``,
+``device``, ``is_result``, whether the second name is what an in-place method returned), ``read`` (``name``).
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import linecache
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import FrameType
+from typing import Any, NamedTuple
+
+from gradsan import _torch, source
+from gradsan.detect.changed_values import QUIET_KINDS, ChangedValues
+from gradsan.detect.meaning.callers_values import given_to, is_named_in_place
+from gradsan.detect.meaning.rounds import RoundDetector
+from gradsan.graph import naming
+from gradsan.model import Clue, Failure, Frame, Site
+from gradsan.record.detector import Detector
+from gradsan.record.ledger import RawWrite
+from gradsan.record.listeners import Listeners
+from gradsan.record.stacks import is_own_file, is_user_file, symbolise
+
+NAMED, LISTED, GIVEN = "second_name_changed", "list_of_one", "argument_changed"
+RETURNED, OWN = "results_are_one", "own_operand"
+_ROUNDS = (1, 2, 4)
+_STACKS, _LINES = 256, 2_000
+_SECOND = re.compile(r"[\w\]]\s*=\s*\w+(\.detach\(\))?\s*(#|$)|=\s*\w+\.\w+_\(|\.(append|appendleft|insert)\(")
+
+
+class SecondNames(Detector):
+    """Reads the source of writes that are new to it; what it finds goes to ``found``."""
+
+    def __init__(
+        self, core: Any, listeners: Listeners, values: ChangedValues, found: Callable[[Failure], None]
+    ) -> None:
+        """``listeners`` tell when a backward has ended, ``values`` what has been found in the graph."""
+        self._core, self._listeners, self._values, self._found = core, listeners, values, found
+        self._seen: set[Any] = set()
+        self._read_to = 0
+        self._waiting: list[tuple[Any, Failure]] = []
+
+    def forget(self) -> None:
+        """Begin anew, as a stretch of watching does."""
+        self._seen.clear()
+        self._read_to = 0
+        self._wait([])
+
+    @_torch.hushed()
+    def before_round(self, entry: Any, rounds: int) -> None:
+        """Look at some of the rounds of a line that calls backward; as ``on_round`` of the core."""
+        if rounds not in _ROUNDS or len(self._seen) > _STACKS or _torch.is_compiling():
+            return
+        by_stack: dict[Any, list[RawWrite]] = collections.defaultdict(list)
+        for raw in map(RawWrite._make, self._core.writes_after(self._read_to)):
+            self._read_to = max(self._read_to, raw.clock)
+            if raw.stack not in self._seen and raw.kind not in QUIET_KINDS and not raw.is_parameter and raw.storage:
+                by_stack[raw.stack].append(raw)
+        self._seen.update(by_stack)
+        self._wait([(stack, one) for stack, raws in by_stack.items() for one in self._judge(entry, raws)])
+
+    def _wait(self, found: list[tuple[Any, Failure]]) -> None:
+        """Keep what was found until this backward has ended: where it fails, its own diagnosis tells of the write."""
+        self._waiting = found
+        self._listeners.call_after_backward(self.after_backward, bool(found))
+
+    @_torch.hushed()
+    def after_backward(self, entry: Any) -> None:
+        """Give what was found; as ``listeners.AfterBackward``."""
+        found = self._waiting
+        self._wait([])
+        for stack, one in found:
+            if not self._values.has_found(stack):
+                self._found(one)
+
+    def _judge(self, entry: Any, raws: list[RawWrite]) -> Iterator[Failure]:
+        last, stack = raws[-1], raws[0].stack
+        if not _is_of_program(stack):
+            return
+        found = _second_name(raws) if _may_have_second_name(stack) else None
+        found = found or _argument(last) or _returned(last)
+        if found is None:
+            return
+        if found.second.kind == "returned" and not _is_held(found.second.name, last.storage, sys._getframe(1)):
+            return
+        tensors = naming.find(sys._getframe(1), lambda one: _torch.storage_or_none(one) == last.storage)
+        held = next((one.tensor for one in tensors), None)
+        facts = {"shape": last.shape, "dtype": "?", "device": "?"} if held is None else _torch.facts_of(held)
+        values = {**facts, "is_result": found.second.kind == "result"}
+        clues = (
+            Clue("bound", at_line(found.written, found.frame, found.second.bound), name=found.function),
+            Clue("written", found.written, name=found.name, op=last.op, values=values),
+            Clue("read", at_line(found.written, found.frame, found.second.read), name=found.second.name),
+        )
+        yield Failure(_ROW_OF[found.second.kind], "", "", symbolise(entry[1]), clues, raised=False)
+
+
+_TAKES_OPERAND = frozenset({"copy_", "add_", "sub_", "lerp_", "__iadd__", "__isub__"})
+
+
+class OwnOperands(RoundDetector):
+    """Looks at in-place operations of a few rounds whose operand is their target; what it finds goes to ``found``."""
+
+    def __init__(self, core: Any, listeners: Listeners, found: Callable[[Failure], None]) -> None:
+        """``listeners`` tell of calls."""
+        super().__init__(core, listeners)
+        self._found = found
+        self._own: dict[Any, tuple[str, dict[str, Any]]] = {}
+        self._other: set[Any] = set()
+        self._described: set[Any] = set()
+
+    def forget(self) -> None:
+        """Begin anew, as a stretch of watching does."""
+        super().forget()
+        self._own.clear()
+        self._other.clear()
+        self._described.clear()
+
+    def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Note the line of an in-place operation, by whether it has computed with itself."""
+        if op not in _TAKES_OPERAND or len(self._own) > _STACKS:
+            return
+        given = list(itertools.islice((*args, *kwargs.values()), 2))
+        if len(given) < 2 or not all(type(one) in _torch.PLAIN_TENSORS for one in given):
+            return
+        target = given[0]
+        stack = self._core.stack()
+        files = itertools.takewhile(lambda file: not is_user_file(file), (code.co_filename for code in stack.codes))
+        if stack in self._other or any(file.startswith(_torch.package_folder()) for file in files):
+            return
+        (storage, _, place), (others, _, other) = map(_torch.weak_identity, given)
+        is_whole = target.untyped_storage().nbytes() == target.numel() * target.element_size()
+        if (storage, place) == (others, other) and is_whole:
+            self._own.setdefault(stack, (op, _torch.facts_of(target)))
+        else:
+            self._other.add(stack)
+            self._own.pop(stack, None)
+
+    def looks(self, entry: Any, is_last: bool) -> None:
+        """Tell of the lines of the round when it is over."""
+        for stack in [one for one in self._own if is_last and one not in self._described]:
+            self._described.add(stack)
+            op, facts = self._own[stack]
+            site = symbolise(stack)
+            frame = site.user_frame
+            pair = None if frame is None else source.target_and_operand(frame, op)
+            if pair is not None:
+                clues = (Clue("written", site, name=pair[0], op=op, values=facts), Clue("read", site, name=pair[1]))
+                self._found(Failure(OWN, "", "", symbolise(entry[1]), clues, raised=False))
+
+
+class _Found(NamedTuple):
+    """What is ``written`` as ``name``, and the ``second`` name of it in the function that stood at ``frame``."""
+
+    written: Site
+    name: str
+    frame: Frame
+    second: source.SecondName
+    function: str | None = None
+
+
+_ROW_OF = {"name": NAMED, "result": NAMED, "list": LISTED, "argument": GIVEN, "returned": RETURNED}
+
+
+def _second_name(raws: list[RawWrite]) -> _Found | None:
+    written = symbolise(raws[0].stack)
+    frame = written.user_frame
+    name = None if frame is None else source.written_expression(frame, raws[0].op, ())
+    second = None if frame is None or name is None else source.second_name(frame, name)
+    if frame is None or name is None or second is None or (second.kind == "list" and not _is_written_again(raws)):
+        return None
+    return _Found(written, name, frame, second)
+
+
+def _argument(raw: RawWrite) -> _Found | None:
+    written = symbolise(raw.stack)
+    for one in given_to(raw, written):
+        own, caller = written.frames[one.position], written.frames[one.outer]
+        second = source.argument_read_later(caller, one.name)
+        if second is not None and (one.is_forward or source.returns_argument(own, one.own)):
+            return _Found(written, one.own, caller, second, own.function)
+    return None
+
+
+def _returned(raw: RawWrite) -> _Found | None:
+    """What a function fills and returns, as it did before under another name."""
+    written = symbolise(raw.stack)
+    users = [at for at, frame in enumerate(written.frames) if frame.is_user]
+    if len(users) < 2 or is_named_in_place(written.frames[users[-1]]):
+        return None
+    own, caller = written.frames[users[-1]], written.frames[users[-2]]
+    name = source.written_expression(own, raw.op, written.frames[users[-1] + 1 :])
+    second = None if name is None or not source.returns_argument(own, name) else source.earlier_result(caller)
+    return None if second is None or name is None else _Found(written, name, caller, second, own.function)
+
+
+def _is_held(name: str, storage: int, frame: FrameType | None) -> bool:
+    """Whether a variable of that name in a function that runs at ``frame`` is a tensor of that memory."""
+    while frame is not None:
+        held = frame.f_locals.get(name) if is_user_file(frame.f_code.co_filename) else None
+        if type(held) in _torch.PLAIN_TENSORS and _torch.storage_or_none(held) == storage:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_of_program(stack: Any) -> bool:
+    code = stack.codes[0] if stack.codes else None
+    return code is not None and is_user_file(code.co_filename) and not is_own_file(code.co_filename)
+
+
+def _may_have_second_name(stack: Any) -> bool:
+    """Whether the program's own function at the top of ``stack`` has a line that binds a name to a name, or a list."""
+    code = stack.codes[0]
+    first = code.co_firstlineno
+    last = max((line for _, _, line in code.co_lines() if line is not None), default=first)
+    lines = linecache.getlines(code.co_filename)[first - 1 : min(last, first + _LINES)]
+    return any(map(_SECOND.search, lines))
+
+
+def _is_written_again(raws: list[RawWrite]) -> bool:
+    return len({raw.storage for raw in raws}) < len(raws)
+
+
+def at_line(site: Site, frame: Frame, line: int) -> Site:
+    """The site of a line of the function in which ``frame`` stood."""
+    if line == frame.line:
+        return Site(site.frames[: site.frames.index(frame) + 1])
+    frames = site.frames[: site.frames.index(frame)]
+    return Site((*frames, replace(frame, line=line, column=None, end_line=None, end_column=None)))

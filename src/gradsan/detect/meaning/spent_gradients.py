@@ -1,0 +1,240 @@
+"""Gradients that are cleared before any step uses them, and clips of gradients that are not there or are spent.
+
+Some rounds of a line are looked at as a whole: the gradients of its backward, what reads them, where they are cleared,
+where gradients are clipped, and the steps. Each is told when it has happened in two of these rounds. A line whose
+gradients were used in one of them is left alone, and so is a program whose own code reads gradients.
+
+Rows: ``gradient_thrown_away``. Roles: ``gradient`` (a leaf that no other backward reached before the step, where there
+is one; ``values``: ``shape``, ``dtype``, ``device``, ``leaves``, ``is_refilled``, whether there is none), ``cleared``
+(where; ``op``), ``stepped`` (the step that came too late). ``clip_without_effect``. Roles: ``clip`` (the call;
+``values``: ``is_empty``, whether there was nothing to clip; else it came after the step), ``stepped``.
+"""
+
+from __future__ import annotations
+
+import collections
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from gradsan import _torch
+from gradsan.detect.kept_gradients import program_reads_gradients
+from gradsan.detect.meaning.clip_calls import Clearing, Clip, ClipCalls
+from gradsan.detect.meaning.made import Making
+from gradsan.detect.meaning.rounds import RoundDetector
+from gradsan.graph import naming, walk
+from gradsan.model import Clue, Failure
+from gradsan.record.ledger import RawWrite
+from gradsan.record.listeners import Listeners
+from gradsan.record.stacks import symbolise
+from gradsan.record.steps import StepRecord, Steps, read_backward
+from gradsan.record.user_hooks import has_tensor_hooks
+
+THROWN, CLIPPED = "gradient_thrown_away", "clip_without_effect"
+_CLEARS = frozenset({"zero_", "_foreach_zero_", "fill_"})
+_NO_READ = _CLEARS | {"detach", "detach_", "requires_grad_"}
+_HOOKED = "BackwardHookFunctionBackward"
+
+
+class _Gradient(NamedTuple):
+    """The gradient of a leaf as the backward left it: memory, and the memory of the leaf."""
+
+    leaf: Any
+    own: int
+    storage: int
+    memory: Any
+
+
+class SpentGradients(RoundDetector):
+    """Looks at the gradients of some rounds; what it finds goes to ``found``."""
+
+    def __init__(
+        self,
+        core: Any,
+        listeners: Listeners,
+        steps: Steps,
+        making: Making,
+        found: Callable[[Failure], None],
+        known: Callable[[], Sequence[Failure]],
+    ) -> None:
+        """``known`` gives what has been found so far: an optimizer that gets no gradient at all is told already."""
+        super().__init__(core, listeners)
+        self._steps, self._making, self._found, self._known = steps, making, found, known
+        self._calls_of_program = ClipCalls(core)
+        self._leaves: list[Any] = []
+        self._gradients: list[_Gradient] = []
+        self._is_read = False
+        self._refilled: list[tuple[int, frozenset[int]]] = []
+        self._used: set[Any] = set()
+        self._begun = 0
+        self._met: collections.Counter[Any] = collections.Counter()
+        self._described: set[Any] = set()
+
+    def forget(self) -> None:
+        """Begin anew, as a stretch of watching does."""
+        super().forget()
+        self._met.clear()
+        self._used.clear()
+        self._described.clear()
+
+    def begins(self, entry: Any) -> bool:
+        """Take the leaves, where all of them are some optimizer's and nobody hooks into the graph."""
+        if self._core.open_steps:
+            return False
+        owned = set(map(id, _torch.parameters_of(*(one for one, _ in self._making.optimizers()))))
+        if not owned:
+            return False
+        order = walk.engine_order(read_backward(entry).roots)
+        leaves = [one for one in walk.leaves_of(order) if one.requires_grad]
+        is_plain = all(type(one) in _torch.PLAIN_TENSORS and id(one) in owned for one in leaves)
+        has_hooks = any(_torch.has_leaf_hooks(one) for one in leaves)
+        is_hooked = has_hooks or any(_may_look(node) for node in order)
+        if not is_plain or is_hooked or any(True for _ in naming.find(sys._getframe(1), _keeps_gradient)):
+            leaves = []
+        self._leaves = [weakref.ref(one) for one in reversed(leaves)]
+        self._gradients, self._is_read, self._refilled = [], False, []
+        self._begun = entry[0]
+        self._calls_of_program.begin()
+        self._listeners.call_after_backward(self.after_backward)
+        return True
+
+    def _end(self) -> None:
+        if self._entry is not None:
+            self._calls_of_program.end()
+            self._listeners.call_after_backward(self.after_backward, False)
+        super()._end()
+
+    @_torch.hushed()
+    def after_backward(self, entry: Any) -> None:
+        """Note the gradients; as ``listeners.AfterBackward``."""
+        if entry[0] != self._begun:
+            return
+        for weak in self._leaves:
+            leaf = weak()
+            grad = None if leaf is None else leaf.grad
+            if grad is not None and not grad.is_sparse and (storage := _torch.storage_or_none(grad)):
+                memory = _torch.weak_storage(grad.untyped_storage())
+                self._gradients.append(_Gradient(weak, _torch.storage_or_none(leaf), storage, memory))
+
+    def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """See whether somebody reads the gradients."""
+        if self._gradients and not self._is_read and op not in _NO_READ:
+            wanted = {one.storage for one in self._gradients}
+            self._is_read = any(_torch.storage_or_none(one) in wanted for one in _torch.tensors_in((args, kwargs)))
+
+    def looks(self, entry: Any, is_last: bool) -> None:
+        """Judge the round when it is over."""
+        if not is_last:
+            reached = walk.leaves_of(walk.engine_order(read_backward(entry).roots))
+            self._refilled.append((entry[0], frozenset(map(id, reached))))
+            return
+        begun = self._begun
+        steps = [record for record in self._steps.steps if record.end is None or record.end > begun]
+        writes = [raw for raw in map(RawWrite._make, self._core.writes_after(begun)) if raw.kind != "metadata"]
+        if self._gradients and not self._is_read and not any(map(_is_without_any, self._known())):
+            self._judge_cleared(entry, steps, writes)
+        clips = [one for one in self._calls_of_program.clips if one.storages]
+        for clip in clips:
+            self._judge_clip(entry, clip, clips, steps, writes)
+
+    def _judge_cleared(self, entry: Any, steps: list[StepRecord], writes: list[RawWrite]) -> None:
+        clearings = [self._cleared_at(one, writes) for one in self._gradients]
+        if any(one is None for one in clearings):
+            return
+        first = min((one for one in clearings if one is not None), key=lambda one: one.clock)
+        own = {one.own for one in self._gradients}
+        used = any(record.clock < first.clock and not own.isdisjoint(record.storages) for record in steps)
+        moved = any(raw.storage in own and raw.clock < first.clock for raw in writes)
+        later = [one for one in steps if one.clock > first.clock and not own.isdisjoint(one.storages)]
+        # A backward before many steps is there for something else, or belongs to an outer loop.
+        is_alone = bool(later) and len({one.identity for one in later}) == len(later)
+        if used or moved:
+            self._used.add(entry[1])
+        if entry[1] in self._used or not is_alone or not self._is_second(entry[1]):
+            return
+        between = [reached for clock, reached in self._refilled if first.clock < clock < later[0].clock]
+        leaves = [leaf for one in self._gradients if (leaf := one.leaf()) is not None]
+        starved = [leaf for leaf in leaves if not any(id(leaf) in reached for reached in between)]
+        frame = sys._getframe(1)
+        if len(leaves) < len(self._gradients) or program_reads_gradients(frame):
+            return
+        leaf = (starved or leaves)[0]
+        names = naming.names_of(leaf, frame)
+        facts = {
+            **_torch.facts_of(leaf),
+            "leaves": len(self._gradients),
+            "is_refilled": not starved,
+        }
+        clues = (
+            Clue("gradient", name=names[0].text if names else None, values=facts),
+            Clue("cleared", symbolise(first.stack), op=first.op),
+            Clue("stepped", symbolise(later[0].stack), name=later[0].optimizer),
+        )
+        self._found(Failure(THROWN, "", "", symbolise(entry[1]), clues, raised=False))
+
+    def _cleared_at(self, one: _Gradient, writes: list[RawWrite]) -> Clearing | None:
+        """Where a gradient was cleared; None where it stands, somebody keeps it, or it is not known."""
+        leaf = one.leaf()
+        if leaf is None:
+            return None
+        now = 0 if leaf.grad is None else _torch.storage_or_none(leaf.grad)
+        for raw in writes:
+            if raw.storage == one.storage and raw.op in _CLEARS:
+                return Clearing(raw.clock, raw.stack, raw.op, frozenset())
+        if now == one.storage or not one.memory.expired():
+            return None
+        return next((call for call in self._calls_of_program.clearings if id(leaf) in call.leaves), None)
+
+    def _judge_clip(
+        self, entry: Any, clip: Clip, clips: list[Clip], steps: list[StepRecord], writes: list[RawWrite]
+    ) -> None:
+        own = [record for record in steps if not clip.storages.isdisjoint(record.storages)]
+        clears = [one.clock for one in self._calls_of_program.clearings if not clip.leaves.isdisjoint(one.leaves)]
+        clears += [raw.clock for raw in writes if raw.op in _CLEARS and raw.storage in clip.gradients]
+
+        filled = [begun for begun, reached in self._refilled if not clip.leaves.isdisjoint(reached)]
+
+        def acts(one: Clip) -> bool:
+            # A gradient may be zero, or none, in its right place: a loss that is met, a head whose turn it is not.
+            return any(
+                (record.end or record.clock) > one.clock
+                and not any(one.clock < clear < record.clock for clear in clears)
+                and (one.is_filled or not any(one.clock < begun < record.clock for begun in filled))
+                for record in own
+            )
+
+        if not own or not clip.bounds or any(acts(one) for one in clips if not one.storages.isdisjoint(clip.storages)):
+            return
+        is_spent = own[0].clock < clip.clock and any(clear > clip.clock for clear in clears)
+        if (clip.is_filled and not is_spent) or not self._is_second(clip.stack):
+            return
+        if clip.is_filled and program_reads_gradients(sys._getframe(1)):
+            return
+        values = {"is_empty": "" if clip.is_filled else "yes"}
+        clues = (
+            Clue("clip", symbolise(clip.stack), op=clip.op, values=values),
+            Clue("stepped", symbolise(own[0].stack), name=own[0].optimizer),
+        )
+        self._found(Failure(CLIPPED, "", "", symbolise(entry[1]), clues, raised=False))
+
+    def _is_second(self, key: Any) -> bool:
+        self._met[key] += 1
+        if self._met[key] < 2 or key in self._described:
+            return False
+        self._described.add(key)
+        return True
+
+
+def _is_without_any(failure: Failure) -> bool:
+    counts = [one.values for one in failure.clues if one.role == "parameter"]
+    return failure.row == "parameter_not_reached" and any(one["missing"] == one["total"] for one in counts)
+
+
+def _may_look(node: Any) -> bool:
+    """Whether code of the program's looks at gradients on their way: a hook, or the backward of a Function."""
+    return node.name() == _HOOKED or has_tensor_hooks(node) or _torch.is_custom_node(node)
+
+
+def _keeps_gradient(tensor: Any) -> bool:
+    return not tensor.is_leaf and bool(tensor.retains_grad or _torch.has_leaf_hooks(tensor))

@@ -1,0 +1,147 @@
+"""Values computed once from parameters, which every round reads as they were then: ``weight = base + delta``, outside.
+
+Operations that save nothing of the parameters leave no saved tensor to go stale, and no graph that a first backward
+could free: such a value is differentiated again and again, while the parameters have moved on. So do casts that
+``autocast`` keeps until it is left. Looked for at the 4th, 8th and 16th backward of a line that keeps no graph: an
+operation of this round computes with the result of one made three rounds before or more, and a parameter behind that
+has been updated in each of these rounds. A view of a parameter shows what stands there now. A term that is only added
+to the loss has the gradient that it would have now; and a value may be filled anew under ``no_grad``.
+
+Row: ``value_built_once``. Roles: ``built`` (where; ``name``; ``values``: ``shape``, ``dtype``, ``device``, ``is_cast``,
+whether ``autocast`` alone has it), ``updated`` (the last update; ``name`` of the optimizer or function), ``read``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gradsan import _torch
+from gradsan.detect.meaning.constant_terms import linear_below
+from gradsan.graph import naming, walk
+from gradsan.model import Clue, Failure
+from gradsan.record.backwards import Backwards, PastBackward
+from gradsan.record.detector import Detector
+from gradsan.record.ledger import RawWrite
+from gradsan.record.stacks import symbolise
+from gradsan.record.steps import Steps, read_backward
+
+ROW = "value_built_once"
+_ROUNDS, _PASSED = (4, 8, 16), 3
+_CAST = "ToCopyBackward0"
+
+
+class StaleValues(Detector):
+    """Looks at the graphs of a few rounds; what it finds goes to ``found``."""
+
+    def __init__(self, core: Any, steps: Steps, backwards: Backwards, found: Callable[[Failure], None]) -> None:
+        """The logs of what made Nodes, of steps and of backward calls."""
+        self._core, self._steps, self._backwards, self._found = core, steps, backwards, found
+        self._described: set[Any] = set()
+
+    def forget(self) -> None:
+        """Begin anew, as a stretch of watching does."""
+        self._described.clear()
+
+    @_torch.hushed()
+    def before_round(self, entry: Any, rounds: int) -> None:
+        """Look at some of the rounds of a line that calls backward; as ``on_round`` of the core."""
+        backward = read_backward(entry)
+        if rounds not in _ROUNDS or backward.via != "backward" or backward.retain_graph:
+            return
+        own = [one for one in self._backwards.before_in_thread(entry[0]) if one.stack is entry[1]]
+        past = own[-_PASSED:]
+        if len(past) < _PASSED or entry[1] in self._described:
+            return
+        order = walk.engine_order(backward.roots)
+        if not any(number < past[0].begun_at for node in order if (number := _torch.node_sequence(node)) is not None):
+            return
+        terms = set(linear_below(backward.roots))
+        # Of the many values of a model the largest tells most.
+        for reader, value in sorted(_crossings(order, past), key=lambda one: -_size(one[1])):
+            if reader not in terms and self._judge(entry, reader, value, past):
+                self._described.add(entry[1])
+                return
+
+    def _judge(self, entry: Any, reader: Any, value: Any, past: list[PastBackward]) -> bool:
+        """Report a value, if parameters that it was computed from have been updated in each round since."""
+        borders = [*(one.clock for one in past), entry[0]]
+        leaves = [] if _looks_at_leaf(value) else walk.leaves_of(walk.engine_order([value]))
+        moved = next(((leaf, last) for leaf in leaves if (last := self._last_update(leaf, borders)) is not None), None)
+        built, read = self._made(value, entry[2]), self._made(reader, entry[2])
+        if moved is None or built is None or read is None:
+            return False
+        leaf, (stack, updater) = moved
+        frame = sys._getframe(2)
+        held = next(naming.find(frame, lambda one: not one.is_leaf and one.grad_fn is value), None)
+        if held is not None and self._is_written(held.tensor, built[2]):
+            return False
+        names = naming.names_of(leaf, frame) if held is None else ()
+        shape, dtype, device = _torch.output_info(value, 0) or ((), "?", "?")
+        info = {"shape": shape, "dtype": dtype, "device": device}
+        clues = (
+            Clue(
+                "built",
+                symbolise(built[3]),
+                name=held.path if held is not None else names[0].text if names else None,
+                values={**info, "is_cast": held is None and value.name() == _CAST},
+            ),
+            Clue("updated", symbolise(stack), name=updater),
+            Clue("read", symbolise(read[3])),
+        )
+        self._found(Failure(ROW, "", "", symbolise(entry[1]), clues, raised=False))
+        return True
+
+    def _last_update(self, leaf: Any, borders: list[int]) -> tuple[Any, str] | None:
+        """The stack and name of the last update of a leaf, if there was one between all of the ``borders``."""
+        storage = _torch.storage_or_none(leaf)
+        found = [
+            (one.clock, one.stack, f"{one.optimizer}.step")
+            for one in self._steps.steps
+            if one.clock > borders[0] and storage in one.storages and one.before != one.after
+        ]
+        found += [
+            (one.clock, one.stack, one.op)
+            for one in map(RawWrite._make, self._core.writes_after(borders[0]))
+            if one.storage == storage and one.kind not in ("metadata", "step")
+        ]
+        clocks = [clock for clock, _, _ in found]
+        if not all(any(low < clock < high for clock in clocks) for low, high in itertools.pairwise(borders)):
+            return None
+        return max(found, key=lambda one: one[0])[1:]
+
+    def _is_written(self, tensor: Any, since: int) -> bool:
+        storage = _torch.storage_or_none(tensor)
+        raws = map(RawWrite._make, self._core.writes_after(since))
+        return any(raw.storage == storage and raw.kind != "metadata" for raw in raws)
+
+    def _made(self, node: Any, thread: int) -> Any:
+        number = _torch.node_sequence(node)
+        near = [] if number is None else self._core.nodes_near(number, thread)
+        return next((one for one in near if one[0] <= (number or 0) < one[1]), None)
+
+
+def _crossings(order: list[Any], past: list[PastBackward]) -> Iterator[tuple[Any, Any]]:
+    """The Nodes of this round that hang on Nodes older than the first of the ``past`` rounds, each with the older."""
+    for node in order:
+        if (_torch.node_sequence(node) or 0) >= past[-1].sequence:
+            for child, _ in node.next_functions:
+                number = None if child is None else _torch.node_sequence(child)
+                if number is not None and number < past[0].begun_at:
+                    yield node, child
+
+
+def _size(node: Any) -> int:
+    info = _torch.output_info(node, 0)
+    return 0 if info is None else math.prod(info[0])
+
+
+def _looks_at_leaf(node: Any) -> bool:
+    """Whether a Node, past those that only look at a value, is that of a leaf."""
+    while node is not None and _torch.makes_view(node):
+        children = [child for child, _ in node.next_functions if child is not None]
+        node = children[0] if len(children) == 1 else None
+    return hasattr(node, "variable")

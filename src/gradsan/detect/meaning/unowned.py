@@ -1,0 +1,193 @@
+"""Parameters that take part in training and that no optimizer has.
+
+Looked at in the 2nd, 4th, 8th … round of a line that trains others, and told at the end: leaves that get gradients,
+that no optimizer was ever given and nobody has written. Many programs leave parameters out on purpose (a network whose
+head alone is trained, adapters, a network that judges another), so something must show that it is none:
+
+``unregistered``  a module holds it where ``parameters()`` does not look, and all that this gives is trained
+``unregistered_one``  the same behind trained parts of a module alone in its list, as one hides what is not
+                  to be trained
+``late``          a module was given it after the optimizer had been made, and all others of the model are trained
+``left_out``      a small part of a model, with all its module has, stands between trained parts
+``left_out_end``  the same behind trained parts, which may be meant
+``left_out_chosen``  the same, where the program chooses among the names of parameters
+``alone``         a leaf of no module's, together with what trained parts give; nobody reads a ``.grad``. What a trained
+                  layer takes in, or is set against its outputs one by one, is data
+``criterion``     the same of the own parameters of a module that the program defines, as a loss with weights is: what
+                  trained parts give comes to them in its ``forward``
+
+Row: ``parameter_without_optimizer``. Roles: ``parameter`` (``name``; ``values``: ``shape``, ``dtype``, ``device``,
+``evidence``, ``parameters``, how many there are), ``holder`` (where the optimizer was made; ``name``).
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gradsan import _torch
+from gradsan.detect.meaning.evidence import Evidence
+from gradsan.detect.meaning.made import Making
+from gradsan.detect.memory import Uncounted
+from gradsan.graph import naming, walk
+from gradsan.model import Clue, Failure
+from gradsan.record.detector import Detector
+from gradsan.record.ledger import RawWrite
+from gradsan.record.stacks import symbolise
+from gradsan.record.steps import read_backward
+
+ROW = "parameter_without_optimizer"
+_LATEST, _ROUNDS_PASSED, _SHOWN = 512, 2, 3
+_STRENGTH = (
+    *("unregistered", "late", "left_out", "alone", "criterion"),
+    *("unregistered_one", "left_out_end", "left_out_chosen"),
+)
+
+
+@dataclass(slots=True)
+class _Candidate:
+    """A leaf as it was when it was met first."""
+
+    leaf: Any
+    storage: int
+    version: int
+    clock: int
+    backwards: int
+    steps: int
+    evidence: str
+    name: str | None
+    line: Any
+    facts: dict[str, Any]
+
+
+class Unowned(Detector):
+    """Looks at the leaves of a backward now and then; what it finds goes to ``found``."""
+
+    def __init__(
+        self,
+        core: Any,
+        uncounted: Uncounted,
+        making: Making,
+        stepped: Callable[[], list[Any]],
+        found: Callable[[Failure], None],
+        known: Callable[[], Sequence[Failure]],
+    ) -> None:
+        """``stepped`` gives the optimizers that have stepped, ``known`` what has been found so far."""
+        self._core, self._uncounted, self._making = core, uncounted, making
+        self._stepped, self._found, self._known = stepped, found, known
+        self._candidates: dict[int, _Candidate] = {}
+        self._dismissed: dict[int, Any] = {}
+        making.on_group = self._grouped
+
+    def forget(self) -> None:
+        """Begin anew, as a stretch of watching does."""
+        self._candidates.clear()
+        self._dismissed.clear()
+
+    def _grouped(self, optimizer: Any) -> None:
+        for one in _torch.parameters_of(optimizer):
+            self._dismiss(one)
+
+    def _dismiss(self, leaf: Any) -> None:
+        self._dismissed[id(leaf)] = weakref.ref(leaf)
+        self._candidates.pop(id(leaf), None)
+
+    @_torch.hushed()
+    def before_round(self, entry: Any, rounds: int) -> None:
+        """Look at some of the rounds of a line that calls backward; as ``on_round`` of the core."""
+        if rounds < 2 or not entry[5]:
+            return
+        stepped = self._stepped()
+        if not stepped:
+            return
+        order = walk.engine_order(read_backward(entry).roots)
+        leaves = [one for one in walk.leaves_of(order) if one.requires_grad]
+        live = [*stepped, *(one for one, _ in self._making.optimizers())]
+        owned = set(map(id, _torch.parameters_of(*live)))
+        trained = set(map(id, _torch.parameters_of(*stepped)))
+        strangers = [one for one in reversed(leaves) if id(one) not in owned and self._is_eligible(one)]
+        if strangers and any(id(one) in trained for one in leaves):
+            fresh = [one for one in strangers if id(one) not in self._candidates]
+            if fresh:
+                self._meet(entry, order, fresh, owned)
+        if rounds >= _LATEST:
+            self.settle()
+
+    def _is_eligible(self, leaf: Any) -> bool:
+        known = self._dismissed.get(id(leaf))
+        is_plain = type(leaf) in _torch.PLAIN_TENSORS and leaf.is_floating_point() and bool(leaf.numel())
+        return is_plain and not (known is not None and known() is leaf) and not _torch.has_leaf_hooks(leaf)
+
+    def _meet(self, entry: Any, order: list[Any], fresh: list[Any], owned: set[int]) -> None:
+        evidence = Evidence(self._core, self._making, owned, order, entry)
+        kinds = {id(one): evidence.of(one) for one in fresh}
+        for one in fresh:
+            if kinds[id(one)] is None:
+                self._dismissed[id(one)] = weakref.ref(one)
+        told = [one for one in fresh if kinds[id(one)] is not None]
+        wanted = {id(one) for one in told}
+        paths: dict[int, str] = {}
+        for one in naming.find(sys._getframe(2), lambda tensor: id(tensor) in wanted) if told else ():
+            if id(one.tensor) not in paths or one.origin == "module":
+                paths[id(one.tensor)] = one.path
+        for one in told:
+            facts = _torch.facts_of(one)
+            core = self._core
+            self._candidates[id(one)] = _Candidate(
+                weakref.ref(one),
+                _torch.storage_or_none(one),
+                int(one._version),
+                core.clock,
+                core.backwards,
+                core.steps,
+                str(kinds[id(one)]),
+                paths.get(id(one)) or evidence.name_of(one),
+                entry[1],
+                facts,
+            )
+
+    @_torch.hushed()
+    def settle(self) -> None:
+        """Tell what has stood for some rounds."""
+        candidates, self._candidates = list(self._candidates.values()), {}
+        kept = [one for one in candidates if self._stands(one)]
+        for one in candidates:
+            if (leaf := one.leaf()) is not None:
+                self._dismissed[id(leaf)] = one.leaf
+        if any(one.evidence == "late" for one in kept) and any(one.row == "leaf_lost" for one in self._known()):
+            kept = [one for one in kept if one.evidence != "late"]
+        for evidence in _STRENGTH:
+            named = [one for one in kept if one.evidence == evidence and one.name]
+            same = sorted(named, key=lambda one: str(one.name).endswith("bias"))
+            if same:
+                self._report(same)
+
+    def _stands(self, one: _Candidate) -> bool:
+        core, leaf = self._core, one.leaf()
+        if core.backwards - one.backwards < _ROUNDS_PASSED or core.steps - one.steps < _ROUNDS_PASSED:
+            return False
+        if leaf is not None:
+            given = self._uncounted.replacement_of(leaf)
+            is_owned = any(held is leaf for held in _torch.parameters_of(*self._stepped()))
+            if is_owned or int(leaf._version) != one.version or (given is not None and given.clock > one.clock):
+                return False
+        raws = map(RawWrite._make, core.writes_after(one.clock))
+        return not any(
+            raw.storage == one.storage and raw.kind != "metadata" and (leaf is not None or raw.is_parameter)
+            for raw in raws
+        )
+
+    def _report(self, same: list[_Candidate]) -> None:
+        made = self._making.optimizers()
+        stepped = [one for one in made if any(one[0] is other for other in self._stepped())] or made
+        clues = [
+            Clue("parameter", name=one.name, values={**one.facts, "evidence": one.evidence, "parameters": len(same)})
+            for one in same[:_SHOWN]
+        ]
+        if stepped:
+            optimizer, where = stepped[-1]
+            clues.append(Clue("holder", symbolise(where.stack), name=type(optimizer).__name__))
+        self._found(Failure(ROW, "", "", symbolise(same[0].line), tuple(clues), raised=False))

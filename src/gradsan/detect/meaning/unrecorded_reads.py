@@ -1,0 +1,190 @@
+"""Values changed without autograd's knowledge, and then read by an operation that saves nothing of what it reads.
+
+``logits.data *= 2`` and then ``log_softmax(logits)``: what saves its input is seen in the graph
+(``detect/changed_values.py``); of what saves only its result, or nothing, the graph keeps no trace. So the arguments of
+calls are looked at in some rounds: a value that is older than an unrecorded write to its memory, in a call whose Node
+the backward runs.
+
+Row: ``value_changed``. Roles: ``computed`` (where; ``values``: ``shape``, ``dtype``, ``device``), ``written`` (the
+write; ``op``), ``read`` (the call).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from gradsan import _torch
+from gradsan.detect.changed_values import QUIET_KINDS, ChangedValues, passes_straight
+from gradsan.detect.meaning.rounds import RoundDetector
+from gradsan.detect.memory import Uncounted
+from gradsan.graph import conflicts, walk
+from gradsan.graph.arriving import Arrival, Part, part
+from gradsan.model import Clue, Failure
+from gradsan.overlap import overlap
+from gradsan.record import ledger
+from gradsan.record.ledger import RawWrite
+from gradsan.record.listeners import Listeners
+from gradsan.record.stack_pairs import within_torch
+from gradsan.record.stacks import is_own_file, is_user_file, symbolise
+from gradsan.record.steps import read_backward
+
+ROW = "value_changed"
+_READS = 64
+_BOUNDS = ("clamp", "clip", "nan_to_num", "renorm")
+"""Operations that may have had nothing to do."""
+
+
+class _Read(NamedTuple):
+    """A call, by the number of its Node, has read what the Node ``maker`` made, after a write."""
+
+    number: int
+    maker: int
+    clock: int
+    sequence: int
+    op: str
+    stack: Any
+    raw: RawWrite | None
+    facts: dict[str, Any]
+    part: Part
+
+
+class _Due(NamedTuple):
+    stack: Any
+    failure: Failure
+    arrival: Arrival
+
+
+class UnrecordedReads(RoundDetector):
+    """Looks at the arguments of calls in some rounds; what it finds goes to ``found``."""
+
+    from_start = True
+
+    def __init__(
+        self,
+        core: Any,
+        listeners: Listeners,
+        uncounted: Uncounted,
+        values: ChangedValues,
+        found: Callable[[Failure], None],
+    ) -> None:
+        """``uncounted`` knows what was given other memory, ``values`` what has been found in the graph."""
+        super().__init__(core, listeners)
+        self._uncounted, self._values, self._found = uncounted, values, found
+        self._written: dict[int, list[RawWrite]] = {}
+        self._begun = self._read_to = self._count = 0
+        self._reads: list[_Read] = []
+        self._due: list[_Due] = []
+        self._described: set[Any] = set()
+
+    def forget(self) -> None:
+        """Begin anew, as a stretch of watching does."""
+        self._described.clear()
+        self._due.clear()
+        super().forget()
+
+    def begins(self, entry: Any) -> bool:
+        """Take note of the writes from now on."""
+        self._written.clear()
+        self._reads.clear()
+        self._begun = entry[0]
+        self._read_to, self._count = self._core.clock, self._core.write_count
+        return True
+
+    def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """See whether a call has read what had been written."""
+        if self._core.write_count != self._count:
+            self._count = self._core.write_count
+            for raw in map(RawWrite._make, self._core.writes_after(self._read_to)):
+                self._read_to = raw.clock
+                if raw.storage and not raw.is_parameter and raw.kind not in QUIET_KINDS and raw.version != 0:
+                    self._written.setdefault(raw.storage, []).append(raw)
+        if not (self._written or self._uncounted.replaced) or len(self._reads) >= _READS:
+            return
+        made = next((one for one in _torch.tensors_in(result) if one.requires_grad and one.grad_fn is not None), None)
+        number = None if made is None else _torch.node_sequence(made.grad_fn)
+        if number is None:
+            return
+        for tensor in _torch.tensors_in((args, kwargs)):
+            maker = None if tensor.grad_fn is None else _torch.node_sequence(tensor.grad_fn)
+            if maker is not None and maker < number:
+                # Of a tensor a view reads what it shows.
+                is_view = _torch.storage_or_none(made) == _torch.storage_or_none(tensor)
+                self._reads += self._changed(tensor, made if is_view else tensor, maker, number)
+
+    def _changed(self, tensor: Any, shown: Any, maker: int, number: int) -> Iterator[_Read]:
+        facts, own = _torch.facts_of(tensor), conflicts.tensor_info(tensor, was_leaf=False).region
+        given = self._uncounted.replacement_of(tensor)
+        if given is not None and maker < given.sequence <= number and given.clock > self._begun:
+            whole = Part(own, None, False)
+            yield _Read(number, maker, given.clock, given.sequence, "data =", given.stack, None, facts, whole)
+        raws = self._written.get(_torch.storage_or_none(tensor), [])
+        is_bypassed = _torch.storage_or_none(tensor) in self._uncounted.bypasses
+        for raw in [one for one in raws if maker < one.sequence <= number]:
+            # Of a graph that a device's thread has built, numbers tell nothing of what came first: it may have been
+            # another tensor that had this address.
+            if not is_bypassed and (raw.version or 0) > tensor._version:
+                continue
+            region = ledger.as_write(raw).region
+            if region is not None and not overlap(conflicts.tensor_info(shown, was_leaf=False).region, region):
+                continue
+            # Values that were written and put back are the same as before the first write.
+            if self._is_same(tensor, raw, raws):
+                return
+            if not raw.op.strip("_").startswith(_BOUNDS):
+                written = part(tensor, own, raw.op, region)
+                yield _Read(number, maker, raw.clock, raw.sequence, raw.op, raw.stack, raw, facts, written)
+
+    def _is_same(self, tensor: Any, raw: RawWrite, raws: list[RawWrite]) -> bool:
+        clocks = [one.clock for one in raws]
+        return self._uncounted.snapshots.compared(tensor, raw.clock - 1, clocks, is_counted=True) == "same"
+
+    def looks(self, entry: Any, is_last: bool) -> None:
+        """See which of the calls belong to this backward."""
+        waiting, self._reads = self._reads, []
+        if not waiting:
+            return
+        ran = {_torch.node_sequence(node): node for node in walk.engine_order(read_backward(entry).roots)}
+        judged = set()
+        for one in sorted(waiting, key=lambda one: one.clock):
+            maker = ran.get(one.maker)
+            if one.number not in ran:
+                self._reads.append(one)
+            elif maker is not None and one.stack not in self._described and (one.stack, one.maker) not in judged:
+                judged.add((one.stack, one.maker))
+                self._judge(entry, one, maker, [(each.stack, each.op) for each in waiting if each.maker == one.maker])
+
+    def _judge(self, entry: Any, one: _Read, maker: Any, writes: list[tuple[Any, str]]) -> None:
+        reader, made = self._values.made(one.number, entry[2]), self._values.made(one.maker, entry[2])
+        if reader is None or made is None or not _is_of_program(one.stack) or within_torch(one.stack, made[3]):
+            return
+        if one.raw is not None and self._values.is_recorded(one.raw, reader, entry[2]):
+            return
+        if passes_straight(maker, writes):
+            return
+        clues = (
+            Clue("computed", symbolise(made[3]), values=one.facts),
+            Clue("written", symbolise(one.stack), op=one.op),
+            Clue("read", symbolise(reader[3])),
+        )
+        failure = Failure(ROW, "", "", symbolise(entry[1]), clues, raised=False)
+        self._due.append(_Due(one.stack, failure, Arrival(maker, [one.part], self._listeners.guard)))
+        # A conflict by the same write is found while this backward runs, and tells more.
+        self._listeners.call_after_backward(self.after_backward)
+
+    @_torch.hushed()
+    def after_backward(self, entry: Any) -> None:
+        """Give what a gradient has reached and no conflict has told by now; as ``listeners.AfterBackward``."""
+        due, self._due = self._due, []
+        self._listeners.call_after_backward(self.after_backward, False)
+        for one in due:
+            if one.arrival.is_harmless() or one.stack in self._described:
+                continue
+            self._described.add(one.stack)
+            if not self._values.has_found(one.stack):
+                self._found(one.failure)
+
+
+def _is_of_program(stack: Any) -> bool:
+    file = stack.codes[0].co_filename if stack.codes else ""
+    return bool(file) and is_user_file(file) and not is_own_file(file)

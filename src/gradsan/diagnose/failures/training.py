@@ -1,0 +1,139 @@
+"""GS423 to GS426: parameters that no optimizer has, gradients, clips and schedules that come to nothing.
+
+All of them run; PyTorch has nothing to say of them. That something was meant otherwise is a conclusion from many
+rounds, and each is a warning, but where parameters may well have been left out on purpose.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gradsan.diagnose import labels as label_texts
+from gradsan.diagnose.failures import parts
+from gradsan.model import Diagnosis, Failure, Message
+
+_PERHAPS_MEANT = frozenset({"criterion", "left_out_end", "left_out_chosen", "unregistered_one"})
+_VARIANTS = re.compile("_(end|chosen|one)$")
+
+WITHOUT_OPTIMIZER_ROWS = ("parameter_without_optimizer",)
+
+
+def without_optimizer(failure: Failure) -> Diagnosis | None:
+    """Every such failure: a note where it may be meant: a module of its own, the end of a model; else a warning."""
+    parameters, holder = parts.clues(failure, "parameter"), parts.clue(failure, "holder")
+    if not parameters or not parameters[0].name:
+        return None
+    facts = parameters[0].values
+    evidence = str(facts["evidence"])
+    kind = _VARIANTS.sub("", evidence)
+    values = {"name": parameters[0].name, "holder": holder.name if holder is not None else "?"}
+    others = [one.name for one in parameters[1:] if one.name]
+    more = facts["parameters"] - 1 - len(others)
+    key = "note.also_untrained_and_more" if more else "note.also_untrained"
+    notes = (Message(key, {"names": ", ".join(others), "more": more}),) if others else ()
+    return parts.diagnosis(
+        failure,
+        "GS423",
+        "parameter_without_optimizer",
+        values=values,
+        severity="note" if evidence in _PERHAPS_MEANT else "warning",
+        explanation=f"explanation.without_optimizer_{evidence.removesuffix('_end')}",
+        labels=(
+            *parts.label_of(holder, "created", "label.optimizer_made", values),
+            *label_texts.at("used", failure.site, Message("label.fills_untrained", values)),
+        ),
+        tensor=parts.tensor_of(parameters[0]),
+        fixes=(parts.fix("give_parameters", "changed", values, summary=f"help.give_{_way(kind)}"),),
+        notes=notes,
+    )
+
+
+def _way(evidence: str) -> str:
+    return evidence if evidence in ("unregistered", "late") else "parameters"
+
+
+THROWN_AWAY_ROWS = ("gradient_thrown_away",)
+
+
+def thrown_away(failure: Failure) -> Diagnosis | None:
+    """Every such failure: a warning where parameters were left without a gradient; else it cost time alone."""
+    gradient, cleared, stepped = (parts.clue(failure, role) for role in ("gradient", "cleared", "stepped"))
+    if gradient is None or cleared is None or stepped is None:
+        return None
+    values = {
+        "name": gradient.name or Message("label.the_tensor"),
+        "leaves": gradient.values["leaves"],
+        "writer": label_texts.as_written(cleared.op or "zero_grad"),
+        "optimizer": stepped.name,
+    }
+    return parts.diagnosis(
+        failure,
+        "GS424",
+        "gradient_thrown_away",
+        values=values,
+        severity="note" if gradient.values["is_refilled"] else "warning",
+        labels=(
+            *label_texts.at("used", failure.site, Message("label.fills_in_vain", values)),
+            *parts.label_of(cleared, "written", "label.cleared_unused", values),
+            *parts.label_of(stepped, "note", "label.steps_without", values),
+        ),
+        tensor=parts.tensor_of(gradient) if gradient.name else None,
+        fixes=(parts.fix("clear_elsewhere", "changed", values),),
+    )
+
+
+CLIP_ROWS = ("clip_without_effect",)
+
+
+def clip_without_effect(failure: Failure) -> Diagnosis | None:
+    """Every such failure: a warning."""
+    clip, stepped = parts.clue(failure, "clip"), parts.clue(failure, "stepped")
+    if clip is None or stepped is None:
+        return None
+    kind = "empty" if clip.values["is_empty"] else "spent"
+    values = {"clip": clip.op, "optimizer": stepped.name}
+    return parts.diagnosis(
+        failure,
+        "GS425",
+        "clip_without_effect",
+        values=values,
+        severity="warning",
+        title=f"title.clip_{kind}",
+        explanation=f"explanation.clip_{kind}",
+        labels=(
+            *parts.label_of(clip, "created", f"label.clips_{kind}", values),
+            *label_texts.at("used", failure.site, Message("label.fills_unclipped", values)),
+            *parts.label_of(stepped, "note", "label.steps_unclipped", values),
+        ),
+        fixes=(parts.fix("clip_between", "changed", values),),
+    )
+
+
+SCHEDULE_ROWS = ("schedule_without_effect",)
+
+
+def schedule_without_effect(failure: Failure) -> Diagnosis | None:
+    """Every such failure: a warning."""
+    scheduler, other = parts.clue(failure, "scheduler"), parts.clue(failure, "other")
+    held = parts.clue(failure, "optimizer")
+    if scheduler is None or other is None:
+        return None
+    values = {
+        "name": parts.assigned_at(scheduler) or str(scheduler.name),
+        "holder": held.name if held is not None else "?",
+        "other": other.name,
+    }
+    return parts.diagnosis(
+        failure,
+        "GS426",
+        "schedule_without_effect",
+        values=values,
+        severity="warning",
+        labels=(
+            *parts.label_of(held, "note", "label.scheduled_optimizer", values),
+            *parts.label_of(scheduler, "created", "label.scheduler_made", values),
+            *parts.label_of(other, "note", "label.other_optimizer", values),
+            *label_texts.at("used", failure.site, Message("label.steps_unscheduled", values)),
+        ),
+        fixes=(parts.fix("schedule_anew", "changed", values),),
+    )

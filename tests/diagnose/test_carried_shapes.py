@@ -1,0 +1,72 @@
+"""What a carried state holds, as its live values show, and how it is cut off behind the round."""
+
+from __future__ import annotations
+
+import pytest
+
+from gradsan import source
+from gradsan.diagnose import carriers
+from gradsan.model import Frame, Held, Layer, Site
+
+TEXT = """\
+class Trainer:
+    def __init__(self):
+        self.states = {made}
+
+    def train_on(self, stream, x):
+        y, {name} = self.model(x, self.states.get(stream))
+        loss = y.mean()
+        loss.backward()
+        return loss.item()
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "name", "inner", "line"),
+    [
+        (
+            "{}",
+            "self.states",
+            "tuple",
+            "self.states = {name: tuple(s.detach() for s in part) for name, part in self.states.items()}",
+        ),
+        ("{}", "self.states", None, "self.states = {key: s.detach() for key, s in self.states.items()}"),
+        (
+            "Table()",
+            "self.states[stream]",
+            "tuple",
+            "self.states[stream] = tuple(s.detach() for s in self.states[stream])",
+        ),
+        ("Table()", "self.states[stream]", None, "self.states[stream] = self.states[stream].detach()"),
+    ],
+)
+def test_the_live_value_tells_what_a_container_holds(made, name, inner, line, tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(TEXT.replace("{made}", made).replace("{name}", name))
+    around = [Layer("self", "object"), Layer("self.states", "dict", (inner or "tensor",))]
+    path = 'self.states["a"]'
+    if inner is not None:
+        around.append(Layer(path, inner, ("tensor",)))
+        path += "[0]"
+    held = Held(path, str(file), "Trainer.train_on", around[-1].path, around[-1].kind, True, False, tuple(around))
+    bound, used = (Frame(str(file), at, "Trainer.train_on", is_user=True) for at in (6, 8))
+    carried = source.Carried(name, 6, 6, "", bound)
+    carrier = carriers.Carrier(name, bound, (), ((name, carried),), 0, True, (held,))
+    found = carriers.cut(Site((used,)), None, carrier)
+    assert found is not None
+    assert found[0].new.split("\n")[0].strip() == line
+
+
+@pytest.mark.parametrize(("path", "is_cut"), [("net.mean", True), ("net[1].mean", False)])
+def test_an_attribute_of_another_module_is_not_cut(path, is_cut, tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(
+        "for x in data:\n    y = net(x)\n    y.backward()\n\n\ndef forward(self, x):\n    self.mean = f(self.mean)\n"
+    )
+    at, used, bound = (
+        Frame(str(file), *place, is_user=True) for place in ((2, "<module>"), (3, "<module>"), (7, "forward"))
+    )
+    held = Held(path, str(file), "<module>", path.rpartition(".")[0], "object", True)
+    carried = source.Carried("self.mean", 7, 7, "", bound)
+    carrier = carriers.Carrier("self.mean", bound, (at,), (("net.mean", carried),), 0, False, (held,))
+    assert (carriers.cut(Site((used,)), None, carrier) is not None) == is_cut

@@ -1,0 +1,27 @@
+import torch
+from torch import nn
+
+
+class Regressor(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+
+    def forward(self, x):
+        return self.body(x).squeeze(-1)
+
+
+def main():
+    model = Regressor()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    x, y = torch.randn(32, 8), torch.randn(32)
+    for step in range(10):
+        prediction = model(x)
+        loss = nn.functional.mse_loss(prediction, y)
+        optimizer.zero_grad()
+        loss.backward(retain_graph=True)  # GS705 (maybe)
+        optimizer.step()
+        print(step, loss.item())
+
+
+main()

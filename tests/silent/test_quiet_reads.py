@@ -1,0 +1,168 @@
+"""Right programs that read gradients by hand, or give them to others: not a warning about what becomes of them."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from quiet_programs import warnings_about
+from torch import nn
+
+import gradsan
+from gradsan.record.recorder import recorder
+
+ROUNDS = 12
+
+
+def _fit(net: nn.Module, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def gradients_that_are_only_looked_at() -> None:
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    x, y, seen = torch.randn(16, 4), torch.randn(16, 1), []
+    for _ in range(ROUNDS):
+        F.l1_loss(net(x), y).backward()
+        assert net.bias.grad is not None
+        seen.append(net.bias.grad.item())
+        _fit(net, optimizer, F.mse_loss(net(x), y))
+
+
+def gradients_given_to_another_copy() -> None:
+    meta = nn.Linear(2, 1)
+    learner = copy.deepcopy(meta)
+    inner = torch.optim.SGD(learner.parameters(), lr=0.1)
+    outer = torch.optim.Adam(meta.parameters(), lr=0.01)
+    for _ in range(ROUNDS):
+        x = torch.randn(10, 2)
+        learner.load_state_dict(meta.state_dict())
+        _fit(learner, inner, learner(x[:5]).pow(2).mean())
+        inner.zero_grad()
+        learner(x[5:]).pow(2).mean().backward()
+        nn.utils.clip_grad_norm_(learner.parameters(), 0.5)
+        for own, given in zip(meta.parameters(), learner.parameters(), strict=True):
+            own.grad = given.grad
+        outer.step()
+
+
+def gradients_of_a_judge_written_down() -> None:
+    net, judge = nn.Linear(4, 4), nn.Linear(4, 1)
+    optimizers = torch.optim.SGD(net.parameters(), lr=0.1), torch.optim.SGD(judge.parameters(), lr=0.1)
+    sizes = []
+    for _ in range(ROUNDS):
+        x = torch.randn(5, 4)
+        for one in optimizers:
+            one.zero_grad()
+        loss = (net(x) - x).pow(2).mean() + judge(x).pow(2).mean()
+        loss.backward()
+        sizes.append(judge.bias.grad.tolist())
+        optimizers[0].step()
+        _fit(judge, optimizers[1], judge(x).mean())
+
+
+def gradients_kept_as_copies_and_as_handles() -> None:
+    net = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(ROUNDS):
+        out, kept, dropped = net(torch.randn(8, 4)), [], []
+        for task in range(2):
+            net.zero_grad()
+            out[:, task].pow(2).mean().backward(retain_graph=True)
+            kept.append([p.grad.clone() for p in net.parameters()])
+            dropped.append(net.weight.grad)
+        alike = F.cosine_similarity(dropped[0].flatten(), dropped[1].flatten(), dim=0)
+        for p, one, other in zip(net.parameters(), *kept, strict=True):
+            p.grad = one + other * alike.sign()
+        optimizer.step()
+    optimizer.zero_grad()
+    net(torch.randn(8, 4)).sum().backward()
+    handles = [p.grad for p in net.parameters()]
+    for _ in range(ROUNDS):
+        for handle in handles:
+            handle.zero_()
+        net(torch.randn(8, 4)).pow(2).mean().backward()
+        with torch.no_grad():
+            for p, handle in zip(net.parameters(), handles, strict=True):
+                p -= 0.1 * handle
+    for _ in range(ROUNDS):
+        optimizer.zero_grad()
+        for _ in range(3):
+            net(torch.randn(8, 4)).pow(2).mean().backward()
+            so_far = [p.grad for p in net.parameters()]
+            assert torch.stack([one.norm() for one in so_far]).norm() >= 0
+        optimizer.step()
+
+
+def gradient_looked_at_in_two_shapes() -> None:
+    w = nn.Parameter(torch.randn(5, 3))
+    for _ in range(ROUNDS):
+        w.grad = None
+        (torch.randn(8, 5) @ w).pow(2).mean().backward()
+        assert w.grad is not None
+        flat = w.grad.view(-1)
+        (torch.randn(8, 5) @ w).exp().mean().backward()
+        rows = w.grad
+        with torch.no_grad():
+            w -= 0.1 * rows / (flat.norm() + 1)
+
+
+def memory_that_is_given_to_be_filled() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.score = nn.Linear(5, 1)
+
+        def forward(self, keys: torch.Tensor, coverage: torch.Tensor) -> torch.Tensor:
+            weights = self.score(keys).squeeze(-1).softmax(-1)
+            coverage += weights.detach()
+            return (weights.unsqueeze(-1) * keys).sum(1)
+
+    def smooth(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        torch.add(x, x.roll(1, -1), out=out)
+        return out
+
+    attention, net = Attention(), nn.Linear(5, 2)
+    optimizer = torch.optim.SGD([*attention.parameters(), *net.parameters()], lr=0.1)
+    for _ in range(ROUNDS):
+        keys = torch.randn(2, 7, 5)
+        coverage = torch.zeros(2, 7)
+        scratch = keys.new_empty(2, 5).float()
+        first = attention(keys, coverage)
+        second = attention(keys + 1, coverage)
+        _fit(net, optimizer, (first * second).mean() + coverage.clamp(max=1).sum())
+        smoothed = smooth(keys[:, 0], scratch)
+        _fit(net, optimizer, net(smoothed).pow(2).mean())
+        smoothed = smooth(keys[:, 1], scratch)
+        _fit(net, optimizer, net(smoothed).abs().mean())
+
+
+PROGRAMS = (
+    gradient_looked_at_in_two_shapes,
+    memory_that_is_given_to_be_filled,
+    gradients_kept_as_copies_and_as_handles,
+    gradients_that_are_only_looked_at,
+    gradients_given_to_another_copy,
+    gradients_of_a_judge_written_down,
+)
+
+
+@pytest.mark.parametrize("mode", ["watch", "deep"])
+def test_not_a_warning(mode: str) -> None:
+    assert warnings_about(PROGRAMS, mode) == {}
+
+
+def test_calls_are_listened_to_up_to_the_first_backward_of_each_stretch() -> None:
+    net = nn.Linear(2, 1)
+    heard = []
+    for rounds in (9, 6):
+        with gradsan.watch():
+            before = bool(recorder().listeners.on_result)
+            for _ in range(rounds):
+                net(torch.ones(1, 2)).sum().backward()
+            heard.append((before, bool(recorder().listeners.on_result)))
+    assert heard == [(True, False), (True, False)]
