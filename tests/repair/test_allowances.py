@@ -150,3 +150,33 @@ def test_gradients_are_cleared_beside_the_graph_on_them(monkeypatch, owner):
     penalty.backward()
     # d/dw of sum(2 (w.x) x): 2 x sum(x).
     assert layer.weight.grad.tolist() == [[6, 12]]
+
+
+def test_what_out_takes_is_recorded_in_every_round(x):
+    room = torch.empty(2, 3)
+    with carrying("record_out"):
+        for factor in (2.0, 5.0):
+            torch.mul(x, factor, out=room)
+            gradient = gradient_of(x, room.square().sum())
+        most, where = torch.empty(0), torch.empty(0, dtype=torch.long)
+        torch.max(x, 1, out=(most, where))
+        most.sum().backward()
+        torch.add(x, 1, out=x)
+    assert gradient == [[0, 58, 116], [174, 232, 290]]
+    assert where.tolist() == [2, 2]
+    assert [row[2] for row in x.grad.tolist()] == [117, 291]
+    assert x.is_leaf
+
+
+def test_a_leaf_that_takes_what_a_layer_has_computed_is_still_refused(x):
+    layer = torch.nn.Linear(3, 3)
+    with carrying("write_leaves"), pytest.raises(RuntimeError, match="leaf Variable"):
+        x[0] = layer(torch.ones(3))
+    with carrying("write_leaves"):
+        x.mul_(0.9).add_(0.1 * torch.ones(2, 3, requires_grad=True))
+    leaf = x
+    with carrying("renew_leaves"):
+        x += layer(torch.ones(3))
+    x.sum().backward()
+    assert leaf.is_leaf
+    assert layer.bias.grad.tolist() == [2, 2, 2]

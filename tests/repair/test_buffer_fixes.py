@@ -4,6 +4,7 @@ import textwrap
 
 import pytest
 
+from cases import each
 from gradsan.model import Diagnosis, Frame, Label, Message, Site
 from gradsan.repair import Limits, find_fixes
 from gradsan.repair.fixes.states import renew_buffers
@@ -36,7 +37,7 @@ def mark(file, role, line, function="<module>", op=None):
     return Label(role, frame, Message("label.any"), op, Site((frame,)))
 
 
-@pytest.mark.parametrize(
+@each(
     ("head", "new_head", "name"),
     [
         ("for a in net.buffers():", "for (name, a) in net.named_buffers():", "name"),
@@ -83,7 +84,7 @@ def test_a_list_of_buffers_becomes_one_of_places(suggested):
     ]
 
 
-@pytest.mark.parametrize(
+@each(
     "program",
     [
         "for a in net.parameters():\n    a.mul_(2)\n",
@@ -112,9 +113,7 @@ def test_a_refresh_goes_behind_the_backward(suggested):
     ]
 
 
-@pytest.mark.parametrize(
-    "write", ["loss = refresh(loss)", "loss.backward()", "if x: opt.step()", "net.p.grad.mul_(2)", "net; f()"]
-)
+@each("write", ["loss = refresh(loss)", "loss.backward()", "if x: opt.step()", "net.p.grad.mul_(2)", "net; f()"])
 def test_what_may_be_read_in_between_stays(suggested, write):
     program = f"loss = net(x).mean()\n{write}\nloss.backward()\n"
     assert suggested(reorder_update, program, [(2, "copy_")], used=3) == []

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from cases import each
 from gradsan.repair.compare import compare
 from gradsan.repair.training import compare_trainings
 from gradsan.repair.trials.trial import Gradients, Moment, Recording, Value
@@ -90,7 +91,7 @@ def test_gradients_that_nobody_has_show_nothing():
     assert not found.is_equal
 
 
-@pytest.mark.parametrize(
+@each(
     ("right", "tried", "is_equal"),
     [
         (gradients([1.0]), gradients([1.0]), True),
@@ -106,7 +107,7 @@ def test_what_the_last_backward_leaves_behind_the_last_step_counts(right, tried,
     assert found.is_equal is is_equal
 
 
-@pytest.mark.parametrize(
+@each(
     ("left", "other", "differs"),
     [
         ((gradients([1.0]),), (gradients([1.0]),), False),

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from cases import each
 from gradsan.model import Diagnosis, Fix, Frame, Label, Message, Site
 from gradsan.repair import Limits, find_fixes
 from gradsan.repair.fixes import arguments
@@ -62,7 +63,7 @@ for _ in range(2):
 CLOSING = "dist.destroy_process_group()\n"
 
 
-@pytest.mark.parametrize(
+@each(
     ("call", "told"),
     [
         ("DDP()", "DDP(a=1)"),
@@ -84,7 +85,7 @@ def test_a_call_is_given_an_argument(tmp_path, call, told):
     assert (None if change is None else apply_change(call, change)) == told
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "wrapped", "told"),
     [
         ("static_graph", "DDP(net)", "DDP(net, static_graph=True)"),

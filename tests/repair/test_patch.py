@@ -4,6 +4,7 @@ import subprocess
 
 import pytest
 
+from cases import each
 from gradsan.repair.patch import Patch, PatchError
 
 
@@ -13,7 +14,7 @@ def patched(tmp_path, content, lines):
     return Patch().with_lines(tuple((str(file), line, text) for line, text in lines)), str(file)
 
 
-@pytest.mark.parametrize(
+@each(
     ("before", "lines", "after"),
     [
         (b"a = 1\nb = 2\n", [(2, "b = 3")], b"a = 1\nb = 3\n"),

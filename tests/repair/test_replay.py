@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from cases import each
 from gradsan.model import Diagnosis, Fix, Frame, Label, Message
 from gradsan.repair import Limits, find_fixes, runs_well, why_untried
 from gradsan.repair.replay import is_replayable, reference_for, was_refused
@@ -136,7 +137,7 @@ def fault(cause, *kinds, silent=False):
     return Diagnosis("GS000", cause, "error", silent, said, said, (), fixes=fixes)
 
 
-@pytest.mark.parametrize(
+@each(
     ("first", "again", "silent", "same"),
     [
         ((1.0, 2.0), (1.0, 2.0, 3.0), False, True),

@@ -6,6 +6,7 @@ import textwrap
 
 import pytest
 
+from cases import each
 from gradsan.launch.program import Target
 from gradsan.repair.patch import Patch
 from gradsan.repair.trials.preload import Preload
@@ -45,7 +46,7 @@ def test_installed_modules_are_named_and_those_of_the_user_are_read(tmp_path, mo
     assert (found.has_optimizers, found.is_known, found.environment) == (True, True, {})
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "environment", "is_known"),
     [
         ('os.environ["MODE_OF_TEST"] = "a"', {"MODE_OF_TEST": "a"}, True),

@@ -5,8 +5,7 @@ import sys
 import textwrap
 from dataclasses import replace
 
-import pytest
-
+from cases import each
 from gradsan.launch.program import Target
 from gradsan.repair import Limits, Patch, find_fixes
 from gradsan.repair.trials.harmless import is_harmless
@@ -154,7 +153,7 @@ def test_a_search_asks_first_and_runs_nothing_where_nobody_agrees(tmp_path, monk
     assert (found.lets_through, bool(found.patches)) == (True, True)
 
 
-@pytest.mark.parametrize(
+@each(
     ("command", "is_told"),
     [
         ("git rev-parse --short HEAD", True),

@@ -155,3 +155,25 @@ def test_a_round_tells_of_the_next_only_if_it_clears(tmp_path, monkeypatch, roun
     fix = next(one for one in found.diagnoses[0].fixes if one.kind == "detach_other_network")
     assert (fix.verification.status, fix.meaning) == ("passed", meaning)
     assert (None if fix.how_changed is None else fix.how_changed.key) == how
+
+
+def test_a_clone_is_no_repair_of_a_write_that_may_have_been_part_of_the_computation(tmp_path, monkeypatch):
+    text = (
+        "import torch\n"
+        "torch.manual_seed(0)\n"
+        "net = torch.nn.Linear(3, 2)\n"
+        "opt = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "for _ in range(3):\n"
+        "    y = torch.sigmoid(net(torch.randn(4, 3)))\n"
+        "    y.data *= 2\n"
+        "    opt.zero_grad()\n"
+        "    y.sum().backward()\n"
+        "    opt.step()\n"
+    )
+    (fault,) = search(tmp_path, monkeypatch, text).diagnoses
+    passed = {fix.kind: fix for fix in fault.fixes if fix.verification.status == "passed"}
+    assert next(iter(passed)) == "record_the_change"
+    # After it gradsan finds that y is changed where autograd does not record, and then read.
+    clone = next(fix for fix in fault.fixes if fix.kind == "clone_before_mutation")
+    assert clone.verification.status == "failed", clone
+    assert clone.verification.training in (None, "rejected")

@@ -9,6 +9,55 @@ import user_programs as programs
 
 from gradsan.repair.patch import Patch, PatchError
 
+ALWAYS = {
+    "actor_critic_advantage",
+    "batch_clamped_through_data",
+    "buffer_in_inner_loop",
+    "cached_gan",
+    "checkpoint_schedule",
+    "clip_helper_between",
+    "clip_through_data_after_step",
+    "clip_weights_before_backward",
+    "coupling_by_slices",
+    "critic_steps_on_one_batch",
+    "cyclegan_pool",
+    "dataclass_state",
+    "ema_of_leaves",
+    "embedding_replaced",
+    "fake_quantise",
+    "fgsm_reuses_loss",
+    "flat_parameters",
+    "force_field",
+    "function_keeps_input",
+    "gradient_hook_clamps",
+    "hook_clamps_output",
+    "leaves_rebuilt_in_list",
+    "keys_kept_from_first_batch",
+    "imagined_from_dict",
+    "learned_start",
+    "lora_merge",
+    "memory_never_cleared",
+    "out_workspace",
+    "outputs_in_leaf",
+    "parametrize_cached",
+    "path_of_one_tensor",
+    "penalty_mixes_batch",
+    "ppo_old_probabilities",
+    "pre_hook_noise",
+    "prototypes_updated",
+    "queue_before_backward",
+    "refined_by_name",
+    "rollout_storage",
+    "rotary_cache_inference",
+    "scaled_through_data",
+    "state_of_trainer",
+    "states_given_by_update",
+    "states_kept_by_recorder",
+    "tensor_of_losses",
+    "vae_gan",
+}
+"""Each code with each kind of first help, and each kind of candidate, is met by one of these; the others are long."""
+
 
 def patched(lines: programs.Lines, file: Path) -> str | None:
     try:
@@ -17,7 +66,9 @@ def patched(lines: programs.Lines, file: Path) -> str | None:
         return None
 
 
-@pytest.mark.parametrize("name", programs.NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=() if one in ALWAYS else pytest.mark.long) for one in programs.NAMES]
+)
 def test_the_first_help_does_no_harm_and_some_candidate_is_right(name: str, tmp_path: Path) -> None:
     case, file, other = programs.case(name), tmp_path / "train.py", tmp_path / "changed.py"
     found = programs.watched(case.broken, file)
@@ -38,5 +89,10 @@ def test_the_first_help_does_no_harm_and_some_candidate_is_right(name: str, tmp_
 
     shown = [lines for one in found for lines in one.shown[:1] if lines]
     assert not any(programs.is_one_of(comes_to(lines), harmful) for lines in shown)
+    assert not case.first_is_right or any(programs.is_one_of(comes_to(lines), right) for lines in shown)
     tried = [lines for one in found for lines in one.tried]
     assert any(programs.is_one_of(comes_to(lines), right) for lines in tried)
+
+
+def test_those_that_run_always_exist() -> None:
+    assert set(programs.NAMES) >= ALWAYS

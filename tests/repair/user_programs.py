@@ -33,12 +33,13 @@ Outcome = tuple[float, ...] | str
 
 @dataclass(frozen=True)
 class Case:
-    """``right`` and ``harmful`` are the texts of whole programs."""
+    """``right`` and ``harmful`` are the texts of whole programs; ``first_is_right`` asks it of the first help."""
 
     name: str
     broken: str
     right: tuple[str, ...]
     harmful: tuple[str, ...]
+    first_is_right: bool = False
 
 
 def case(name: str) -> Case:
@@ -49,7 +50,7 @@ def case(name: str) -> Case:
     def versions(kind: str) -> tuple[str, ...]:
         return tuple(_edited(program, one["edits"]) for one in told.get(kind, ()))
 
-    return Case(name, program, versions("right"), versions("harmful"))
+    return Case(name, program, versions("right"), versions("harmful"), told.get("first_is_right", False))
 
 
 def _edited(text: str, edits: list[list[str]]) -> str:
@@ -141,7 +142,7 @@ def _plain(file: str) -> Outcome:
 
 def _watch(file: str) -> list[Found]:
     from gradsan._session import Session
-    from gradsan.repair.fixes import with_candidates
+    from gradsan.repair.fixes import with_candidates, with_lines
 
     session = Session()
     session.start()
@@ -152,7 +153,7 @@ def _watch(file: str) -> list[Found]:
     return [
         Found(
             one.code,
-            tuple(fix.lines for fix in one.fixes),
+            tuple(fix.lines for fix in with_lines(one).fixes),
             tuple(fix.lines for fix in with_candidates(one).fixes if fix.lines),
         )
         for one in session.report().diagnoses

@@ -4,6 +4,7 @@ import ast
 
 import pytest
 
+from cases import each
 from gradsan.model import Frame
 from gradsan.source import finite_forms
 from gradsan.source.tree import read_source
@@ -74,7 +75,7 @@ def first_form(folder, program, operation, reason):
     return next(iter(finite_forms(frame, reason, low=0.0)), None)
 
 
-@pytest.mark.parametrize(("program", "operation", "reason", "line"), CASES)
+@each(("program", "operation", "reason", "line"), CASES)
 def test_the_first_form(program, operation, reason, line, tmp_path):
     assert line in first_form(tmp_path, program, operation, reason).change.new.split("\n")
 

@@ -58,30 +58,30 @@ def compare(reference: Recording, candidate: Recording) -> Comparison:
     records = reference.steps if reference.steps and candidate.steps else reference.backwards
     at_steps = records is reference.steps
     others = candidate.steps if at_steps else candidate.backwards
-    found = list(_pairs(records, others))
+    found = list(pairs(records, others))
     was_ended = reference.was_ended or candidate.was_ended
     is_whole = _is_enough(records, others) if was_ended else len(found) == len(records)
-    pairs = [(position, right, tried) for position, (right, tried) in enumerate(found)]
+    together = [(position, right, tried) for position, (right, tried) in enumerate(found)]
     if at_steps and reference.left is not None and not was_ended:
         # No step tells of the gradients that the program ends with. Sharded ones lie with leaves that no graph reaches.
         is_whole = is_whole and candidate.left is not None and any(reference.left.values)
         if candidate.left is not None and any(reference.left.values):
-            pairs.append((len(pairs), reference.left, candidate.left))
+            together.append((len(together), reference.left, candidate.left))
     largest, equal, lost, met = 0.0, True, 0, 0
     dtype = max(reference.dtype, candidate.dtype, key=lambda name: _EPSILON.get(name, 0.0))
-    for position, right, tried in pairs:
+    for position, right, tried in together:
         allowed = tolerance(dtype, position)
-        belonging = list(_belonging(right, tried))
-        whole = math.sqrt(math.fsum(before[2] ** 2 for before, _ in belonging if before is not None))
-        for before, after in belonging:
+        both = list(belonging(right, tried))
+        whole = math.sqrt(math.fsum(before[2] ** 2 for before, _ in both if before is not None))
+        for before, after in both:
             met += before is not None
             if before is not None and before[2] > 0 and (after is None or after[2] == 0):
                 lost += before[2] > allowed * whole / ROUNDINGS
-            difference = _difference(before, after)
-            if before is not None and difference * before[2] <= allowed * whole * _ROUNDINGS_OF_ALL / ROUNDINGS:
+            apart = difference(before, after)
+            if before is not None and apart * before[2] <= allowed * whole * _ROUNDINGS_OF_ALL / ROUNDINGS:
                 continue
-            largest = max(largest, difference)
-            equal = equal and difference <= allowed
+            largest = max(largest, apart)
+            equal = equal and apart <= allowed
         equal = equal and len(right.values) == len(tried.values)
     # A reference that did not come to its end does not tell what would have come.
     whole_run = reference.finished and is_whole and not (reference.was_cut or candidate.was_cut)
@@ -91,7 +91,7 @@ def compare(reference: Recording, candidate: Recording) -> Comparison:
         largest if met else None,
         is_equal and not left_differs,
         lost,
-        len(pairs),
+        len(together),
         reference.finished,
         left_differs,
         bool(met) and equal and len(found) == len(records),
@@ -110,13 +110,13 @@ def _is_enough(records: Sequence[Gradients], others: Sequence[Gradients]) -> boo
 def _leave_others(reference: Recording, candidate: Recording) -> bool:
     """Whether an optimizer ends with other gradients, of which neither run shows what becomes of them."""
     return any(
-        _difference(before, after) > tolerance(reference.dtype)
-        for right, tried in _pairs(reference.undecided, candidate.undecided)
+        difference(before, after) > tolerance(reference.dtype)
+        for right, tried in pairs(reference.undecided, candidate.undecided)
         for before, after in zip(right.values, tried.values, strict=False)
     )
 
 
-def _pairs(reference: Sequence[Gradients], candidate: Sequence[Gradients]) -> Iterator[tuple[Gradients, Gradients]]:
+def pairs(reference: Sequence[Gradients], candidate: Sequence[Gradients]) -> Iterator[tuple[Gradients, Gradients]]:
     """The records that belong together: the n-th of the same parameters."""
     known = dict(_numbered(reference))
     for key, tried in _numbered(candidate):
@@ -124,7 +124,7 @@ def _pairs(reference: Sequence[Gradients], candidate: Sequence[Gradients]) -> It
             yield known[key], tried
 
 
-def _belonging(right: Gradients, tried: Gradients) -> Iterator[tuple[Gradient, Gradient]]:
+def belonging(right: Gradients, tried: Gradients) -> Iterator[tuple[Gradient, Gradient]]:
     """The gradients of one leaf in both records: by its label where both have it, the others in their order."""
     if not right.labels or not tried.labels:
         yield from zip(right.values, tried.values, strict=False)
@@ -142,7 +142,8 @@ def _numbered(records: Sequence[Gradients]) -> Iterator[tuple[tuple[str, int], G
         yield (record.key, next(counters.setdefault(record.key, count()))), record
 
 
-def _difference(before: Gradient, after: Gradient) -> float:
+def difference(before: Gradient, after: Gradient) -> float:
+    """The Euclidean norm of the difference, relative to that of ``before``; infinite for different shapes."""
     if before is None and after is None:
         return 0.0
     if before is None or not isinstance(after, tuple):

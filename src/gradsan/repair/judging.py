@@ -38,7 +38,9 @@ class Judge:
     ``reference`` is the healed original; ``is_replayable`` says that two runs of the program compute the same, without
     which no difference tells anything; ``noise`` names what differs between two runs all the same (times).
     ``say`` puts a Message into the words of the report, ``cwd`` is what paths are shown relative to. ``is_of_values``:
-    the fault is NaN or Inf, so only what was finite before can be compared.
+    the fault is NaN or Inf, so only what was finite before can be compared. ``unrecorded`` is how a change is told that
+    leaves a write past autograd, or a gradient that the loss reads, without a graph, which may have been meant to have
+    one: nobody knows the gradients that are right.
     """
 
     reference: Trial
@@ -47,6 +49,7 @@ class Judge:
     cwd: Path | None
     noise: frozenset[str] = frozenset()
     is_of_values: bool = False
+    unrecorded: Message | None = None
 
     def tried(self, fix: Fix, patch: Patch, trial: Trial, before: Trial) -> Tried:
         """The candidate ``fix`` with what its ``trial`` showed; ``before`` is the program without it."""
@@ -66,6 +69,8 @@ class Judge:
         if goes_as_far:
             detail = Message("fix.another_failure", {"what": self._failure(trial, patch)})
         verdict = _verdict(comparison, training, passed, is_known)
+        if self.unrecorded is not None and verdict in ("same", "gradients"):
+            fix, verdict, is_known = replace(fix, how_changed=self.unrecorded), None, False
         verification = Verification(
             status="passed" if passed else "failed",
             detail=self.say(detail),

@@ -17,7 +17,7 @@ _ALLOWANCES = {
     "forward_shared_by_two_backwards": ("keep_graphs",),
     "graph_built_once": ("keep_graphs",),
     "same_loss_twice": ("keep_graphs",),
-    "out_requires_grad": ("write_leaves",),
+    "out_requires_grad": ("record_out",),
     "one_of_several_views_written": ("single_views",),
     "unrecorded_view_written": ("record_views",),
     "view_base_written": ("single_views", "record_views"),
@@ -25,6 +25,7 @@ _ALLOWANCES = {
     "compiled_overwritten": ("run_eagerly",),
     "gradient_overwritten": ("own_gradients",),
     "context_attribute": ("own_context",),
+    "checkpoint_closure": ("without_checkpoint",),
     "saved_tensor_detached": ("release_gradients",),
     "gradient_reduced_twice": ("own_rank",),
     "gathered_anew": ("gathered_values",),
@@ -38,7 +39,8 @@ def reference_for(request: Request, faults: Sequence[Diagnosis]) -> Request:
     for fault in faults:
         if fault.cause == "leaf_written":
             first = next((fix.kind for fix in fault.fixes), "no_grad")
-            allowances.add("renew_leaves" if first == "out_of_place" else "write_leaves")
+            is_new = first in ("out_of_place", "clone_before_mutation")
+            allowances.add("renew_leaves" if is_new else "write_leaves")
     return replace(request, mode="heal", allowances=frozenset(allowances))
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from gradsan.diagnose.value_fixes import LEFT_CONSTANT, LEFT_UNRECORDED
 from gradsan.launch import program
 from gradsan.launch.ranks import rank_of
 from gradsan.model import Diagnosis, Fix, Message, Seen
@@ -103,15 +104,32 @@ def find_fixes(
     with Runner(_target(target)) as runner:
         request = _request(target, limits)
         progress(Message("fix.running_original"))
-        first = runner.run(request)
-        if first.uncovered is not None:
-            question = _uncovered(*first.uncovered, cwd)
-            if not agree(question):
-                return Found(problems=(question, Message("fix.yes_lets_through")), is_incomplete=True)
-            request = replace(request, lets_through=True)
-            first = runner.run(request)
-        found = _find(runner, request, first, limits, progress, say, cwd)
-        return replace(found, lets_through=request.lets_through, files=first.read_files)
+        first = run_first(runner, request, cwd, agree)
+        if isinstance(first, Message):
+            return Found(problems=(first, Message("fix.yes_lets_through")), is_incomplete=True)
+        request = replace(request, lets_through=first.lets_through)
+        found = _find(runner, request, first.trial, limits, progress, say, cwd)
+        return replace(found, lets_through=request.lets_through, files=first.trial.read_files)
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """The first run of a program, and whether somebody agreed that runs do what no scratch layer holds."""
+
+    trial: Trial
+    lets_through: bool
+
+
+def run_first(runner: Runner, request: Request, cwd: Path | None, agree: Agree) -> First | Message:
+    """Run ``request``, and again where it does what no scratch layer holds and ``agree`` says that it may.
+
+    The question, where it may not.
+    """
+    trial = runner.run(request)
+    if trial.uncovered is None:
+        return First(trial, request.lets_through)
+    question = _uncovered(*trial.uncovered, cwd)
+    return First(runner.run(replace(request, lets_through=True)), True) if agree(question) else question
 
 
 def _uncovered(kind: str, what: str, place: tuple[str, int] | None, cwd: Path | None) -> Message:
@@ -263,13 +281,19 @@ def _try_all(search: _Search, fault: Diagnosis, patch: Patch, before: Trial) -> 
         search.progress(Message("fix.running_candidate", values))
     requests = [replace(search.request, files=dict(candidate.files)) for _, candidate in candidates]
     trials = search.runner.run_all(requests, side_by_side=search.side_by_side)
-    judge = replace(search.judge, is_of_values=fault.nonfinite is not None)
+    judge = replace(search.judge, is_of_values=fault.nonfinite is not None, unrecorded=_unrecorded(fault))
     if any(map(judge.is_in_doubt, trials)):
         judge = replace(judge, noise=search.noise())
     tried = [
         judge.tried(fix, candidate, trial, before) for (fix, candidate), trial in zip(candidates, trials, strict=True)
     ]
     return tried, [*advice, *libraries.advice(fault)]
+
+
+def _unrecorded(fault: Diagnosis) -> Message | None:
+    """How the diagnosis tells a change that leaves a write or a gradient without a graph; None where none does."""
+    hows = (fix.how_changed for fix in fault.fixes if fix.how_changed is not None)
+    return next((how for how in hows if how.key in (LEFT_CONSTANT, LEFT_UNRECORDED)), None)
 
 
 def _candidate(search: _Search, fix: Fix, patch: Patch) -> Patch | None:

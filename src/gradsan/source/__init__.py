@@ -17,18 +17,21 @@ if TYPE_CHECKING:
     from gradsan.source.bindings import bound_name as bound_name
     from gradsan.source.bindings import carried_names as carried_names
     from gradsan.source.bindings import method_receiver as method_receiver
+    from gradsan.source.bindings import taken_for_own as taken_for_own
     from gradsan.source.bindings import takes_result as takes_result
     from gradsan.source.calls import alias_of as alias_of
     from gradsan.source.calls import called_as_hook as called_as_hook
     from gradsan.source.calls import callers_expression as callers_expression
     from gradsan.source.calls import clone_handed_out as clone_handed_out
     from gradsan.source.calls import dies_with_call as dies_with_call
+    from gradsan.source.calls import earlier_result as earlier_result
     from gradsan.source.calls import reads_again as reads_again
     from gradsan.source.calls import returned_by_hook as returned_by_hook
     from gradsan.source.change import Change as Change
     from gradsan.source.change import add_keyword as add_keyword
     from gradsan.source.change import apply_change as apply_change
     from gradsan.source.change import changed_lines as changed_lines
+    from gradsan.source.collected import detach_collected as detach_collected
     from gradsan.source.collected import forget_collected as forget_collected
     from gradsan.source.cut_scopes import context_around as context_around
     from gradsan.source.cuts import Cut as Cut
@@ -36,6 +39,13 @@ if TYPE_CHECKING:
     from gradsan.source.cuts import find_cuts as find_cuts
     from gradsan.source.cuts import grad_switched_off as grad_switched_off
     from gradsan.source.cuts import read_with_graph as read_with_graph
+    from gradsan.source.cuts import takes_cut as takes_cut
+    from gradsan.source.cutting import detach_held as detach_held
+    from gradsan.source.gradients import copy_kept_gradient as copy_kept_gradient
+    from gradsan.source.gradients import graph_for_gradient as graph_for_gradient
+    from gradsan.source.gradients import kept_gradient as kept_gradient
+    from gradsan.source.gradients import makes_discrete as makes_discrete
+    from gradsan.source.gradients import reads_gradients as reads_gradients
     from gradsan.source.identifiers import assigned_names as assigned_names
     from gradsan.source.identifiers import consumed_names as consumed_names
     from gradsan.source.kept import Addition as Addition
@@ -43,6 +53,7 @@ if TYPE_CHECKING:
     from gradsan.source.kept import added_to_optimizer as added_to_optimizer
     from gradsan.source.kept import additions as additions
     from gradsan.source.kept import assignments as assignments
+    from gradsan.source.kept import chooses_parameters as chooses_parameters
     from gradsan.source.kept import uses_in as uses_in
     from gradsan.source.locate import Expression as Expression
     from gradsan.source.locate import Statement as Statement
@@ -50,26 +61,38 @@ if TYPE_CHECKING:
     from gradsan.source.locate import expressions_at as expressions_at
     from gradsan.source.locate import statement_at as statement_at
     from gradsan.source.locate import statements_at as statements_at
+    from gradsan.source.modules import DETACHED as DETACHED
     from gradsan.source.modules import Shape as Shape
     from gradsan.source.modules import inplace_layer_false as inplace_layer_false
+    from gradsan.source.reuse import argument_read_later as argument_read_later
+    from gradsan.source.reuse import copy_argument as copy_argument
+    from gradsan.source.reuse import copy_second_name as copy_second_name
     from gradsan.source.reuse import first_argument as first_argument
-    from gradsan.source.reuse import is_of_itself as is_of_itself
+    from gradsan.source.reuse import is_made_in_round as is_made_in_round
     from gradsan.source.reuse import read_as_before as read_as_before
-    from gradsan.source.reuse import taken_for_own as taken_for_own
+    from gradsan.source.reuse import returns_argument as returns_argument
+    from gradsan.source.reuse import second_name as second_name
     from gradsan.source.rewrite.finite import FiniteForm as FiniteForm
     from gradsan.source.rewrite.finite import finite_forms as finite_forms
+    from gradsan.source.rewrite.functions import SavedEarly as SavedEarly
     from gradsan.source.rewrite.functions import bind_early as bind_early
+    from gradsan.source.rewrite.functions import copy_saved_early as copy_saved_early
     from gradsan.source.rewrite.functions import earlier_reads as earlier_reads
+    from gradsan.source.rewrite.functions import gradients_for_inputs as gradients_for_inputs
     from gradsan.source.rewrite.functions import kept_on_context as kept_on_context
     from gradsan.source.rewrite.functions import mark_dirty as mark_dirty
     from gradsan.source.rewrite.functions import rebound_at as rebound_at
     from gradsan.source.rewrite.functions import save_for_backward as save_for_backward
+    from gradsan.source.rewrite.functions import saved_early as saved_early
     from gradsan.source.rewrite.listing import list_and_stack as list_and_stack
     from gradsan.source.rewrite.moving import bound_names as bound_names
+    from gradsan.source.rewrite.moving import detach_given as detach_given
     from gradsan.source.rewrite.moving import detach_reads as detach_reads
     from gradsan.source.rewrite.moving import move_behind as move_behind
     from gradsan.source.rewrite.moving import run_again as run_again
     from gradsan.source.rewrite.moving import taken_from as taken_from
+    from gradsan.source.rewrite.moving import within_block as within_block
+    from gradsan.source.rewrite.out_of_place import argument_out_of_place as argument_out_of_place
     from gradsan.source.rewrite.out_of_place import out_of_place as out_of_place
     from gradsan.source.rewrite.out_of_place import recorded as recorded
     from gradsan.source.rewrite.out_of_place import written_for_others as written_for_others
@@ -82,12 +105,15 @@ if TYPE_CHECKING:
     from gradsan.source.rewrite.suggest import drop_keyword as drop_keyword
     from gradsan.source.rewrite.suggest import has_keyword as has_keyword
     from gradsan.source.rewrite.suggest import inplace_false as inplace_false
+    from gradsan.source.rewrite.undoing import undone as undone
     from gradsan.source.rounds import backward_of_sum as backward_of_sum
     from gradsan.source.rounds import detach_after as detach_after
     from gradsan.source.rounds import detach_after_round as detach_after_round
     from gradsan.source.rounds import enter_each_round as enter_each_round
+    from gradsan.source.rounds import enter_once_more as enter_once_more
     from gradsan.source.rounds import frames_between as frames_between
     from gradsan.source.rounds import in_same_function as in_same_function
+    from gradsan.source.rounds import in_same_loops as in_same_loops
     from gradsan.source.rounds import is_computed_in_rounds as is_computed_in_rounds
     from gradsan.source.rounds import is_item_of_loop as is_item_of_loop
     from gradsan.source.rounds import is_read_between as is_read_between
@@ -97,6 +123,7 @@ if TYPE_CHECKING:
     from gradsan.source.targets import called_expression as called_expression
     from gradsan.source.targets import operand_expressions as operand_expressions
     from gradsan.source.targets import operation_at as operation_at
+    from gradsan.source.targets import target_and_operand as target_and_operand
     from gradsan.source.targets import written_expression as written_expression
     from gradsan.source.tree import is_cell as is_cell
     from gradsan.source.tree import source_line as source_line
@@ -105,37 +132,56 @@ if TYPE_CHECKING:
     from gradsan.source.writing import Written as Written
     from gradsan.source.writing import attribute_owner as attribute_owner
     from gradsan.source.writing import definition_of as definition_of
+    from gradsan.source.writing import is_of_itself as is_of_itself
+    from gradsan.source.writing import number_given as number_given
     from gradsan.source.writing import reads_gradient as reads_gradient
     from gradsan.source.writing import under_no_grad as under_no_grad
+    from gradsan.source.writing import updated_in_place as updated_in_place
     from gradsan.source.writing import writing_at as writing_at
 
 _NAMES = {
-    "bindings": "Carried binding_of binds_result bound_name carried_names method_receiver takes_result",
-    "calls": "alias_of called_as_hook callers_expression clone_handed_out dies_with_call reads_again returned_by_hook",
+    "bindings": "Carried binding_of binds_result bound_name carried_names method_receiver taken_for_own takes_result",
+    "calls": (
+        "alias_of called_as_hook callers_expression clone_handed_out dies_with_call earlier_result reads_again "
+        "returned_by_hook"
+    ),
     "change": "Change add_keyword apply_change changed_lines",
-    "collected": "forget_collected",
+    "collected": "detach_collected forget_collected",
     "cut_scopes": "context_around",
-    "cuts": "Cut Live find_cuts grad_switched_off read_with_graph",
+    "cutting": "detach_held",
+    "cuts": "Cut Live find_cuts grad_switched_off read_with_graph takes_cut",
+    "gradients": "copy_kept_gradient graph_for_gradient kept_gradient makes_discrete reads_gradients",
     "identifiers": "assigned_names consumed_names",
-    "kept": "Addition Used added_to_optimizer additions assignments uses_in",
+    "kept": "Addition Used added_to_optimizer additions assignments chooses_parameters uses_in",
     "locate": "Expression Statement expression_at expressions_at statement_at statements_at",
-    "modules": "Shape inplace_layer_false",
-    "reuse": "first_argument is_of_itself read_as_before taken_for_own",
+    "modules": "DETACHED Shape inplace_layer_false",
+    "reuse": (
+        "argument_read_later copy_argument copy_second_name first_argument is_made_in_round read_as_before "
+        "returns_argument second_name"
+    ),
     "rewrite.finite": "FiniteForm finite_forms",
-    "rewrite.functions": "bind_early earlier_reads kept_on_context mark_dirty rebound_at save_for_backward",
+    "rewrite.functions": (
+        "SavedEarly bind_early copy_saved_early earlier_reads gradients_for_inputs kept_on_context mark_dirty "
+        "rebound_at save_for_backward saved_early"
+    ),
     "rewrite.listing": "list_and_stack",
-    "rewrite.moving": "bound_names detach_reads move_behind run_again taken_from",
-    "rewrite.out_of_place": "out_of_place recorded written_for_others",
+    "rewrite.moving": "bound_names detach_given detach_reads move_behind run_again taken_from within_block",
+    "rewrite.out_of_place": "argument_out_of_place out_of_place recorded written_for_others",
     "rewrite.scatter": "element_out_of_place part_out_of_place",
     "rewrite.rebuilding": "rebuilt_list",
+    "rewrite.undoing": "undone",
     "rewrite.suggest": "clone_at_save clone_before detach_at drop_keyword has_keyword inplace_false",
     "rounds": (
-        "backward_of_sum detach_after detach_after_round enter_each_round frames_between in_same_function "
-        "is_computed_in_rounds is_item_of_loop is_read_between keep_graph shape_bound_at"
+        "backward_of_sum detach_after detach_after_round enter_each_round enter_once_more frames_between "
+        "in_same_function in_same_loops is_computed_in_rounds is_item_of_loop is_read_between keep_graph "
+        "shape_bound_at"
     ),
-    "targets": "Operation called_expression operand_expressions operation_at written_expression",
+    "targets": "Operation called_expression operand_expressions operation_at target_and_operand written_expression",
     "tree": "is_cell source_line source_lines",
-    "writing": "Made Written attribute_owner definition_of reads_gradient under_no_grad writing_at",
+    "writing": (
+        "Made Written attribute_owner definition_of is_of_itself number_given reads_gradient "
+        "under_no_grad updated_in_place writing_at"
+    ),
 }
 
 _HOMES = {module: tuple(names.split()) for module, names in _NAMES.items()}

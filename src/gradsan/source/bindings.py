@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from gradsan.model import Frame
 from gradsan.source.flow import reaching
@@ -322,3 +323,52 @@ def method_receiver(frame: Frame) -> str | None:
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
         return None
     return chain_key(call.func.value)
+
+
+_CONVERSIONS = frozenset(
+    {
+        "float",
+        "double",
+        "half",
+        "bfloat16",
+        "to",
+        "type",
+        "as_tensor",
+        "asarray",
+        "contiguous",
+        "cpu",
+        "cuda",
+        "type_as",
+    }
+)
+"""What gives a copy, or the very tensor where there is nothing to convert."""
+
+
+def taken_for_own(frame: Frame, name: str) -> Literal["conversion", "element"] | None:
+    """How the function at ``frame`` came by what it calls ``name``: by a conversion, or as a part of something larger.
+
+    None where it came by it otherwise, or several ways.
+    """
+    binding = last_binding(frame, name)
+    if binding is None:
+        return None
+    value, statement = binding.value, binding.statement
+    if isinstance(statement, ast.For | ast.AsyncFor):
+        return "element"
+    if isinstance(value, ast.Call):
+        return "conversion" if leaf_name(value.func) in _CONVERSIONS else None
+    return "element" if isinstance(value, ast.Subscript) else None
+
+
+def last_binding(frame: Frame, name: str) -> Binding | None:
+    """The last binding of ``name`` before the statement at ``frame``, in its function; None where there is none."""
+    statement = statement_at(frame)
+    if statement is None or isinstance(statement.function, ast.Lambda):
+        return None
+    scope = statement.source.module if statement.function is None else statement.function
+    found: Binding | None = None
+    nodes = [node for node in local_nodes(scope) if isinstance(node, ast.Assign | ast.AnnAssign | ast.For)]
+    for node in sorted(nodes, key=lambda one: one.lineno):
+        if node.lineno < statement.node.lineno:
+            found = next((one for one in bindings_of(node) if one.name == name), found)
+    return found

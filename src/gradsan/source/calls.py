@@ -14,8 +14,9 @@ from gradsan.model import Frame
 from gradsan.source.bindings import bound_name
 from gradsan.source.change import Change, Edit, edited
 from gradsan.source.flow import is_still_argument, reaching
-from gradsan.source.identifiers import bindings_of, binds, leaf_name, local_nodes
+from gradsan.source.identifiers import bindings_of, binds, constant_key, leaf_name, local_nodes
 from gradsan.source.locate import Statement, expression_at, expressions_at, statement_at
+from gradsan.source.reuse import SecondName, definitions_at, read_after, reads_value, statements_of
 from gradsan.source.targets import aliased_expression, operand_expressions
 from gradsan.source.tree import FunctionNode, SourceFile
 
@@ -26,6 +27,7 @@ __all__ = [
     "clone_given",
     "clone_handed_out",
     "dies_with_call",
+    "earlier_result",
     "hooked_expression",
     "reads_again",
     "returned_by_hook",
@@ -197,10 +199,10 @@ def reads_again(name: str, call: Frame, read: Frame) -> bool:
 
     False where it reads what the call has returned, as ``fc(h)`` after ``h = norm(x)`` does, or ``fc(x)`` after
     ``x = norm(x)``: whoever takes the result means the new numbers, though they lie in the same memory. Where Python
-    knows no columns the source does not decide, and the answer is True.
+    knows no columns, the statement that reads must have that name and not one of the result's.
     """
     if call.column is None or read.column is None:
-        return True
+        return _statement_reads_again(_root(name), statement_at(call), statement_at(read))
     meant = {name, alias_of(call, name) or name}
     texts = operand_expressions(read)
     read_names = {*texts, *(alias_of(read, text) or text for text in texts)}
@@ -209,6 +211,45 @@ def reads_again(name: str, call: Frame, read: Frame) -> bool:
     if before is None or after is None:
         return False
     return any(_keeps(root, before, after) for root in roots)
+
+
+def earlier_result(call: Frame) -> SecondName | None:
+    """``a`` of ``a = embed(x)`` before the call ``b = embed(y)``, if both are read after that; None where none is."""
+    statement, expression = statement_at(call), expression_at(call)
+    if statement is None or expression is None or isinstance(statement.function, ast.Lambda):
+        return None
+    result, callee = _taken(statement.node)
+    if callee is None or expression.node is not getattr(statement.node, "value", None):
+        return None
+    scope = statement.source.module if statement.function is None else statement.function
+    statements, at = statements_of(scope), definitions_at(scope, statement.node)
+    if read_after(statement, result, frozenset((statement.node,)), scope, statements) is None:
+        return None
+    for earlier in statements:
+        name, other = _taken(earlier)
+        is_meant = other == callee and name != result and earlier.lineno < statement.node.lineno
+        if not is_meant or any(one.statement is not earlier or one.carried for one in at.get(name, ())):
+            continue
+        read = read_after(statement, name, frozenset((earlier,)), scope, statements)
+        if isinstance(earlier, ast.Assign) and read is not None:
+            return SecondName(name, "returned", earlier.lineno, read, statement.source.span(earlier.value))
+    return None
+
+
+def _taken(node: ast.stmt) -> tuple[str, str | None]:
+    """``a`` and ``embed`` of ``a = embed(x)``."""
+    target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+    if isinstance(target, ast.Name) and isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+        return target.id, ast.unparse(node.value.func)
+    return "", None
+
+
+def _statement_reads_again(name: str, before: Statement | None, after: Statement | None) -> bool:
+    if before is None or after is None or before.node is after.node:
+        return False
+    results = {_root(one.name) for one in bindings_of(before.node)} - {name}
+    is_of_result = any(isinstance(node, ast.Name) and node.id in results for node in ast.walk(after.node))
+    return not is_of_result and reads_value(after.source, after.node, name) and _keeps(name, before, after)
 
 
 def _keeps(name: str, before: Statement, after: Statement) -> bool:
@@ -277,17 +318,18 @@ def called_as_hook(between: Sequence[Frame]) -> bool:
 
 
 def returned_by_hook(frame: Frame, between: Sequence[Frame], name: str, change: Change) -> Change | None:
-    """``change`` with a ``return`` of ``name`` at the end of the forward hook that ``frame`` is in.
+    """``change`` with a ``return`` of ``name`` at the end of the hook that ``frame`` is in.
 
-    A hook that binds its result anew and returns nothing changes nothing. None where ``name`` is not the module's
-    result as the hook was given it, or the hook returns something already.
+    A hook that binds its result anew and returns nothing changes nothing. None where ``name`` is neither the module's
+    result as a forward hook was given it, nor the arguments or one of them as a pre-hook was, or the hook returns
+    something already.
     """
     statement = statement_at(frame)
     if statement is None or not isinstance(statement.function, ast.FunctionDef):
         return None
     source, function, given = statement.source, statement.function, _given(between[-1:])
-    parameters = _positional(source, function)
-    if name not in parameters or given[parameters.index(name) : parameters.index(name) + 1] != ["result"]:
+    returned = _returned(source, function, given, name)
+    if returned is None:
         return None
     if any(isinstance(node, ast.Return) and node.value is not None for node in local_nodes(function)):
         return None
@@ -298,8 +340,25 @@ def returned_by_hook(frame: Frame, between: Sequence[Frame], name: str, change: 
     old = source.lines[change.line - 1 : last.end_line]
     if indent.strip() or change.line > last.end_line or last.end_line < change.line - 1 + replaced:
         return None
-    new = "\n".join([change.new, *rest, f"{indent}return {name}"])
+    new = "\n".join([change.new, *rest, f"{indent}return {returned}"])
     return Change(change.line, "\n".join(old), new, change.kind)
+
+
+def _returned(source: SourceFile, function: ast.FunctionDef, given: list[str], name: str) -> str | None:
+    """What the hook returns once ``name`` is bound anew: the result, or all arguments with this one among them."""
+    known = dict(zip(_positional(source, function), given, strict=False))
+    if known.get(name) == "result" or (known.get(name) == "args" and "result" not in given):
+        return name
+    arguments = next((one for one, part in known.items() if part == "args"), None)
+    taken = [one for node in local_nodes(function) if isinstance(node, ast.Assign) for one in bindings_of(node)]
+    values = [one.value for one in taken if one.name == name]
+    if arguments is None or "result" in given or len(values) != 1 or not isinstance(values[0], ast.Subscript):
+        return None
+    position = constant_key(values[0].slice)
+    if source.text(values[0].value) != arguments or not isinstance(position, int) or position < 0:
+        return None
+    before = f"*{arguments}[:{position}], " if position else ""
+    return f"({before}{name}, *{arguments}[{position + 1}:])"
 
 
 def _given(between: Sequence[Frame]) -> list[str]:

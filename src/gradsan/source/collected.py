@@ -1,18 +1,26 @@
-"""Lists that every round adds to: the line that empties them when the round is over."""
+"""Lists that every round adds to: the line that empties them when the round is over, and what they keep."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeGuard
 
 from gradsan.model import Frame
-from gradsan.source.change import Change
-from gradsan.source.identifiers import chain_key, leaf_name
-from gradsan.source.locate import statement_at
-from gradsan.source.rounds import after_round
-from gradsan.source.tree import SourceFile
+from gradsan.source.change import Change, Edit, edited
+from gradsan.source.identifiers import (
+    assigned_names,
+    bindings_of,
+    chain_key,
+    consumed_names,
+    leaf_name,
+    local_nodes,
+)
+from gradsan.source.locate import Statement, statement_at
+from gradsan.source.rounds import after_round, deque_made
+from gradsan.source.tree import SourceFile, read_source
 
-__all__ = ["forget_collected"]
+__all__ = ["detach_collected", "forget_collected", "is_inside", "is_kept_each_round", "keepers"]
 
 _ADDING = frozenset({"append", "extend", "appendleft"})
 
@@ -22,14 +30,14 @@ def forget_collected(frames: Sequence[Frame], name: str) -> tuple[Change, str] |
 
     That is a call of the method by which the list's own class empties it, else ``del`` of what is in it and in the
     lists that are filled beside it and read where the round's function reads this one. None where the file shows nobody
-    that adds to the list, or where a round begins with a new one.
+    that adds to the list, where a round begins with a new one, and for a deque of bounded length, which keeps values.
     """
     statement = statement_at(frames[0])
     if statement is None:
         return None
     source, (owner, _, last) = statement.source, name.rpartition(".")
     adding = list(_additions(source, last))
-    if not adding or _is_renewed(source, name, owner):
+    if not adding or _is_bounded(source, name) or _is_renewed(source, name, owner):
         return None
     scope = statement.function or source.module
     read = {chain_key(node) for node in ast.walk(scope) if isinstance(node, ast.Name | ast.Attribute)}
@@ -37,12 +45,144 @@ def forget_collected(frames: Sequence[Frame], name: str) -> tuple[Change, str] |
     names = [name, *dict.fromkeys(one for one in beside if one != name and one in read)]
     method = next(_emptying(source, last), None) if owner else None
     text = f"{owner}.{method}()" if method else f"del {', '.join(f'{one}[:]' for one in names)}"
+    if not method and any(deque_made(source, one) is not None for one in names):
+        text = "; ".join(f"{one}.clear()" for one in names)
     change = after_round(frames, text, "forget_collected")
     return None if change is None else (change, text)
 
 
+def detach_collected(file: str, paths: Iterable[str]) -> tuple[Change, tuple[str, ...]] | None:
+    """``.detach()`` behind what is added to a list as the parts that ``paths`` read, and what those are called.
+
+    Of ``replay.memory[3][1]`` it is ``h`` of ``self.memory.append((obs, h))``, or of the only call of the method that
+    appends what it is given. None where the file adds to lists of that name in several places, or adds something else.
+    None, too, but for a list that keeps so many of them, and a value that the round had been given: what a round
+    computes (the probability of its action) is kept to be trained, and a list of any length may be one to be emptied.
+    """
+    source = read_source(file)
+    values = [] if source is None else [_collected(source, _steps(path)) for path in paths]
+    chosen = list(dict.fromkeys(one for one in values if one is not None))
+    if source is None or not chosen:
+        return None
+    spans = [source.span(one) for one in chosen]
+    change = edited(source, [Edit.insert(one.end_line, one.end_column, ".detach()") for one in spans], "detach")
+    return None if change is None else (change, tuple(dict.fromkeys(source.text(one) for one in chosen)))
+
+
+def _collected(source: SourceFile, steps: list[str | int]) -> ast.Name | ast.Attribute | None:
+    """What is added as the part of an element of a list that ``steps`` lead to: names, a number, and the part."""
+    *outer, last = steps
+    names = [one for one in outer if isinstance(one, str)]
+    if not names or len(names) != len(outer) - 1 or isinstance(outer[-1], str):
+        return None
+    added = list(_additions(source, names[-1]))
+    if len(added) != 1 or len(added[0].args) != 1 or leaf_name(added[0].func) == "extend":
+        return None
+    if not _is_bounded(source, names[-1]):
+        return None
+    call, value = added[0], _part(added[0].args[0], last)
+    function = source.function(call)
+    given = value
+    if isinstance(function, ast.FunctionDef) and function.args.args and source.owner_class(function) is not None:
+        calls = [one for one in source.nodes if _is_call_of(one, function.name)]
+        if len(calls) != 1 or not isinstance(calls[0], ast.Call):
+            return None
+        position = _parameter(function, call.args[0], value, last)
+        call = calls[0]
+        given = call.args[position] if position is not None and position < len(call.args) else None
+        value = given if value is None else value
+    is_kept = isinstance(value, ast.Name | ast.Attribute) and _was_given(source, call, given)
+    return value if is_kept and isinstance(value, ast.Name | ast.Attribute) else None
+
+
+def _parameter(function: ast.FunctionDef, added: ast.expr, value: ast.expr | None, last: str | int) -> int | None:
+    """The position among the arguments of a method's call of what the method adds as ``value``."""
+    names, variable = [one.arg for one in function.args.args[1:]], function.args.vararg
+    if value is None:
+        is_variable = isinstance(added, ast.Name) and variable is not None and variable.arg == added.id
+        return len(names) + last if is_variable and isinstance(last, int) else None
+    key = chain_key(value)
+    if key in names:
+        return names.index(key)
+    taken = [
+        node.value.id
+        for node in local_nodes(function)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and key in assigned_names(node)
+    ]
+    return names.index(taken[0]) if len(taken) == 1 and taken[0] in names else None
+
+
+def _was_given(source: SourceFile, call: ast.Call, value: ast.expr | None) -> bool:
+    """Whether a call before ``call`` in its function was given the variable, too: a state, not a result."""
+    key = None if value is None else chain_key(value)
+    scope = source.function(call) or source.module
+    return key is not None and any(
+        isinstance(one, ast.Call) and one.lineno < call.lineno and any(chain_key(part) == key for part in one.args)
+        for one in ([] if isinstance(scope, ast.Lambda) else local_nodes(scope))
+    )
+
+
+def _is_bounded(source: SourceFile, name: str) -> bool:
+    """Whether it is a deque of so many elements, or the file takes the oldest ones out of it."""
+    made, last = deque_made(source, name), name.rpartition(".")[2]
+    if made is not None and (len(made.args) > 1 or any(one.arg == "maxlen" for one in made.keywords)):
+        return True
+    return any(
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and leaf_name(node.func.value) == last
+        and (
+            node.func.attr == "popleft"
+            or (node.func.attr == "pop" and [ast.unparse(one) for one in node.args] == ["0"])
+        )
+        for node in source.nodes
+    )
+
+
+def _steps(path: str) -> list[str | int]:
+    """``["replay", "memory", 3, 1]`` of ``replay.memory[3][1]``."""
+    try:
+        node: ast.expr = ast.parse(path, mode="eval").body
+    except SyntaxError:
+        return [""]
+    steps: list[str | int] = []
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        if isinstance(node, ast.Attribute):
+            steps.append(node.attr)
+        elif isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str | int):
+            steps.append(node.slice.value)
+        else:
+            return [""]
+        node = node.value
+    return [*steps, node.id][::-1] if isinstance(node, ast.Name) else [""]
+
+
+def _part(added: ast.expr, step: str | int) -> ast.expr | None:
+    """The part of a tuple, list, dict or record, as it is written out."""
+    if isinstance(added, ast.Tuple | ast.List):
+        return added.elts[step] if isinstance(step, int) and step < len(added.elts) else None
+    if isinstance(added, ast.Dict):
+        keys = {one.value: value for one, value in zip(added.keys, added.values, strict=True) if _is_text(one)}
+        return keys.get(step)
+    if isinstance(added, ast.Call):
+        named = {one.arg: one.value for one in added.keywords}
+        if isinstance(step, int) and step < len(added.args) and not added.keywords:
+            return added.args[step]
+        return named.get(step) if isinstance(step, str) else None
+    return None
+
+
+def _is_text(key: ast.expr | None) -> TypeGuard[ast.Constant]:
+    return isinstance(key, ast.Constant) and isinstance(key.value, str)
+
+
+def _is_call_of(node: ast.AST, method: str) -> bool:
+    is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == method
+    return is_method and not any(isinstance(one, ast.Starred) for one in getattr(node, "args", ()))
+
+
 def _additions(source: SourceFile, last: str) -> Iterator[ast.Call]:
-    for node in ast.walk(source.module):
+    for node in source.nodes:
         if isinstance(node, ast.Call) and _adds_to(node) == last:
             yield node
 
@@ -66,7 +206,7 @@ def _beside(source: SourceFile, call: ast.Call) -> Iterator[str]:
 
 def _is_renewed(source: SourceFile, name: str, owner: str) -> bool:
     """Whether a loop or a function, other than one that makes the owner, gives the list's name a new list."""
-    for node in ast.walk(source.module):
+    for node in source.nodes:
         targets = node.targets if isinstance(node, ast.Assign) else []
         if any(chain_key(target) == name for target in targets):
             inside = [around for around, _ in source.ancestors(node)]
@@ -79,7 +219,7 @@ def _is_renewed(source: SourceFile, name: str, owner: str) -> bool:
 
 def _emptying(source: SourceFile, last: str) -> Iterator[str]:
     """The methods without arguments by which the class that adds to ``self.<last>`` empties it."""
-    for owner in (node for node in ast.walk(source.module) if isinstance(node, ast.ClassDef)):
+    for owner in (node for node in source.nodes if isinstance(node, ast.ClassDef)):
         if not any(_adds_to(node) == last for node in ast.walk(owner)):
             continue
         for method in (node for node in owner.body if isinstance(node, ast.FunctionDef)):
@@ -102,3 +242,90 @@ def _empties(node: ast.stmt, last: str) -> bool:
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
             pairs += zip(target.elts, value.elts, strict=True)
     return any(chain_key(target) == name and isinstance(value, ast.List) and not value.elts for target, value in pairs)
+
+
+_KEEPS = frozenset({"append", "appendleft", "insert"})
+_CONTAINERS = frozenset({"dict", "list", "OrderedDict", "defaultdict"})
+
+
+def is_kept_each_round(frame: Frame, written: str) -> bool:
+    """Whether a loop around the statement at ``frame`` keeps the very tensor ``written`` in a list or dict."""
+    statement = statement_at(frame)
+    if statement is None or isinstance(statement.function, ast.Lambda):
+        return False
+    scope = statement.source.module if statement.function is None else statement.function
+    statements = [node for node in local_nodes(scope) if isinstance(node, ast.stmt)]
+    return any(True for _ in keepers(statement, written, statements))
+
+
+def keepers(
+    statement: Statement, written: str, statements: list[ast.stmt]
+) -> Iterator[tuple[list[ast.stmt], ast.stmt, str, ast.expr]]:
+    """A loop's statements, that of them which keeps what is written in every round, in what, and the value there."""
+    for loop in reversed(statement.loops):
+        inside = [node for node in statements if node is loop or is_inside(node, loop)]
+        bound = [one for node in inside if not isinstance(node, ast.AugAssign) for one in bindings_of(node)]
+        anew = {one.name for one in bound if one.replaces}
+        if written in anew:
+            return
+        for node in inside:
+            kept = _list_that_keeps(node, written) or _dict_that_keeps(node, written, loop, statements)
+            if kept is not None and kept[0] not in anew:
+                yield inside, node, *kept
+
+
+def is_inside(node: ast.stmt, loop: ast.stmt) -> bool:
+    """Whether the lines of ``node`` are among those of ``loop``."""
+    return loop.lineno <= node.lineno and (node.end_lineno or 0) <= (loop.end_lineno or 0) and node is not loop
+
+
+def _list_that_keeps(node: ast.stmt, written: str) -> tuple[str, ast.expr] | None:
+    """``traj`` and ``pos`` of ``traj.append(pos)`` and ``traj += [pos]``, or of a tuple or dict with ``pos``."""
+    call = node.value if isinstance(node, ast.Expr) else None
+    keeper: ast.expr
+    if isinstance(node, ast.AugAssign) and isinstance(node.value, ast.List):
+        keeper, given = node.target, [*node.value.elts]
+    elif isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in _KEEPS:
+        keeper, given = call.func.value, call.args[-1:]
+    else:
+        return None
+    name, part = chain_key(keeper), _written_part(given, written)
+    return None if name is None or part is None else (name, part)
+
+
+def _dict_that_keeps(
+    node: ast.stmt, written: str, loop: ast.stmt, statements: list[ast.stmt]
+) -> tuple[str, ast.expr] | None:
+    """``out`` and ``pos`` of ``out[key] = pos``, where ``out`` was made as a dict or list and the key changes."""
+    target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+    if not isinstance(node, ast.Assign) or not isinstance(target, ast.Subscript) or chain_key(target) is not None:
+        return None
+    name, part = chain_key(target.value), _written_part([node.value], written)
+    rounds = {one for inner in ast.walk(loop) if isinstance(inner, ast.stmt) for one in assigned_names(inner)}
+    made = [
+        one.value for statement in statements for one in bindings_of(statement) if one.name == name and one.replaces
+    ]
+    is_container = bool(made) and all(map(_is_container, made))
+    is_another = bool(rounds & set(consumed_names(ast.Expr(target.slice))))
+    return (name, part) if name is not None and part is not None and is_container and is_another else None
+
+
+def _is_container(value: ast.expr | None) -> bool:
+    if isinstance(value, ast.BinOp):
+        return isinstance(value.op, ast.Mult) and _is_container(value.left)
+    is_called = isinstance(value, ast.Call) and leaf_name(value.func) in _CONTAINERS
+    return is_called or isinstance(value, ast.Dict | ast.List | ast.DictComp | ast.ListComp)
+
+
+def _written_part(given: Sequence[ast.expr | None], written: str) -> ast.expr | None:
+    """What is the written tensor itself among ``given``, and what tuples, lists and dicts among them hold."""
+    for one in given:
+        if isinstance(one, ast.Tuple | ast.List):
+            found = _written_part(one.elts, written)
+        elif isinstance(one, ast.Dict):
+            found = _written_part(one.values, written)
+        else:
+            found = one if one is not None and chain_key(one) == written else None
+        if found is not None:
+            return found
+    return None

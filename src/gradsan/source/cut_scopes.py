@@ -38,7 +38,10 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """A function being followed: its source, where in it, its live variables, and what its parameters were given."""
+    """A function being followed: its source, where in it, its live variables, and what its parameters were given.
+
+    ``own`` are the names that a comprehension around it gives values to; ``given`` tells which.
+    """
 
     source: SourceFile
     function: FunctionNode | None
@@ -47,6 +50,7 @@ class Scope:
     given: Mapping[str, tuple[ast.expr, Scope]] = field(default_factory=dict)
     seen: frozenset[tuple[str, int]] = frozenset()
     depth: int = 0
+    own: frozenset[str] = frozenset()
 
 
 def scope_at(frames: Sequence[Frame], live: Sequence[Live], index: int) -> Scope | None:
@@ -127,7 +131,7 @@ def callee_of(call: ast.Call, scope: Scope) -> tuple[SourceFile, FunctionNode] |
 def _function_in(source: SourceFile, name: str, line: int | None) -> tuple[SourceFile, FunctionNode] | None:
     found = [
         node
-        for node in ast.walk(source.module)
+        for node in source.nodes
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.name == name.split(".")[-1]
         and (line is None or min([node.lineno, *(one.lineno for one in node.decorator_list)]) <= line <= node.lineno)

@@ -23,7 +23,15 @@ from gradsan.source.cut_scopes import (
     set_later,
     trains,
 )
-from gradsan.source.identifiers import chain_key, dotted_path, leaf_name, local_nodes, standing_of
+from gradsan.source.identifiers import (
+    bindings_of,
+    chain_key,
+    consumed_names,
+    dotted_path,
+    leaf_name,
+    local_nodes,
+    standing_of,
+)
 from gradsan.source.locate import expression_at, statement_at
 from gradsan.source.tree import FunctionNode, SourceFile, header_nodes
 
@@ -38,11 +46,15 @@ __all__ = [
     "mode_of",
     "mode_of_decorators",
     "read_with_graph",
+    "takes_cut",
 ]
 
 
 _DEEPEST = 40
 _MOST = 4_000
+_BINDINGS = 3
+_FUNCTION = 0
+"""In a mark of what has been looked at: a function, no name at a statement."""
 _METADATA = frozenset({"shape", "device", "dtype", "ndim", "size", "dim", "numel", "requires_grad", "grad"})
 
 
@@ -52,13 +64,15 @@ class Cut:
 
     ``kind``: ``detach``, ``data``, ``item``, ``numpy``, ``index`` (argmax and the like), ``comparison``, ``integer``,
     ``new_tensor``, ``no_grad``, ``inference_mode``, ``grad_mode_off``, ``set_late`` (requires_grad set after the value
-    was used). ``is_certain``: what it was applied to is known to require grad.
+    was used), ``gradient`` (``autograd.grad`` without a graph). ``is_certain``: what it was applied to is known to
+    require grad. ``is_covered``: what it gives is cut off once more.
     """
 
     kind: str
     frame: Frame
     operand: str
     is_certain: bool = False
+    is_covered: bool = False
 
 
 def find_cuts(frames: Sequence[Frame], live: Sequence[Live]) -> tuple[Cut, ...]:
@@ -76,6 +90,30 @@ def find_cuts(frames: Sequence[Frame], live: Sequence[Live]) -> tuple[Cut, ...]:
         walk.follow(root, scope)
     cuts = sorted(walk.cuts, key=lambda item: (not item[1].is_certain, -item[0]))
     return tuple(dict.fromkeys(cut for _, cut in cuts))
+
+
+def takes_cut(frame: Frame) -> bool:
+    """Whether the statement at ``frame`` computes with a value that was detached: there, or where the value was bound.
+
+    Bindings of the same function are followed some steps back.
+    """
+    statement = statement_at(frame)
+    if statement is None or isinstance(statement.function, ast.Lambda):
+        return False
+    scope = statement.source.module if statement.function is None else statement.function
+    bindings = [one for node in local_nodes(scope) if isinstance(node, ast.Assign) for one in bindings_of(node)]
+    waiting, seen = [(statement.node, 0)], set()
+    while waiting:
+        node, steps = waiting.pop()
+        expressions = [one for one in header_nodes(node) if isinstance(one, ast.expr)]
+        if any(cut_of(statement.source, one)[0] in ("detach", "data") for one in expressions):
+            return True
+        seen.add(node)
+        read = set(consumed_names(node)) if steps < _BINDINGS else set()
+        earlier = [one for one in bindings if one.name in read and one.statement.lineno < node.lineno]
+        last = {one.name: one.statement for one in sorted(earlier, key=lambda one: one.statement.lineno)}
+        waiting += [(one, steps + 1) for one in last.values() if one not in seen]
+    return False
 
 
 def _roots(call: ast.Call) -> list[ast.expr]:
@@ -101,6 +139,8 @@ class _Walk:
         if self.visited > _MOST or scope.depth > _DEEPEST:
             return True
         kind, operands = cut_of(scope.source, node)
+        if kind is None and isinstance(node, ast.Call) and _is_gradient(scope.source, node):
+            kind, operands = "gradient", node.args[:1]
         if kind is not None:
             return self._cut(kind, node, operands, scope)
         key = chain_key(node)
@@ -108,11 +148,15 @@ class _Walk:
             return self._name(node, key, scope)
         if isinstance(node, ast.Call):
             return self._call(node, scope)
+        if isinstance(node, ast.ListComp | ast.GeneratorExp | ast.SetComp):
+            return self.follow(node.elt, _within(node, scope))
         results = [self.follow(child, scope) for child in _children(node)]
         return any(results)
 
     def _cut(self, kind: str, node: ast.expr, operands: list[ast.expr], scope: Scope) -> bool:
+        first = len(self.cuts)
         behind = [(operand, self.follow(operand, scope)) for operand in operands]
+        self.cuts[first:] = [(depth, replace(cut, is_covered=True)) for depth, cut in self.cuts[first:]]
         for operand, may_require in behind:
             if may_require:
                 known = requires(operand, scope)
@@ -120,7 +164,8 @@ class _Walk:
         return False
 
     def _name(self, node: ast.expr, key: str, scope: Scope) -> bool:
-        known = requires(node, scope)
+        root = key.replace("[", ".").split(".")[0]
+        known = None if root in scope.own else requires(node, scope)
         if known:
             late = self._set_late(node, key, scope)
             return late is None
@@ -129,8 +174,7 @@ class _Walk:
             return False
         inner = replace(scope, seen=scope.seen | {mark}, depth=scope.depth + 1)
         may_require = False
-        root = key.replace("[", ".").split(".")[0]
-        definitions = list(definitions_of(scope, key))
+        definitions = [] if root in scope.own else list(definitions_of(scope, key))
         for statement, value in definitions:
             there = replace(inner, at=statement)
             mode = mode_around(scope.source, statement, scope.function)
@@ -150,9 +194,11 @@ class _Walk:
         target = callee_of(call, scope)
         if target is not None:
             source, function = target
-            mark = (f"{source.file}:{getattr(function, 'lineno', 0)}", 0)
+            mark = (f"{source.file}:{getattr(function, 'lineno', 0)}", _FUNCTION)
             if mark not in scope.seen:
-                return self._function(source, function, call, scope, scope.seen | {mark})
+                # A name of this function is another one in each of its calls.
+                entered = frozenset(one for one in scope.seen if one[1] == _FUNCTION)
+                return self._function(source, function, call, scope, entered | {mark})
         results = [self.follow(argument, scope) for argument in arguments]
         if isinstance(call.func, ast.Attribute) and standing_of(scope.source, call.func.value) != "namespace":
             results.append(self.follow(call.func.value, scope))
@@ -222,6 +268,23 @@ class _Walk:
         self.cuts.append((scope.depth, Cut(kind, frame, text, is_certain)))
 
 
+def _within(node: ast.ListComp | ast.GeneratorExp | ast.SetComp, scope: Scope) -> Scope:
+    """The scope of what a comprehension collects: each of its variables is given what it goes through."""
+    for one in node.generators:
+        parts = one.target.elts if isinstance(one.target, ast.Tuple) else [one.target]
+        is_zip = isinstance(one.iter, ast.Call) and leaf_name(one.iter.func) == "zip"
+        walked = one.iter.args if isinstance(one.iter, ast.Call) and is_zip else []
+        values = walked if len(walked) == len(parts) else [one.iter] * len(parts)
+        given = {
+            name.id: (value, scope)
+            for part, value in zip(parts, values, strict=True)
+            for name in ast.walk(part)
+            if isinstance(name, ast.Name)
+        }
+        scope = replace(scope, given={**scope.given, **given}, own=scope.own | given.keys())
+    return scope
+
+
 def _children(node: ast.AST) -> Iterator[ast.expr]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.comprehension):
@@ -249,6 +312,13 @@ def grad_switched_off(frames: Sequence[Frame]) -> Frame | None:
                 frame, line=span.line, column=span.column, end_line=span.end_line, end_column=span.end_column
             )
     return None
+
+
+def _is_gradient(source: SourceFile, call: ast.Call) -> bool:
+    """Whether the call takes gradients that have no graph."""
+    creates = (keyword.value for keyword in call.keywords if keyword.arg == "create_graph")
+    is_constant = all(isinstance(value, ast.Constant) and value.value is False for value in creates)
+    return is_constant and bool(call.args) and dotted_path(source, call.func) == "torch.autograd.grad"
 
 
 CUTTING_METHODS = {

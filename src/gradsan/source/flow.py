@@ -8,7 +8,7 @@ the next call of the same function.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from gradsan.source.identifiers import Binding, bindings_of
@@ -48,13 +48,14 @@ class Flow:
     leaves: list[State] = field(default_factory=list)
 
 
-def reaching(body: list[ast.stmt], at: ast.stmt, persists: Callable[[str], bool]) -> State:
+def reaching(body: list[ast.stmt], at: ast.stmt, persists: Callable[[str], bool], given: Iterable[str] = ()) -> State:
     """The definitions that may reach ``at``, a statement somewhere in ``body``, by name.
 
-    ``persists`` tells the names that keep their value from one execution of ``body`` to the next.
+    ``persists`` tells the names that keep their value from one execution of ``body`` to the next, ``given`` are those
+    that have one when it begins.
     """
     interpreter = _Interpreter(at)
-    start: State = {}
+    start: State = {name: frozenset({Definition(name, None)}) for name in given}
     for _ in range(_MAX_ROUNDS):
         flow = interpreter.block(body, start)
         end = _join([state for state in [flow.falls, *flow.leaves] if state is not None])

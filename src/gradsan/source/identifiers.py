@@ -137,7 +137,7 @@ def local_nodes(scope: FunctionNode | ast.Module) -> list[ast.AST]:
 
 @functools.lru_cache(maxsize=16)
 def _bound_anywhere(source: SourceFile) -> frozenset[str]:
-    return frozenset(filter(None, map(_bound_name, ast.walk(source.module))))
+    return frozenset(filter(None, map(_bound_name, source.nodes)))
 
 
 @functools.lru_cache(maxsize=64)
@@ -168,7 +168,7 @@ def _dotted(node: ast.expr) -> list[str] | None:
 def _imports(source: SourceFile) -> dict[str, tuple[str, str]]:
     """Local name -> (dotted path, ``module`` or ``from``)."""
     found: dict[str, tuple[str, str]] = {}
-    for node in ast.walk(source.module):
+    for node in source.nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 path = alias.name if alias.asname else alias.name.split(".")[0]
@@ -182,7 +182,7 @@ def _imports(source: SourceFile) -> dict[str, tuple[str, str]]:
 @functools.lru_cache(maxsize=16)
 def _import_names(source: SourceFile) -> set[str]:
     """Every dotted path named by an ``import`` statement, with all its parents."""
-    statements = [node for node in ast.walk(source.module) if isinstance(node, ast.Import)]
+    statements = [node for node in source.nodes if isinstance(node, ast.Import)]
     paths = [alias.name.split(".") for node in statements for alias in node.names]
     return {".".join(path[:count]) for path in paths for count in range(1, len(path) + 1)}
 

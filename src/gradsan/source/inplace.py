@@ -74,6 +74,11 @@ MADE_FROM_NOTHING = frozenset(
     }
 )
 
+# Those whose values, and methods whose values, nobody can want back: memory to be filled.
+BLANK = _words(
+    """empty empty_like full full_like new_empty new_full new_ones new_zeros ones ones_like zeros zeros_like"""
+)
+
 _SAME = {
     "absolute_": "abs_",
     "arccos_": "acos_",

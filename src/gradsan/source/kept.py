@@ -16,10 +16,11 @@ from gradsan.source.identifiers import leaf_name, local_nodes
 from gradsan.source.locate import statement_at
 from gradsan.source.tree import FunctionNode, SourceFile, read_source
 
-__all__ = ["Addition", "Used", "added_to_optimizer", "additions", "assignments", "uses_in"]
+__all__ = ["Addition", "Used", "added_to_optimizer", "additions", "assignments", "chooses_parameters", "uses_in"]
 
 _ADDING = {"append": 0, "appendleft": 0, "add": 0, "put": 0, "insert": 1}
 _JOINING = ("cat", "concat", "hstack", "vstack")
+_NAMING = frozenset({"named_parameters", "named_modules", "named_children"})
 _SIMPLE = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
 
 
@@ -49,7 +50,7 @@ def additions(frame: Frame, path: str) -> tuple[Addition, ...]:
     if wanted is None or source is None:
         return ()
     found = []
-    for node in ast.walk(source.module):
+    for node in source.nodes:
         value = _added(node, wanted)
         if value is not None:
             statement = source.statement(value) or node
@@ -61,17 +62,43 @@ def additions(frame: Frame, path: str) -> tuple[Addition, ...]:
 def assignments(frame: Frame, path: str) -> tuple[tuple[str, Frame], ...]:
     """The statements in the file of ``frame`` that bind ``path`` or what it is a part of, innermost part first.
 
-    ``path`` may say ``net.0.weight`` for ``net[0].weight``. Each comes with the part that it binds.
+    ``path`` may say ``net.0.weight`` for ``net[0].weight``. Each comes with the part that it binds. A call
+    ``net.load(x)`` is one, too, where a class of the file has a method of that name which binds the part.
     """
     source = read_source(frame.file)
     if source is None:
         return ()
     found = []
     for part in _parts(path):
-        for node in ast.walk(source.module):
+        for node in source.nodes:
             if isinstance(node, ast.stmt) and any(ast.unparse(target) == part for target in _targets(node)):
                 found.append((part, _frame(source, frame, node)))
+        owner, _, attribute = part.rpartition(".")
+        methods = _binding_methods(source, attribute) if owner not in ("", "self") else frozenset()
+        for node in source.nodes if methods else ():
+            call = node.value if isinstance(node, ast.Expr) else None
+            if not isinstance(node, ast.Expr) or not isinstance(call, ast.Call):
+                continue
+            if isinstance(call.func, ast.Attribute) and call.func.attr in methods:
+                found += [(part, _frame(source, frame, node))] if ast.unparse(call.func.value) == owner else []
     return tuple(found)
+
+
+def _binding_methods(source: SourceFile, attribute: str) -> frozenset[str]:
+    """The methods of the file's classes, but for ``__init__``, that bind ``self.<attribute>``."""
+    methods = (
+        one
+        for owner in source.nodes
+        if isinstance(owner, ast.ClassDef)
+        for one in owner.body
+        if isinstance(one, ast.FunctionDef) and one.name != "__init__"
+    )
+    return frozenset(
+        method.name
+        for method in methods
+        for node in local_nodes(method)
+        if isinstance(node, ast.stmt) and any(ast.unparse(target) == f"self.{attribute}" for target in _targets(node))
+    )
 
 
 def added_to_optimizer(made: Frame, stepped: Frame, holder: str, given: str) -> Change | None:
@@ -83,7 +110,7 @@ def added_to_optimizer(made: Frame, stepped: Frame, holder: str, given: str) -> 
     if statement is None or step is None or statement.source is not step.source:
         return None
     source = statement.source
-    for node in ast.walk(source.module):
+    for node in source.nodes:
         if not isinstance(node, ast.stmt) or node.lineno >= statement.span.line:
             continue
         is_made = any(ast.unparse(target) == holder for target in _targets(node))
@@ -91,6 +118,32 @@ def added_to_optimizer(made: Frame, stepped: Frame, holder: str, given: str) -> 
             text = f'{holder}.add_param_group({{"params": {given}}})'
             return insert_after(source, statement.node, text, "give_to_optimizer")
     return None
+
+
+def chooses_parameters(frame: Frame) -> bool:
+    """Whether the function at ``frame`` goes through a model's parameters and takes some by what they are called.
+
+    That is an ``if`` over ``named_parameters()`` or ``named_modules()`` that does not ask for ``requires_grad``.
+    """
+    statement = statement_at(frame)
+    if statement is None or isinstance(statement.function, ast.Lambda):
+        return False
+    scope = statement.source.module if statement.function is None else statement.function
+    for node in ast.walk(scope):
+        loops: list[tuple[ast.expr, list[ast.expr]]] = []
+        if isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp):
+            loops = [(one.iter, one.ifs) for one in node.generators]
+        elif isinstance(node, ast.For):
+            loops = [(node.iter, [one.test for one in ast.walk(node) if isinstance(one, ast.If)])]
+        for over, tests in loops:
+            calls = [leaf_name(one.func) for one in ast.walk(over) if isinstance(one, ast.Call)]
+            if any(name in _NAMING for name in calls) and any(not _asks_for_gradient(test) for test in tests):
+                return True
+    return False
+
+
+def _asks_for_gradient(test: ast.expr) -> bool:
+    return any(isinstance(node, ast.Attribute) and node.attr == "requires_grad" for node in ast.walk(test))
 
 
 def uses_in(definition: Frame, attribute: str) -> tuple[Used, ...] | None:
@@ -185,7 +238,7 @@ def _detached(source: SourceFile, value: ast.expr) -> Change | None:
 
 def _defined_at(source: SourceFile, definition: Frame) -> FunctionNode | None:
     name = definition.function.rpartition(".")[2]
-    for node in ast.walk(source.module):
+    for node in source.nodes:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
             if first == definition.line:

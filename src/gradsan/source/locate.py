@@ -128,7 +128,7 @@ def _places(source: SourceFile, frame: Frame) -> tuple[list[ast.stmt], list[_Ope
 def _on_line(source: SourceFile, line: int, scope: str) -> tuple[list[ast.stmt], list[_Operation]]:
     statements: list[ast.stmt] = []
     operations: list[_Operation] = []
-    for node in ast.walk(source.module):
+    for node in source.nodes:
         if not isinstance(node, ast.stmt) or line not in _header_lines(node):
             continue
         if scope in ("", source.scope_name(node)) or any(scope == source.scope_name(n) for n in header_nodes(node)):

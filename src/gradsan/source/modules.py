@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import Literal
+from typing import TypeAlias
 
 from gradsan.source.change import Change, Edit, edited
 from gradsan.source.identifiers import Binding, bindings_of, chain_key, constant_key, leaf_name
@@ -13,6 +13,7 @@ __all__ = [
     "DETACHED",
     "Shape",
     "constructors",
+    "detached_form",
     "in_place_argument",
     "inplace_attribute_false",
     "inplace_layer_false",
@@ -82,7 +83,7 @@ def constructors(source: SourceFile, callee: ast.expr, depth: int = 0) -> list[a
         return []
     within = source.owner_class(callee) if key.startswith("self.") else None
     found: list[ast.expr] = []
-    for node in ast.walk(within or source.module):
+    for node in source.nodes if within is None else ast.walk(within):
         if isinstance(node, ast.Assign | ast.AnnAssign):
             values = [one.value for one in bindings_of(node) if one.name == key and one.value is not None]
             found.extend(branch for value in values for branch in _branches(value))
@@ -159,7 +160,7 @@ def inplace_layers_false(file: str, layer: str) -> tuple[Change, ...]:
     source = read_source(file)
     if source is None:
         return ()
-    calls = [node for node in ast.walk(source.module) if isinstance(node, ast.Call) and _makes(node, layer)]
+    calls = [node for node in source.nodes if isinstance(node, ast.Call) and _makes(node, layer)]
     values = sorted({value for call in calls if (value := in_place_argument(call)) is not None}, key=source.span)
     edits = [Edit(source.span(value), "False") for value in values]
     choices = [[edit] for edit in edits] + ([edits] if len(edits) > 1 else [])
@@ -172,7 +173,7 @@ def inplace_attribute_false(file: str) -> Change | None:
     if source is None:
         return None
     values: list[ast.expr] = []
-    for node in ast.walk(source.module):
+    for node in source.nodes:
         if isinstance(node, ast.Assign) and any(_is_flag(target) for target in node.targets):
             values.append(node.value)
         elif isinstance(node, ast.Call) and leaf_name(node.func) == "setattr" and len(node.args) == 3:
@@ -195,7 +196,8 @@ def _is_true(value: ast.expr) -> bool:
     return isinstance(value, ast.Constant) and value.value is True
 
 
-Shape = Literal["tensor", "tuple", "list", "dict", "object"]
+Shape: TypeAlias = str
+"""``tensor``, ``object``, or what containers there are from the outside in: ``dict``, ``dict/tuple``."""
 
 _MAKING_CLASSES = frozenset({"NamedTuple", "make_dataclass", "namedtuple"})
 
@@ -205,6 +207,15 @@ DETACHED: dict[Shape, str] = {
     "tuple": "tuple(s.detach() for s in {})",
     "list": "[s.detach() for s in {}]",
     "dict": "{{key: s.detach() for key, s in {}.items()}}",
+    "tuple/tuple": "tuple(tuple(s.detach() for s in part) for part in {})",
+    "tuple/list": "tuple([s.detach() for s in part] for part in {})",
+    "tuple/dict": "tuple({{key: s.detach() for key, s in part.items()}} for part in {})",
+    "list/tuple": "[tuple(s.detach() for s in part) for part in {}]",
+    "list/list": "[[s.detach() for s in part] for part in {}]",
+    "list/dict": "[{{key: s.detach() for key, s in part.items()}} for part in {}]",
+    "dict/tuple": "{{name: tuple(s.detach() for s in part) for name, part in {}.items()}}",
+    "dict/list": "{{name: [s.detach() for s in part] for name, part in {}.items()}}",
+    "dict/dict": "{{name: {{key: s.detach() for key, s in part.items()}} for name, part in {}.items()}}",
 }
 
 
@@ -231,6 +242,19 @@ def shape_in_source(source: SourceFile, binding: Binding) -> Shape | None:
     return found.pop() if len(found) == 1 else None
 
 
+def detached_form(source: SourceFile, name: str, shape: Shape) -> str:
+    """How ``{}``, the value of ``name``, is cut off: as a leaf where the file asks ``grad`` for its gradient."""
+    asked = (
+        one
+        for call in source.nodes
+        if isinstance(call, ast.Call) and leaf_name(call.func) == "grad"
+        for given in [*call.args[1:2], *(keyword.value for keyword in call.keywords if keyword.arg == "inputs")]
+        for one in (given.elts if isinstance(given, ast.List | ast.Tuple) else [given])
+    )
+    is_leaf = shape == "tensor" and any(chain_key(one) == name for one in asked)
+    return f"{DETACHED[shape]}.requires_grad_()" if is_leaf else DETACHED[shape]
+
+
 def object_cut(source: SourceFile, name: str) -> tuple[list[str], list[str]] | None:
     """What is bound, and to what, where the object that ``name`` holds is cut off its graph.
 
@@ -240,7 +264,7 @@ def object_cut(source: SourceFile, name: str) -> tuple[list[str], list[str]] | N
     last = name.rpartition(".")[2]
     made = {
         leaf_name(binding.value.func)
-        for node in ast.walk(source.module)
+        for node in source.nodes
         if isinstance(node, ast.stmt)
         for binding in bindings_of(node)
         if isinstance(binding.value, ast.Call)
@@ -290,6 +314,20 @@ def _is_open_dataclass(node: ast.ClassDef) -> bool:
 
 
 def _shape_of_display(value: ast.expr) -> Shape | None:
+    outer = _container_of_display(value)
+    parts: list[ast.expr | None] = []
+    if isinstance(value, ast.Tuple | ast.List):
+        parts = list(value.elts)
+    elif isinstance(value, ast.Dict | ast.DictComp):
+        parts = list(value.values) if isinstance(value, ast.Dict) else [value.value]
+    elif isinstance(value, ast.ListComp):
+        parts = [value.elt]
+    inner = {None if part is None else _container_of_display(part) for part in parts}
+    nested = f"{outer}/{next(iter(inner))}" if len(inner) == 1 else ""
+    return nested if nested in DETACHED else outer
+
+
+def _container_of_display(value: ast.expr) -> Shape | None:
     if isinstance(value, ast.Tuple):
         return "tuple"
     if isinstance(value, ast.List | ast.ListComp):

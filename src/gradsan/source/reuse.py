@@ -1,41 +1,41 @@
-"""Names of a value that is changed in place: read again afterwards, or taken for the function's own."""
+"""Names of a value that is changed in place: read again afterwards, as a second name or as an argument."""
 
 from __future__ import annotations
 
 import ast
-from typing import Literal
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from gradsan.model import Frame
+from gradsan.source.change import Change, Edit, edited
+from gradsan.source.collected import is_inside, keepers
+from gradsan.source.flow import State, reaching
 from gradsan.source.identifiers import (
-    Binding,
     assigned_names,
     bindings_of,
     chain_key,
     consumed_names,
     leaf_name,
     local_nodes,
+    parameters,
 )
+from gradsan.source.inplace import BLANK, is_inplace_name
 from gradsan.source.locate import Statement, expression_at, statement_at
+from gradsan.source.tree import SourceFile, Span
 
-__all__ = ["first_argument", "is_of_itself", "read_as_before", "taken_for_own"]
-
-_CONVERSIONS = frozenset(
-    {
-        "float",
-        "double",
-        "half",
-        "bfloat16",
-        "to",
-        "type",
-        "as_tensor",
-        "asarray",
-        "contiguous",
-        "cpu",
-        "cuda",
-        "type_as",
-    }
-)
-"""What gives a copy, or the very tensor where there is nothing to convert."""
+__all__ = [
+    "SecondName",
+    "argument_read_later",
+    "copy_argument",
+    "copy_second_name",
+    "first_argument",
+    "is_made_in_round",
+    "read_as_before",
+    "returns_argument",
+    "second_name",
+]
 
 
 def first_argument(frame: Frame) -> str | None:
@@ -57,7 +57,7 @@ def read_as_before(name: str, call: Frame, read: Frame) -> str | None:
     if here.function is None or isinstance(here.function, ast.Lambda) or not here.node.lineno < there.node.lineno:
         return None
     names = {name, *_bound_to(name, here)} - set(assigned_names(here))
-    read_here = [*consumed_names(there)]
+    read_here = [name for one in consumed_names(there) for name in (one, one.partition("[")[0])]
     if isinstance(there.node, ast.AugAssign):
         read_here.append(chain_key(there.node.target) or "")
     last = here.node.end_lineno or here.node.lineno
@@ -71,13 +71,18 @@ def read_as_before(name: str, call: Frame, read: Frame) -> str | None:
 
 
 def _bound_to(name: str, before: Statement) -> set[str]:
-    """The names bound to just ``name`` before a statement, as long as neither is bound anew."""
+    """The names bound to just ``name`` before a statement, or lists that got it, as long as neither is bound anew."""
     found: set[str] = set()
     assert before.function is not None
-    bindings = [node for node in local_nodes(before.function) if isinstance(node, ast.Assign | ast.AugAssign)]
+    bindings = [
+        node for node in local_nodes(before.function) if isinstance(node, ast.Assign | ast.AugAssign | ast.Expr)
+    ]
     for node in sorted(bindings, key=lambda one: one.lineno):
         if node.lineno >= before.node.lineno:
             break
+        call = node.value if isinstance(node, ast.Expr) else None
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in _KEEPS:
+            found |= {chain_key(call.func.value) or ""} if any(_is_name(one, name) for one in call.args) else set()
         bound = set(assigned_names(node))
         if name in bound:
             found.clear()
@@ -87,51 +92,322 @@ def _bound_to(name: str, before: Statement) -> set[str]:
     return found
 
 
-def taken_for_own(frame: Frame, name: str) -> Literal["conversion", "element"] | None:
-    """How the function at ``frame`` came by what it calls ``name``: by a conversion, or as a part of something larger.
+_FACTS = frozenset(
+    {
+        "shape",
+        "size",
+        "dtype",
+        "device",
+        "dim",
+        "ndim",
+        "numel",
+        "nelement",
+        "requires_grad",
+        "grad_fn",
+        "is_leaf",
+        "is_cuda",
+        "layout",
+        "names",
+        "stride",
+        "is_contiguous",
+        "element_size",
+        "data_ptr",
+        "storage_offset",
+        "ndimension",
+        "_version",
+        "itemsize",
+        "item",
+        "tolist",
+    }
+)
+"""What is the same before and after a write of values, or is there to be shown: it reaches no loss."""
+_LOOKS = frozenset({"float", "int", "len", "isinstance", "type", "id", "print", "repr", "str"})
+_KEEPS = frozenset({"append", "appendleft", "insert"})
+_COUNTS = _KEEPS | {"backward", "extend"}
+"""Methods whose calls stand alone and still go on to a loss; others that do are there to show something."""
 
-    None where it came by it otherwise, or several ways.
+
+Scope: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
+
+
+@dataclass(frozen=True, slots=True)
+class SecondName:
+    """Another name of what is written: ``name``, bound at the line ``bound`` and read at the line ``read``.
+
+    ``kind`` is ``name`` where both names are read after the write, as if they were two values, ``result`` where the
+    second is the result of an in-place method (``noisy = clean.add_(noise)``), ``list`` where each round of a loop
+    adds the value to the list ``name``, ``returned`` where one function has returned it twice, and ``argument`` where
+    the line ``bound`` gives it to a function that writes into it. ``gradient`` is a gradient that a later backward adds
+    to (``gradients.py``). ``value`` is where the line ``bound`` writes what it binds or gives, None where it does not
+    show it.
     """
-    binding = _last_binding(frame, name)
-    if binding is None:
-        return None
-    value, statement = binding.value, binding.statement
-    if isinstance(statement, ast.For | ast.AsyncFor):
-        return "element"
-    if isinstance(value, ast.Call):
-        return "conversion" if leaf_name(value.func) in _CONVERSIONS else None
-    return "element" if isinstance(value, ast.Subscript) else None
+
+    name: str
+    kind: Literal["name", "result", "list", "argument", "returned", "gradient"]
+    bound: int
+    read: int
+    value: Span | None
 
 
-def is_of_itself(frame: Frame, name: str) -> bool:
-    """Whether the statement at ``frame`` computes with statistics of ``name`` itself: ``x -= x.mean()``."""
+def second_name(frame: Frame, written: str) -> SecondName | None:
+    """The other name of what the statement at ``frame`` has changed in place as ``written``; None where it has none."""
     statement = statement_at(frame)
-    if statement is None:
+    if statement is None or not written.isidentifier() or isinstance(statement.function, ast.Lambda):
+        return None
+    scope = statement.source.module if statement.function is None else statement.function
+    statements = statements_of(scope)
+    return _by_name(statement, written, scope, statements) or _by_list(statement, written, statements)
+
+
+def copy_second_name(frame: Frame, written: str) -> Change | None:
+    """The line that binds the second name, with a copy: ``clean = noisy.clone()``; None where there is none."""
+    statement, found = statement_at(frame), second_name(frame, written)
+    return None if statement is None or found is None else copied(statement, found)
+
+
+def argument_read_later(call: Frame, name: str) -> SecondName | None:
+    """Where ``name``, given to the call at ``call``, is read afterwards as it was bound before; None where nowhere."""
+    statement, expression = statement_at(call), expression_at(call)
+    node = None if expression is None else expression.node
+    if statement is None or not isinstance(node, ast.Call) or isinstance(statement.function, ast.Lambda):
+        return None
+    arguments = [*node.args, *(one.value for one in node.keywords)]
+    given = next((one for one in arguments if _is_name(one, name)), None)
+    if given is None or isinstance(statement.node, ast.Return):
+        return None
+    scope = statement.source.module if statement.function is None else statement.function
+    at = definitions_at(scope, statement.node)
+    if not _is_data_of_round(statement, _whole(at, name)):
+        return None
+    read = read_after(statement, name, _whole(at, name), scope, statements_of(scope))
+    if read is None:
+        return None
+    return SecondName(name, "argument", statement.node.lineno, read, statement.source.span(given))
+
+
+def is_made_in_round(call: Frame, name: str) -> bool:
+    """Whether ``name`` is neither a state that goes through the rounds of the loop around ``call`` nor blank memory."""
+    statement = statement_at(call)
+    if statement is None or isinstance(statement.function, ast.Lambda):
         return True
-    node = statement.node
-    inside: list[ast.expr] = []
-    if isinstance(node, ast.AugAssign):
-        inside = [node.value]
-    else:
-        inside = [one for call in ast.walk(node) if isinstance(call, ast.Call) for one in call.args]
-    read = {one for expression in inside for one in consumed_names(expression)}
-    if name in read:
-        return True
-    for one in read:
-        binding = _last_binding(frame, one)
-        if binding is not None and binding.value is not None and name in consumed_names(binding.value):
+    scope = statement.source.module if statement.function is None else statement.function
+    root = re.split(r"[.\[]", name, maxsplit=1)[0]
+    return _is_data_of_round(statement, _whole(definitions_at(scope, statement.node), root))
+
+
+def copy_argument(call: Frame, name: str) -> Change | None:
+    """The call at ``call`` with a copy of what ``name`` is: ``augment(x.clone())``; None where it is not read later."""
+    statement, found = statement_at(call), argument_read_later(call, name)
+    return None if statement is None or found is None else copied(statement, found)
+
+
+def returns_argument(frame: Frame, name: str) -> bool:
+    """Whether the function at ``frame`` returns its argument ``name`` itself, or what methods of it give."""
+    statement = statement_at(frame)
+    if statement is None or statement.function is None or isinstance(statement.function, ast.Lambda):
+        return False
+    returned = [node.value for node in local_nodes(statement.function) if isinstance(node, ast.Return) and node.value]
+    return any(_is_made_of(one, name) for value in returned for one in _elements(value))
+
+
+def _elements(value: ast.expr) -> list[ast.expr]:
+    return value.elts if isinstance(value, ast.Tuple | ast.List) else [value]
+
+
+def _is_made_of(value: ast.expr, name: str) -> bool:
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        value = value.func.value
+    return chain_key(value) == name
+
+
+def statements_of(scope: Scope) -> list[ast.stmt]:
+    """The statements of a function or module itself, in the order of their lines."""
+    statements = [node for node in local_nodes(scope) if isinstance(node, ast.stmt)]
+    return sorted(statements, key=lambda node: (node.lineno, node.col_offset))
+
+
+def copied(statement: Statement, found: SecondName) -> Change | None:
+    """The line ``bound`` with a copy of what it binds; None where it does not show that."""
+    if found.value is None:
+        return None
+    end = Edit.insert(found.value.end_line, found.value.end_column, ".clone()")
+    return edited(statement.source, [end], "clone_second_name")
+
+
+def _by_name(statement: Statement, written: str, scope: Scope, statements: list[ast.stmt]) -> SecondName | None:
+    result = _result_of_write(statement.node, written)
+    if result is not None:
+        name, value = result
+        read = _read_of_both(
+            statement, written, name, {name: frozenset(), **definitions_at(scope, statement.node)}, scope, statements
+        )
+        return (
+            None
+            if read is None
+            else SecondName(name, "result", statement.node.lineno, read, statement.source.span(value))
+        )
+    at: State | None = None
+    for alias in statements:
+        if not isinstance(alias, ast.Assign) or alias.lineno >= statement.node.lineno:
+            continue
+        for other, source in _pairs(alias, written):
+            at = at or definitions_at(scope, statement.node)
+            target = other if source == written else written
+            bound = at.get(target, frozenset())
+            if any(one.statement is not alias or one.carried for one in bound) or not bound:
+                continue
+            given = _whole(at, source)
+            if given != _whole(definitions_at(scope, alias), source) or not _is_of_round(statement, alias, given):
+                continue
+            read = _read_of_both(statement, written, other, at, scope, statements)
+            if read is not None:
+                return SecondName(other, "name", alias.lineno, read, statement.source.span(alias.value))
+    return None
+
+
+def _result_of_write(node: ast.stmt, written: str) -> tuple[str, ast.expr] | None:
+    """``noisy`` and ``clean`` of ``noisy = clean.mul_(0.9).add_(noise)``: such a method gives the tensor."""
+    if not isinstance(node, ast.Assign) or len(node.targets) != 1 or not isinstance(node.targets[0], ast.Name):
+        return None
+    value = node.value
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and is_inplace_name(value.func.attr):
+        value = value.func.value
+    target = node.targets[0].id
+    return (target, value) if value is not node.value and _is_name(value, written) and target != written else None
+
+
+def _is_of_round(statement: Statement, alias: ast.stmt, given: frozenset[ast.stmt | None]) -> bool:
+    """Whether the round that binds the second name has made the value: a state is updated on purpose."""
+    loop = next((one for one in reversed(statement.loops) if is_inside(alias, one)), None)
+    return loop is None or all(one is loop or (one is not None and is_inside(one, loop)) for one in given)
+
+
+def _is_data_of_round(statement: Statement, given: frozenset[ast.stmt | None]) -> bool:
+    """Whether a round has made the value that a call in it is given, and not as blank memory, which is to be filled."""
+    is_blank = bool(given) and all(isinstance(one, ast.Assign) and _is_blank(one.value) for one in given)
+    return not is_blank and _is_of_round(statement, statement.node, given)
+
+
+def _is_blank(value: ast.expr) -> bool:
+    """``torch.zeros(3)``, ``h.new_zeros(3).to(device)``."""
+    while isinstance(value, ast.Call):
+        if leaf_name(value.func) in BLANK:
             return True
+        value = value.func.value if isinstance(value.func, ast.Attribute) else value.func
     return False
 
 
-def _last_binding(frame: Frame, name: str) -> Binding | None:
-    statement = statement_at(frame)
-    if statement is None or isinstance(statement.function, ast.Lambda):
-        return None
-    scope = statement.source.module if statement.function is None else statement.function
-    found: Binding | None = None
-    nodes = [node for node in local_nodes(scope) if isinstance(node, ast.Assign | ast.AnnAssign | ast.For)]
-    for node in sorted(nodes, key=lambda one: one.lineno):
-        if node.lineno < statement.node.lineno:
-            found = next((one for one in bindings_of(node) if one.name == name), found)
-    return found
+def _pairs(alias: ast.Assign, written: str) -> Iterator[tuple[str, str]]:
+    """(the other name, which of both the assignment reads)."""
+    targets = [one.id for one in alias.targets if isinstance(one, ast.Name)]
+    value = alias.value
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "detach":
+        value = value.func.value
+    if isinstance(value, ast.Name):
+        if value.id == written:
+            yield from ((one, written) for one in targets if one != written)
+        elif written in targets:
+            yield value.id, value.id
+
+
+def definitions_at(scope: Scope, at: ast.stmt) -> State:
+    """The definitions that reach a statement of a function or module, those of its parameters among them."""
+    given = [] if isinstance(scope, ast.Module) else parameters(scope)
+    return reaching(scope.body, at, lambda name: False, given)
+
+
+def _whole(state: State, name: str) -> frozenset[ast.stmt | None]:
+    """The definitions of a name that give it another value: neither written in place nor in part."""
+    return frozenset(one.statement for one in state.get(name, ()) if not _is_written_in(one.statement, name))
+
+
+def _is_written_in(statement: ast.stmt | None, name: str) -> bool:
+    if statement is None:
+        return False
+    if isinstance(statement, ast.AugAssign):
+        return chain_key(statement.target) == name
+    own = [one for one in bindings_of(statement) if one.name == name]
+    return bool(own) and not any(one.replaces for one in own)
+
+
+def _read_of_both(
+    statement: Statement, written: str, other: str, at: State, scope: Scope, statements: list[ast.stmt]
+) -> int | None:
+    """The line where ``other`` is read first after the write; None where one of both names is not read again."""
+    own = frozenset((statement.node,))
+    lines = [read_after(statement, name, _whole(at, name) | own, scope, statements) for name in (written, other)]
+    return None if None in lines else lines[1]
+
+
+def read_after(
+    statement: Statement,
+    name: str,
+    bound: frozenset[ast.stmt | None],
+    scope: Scope,
+    statements: list[ast.stmt],
+) -> int | None:
+    """The line after a statement where ``name`` is read first, as ``bound`` or as written in place since."""
+    last = statement.node.end_lineno or statement.node.lineno
+    for node in statements:
+        if node.lineno <= last or not reads_value(statement.source, node, name):
+            continue
+        if not _may_follow(statement.source, statement.node, node):
+            continue
+        now = {one.statement for one in definitions_at(scope, node).get(name, ())}
+        if now and now <= bound | {one for one in now if _is_written_in(one, name)}:
+            return node.lineno
+    return None
+
+
+def _may_follow(source: SourceFile, first: ast.stmt, later: ast.stmt) -> bool:
+    """Whether ``later``, further down, may run after ``first``: no return comes first, and it is in no other branch."""
+    around = dict(source.ancestors(later))
+    child: ast.AST = first
+    for parent, part in source.ancestors(first):
+        if parent in around:
+            return not isinstance(parent, ast.If) or around[parent] == part
+        block = getattr(parent, part)
+        rest = block[block.index(child) :] if isinstance(block, list) else []
+        if any(isinstance(one, ast.Return | ast.Raise) for one in rest):
+            return False
+        child = parent
+    return True
+
+
+def _by_list(statement: Statement, written: str, statements: list[ast.stmt]) -> SecondName | None:
+    for inside, node, name, part in keepers(statement, written, statements):
+        later = (one for one in statements if one not in inside and one.lineno > inside[0].lineno)
+        read = next((one for one in later if reads_value(statement.source, one, name)), None)
+        if read is not None:
+            return SecondName(name, "list", node.lineno, read.lineno, statement.source.span(part))
+    return None
+
+
+def _is_name(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def reads_value(source: SourceFile, statement: ast.stmt, name: str) -> bool:
+    """Whether a statement itself reads values by ``name``: not to write, bind, ask for its shape, or show it."""
+    alone = statement.value if isinstance(statement, ast.Expr) else None
+    if isinstance(alone, ast.Call) and leaf_name(alone.func) not in _COUNTS:
+        return False
+    return any(
+        isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load) and _is_read(source, node)
+        for part in ast.iter_child_nodes(statement)
+        if not isinstance(part, ast.stmt | ast.excepthandler | ast.match_case)
+        for node in ast.walk(part)
+    )
+
+
+def _is_read(source: SourceFile, node: ast.Name) -> bool:
+    parent = next((one for one, _ in source.ancestors(node)), None)
+    if isinstance(parent, ast.Attribute):
+        return parent.attr not in _FACTS and parent.attr not in _KEEPS and not is_inplace_name(parent.attr)
+    if isinstance(parent, ast.Subscript):
+        return isinstance(parent.ctx, ast.Load) or parent.value is not node
+    if isinstance(parent, ast.Call):
+        return not (isinstance(parent.func, ast.Name) and parent.func.id in _LOOKS)
+    if isinstance(parent, ast.Compare):
+        return not any(isinstance(one, ast.Is | ast.IsNot) for one in parent.ops)
+    return not isinstance(parent, ast.Assign | ast.Delete | ast.FormattedValue)

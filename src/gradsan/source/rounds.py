@@ -10,18 +10,21 @@ from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, add_keyword, apply_change, edited, insert_after, insert_before
 from gradsan.source.identifiers import ADDING_METHODS, bindings_of, chain_key, consumed_names, leaf_name
 from gradsan.source.locate import Expression, expression_at, scope_of, statement_at
-from gradsan.source.modules import DETACHED, Shape, object_cut, shape_in_source
+from gradsan.source.modules import Shape, detached_form, object_cut, shape_in_source
 from gradsan.source.targets import aliased_expression
 from gradsan.source.tree import SourceFile, Span, header_nodes, parses, read_source
 
 __all__ = [
     "after_round",
     "backward_of_sum",
+    "deque_made",
     "detach_after",
     "detach_after_round",
     "enter_each_round",
+    "enter_once_more",
     "frames_between",
     "in_same_function",
+    "in_same_loops",
     "is_computed_in_rounds",
     "is_item_of_loop",
     "is_read_between",
@@ -48,7 +51,7 @@ def frames_between(first: Frame, last: Frame) -> list[Frame]:
     low, high = begin.span.line, end.span.line
     found = [
         node
-        for node in ast.walk(begin.function or source.module)
+        for node in (source.nodes if begin.function is None else ast.walk(begin.function))
         if isinstance(node, ast.stmt)
         and source.function(node) is begin.function
         and scope_of(first) in ("", source.scope_name(node))
@@ -60,6 +63,13 @@ def frames_between(first: Frame, last: Frame) -> list[Frame]:
 def in_same_function(first: Frame, second: Frame) -> bool:
     """Whether two frames are of the same function, as far as file and name show (qualified or not)."""
     return first.file == second.file and scope_of(first) == scope_of(second)
+
+
+def in_same_loops(*frames: Frame) -> bool:
+    """Whether all stand in the same loops of one function, or in no loop: one round runs them one after another."""
+    places = [statement_at(frame) for frame in frames]
+    known = {(one.function, *one.loops) for one in places if one is not None}
+    return len(known) == 1 and None not in places and all(in_same_function(frames[0], one) for one in frames)
 
 
 def is_read_between(name: str, bound_at: Frame, used_at: Frame) -> bool:
@@ -164,6 +174,23 @@ def enter_each_round(used_at: Frame, context: str) -> Change | None:
     return None
 
 
+def enter_once_more(updated_at: Frame, context: str) -> Change | None:
+    """``with <context>():`` once more behind the statement at ``updated_at``, which stands in such a block itself.
+
+    What follows in the block is then held by the second one. None where nothing follows.
+    """
+    updated = statement_at(updated_at)
+    block = None if updated is None else updated.source.parents[updated.node][0]
+    if updated is None or not isinstance(block, ast.With) or len(block.items) != 1 or updated.node is block.body[-1]:
+        return None
+    source, call, outer = updated.source, block.items[0].context_expr, updated.source.span(block)
+    head = source.lines[outer.line - 1]
+    if not isinstance(call, ast.Call) or leaf_name(call.func) != context or block.body[0].lineno == block.lineno:
+        return None
+    change = Change(source.span(updated.node).end_line + 1, "", head, "enter_once_more")
+    return change if parses(apply_change("\n".join(source.lines), change)) else None
+
+
 def is_item_of_loop(frame: Frame, name: str) -> bool:
     """Whether the statement at ``frame`` gives ``name`` an item of what a loop around it goes through, or a view of it.
 
@@ -225,16 +252,16 @@ def _cuts(source: SourceFile, carried: Mapping[str, Shape]) -> str | None:
 
 
 def _cut(source: SourceFile, name: str, shape: Shape) -> str:
-    made_by = _deque_made_by(source, name)
-    if made_by is not None:
-        return f"{made_by}((s.detach() for s in {name}), {name}.maxlen)"
-    return DETACHED[shape].format(name)
+    made = deque_made(source, name)
+    if made is not None:
+        return f"{source.text(made.func)}((s.detach() for s in {name}), {name}.maxlen)"
+    return detached_form(source, name, shape).format(name)
 
 
-def _deque_made_by(source: SourceFile, name: str) -> str | None:
-    """How the file calls ``deque`` where ``name``, or an attribute of that name, is made one; None where it is not."""
+def deque_made(source: SourceFile, name: str) -> ast.Call | None:
+    """The call of ``deque`` by which ``name``, or an attribute of that name, is made; None where it is no deque."""
     last = name.rpartition(".")[2]
-    for node in ast.walk(source.module):
+    for node in source.nodes:
         for binding in bindings_of(node) if isinstance(node, ast.stmt) else ():
             made = binding.value
             if (
@@ -242,7 +269,7 @@ def _deque_made_by(source: SourceFile, name: str) -> str | None:
                 and leaf_name(made.func) == "deque"
                 and binding.name.rpartition(".")[2] == last
             ):
-                return source.text(made.func)
+                return made
     return None
 
 

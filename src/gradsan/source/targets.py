@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -66,6 +67,22 @@ def target_at(frame: Frame, op: str, inner: Sequence[Frame] = ()) -> tuple[Expre
         if target is not None:
             found[expression.source.text(target.node)] = (expression, target)
     return next(iter(found.values())) if len(found) == 1 else None
+
+
+def target_and_operand(frame: Frame, op: str) -> tuple[str, str] | None:
+    """``average`` and ``weight`` of ``average.lerp_(weight, 0.1)``; None for one name on both sides, or none."""
+    found = target_at(frame, op)
+    if found is None:
+        return None
+    node, read = found[0].node, found[0].source.text
+    if isinstance(node, ast.Call):
+        operand = node.args[0] if node.args else None
+    else:
+        operand = node.value if isinstance(node, ast.AugAssign) else None
+    if operand is None or not isinstance(operand, ast.Name | ast.Attribute | ast.Subscript | ast.Call):
+        return None
+    pair = tuple(re.sub(r"\.(data|detach\(\))", "", read(one)) for one in (found[1].node, operand))
+    return (pair[0], pair[1]) if pair[0] != pair[1] else None
 
 
 def called_expression(frame: Frame) -> str | None:
@@ -196,8 +213,7 @@ def _is_function(source: SourceFile, function: ast.expr) -> bool:
         return standing_of(source, function.value) == "namespace"
     name = leaf_name(function)
     return not any(
-        isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store)
-        for node in ast.walk(source.module)
+        isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store) for node in source.nodes
     )
 
 

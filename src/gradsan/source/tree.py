@@ -69,11 +69,16 @@ class Span:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SourceFile:
-    """A file's lines and its syntax tree. ``parents`` leads from a node to (parent, name of the field it stands in)."""
+    """A file's lines and its syntax tree.
+
+    ``nodes`` are all of the tree's, as ``ast.walk`` gives them; ``parents`` leads from a node to (parent, name of the
+    field it stands in).
+    """
 
     file: str
     lines: tuple[str, ...]
     module: ast.Module
+    nodes: tuple[ast.AST, ...] = field(repr=False)
     parents: dict[ast.AST, tuple[ast.AST, str]] = field(repr=False)
     by_span: dict[Span, list[ast.AST]] = field(repr=False)
 
@@ -202,7 +207,7 @@ def _parse(file: str, lines: tuple[str, ...]) -> SourceFile | None:
                 ):
                     parents[child] = (node, name)
                     pending.append(child)
-    return SourceFile(file, lines, module, parents, by_span)
+    return SourceFile(file, lines, module, tuple(ast.walk(module)), parents, by_span)
 
 
 def _spans_in_code(lines: tuple[str, ...], node: ast.AST) -> Iterator[Span]:
@@ -312,9 +317,10 @@ def _from_loader(file: str) -> list[str]:
 def _module_of(file: str) -> ModuleType | None:
     if file.startswith("<"):
         return None  # no file: ``<string>``, a cell
+    last = os.path.basename(file)  # noqa: PTH119
     for module in list(sys.modules.values()):
         found = getattr(module, "__file__", None) if isinstance(module, ModuleType) else None
-        if isinstance(found, str) and (found == file or _absolute(found) == file):
+        if isinstance(found, str) and (found == file or (found.endswith(last) and _absolute(found) == file)):
             return module
     return None
 

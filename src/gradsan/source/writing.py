@@ -1,4 +1,4 @@
-"""In-place write of the statement at a frame, for errors that stopped it before anything was recorded."""
+"""In-place write of the statement at a frame: what it writes into, what it computes with, how that was come by."""
 
 from __future__ import annotations
 
@@ -7,15 +7,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gradsan.model import Frame
+from gradsan.source.bindings import last_binding
 from gradsan.source.change import Change, Edit, edited
 from gradsan.source.flow import reaching
-from gradsan.source.identifiers import bindings_of, imported_as, leaf_name, local_nodes
+from gradsan.source.identifiers import (
+    bindings_of,
+    consumed_names,
+    imported_as,
+    leaf_name,
+    local_nodes,
+)
 from gradsan.source.inplace import augmented_names, is_inplace_name
-from gradsan.source.locate import Expression, expressions_at, statement_at
+from gradsan.source.locate import Expression, expression_at, expressions_at, statement_at
 from gradsan.source.targets import written_target
 from gradsan.source.tree import SourceFile, Span, header_nodes
 
-__all__ = ["Made", "Written", "attribute_owner", "definition_of", "reads_gradient", "under_no_grad", "writing_at"]
+__all__ = [
+    "Made",
+    "Written",
+    "attribute_owner",
+    "definition_of",
+    "is_of_itself",
+    "number_given",
+    "reads_gradient",
+    "under_no_grad",
+    "updated_in_place",
+    "writing_at",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +154,81 @@ def under_no_grad(frame: Frame) -> Change | None:
     return edited(source, [Edit(whole, text)], "no_grad")
 
 
+def updated_in_place(frame: Frame) -> Change | None:
+    """``w = w - lr * w.grad`` at ``frame``, and the updates of other leaves beside it, in place under ``no_grad``.
+
+    Where the function clears no gradient, in place it would be added to: there the new value is made a leaf of its own.
+    None where the statement is no sum or difference of the leaf itself and of what is computed from its gradient.
+    """
+    statement = statement_at(frame)
+    torch = None if statement is None else imported_as(statement.source, "torch")
+    if statement is None or torch is None:
+        return None
+    source = statement.source
+    if not _clears_gradients(statement.function or source.module):
+        edit = _as_leaves(source, statement.node)
+        return None if edit is None else edited(source, edit, "new_leaf")
+    parent, field = source.parents[statement.node]
+    block = getattr(parent, field, None)
+    if not isinstance(block, list) or _update_in_place(source, statement.node) is None:
+        return None
+    first = last = block.index(statement.node)
+    while first > 0 and _update_in_place(source, block[first - 1]) is not None:
+        first -= 1
+    while last + 1 < len(block) and _update_in_place(source, block[last + 1]) is not None:
+        last += 1
+    texts = [_update_in_place(source, node) for node in block[first : last + 1]]
+    begin, end = source.span(block[first]), source.span(block[last])
+    text = "\n".join([f"with {torch}.no_grad():", *(f"    {one}" for one in texts)])
+    indent = " " * (begin.column - 1)
+    whole = Span(begin.line, begin.column, end.end_line, end.end_column)
+    return edited(source, [Edit(whole, text.replace("\n", f"\n{indent}"))], "no_grad")
+
+
+def _clears_gradients(scope: ast.AST) -> bool:
+    """Whether anything in ``scope`` sets or clears some ``.grad``."""
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Attribute) and node.attr in ("zero_grad", "zero_"):
+            return True
+        if isinstance(node, ast.Attribute) and node.attr == "grad" and not isinstance(node.ctx, ast.Load):
+            return True
+    return False
+
+
+def _as_leaves(source: SourceFile, node: ast.stmt) -> list[Edit] | None:
+    """``w = (w - lr * w.grad).detach().requires_grad_()``, also for each of ``ws = [w - lr * w.grad for w in ws]``."""
+    if not isinstance(node, ast.Assign):
+        return None
+    value, target = node.value, node.targets[0]
+    if isinstance(value, ast.ListComp):
+        loop = value.generators[0]
+        if len(value.generators) != 1 or source.text(loop.iter) != source.text(target):
+            return None
+        value, target = value.elt, loop.target
+    is_update = isinstance(value, ast.BinOp) and isinstance(value.op, ast.Sub | ast.Add)
+    if not isinstance(value, ast.BinOp) or not is_update or not _mentions_gradient(node):
+        return None
+    if source.text(value.left) != source.text(target):
+        return None
+    span = source.span(value)
+    before = Edit.insert(span.line, span.column, "(")
+    return [before, Edit.insert(span.end_line, span.end_column, ").detach().requires_grad_()")]
+
+
+def _update_in_place(source: SourceFile, node: ast.stmt) -> str | None:
+    """``w -= lr * w.grad`` for ``w = w - lr * w.grad``."""
+    if not isinstance(node, ast.Assign) or len(node.targets) != 1 or not _has_own_line(source, node):
+        return None
+    target, value = node.targets[0], node.value
+    sign = {ast.Sub: "-", ast.Add: "+"}.get(type(value.op)) if isinstance(value, ast.BinOp) else None
+    if sign is None or not isinstance(value, ast.BinOp) or not isinstance(target, ast.Name | ast.Attribute):
+        return None
+    name = source.text(target)
+    if source.text(value.left) != name or not _mentions_gradient(node) or source.span(node).line != node.end_lineno:
+        return None
+    return f"{name} {sign}= {source.text(value.right)}"
+
+
 def _has_own_line(source: SourceFile, node: ast.stmt) -> bool:
     span = source.span(node)
     tail = source.lines[span.end_line - 1][span.end_column - 1 :].strip()
@@ -230,3 +323,56 @@ def _names_in_turn(node: ast.stmt) -> tuple[str, ...]:
     elements = node.iter.elts if isinstance(node.iter, ast.Tuple | ast.List) else []
     names = tuple(element.id for element in elements if isinstance(element, ast.Name))
     return names if len(names) == len(elements) else ()
+
+
+def is_of_itself(frame: Frame, name: str) -> bool:
+    """Whether the statement at ``frame`` computes with statistics of ``name`` itself: ``x -= x.mean()``."""
+    statement = statement_at(frame)
+    if statement is None:
+        return True
+    node = statement.node
+    inside: list[ast.expr] = []
+    if isinstance(node, ast.AugAssign):
+        inside = [node.value]
+    else:
+        inside = [one for call in ast.walk(node) if isinstance(call, ast.Call) for one in call.args]
+    read = {one for expression in inside for one in consumed_names(expression)}
+    if name in read:
+        return True
+    for one in read:
+        binding = last_binding(frame, one)
+        if binding is not None and binding.value is not None and name in consumed_names(binding.value):
+            return True
+    return False
+
+
+def number_given(frame: Frame) -> float | None:
+    """The number that a write at ``frame`` works with: ``255`` of ``x /= 255`` and ``x.div_(255)``.
+
+    None where it is no number in the source, or stands nowhere.
+    """
+    found, statement = expression_at(frame), statement_at(frame)
+    node = found.node if found is not None else statement.node if statement is not None else None
+    if isinstance(node, ast.Call):
+        given = node.args[0] if node.args else None
+    else:
+        given = node.value if isinstance(node, ast.AugAssign) else None
+    return None if given is None else _number(given)
+
+
+def _number(node: ast.expr) -> float | None:
+    if isinstance(node, ast.Constant):
+        return float(node.value) if isinstance(node.value, int | float) else None
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = _number(node.operand)
+        return None if value is None else -value
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub | ast.Mult | ast.Div):
+        left, right = _number(node.left), _number(node.right)
+        if left is None or right is None or (isinstance(node.op, ast.Div) and not right):
+            return None
+        if isinstance(node.op, ast.Div):
+            return left / right
+        if isinstance(node.op, ast.Mult):
+            return left * right
+        return left + right if isinstance(node.op, ast.Add) else left - right
+    return None

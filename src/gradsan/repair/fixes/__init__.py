@@ -9,7 +9,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from gradsan.model import Diagnosis, Fix, Message
-from gradsan.repair.fixes import arguments, copies, gradients, graphs, nonfinite, states, steps, views, writes
+from gradsan.repair.fixes import (
+    arguments,
+    calls,
+    chains,
+    copies,
+    gradients,
+    graphs,
+    nonfinite,
+    phases,
+    states,
+    steps,
+    views,
+    writes,
+)
 from gradsan.source.change import changed_lines
 from gradsan.source.rewrite.suggest import drop_keyword
 
@@ -28,17 +41,20 @@ _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     states.state_in_module,
     writes.list_and_stack,
     states.renew_buffers,
+    chains.steps_behind_all,
     steps.reorder_step,
     steps.reorder_update,
     graphs.recompute_forward,
     graphs.detach_other_network,
     graphs.detach_built_once,
+    phases.cut_between,
     graphs.rebuild_in_loop,
     steps.step_after_loop,
     graphs.sum_losses,
     arguments.not_reentrant,
     arguments.find_unused_parameters_in_ddp,
     arguments.disable_fused,
+    calls.change_call,
     nonfinite.leave_out_empty,
     nonfinite.clean_data,
     nonfinite.positive_eps,
@@ -72,6 +88,25 @@ def with_candidates(diagnosis: Diagnosis) -> Diagnosis:
     return replace(diagnosis, fixes=copies.collect_each_value(diagnosis, tuple(ordered)))
 
 
+def with_lines(diagnosis: Diagnosis) -> Diagnosis:
+    """The diagnosis with lines for its advice where candidates of the same kind have them, and such help first.
+
+    What changes the training does not come before what leaves it as it is, nor the other way round.
+    """
+    candidates = with_candidates(diagnosis).fixes
+    first = {fix.kind: fix for fix in reversed(candidates) if fix.lines}
+    known = {fix.lines for fix in diagnosis.fixes}
+    fixes = [
+        first[fix.kind] if not fix.lines and fix.kind in first and first[fix.kind].lines not in known else fix
+        for fix in diagnosis.fixes
+    ]
+    if fixes and fixes[0].meaning == "preserved":
+        fixes.sort(key=lambda fix: not fix.lines or fix.meaning != "preserved")
+    # Where several steps are in the way, what moves or repeats one of them leaves the others.
+    fixes.sort(key=lambda fix: fix.summary.key != chains.ALL_AT_ONCE)
+    return replace(diagnosis, fixes=copies.collect_each_value(diagnosis, tuple(fixes)))
+
+
 def fixes_to_try(diagnoses: Iterable[Diagnosis]) -> int:
     """How many different changes `gradsan fix` could run for these findings."""
     found = {
@@ -98,4 +133,4 @@ def _without_kept_graph(diagnosis: Diagnosis, fixes: tuple[Fix, ...]) -> list[Fi
     return found
 
 
-__all__ = ["fixes_to_try", "with_candidates"]
+__all__ = ["fixes_to_try", "with_candidates", "with_lines"]

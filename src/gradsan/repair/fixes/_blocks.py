@@ -11,7 +11,7 @@ from gradsan.model import Diagnosis, Fix, Frame, Label, Message
 from gradsan.source.change import Change, changed_lines
 from gradsan.source.identifiers import leaf_name
 from gradsan.source.locate import statement_at
-from gradsan.source.rewrite.moving import constructs
+from gradsan.source.rewrite.moving import constructs, is_whole_lines
 from gradsan.source.tree import SourceFile, read_source
 
 _SWITCHING_OFF = frozenset({"no_grad", "inference_mode"})
@@ -33,6 +33,11 @@ class Placed:
 def labels(diagnosis: Diagnosis, *roles: str) -> tuple[Label, ...]:
     """The labels with one of these roles."""
     return tuple(label for label in diagnosis.labels if label.role in roles)
+
+
+def first(diagnosis: Diagnosis, role: str) -> Label | None:
+    """The first label with this role."""
+    return next(iter(labels(diagnosis, role)), None)
 
 
 def advice(diagnosis: Diagnosis, kind: str) -> Fix | None:
@@ -95,17 +100,16 @@ def in_one_block(first: Label, second: Label) -> tuple[Placed, Placed] | None:
     return None
 
 
+def each_in_one_block(several: Iterable[Label], second: Label) -> list[tuple[Placed, Placed]]:
+    """``in_one_block`` of each of ``several`` with ``second``; empty where one of them has none."""
+    pairs = [in_one_block(one, second) for one in several]
+    found = [pair for pair in pairs if pair is not None]
+    return found if len(found) == len(pairs) else []
+
+
 def at_block(label: Label, block: list[ast.stmt]) -> int | None:
     """The index of the label's statement in ``block``; None where the label's stack does not pass through it."""
     return next((one.index for one in placements(label) if one.block is block), None)
-
-
-def is_whole_lines(source: SourceFile, node: ast.stmt) -> bool:
-    """Whether nothing but the statement stands on its lines."""
-    span = source.span(node)
-    before = source.lines[span.line - 1][: span.column - 1]
-    after = source.lines[span.end_line - 1][span.end_column - 1 :].strip()
-    return not before.strip() and (not after or after.startswith("#"))
 
 
 def method_call(node: ast.stmt, name: str) -> ast.Call | None:
@@ -139,8 +143,8 @@ def names_bound(node: ast.AST) -> set[str]:
 
 def fresh_name(source: SourceFile, name: str) -> str:
     """``name``, with underscores behind it where the file has a variable of that name."""
-    known = {node.id for node in ast.walk(source.module) if isinstance(node, ast.Name)}
-    known |= {node.arg for node in ast.walk(source.module) if isinstance(node, ast.arg)}
+    known = {node.id for node in source.nodes if isinstance(node, ast.Name)}
+    known |= {node.arg for node in source.nodes if isinstance(node, ast.arg)}
     while name in known:
         name += "_"
     return name
@@ -148,7 +152,7 @@ def fresh_name(source: SourceFile, name: str) -> str:
 
 def indentation_of(source: SourceFile) -> str:
     """What one level of indentation is in the file: that of its first block, four spaces where it has none."""
-    for node in ast.walk(source.module):
+    for node in source.nodes:
         body = getattr(node, "body", None)
         if isinstance(node, ast.stmt) and isinstance(body, list) and body:
             outer, inner = source.span(node), source.span(body[0])
@@ -209,6 +213,8 @@ __all__ = [
     "advice",
     "at_block",
     "constructs",
+    "each_in_one_block",
+    "first",
     "fix",
     "fresh_name",
     "in_one_block",

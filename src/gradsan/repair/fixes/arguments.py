@@ -59,7 +59,7 @@ def disable_fused(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 def _unfused(source: SourceFile, classes: set[str]) -> Change | None:
     edits = [
         Edit(source.span(keyword.value), "False")
-        for call in ast.walk(source.module)
+        for call in source.nodes
         if isinstance(call, ast.Call) and leaf_name(call.func) in classes
         for keyword in call.keywords
         if keyword.arg == "fused" and isinstance(keyword.value, ast.Constant) and keyword.value.value is True
@@ -110,9 +110,7 @@ def find_unused_parameters_in_ddp(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 
 
 def _described(source: SourceFile, kind: str) -> Change | None:
-    calls = [
-        node for node in ast.walk(source.module) if isinstance(node, ast.Call) and leaf_name(node.func) in _WRAPPERS
-    ]
+    calls = [node for node in source.nodes if isinstance(node, ast.Call) and leaf_name(node.func) in _WRAPPERS]
     edits = [edit for call in calls if (edit := with_keyword(source, call, *_argument(call, kind))) is not None]
     return edited(source, edits, kind)
 

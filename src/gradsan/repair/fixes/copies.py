@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 from dataclasses import replace
 
-from gradsan.model import Diagnosis, Fix, Label
+from gradsan.diagnose.build import COLLECTED
+from gradsan.model import Diagnosis, Fix, Label, Message
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.calls import clone_given
 from gradsan.source.change import changed_lines
-from gradsan.source.identifiers import leaf_name
+from gradsan.source.collected import is_kept_each_round
+from gradsan.source.rewrite.out_of_place import out_of_place
 from gradsan.source.rewrite.suggest import clone_at_save
 from gradsan.source.targets import target_at
 from gradsan.source.tree import SourceFile
@@ -56,28 +58,25 @@ def _binds(loop: ast.AST, name: str) -> bool:
 
 
 def collect_each_value(diagnosis: Diagnosis, fixes: tuple[Fix, ...]) -> tuple[Fix, ...]:
-    """``fixes``, those out of place said otherwise where a loop collects what it writes: one tensor, many times."""
+    """``fixes``, where a loop collects what it writes (one tensor, many times) those out of place, said so.
+
+    A copy for the operation that saved it leaves what is collected one tensor.
+    """
     written = blocks.labels(diagnosis, "written")
-    if not written or not all(_is_collected(label) for label in written):
+    is_seen = any(note.key == COLLECTED for note in diagnosis.notes)
+    if not written or not (is_seen or all(_is_collected(label) for label in written)):
         return fixes
     name = diagnosis.tensor.name if diagnosis.tensor is not None else None
     anew = blocks.fix("collect_each_value", (), name=name or "?")
-    return tuple(replace(anew, lines=one.lines) if one.kind == "out_of_place" and one.lines else one for one in fixes)
+    said = [replace(anew, lines=one.lines) if one.kind == "out_of_place" and one.lines else one for one in fixes]
+    is_told = any(one.kind == anew.kind for one in said)
+    return tuple(one for one in said if not (is_told and one.kind == "clone_before_mutation"))
 
 
 def _is_collected(label: Label) -> bool:
-    """Whether a loop around the write appends the written variable itself to a list, round by round."""
+    """Whether a loop around the write keeps the written variable itself in a list or dict, round by round."""
     target = target_at(label.frame, label.op or "")
-    if target is None or not isinstance(target[1].node, ast.Name):
-        return False
-    name, source = target[1].node.id, target[0].source
-    loops = [around for around, _ in source.ancestors(target[0].statement) if isinstance(around, ast.For | ast.While)]
-    if not loops or _binds(loops[0], name):
-        return False
-    calls = [node for node in ast.walk(loops[0]) if isinstance(node, ast.Call)]
-    return any(
-        leaf_name(call.func) == "append" and [getattr(one, "id", None) for one in call.args] == [name] for call in calls
-    )
+    return target is not None and is_kept_each_round(label.frame, target[0].source.text(target[1].node))
 
 
 def clone_for_layer(diagnosis: Diagnosis) -> tuple[Fix, ...]:
@@ -95,12 +94,17 @@ def clone_for_layer(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 
 
 def copy_on_context(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """``.clone()`` where the attribute of ``ctx`` is given its value."""
+    """``.clone()`` where the attribute of ``ctx`` is given its value, or the write out of place."""
     name = diagnosis.tensor.name if diagnosis.tensor is not None else None
     kept = [label for label in blocks.labels(diagnosis, "note") if label.message.key == "label.kept_here"]
     if diagnosis.cause != "context_attribute" or not kept or not name:
         return ()
     change = clone_at_save(kept[0].frame, name)
     lines = () if change is None else changed_lines(kept[0].frame.file, change)
-    fix = blocks.fix("clone_before_mutation", lines, "copy_on_context", name=name)
-    return (replace(fix, meaning="preserved", how_changed=None),) if lines else ()
+    copied = blocks.fix("clone_before_mutation", lines, "copy_on_context", name=name)
+    written = blocks.labels(diagnosis, "written")
+    new = out_of_place(written[0].frame, written[0].op or "") if len(written) == 1 else None
+    anew = () if new is None else changed_lines(written[0].frame.file, new)
+    summary = Message("help.out_of_place", {"name": name})
+    found = (copied, replace(copied, kind="out_of_place", summary=summary, lines=anew))
+    return tuple(replace(fix, meaning="preserved", how_changed=None) for fix in found if fix.lines)

@@ -61,8 +61,8 @@ def clear_gradients(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     """``zero_grad()`` before a backward that is alone in its block, and behind the step; ``w.grad = None`` by hand."""
     if diagnosis.cause != "gradient_never_cleared":
         return ()
-    used = next(iter(blocks.labels(diagnosis, "used")), None)
-    written = next(iter(blocks.labels(diagnosis, "written")), None)
+    used = blocks.first(diagnosis, "used")
+    written = blocks.first(diagnosis, "written")
     if used is None or written is None:
         return ()
     by_step = blocks.advice(diagnosis, "clear_by_optimizer")

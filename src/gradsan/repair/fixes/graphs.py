@@ -8,39 +8,42 @@ from __future__ import annotations
 
 import ast
 import textwrap
+from collections.abc import Iterator
+from dataclasses import replace
 
 from gradsan.model import Diagnosis, Fix, Label
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Edit, changed_lines, edited
-from gradsan.source.identifiers import local_nodes
+from gradsan.source.identifiers import leaf_name, local_nodes
 from gradsan.source.rewrite.moving import run_again
 from gradsan.source.tree import SourceFile, header_nodes
+
+_SHARED = "forward_shared_by_two_backwards"
 
 
 def detach_other_network(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     """``.detach()`` behind every variable that was computed before the step and that a later loss is computed from."""
-    used = next(iter(blocks.labels(diagnosis, "used")), None)
-    written = blocks.labels(diagnosis, "written")
-    if used is None or not written or diagnosis.cause not in blocks.STEPPED:
+    used = blocks.first(diagnosis, "used")
+    earlier = _updates(diagnosis)
+    if used is None or not earlier:
         return ()
-    pairs = [pair for one in written if (pair := blocks.in_one_block(one, used)) is not None]
-    pairs = [pair for pair in pairs if pair[0].index < pair[1].index]
-    if len(pairs) != len(written):
+    pairs = blocks.each_in_one_block(earlier, used)
+    if not pairs or any(pair[0].index >= pair[1].index for pair in pairs):
         return ()
     step, backward = min(pairs, key=lambda pair: pair[0].index)
-    saved = next(iter(blocks.labels(diagnosis, "saved")), None)
+    saved = blocks.first(diagnosis, "saved")
     first = None if saved is None else blocks.at_block(saved, step.block)
     computed = _hanging_on(step.block[first or 0 : step.index])
     losses = blocks.names_read([backward.statement])
     lines: list[tuple[str, int, str]] = []
     names: list[str] = []
-    for node in step.block[step.index + 1 : backward.index]:
-        if not _computes(node):
+    for node in step.block[step.index + 1 : backward.index + 1]:
+        if not _computes(node) and node is not backward.statement:
             continue
         reads = [
             one
             for one in header_nodes(node)
-            if isinstance(one, ast.Name) and one.id in computed and _is_given(step, one, losses)
+            if isinstance(one, ast.Name) and one.id in computed and _is_given(step, one, losses, backward.statement)
         ]
         spans = [step.source.span(one) for one in reads]
         edits = [Edit.insert(span.end_line, span.end_column, ".detach()") for span in spans]
@@ -54,13 +57,21 @@ def detach_other_network(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     return (blocks.fix("detach_other_network", tuple(lines), name=shown),)
 
 
+def _updates(diagnosis: Diagnosis) -> tuple[Label, ...]:
+    """Where parameters were changed that a forward before had read; where that forward's graph was freed as well."""
+    if diagnosis.cause in blocks.STEPPED:
+        return blocks.labels(diagnosis, "written")
+    is_updated = any(one.message.key == "label.updated_between" for one in blocks.labels(diagnosis, "note"))
+    return blocks.labels(diagnosis, "freed") if diagnosis.cause == _SHARED and is_updated else ()
+
+
 def detach_built_once(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     """``.detach()`` wherever the rounds read what was computed before them, if others read it, too.
 
     The usual shape: the images of a generator, made once for several steps of the critic, and for its own.
     """
-    used = next(iter(blocks.labels(diagnosis, "used")), None)
-    made = next(iter(blocks.labels(diagnosis, "bridge")), None)
+    used = blocks.first(diagnosis, "used")
+    made = blocks.first(diagnosis, "bridge")
     pair = None if used is None or made is None else blocks.in_one_block(made, used)
     if diagnosis.cause != "graph_built_once" or pair is None or pair[0].index >= pair[1].index:
         return ()
@@ -99,21 +110,23 @@ def _computes(node: ast.stmt) -> bool:
     return isinstance(node, ast.Assign | ast.AnnAssign) and any(isinstance(one, ast.Call) for one in ast.walk(node))
 
 
-def _is_given(place: blocks.Placed, name: ast.Name, losses: set[str]) -> bool:
-    """Whether a network, as it seems, is given the name: ``fake`` of ``critic(fake).mean()``.
+def _is_given(place: blocks.Placed, name: ast.Name, losses: set[str], backward: ast.stmt) -> bool:
+    """Whether a network, as it seems, is given the name, alone or in a list: ``fake`` of ``critic(fake).mean()``.
 
     What makes up a whole loss (``loss = criterion(scores, ones)``) is left alone: cut off there, it has no graph.
     """
     parent, field = place.source.parents[name]
+    while isinstance(parent, ast.List | ast.Tuple):
+        parent, field = place.source.parents[parent]
     statement = place.source.parents.get(parent, (None, ""))[0]
     is_loss = isinstance(statement, ast.Assign | ast.AnnAssign) and bool(blocks.names_bound(statement) & losses)
-    return isinstance(parent, ast.Call) and field == "args" and not is_loss
+    return isinstance(parent, ast.Call) and field == "args" and not is_loss and statement is not backward
 
 
 def sum_losses(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     """Take the earlier backward away and let the later one start from the sum of both losses."""
-    used = next(iter(blocks.labels(diagnosis, "used")), None)
-    freed = next(iter(blocks.labels(diagnosis, "freed")), None)
+    used = blocks.first(diagnosis, "used")
+    freed = blocks.first(diagnosis, "freed")
     if used is None or freed is None:
         return ()
     pair = blocks.in_one_block(freed, used)
@@ -145,17 +158,18 @@ def sum_losses(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     return (blocks.fix("sum_losses", blocks.lines_changed(source, changes)),)
 
 
-_CAUSES = blocks.STEPPED | {"input_changed_between_passes", "statistics_updated"}
+_OTHER_UPDATES = frozenset({"input_changed_between_passes", "statistics_updated"})
 
 
 def recompute_forward(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     """Repeat the assignments between the save and the write on which the loss depends; else all it depends on."""
-    used = next(iter(blocks.labels(diagnosis, "used")), None)
-    saved = next(iter(blocks.labels(diagnosis, "saved")), None)
-    written = blocks.labels(diagnosis, "written")
-    if used is None or not written or diagnosis.cause not in _CAUSES:
+    used = blocks.first(diagnosis, "used")
+    saved = blocks.first(diagnosis, "saved")
+    is_other = diagnosis.cause in _OTHER_UPDATES
+    written = blocks.labels(diagnosis, "written") if is_other else _updates(diagnosis)
+    if used is None or not written:
         return ()
-    words = "recompute_forward" if diagnosis.cause in blocks.STEPPED else "recompute_after_change"
+    words = "recompute_after_change" if is_other else "recompute_forward"
     found = run_again(
         None if saved is None else blocks.user_frames(saved),
         [blocks.user_frames(one) for one in written],
@@ -164,30 +178,44 @@ def recompute_forward(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     return tuple(blocks.fix("recompute_forward", lines, words) for lines in found)
 
 
-_REBUILT_CAUSES = blocks.STEPPED | {"graph_built_once", "same_loss_twice", "forward_shared_by_two_backwards"}
+_REBUILT_CAUSES = blocks.STEPPED | {"graph_built_once", "same_loss_twice", _SHARED}
 
 
 def rebuild_in_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """Move what the loop reads and what was computed from there on into the loop, or make an attribute a property."""
-    used = next(iter(blocks.labels(diagnosis, "used")), None)
+    """Move what the loop reads and what was computed from there on into the loop, or keep nothing from before it."""
+    used = blocks.first(diagnosis, "used")
     if used is None or diagnosis.cause not in _REBUILT_CAUSES:
         return ()
     if diagnosis.cause == "graph_built_once" and all(one.kind != "recompute_forward" for one in diagnosis.fixes):
         return ()
     found: list[Fix] = []
     for made in (*blocks.labels(diagnosis, "bridge"), *blocks.labels(diagnosis, "saved")):
-        for fix in (_moved(made, used), _into_function(made, used), _as_property(made)):
+        for fix in (*_moved(made, used), _into_function(made, used), _as_property(made), _without_cache(made)):
             if fix is not None and fix not in found:
                 found.append(fix)
     return tuple(found)
 
 
-def _moved(made: Label, used: Label) -> Fix | None:
+def _moved(made: Label, used: Label) -> Iterator[Fix | None]:
     pair = blocks.in_one_block(made, used)
-    if pair is None or pair[0].index >= pair[1].index:
-        return None
-    loop = pair[1].statement
-    return _put_into(pair[0], loop, "rebuild_in_loop") if isinstance(loop, ast.For | ast.While) else None
+    loop = None if pair is None or pair[0].index >= pair[1].index else pair[1].statement
+    if pair is None or not isinstance(loop, ast.For | ast.While):
+        return
+    yield _put_into(pair[0], loop, "rebuild_in_loop")
+    if (first := _start_of(pair[0])) is not None:
+        yield _put_into(first, loop, "rebuild_in_loop")
+
+
+def _start_of(made: blocks.Placed) -> blocks.Placed | None:
+    """The first statement of the block that computes something for the one at ``made``; None where there is none."""
+    needed, first = blocks.names_read([made.statement]), None
+    for index in range(made.index - 1, -1, -1):
+        node = made.block[index]
+        computes = isinstance(node, ast.Assign) and blocks.names_bound(node) & needed
+        if computes and not blocks.constructs(made.source, node):
+            needed |= blocks.names_read([node])
+            first = replace(made, statement=node, index=index)
+    return first
 
 
 def _into_function(made: Label, used: Label) -> Fix | None:
@@ -286,5 +314,84 @@ def _is_bound_elsewhere(source: SourceFile, node: ast.Assign, target: ast.Attrib
         and one.attr == target.attr
         and isinstance(one.ctx, ast.Store)
         and one is not target
-        for one in ast.walk(source.module)
+        for one in source.nodes
     )
+
+
+_CONTAINERS = frozenset({"dict", "list", "OrderedDict", "WeakKeyDictionary", "WeakValueDictionary"})
+
+
+def _without_cache(made: Label) -> Fix | None:
+    """``if self.x is None: self.x = …`` without its condition, or a method without the decorator that keeps results."""
+    for place in blocks.placements(made):
+        source, guard = place.source, place.source.parents[place.statement][0]
+        if isinstance(guard, ast.If) and place.block is guard.body and not guard.orelse:
+            kept = _kept_since(guard)
+            if kept is None or not _is_kept_here(source, guard, kept) or not blocks.is_whole_lines(source, guard):
+                return None
+            head = source.lines[source.span(guard).line - 1][: source.span(guard).column - 1]
+            body = "\n".join(blocks.text_of(source, node) for node in guard.body)
+            text = textwrap.indent(textwrap.dedent(body), head)
+            changes = {**blocks.removed(source, guard), source.span(guard).line: text}
+            name = ast.unparse(kept)
+            return blocks.fix("recompute_forward", blocks.lines_changed(source, changes), "without_cache", name=name)
+        function = source.function(place.statement)
+        for decorator in getattr(function, "decorator_list", ()):
+            lines = _without_decorator(source, decorator)
+            if lines and isinstance(function, ast.FunctionDef):
+                return blocks.fix("recompute_forward", lines, "without_cache", name=function.name)
+    return None
+
+
+def _kept_since(guard: ast.If) -> ast.expr | None:
+    """What the condition asks for (``self.x``, ``cache[key]``) and the body computes, which does nothing else."""
+    test = ast.unparse(guard.test)
+    for node in guard.body:
+        if not isinstance(node, ast.Assign) or node.lineno == guard.lineno:
+            return None
+        for target in node.targets:
+            text = ast.unparse(target)
+            questions = [f"{text} is None"]
+            if isinstance(target, ast.Attribute):
+                questions.append(f"not hasattr({ast.unparse(target.value)}, {target.attr!r})")
+            elif isinstance(target, ast.Subscript):
+                questions.append(f"{ast.unparse(target.slice)} not in {ast.unparse(target.value)}")
+            if test in questions:
+                return target
+    return None
+
+
+def _is_kept_here(source: SourceFile, guard: ast.If, kept: ast.expr) -> bool:
+    """Whether nothing but the body gives ``kept`` a value: what is computed on and on from itself is a state."""
+    if any(blocks.constructs(source, node) for node in guard.body):
+        return False
+    texts = {ast.unparse(kept), ast.unparse(kept.value) if isinstance(kept, ast.Subscript) else ""}
+    inner = set(ast.walk(guard))
+    is_own = ast.unparse(kept).startswith("self.")
+    for node in ast.walk((is_own and source.owner_class(guard)) or source.module):
+        stored = isinstance(node, ast.Attribute | ast.Subscript | ast.Name) and not isinstance(node.ctx, ast.Load)
+        if not stored or node in inner or not ({ast.unparse(node), ast.unparse(getattr(node, "value", node))} & texts):
+            continue
+        statement = source.statement(node)
+        if not isinstance(statement, ast.Assign | ast.AnnAssign) or not _is_nothing(statement.value):
+            return False
+    return True
+
+
+def _is_nothing(value: ast.expr | None) -> bool:
+    """``None``, an empty container, or several of them."""
+    if isinstance(value, ast.Tuple | ast.List):
+        return all(map(_is_nothing, value.elts))
+    if isinstance(value, ast.Call):
+        return leaf_name(value.func) in _CONTAINERS and not value.args
+    return value is None or isinstance(value, ast.Constant) or (isinstance(value, ast.Dict) and not value.keys)
+
+
+def _without_decorator(source: SourceFile, decorator: ast.expr) -> tuple[tuple[str, int, str], ...]:
+    """The decorator's line with ``property`` for ``cached_property``, and without ``cache`` and ``lru_cache``."""
+    name = leaf_name(decorator.func if isinstance(decorator, ast.Call) else decorator)
+    span = source.span(decorator)
+    if name == "cached_property":
+        return changed_lines(source.file, change) if (change := edited(source, [Edit(span, "property")], "")) else ()
+    is_alone = source.lines[span.line - 1][: span.column - 1].strip() == "@" and span.line == span.end_line
+    return ((source.file, span.line, ""),) if name in ("cache", "lru_cache") and is_alone else ()

@@ -105,7 +105,7 @@ def _with_lower_rate(source: SourceFile, name: str) -> Change | None:
 
 
 def _constructors(source: SourceFile, name: str) -> Iterator[ast.Call]:
-    for node in ast.walk(source.module):
+    for node in source.nodes:
         if isinstance(node, ast.Call) and leaf_name(node.func) == name:
             yield node
 
@@ -118,7 +118,7 @@ def _origin(diagnosis: Diagnosis, reason: str) -> Label | None:
     """The label of the operation, where the value was not finite for ``reason``."""
     if diagnosis.why is None or diagnosis.why.text.key != f"why.nonfinite_{reason}":
         return None
-    return next(iter(blocks.labels(diagnosis, "origin")), None)
+    return blocks.first(diagnosis, "origin")
 
 
 def _training_loop(diagnosis: Diagnosis) -> tuple[SourceFile, ast.For | ast.AsyncFor | ast.While] | None:

@@ -15,30 +15,35 @@ from dataclasses import dataclass
 from gradsan.model import Diagnosis, Fix, Frame, Label
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Edit, apply_change, text_with
-from gradsan.source.identifiers import chain_key
+from gradsan.source.cutting import torch_in
+from gradsan.source.identifiers import chain_key, local_nodes
 from gradsan.source.locate import statement_at
 from gradsan.source.modules import DETACHED
 from gradsan.source.rewrite.out_of_place import out_of_place
 from gradsan.source.rounds import shape_bound_at
 from gradsan.source.targets import target_at
-from gradsan.source.tree import SourceFile, Span
+from gradsan.source.tree import FunctionNode, SourceFile, Span
 
 _CAUSES = frozenset({"freed_state_carried_over", "state_carried_over"})
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """``self.<attribute>``, which the statement at ``frame`` binds in ``owner``."""
+    """``self.<attribute>``, which the statement at ``frame`` binds in ``owner``.
+
+    ``others`` are the attributes that the same method reads and then binds, too: states that it carries beside it.
+    """
 
     attribute: str
     frame: Frame
     owner: ast.ClassDef
+    others: tuple[str, ...] = ()
 
 
 def state_in_module(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     """Detach the state of every such module after the round, or call its own method that forgets it before."""
-    used = next(iter(blocks.labels(diagnosis, "used")), None)
-    bridge = next(iter(blocks.labels(diagnosis, "bridge")), None)
+    used = blocks.first(diagnosis, "used")
+    bridge = blocks.first(diagnosis, "bridge")
     if diagnosis.cause not in _CAUSES or used is None or bridge is None:
         return ()
     kept = _kept_by(bridge.frame)
@@ -66,7 +71,21 @@ def _kept_by(frame: Frame) -> _Kept | None:
     targets = place.node.targets if isinstance(place.node, ast.Assign) else [place.node.target]
     names = [one for target in targets for one in ast.walk(target) if _own_attribute(one) is not None]
     attribute = _own_attribute(names[0]) if len(names) == 1 else None
-    return None if owner is None or attribute is None else _Kept(attribute, frame, owner)
+    if owner is None or attribute is None:
+        return None
+    return _Kept(attribute, frame, owner, tuple(one for one in _carried(place.function) if one != attribute))
+
+
+def _carried(function: FunctionNode | None) -> list[str]:
+    """The attributes of ``self`` that a method reads before it has bound them."""
+    read: dict[str, tuple[int, int]] = {}
+    bound: dict[str, tuple[int, int]] = {}
+    for node in local_nodes(function) if isinstance(function, ast.FunctionDef) else ():
+        attribute = _own_attribute(node)
+        if attribute is not None and isinstance(node, ast.Attribute):
+            known, at = (read if isinstance(node.ctx, ast.Load) else bound), (node.lineno, node.col_offset)
+            known[attribute] = min(known.get(attribute, at), at)
+    return sorted(name for name, at in bound.items() if name in read and read[name][0] <= at[0])
 
 
 def _own_attribute(node: ast.AST) -> str | None:
@@ -94,10 +113,8 @@ def _model_called(place: blocks.Placed) -> str | None:
 
 def _is_bound_in_program(source: SourceFile, name: str) -> bool:
     """Whether the program gives ``name`` its value: no builtin, no import, no function."""
-    bound = {
-        one for node in ast.walk(source.module) if isinstance(node, ast.Assign) for one in blocks.names_bound(node)
-    }
-    arguments = {node.arg for node in ast.walk(source.module) if isinstance(node, ast.arg)}
+    bound = {one for node in source.nodes if isinstance(node, ast.Assign) for one in blocks.names_bound(node)}
+    arguments = {node.arg for node in source.nodes if isinstance(node, ast.arg)}
     return name in bound | arguments
 
 
@@ -110,7 +127,15 @@ def _detached(last: blocks.Placed, model: str, kept: _Kept) -> Fix | None:
     shape = shape_bound_at(kept.frame, f"self.{kept.attribute}") or "tensor"
     end = source.span(last.statement).end_line
     condition = f"{_is_owner(source, module, kept.owner)} and {value} is not None"
-    loop = _loop(last, model, module, condition, f"{value} = {DETACHED[shape].format(value)}")
+    body, torch = f"{value} = {DETACHED[shape].format(value)}", torch_in(source)
+    if kept.others and torch is not None and shape == "tensor":
+        condition = _is_owner(source, module, kept.owner)
+        names = sorted((kept.attribute, *kept.others))
+        body = "\n".join(
+            f"if {torch}.is_tensor({module}.{one}):\n\t{module}.{one} = {module}.{one}.detach()" for one in names
+        )
+        value = ", ".join(f"{module}.{one}" for one in names)
+    loop = _loop(last, model, module, condition, body)
     lines = blocks.lines_changed(source, {end: f"{source.lines[end - 1]}\n{loop}"})
     return blocks.fix("detach_carried_state", lines, "detach_in_modules", name=value, owner=kept.owner.name)
 
@@ -129,14 +154,15 @@ def _begun_anew(first: blocks.Placed, model: str, kept: _Kept, method: str) -> F
 def _loop(place: blocks.Placed, model: str, module: str, condition: str, body: str) -> str:
     span, unit = place.source.span(place.statement), blocks.indentation_of(place.source)
     indent = place.source.lines[span.line - 1][: span.column - 1]
-    return f"{indent}for {module} in {model}.modules():\n{indent}{unit}if {condition}:\n{indent}{unit}{unit}{body}"
+    inner = "\n".join(f"{indent}{unit}{unit}{line}" for line in body.replace("\t", unit).split("\n"))
+    return f"{indent}for {module} in {model}.modules():\n{indent}{unit}if {condition}:\n{inner}"
 
 
 def _is_owner(source: SourceFile, module: str, owner: ast.ClassDef) -> str:
     """The test for the class, by its name where the file knows it."""
     known = {
         alias.asname or alias.name
-        for node in ast.walk(source.module)
+        for node in source.nodes
         for alias in getattr(node, "names", ())
         if isinstance(alias, ast.alias)
     }
@@ -301,7 +327,7 @@ def _made_before(source: SourceFile, loop: ast.For) -> ast.ListComp | None:
     key = chain_key(loop.iter)
     others = [
         node
-        for node in ast.walk(source.module)
+        for node in source.nodes
         if isinstance(node, ast.Name | ast.Attribute) and chain_key(node) == key and node is not loop.iter
     ]
     if key is None or len(others) != 1 or source.owner_class(others[0]) is not source.owner_class(loop):

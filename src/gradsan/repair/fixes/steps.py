@@ -21,7 +21,7 @@ from gradsan.source.tree import SourceFile
 
 def reorder_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     """Move the steps that wrote, and do the same with ``inputs=`` where another optimizer steps afterwards."""
-    used = next(iter(blocks.labels(diagnosis, "used")), None)
+    used = blocks.first(diagnosis, "used")
     if used is None or diagnosis.cause not in blocks.STEPPED:
         return ()
     if swapped := _later_call_first(blocks.labels(diagnosis, "written"), used):
@@ -39,6 +39,10 @@ def reorder_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         return ()
     source, backward = place.source, place.statement
     if not all(blocks.is_whole_lines(source, node) for node in (*steps, backward)):
+        return ()
+    if isinstance(backward, ast.If):
+        return tuple(_in_both_branches(place, list(steps), used))
+    if any(_hands_parameters_on(node, used) for node in ast.walk(backward)):
         return ()
     moved = "\n".join(blocks.text_of(source, node) for node in steps)
     away = {line: text for node in steps for line, text in blocks.removed(source, node).items()}
@@ -109,6 +113,42 @@ def _with_kept_gradients(backward: blocks.Placed, steps: list[ast.stmt]) -> list
     return [blocks.fix("reorder_step", blocks.lines_changed(source, changes), "reorder_step_kept")]
 
 
+_HANDING_ON = frozenset({"data", "state_dict", "load_state_dict", "parameters", "named_parameters"})
+
+
+def _hands_parameters_on(node: ast.AST, used: Label) -> bool:
+    """Whether a part of the statement behind the backward reads parameters, which a step behind it all would miss."""
+    return isinstance(node, ast.Attribute) and node.lineno > used.frame.line and node.attr in _HANDING_ON
+
+
+def _in_both_branches(place: blocks.Placed, steps: list[ast.stmt], used: Label) -> list[Fix]:
+    """The step right behind a backward that stands under an ``if``, and in the place of its ``else``."""
+    source, branch = place.source, place.statement
+    assert isinstance(branch, ast.If)
+    inner = next((one for one in blocks.placements(used) if one.block is branch.body), None)
+    call = blocks.method_call(steps[0], "step")
+    if len(steps) != 1 or call is None or inner is None or branch.orelse or call.args or call.keywords:
+        return []
+    if not blocks.is_whole_lines(source, inner.statement) or inner.statement.lineno == branch.lineno:
+        return []
+    assert isinstance(call.func, ast.Attribute)
+    optimizer, step = source.text(call.func.value), source.text(steps[0])
+    params, kept, p, grad = (blocks.fresh_name(source, name) for name in ("params", "kept", "p", "grad"))
+    start, last, first = source.span(steps[0]), source.span(inner.statement), source.span(branch)
+    outer, within = (source.lines[one.line - 1][: one.column - 1] for one in (first, last))
+    unit = within.removeprefix(outer) or "    "
+    end = first.end_line
+    changes = {
+        **blocks.removed(source, steps[0]),
+        start.line: f'{outer}{params} = [{p} for group in {optimizer}.param_groups for {p} in group["params"]]\n'
+        f"{outer}{kept} = [None if {p}.grad is None else {p}.grad.clone() for {p} in {params}]",
+        last.end_line: f"{source.lines[last.end_line - 1]}\n{within}for {p}, {grad} in zip({params}, {kept}):\n"
+        f"{within}{unit}{p}.grad = {grad}\n{within}{step}",
+    }
+    changes[end] = f"{changes.get(end, source.lines[end - 1])}\n{outer}else:\n{outer}{unit}{step}"
+    return [blocks.fix("reorder_step", blocks.lines_changed(source, changes), "reorder_step_kept")]
+
+
 def _with_inputs(place: blocks.Placed, moved: set[ast.stmt]) -> str | None:
     """The backward's lines with ``inputs=`` naming the parameters of the optimizer that steps next."""
     call = blocks.method_call(place.statement, "backward")
@@ -130,7 +170,7 @@ def _with_inputs(place: blocks.Placed, moved: set[ast.stmt]) -> str | None:
 
 
 _CAUSES = frozenset({"statistics_updated", "input_changed_between_passes"})
-_BY_HAND = frozenset({"data_attribute", *blocks.STEPPED})
+_BY_HAND = frozenset({"data_attribute", "checkpoint_closure", *blocks.STEPPED})
 
 
 def reorder_update(diagnosis: Diagnosis) -> tuple[Fix, ...]:
@@ -138,7 +178,7 @@ def reorder_update(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 
     Whether what is computed in between was to see the new values, a run shows.
     """
-    used = next(iter(blocks.labels(diagnosis, "used")), None)
+    used = blocks.first(diagnosis, "used")
     written = blocks.labels(diagnosis, "written")
     if used is None or not written or diagnosis.cause not in _CAUSES | _BY_HAND:
         return ()
@@ -184,9 +224,9 @@ def _may_move(place: blocks.Placed) -> bool:
 
 def step_after_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     """Move the step behind the loop whose rounds share a forward: once for all, or once for each round."""
-    used = next(iter(blocks.labels(diagnosis, "used")), None)
+    used = blocks.first(diagnosis, "used")
     written = blocks.labels(diagnosis, "written")
-    saved = next(iter(blocks.labels(diagnosis, "saved")), None)
+    saved = blocks.first(diagnosis, "saved")
     if used is None or saved is None or len(written) != 1 or diagnosis.cause not in blocks.STEPPED:
         return ()
     pair = blocks.in_one_block(used, written[0])

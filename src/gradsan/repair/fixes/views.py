@@ -31,7 +31,7 @@ class _Taken:
 
 def index_views(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     """Where the written view is a loop's variable, bind it anew from its index at the start of every round."""
-    written = next(iter(blocks.labels(diagnosis, "written")), None)
+    written = blocks.first(diagnosis, "written")
     name = diagnosis.tensor.name if diagnosis.tensor is not None else None
     if diagnosis.cause != "one_of_several_views_written" or written is None or not name or not name.isidentifier():
         return ()
@@ -107,7 +107,7 @@ def _by_index(source: SourceFile, loop: ast.For, taken: _Taken, name: str) -> Fi
 
 def record_view(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     """Move the statement behind the block; where the block still needs what it binds, have it recorded in its place."""
-    made = next(iter(blocks.labels(diagnosis, "created")), None)
+    made = blocks.first(diagnosis, "created")
     if diagnosis.cause != "unrecorded_view_written" or made is None:
         return ()
     for place in blocks.placements(made):
@@ -155,7 +155,7 @@ def _indent(source: SourceFile, node: ast.stmt) -> str:
 
 def views_after_write(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     """Make the views behind the write; the same with a write out of place; and only that, unseen by the views."""
-    made = next(iter(blocks.labels(diagnosis, "created")), None)
+    made = blocks.first(diagnosis, "created")
     written = blocks.labels(diagnosis, "written")
     if diagnosis.cause != "view_base_written" or len(written) != 1:
         return ()

@@ -101,6 +101,9 @@ def _where_grad_is_on(
 
 def list_and_stack(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     """Where a loop stores into a part of a variable, keep that variable as a list."""
+    # There no saved value is stale: it is another name of the tensor that shall keep its values.
+    if diagnosis.cause == "forward_alias":
+        return ()
     for label in blocks.labels(diagnosis, "written"):
         change = source.list_and_stack(label.frame)
         lines = () if change is None else source.changed_lines(label.frame.file, change)

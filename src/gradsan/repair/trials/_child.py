@@ -40,6 +40,7 @@ class _Watch:
         self.failed_at: tuple[str, int] | None = None
         self.failed_by: tuple[str, str] | None = None
         self._is_reference = request.mode == "heal"
+        self.compiled: Any = None
 
     def start(self) -> None:
         from gradsan._session import Session
@@ -59,6 +60,11 @@ class _Watch:
         call_when_uncaught(self._note_place)
         self.recorder = Recorder(self.request)
         self.recorder.start()
+        if self.request.compiling is not None:
+            from gradsan.repair.compiled.running import CompiledRun
+
+            self.compiled = CompiledRun(self.request.compiling)
+            self.compiled.start()
         listeners = recorder().listeners
         listeners.call_before_backward(self.recorder.before_backward)
         listeners.call_after_backward(self.recorder.after_backward)
@@ -103,6 +109,7 @@ class _Watch:
             "recording": self.recorder.recording(is_well, exception),
             "failed_at": self.failed_at,
             "failed_by": self.failed_by,
+            "compiled": None if self.compiled is None else self.compiled.told(self.recorder.names),
         }
         if self._is_reference:
             return answer

@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch.overrides import TorchFunctionMode
 
 from gradsan import _torch
 from gradsan._watching import watching_of
+from gradsan.graph.walk import learns_elsewhere
 from gradsan.originals.deep import Deep
 from gradsan.originals.originals import Kept
 from gradsan.record.recorder import recorder
@@ -25,17 +27,20 @@ from gradsan.record.stacks import is_own_file
 
 _SPLITTING = frozenset({"unbind", "split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit", "split_with_sizes"})
 _EXPANDING = frozenset({"expand", "expand_as", "broadcast_to", "broadcast_tensors"})
-_REFUSED_LEAF = ("a leaf Variable that requires grad", "a view of a leaf Variable", "don't support automatic diff")
+_REFUSED_LEAF = ("a leaf Variable that requires grad", "a view of a leaf Variable")
+_REFUSED_OUT = "don't support automatic diff"
 
 
 def allow(names: Iterable[str]) -> None:
     """Have this process carry out what ``names`` name, from now on.
 
     ``keep_graphs``: a backward frees nothing. ``write_leaves``: a write to a leaf is not recorded. ``renew_leaves``: as
-    before, but ``x += y`` gives a new, recorded tensor. ``single_views``: the views that one call makes are made one by
+    before, but ``x += y`` gives a new, recorded tensor. ``record_out``: what ``out=`` takes is recorded, unless it is a
+    leaf. ``single_views``: the views that one call makes are made one by
     one. ``record_views``: views made under ``no_grad`` are recorded. ``own_memory``: expanded tensors have memory of
     their own. ``run_eagerly``: nothing is compiled. ``own_gradients``: hooks of tensors and the backward of Functions
     are given copies of gradients. ``own_context``: Functions keep copies on ``ctx``.
+    ``without_checkpoint``: what is to be checkpointed is run once, and what it saves is kept.
     ``release_gradients``: ``zero_grad`` fills copies with zeros, so that a graph on the gradients stays.
     ``gathered_values``: what ``fully_shard`` gathers is kept as the forward had it, as copies.
     ``own_rank``: DistributedDataParallel exchanges no gradients, which of a single rank are right without.
@@ -51,6 +56,8 @@ def allow(names: Iterable[str]) -> None:
         _look_at_applied(lambda node: node.register_prehook(_copies))
     if "own_context" in wanted:
         _look_at_applied(_own_context)
+    if "without_checkpoint" in wanted:
+        torch.utils.checkpoint.checkpoint = _run_once
     if "release_gradients" in wanted:
         torch.nn.Module.zero_grad = _releasing(  # type: ignore[method-assign]
             torch.nn.Module.zero_grad, lambda module: module.parameters()
@@ -65,7 +72,7 @@ def allow(names: Iterable[str]) -> None:
     if "own_rank" in wanted:
         parallel = torch.nn.parallel.DistributedDataParallel
         parallel.__init__ = _by_itself(parallel.__init__)  # type: ignore[method-assign]
-    if wanted & {"write_leaves", "renew_leaves", "single_views", "record_views", "own_memory"}:
+    if wanted & {"write_leaves", "renew_leaves", "record_out", "single_views", "record_views", "own_memory"}:
         _Carrying(wanted).__enter__()  # type: ignore[no-untyped-call]
 
 
@@ -94,6 +101,12 @@ def _releasing(zero: Callable[..., None], parameters: Callable[[Any], Iterable[A
         zero(owner, *args, **kwargs)
 
     return releasing
+
+
+def _run_once(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """``checkpoint`` that calls ``function`` and forgets nothing of it."""
+    own = ("use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop")
+    return function(*args, **{name: one for name, one in kwargs.items() if name not in own})
 
 
 def _with_gathered(deep: Deep) -> Callable[[Any, int, Any], Kept]:
@@ -173,7 +186,7 @@ class _Carrying(TorchFunctionMode):
         try:
             result = func(*args, **named)
         except RuntimeError as failure:
-            if not self._may_write(failure):
+            if not self._may_write(failure) or self._loses_graph(failure, args):
                 raise
             return self._written(func, args, named)
         if "single_views" in self._wanted and name in _SPLITTING:
@@ -186,14 +199,44 @@ class _Carrying(TorchFunctionMode):
         return result
 
     def _may_write(self, failure: RuntimeError) -> bool:
+        if _REFUSED_OUT in str(failure):
+            return bool(self._wanted & {"write_leaves", "renew_leaves", "record_out"})
         wanted = self._wanted & {"write_leaves", "renew_leaves"}
         return bool(wanted) and any(words in str(failure) for words in _REFUSED_LEAF)
+
+    def _loses_graph(self, failure: RuntimeError, args: Any) -> bool:
+        """Whether a leaf cannot take what a network has computed without keeping it from learning."""
+        if _REFUSED_OUT in str(failure) or ("renew_leaves" in self._wanted and _is_augmented_assignment()):
+            return False
+        return any(torch.is_tensor(one) and learns_elsewhere(one, args[0]) for one in args[1:])
 
     def _written(self, func: Any, args: Any, kwargs: Any) -> Any:
         if "renew_leaves" in self._wanted and _is_augmented_assignment():
             return func(args[0].clone(), *args[1:], **kwargs)
+        if "record_out" in self._wanted and not _is_trained(kwargs.get("out")):
+            return _recorded_in(func, args, kwargs)
         with torch.no_grad():
             return func(*args, **kwargs)
+
+
+def _is_trained(out: Any) -> bool:
+    parts = out if isinstance(out, list | tuple) else (out,)
+    return any(not torch.is_tensor(one) or (one.is_leaf and one.requires_grad) for one in parts)
+
+
+def _recorded_in(func: Any, args: Any, kwargs: Any) -> Any:
+    """The call without ``out=``, its result copied into what was given for that."""
+    given = kwargs["out"]
+    results = func(*args, **{name: value for name, value in kwargs.items() if name != "out"})
+    pairs = zip(given, results, strict=True) if isinstance(given, list | tuple) else [(given, results)]
+    for one, result in pairs:
+        if one.grad_fn is not None and not one._is_view():
+            # All of it is overwritten: nothing of an earlier round is part of it.
+            one.detach_()
+        if one.shape != result.shape:
+            one.resize_(result.shape)
+        one.copy_(result)
+    return given
 
 
 def _is_augmented_assignment() -> bool:

@@ -35,6 +35,8 @@ ROUNDS = 3
 """Steps of every optimizer after which a training may be compared."""
 _ROUNDS_PAST = 2
 """Of these, those after the place where the program failed: the round that it is in, and a whole one."""
+_BACKWARDS_A_ROUND = 8
+"""Where a program has no optimizer, at most."""
 _COARSENESS = {"float64": 1, "float32": 2, "float16": 3, "bfloat16": 4}
 
 
@@ -50,6 +52,10 @@ class Recorder:
         self._limit = request.steps
         self._past, self._enough_seconds = request.past, request.enough_seconds
         self._until = request.until
+        self._compiling = request.compiling
+        self.names: dict[str, tuple[str, ...]] = {}
+        """Of parameters, by the key of their optimizer or the label of a leaf, where compiled code is compared."""
+        self._named: dict[int, str] = {}
         self._began = time.perf_counter()
         self._looked_for = 0.0
         self._was_ended = False
@@ -112,10 +118,17 @@ class Recorder:
         self._look([module, *(one for one in self._lasting if one.scope.function != "<module>")], is_end=True)
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            # Of a compiled step, which is a part of a graph.
+            return
+        if self._compiling is not None and self._made[_key(_parameters(optimizer))] >= self._compiling.rounds > 0:
+            self._end()
         if not _has_closure(args, kwargs):
             self._keep_step(optimizer)
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         if _has_closure(args, kwargs):
             # The gradients are those that the closure has computed, the last time it was called.
             self._keep_step(optimizer)
@@ -127,10 +140,27 @@ class Recorder:
         self._made[key] += 1
         self._ends_with_backward = False
         if self._is_enough():
-            self._was_ended = True
-            raise EnoughSteps(0)
+            self._end()
+
+    def _end(self) -> None:
+        self._was_ended = True
+        raise EnoughSteps(0)
+
+    def _is_over(self) -> bool:
+        """Whether a comparison of compiled code has seen its rounds when one more backward is about to begin."""
+        wanted = self._compiling
+        if wanted is None or not wanted.rounds:
+            return False
+        many = self._made.values()
+        # A compiler that traces a backward begins one, too, of a loss without a value.
+        begun = len(self._begun)
+        rounds = min(many) if many else begun // _BACKWARDS_A_ROUND
+        return rounds >= wanted.rounds or 0 < wanted.backwards <= begun
 
     def _is_enough(self) -> bool:
+        if self._compiling is not None and self._compiling.rounds:
+            # Another optimizer may be there whose first step is yet to come.
+            return min(self._made.values()) >= self._compiling.rounds and self._made.total() > 1
         if self._limit and self._made.total() >= self._limit:
             return True
         if self._until and all(self._made[key] >= many for key, many in self._until):
@@ -144,6 +174,8 @@ class Recorder:
         parameters = _parameters(optimizer)
         key = _key(parameters)
         grads = [p.grad for p in parameters]
+        if self._compiling is not None:
+            self.names.setdefault(key, self._names_of(parameters))
         self._keep(self._steps, key, grads)
         # What was added to and is let go is nobody's loss.
         stepped = {id(grad) for grad in grads}
@@ -156,12 +188,16 @@ class Recorder:
         if torch.compiler.is_compiling():
             # Traced, not run; what is read of its tensors would become part of the graph.
             return
+        if self._is_over():
+            self._end()
         self._begun.extend(_scalars(entry[3]))
         self._begun_count += 1
         if self._begun_count == self._past:
             self._made_before = Counter(self._made)
         # Called from gradsan, which the program called.
         spaces = spaces_of(sys._getframe(1))
+        if self._compiling is not None:
+            self._name(spaces)
         self._look(spaces)
         if entry[5]:
             self._hold_gradients(spaces, entry[3])
@@ -175,9 +211,21 @@ class Recorder:
         if accumulates:
             leaves = _leaves(outputs)
             self._ends_with_backward = True
-            self._keep(self._backwards, "backward", [leaf.grad for leaf in leaves], self._labels_of(leaves))
+            labels = self._labels_of(leaves)
+            if self._compiling is not None:
+                self.names.update((label, (name,)) for label, name in zip(labels, self._names_of(leaves), strict=True))
+            self._keep(self._backwards, "backward", [leaf.grad for leaf in leaves], labels)
             self._added_to += [(name, one) for name, one, version in self._held if one._version != version]
         self._held.clear()
+
+    def _name(self, spaces: list[Space]) -> None:
+        if not self._named or self._begun_count <= ROUNDS:
+            for name, one in tensors_of(spaces):
+                if one.is_leaf and one.requires_grad:
+                    self._named.setdefault(id(one), name.partition(": ")[2].replace("._orig_mod", ""))
+
+    def _names_of(self, leaves: list[Any]) -> tuple[str, ...]:
+        return tuple(self._named.get(id(one), f"{tuple(one.shape)}") for one in leaves)
 
     def _hold_gradients(self, spaces: list[Space], outputs: Any) -> None:
         """Know the gradients that the program holds by a name of its own while a backward may add to them."""

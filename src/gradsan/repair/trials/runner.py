@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Any
 
 from gradsan.launch.program import Target, prepare
+from gradsan.repair.libraries import is_library
 from gradsan.repair.trials.preload import Preload
 from gradsan.repair.trials.trial import Request, Trial, answered, environment_of_trials, run_trial
 
@@ -64,8 +65,10 @@ class Runner:
         """Run the program once for each of ``requests``, up to ``side_by_side`` at a time."""
         if self._server is None or not self.is_warm:
             return [run_trial(request) for request in requests]
-        waiting = deque(enumerate(requests))
-        found: dict[int, Trial] = {}
+        # A changed package may have been imported ahead, and so may what has imported it.
+        fresh = {position for position, one in enumerate(requests) if any(map(is_library, one.files))}
+        waiting = deque((position, one) for position, one in enumerate(requests) if position not in fresh)
+        found = {position: run_trial(requests[position]) for position in fresh}
         with contextlib.ExitStack() as open_trials:
             running: dict[int, _Running] = {}
             while waiting or running:

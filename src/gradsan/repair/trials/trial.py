@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from gradsan.model import Diagnosis, Seen
 from gradsan.repair.patch import decoded
+from gradsan.repair.trials.compiling import Compiled, Compiling
 
 TrialMode = Literal["watch", "heal", "measure"]
 
@@ -35,7 +36,7 @@ class Request:
     are counted as the user's own code, ``allowances`` name what PyTorch refuses and this run carries out (see
     ``repair.allowances``); ``result`` is the file for the answer, beside which files that the program writes are kept;
     with ``lets_through`` it may write past that, and start processes. ``searches``: where NaN and Inf come from is
-    looked for.
+    looked for. ``compiling``: the run is one of those that compare compiled code with eager code.
     """
 
     target: tuple[str, str, tuple[str, ...]]
@@ -51,6 +52,7 @@ class Request:
     result: str = ""
     lets_through: bool = False
     searches: bool = False
+    compiling: Compiling | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,7 @@ class Trial:
     that it read. ``uncovered`` is what it was stopped for because no layer holds it: ``writes`` or ``starts``, the file
     or the command, and the line of the user's code.
     ``written`` are the functions and lines that wrote, of each diagnosis, or that made what leads to a freed graph:
-    what tells one fault from another where lines have moved.
+    what tells one fault from another where lines have moved. ``compiled`` is told by a run that was asked for it.
     """
 
     status: int | None
@@ -183,6 +185,7 @@ class Trial:
     changed_files: tuple[str, ...] = ()
     read_files: tuple[str, ...] = ()
     uncovered: tuple[str, str, tuple[str, int] | None] | None = None
+    compiled: Compiled | None = None
 
     @property
     def timed_out(self) -> bool:

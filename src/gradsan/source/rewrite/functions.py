@@ -4,19 +4,69 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited, insert_before
-from gradsan.source.identifiers import bindings_of, chain_key, local_nodes, parameters
+from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, leaf_name, local_nodes, parameters
 from gradsan.source.locate import statement_at
+from gradsan.source.targets import written_expression
 from gradsan.source.tree import FunctionNode, SourceFile, read_source
 
-__all__ = ["bind_early", "earlier_reads", "kept_on_context", "mark_dirty", "rebound_at", "save_for_backward"]
+__all__ = [
+    "SavedEarly",
+    "bind_early",
+    "copy_saved_early",
+    "earlier_reads",
+    "gradients_for_inputs",
+    "kept_on_context",
+    "mark_dirty",
+    "rebound_at",
+    "save_for_backward",
+    "saved_early",
+]
 
 _Method = ast.FunctionDef | ast.AsyncFunctionDef
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _NO_CHANGE = ("detach", "contiguous")
+
+
+@dataclass(frozen=True, slots=True)
+class SavedEarly:
+    """An argument ``name`` that the line ``line`` gives to ``save_for_backward``, before it is written in place."""
+
+    name: str
+    line: int
+    argument: ast.expr
+
+
+def saved_early(write: Frame, op: str) -> SavedEarly | None:
+    """What the operation ``op`` at ``write``, in the forward of a Function, has written after it was saved."""
+    statement, name = statement_at(write), written_expression(write, op)
+    if statement is None or name is None or not isinstance(statement.function, _Method):
+        return None
+    nodes = list(local_nodes(statement.function))
+    saving = (node for node in nodes if isinstance(node, ast.Call) and leaf_name(node.func) == "save_for_backward")
+    call = next((node for node in saving if node.lineno < statement.node.lineno), None)
+    argument = next((one for one in call.args if chain_key(one) == name), None) if call is not None else None
+    if call is None or argument is None:
+        return None
+    between = [
+        node
+        for node in nodes
+        if isinstance(node, ast.Assign | ast.AnnAssign) and call.lineno < node.lineno < statement.node.lineno
+    ]
+    is_bound_anew = any(name in assigned_names(node) for node in between)
+    return None if is_bound_anew else SavedEarly(name, call.lineno, argument)
+
+
+def copy_saved_early(write: Frame, op: str) -> Change | None:
+    """``save_for_backward`` with a copy of what is written afterwards: ``ctx.save_for_backward(x.clone(), s)``."""
+    statement, found = statement_at(write), saved_early(write, op)
+    if statement is None or found is None:
+        return None
+    span = statement.source.span(found.argument)
+    return edited(statement.source, [Edit.insert(span.end_line, span.end_column, ".clone()")], "copy_saved_early")
 
 
 def kept_on_context(frame: Frame, attribute: str) -> Frame | None:
@@ -43,6 +93,7 @@ def save_for_backward(frame: Frame, attribute: str) -> tuple[Change, ...]:
     if (
         owner is None
         or len(kept) != 1
+        or isinstance(kept[0][1].targets[0], ast.Tuple)
         or any(
             isinstance(node, ast.Attribute) and node.attr in ("save_for_backward", "saved_tensors")
             for node in ast.walk(owner)
@@ -111,6 +162,32 @@ def mark_dirty(frame: Frame, parameter: str) -> Change | None:
     return insert_before(source, returns[0], f"{names[0]}.mark_dirty({parameter})", "mark_dirty")
 
 
+def gradients_for_inputs(frame: Frame, needs: tuple[bool, ...], many: int) -> tuple[Change, ...]:
+    """``None`` in the returns of the backward defined at ``frame``, which gives ``many`` gradients for more inputs.
+
+    ``needs`` says of each input whether it needs a gradient. Those that are given go to the inputs that need one where
+    there are as many, else to the first inputs. Empty where an input that needs one would get none.
+    """
+    found = _function_at(frame)
+    if found is None or not 0 < many < len(needs):
+        return ()
+    source, backward = found
+    filled = needs if sum(needs) == many else tuple(position < many for position in range(len(needs)))
+    if any(need and not fill for need, fill in zip(needs, filled, strict=True)):
+        return ()
+    changes: list[Change | None] = []
+    for node in local_nodes(backward):
+        if not isinstance(node, ast.Return):
+            continue
+        given = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+        if len(given) != many or any(one is None or isinstance(one, ast.Starred) for one in given):
+            return ()
+        rest = iter(given)
+        texts = [source.text(next(rest) or node) if fill else "None" for fill in filled]
+        changes.append(edited(source, [Edit(source.span(node), f"return {', '.join(texts)}")], "return_one_each"))
+    return tuple(change for change in changes if change is not None) if all(changes) else ()
+
+
 def bind_early(definition: Frame, call: Frame, name: str, value: str) -> Change | None:
     """A default argument ``<name>=<value>`` for the function defined at ``definition`` and passed on at ``call``.
 
@@ -159,12 +236,12 @@ def _function_at(frame: Frame) -> tuple[SourceFile, FunctionNode] | None:
         return None
     name = frame.function.rpartition(".")[2]
     found: list[FunctionNode] = []
-    for node in ast.walk(source.module):
+    for node in source.nodes:
         if isinstance(node, ast.Lambda) and name == "<lambda>" and node.lineno == frame.line:
             found.append(node)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
             first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
-            found += [node] if first == frame.line else []
+            found += [node] if frame.line in (first, node.lineno) else []
     return (source, found[0]) if len(found) == 1 else None
 
 
@@ -180,8 +257,8 @@ def _kept(source: SourceFile, forward: FunctionNode, attribute: str) -> Iterator
         context = parameters(method)[:1]
         for node in local_nodes(method):
             if isinstance(node, ast.Assign) and len(node.targets) == 1:
-                key = chain_key(node.targets[0])
-                if context and key == f"{context[0]}.{attribute}":
+                bound = node.targets[0].elts if isinstance(node.targets[0], ast.Tuple) else node.targets
+                if context and f"{context[0]}.{attribute}" in map(chain_key, bound):
                     yield context[0], node
 
 

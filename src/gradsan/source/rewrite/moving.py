@@ -19,6 +19,7 @@ __all__ = [
     "blocks_around",
     "bound_names",
     "constructs",
+    "detach_given",
     "detach_reads",
     "is_whole_lines",
     "move_behind",
@@ -26,6 +27,7 @@ __all__ = [
     "names_read",
     "run_again",
     "taken_from",
+    "within_block",
 ]
 
 
@@ -70,6 +72,34 @@ def move_behind(written: Sequence[Sequence[Frame]], used: Sequence[Frame]) -> Mo
     gone = {line for node in moved for line in range(source.span(node).line, source.span(node).end_line + 1)}
     lines = (*((source.file, line, "") for line in sorted(gone)), (source.file, end, behind))
     return Moved(lines, all(_is_light(node) for node in between))
+
+
+def within_block(written: Sequence[Sequence[Frame]], used: Sequence[Frame]) -> tuple[tuple[str, int, str], ...]:
+    """The changed lines by which a ``with`` block that writes as it ends holds the backward, too, and all between them.
+
+    Weights that are changed for the time of the block (noise, an average) are put back when it ends. Stacks as for
+    ``move_behind``. Empty where the writes are not those of the end of one such block before the backward.
+    """
+    found = _in_one_block(written, used)
+    if found is None:
+        return ()
+    source, block, first, last, backward = found
+    node = block[first]
+    if first != last or not isinstance(node, ast.With) or node.body[0].lineno == node.lineno:
+        return ()
+    around = [statement_at(frame) for stack in written for frame in stack]
+    inside = [one for one in around if one is not None and one.source is source and one.node in node.body]
+    added = block[last + 1 : backward + 1]
+    if inside or not all(is_whole_lines(source, one) for one in added):
+        return ()
+    if any(isinstance(part, _LEAVING) for one in added for part in ast.walk(one)):
+        return ()
+    start, body = source.span(node), source.span(node.body[0])
+    head = source.lines[start.line - 1][: start.column - 1]
+    unit = source.lines[body.line - 1][: body.column - 1].removeprefix(head) or "    "
+    lines = range(start.end_line + 1, source.span(block[backward]).end_line + 1)
+    texts = {line: source.lines[line - 1] for line in lines}
+    return tuple((source.file, line, unit + text if text.strip() else text) for line, text in texts.items())
 
 
 def blocks_around(stack: Sequence[Frame]) -> Iterator[tuple[SourceFile, list[ast.stmt], ast.stmt]]:
@@ -236,6 +266,10 @@ def _slice(source: SourceFile, between: list[ast.stmt], after: list[ast.stmt], o
     needed = names_read(after)
     again: list[ast.stmt] = []
     for node in reversed(between):
+        if isinstance(node, ast.FunctionDef) and node.name in needed:
+            # It reads the variables around it as they are when it is called.
+            needed |= names_read([node]) - {one.arg for one in ast.walk(node) if isinstance(one, ast.arg)}
+            continue
         bound = names_bound([node])
         if not bound & needed or (only_dependent and node not in hanging) or constructs(source, node):
             continue
@@ -258,7 +292,7 @@ def constructs(source: SourceFile, node: ast.stmt) -> bool:
 
 def _bound_anywhere(source: SourceFile) -> set[str]:
     """The last parts of all names and attributes that the file gives a value, arguments included."""
-    nodes = list(ast.walk(source.module))
+    nodes = list(source.nodes)
     stored = [node for node in nodes if isinstance(getattr(node, "ctx", None), ast.Store)]
     return {name for node in stored if (name := leaf_name(node))} | {
         node.arg for node in nodes if isinstance(node, ast.arg)
@@ -309,6 +343,27 @@ def detach_reads(frame: Frame, name: str) -> Change | None:
         span = source.span(node)
         edits.append(Edit.insert(span.end_line, span.end_column, ".detach()"))
     return edited(source, edits, "detach")
+
+
+def detach_given(frame: Frame, taker: str, maker: str) -> tuple[str, Change] | None:
+    """The call of ``maker`` that is an argument of one of ``taker`` at ``frame``, detached, and its text.
+
+    None where there is not exactly one.
+    """
+    statement = statement_at(frame)
+    calls = [] if statement is None else [one for one in header_nodes(statement.node) if isinstance(one, ast.Call)]
+    given = [
+        one
+        for call in calls
+        if leaf_name(call.func) == taker
+        for one in (*call.args, *(keyword.value for keyword in call.keywords))
+        if isinstance(one, ast.Call) and leaf_name(one.func) == maker
+    ]
+    if statement is None or len(given) != 1:
+        return None
+    span = statement.source.span(given[0])
+    change = edited(statement.source, [Edit.insert(span.end_line, span.end_column, ".detach()")], "detach")
+    return None if change is None else (statement.source.text(given[0]), change)
 
 
 def _comes_from(name: str, reader: Statement, at: ast.stmt, maker: ast.stmt, depth: int) -> bool:

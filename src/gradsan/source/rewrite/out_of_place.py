@@ -7,13 +7,21 @@ from dataclasses import dataclass
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited, text_with, without_keyword
-from gradsan.source.identifiers import chain_key, dotted_path, imported_as, leaf_name, standing_of
+from gradsan.source.identifiers import (
+    chain_key,
+    constant_key,
+    dotted_path,
+    imported_as,
+    leaf_name,
+    parameters,
+    standing_of,
+)
 from gradsan.source.inplace import NOT_VALUES, OVERWRITING, WITHOUT_COUNTERPART, is_inplace_name
 from gradsan.source.rewrite.rebinding import can_rebind, is_read_afterwards, is_written_for_others, notes_on_rebinding
 from gradsan.source.targets import target_at
 from gradsan.source.tree import SourceFile, Span
 
-__all__ = ["augmented_value", "chain_value", "out_of_place", "recorded", "written_for_others"]
+__all__ = ["argument_out_of_place", "augmented_value", "chain_value", "out_of_place", "recorded", "written_for_others"]
 
 _KIND = "out_of_place"
 _BINDING_STRENGTH: dict[type[ast.operator], int] = {
@@ -63,6 +71,27 @@ def out_of_place(frame: Frame, op: str) -> Change | None:
     if isinstance(node, ast.AugAssign):
         return _augmented(source, node)
     return _call(source, node, target) if isinstance(node, ast.Call) else None
+
+
+def argument_out_of_place(frame: Frame, op: str) -> Change | None:
+    """``args[0].add_(y)``, where ``args`` is an argument of the function, as ``args = (args[0].add(y), *args[1:])``."""
+    found = target_at(frame, op)
+    if found is None or found[1].through_view:
+        return None
+    source, call, element = found[0].source, found[0].node, found[1].node
+    statement = found[0].statement
+    position = constant_key(element.slice) if isinstance(element, ast.Subscript) else None
+    chain = chain_value(source, call) if isinstance(call, ast.Call) and isinstance(statement, ast.Expr) else None
+    if not isinstance(element, ast.Subscript) or not isinstance(statement, ast.Expr) or chain is None:
+        return None
+    if chain[0] is not statement.value:
+        return None
+    function, name = source.function(element), source.text(element.value)
+    if not isinstance(position, int) or position < 0 or function is None or name not in parameters(function):
+        return None
+    before = f"*{name}[:{position}], " if position else ""
+    text = f"{name} = ({before}{chain[1]}, *{name}[{position + 1}:])"
+    return edited(source, [Edit(source.span(found[0].statement), text)], _KIND)
 
 
 def recorded(frame: Frame, op: str) -> Change | None:

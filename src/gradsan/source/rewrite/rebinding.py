@@ -60,6 +60,10 @@ def is_written_for_others(source: SourceFile, target: ast.expr, operation: ast.e
     """
     if not isinstance(target, ast.Name):
         return False
+    statement = source.statement(operation)
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.ListComp | ast.SetComp):
+        # A comprehension run for its effect.
+        return any(target.id in _names_in(one.target) for one in statement.value.generators)
     loop = next(
         (
             one
@@ -70,7 +74,6 @@ def is_written_for_others(source: SourceFile, target: ast.expr, operation: ast.e
     )
     if loop is None:
         return False
-    statement = source.statement(operation)
     inside = set() if statement is None else set(ast.walk(statement))
     end = source.span(operation)
     reads = (node for part in loop.body for node in ast.walk(part) if isinstance(node, ast.Name))
@@ -98,7 +101,7 @@ def is_read_afterwards(source: SourceFile, target: ast.expr, operation: ast.expr
     is_repeated = bool(loops) and not _is_renewed(source, target, operation, loops)
     if not is_bound_here and (is_repeated or _is_declared(source, target)):
         return True
-    for node in ast.walk(source.module if function is None else function):
+    for node in source.nodes if function is None else ast.walk(function):
         if (
             not isinstance(node, ast.Name)
             or node.id != target.id

@@ -27,12 +27,12 @@ def rebuilt_list(frame: Frame, op: str, are_results: bool = False) -> Change | N
     if found is None or not isinstance(found[1].node, ast.Name):
         return None
     source, statement, name = found[0].source, found[0].statement, found[1].node.id
-    loop = source.parents.get(statement, (None, ""))[0] if statement is not None else None
-    if not isinstance(loop, ast.For) or loop.body != [statement] or loop.orelse:
+    loop = _loop_of(source, statement, found[0].node)
+    if loop is None:
         return None
     value = _value(source, statement, found[0].node)
     walked = _walked(loop.target, loop.iter, name)
-    if value is None or walked is None or source.span(loop.iter).end_line != source.span(loop).line:
+    if value is None or walked is None or source.span(loop.iter).end_line != source.span(loop.target).line:
         return None
     variable, kept = walked
     of_dict = isinstance(kept, ast.Call)
@@ -55,7 +55,19 @@ def rebuilt_list(frame: Frame, op: str, are_results: bool = False) -> Change | N
         is_tuple = any(shape_in_source(source, one) == "tuple" for one in bindings)
         made = "tuple({})" if is_tuple else "[{}]"
         text = f"{whole.id} = {made.format(f'{value} for {head} in {iterated}')}"
-    return edited(source, [Edit(source.span(loop), text)], "out_of_place")
+    whole_of_loop = source.span(statement if isinstance(loop, ast.comprehension) else loop)
+    return edited(source, [Edit(whole_of_loop, text)], "out_of_place")
+
+
+def _loop_of(source: SourceFile, statement: ast.stmt, node: ast.AST) -> ast.For | ast.comprehension | None:
+    """The loop that does nothing but ``statement``; of ``[w.sub_(g) for w, g in …]`` alone, its ``for``."""
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.ListComp):
+        generators = statement.value.generators
+        is_plain = len(generators) == 1 and not generators[0].ifs and not generators[0].is_async
+        return generators[0] if is_plain and node in ast.walk(statement.value.elt) else None
+    loop = source.parents.get(statement, (None, ""))[0]
+    is_alone = isinstance(loop, ast.For) and loop.body == [statement] and not loop.orelse
+    return loop if isinstance(loop, ast.For) and is_alone else None
 
 
 def _value(source: SourceFile, statement: ast.stmt, node: ast.AST) -> str | None:
@@ -65,7 +77,10 @@ def _value(source: SourceFile, statement: ast.stmt, node: ast.AST) -> str | None
     if isinstance(statement, ast.AugAssign):
         return augmented_value(source, statement)
     chain = chain_value(source, node) if isinstance(statement, ast.Expr) and isinstance(node, ast.Call) else None
-    return chain[1] if chain is not None and isinstance(statement, ast.Expr) and chain[0] is statement.value else None
+    if chain is None or not isinstance(statement, ast.Expr):
+        return None
+    whole = statement.value.elt if isinstance(statement.value, ast.ListComp) else statement.value
+    return chain[1] if chain[0] is whole else None
 
 
 def _walked(target: ast.expr, walked: ast.expr, name: str) -> tuple[ast.Name, ast.expr] | None:
@@ -82,10 +97,10 @@ def _walked(target: ast.expr, walked: ast.expr, name: str) -> tuple[ast.Name, as
     return next((one for one in found if one is not None), None)
 
 
-def _bindings(source: SourceFile, loop: ast.For, name: str) -> list[Binding]:
+def _bindings(source: SourceFile, loop: ast.For | ast.comprehension, name: str) -> list[Binding]:
     """What the function of the loop binds to ``name``."""
     scope = source.function(loop)
-    nodes = local_nodes(scope) if scope is not None else ast.walk(source.module)
+    nodes = local_nodes(scope) if scope is not None else source.nodes
     return [one for node in nodes if isinstance(node, ast.stmt) for one in bindings_of(node) if one.name == name]
 
 

@@ -91,7 +91,7 @@ def _loss(source: SourceFile, call: ast.Call, one: Applied | None) -> tuple[ast.
     if one is not None and one.op in _LOSSES and one.function is not None:
         return call, one.op
     made = [value for value in constructors(source, call.func) if isinstance(value, ast.Call)]
-    calls = [node for node in ast.walk(source.module) if isinstance(node, ast.Call) and _calls_same(node, call)]
+    calls = [node for node in source.nodes if isinstance(node, ast.Call) and _calls_same(node, call)]
     if len(made) != 1 or len(calls) != 1:
         return call, None
     return made[0], _LAYERS.get(leaf_name(made[0].func) or "")

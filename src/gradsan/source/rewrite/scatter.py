@@ -223,13 +223,13 @@ def _may_be_slice(source: SourceFile, node: ast.expr) -> bool:
     """Whether the source leaves it open that an index without a colon is a slice: the file makes some."""
     if isinstance(node, ast.Slice) or _is_position(source, node):
         return False
-    calls = (one.func for one in ast.walk(source.module) if isinstance(one, ast.Call))
+    calls = (one.func for one in source.nodes if isinstance(one, ast.Call))
     return any(isinstance(one, ast.Name) and one.id == "slice" for one in calls)
 
 
 def _is_always_number(source: SourceFile, name: str) -> bool:
     """Whether all that the file binds to ``name`` are whole numbers written out."""
-    nodes = list(ast.walk(source.module))
+    nodes = list(source.nodes)
     if any(isinstance(node, ast.arg) and node.arg == name for node in nodes):
         return False
     bound = sum(isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store) for node in nodes)

@@ -10,7 +10,15 @@ from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited, insert_after, insert_before, without_keyword
 from gradsan.source.identifiers import ADDING_METHODS, Binding, assigned_names, bindings_of, chain_key, leaf_name
 from gradsan.source.locate import Statement, expressions_at, statements_at
-from gradsan.source.modules import DETACHED, Shape, constructors, in_place_argument, object_cut, shape_in_source
+from gradsan.source.modules import (
+    DETACHED,
+    Shape,
+    constructors,
+    detached_form,
+    in_place_argument,
+    object_cut,
+    shape_in_source,
+)
 from gradsan.source.rewrite.rebinding import can_rebind, notes_on_rebinding
 from gradsan.source.targets import target_at
 from gradsan.source.tree import SourceFile, Span, header_nodes
@@ -62,7 +70,7 @@ def _value_and_clone(source: SourceFile, statement: ast.stmt, name: str, notes: 
         return None
     target, span = statement.targets[0], source.span(statement)
     indent = source.lines[span.line - 1][: span.column - 1]
-    used = {node.id for node in ast.walk(source.module) if isinstance(node, ast.Name)}
+    used = {node.id for node in source.nodes if isinstance(node, ast.Name)}
     free = next((one for one in _NAMES_OF_VALUES if one not in used), None)
     if len(statement.targets) > 1 or source.text(target.value) != name or indent.strip() or free is None:
         return None
@@ -118,10 +126,10 @@ def detach_at(frame: Frame, name: str, shape: Shape | None = None) -> Change | N
             edits = [edit for part in parts for edit in wrapped(source, part, node, DETACHED["tensor"])]
             return edited(source, edits, "detach")
     if binding.value is not None and _takes_detached(binding, shape):
-        return edited(source, wrapped(source, binding.value, node, DETACHED[shape]), "detach")
+        return edited(source, wrapped(source, binding.value, node, detached_form(source, name, shape)), "detach")
     if isinstance(node, ast.Expr) and binding.method in ADDING_METHODS:
         return None
-    return insert_after(source, node, f"{name} = {DETACHED[shape].format(name)}", "detach")
+    return insert_after(source, node, f"{name} = {detached_form(source, name, shape).format(name)}", "detach")
 
 
 def drop_keyword(frame: Frame, keyword: str) -> Change | None:

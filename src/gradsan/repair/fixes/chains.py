@@ -1,0 +1,105 @@
+"""Several networks trained by losses of one forward, each with an optimizer of its own that steps right away.
+
+Every backward but the first needs values that a step before it has changed. All of them are done first, each for the
+parameters of its own optimizer alone (``inputs=``), and the steps behind the last of them: no loss is changed, none
+computed again, and no gradient reaches what another optimizer trains.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+
+from gradsan.model import Diagnosis, Fix
+from gradsan.repair.fixes import _blocks as blocks
+from gradsan.source.change import Edit, text_with
+from gradsan.source.identifiers import chain_key
+from gradsan.source.tree import SourceFile
+
+ALL_AT_ONCE = "fix.steps_behind_all"
+"""The key of the sentence that says this fix."""
+
+_FEWEST_MOVED = 2
+"""One step that moves past one backward is what ``steps.reorder_step`` suggests."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """The ``backwards`` of one optimizer and the ``step`` that follows them, as statements of one block."""
+
+    backwards: tuple[ast.stmt, ...]
+    step: ast.stmt
+    optimizer: str
+
+
+def steps_behind_all(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """Move all steps but the last behind the last backward, and let each backward reach its own optimizer alone."""
+    used = blocks.first(diagnosis, "used")
+    written = blocks.labels(diagnosis, "written")
+    if used is None or not written or diagnosis.cause not in blocks.STEPPED:
+        return ()
+    pairs = blocks.each_in_one_block(written, used)
+    if not pairs or any(pair[0].block is not pairs[0][0].block for pair in pairs):
+        return ()
+    first = min((pair[0] for pair in pairs), key=lambda place: place.index)
+    source = first.source
+    turns = _turns(source, first.block)
+    start = next((number for number, turn in enumerate(turns) if turn.step is first.statement), None)
+    turns = turns[start:] if start is not None else []
+    moved = [turn.step for turn in turns[:-1]]
+    if len(moved) < _FEWEST_MOVED or len({turn.optimizer for turn in turns}) < len(turns):
+        return ()
+    changes: dict[int, str] = {}
+    for turn in turns:
+        for node in turn.backwards:
+            text = _with_inputs(source, node, turn.optimizer)
+            if text is None:
+                return ()
+            changes[source.span(node).line] = text
+    if not all(blocks.is_whole_lines(source, node) for node in moved):
+        return ()
+    for node in moved:
+        changes |= blocks.removed(source, node)
+    last = source.span(turns[-1].backwards[-1]).line
+    changes[last] = "\n".join([changes[last], *(blocks.text_of(source, node) for node in moved)])
+    return (blocks.fix("reorder_step", blocks.lines_changed(source, changes), "steps_behind_all"),)
+
+
+def _turns(source: SourceFile, block: list[ast.stmt]) -> list[_Turn]:
+    """The steps of optimizers in a block, each with the backwards since the step before it."""
+    found: list[_Turn] = []
+    waiting: list[ast.stmt] = []
+    for node in block:
+        if blocks.method_call(node, "backward") is not None:
+            waiting.append(node)
+        call = blocks.method_call(node, "step")
+        if call is None or call.args or call.keywords or not isinstance(call.func, ast.Attribute):
+            continue
+        optimizer = source.text(call.func.value)
+        if waiting and _is_cleared(source, optimizer):
+            found.append(_Turn(tuple(waiting), node, optimizer))
+            waiting = []
+    return found
+
+
+def _is_cleared(source: SourceFile, optimizer: str) -> bool:
+    """Whether gradients are cleared by it: what else has a ``step`` (a schedule, an environment) clears none."""
+    return any(
+        isinstance(node, ast.Attribute) and node.attr == "zero_grad" and chain_key(node.value) == optimizer
+        for node in source.nodes
+    )
+
+
+def _with_inputs(source: SourceFile, node: ast.stmt, optimizer: str) -> str | None:
+    """The line of a backward, reaching the parameters of ``optimizer`` alone."""
+    call = blocks.method_call(node, "backward")
+    if call is None or any(keyword.arg in ("inputs", None) for keyword in call.keywords):
+        return None
+    span = source.span(call)
+    if span.line != span.end_line or not blocks.is_whole_lines(source, node):
+        return None
+    inputs = f'inputs=[p for group in {optimizer}.param_groups for p in group["params"]]'
+    comma = ", " if call.args or call.keywords else ""
+    edit = Edit.insert(span.line, span.end_column - 1, f"{comma}{inputs}")
+    whole = type(span)(span.line, 1, span.line, len(source.lines[span.line - 1]) + 1)
+    return text_with(source, whole, [edit])

@@ -1,0 +1,254 @@
+"""What a program does with gradients: whether it reads any, and differentiates what it computes from them."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Iterator
+
+from gradsan.model import Frame
+from gradsan.source.change import Change, edited, with_keyword
+from gradsan.source.cuts import cut_of, mode_around, mode_of_decorators
+from gradsan.source.identifiers import assigned_names, leaf_name, local_nodes
+from gradsan.source.locate import Statement, expression_at, statement_at
+from gradsan.source.reuse import (
+    Scope,
+    SecondName,
+    copied,
+    definitions_at,
+    reads_value,
+    statements_of,
+)
+from gradsan.source.tree import SourceFile, header_nodes, read_source
+
+__all__ = ["copy_kept_gradient", "graph_for_gradient", "kept_gradient", "makes_discrete", "reads_gradients"]
+
+_CONSTANT = frozenset({"sign", "sgn", "round", "floor", "ceil"})
+"""Operations whose derivative is zero: what they give is data, too."""
+_DISCRETE = re.compile(
+    r"(^|_)(sign|sgn|round|floor|ceil|trunc)(_|$)|heaviside|binar|ternar|quant|discret|bernoulli|argmax|one_hot"
+)
+_FIELDS = frozenset({"grad", "data"})
+_HOLDING = frozenset({"append", "extend", "insert", "add", "update"})
+
+
+_CLEARS = frozenset({"zero_", "fill_", "detach_", "requires_grad_"})
+
+
+@functools.lru_cache(maxsize=256)
+def reads_gradients(file: str) -> bool:
+    """Whether code in ``file`` reads some ``.grad`` for more than to clear it, or to see whether there is one.
+
+    True where the source cannot be had: nothing is known of it.
+    """
+    source = read_source(file)
+    return source is None or any(_is_gradient_read(source, node) for node in source.nodes)
+
+
+def _is_gradient_read(source: SourceFile, node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        names = [one.value for one in node.args[1:2] if isinstance(one, ast.Constant)]
+        return leaf_name(node.func) == "getattr" and names == ["grad"]
+    if not isinstance(node, ast.Attribute) or node.attr not in ("grad", "_grad"):
+        return False
+    at, (parent, field) = node, source.parents[node]
+    if isinstance(node.ctx, ast.Store | ast.Del):
+        return isinstance(parent, ast.AugAssign)
+    while isinstance(parent, ast.Attribute) and parent.attr in ("data", *_CLEARS):
+        at, (parent, field) = parent, source.parents[parent]
+    if isinstance(parent, ast.Call) and field == "func":
+        # A function of that name, such as ``autograd.grad``; or one that clears the gradient.
+        return at is not node and at.attr not in _CLEARS
+    return not (isinstance(parent, ast.Compare) and all(isinstance(one, ast.Is | ast.IsNot) for one in parent.ops))
+
+
+def makes_discrete(frame: Frame) -> bool:
+    """Whether the statement at ``frame`` rounds, or takes signs: what it gives has no derivative of its own."""
+    statement = statement_at(frame)
+    nodes = () if statement is None else header_nodes(statement.node)
+    called = [leaf_name(one.func) for one in nodes if isinstance(one, ast.Call)]
+    return any(name is not None and _DISCRETE.search(name.lower()) for name in called)
+
+
+def graph_for_gradient(frame: Frame) -> Change | None:
+    """The call of ``autograd.grad`` at ``frame`` with ``create_graph=True``, where its result is used with a graph.
+
+    That is a result which is returned, differentiated, or kept on an object without having been detached: nothing in
+    the source says that it was meant to be a constant. None where all that is computed from it in this function is
+    detached, read as numbers, written under ``no_grad`` or into ``.data`` and ``.grad``.
+    """
+    place = expression_at(frame)
+    call = None if place is None else place.node
+    if place is None or not isinstance(call, ast.Call) or leaf_name(call.func) != "grad":
+        return None
+    edit = with_keyword(place.source, call, "create_graph", "True")
+    return None if edit is None or not _is_used(place.source, call) else edited(place.source, [edit], "create_graph")
+
+
+def _is_used(source: SourceFile, call: ast.Call) -> bool:
+    function = source.function(call)
+    if function is not None and mode_of_decorators(source, function) is not None:
+        return False
+    scope = function if function is not None else source.module
+    if isinstance(scope, ast.Lambda):
+        return True
+    nodes = (node for node in local_nodes(scope) if isinstance(node, ast.stmt))
+    statements = sorted(nodes, key=lambda node: (node.lineno, node.col_offset))
+    first = source.statement(call)
+    names: set[str] = set()
+    for statement in statements[statements.index(first) :] if first in statements else ():
+        reads = {id(call)} if statement is first else set()
+        reads |= {id(node) for node in header_nodes(statement) if isinstance(node, ast.Name) and node.id in names}
+        reads -= {id(node) for part in _cut_parts(source, statement) for node in ast.walk(part)}
+        if mode_around(source, statement, function) is not None:
+            continue
+        bound = assigned_names(statement)
+        if not any(id(node) in reads for node in header_nodes(statement) if isinstance(_context(node), ast.Load)):
+            names.difference_update(() if isinstance(statement, ast.AugAssign) else bound)
+            continue
+        if isinstance(statement, ast.Return) or _begins_backward(statement, reads):
+            return True
+        for name in bound:
+            field = name.rpartition(".")[2]
+            if "." in name and field not in _FIELDS:
+                return True
+            if "." not in name:
+                names.add(name)
+        names |= set(_holders(statement))
+    return False
+
+
+def _context(node: ast.AST) -> ast.AST:
+    return getattr(node, "ctx", ast.Load())
+
+
+def _cut_parts(source: SourceFile, statement: ast.stmt) -> Iterator[ast.expr]:
+    """The expressions of a statement that go on as numbers."""
+    for node in header_nodes(statement):
+        if not isinstance(node, ast.expr):
+            continue
+        kind, operands = cut_of(source, node)
+        yield from operands if kind is not None else ()
+        if isinstance(node, ast.Call) and leaf_name(node.func) in _CONSTANT:
+            yield node
+
+
+def _begins_backward(statement: ast.stmt, reads: set[int]) -> bool:
+    """Whether the statement calls ``backward`` or ``grad`` for what it reads."""
+    return any(
+        isinstance(node, ast.Call)
+        and leaf_name(node.func) in ("backward", "grad")
+        and any(id(one) in reads for one in ast.walk(node) if one is not node)
+        for node in header_nodes(statement)
+    )
+
+
+def _holders(statement: ast.stmt) -> Iterator[str]:
+    """``xs`` of ``xs.append(…)``."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    method = call.func if isinstance(call, ast.Call) else None
+    if isinstance(method, ast.Attribute) and method.attr in _HOLDING and isinstance(method.value, ast.Name):
+        yield method.value.id
+
+
+def kept_gradient(backward: Frame, name: str) -> SecondName | None:
+    """``name``, which holds a gradient that the call at ``backward`` adds to, where the program takes it for a copy.
+
+    That is a list to which each round of a loop adds the gradient (``task_grads.append(w.grad)``), or a name that is
+    read after the backward where the gradient is taken a second time, under another name. None for others: a handle on
+    the gradients may be kept to look at them after each backward.
+    """
+    statement = statement_at(backward)
+    if statement is None or isinstance(statement.function, ast.Lambda):
+        return None
+    scope: Scope = statement.source.module if statement.function is None else statement.function
+    return _in_a_list(statement, name, scope) or _taken_twice(statement, name, scope)
+
+
+def copy_kept_gradient(backward: Frame, name: str) -> Change | None:
+    """The line that keeps the gradient, with a copy: ``first = w.grad.clone()``; None where it does not show it."""
+    statement, found = statement_at(backward), kept_gradient(backward, name)
+    return None if statement is None or found is None else copied(statement, found)
+
+
+def _in_a_list(statement: Statement, name: str, scope: Scope) -> SecondName | None:
+    for loop in reversed(statement.loops):
+        inside = [node for node in ast.walk(loop) if isinstance(node, ast.stmt) and node is not loop]
+        if any(name in assigned_names(node) for node in (loop, *inside) if isinstance(node, ast.Assign | ast.For)):
+            return None
+        adds = [node for node in inside if name in _holders(node) and _gradient_in(node) is not None]
+        last = loop.end_lineno or loop.lineno
+        later = (node for node in statements_of(scope) if node.lineno > last)
+        read = next((node for node in later if reads_value(statement.source, node, name)), None)
+        if adds and read is not None:
+            taken = _gradient_in(adds[0])
+            return SecondName(name, "gradient", adds[0].lineno, read.lineno, statement.source.span(taken or adds[0]))
+    return None
+
+
+def _taken_twice(statement: Statement, name: str, scope: Scope) -> SecondName | None:
+    bound = definitions_at(scope, statement.node).get(name, frozenset())
+    keeping = next((one.statement for one in bound), None)
+    if len(bound) != 1 or not isinstance(keeping, ast.Assign):
+        return None
+    statements = statements_of(scope)
+    again = next((node.lineno for node in statements if _takes_again(node, statement.node, keeping)), None)
+    last = statement.node.end_lineno or statement.node.lineno
+    for node in statements if again is not None else ():
+        is_later = node.lineno > last and node.lineno >= (again or 0)
+        # Bound in each round anew it is not what an earlier round has kept.
+        if is_later and reads_value(statement.source, node, name) and definitions_at(scope, node).get(name) == bound:
+            taken = _gradient_in(keeping)
+            value = None if taken is None else statement.source.span(taken)
+            return SecondName(name, "gradient", keeping.lineno, node.lineno, value)
+    return None
+
+
+def _takes_again(node: ast.stmt, backward: ast.stmt, keeping: ast.Assign) -> bool:
+    """Whether a statement from the backward on binds the gradient to another name than ``keeping`` does."""
+    if not isinstance(node, ast.Assign) or node.lineno < backward.lineno or node is keeping:
+        return False
+    if set(assigned_names(node)) & set(assigned_names(keeping)):
+        return False
+    taken, kept = _gradient_in(node), _gradient_in(keeping)
+    if taken is not None:
+        # In another form it is another way to look at the gradient: ``flat = w.grad.view(-1)`` beside ``g = w.grad``.
+        return kept is None or _form(node, taken) == _form(keeping, kept)
+    # The backward runs within the function that gives the gradients: ``g1, g2 = grads(a), grads(b)`` in two lines.
+    calls = [one.value for one in (node, keeping) if isinstance(one.value, ast.Call)]
+    return node is backward and len(calls) == 2 and leaf_name(calls[0].func) == leaf_name(calls[1].func)
+
+
+_COPIES = frozenset({"clone", "detach", "data"})
+
+
+def _form(node: ast.stmt, gradient: ast.Attribute) -> list[str]:
+    """The methods and attributes that a statement reads of a gradient, copies left out: ``["view"]``."""
+    inner: ast.AST = gradient
+    found: list[str] = []
+    around = {id(child): one for one in header_nodes(node) for child in ast.iter_child_nodes(one)}
+    while isinstance(outer := around.get(id(inner)), ast.Attribute | ast.Call) and inner in (
+        getattr(outer, "value", None),
+        getattr(outer, "func", None),
+    ):
+        if isinstance(outer, ast.Attribute):
+            found.append(outer.attr)
+        inner = outer
+    return [one for one in found if one not in _COPIES]
+
+
+def _gradient_in(node: ast.stmt) -> ast.Attribute | None:
+    """``w.grad`` where a statement reads one; a function of that name is none."""
+    called = {id(one.func) for one in header_nodes(node) if isinstance(one, ast.Call)}
+    return next(
+        (
+            one
+            for one in header_nodes(node)
+            if isinstance(one, ast.Attribute)
+            and one.attr == "grad"
+            and isinstance(one.ctx, ast.Load)
+            and id(one) not in called
+        ),
+        None,
+    )
