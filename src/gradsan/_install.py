@@ -64,12 +64,12 @@ def _write(report: Report) -> None:
     from gradsan.launch.reporting import wants_color, width_of
     from gradsan.launch.sentences import flush_output, write_to_stderr
     from gradsan.present import needs_ascii, render_terminal
-    from gradsan.text import choose_language
+    from gradsan.text import choose_language, language_on
 
     options = _options()
     text = render_terminal(
         report,
-        language=choose_language(options.lang, os.environ),
+        language=language_on(sys.stderr, choose_language(options.lang, os.environ)),
         color=wants_color(options.color, sys.stderr, os.environ),
         width=width_of(sys.stderr),
         stacks=options.stacks,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from typing import Literal
 
@@ -37,9 +38,9 @@ def annotate_with(
         return
     with imports_by():
         from gradsan.present import short_note, unseen_note
-        from gradsan.text import choose_language
+        from gradsan.text import choose_language, language_on
 
-        chosen = choose_language(language, os.environ)
+        chosen = language_on(sys.stderr, choose_language(language, os.environ))
         note = short_note(raised[-1], chosen) if raised else unseen_note(unseen, chosen)
     if note in getattr(error, "__notes__", ()) or note in str(error):
         return

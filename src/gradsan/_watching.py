@@ -28,10 +28,19 @@ from gradsan.detect.life import Life
 from gradsan.detect.lost_updates import LostUpdates
 from gradsan.detect.meaning.changed_again import ChangedAgain
 from gradsan.detect.meaning.changed_losses import ChangedLosses
+from gradsan.detect.meaning.constant_penalties import ConstantPenalties
 from gradsan.detect.meaning.constant_terms import ConstantTerms
+from gradsan.detect.meaning.idle_schedules import IdleSchedules
+from gradsan.detect.meaning.kept_references import KeptReferences
 from gradsan.detect.meaning.lost_hooks import LostHooks
 from gradsan.detect.meaning.lost_terms import LostTerms
+from gradsan.detect.meaning.made import Making
 from gradsan.detect.meaning.reused_inputs import ReusedInputs
+from gradsan.detect.meaning.second_names import OwnOperands, SecondNames
+from gradsan.detect.meaning.spent_gradients import SpentGradients
+from gradsan.detect.meaning.stale_values import StaleValues
+from gradsan.detect.meaning.unowned import Unowned
+from gradsan.detect.meaning.unrecorded_reads import UnrecordedReads
 from gradsan.detect.memory import Findings, Notes, Uncounted
 from gradsan.detect.nonfinite.notice import Notice
 from gradsan.detect.nonfinite.search import NonFiniteSearch
@@ -73,9 +82,9 @@ class Watching:
         self.hooked = HookedValues(core, steps, self.uncounted, self.exports, self.deep, recorder.keep)
         notes = Notes(core, steps, self.uncounted, self.exports)
         self._findings = Findings(recorder.conflicts, FINDINGS_KEPT)
-        self.functions = Functions(core, steps, notes, self._findings, self._scan_functions)
+        self.functions = Functions(core, steps, notes, self._findings, self._keep_failure, self._scan_functions)
         self.checkpoints = Checkpoints(core, steps, notes, self._findings, guard.note)
-        self.changed_values = ChangedValues(core, steps, self._findings, self.uncounted)
+        self.changed_values = ChangedValues(core, self._listeners, steps, self._findings, self.uncounted)
         self.compiled_inputs = CompiledInputs(core, steps, self.uncounted, self._findings)
         self.wrapped = Wrapped(core, steps, self._findings)
         self.buffer_sync = BufferSync(core, self.uncounted, guard.note)
@@ -87,7 +96,7 @@ class Watching:
         self.kept_gradients = KeptGradients(core, steps, recorder.backwards, self.uncounted, self._keep_failure)
         self.lost_updates = LostUpdates(core, steps, self.uncounted, self._keep_failure, self._listen_for_updates)
         self.lost_hooks = LostHooks(core, self._keep_failure, self._listen_for_hooks)
-        self.constant_terms = ConstantTerms(core, self._keep_failure, self._listen_for_terms)
+        self.constant_terms = ConstantTerms(core, self._keep_failure, self._listeners)
         self.lost_terms = LostTerms(
             core, steps, lambda: self._settling.optimizers, self._keep_failure, self._listen_for_lost_terms
         )
@@ -97,6 +106,7 @@ class Watching:
             lambda optimizer, frame: guard.run(partial(self.life.later_step, optimizer, frame)),
             lambda optimizer: guard.run(partial(self.uncounted.stepped, optimizer)),
         )
+        found, making = self._keep_failure, Making(core)
         self.notice = Notice(core, steps, self._settling, recorder.nonfinite.append)
         self._search = NonFiniteSearch(core, recorder.nonfinite.append, guard.note)
         self.detectors: tuple[Detector, ...] = (
@@ -118,8 +128,18 @@ class Watching:
             self.lost_hooks,
             ChangedLosses(core, self.uncounted, self._keep_failure),
             ReusedInputs(core, self._keep_failure),
+            SecondNames(core, self._listeners, self.changed_values, self._keep_failure),
+            OwnOperands(core, self._listeners, self._keep_failure),
+            KeptReferences(core, self._listeners, self._keep_failure),
+            StaleValues(core, steps, recorder.backwards, self._keep_failure),
             ChangedAgain(core, self._keep_failure),
             self.constant_terms,
+            making,
+            ConstantPenalties(core, self._listeners, lambda: self._settling.optimizers, found),
+            UnrecordedReads(core, self._listeners, self.uncounted, self.changed_values, found),
+            SpentGradients(core, self._listeners, steps, making, found, lambda: recorder.failures),
+            IdleSchedules(steps, making, found),
+            Unowned(core, self.uncounted, making, lambda: self._settling.optimizers, found, lambda: recorder.failures),
             self.lost_terms,
             self.unused_graphs,
             self.hook_writes,
@@ -279,9 +299,6 @@ class Watching:
     def _listen_for_hooks(self, wanted: bool) -> None:
         self._listeners.call_before_backward(self.lost_hooks.before_backward, wanted)
 
-    def _listen_for_terms(self, wanted: bool) -> None:
-        self._listeners.call_before_backward(self.constant_terms.before_backward, wanted)
-
     def _listen_for_lost_terms(self, wanted: bool) -> None:
         self._listeners.call_before_backward(self.lost_terms.before_backward, wanted)
         self._listeners.call_after_backward(self.lost_terms.after_backward, wanted)
@@ -325,11 +342,9 @@ class Watching:
         self._recorder.guard.run(partial(self._keep_warning, message, category))
 
     def _keep_warning(self, message: Any, category: type[Warning]) -> None:
-        recorder = self._recorder
-        if len(recorder.failures) < FINDINGS_KEPT:
-            failure = warned.of_warning(recorder, message, category)
-            if failure is not None:
-                recorder.failures.append(failure)
+        failure = warned.of_warning(self._recorder, message, category)
+        if failure is not None:
+            self._keep_failure(failure)
 
     def _keep_failure(self, failure: Failure) -> None:
         if len(self._recorder.failures) < FINDINGS_KEPT:

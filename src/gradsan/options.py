@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
+from gradsan._editors import checked_editor
 from gradsan.model import Message
 from gradsan.suppress import parse_rule, rules_of
 
@@ -42,7 +43,8 @@ class Options:
     ``json``, ``html`` and ``sarif`` are the files that receive the report in that form, or None; ``github`` asks for
     annotations of GitHub Actions on the standard output, ``json_summary`` for one line of JSON there; ``exit_code`` (0
     to 255) the status that takes the place of 0 where the program finished but a conflict was found, 0 leaving the
-    program's status alone; ``stacks`` asks for whole stacks, ``quiet`` for no report on the terminal. ``deep`` keeps
+    program's status alone; ``stacks`` asks for whole stacks, ``quiet`` for no report on the terminal; ``editor`` is
+    what the lines of the HTML page open in, as :func:`gradsan._editors.address_in` takes it. ``deep`` keeps
     originals, ``heal`` lets backward use them, of all conflicts or of those that the rules ``heal_only`` take, as long
     as they need at most ``max_bytes``.
     ``nonfinite`` searches for the origin of NaN and Inf. ``halt``, ``early`` and ``strict`` as in
@@ -71,6 +73,7 @@ class Options:
     color: Literal["auto", "always", "never"] = "auto"
     stacks: bool = False
     quiet: bool = False
+    editor: str = "auto"
     exit_code: int = 66
     ignore: tuple[str, ...] = ()
     suppressions: str | None = None
@@ -299,6 +302,7 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "color": (_one_of("auto", "always", "never"), "color"),
     "stacks": (_switch, "switch"),
     "quiet": (_switch, "switch"),
+    "editor": (checked_editor, "editor"),
     "exit_code": (_status, "status"),
     "ignore": (_rules, "rules"),
     "suppressions": (_path, "path"),

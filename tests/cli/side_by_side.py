@@ -30,13 +30,19 @@ Runner = Callable[..., Outcome]
 
 
 def run_process(
-    command: Sequence[str], cwd: Path, env: Mapping[str, str] | None, stdin: str, *, is_warm: bool = False
+    command: Sequence[str],
+    cwd: Path,
+    env: Mapping[str, str] | None,
+    stdin: str,
+    *,
+    is_warm: bool = False,
+    kind: str | None = None,
 ) -> Outcome:
-    """Run ``python *command``; warm in a child of a process that has imported torch."""
+    """Run ``python *command``; warm in a child of a process that has imported torch, or is of that ``kind``."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(_PERSONAL)}
     environment = {**inherited, "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", "NO_COLOR": "1", **(env or {})}
     if is_warm:
-        done = run_forked(command, cwd, environment, stdin)
+        done = run_forked(command, cwd, environment, stdin, kind=kind)
         return Outcome(_comparable(done.stdout), _comparable(done.stderr), done.returncode)
     with interruptible():
         process = subprocess.run(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-import textwrap
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -23,25 +23,49 @@ def silent():
     curve.data.add_(1)
     curve.sum().backward()
 
+def broken():
+    weight = torch.ones(3, requires_grad=True)
+    curve = torch.exp(weight)
+    curve += 1
+    curve.sum().backward()
+
 if __name__ == "__main__":
     silent()
     if "spawn" in sys.argv:
         child = multiprocessing.get_context("spawn").Process(target=silent)
         child.start()
         child.join()
-    weight = torch.ones(3, requires_grad=True)
-    curve = torch.exp(weight)
-    curve += 1
-    curve.sum().backward()
+    broken()
 """
+IN_A_TEST = "import main\n\ndef test_it():\n    main.silent()\n    main.broken()\n"
+IN_A_NOTEBOOK = """
+import nbformat
+from nbclient import NotebookClient
+cells = [nbformat.v4.new_code_cell(cell) for cell in ("import main\\nmain.silent()", "main.broken()")]
+notebook = nbformat.v4.new_notebook(cells=cells)
+NotebookClient(notebook, allow_errors=True, timeout=100).execute()
+print("".join(notebook.cells[1].outputs[0].traceback))
+raise SystemExit(1)
+"""
+WAYS = {
+    "python": ("main.py",),
+    "multiprocessing spawn": ("main.py", "spawn"),
+    "pytest": ("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"),
+    "torchrun, two ranks": ("-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", "main.py"),
+    "a notebook": ("notebook.py",),
+}
+"""What follows ``GRADSAN=1 python``, by name; each ends with status 1."""
+
 RIGHT = "import torch\nw = torch.ones(3, requires_grad=True)\n(w * 2).sum().backward()\nprint(w.grad)\n"
 
 
-def findings(file: Path) -> list[tuple[str, int, list[tuple[str, int]]]]:
+def findings(file: Path) -> set[tuple[str, tuple[tuple[str, str, int], ...]]]:
+    """Codes, and which lines play which roles."""
     told = json.loads(file.read_text(encoding="utf-8"))["diagnoses"]
-    return sorted(
-        (one["code"], one["count"], [(label["role"], label["line"]) for label in one["labels"]]) for one in told
-    )
+    return {
+        (one["code"], tuple((label["role"], Path(label["file"]).name, label["line"]) for label in one["labels"]))
+        for one in told
+    }
 
 
 def environment(folder: Path, asked: str | None, out: str) -> dict[str, str]:
@@ -49,55 +73,29 @@ def environment(folder: Path, asked: str | None, out: str) -> dict[str, str]:
     return options if asked is None else {**options, "GRADSAN": asked}
 
 
-@pytest.mark.parametrize("words", [[], ["spawn"]], ids=["alone", "with a spawned child"])
-def test_python_finds_what_gradsan_run_finds(
-    tmp_path: Path, run_python: Runner, run_gradsan: Runner, words: list[str]
+def test_whatever_starts_a_program_finds_what_gradsan_run_finds(
+    tmp_path: Path, run_python: Runner, run_gradsan: Runner
 ) -> None:
-    (tmp_path / "main.py").write_text(PROGRAM, encoding="utf-8")
-    asked = run_python("main.py", *words, env=environment(tmp_path, "1", "asked.json"))
-    run_gradsan("run", "main.py", *words, env=environment(tmp_path, None, "run.json"))
-    assert findings(tmp_path / "asked.json") == findings(tmp_path / "run.json")
-    assert len(findings(tmp_path / "asked.json")) == 2
-    assert asked.status == 1
-    traceback, _, report = asked.stderr.rpartition("RuntimeError: ")
+    for name, text in (("main.py", PROGRAM), ("test_it.py", IN_A_TEST), ("notebook.py", IN_A_NOTEBOOK)):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    run_gradsan("run", "main.py", env=environment(tmp_path, None, "run.json"))
+    expected = findings(tmp_path / "run.json")
+    assert {code for code, _ in expected} == {"GS101", "GS202"}
+    without = [name for name in ("nbclient", "nbformat", "ipykernel") if find_spec(name) is None]
+    ways = {name: words for name, words in WAYS.items() if not (without and name == "a notebook")}
+    done = {}
+    for number, (name, words) in enumerate(ways.items()):
+        env = {**environment(tmp_path, "1", f"{number}.json"), "HOME": str(tmp_path)}
+        done[name] = run_python(*words, env=env)
+        assert done[name].status == 1, (name, done[name].stderr)
+        assert findings(tmp_path / f"{number}.json") == expected, name
+    traceback, _, report = done["python"].stderr.rpartition("RuntimeError: ")
     assert "/src/gradsan/" not in traceback
     assert [part for part in ("error[GS202]", "error[GS101]", "2 errors") if part not in report] == []
-
-
-def test_pytest_and_torchrun_find_what_python_finds(tmp_path: Path, run_python: Runner) -> None:
-    (tmp_path / "test_it.py").write_text(
-        f"import torch\n\ndef test_it():{PROGRAM.partition('def silent():')[2].partition('if __name')[0]}",
-        encoding="utf-8",
-    )
-    env = environment(tmp_path, "1", "tests.json")
-    done = run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py", env=env)
-    assert (done.status, [code for code, *_ in findings(tmp_path / "tests.json")]) == (0, ["GS202"]), done.stderr
-    (tmp_path / "main.py").write_text(PROGRAM, encoding="utf-8")
-    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", "main.py")
-    done = run_python(*torchrun, env=environment(tmp_path, "deep", "ranks.json"))
-    assert done.status == 1
-    assert {code for code, *_ in findings(tmp_path / "ranks.json")} == {"GS101", "GS202"}
-    assert done.stderr.count("error[GS101]") == 1, "both ranks' findings are told once"
-
-
-def test_a_notebook_has_the_note_and_the_report(tmp_path: Path, run_python: Runner) -> None:
-    pytest.importorskip("nbclient")
-    nbformat = pytest.importorskip("nbformat")
-    pytest.importorskip("ipykernel")
-    cells = ["import torch", "w = torch.ones(3, requires_grad=True)\nh = torch.exp(w)\nh += 1\nh.sum().backward()"]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    nbformat.write(notebook, tmp_path / "in.ipynb")
-    program = """
-        import nbformat, sys
-        from nbclient import NotebookClient
-        notebook = nbformat.read("in.ipynb", 4)
-        NotebookClient(notebook, allow_errors=True, timeout=100).execute()
-        print("".join(notebook.cells[1].outputs[0].traceback))
-    """
-    env = {**environment(tmp_path, "1", "cells.json"), "HOME": str(tmp_path)}
-    done = run_python("-c", textwrap.dedent(program), env=env)
-    assert "error[GS101]" in done.stdout, done.stderr
-    assert [code for code, *_ in findings(tmp_path / "cells.json")] == ["GS101"]
+    assert done["torchrun, two ranks"].stderr.count("error[GS101]") == 1, "both ranks' findings are told once"
+    if not without:
+        assert "error[GS101]" in done["a notebook"].stdout
+        assert "main.py:14" in done["a notebook"].stdout
 
 
 def test_a_right_program_is_the_same_but_for_a_line(tmp_path: Path, run_python: Runner) -> None:
@@ -110,6 +108,8 @@ def test_a_right_program_is_the_same_but_for_a_line(tmp_path: Path, run_python: 
 
 
 def test_what_is_not_understood_or_left_out_is_said_once(tmp_path: Path, run_python: Runner) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()  # what is said of the settings is said as soon as torch is imported
     wrong = run_python("-c", "import torch", env={"GRADSAN": "depp"})
     assert wrong.stderr.startswith("gradsan: GRADSAN is 'depp'")
     alone = run_python("-c", "import torch", env={"GRADSAN_OPTIONS": "lang=en"})

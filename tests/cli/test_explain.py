@@ -149,11 +149,14 @@ def test_torch_is_not_imported(arguments):
     assert done.stdout
 
 
-def test_a_stream_that_cannot_say_it_gets_question_marks():
-    done = program("GS111", "--lang", "zh", PYTHONIOENCODING="ascii")
-    assert done.returncode == 0, done.stderr.decode()
-    assert b"# GS111" in done.stdout
-    assert b"??" in done.stdout
+@each("words", [["GS111", "--lang", "zh"], ["GS1110", "--lang", "zh"], ["--help"]])
+@each("encoding", ["cp1252", "ascii"])
+def test_a_stream_that_cannot_carry_chinese_gets_english(words, encoding):
+    settings = {"PYTHONIOENCODING": encoding, "LC_ALL": "zh_CN.UTF-8"}
+    done = program(*words, **settings)
+    english = program(*words, **{**settings, "LC_ALL": "C"}) if words == ["--help"] else program(*words[:1], LC_ALL="C")
+    assert (done.returncode, done.stdout, done.stderr) == (english.returncode, english.stdout, english.stderr)
+    assert done.stdout or done.stderr
 
 
 def test_a_reader_that_stops_early_is_no_failure():
@@ -183,6 +186,7 @@ def test_a_message_leads_to_its_page_or_to_a_few(capsys, monkeypatch):
     ("asked", "said"),
     [
         ("GS11", "did you mean GS110, GS111, GS112"),
+        ("GS11O", "did you mean GS110, GS111, GS112"),
         ("stat_carried_over", "state_carried_over"),
         ("CUDA out of memory", "no code explains"),
     ],

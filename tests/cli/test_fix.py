@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from cases import each
+
 BROKEN = """\
 import torch
 w = torch.ones(3, requires_grad=True)
@@ -21,8 +23,8 @@ def program(tmp_path):
     return file
 
 
-def test_what_is_shown_is_kept_for_the_commands_that_write_it(program, run_gradsan, run_python):
-    done = run_gradsan("fix", "--json", "out.json", "main.py")
+def test_what_is_shown_is_kept_for_the_commands_that_write_it(program, run_warm_search, run_python):
+    done = run_warm_search("fix", "--json", "out.json", "main.py")
     assert done.status == 0
     assert "+a = a + 1" in done.stderr
     assert "tried:" in done.stderr
@@ -34,26 +36,26 @@ def test_what_is_shown_is_kept_for_the_commands_that_write_it(program, run_grads
     assert best["meaning"] == "preserved"
     assert best["verification"]["gradient_difference"] == 0
     used = "it found is used"
-    kept = run_gradsan("fix", "--patch", "fix.diff", "--json", "again.json", "main.py")
+    kept = run_warm_search("fix", "--patch", "fix.diff", "--json", "again.json", "main.py")
     assert (kept.status, used in kept.stderr, "trying" in kept.stderr) == (0, True, False)
     assert "+a = a + 1\t# more" in (program.parent / "fix.diff").read_text()
     assert json.loads((program.parent / "again.json").read_text())["diagnoses"] == report["diagnoses"]
     # With other arguments, or where a file has changed, it is searched anew.
     program.write_text(BROKEN.replace("more", "changed"))
-    anew = run_gradsan("fix", "--apply", "2", "main.py")
+    anew = run_warm_search("fix", "--apply", "2", "main.py")
     assert (anew.status, used in anew.stderr) == (0, False)
     assert "a = a.clone()\na += 1" in program.read_text()
     program.write_text(BROKEN)
-    applied = run_gradsan("fix", "--apply", "main.py")
+    applied = run_warm_search("fix", "--apply", "main.py")
     assert (applied.status, used in applied.stderr) == (0, False)
     assert program.read_text() == BROKEN.replace("a += 1", "a = a + 1")
-    assert run_python("main.py").status == 0
-    again = run_gradsan("fix", "main.py")
+    assert run_python("main.py", is_warm=True).status == 0
+    again = run_warm_search("fix", "main.py")
     assert again.status == 0
     assert "nothing to mend" in again.stderr
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "said"),
     [
         (("fix",), "program"),
@@ -65,28 +67,28 @@ def test_what_is_shown_is_kept_for_the_commands_that_write_it(program, run_grads
         (("fix", "-"), "standard input"),
     ],
 )
-def test_wrong_use_is_one_sentence(program, run_gradsan, words, said):
-    done = run_gradsan(*words)
+def test_wrong_use_is_one_sentence(program, run_warm_search, words, said):
+    done = run_warm_search(*words)
     assert done.status == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_program_with_another_error(program, run_gradsan):
+def test_a_program_with_another_error(program, run_warm_search):
     program.write_text("import torch\nraise ValueError('mine')\n")
-    done = run_gradsan("fix", "main.py")
+    done = run_warm_search("fix", "main.py")
     assert done.status == 1
     assert "mine" in done.stderr
     assert "ValueError" in done.stderr
 
 
-def test_uncommitted_changes_are_not_overwritten_unasked(program, run_gradsan):
+def test_uncommitted_changes_are_not_overwritten_unasked(program, run_gradsan, run_warm_search):
     import subprocess
 
     for words in (["init", "-q"], ["add", "main.py"], ["commit", "-qm", "a"]):
         subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *words], cwd=program.parent, check=True)
     program.write_text(BROKEN + "\n")
-    done = run_gradsan("fix", "--apply", "main.py")
+    done = run_warm_search("fix", "--apply", "main.py")
     assert done.status == 1
     assert program.read_text() == BROKEN + "\n"
     assert run_gradsan("fix", "--apply", "--yes", "main.py").status == 0

@@ -28,10 +28,10 @@ TAIL = "a.sum().backward()\n"
     ],
     ids=["bom-crlf-tabs", "latin1-formfeed"],
 )
-def test_all_but_the_change_stays_byte_for_byte(tmp_path, run_gradsan, content, old, new):
+def test_all_but_the_change_stays_byte_for_byte(tmp_path, run_warm_search, content, old, new):
     file = tmp_path / "main.py"
     file.write_bytes(content)
-    done = run_gradsan("fix", "--patch", "fix.diff", "--apply", "main.py")
+    done = run_warm_search("fix", "--patch", "fix.diff", "--apply", "main.py")
     assert done.status == 0, done.stderr
     assert file.read_bytes() == content.replace(old, new)
     # The diff is in the file's own encoding, so that it leads to the same bytes.
@@ -40,7 +40,7 @@ def test_all_but_the_change_stays_byte_for_byte(tmp_path, run_gradsan, content, 
     assert file.read_bytes() == content.replace(old, new)
 
 
-def test_a_program_that_fails_from_disk_gets_its_files_back(tmp_path, run_gradsan):
+def test_a_program_that_fails_from_disk_gets_its_files_back(tmp_path, run_warm_search):
     text = (
         HEAD
         + "from pathlib import Path\na = w.exp()\na += 1\n"
@@ -49,7 +49,7 @@ def test_a_program_that_fails_from_disk_gets_its_files_back(tmp_path, run_gradsa
         "    raise ValueError('only from disk')\n"
     )
     (tmp_path / "main.py").write_text(text)
-    done = run_gradsan("fix", "--apply", "main.py")
+    done = run_warm_search("fix", "--apply", "main.py")
     assert done.status == 1
     assert "put back" in done.stderr
     assert (tmp_path / "main.py").read_text() == text
@@ -76,18 +76,18 @@ shifted(w.sigmoid()).sum().backward()
 }
 
 
-def test_several_faults_in_other_files_of_a_module_with_arguments(tmp_path, run_gradsan, run_python):
+def test_several_faults_in_other_files_of_a_module_with_arguments(tmp_path, run_warm_search, run_python):
     (tmp_path / "nets").mkdir()
     for name, text in PACKAGE.items():
         (tmp_path / "nets" / name).write_text(text)
-    done = run_gradsan("fix", "--apply", "-m", "nets.train", "--size", "4")
+    done = run_warm_search("fix", "--apply", "-m", "nets.train", "--size", "4")
     assert done.status == 0, done.stderr
     assert "fault 1 of 2" in done.stderr
     assert "fault 2 of 2" in done.stderr
     text = (tmp_path / "nets" / "layers.py").read_text()
     assert text == PACKAGE["layers.py"].replace("x *= 3", "x = x * 3").replace("x += 1", "x = x + 1")
     assert (tmp_path / "nets" / "train.py").read_text() == PACKAGE["train.py"]
-    assert run_python("-m", "nets.train", "--size", "4").status == 0
+    assert run_python("-m", "nets.train", "--size", "4", is_warm=True).status == 0
     # The second fault is told by the lines of the file as it lies there.
     assert "a/nets/layers.py" in done.stderr
     assert "layers.py:7" in done.stderr

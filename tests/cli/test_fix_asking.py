@@ -2,8 +2,7 @@
 
 import io
 
-import pytest
-
+from cases import each
 from gradsan.cli import _applying
 from gradsan.model import Fix, Message, Verification
 from gradsan.repair import Patch
@@ -14,7 +13,7 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(("answer", "stands"), [("y\n", True), ("YES\n", True), ("n\n", False), ("", False)])
+@each(("answer", "stands"), [("y\n", True), ("YES\n", True), ("n\n", False), ("", False)])
 def test_the_answer_decides(tmp_path, monkeypatch, capsys, answer, stands):
     file = tmp_path / "main.py"
     file.write_text("a = 1\n")
@@ -41,7 +40,7 @@ def fix(kind, training, meaning="changed"):
     return Fix(kind, meaning, Message("fix.sum_losses"), Message("fix.sum_losses_how"), verification=verification)
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "training", "number", "asks", "answer", "is_wanted"),
     [
         ("out_of_place", "same", None, True, None, True),

@@ -24,18 +24,18 @@ for step in range(100_000):
 """
 
 
-def test_a_run_ends_after_so_many_steps(tmp_path, run_gradsan):
+def test_a_run_ends_after_so_many_steps(tmp_path, run_warm_search):
     (tmp_path / "main.py").write_text(LONG)
     began = time.monotonic()
-    done = run_gradsan("fix", "--steps", "2", "main.py")
+    done = run_warm_search("fix", "--steps", "2", "main.py")
     assert done.status == 0, done.stderr
     assert "ran 2 optimizer steps" in done.stderr
     assert time.monotonic() - began < 300
 
 
-def test_a_run_ends_after_so_many_seconds(tmp_path, run_gradsan):
+def test_a_run_ends_after_so_many_seconds(tmp_path, run_warm_search):
     (tmp_path / "main.py").write_text("import torch, time\ntime.sleep(600)\n")
-    done = run_gradsan("fix", "--timeout", "5", "main.py")
+    done = run_warm_search("fix", "--timeout", "5", "main.py")
     assert done.status == 1
     assert "did not end within 5 seconds" in done.stderr
     assert "nothing to mend" not in done.stderr
@@ -54,7 +54,7 @@ scaled(w.exp()).sum().backward()
 """
 
 
-def test_an_installed_package_is_advised_on_and_changed_only_if_asked(tmp_path, run_gradsan):
+def test_an_installed_package_is_advised_on_and_changed_only_if_asked(tmp_path, run_warm_search):
     packages = tmp_path / "env" / "site-packages"
     (packages / "borrowed").mkdir(parents=True)
     (packages / "borrowed" / "__init__.py").touch()
@@ -63,12 +63,12 @@ def test_an_installed_package_is_advised_on_and_changed_only_if_asked(tmp_path, 
     (tmp_path / "main.py").write_text(USER)
     path = {"PYTHONPATH": str(packages)}
 
-    advised = run_gradsan("fix", "main.py", env=path)
+    advised = run_warm_search("fix", "main.py", env=path)
     assert "the write is in borrowed" in " ".join(advised.stderr.split())
     assert "+++ " not in advised.stderr or "ops.py" not in advised.stderr.split("+++ ")[1].splitlines()[0]
     assert file.read_text() == PACKAGE
 
-    asked = run_gradsan("fix", "--include", "--apply", "main.py", env=path)
+    asked = run_warm_search("fix", "--include", "--apply", "main.py", env=path)
     assert asked.status == 0, asked.stderr
     assert file.read_text() == PACKAGE.replace("x *= 2", "x = x * 2")
 
@@ -83,9 +83,9 @@ x.pow(2).sum().backward()
 """
 
 
-def test_a_candidate_under_which_a_network_does_not_train_is_rejected_and_shown(tmp_path, run_gradsan):
+def test_a_candidate_under_which_a_network_does_not_train_is_rejected_and_shown(tmp_path, run_warm_search):
     (tmp_path / "main.py").write_text(TRAINS_NOTHING)
-    done = run_gradsan("fix", "--json", "out.json", "main.py")
+    done = run_warm_search("fix", "--json", "out.json", "main.py")
     assert done.status == 0, done.stderr
     fixes = json.loads((tmp_path / "out.json").read_text())["diagnoses"][0]["fixes"]
     tried = {fix["kind"]: fix for fix in fixes}

@@ -152,7 +152,7 @@ os._exit(0)
 """
 
 
-def test_ends_that_python_does_not_see(tmp_path: Path, run_gradsan: Runner) -> None:
+def test_ends_that_python_does_not_see(tmp_path: Path, run_gradsan: Runner, run_warm: Runner) -> None:
     ends = {
         "leaves.py": "os._exit(0)",
         "thread.py": "threading.Thread(target=os._exit, args=(3,)).start(); signal.pause()",
@@ -163,7 +163,9 @@ def test_ends_that_python_does_not_see(tmp_path: Path, run_gradsan: Runner) -> N
     told = {}
     for name, end in ends.items():
         (tmp_path / name).write_text(SILENT + end + "\n")
-        told[name] = run_gradsan("run", "--json", f"{name}.json", name, env={"TMPDIR": str(tmp_path)})
+        # In a warm process what outlives the program is ended with it.
+        run = run_gradsan if name == "outlived.py" else run_warm
+        told[name] = run("run", "--json", f"{name}.json", name, env={"TMPDIR": str(tmp_path)})
         assert told[name].stdout == "", "what os._exit drops under python is dropped here"
         report = finding(tmp_path / f"{name}.json")
         assert [one["code"] for one in report["diagnoses"]] == ["GS202"]
@@ -175,10 +177,12 @@ def test_ends_that_python_does_not_see(tmp_path: Path, run_gradsan: Runner) -> N
     assert "still running when this was written" in finding(tmp_path / "killed.py.json")["seen"]["blind_spots"][0]
     left = list(tmp_path.glob("gradsan-*/*/*-*.json"))
     assert len(left) == 1, "where no file was named, it is here that a killed run's findings are"
-    shown: Outcome = run_gradsan("report", env={"TMPDIR": str(tmp_path)})
+    shown: Outcome = run_warm("report", env={"TMPDIR": str(tmp_path)})
     assert "error[GS202]" in shown.stdout
     assert str(left[0]) in shown.stderr
-    assert run_gradsan("report", env={"TMPDIR": str(tmp_path / "none")}).status == 2
+    # A folder that is not there would be read as the system's own, where other runs leave theirs.
+    (tmp_path / "none").mkdir()
+    assert run_warm("report", env={"TMPDIR": str(tmp_path / "none")}).status == 2
 
 
 ENABLED = """
@@ -239,7 +243,9 @@ def test_enable_keeps_what_the_readme_promises(tmp_path: Path, run_python: Runne
 
 def test_a_wrong_option_is_said_and_enabling_goes_on(tmp_path: Path, run_python: Runner) -> None:
     program = "import gradsan, torch; gradsan.enable(); print(gradsan.disable().mode)"
-    done = run_python("-c", textwrap.dedent(program), env={"GRADSAN_OPTIONS": "jsno=x", "TMPDIR": str(tmp_path)})
+    done = run_python(
+        "-c", textwrap.dedent(program), env={"GRADSAN_OPTIONS": "jsno=x", "TMPDIR": str(tmp_path)}, is_warm=True
+    )
     assert (done.stdout, done.status) == ("watch\n", 0)
     assert done.stderr.startswith("gradsan: in GRADSAN_OPTIONS: there is no option 'jsno'")
     assert done.stderr.count("\n") == 1

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cases import each
 from gradsan.options import Options, OptionsError, environment_layer, file_layer, merged, read_options
 
 
@@ -14,7 +15,7 @@ def from_environment(text: str) -> dict[str, object]:
 
 
 class TestEnvironment:
-    @pytest.mark.parametrize(
+    @each(
         ("text", "layer"),
         [
             ("", {}),
@@ -32,7 +33,7 @@ class TestEnvironment:
     def test_settings(self, text: str, layer: dict[str, object]) -> None:
         assert from_environment(text) == layer
 
-    @pytest.mark.parametrize(
+    @each(
         "text", ["quiet", "quiet:lang=en", "=1", "lang=", "json=", "quiet=2", "exit-code=-1", "exit-code=٣", "help=1"]
     )
     def test_what_it_cannot_say(self, text: str) -> None:
@@ -57,7 +58,7 @@ class TestFile:
         (tmp_path / "pyproject.toml").mkdir()
         assert file_layer(tmp_path) == {}
 
-    @pytest.mark.parametrize("content", [b"[tool", b"\xff", b"[tool.gradsan]\nlang = 1", b"[tool.gradsan]\nquiet = 1"])
+    @each("content", [b"[tool", b"\xff", b"[tool.gradsan]\nlang = 1", b"[tool.gradsan]\nquiet = 1"])
     def test_what_it_cannot_say(self, content: bytes, tmp_path: Path) -> None:
         (tmp_path / "pyproject.toml").write_bytes(content)
         with pytest.raises(OptionsError):

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from side_by_side import Runner
 
+from cases import each
+
 PROGRAM = """\
 import torch
 
@@ -54,7 +56,7 @@ def test_json_is_the_same_again(folder: Path, recorded: str, run_warm: Runner) -
     assert run_warm("report", "report.json", "--json").stdout == recorded
 
 
-@pytest.mark.parametrize(
+@each(
     ("form", "part"),
     [
         ("--text", "error[GS101]"),
@@ -99,7 +101,7 @@ def test_words_of_its_own_are_in_the_language_asked_for(folder: Path, run_warm: 
     assert "the result of exp was overwritten" in shown, "sentences of the report stay as they are"
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "part"),
     [
         (["nothing.json"], "nothing.json cannot be read: No such file or directory"),

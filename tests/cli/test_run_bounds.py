@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from side_by_side import Runner
 
+from cases import each
 from gradsan.options import Options, OptionsError, environment_layer, file_layer, read_options
 
 TWO = """\
@@ -71,7 +72,7 @@ def test_other_places_to_say_it(run_warm: Runner, tmp_path: Path) -> None:
     assert run_warm("run", "--heal-only", "*", "train.py").status == 66
 
 
-@pytest.mark.parametrize(
+@each(
     ("said", "size"),
     [("7", 7), (7, 7), ("2G", 2**31), ("1.5k", 1536), (" 3 MiB ", 3 * 2**20), ("1 TB", 2**40), ("10mb", 10 * 2**20)],
 )
@@ -79,13 +80,13 @@ def test_sizes(said: Any, size: int) -> None:
     assert read_options({"max-bytes": said}, {}, None) == Options(max_bytes=size)
 
 
-@pytest.mark.parametrize("said", ["0", "-1", "2X", "", "G", "0.1", True, 1.5, "1e9", "٣"])
+@each("said", ["0", "-1", "2X", "", "G", "0.1", True, 1.5, "1e9", "٣"])
 def test_what_is_no_size(said: Any) -> None:
     with pytest.raises(OptionsError):
         read_options({"max-bytes": said}, {}, None)
 
 
-@pytest.mark.parametrize("said", ["", ",", "GS1", [], [1], 7])
+@each("said", ["", ",", "GS1", [], [1], 7])
 def test_what_is_no_scope(said: Any) -> None:
     with pytest.raises(OptionsError):
         read_options({"heal-only": said}, {}, None)

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from side_by_side import Runner
 
+from cases import each
+
 SURROUNDINGS = """
 import os, sys
 import __main__
@@ -31,7 +33,7 @@ def write(path: Path, source: str) -> str:
 
 
 class TestSurroundings:
-    @pytest.mark.parametrize(
+    @each(
         "words",
         [
             ["main.py", "--json", "x", "-m", "y", "--", "-h"],
@@ -61,7 +63,7 @@ class TestSurroundings:
             archive.writestr("__main__.py", SURROUNDINGS)
         py_compile.compile(str(tmp_path / "main.py"), cfile=str(tmp_path / "compiled.pyc"))
 
-        plain = beside_python(*words, stdin="read by the program")
+        plain = beside_python(*words, cwd=tmp_path, stdin="read by the program")
         assert "__main__" in plain.stdout
         assert "read by the program" in plain.stdout
 
@@ -165,9 +167,9 @@ EXITS = [
 
 
 class TestEnds:
-    @pytest.mark.parametrize("code", EXITS)
-    def test_exit_code(self, code: str, beside_python: Runner) -> None:
-        beside_python("-c", f"import sys; print('out'); sys.exit({code})")
+    @each("code", EXITS)
+    def test_exit_code(self, code: str, warm_beside_python: Runner) -> None:
+        warm_beside_python("-c", f"import sys; print('out'); sys.exit({code})")
 
     def test_other_ways_out(self, tmp_path: Path, beside_python: Runner) -> None:
         assert beside_python("-c", "raise SystemExit").status == 0
@@ -358,37 +360,38 @@ if sys.version_info >= (3, 11):
 
 
 class TestTracebacks:
-    @pytest.mark.parametrize("source", FAILURES.values(), ids=FAILURES.keys())
-    def test_as_python_prints_it(self, source: str, tmp_path: Path, beside_python: Runner) -> None:
+    @each("source", FAILURES.values(), ids=FAILURES.keys())
+    def test_as_python_prints_it(
+        self, source: str, tmp_path: Path, warm_beside_python: Runner, pytestconfig: pytest.Config
+    ) -> None:
         write(tmp_path / "main.py", source)
         write(tmp_path / "broken.py", "x = = 1")
         write(tmp_path / "failing.py", "def g(): 1 / 0\ng()")
-        plain = beside_python("main.py")
+        plain = warm_beside_python("main.py", cwd=tmp_path)
         assert plain.status != 0
-        beside_python("-m", "main")
+        if pytestconfig.getoption("--long"):
+            warm_beside_python("-m", "main", cwd=tmp_path)
 
-    @pytest.mark.parametrize(
+    @each(
         "words",
         [["-c", "def f():\n    1 / 0\nf()"], ["folder"], ["archive.zip"], ["-m", "package"], ["-"]],
         ids=" ".join,
     )
-    def test_other_kinds_of_program(self, words: list[str], tmp_path: Path, beside_python: Runner) -> None:
+    def test_other_kinds_of_program(self, words: list[str], tmp_path: Path, warm_beside_python: Runner) -> None:
         failing = "def f():\n    1 / 0\nf()\n"
         write(tmp_path / "folder/__main__.py", failing)
         write(tmp_path / "package/__init__.py", failing)
         with zipfile.ZipFile(tmp_path / "archive.zip", "w") as archive:
             archive.writestr("__main__.py", failing)
-        assert "ZeroDivisionError" in beside_python(*words, stdin=failing).stderr
+        assert "ZeroDivisionError" in warm_beside_python(*words, cwd=tmp_path, stdin=failing).stderr
 
-    @pytest.mark.parametrize(
-        "words", [["-m", "nothing"], ["-m", "folder"], ["-m", "a/b.py"], ["-m", "json"]], ids=" ".join
-    )
-    def test_modules_that_cannot_run(self, words: list[str], tmp_path: Path, beside_python: Runner) -> None:
+    @each("words", [["-m", "nothing"], ["-m", "folder"], ["-m", "a/b.py"], ["-m", "json"]], ids=" ".join)
+    def test_modules_that_cannot_run(self, words: list[str], tmp_path: Path, warm_beside_python: Runner) -> None:
         write(tmp_path / "folder/x.py", "")
-        plain = beside_python(*words)
+        plain = warm_beside_python(*words, cwd=tmp_path)
         assert (plain.status, plain.stderr.count("\n")) == (1, 1)
 
-    @pytest.mark.parametrize(
+    @each(
         "source",
         [
             "x = (\n",
@@ -406,11 +409,14 @@ class TestTracebacks:
             "",
         ],
     )
-    def test_syntax_error(self, source: str, tmp_path: Path, beside_python: Runner) -> None:
+    def test_syntax_error(
+        self, source: str, tmp_path: Path, warm_beside_python: Runner, pytestconfig: pytest.Config
+    ) -> None:
         (tmp_path / "main.py").write_text(source, encoding="utf-8")
-        assert beside_python("main.py").status == (1 if source else 0)
-        beside_python("-m", "main")
-        beside_python("-c", source)
+        assert warm_beside_python("main.py", cwd=tmp_path).status == (1 if source else 0)
+        if source == "x = (\n" or pytestconfig.getoption("--long"):
+            warm_beside_python("-m", "main", cwd=tmp_path)
+            warm_beside_python("-c", source, cwd=tmp_path)
 
     def test_text_in_no_encoding(self, tmp_path: Path, run_gradsan: Runner) -> None:
         for content in (b"x = '\xe9'\n", b"# coding: no-such\n", b"\xef\xbb\xbf# coding: latin-1\n"):

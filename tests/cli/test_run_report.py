@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import stat
 import textwrap
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 from side_by_side import Runner
+
+from cases import each
 
 
 @pytest.fixture
@@ -19,7 +22,7 @@ def program(tmp_path: Path) -> Path:
 
 
 class TestStatus:
-    @pytest.mark.parametrize(
+    @each(
         ("session", "options", "status"),
         [
             ("nothing", [], 0),
@@ -38,9 +41,7 @@ class TestStatus:
         assert outcome.stdout == "ran\n"
         assert ("THE TITLE" in outcome.stderr) == (session != "nothing")
 
-    @pytest.mark.parametrize(
-        ("end", "status"), [("1 / 0", 1), ("raise SystemExit(3)", 3), ("raise SystemExit('x')", 1), ("exit(0)", 66)]
-    )
+    @each(("end", "status"), [("1 / 0", 1), ("raise SystemExit(3)", 3), ("raise SystemExit('x')", 1), ("exit(0)", 66)])
     def test_the_programs_own_comes_first(self, end: str, status: int, program: Path, run_with_session: Runner) -> None:
         program.write_text(f"import torch\n{end}\n")
         outcome = run_with_session("error", "run", "main.py")
@@ -104,7 +105,7 @@ class TestTorchImport:
         assert watched == plain
         assert watched.stdout.endswith("[]\n")
 
-    @pytest.mark.parametrize("failure", ["raise ImportError('no')", "1 / 0", "x = = 1", "import no_such_module"])
+    @each("failure", ["raise ImportError('no')", "1 / 0", "x = = 1", "import no_such_module"])
     def test_that_fails_looks_as_under_python(
         self, failure: str, program: Path, run_python: Runner, run_with_session: Runner
     ) -> None:
@@ -128,8 +129,8 @@ class TestTorchImport:
 
 
 class TestFailuresOfGradsan:
-    @pytest.mark.parametrize("what", ["start", "stop", "report"])
-    @pytest.mark.parametrize(("end", "status"), [("print('end')", 0), ("raise SystemExit(5)", 5)])
+    @each("what", ["start", "stop", "report"])
+    @each(("end", "status"), [("print('end')", 0), ("raise SystemExit(5)", 5)])
     def test_are_one_sentence(self, what: str, end: str, status: int, program: Path, run_with_session: Runner) -> None:
         program.write_text(f"import torch\n{end}\n")
         outcome = run_with_session(f"{what} fails", "run", "--json", "out.json", "main.py")
@@ -165,7 +166,7 @@ LEAF_ERROR = "RuntimeError('a leaf Variable that requires grad is being used in 
 
 
 class TestBlindSpotsWithoutADiagnosis:
-    @pytest.mark.parametrize(
+    @each(
         "end",
         [
             f"raise {VERSION_ERROR}",
@@ -224,12 +225,35 @@ class TestTerminal:
         assert run_with_session("error", "run", "--lang", "zh", "main.py", env=env).stderr != plain
         assert run_with_session("error", "run", "--stacks", "main.py", env=env).stderr != plain
 
+    def test_chinese_becomes_english_where_stderr_cannot_carry_it(
+        self, program: Path, run_with_session: Runner
+    ) -> None:
+        words = ("error", "run", "--lang", "zh", "--html", "out.html", "main.py")
+        narrow = {"PYTHONIOENCODING": "cp1252", "PYTHONUTF8": "0"}
+        assert "错误[GS101]" in run_with_session(*words).stderr
+        shown = run_with_session(*words, env=narrow).stderr
+        assert "error[GS101]" in shown
+        assert "\\u" not in shown
+        assert 'lang="zh-Hans"' in (program.parent / "out.html").read_text(encoding="utf-8")
+
+    def test_a_report_says_when_the_program_ran_and_leads_to_the_editor(
+        self, program: Path, run_with_session: Runner
+    ) -> None:
+        settings = {"GRADSAN_OPTIONS": "editor=zed"}
+        run_with_session("error", "run", "--json", "out.json", "--html", "out.html", "main.py", env=settings)
+        ran = json.loads((program.parent / "out.json").read_text())["program"]
+        assert datetime.fromisoformat(ran["started"]).tzinfo is not None
+        assert ran["seconds"] >= 0
+        page = (program.parent / "out.html").read_text(encoding="utf-8")
+        assert ran["started"][:19].replace("T", " ") in page
+        assert f'href="zed://file{program.as_posix()}:' in page
+
     def test_lines_of_code_are_found_and_forgotten(self, run_with_session: Runner) -> None:
         code = "import torch, atexit, linecache; atexit.register(lambda: print(linecache.getlines('<string>')))"
         outcome = run_with_session("error", "run", "-c", code)
         assert "import torch, atexit" in outcome.stderr
 
-    @pytest.mark.parametrize(
+    @each(
         "sabotage",
         [
             "sys.stderr.close()",
@@ -253,7 +277,7 @@ class TestTerminal:
         self, sabotage: str, program: Path, run_python: Runner, run_with_session: Runner
     ) -> None:
         program.write_text(f"import builtins, io, locale, os, sys, warnings, torch\n{sabotage}\n")
-        outcome = run_with_session("error", "run", "--json", "out.json", "main.py")
+        outcome = run_with_session("error", "run", "--json", "out.json", "main.py", kind="started")
         # python itself fails in the end where it cannot flush stderr.
         assert outcome.status == (run_python("main.py").status or 66)
         assert "Traceback" not in outcome.stderr
@@ -268,6 +292,8 @@ class TestTerminal:
         assert outcome.stderr.count("KeyboardInterrupt") == 1
         assert "THE TITLE" in outcome.stderr
         program_facts = json.loads((program.parent / "out.json").read_text())["program"]
+        assert program_facts.pop("started")
+        assert program_facts.pop("seconds") is not None
         assert program_facts == {
             "argv": ["main.py"],
             "outcome": "failed",
@@ -277,7 +303,7 @@ class TestTerminal:
 
 
 class TestJsonFile:
-    @pytest.mark.parametrize(
+    @each(
         ("end", "outcome", "exception"),
         [
             ("pass", "finished", None),
@@ -336,10 +362,10 @@ class TestJsonFile:
         assert outcome.status == 0
 
 
-def test_the_last_line_names_the_command_that_tries_fixes(tmp_path: Path, run_python: Runner) -> None:
+def test_the_last_line_names_the_command_that_tries_fixes(tmp_path: Path, run_warm: Runner) -> None:
     text = "import torch\na = torch.ones(2, requires_grad=True)\nb = a.sigmoid()\nb.mul_(2)\nb.sum().backward()\n"
     (tmp_path / "a train.py").write_text(text)
-    outcome = run_python("-m", "gradsan", "run", "--lang", "en", "a train.py", "--lr", "1")
+    outcome = run_warm("run", "--lang", "en", "a train.py", "--lr", "1")
     assert outcome.status == 1
     last = outcome.stderr.splitlines()[-1]
     assert last == "gradsan: 2 fixes can be tried without changing a file: gradsan fix 'a train.py' --lr 1"

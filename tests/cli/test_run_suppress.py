@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from cases import each
+
 SILENT = """\
 import torch
 w = torch.ones(3, requires_grad=True)
@@ -39,6 +41,18 @@ def test_an_option_and_what_it_does_not_meet(program, run_warm):
     assert done.status == 0
     assert "left out by GS2xx" in done.stderr
     assert "GS120:main.py (ignore) left nothing out" in done.stderr
+
+
+def test_comments_of_libraries_are_not_looked_at(program, run_warm, tmp_path):
+    folder = tmp_path / "lib" / "site-packages"
+    folder.mkdir(parents=True)
+    (folder / "borrowed.py").write_text("kept = 1  # gradsan: ignore[GS101]\n")
+    (tmp_path / "own.py").write_text("kept = 1  # gradsan: ignore[GS102]\n")
+    file = program() / "main.py"
+    file.write_text("import borrowed, own\n" + file.read_text())
+    said = run_warm("run", "main.py", env={"PYTHONPATH": str(folder)}).stderr
+    assert "GS102" in said
+    assert "GS101" not in said
 
 
 def test_pyproject(program, run_warm):
@@ -84,7 +98,7 @@ def test_a_baseline(program, run_warm):
     assert "one finding is in the baseline" in done.stderr
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "said"),
     [
         (("--ignore", "101"), "GS101:train.py:30"),

@@ -1,4 +1,4 @@
-"""``gradsan run`` with the real torch, the real session and the real presenters: few tests, for each imports torch."""
+"""``gradsan run`` with the real torch, the real session and the real presenters: the first started as people do."""
 
 from __future__ import annotations
 
@@ -54,26 +54,26 @@ def test_a_failing_program(tmp_path: Path, run_python: Runner, run_gradsan: Runn
     ]
 
 
-def test_code_that_catches_the_error(run_gradsan: Runner) -> None:
+def test_code_that_catches_the_error(run_warm: Runner) -> None:
     code = OVERWRITTEN.replace("y.sum()", "try: y.sum()") + "except RuntimeError: print('caught')\n"
-    watched = run_gradsan("run", "-c", code, env={"GRADSAN_OPTIONS": "exit-code=9:lang=zh"})
+    watched = run_warm("run", "-c", code, env={"GRADSAN_OPTIONS": "exit-code=9:lang=zh"})
     assert (watched.stdout, watched.status) == ("caught\n", 9)
     assert "错误[GS101]" in watched.stderr
     assert "y = y + 1" in watched.stderr
 
 
-def test_a_thread_that_fails(tmp_path: Path, run_python: Runner, run_gradsan: Runner) -> None:
+def test_a_thread_that_fails(tmp_path: Path, run_python: Runner, run_warm: Runner) -> None:
     (tmp_path / "main.py").write_text(f"import threading\nsource = {OVERWRITTEN!r}\n{THREAD}")
-    plain, watched = run_python("main.py"), run_gradsan("run", "main.py")
+    plain, watched = run_python("main.py"), run_warm("run", "main.py")
     assert (plain.status, watched.status) == (0, 66)
     assert "in thread worker" in plain.stderr
     assert "modified by an inplace operation" in plain.stderr
     assert watched.stderr.startswith(plain.stderr)
 
 
-def test_writes_that_fail_look_as_under_python(tmp_path: Path, run_python: Runner, run_gradsan: Runner) -> None:
+def test_writes_that_fail_look_as_under_python(tmp_path: Path, run_python: Runner, run_warm: Runner) -> None:
     (tmp_path / "main.py").write_text(LEAF)
-    plain, watched = run_python("main.py"), run_gradsan("run", "main.py")
+    plain, watched = run_python("main.py"), run_warm("run", "main.py")
     assert plain.stderr.count("RuntimeError: ") == 3
     assert (watched.status, watched.stdout) == (plain.status, plain.stdout)
     assert watched.stderr.startswith(plain.stderr)

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from side_by_side import Outcome, Runner
 
+from cases import each
+
 
 def is_one_sentence(outcome: Outcome, *parts: str) -> bool:
     assert outcome.status == 2
@@ -25,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "part"),
     [
         ([], "gradsan has: run, "),
@@ -62,7 +64,7 @@ def test_command_line(words: list[str], part: str, folder: Path, run_gradsan: Ru
     assert is_one_sentence(run_gradsan(*words), part)
 
 
-@pytest.mark.parametrize(
+@each(
     ("setting", "part"),
     [
         ("colour=never", "in GRADSAN_OPTIONS: there is no option 'colour'; the options are "),
@@ -75,7 +77,7 @@ def test_environment(setting: str, part: str, folder: Path, run_gradsan: Runner)
     assert is_one_sentence(run_gradsan("run", "main.py", env={"GRADSAN_OPTIONS": setting}), part)
 
 
-@pytest.mark.parametrize(
+@each(
     ("table", "part"),
     [
         ("[tool.gradsan]\ncolour = 1", "pyproject.toml: there is no option 'colour'"),

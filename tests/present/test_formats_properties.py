@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_github import COMMAND
 from test_html import Page
-from test_present_properties import FRAMES, REPORTS, SOURCE_TEXT, _any_words  # noqa: F401 (a fixture)
+from test_present_properties import ANY, FRAMES, REPORTS, SOURCE_TEXT, _any_words  # noqa: F401 (a fixture)
 
 from gradsan.model import Event, PathNode
 from gradsan.present import render_github, render_html, render_json, render_sarif
@@ -21,7 +21,7 @@ SARIF = jsonschema.Draft202012Validator(
     json.loads((Path(__file__).parent / "data" / "sarif-2.1.0.json").read_text(encoding="utf-8"))
 )
 COUNTS = st.integers(0, 10**9)
-NAMES = st.none() | st.text(max_size=20)
+NAMES = st.none() | st.text(ANY, max_size=20)
 EVENTS = st.builds(
     Event,
     st.sampled_from(["saved", "written", "used", "step", "backward"]),
@@ -40,9 +40,7 @@ def with_history(made, events, way):
     return dataclasses.replace(made, diagnoses=tuple(found))
 
 
-@settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None, max_examples=60
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 @given(
     made=REPORTS,
     events=st.lists(EVENTS, max_size=20),

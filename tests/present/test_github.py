@@ -3,10 +3,10 @@
 import dataclasses
 import re
 
-import pytest
 from hostile import MIXED, hostile
 from sample_reports import REPORTS, SOURCES, bridge, false_alarm, nothing_found, several_lines, words
 
+from cases import each
 from gradsan.model import Frame, Label
 from gradsan.present import render_github
 from gradsan.present.read_json import plain
@@ -30,8 +30,8 @@ def unescape(text):
     return text
 
 
-@pytest.mark.parametrize("language", ["en", "zh"])
-@pytest.mark.parametrize("name", REPORTS)
+@each("language", ["en", "zh"])
+@each("name", REPORTS)
 def test_every_row_is_a_command(name, language):
     read = commands(REPORTS[name](), language)
     assert sum(one[0] != "notice" or ": " in one[1]["title"] for one in read) >= len(REPORTS[name]().diagnoses)

@@ -6,12 +6,12 @@ import hashlib
 import re
 from html.parser import HTMLParser
 
-import pytest
 from hostile import BREAKOUT, MIXED, hostile
 from sample_reports import REPORTS, SOURCES, bridge, in_a_loop, nothing_found, same_line, two_files
 from test_present_json import label_diagnosis
 from test_read_json import with_history
 
+from cases import each
 from gradsan.present import render_html
 
 VOID = {"meta", "br", "hr"}
@@ -55,8 +55,8 @@ def page(made, language="en"):
     return Page(render_html(made, language=language, cwd=SOURCES))
 
 
-@pytest.mark.parametrize("language", ["en", "zh"])
-@pytest.mark.parametrize("name", REPORTS)
+@each("language", ["en", "zh"])
+@each("name", REPORTS)
 def test_every_report_is_a_whole_page(name, language):
     read = page(with_history(REPORTS[name]()), language)
     assert len(read.ids) == len(set(read.ids))
@@ -104,7 +104,8 @@ def test_marks_are_numbered_in_the_order_of_events_wherever_their_lines_are():
 
 def test_marks_that_overlap_are_nested():
     text = render_html(same_line(), language="en", cwd=SOURCES)
-    assert '<mark class="saved written">torch.sigmoid(x)</mark><mark class="written">.mul_(2)</mark>' in text
+    inner = '<mark class="written">.mul_(<span class="nu">2</span>)</mark>'
+    assert f'<mark class="saved written">torch.sigmoid(x)</mark>{inner}' in text
 
 
 def test_a_file_for_each_place():

@@ -1,10 +1,8 @@
 """The HTML page in a browser: what can be clicked and typed, both themes, thousands of events, and no request."""
 
-import os
-import shutil
+import dataclasses
 import time
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hostile import EVENTS, hostile, many_events
@@ -12,25 +10,7 @@ from sample_reports import SOURCES, bridge
 from test_read_json import with_history
 
 from gradsan.present import render_html
-
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
-
-BROWSER = os.environ.get("GRADSAN_CHROMIUM") or next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    with sync_api.sync_playwright() as playwright:
-        path = BROWSER or playwright.chromium.executable_path
-        if not Path(path).exists():
-            pytest.skip(
-                "no Chromium: put one on the path, name it in GRADSAN_CHROMIUM, or `playwright install chromium`"
-            )
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield browser
-        browser.close()
+from gradsan.present.html import render_fragment
 
 
 @pytest.fixture
@@ -169,7 +149,7 @@ def test_the_keyboard_reaches_everything_and_walks_the_timeline(show):
     page.keyboard.press("ArrowRight")
     assert "written (elsewhere)" in told(page)
     page.keyboard.press("End")
-    assert told(page).startswith("3/3 · used at clock 9")
+    assert told(page).startswith("3/3 · needed at clock 9")
     page.keyboard.press("ArrowRight")
     assert told(page).startswith("3/3"), "there is no event after the last"
     page.keyboard.press("Home")
@@ -215,7 +195,7 @@ def test_an_event_is_chosen_by_a_click(show):
     page = show(with_history(bridge()))
     box = page.locator("canvas").bounding_box()
     page.locator("canvas").click(position={"x": box["width"] - 20, "y": 8 + 34 * 3 + 17})
-    assert told(page).startswith("3/3 · used")
+    assert told(page).startswith("3/3 · needed")
 
 
 def test_ten_thousand_events_stay_quick(show):
@@ -286,3 +266,48 @@ def test_prints_in_light_colours_without_controls(show):
     assert background(page) == "rgb(255, 255, 255)"
     assert not page.locator("#theme").is_visible()
     assert len(page.pdf()) > 10_000
+
+
+def test_a_patch_is_copied_by_a_button(show):
+    page = show(with_history(bridge()))
+    context = page.context
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    button = page.locator("button.copy").first
+    shown = page.locator(".diff code").first.text_content()
+    button.click()
+    page.wait_for_function("document.querySelector('button.copy').textContent === 'copied'")
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied.replace("\r", "") == shown
+    assert copied.startswith("--- ")
+    assert page.locator(".timeline .axis").is_visible()
+
+
+def test_the_first_fix_is_on_the_first_screen(show):
+    [one] = bridge().diagnoses
+    page = show(with_history(dataclasses.replace(bridge(), diagnoses=(dataclasses.replace(one, fixes=one.fixes * 3),))))
+    box = page.locator(".fixes .diff").first.bounding_box()
+    assert box["y"] + box["height"] < 900
+    others = page.locator("details.others")
+    for event, is_open in (("beforeprint", True), ("afterprint", False)):
+        page.evaluate("(name) => window.dispatchEvent(new Event(name))", event)
+        assert others.evaluate("one => one.open") == is_open
+    page.locator(".others summary").first.click()
+    assert page.locator(".others .fixes li").first.is_visible()
+
+
+def test_the_first_fix_is_in_the_frame_of_a_notebook(show):
+    page = show(with_history(bridge())).context.new_page()
+    page.set_content(render_fragment(with_history(bridge()), language="en", cwd=SOURCES))
+    frame = page.locator("iframe").bounding_box()
+    inner = page.frame_locator("iframe")
+    box = inner.locator(".fixes .diff").first.bounding_box()
+    assert box["y"] + box["height"] < frame["y"] + frame["height"]
+    assert not inner.locator("h1").is_visible()
+
+
+def test_a_code_leads_to_its_page_which_opens(show):
+    page = show(with_history(bridge()))
+    heading = page.locator("details.about h4").first
+    assert not heading.is_visible()
+    page.locator(".head a").first.click()
+    assert heading.is_visible()

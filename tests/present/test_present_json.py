@@ -11,6 +11,7 @@ import pytest
 from sample_reports import REPORTS, SOURCES, frame, label, report, two_files, words
 
 import gradsan.present
+from cases import each
 from gradsan.model import Diagnosis, Fix, Frame, Gradient, Label, Site, Verification
 from gradsan.present import render_json
 
@@ -30,8 +31,8 @@ def diff_of(lines, cwd=SOURCES, diff=""):
     return render(with_fix(fix), cwd=cwd)["diagnoses"][0]["fixes"][0]["diff"]
 
 
-@pytest.mark.parametrize("language", ["en", "zh"])
-@pytest.mark.parametrize("name", REPORTS)
+@each("language", ["en", "zh"])
+@each("name", REPORTS)
 def test_keeps_the_contract(name, language):
     written = render(REPORTS[name](), language)
     jsonschema.Draft202012Validator(SCHEMA).validate(written)
@@ -175,8 +176,8 @@ def test_no_diff_without_lines_or_source():
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git applies the diff")
-@pytest.mark.parametrize("end", ["\n", ""])
-@pytest.mark.parametrize("changed", [1, 2, 12, 11])
+@each("end", ["\n", ""])
+@each("changed", [1, 2, 12, 11])
 def test_git_applies_the_diff(tmp_path, end, changed):
     lines = [f"x{number} = {number}" for number in range(1, 13)]
     file = tmp_path / "train.py"

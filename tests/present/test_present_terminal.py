@@ -5,6 +5,7 @@ from rich.cells import cell_len
 from rich.text import Text
 from sample_reports import REPORTS, SOURCES, report, words
 
+from cases import each
 from gradsan.model import Diagnosis, Frame, Label
 from gradsan.present import render_terminal
 
@@ -44,7 +45,7 @@ def test_narrow(width, golden):
     assert shown == golden
 
 
-@pytest.mark.parametrize("name", REPORTS)
+@each("name", REPORTS)
 def test_colour_changes_nothing_but_colour(name, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     coloured = render(name, color=True)
@@ -52,7 +53,7 @@ def test_colour_changes_nothing_but_colour(name, monkeypatch):
     assert Text.from_ansi(coloured).plain.rstrip("\n") == render(name).rstrip("\n")
 
 
-@pytest.mark.parametrize("name", REPORTS)
+@each("name", REPORTS)
 def test_no_colour_codes_even_where_the_environment_asks(name, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")

@@ -4,6 +4,7 @@ import json
 import pytest
 from sample_reports import REPORTS, SOURCES, bridge, two_files
 
+from cases import each
 from gradsan.model import Event, Frame, PathNode
 from gradsan.present import render_json, render_terminal
 from gradsan.present.read_json import ReadError, from_dict, read_report
@@ -23,14 +24,22 @@ def with_history(made):
         Event("written", 4, 1, "mul_", None, None, touches=False),
         Event("used", 9, 1, "MmBackward0", 2, frame),
     )
-    way = (PathNode("loss", None, 1), PathNode("gap"), PathNode("bridge", "h"), PathNode("saved", "MmBackward0", 0))
+    way = (
+        PathNode("loss", None, 1),
+        PathNode("gap", nodes=0),
+        PathNode("node", "AddBackward0", frame=frame),
+        PathNode("repeat", "MulBackward0 → TanhBackward0", count=400, nodes=800),
+        PathNode("gap", nodes=7),
+        PathNode("bridge", "h"),
+        PathNode("saved", "MmBackward0", 0, frame=frame),
+    )
     return dataclasses.replace(
         made, diagnoses=tuple(dataclasses.replace(one, events=events, way=way) for one in made.diagnoses)
     )
 
 
-@pytest.mark.parametrize("language", ["en", "zh"])
-@pytest.mark.parametrize("name", REPORTS)
+@each("language", ["en", "zh"])
+@each("name", REPORTS)
 def test_writing_reading_and_writing_again_gives_the_same_text(name, language):
     text = written(with_history(REPORTS[name]()), language)
     recorded = from_dict(json.loads(text))
@@ -39,7 +48,7 @@ def test_writing_reading_and_writing_again_gives_the_same_text(name, language):
         assert render_json(recorded.report, language="zh" if language == "en" else "en", cwd=SOURCES) == text
 
 
-@pytest.mark.parametrize("name", REPORTS)
+@each("name", REPORTS)
 def test_text_from_json_is_the_text_of_the_run(name, monkeypatch, tmp_path):
     made = REPORTS[name]()
     shown = {"language": "en", "color": False, "width": 100, "stacks": False}
@@ -88,7 +97,7 @@ def test_an_early_report_without_the_added_fields_is_read():
     assert "+    h = h_next.detach()" in shown
 
 
-@pytest.mark.parametrize(
+@each(
     ("content", "key"),
     [
         (None, "report.unreadable"),
@@ -112,7 +121,7 @@ def test_what_cannot_be_read_is_said(tmp_path, content, key):
     assert caught.value.message.values["path"] == file
 
 
-@pytest.mark.parametrize(
+@each(
     "spoil",
     [
         lambda one: one.update(severity="fatal"),

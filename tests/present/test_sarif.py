@@ -10,6 +10,7 @@ from hostile import hostile
 from sample_reports import REPORTS, SOURCES, bridge, nothing_found, same_line, two_files, words
 from test_read_json import with_history
 
+from cases import each
 from gradsan.model import Diagnosis, Fix, Frame, Label
 from gradsan.present import render_sarif
 
@@ -31,8 +32,8 @@ def with_fix(**parts):
     return dataclasses.replace(made, diagnoses=(dataclasses.replace(made.diagnoses[0], fixes=(fix,)),))
 
 
-@pytest.mark.parametrize("language", ["en", "zh"])
-@pytest.mark.parametrize("name", REPORTS)
+@each("language", ["en", "zh"])
+@each("name", REPORTS)
 def test_keeps_the_standard(name, language):
     jsonschema.Draft202012Validator(SCHEMA).validate(log(with_history(REPORTS[name]()), language))
 
@@ -66,6 +67,13 @@ def test_a_rule_for_each_code_with_the_page_as_help():
         ("GS101", "GS101"),
         ("GS111", "GS111"),
     ]
+
+
+def test_the_site_is_named_where_the_package_knows_it(monkeypatch):
+    monkeypatch.setattr("gradsan.present.sarif._HOME", "https://example.org/gradsan/")
+    driver = log(bridge())["runs"][0]["tool"]["driver"]
+    assert driver["informationUri"] == "https://example.org/gradsan/"
+    assert driver["rules"][0]["helpUri"] == "https://example.org/gradsan/reference/codes/GS111.html"
 
 
 def test_a_code_without_a_page_has_a_rule_all_the_same():

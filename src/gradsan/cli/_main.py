@@ -9,15 +9,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 
 from gradsan import __version__
-from gradsan.cli._parser import Parser
+from gradsan.cli._parser import Parser, help_language
 from gradsan.launch.sentences import complain, spoken_language
 from gradsan.model import Message
 from gradsan.options import OptionsError
-from gradsan.text import choose_language, say
+from gradsan.text import say
 
 _COMMANDS: Mapping[str, str] = {
     "run": "gradsan.cli.run",
     "fix": "gradsan.cli.fix",
+    "compare": "gradsan.cli.compare",
     "lint": "gradsan.cli.lint",
     "report": "gradsan.cli.report",
     "explain": "gradsan.cli.explain",
@@ -55,7 +56,7 @@ def build_parser(commands: Iterable[str] | None = None) -> Parser:
     Raises:
         KeyError: for a command that there is not.
     """
-    language = choose_language("auto", os.environ)
+    language = help_language()
     parser = Parser(prog="gradsan", description=say(Message("cli.summary"), language))
     parser.add_argument(
         "--version", action="version", version=f"gradsan {__version__}", help=say(Message("cli.version"), language)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, NoReturn
@@ -12,7 +13,7 @@ from typing import Any, NoReturn
 from gradsan.launch.program import Target
 from gradsan.model import Message
 from gradsan.options import OptionsError
-from gradsan.text import Language, choose_language, say
+from gradsan.text import Language, choose_language, language_on, say
 
 NO_VALUE = object()
 """Stands for the value of an option that was written without one (``nargs="?"``, ``const=NO_VALUE``)."""
@@ -25,12 +26,17 @@ _HEADINGS = {
 _HELP_COLUMN = 24
 
 
+def help_language() -> Language:
+    """The language of ``--help``: that of the locale, or English where the standard output cannot carry it."""
+    return language_on(sys.stdout, choose_language("auto", os.environ))
+
+
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser that speaks the language of the locale and raises OptionsError for wrong usage."""
 
     def __init__(self, **settings: Any) -> None:
         """As ArgumentParser; options cannot be shortened."""
-        language = choose_language("auto", os.environ)
+        language = help_language()
         settings.update(allow_abbrev=False, add_help=False, formatter_class=partial(_HelpFormatter, language=language))
         super().__init__(**settings)
         self.add_argument("-h", "--help", action="help", help=say(Message("cli.help"), language))

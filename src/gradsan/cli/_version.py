@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import os
 import platform
 
 from gradsan import __version__
 from gradsan._session import Session
+from gradsan.cli._parser import help_language
 from gradsan.launch.sentences import write_to_stdout
 from gradsan.model import Message
-from gradsan.text import choose_language, say
+from gradsan.text import say
 
 
 def show(_: argparse.Namespace) -> int:
     """Print it. The exit status is 1 where something cannot be watched."""
-    language = choose_language("auto", os.environ)
+    language = help_language()
     lines = [f"gradsan {__version__}", f"Python {platform.python_version()}"]
     problems: tuple[Message, ...] = ()
     try:

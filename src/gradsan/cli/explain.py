@@ -9,17 +9,19 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markdown import Markdown, MarkdownElement, Paragraph
 from rich.text import Text
 
+from gradsan.cli._parser import help_language
 from gradsan.diagnose.messages import codes_of
 from gradsan.launch.sentences import complain
 from gradsan.model import Message
 from gradsan.present._cells import wrap
-from gradsan.text import Language, choose_language, codes, page, resolve, say
+from gradsan.text import Language, choose_language, codes, language_on, page, resolve, say
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -30,7 +32,7 @@ _WIDEST = 100
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     """Add ``explain`` to the commands of ``gradsan``; its ``handler`` is :func:`run`."""
-    language = choose_language("auto", os.environ)
+    language = help_language()
 
     def words(key: str) -> str:
         return say(Message(f"explain.{key}"), language)
@@ -50,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
     ``code`` are the words of a code, of the name of a cause, or of a message of PyTorch's; ``-`` reads it from stdin.
     """
-    language = choose_language(args.lang, os.environ)
+    language = language_on(sys.stdout, choose_language(args.lang, os.environ))
     styled = _is_styled(args.color, sys.stdout, os.environ)
     asked = sys.stdin.read() if args.code == ["-"] else " ".join(args.code)
     if not args.code:
@@ -81,10 +83,17 @@ def _not_found(asked: str) -> Message:
     names = [name for entry in codes() for name in (entry.code, entry.slug)]
     near = [name for name in names if name.startswith(asked.upper())][:5]
     if not near and not re.fullmatch(r"[Gg][Ss]\d{3}", asked):
-        near = get_close_matches(asked.upper(), names, 3) or get_close_matches(asked.lower(), names, 3)
+        near = get_close_matches(asked.upper(), names, 12) or get_close_matches(asked.lower(), names, 12)
+        # Of equally close ones, those that begin alike.
+        near = sorted(near, key=lambda name: (-_begins_alike(name, asked), name))[:3]
     if near:
         return Message("explain.unknown_code_like", {"code": asked, "names": ", ".join(near)})
     return Message("explain.unknown_code", {"code": asked})
+
+
+def _begins_alike(one: str, other: str) -> int:
+    """How many characters two words begin with in common."""
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one.lower(), other.lower(), strict=False))))
 
 
 def _is_styled(option: str, stream: TextIO | None, environ: Mapping[str, str]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from gradsan.launch.sentences import complain
 from gradsan.model import Message
 from gradsan.options import Options, OptionsError, read_options
 from gradsan.present import render_json, working_directory
-from gradsan.text import Language, choose_language, say
+from gradsan.text import Language, choose_language, language_on, say
 
 if TYPE_CHECKING:
     from gradsan.repair import Found, Limits
@@ -34,7 +35,7 @@ _Number = TypeVar("_Number", int, float)
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     """Add ``fix`` to the commands of ``gradsan``; its ``handler`` is :func:`run`."""
-    language = choose_language("auto", os.environ)
+    language = _parser.help_language()
 
     def words(key: str) -> str:
         return say(Message(f"fix.{key}"), language)
@@ -67,7 +68,7 @@ def run(namespace: argparse.Namespace) -> int:
     shared = _parser.said(namespace, _SHARED)
     directory = working_directory(None)
     options = read_options(shared, os.environ, directory)
-    language = choose_language(options.lang, os.environ)
+    language = language_on(sys.stderr, choose_language(options.lang, os.environ))
     limits = _limits(own, namespace.include)
     wanted = namespace.apply
     number = None if wanted in (None, _BEST) else _number("apply", wanted, int)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gradsan.cli._parser import help_language
 from gradsan.launch.outcome import Suppressions
 from gradsan.launch.reporting import ReportFile
 from gradsan.launch.sentences import complain, write_to_stdout
@@ -22,14 +23,14 @@ from gradsan.model import Diagnosis, Message, Report
 from gradsan.options import Options, OptionsError, read_options
 from gradsan.present import RENDERERS, working_directory
 from gradsan.present.concise import render_concise
-from gradsan.text import Language, choose_language, say
+from gradsan.text import Language, choose_language, language_on, say
 
 _FORMS = ("text", "json", "sarif", "github")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     """Add ``lint`` to the commands of ``gradsan``; its ``handler`` is :func:`run`."""
-    language = choose_language("auto", os.environ)
+    language = help_language()
 
     def words(key: str) -> str:
         return say(Message(f"lint.{key}"), language).replace("%", "%%")
@@ -61,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
         OptionsError: for a path that is not there, and for files of rules that cannot be read or written.
     """
     language = choose_language(args.lang, os.environ)
+    if args.output is None:
+        language = language_on(sys.stdout, language)
     directory = working_directory(None)
     suppressions = Suppressions(_options(args, directory), directory)
     jobs = _jobs(args.jobs)
@@ -139,10 +142,10 @@ def _rendered(report: Report, form: str, files: int, fixed: int, language: Langu
     text = render_concise(report, language=language)
     if fixed:
         text += say(Message("lint.fixed", {"count": fixed}), language) + "\n"
-    count = len(report.diagnoses)
+    count, looked_at = len(report.diagnoses), Message("lint.files", {"count": files})
     if not count:
-        return text + say(Message("lint.found_nothing", {"files": files}), language) + "\n"
-    text += say(Message("lint.found", {"count": count, "files": files}), language) + "\n"
+        return text + say(Message("lint.found_nothing", {"files": looked_at}), language) + "\n"
+    text += say(Message("lint.found", {"count": count, "files": looked_at}), language) + "\n"
     certain = sum(any(fix.applicability == "automatic" for fix in one.fixes) for one in report.diagnoses)
     if certain:
         text += say(Message("lint.fixable", {"count": certain}), language) + "\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -14,20 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from gradsan import __version__
+from gradsan.cli._parser import help_language
 from gradsan.diagnose.messages import codes_of
 from gradsan.model import Message
 from gradsan.options import OptionsError
-from gradsan.text import choose_language, codes, page, resolve, say
+from gradsan.text import codes, page, resolve, say
 
 MOST_CHARACTERS = 12_000
 """How long the answer of a tool is at most; of a longer one the middle is left out."""
 
 _SECONDS = 600
+_FIXES_KEPT = 2
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     """Add ``mcp`` to the commands of ``gradsan``; its ``handler`` is :func:`run`."""
-    language = choose_language("auto", os.environ)
+    language = help_language()
     words = say(Message("cli.mcp_summary"), language)
     parser: argparse.ArgumentParser = subparsers.add_parser("mcp", help=words, description=words)
     parser.set_defaults(handler=run)
@@ -102,7 +103,28 @@ def _with_json(words: Sequence[str], command: Sequence[str], directory: str) -> 
         status, said = _gradsan([words[0], "--json", str(file), *words[1:], *command], directory)
         report = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
     answer = {"exit_status": status, "report": None if report is None else _shortened(report), "output": said[-2000:]}
-    return bounded(json.dumps(answer, ensure_ascii=False))
+    return fitting(answer)
+
+
+def fitting(answer: dict[str, Any]) -> str:
+    """``answer`` as JSON of at most :data:`MOST_CHARACTERS`: of a longer one, the last findings and fixes are left out.
+
+    ``answer`` is changed; ``left_out`` in it counts them.
+    """
+    findings = (answer.get("report") or {}).get("diagnoses", [])
+    left_out = {"diagnoses": 0, "fixes": 0}
+    while len(text := json.dumps(answer, ensure_ascii=False)) > MOST_CHARACTERS:
+        most: dict[str, Any] = max(findings, key=lambda one: len(one.get("fixes", [])), default={})
+        if len(most.get("fixes", [])) > _FIXES_KEPT:
+            most["fixes"].pop()
+            left_out["fixes"] += 1
+        elif len(findings) > 1:
+            findings.pop()
+            left_out["diagnoses"] += 1
+        else:
+            break
+        answer["left_out"] = left_out
+    return bounded(text)
 
 
 def _shortened(report: dict[str, Any]) -> dict[str, Any]:
@@ -110,8 +132,8 @@ def _shortened(report: dict[str, Any]) -> dict[str, Any]:
     for diagnosis in report["diagnoses"]:
         diagnosis.pop("events", None)
         for label in diagnosis["labels"]:
-            for name in ("stack", "lines"):
-                label.pop(name, None)
+            # Empty, not gone: what is saved of an answer is still a report that show_report reads.
+            label["stack"], label["lines"] = [], []
     return report
 
 

@@ -8,16 +8,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from gradsan._editors import address_in, checked_editor
+from gradsan.cli._parser import help_language
 from gradsan.launch.processes import left_reports, reports_folder
 from gradsan.launch.reporting import ReportFile, wants_color, width_of
 from gradsan.launch.sentences import complain, write_to_stdout
 from gradsan.model import Message
 from gradsan.options import OptionsError
-from gradsan.present import RENDERERS, needs_ascii, render_terminal, working_directory
+from gradsan.present import RENDERERS, needs_ascii, render_html, render_terminal, working_directory
 from gradsan.present.merge import merged
 from gradsan.present.read_json import ReadError, Recorded, read_report
 from gradsan.source.tree import recorded_lines
-from gradsan.text import Language, choose_language, say
+from gradsan.text import Language, choose_language, language_on, say
 
 _WRONG_USAGE = 2
 _FORMATS = ("text", *sorted(RENDERERS))
@@ -25,7 +27,7 @@ _FORMATS = ("text", *sorted(RENDERERS))
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     """Add ``report`` to the commands of ``gradsan``; its ``handler`` is :func:`run`."""
-    language = choose_language("auto", os.environ)
+    language = help_language()
 
     def words(key: str) -> str:
         return say(Message(f"report.{key}"), language).replace("%", "%%")
@@ -40,6 +42,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
     parser.add_argument("-o", "--output", metavar=words("value_files"), help=words("output"))
     parser.add_argument("--lang", choices=("en", "zh", "auto"), default="auto", help=words("lang"))
     parser.add_argument("--color", choices=("auto", "always", "never"), default="auto", help=words("color"))
+    parser.add_argument("--editor", default="auto", metavar=words("value_editor"), help=words("editor"))
     parser.add_argument("--stacks", action="store_true", help=words("stacks"))
     parser.set_defaults(handler=run, form="text")
     return parser
@@ -51,7 +54,13 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         OptionsError: where the output file cannot be written, and where no file is named and none is there.
     """
+    try:
+        checked_editor(args.editor)
+    except ValueError:
+        raise OptionsError(Message("report.no_editor", {"value": args.editor})) from None
     language = choose_language(args.lang, os.environ)
+    if args.output is None:
+        language = language_on(sys.stdout, language)
     target = None if args.output is None else ReportFile(args.output, working_directory(None))
     files = args.files or [str(file) for file in left_reports()]
     if not files:
@@ -79,6 +88,9 @@ def _rendered(recorded: dict[str, Recorded], args: argparse.Namespace, language:
     # Files are named in the reports as they were seen where the programs ran: nothing is made relative once more.
     lines = {place: line for one in reversed(recorded.values()) for place, line in one.lines.items()}
     with recorded_lines(lines):
+        if args.form == "html":
+            editor = address_in(args.editor, os.environ)
+            return render_html(report, language=language, cwd=working_directory(None), editor=editor)
         if args.form != "text":
             return RENDERERS[args.form](report, language=language)
         stream = sys.stdout if args.output is None else None

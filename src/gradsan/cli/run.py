@@ -25,7 +25,7 @@ from gradsan.launch.watched_process import Member
 from gradsan.launch.watcher import Session, Watcher
 from gradsan.model import Message, Program
 from gradsan.options import Options, OptionsError, read_options
-from gradsan.text import choose_language, say
+from gradsan.text import say
 
 _OPTIONS_WITH_VALUE = (
     "json",
@@ -33,6 +33,7 @@ _OPTIONS_WITH_VALUE = (
     "sarif",
     "lang",
     "color",
+    "editor",
     "exit-code",
     "ignore",
     "suppressions",
@@ -58,7 +59,7 @@ _SWITCHES = (
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     """Add ``run`` to the commands of ``gradsan``; its ``handler`` is :func:`run`."""
-    language = choose_language("auto", os.environ)
+    language = _parser.help_language()
 
     def words(key: str) -> str:
         return say(Message(f"cli.{key}"), language)

@@ -17,6 +17,7 @@ from gradsan.launch.outcome import Suppressions
 from gradsan.launch.ranks import Board, Rank, heading, own_files, undisturbed
 from gradsan.launch.reporting import Presentation, ReportFile, present
 from gradsan.launch.sentences import complain
+from gradsan.launch.stopwatch import Stopwatch
 from gradsan.launch.watcher import Watcher
 from gradsan.model import Message, Program, Report
 from gradsan.options import REPORT_FILES, Options, OptionsError, read_options
@@ -63,9 +64,11 @@ class Training:
         self._watcher = Watcher(self._open_session)
         self._is_inner = False
         self._program = Program(tuple(sys.argv))
+        self._stopwatch = Stopwatch()
 
     def begin(self) -> None:
         """Begin to watch."""
+        self._stopwatch = Stopwatch()
         from gradsan.record.recorder import recorder
 
         self._is_inner = recorder().is_on
@@ -89,7 +92,7 @@ class Training:
         return reports[0] if reports else None
 
     def _published(self) -> Report:
-        found = self._watcher.report(self._program)
+        found = self._watcher.report(self._stopwatch.on(self._program))
         report, said = self._suppressions.applied(found)
         options = replace(self._options, quiet=True, github=False) if self._is_inner else self._options
         unexplained = self._watcher.saw_autograd_error and not found.diagnoses

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gradsan import _torch
 from gradsan.graph.values import own_attribute
 from gradsan.postmortem.values import UNKNOWN, Bound, Namespace, TensorMethod, Value, of_thing
 
@@ -152,7 +153,7 @@ def is_optimizer(thing: Any) -> bool:
 
 def memory_in_groups(optimizer: Any) -> frozenset[int]:
     """The storages of the parameters that an optimizer updates."""
-    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    parameters = _torch.parameters_of(optimizer)
     return frozenset(memory for one in parameters for memory in of_thing(one).memory)
 
 

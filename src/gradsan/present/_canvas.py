@@ -44,13 +44,17 @@ def word(language: str, name: str, /, **values: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Canvas:
-    """Where and how one diagnosis is drawn. ``digits`` is the width of its line numbers, ``width`` in cells."""
+    """Where and how one diagnosis is drawn. ``digits`` is the width of its line numbers, ``width`` in cells.
+
+    ``editor`` is the address of a line in the reader's editor, None where there is none.
+    """
 
     language: str
     width: int
     digits: int
     glyphs: Glyphs
     cwd: Path | None
+    editor: str | None = None
 
     @property
     def columns(self) -> int:
@@ -122,11 +126,12 @@ def _shortened(name: str, limit: int) -> str:
 
 def describe_tensor(tensor: NamedTensor, canvas: Canvas) -> str:
     """Return name, type, shape, device and what kept the tensor, as far as they are worth telling."""
-    kind = f"{tensor.dtype} {list(tensor.shape)}"
+    # Of a tensor that is gone only the shape may be known.
+    kind = f"{tensor.dtype} {list(tensor.shape)}".removeprefix("? ")
     said = canvas.word("tensor_named", name=tensor.name, kind=kind) if tensor.name else kind
     if tensor.transposed:
         said = canvas.word("tensor_transposed", tensor=said)
-    if tensor.device != "cpu":
+    if tensor.device not in ("cpu", "?"):
         said = canvas.word("tensor_on", tensor=said, device=tensor.device)
     if tensor.op and tensor.operand:
         return canvas.word("tensor_kept_as", tensor=said, op=tensor.op, operand=tensor.operand)

@@ -32,6 +32,13 @@ def whole(value: Any) -> int:
     return value
 
 
+def number(value: Any) -> float:
+    """Return the value; TypeError where it is no number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{value!r} is no number")
+    return value
+
+
 def one_of(literal: Any, value: Any) -> Any:
     """Return the value; ValueError where it is no word of ``literal``."""
     if value not in get_args(literal):

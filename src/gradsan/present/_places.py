@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 from gradsan.model import Diagnosis, Frame, Label, Site
@@ -21,13 +22,26 @@ def working_directory(cwd: Path | None) -> Path | None:
 
 
 def shown_path(file: str, cwd: Path | None) -> str:
-    """Return ``file`` relative to ``cwd`` where it lies below it, with forward slashes; as it is otherwise."""
+    """Return ``file`` relative to ``cwd`` where it lies below it, with forward slashes; as it is otherwise.
+
+    A cell of the notebook that runs is ``In[2]``, as it is shown there, not the temporary file that stands for it.
+    """
+    cell = _cell(file)
+    if cell is not None:
+        return cell
     if cwd is None or not Path(file).is_absolute():
         return file
     for path, base in ((Path(file), cwd), (Path(os.path.realpath(file)), Path(os.path.realpath(cwd)))):
         if path.is_relative_to(base):
             return path.relative_to(base).as_posix()
     return file
+
+
+def _cell(file: str) -> str | None:
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    name_of = getattr(getattr(shell, "compile", None), "format_code_name", None)
+    formatted = name_of(file) if name_of is not None else None
+    return str(formatted[1]) if formatted else None
 
 
 def location(frame: Frame, cwd: Path | None) -> str:

@@ -17,6 +17,7 @@ from gradsan.model import (
     Label,
     NamedTensor,
     NonFiniteFacts,
+    PathNode,
     Program,
     Report,
     Seen,
@@ -68,6 +69,8 @@ def _program(program: Program) -> dict[str, Any]:
         "outcome": program.outcome,
         "exception": exception,
         "ended": program.ended,
+        "started": program.started,
+        "seconds": _finite(program.seconds),
     }
 
 
@@ -103,9 +106,7 @@ def _diagnosis(diagnosis: Diagnosis, language: str, cwd: Path | None) -> dict[st
         "notes": [_text(text.say(note, language)) for note in diagnosis.notes],
         "events": [_event(event, cwd) for event in diagnosis.events],
         "events_left_out": diagnosis.events_left_out,
-        "way": [
-            {"kind": path_node.kind, "name": path_node.name, "step": path_node.step} for path_node in diagnosis.way
-        ],
+        "way": [_path_node(path_node, cwd) for path_node in diagnosis.way],
         "sources": [_text(source) for source in diagnosis.sources],
         "confidence": diagnosis.confidence,
         "nonfinite": None if diagnosis.nonfinite is None else _nonfinite(diagnosis.nonfinite, language),
@@ -137,6 +138,19 @@ def _event(event: Event, cwd: Path | None) -> dict[str, Any]:
         "file": None if frame is None else _text(shown_path(frame.file, cwd)),
         "line": None if frame is None else frame.line,
         "touches": event.touches,
+    }
+
+
+def _path_node(path_node: PathNode, cwd: Path | None) -> dict[str, Any]:
+    frame = path_node.frame
+    return {
+        "kind": path_node.kind,
+        "name": path_node.name,
+        "step": path_node.step,
+        "count": path_node.count,
+        "nodes": path_node.nodes,
+        "file": None if frame is None else _text(shown_path(frame.file, cwd)),
+        "line": None if frame is None else frame.line,
     }
 
 

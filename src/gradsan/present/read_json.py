@@ -39,7 +39,7 @@ from gradsan.model import (
     Why,
 )
 from gradsan.present._diff import old_lines
-from gradsan.present._fields import each, maybe, one_of, text, whole
+from gradsan.present._fields import each, maybe, number, one_of, text, whole
 from gradsan.present.json import SCHEMA
 
 _Meaning = Literal["preserved", "changed"]
@@ -150,6 +150,8 @@ def _program(data: Mapping[str, Any]) -> Program:
         outcome=one_of(Outcome, data["outcome"]),
         exception=None if exception is None else (text(exception["type"]), text(exception["message"])),
         ended=bool(data.get("ended", True)),
+        started=maybe(text, data.get("started")),
+        seconds=maybe(number, data.get("seconds")),
     )
 
 
@@ -251,7 +253,15 @@ def _event(data: Mapping[str, Any]) -> Event:
 
 
 def _path_node(data: Mapping[str, Any]) -> PathNode:
-    return PathNode(one_of(PathNodeKind, data["kind"]), maybe(text, data["name"]), maybe(whole, data["step"]))
+    file, line = maybe(text, data.get("file")), maybe(whole, data.get("line"))
+    return PathNode(
+        kind=one_of(PathNodeKind, data["kind"]),
+        name=maybe(text, data["name"]),
+        step=maybe(whole, data["step"]),
+        count=whole(data.get("count", 1)),
+        frame=None if file is None or line is None else Frame(file, line, "", is_user=True),
+        nodes=whole(data.get("nodes", 0 if data["kind"] == "gap" else 1)),
+    )
 
 
 def _fix(data: Mapping[str, Any]) -> Fix:

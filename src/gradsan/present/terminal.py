@@ -123,11 +123,10 @@ def _draw_why(diagnosis: Diagnosis, canvas: Canvas) -> Iterator[Text]:
     said = [canvas.say_short(diagnosis.explanation)]
     if diagnosis.why is not None:
         said.append(canvas.say_short(diagnosis.why.text))
-    body = "\n".join(dict.fromkeys(said))
-    yield from canvas.remark("why", body)
     formula = diagnosis.why.formula if diagnosis.why else None
-    if formula and formula not in body:
-        yield from canvas.paragraph(("", ""), formula, indent=canvas.digits + 5)
+    if formula and not any(formula in words for words in said):
+        said.append(formula)
+    yield from canvas.remark("why", "\n".join(dict.fromkeys(said)))
 
 
 def _draw_summary(report: Report, canvas: Canvas) -> Iterator[Text]:

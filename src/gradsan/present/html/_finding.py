@@ -10,10 +10,13 @@ from gradsan.present._curve import points
 from gradsan.present._diff import diff_of
 from gradsan.present._fixes import standing_of
 from gradsan.present._marks import Mark, marks_of
-from gradsan.present._places import location, shown_stack
-from gradsan.present.html._history import timeline, versions, way
+from gradsan.present._places import location, shown_path, shown_stack
+from gradsan.present.html._code_pages import about
+from gradsan.present.html._editor import opened
+from gradsan.present.html._history import timeline, versions
 from gradsan.present.html._markup import Html, html_word, join, tag
 from gradsan.present.html._snippet import badge, snippets
+from gradsan.present.html._way import way
 from gradsan.source.tree import source_line
 
 _CURVE = (160, 32)
@@ -25,9 +28,9 @@ def finding(diagnosis: Diagnosis, key: str, canvas: Canvas) -> Html:
     """Return the whole of a diagnosis; ``key`` is its id on the page."""
     marks = marks_of(diagnosis, canvas)
     parts = (
+        ("what_to_change", _fixes(diagnosis, canvas)),
         ("where", snippets(marks, key, canvas) if marks else None),
         ("why", _why(diagnosis, canvas)),
-        ("what_to_change", _fixes(diagnosis, canvas)),
         ("graph", way(diagnosis, canvas)),
         ("versions", versions(diagnosis, canvas)),
         ("timeline", timeline(diagnosis, key, canvas)),
@@ -42,7 +45,7 @@ def finding(diagnosis: Diagnosis, key: str, canvas: Canvas) -> Html:
     return tag(
         "article",
         _head(diagnosis, key, canvas),
-        _chain(marks, key),
+        _chain(marks, key, canvas),
         *sections,
         id=key,
         class_=f"finding {diagnosis.severity}",
@@ -56,7 +59,10 @@ def _head(diagnosis: Diagnosis, key: str, canvas: Canvas) -> Html:
     count = None
     if diagnosis.count > 1:
         count = tag("span", html_word(canvas.language, "times", count=diagnosis.count), class_="flag")
+    page = about(diagnosis.code, canvas.language)
     code = tag("code", diagnosis.code, class_="code-name", title=f"gradsan explain {diagnosis.code}")
+    if page is not None:
+        code = tag("a", code, href=f"#{page}")
     title = tag("h2", tag("bdi", canvas.say(diagnosis.title)), id=f"{key}-title")
     line = tag("p", severity, code, silent, count, class_="head")
     tensor = diagnosis.tensor
@@ -64,14 +70,21 @@ def _head(diagnosis: Diagnosis, key: str, canvas: Canvas) -> Html:
     return tag("header", line, title, shown)
 
 
-def _chain(marks: list[Mark], key: str) -> Html | None:
+def _chain(marks: list[Mark], key: str, canvas: Canvas) -> Html | None:
     """The events in their order, each a link to its line."""
     if not marks:
         return None
     items = [
-        tag("li", badge(mark, index, key), tag("span", mark.body, class_="words")) for index, mark in enumerate(marks)
+        tag("li", badge(mark, index, key), tag("span", mark.body, class_="words"), _place(mark, canvas))
+        for index, mark in enumerate(marks)
     ]
     return tag("ol", *items, class_="chain")
+
+
+def _place(mark: Mark, canvas: Canvas) -> Html:
+    frame = mark.label.frame
+    place = f"{shown_path(frame.file, canvas.cwd)}:{frame.line}"
+    return opened(tag("bdi", place), frame.file, frame.line, frame.column, canvas, class_="place quiet")
 
 
 def _why(diagnosis: Diagnosis, canvas: Canvas) -> Html:
@@ -102,9 +115,16 @@ def _losses(diagnosis: Diagnosis, canvas: Canvas) -> Html | None:
 
 
 def _fixes(diagnosis: Diagnosis, canvas: Canvas) -> Html | None:
+    """The first fix, to be seen at once, and the others folded."""
     if not diagnosis.fixes:
         return None
-    return tag("ol", *(_fix(fix, canvas) for fix in diagnosis.fixes), class_="fixes")
+    first, *others = diagnosis.fixes
+    shown = tag("ol", _fix(first, canvas), class_="fixes")
+    if not others:
+        return shown
+    summary = tag("summary", html_word(canvas.language, "other_fixes", count=len(others)))
+    listed = tag("ol", *(_fix(fix, canvas) for fix in others), class_="fixes", start=2)
+    return join(shown, tag("details", summary, listed, class_="others"))
 
 
 def _fix(fix: Fix, canvas: Canvas) -> Html:
@@ -113,9 +133,10 @@ def _fix(fix: Fix, canvas: Canvas) -> Html:
     status = tag("span", html_word(canvas.language, f"tried_{tried}"), class_=f"flag {tried}")
     diff = diff_of(fix, canvas.cwd).rstrip("\n")
     rows = [tag("span", row + "\n", class_=_class_of(row)) for row in diff.split("\n")] if diff else []
+    copy = tag("button", html_word(canvas.language, "copy_patch"), type="button", class_="copy", hidden=True)
     return tag(
         "li",
-        tag("p", tag("b", canvas.say(fix.summary)), " ", status if rows else None),
+        tag("p", tag("b", canvas.say(fix.summary)), " ", status if rows else None, copy if rows else None),
         tag("pre", tag("code", *rows), class_="diff", tabindex=0) if rows else None,
         tag("p", standing, class_="quiet") if standing else None,
     )
@@ -148,6 +169,7 @@ def _stack(mark: Mark, canvas: Canvas) -> Html | None:
         source = (source_line(frame.file, frame.line) or "").strip()
         place = canvas.word("frame", place=location(frame, canvas.cwd), function=frame.function)
         code = tag("code", source) if source else None
-        items.append(tag("li", tag("bdi", place), code, class_="user" if frame.is_user else "library quiet"))
+        shown = opened(tag("bdi", place), frame.file, frame.line, frame.column, canvas)
+        items.append(tag("li", shown, code, class_="user" if frame.is_user else "library quiet"))
     summary = tag("summary", canvas.word("stack_of", label=mark.name))
     return tag("details", summary, tag("ol", *items), class_="stack")

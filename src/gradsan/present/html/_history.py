@@ -1,10 +1,10 @@
-"""History of the memory: the path from the loss, the versions, the timeline."""
+"""History of the memory: the versions, the timeline."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from gradsan.model import Diagnosis, Event, PathNode
+from gradsan.model import Diagnosis, Event
 from gradsan.present._canvas import Canvas
 from gradsan.present._places import shown_path
 from gradsan.present.html._markup import Html, html_word, tag
@@ -15,21 +15,6 @@ KINDS = ("saved", "written", "step", "used", "backward")
 _VERSIONS_SHOWN = 12
 _LAST_VERSIONS = 4
 _ROWS_WITHOUT_SCRIPT = 100
-
-
-def way(diagnosis: Diagnosis, canvas: Canvas) -> Html | None:
-    """The part of the graph from the loss to the Node that kept the value; None where it is not known."""
-    if not diagnosis.way:
-        return None
-    nodes = [tag("li", *_node(node, canvas), class_=f"knot {node.kind}") for node in diagnosis.way]
-    return tag("ol", *nodes, class_="way")
-
-
-def _node(node: PathNode, canvas: Canvas) -> tuple[Html | None, ...]:
-    kind = tag("span", _word(canvas, f"knot_{node.kind}"), class_="kind")
-    name = tag("code", tag("bdi", node.name)) if node.name else None
-    step = tag("span", _word(canvas, "in_step", step=node.step), class_="quiet") if node.step is not None else None
-    return kind, name, step
 
 
 def versions(diagnosis: Diagnosis, canvas: Canvas) -> Html | None:
@@ -73,6 +58,7 @@ def timeline(diagnosis: Diagnosis, key: str, canvas: Canvas) -> Html | None:
         for do, sign in (("in", "+"), ("out", "−"), ("left", "←"), ("right", "→"), ("all", "⤢"))
     ]
     hint = tag("p", _word(canvas, "timeline_keys"), id=f"{key}-keys", class_="quiet keys")
+    axis = tag("p", _word(canvas, "axis"), class_="quiet axis")
     canvas_element = tag(
         "canvas",
         tabindex=0,
@@ -88,6 +74,7 @@ def timeline(diagnosis: Diagnosis, key: str, canvas: Canvas) -> Html | None:
         "div",
         tag("div", *buttons, class_="buttons", role="group", aria_label=_word(canvas, "timeline")),
         canvas_element,
+        axis,
         told,
         missing,
         hint,

@@ -68,6 +68,7 @@ def _visible(character: str) -> str:
 
 _OF_THE_SCRIPT = (
     "beside",
+    "copied",
     "event",
     "lane_backward",
     "lane_saved",

@@ -10,10 +10,11 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from gradsan.model import Report
+from gradsan.model import Program, Report
 from gradsan.present._canvas import Canvas, describe_watched
 from gradsan.present._cells import UNICODE
 from gradsan.present._places import working_directory
+from gradsan.present.html._code_pages import code_pages
 from gradsan.present.html._finding import finding
 from gradsan.present.html._history import KINDS, events_data
 from gradsan.present.html._markup import Html, data_block, escaped, html_word, join, script_words, tag
@@ -22,13 +23,20 @@ _WIDTH = 100
 _DIGITS = 2
 
 
-def render_html(report: Report, *, language: str, cwd: Path | None = None) -> str:
+def render_html(report: Report, *, language: str, cwd: Path | None = None, editor: str | None = None) -> str:
     """Return a report as one HTML file without any outside resource; equal reports give equal text.
 
     Source files are read where :mod:`linecache` finds them, and shown relative to ``cwd`` (default: the process's own).
+    ``editor`` is the address of a line in an editor (``vscode://file{file}:{line}:{column}``), to which places lead.
     """
+    return _page(report, language, cwd, editor)
+
+
+def _page(
+    report: Report, language: str, cwd: Path | None, editor: str | None = None, *, is_framed: bool = False
+) -> str:
     # The parts shared with the terminal report ask for a width; what they say here is not wrapped by it.
-    canvas = Canvas(language, _WIDTH, _DIGITS, UNICODE, working_directory(cwd))
+    canvas = Canvas(language, _WIDTH, _DIGITS, UNICODE, working_directory(cwd), editor)
     style, script = _asset("page.css"), _asset("page.js")
     keys = [f"finding-{number}" for number in range(1, len(report.diagnoses) + 1)]
     return Template(_asset("page.html")).substitute(
@@ -38,6 +46,7 @@ def render_html(report: Report, *, language: str, cwd: Path | None = None) -> st
         style=style,
         script=script,
         title=escaped(_title(report, canvas)),
+        framed=' class="framed"' if is_framed else "",
         skip=escaped(html_word(language, "skip")),
         theme=escaped(html_word(language, "theme")),
         header=_header(report, canvas),
@@ -49,7 +58,9 @@ def render_html(report: Report, *, language: str, cwd: Path | None = None) -> st
 
 
 def _title(report: Report, canvas: Canvas) -> str:
-    program = Path(report.program.argv[0]).name if report.program.argv else "gradsan"
+    if not report.program.argv:
+        return "gradsan"
+    program = Path(report.program.argv[0]).name
     return html_word(canvas.language, "title", program=program)
 
 
@@ -63,21 +74,47 @@ def _header(report: Report, canvas: Canvas) -> Html:
         for severity, count in counts.items()
         if count
     ]
-    command = tag("p", tag("code", tag("bdi", shlex.join(program.argv))), class_="command") if program.argv else None
+    command = tag("code", tag("bdi", shlex.join(program.argv)), class_="command") if program.argv else None
     ended = None
     if program.exception is not None:
         kind, words = program.exception
         summary = tag("summary", html_word(language, "ended_by", kind=kind))
         ended = tag("details", summary, tag("pre", words, tabindex=0), class_="exception")
     versions = html_word(language, "versions_of", torch=report.torch or "–", python=report.python)
+    facts = [describe_watched(report.seen, canvas), versions, _when(program, language)]
     return join(
         tag("h1", _title(report, canvas)),
-        command,
-        tag("p", *found, class_="counts") if found else tag("p", html_word(language, "nothing_found"), class_="counts"),
-        tag("p", describe_watched(report.seen, canvas), class_="quiet"),
-        tag("p", versions, class_="quiet"),
+        tag("p", *(found or [tag("span", html_word(language, "nothing_found"))]), " ", command, class_="counts"),
+        tag("p", " · ".join(fact for fact in facts if fact), class_="quiet"),
+        _to_try(report, language),
         ended,
     )
+
+
+def _to_try(report: Report, language: str) -> Html | None:
+    """The command that runs what the page suggests, where that has not been done."""
+    tried = any(fix.verification.status != "not_run" for one in report.diagnoses for fix in one.fixes)
+    command = next((one for one in report.next if one.startswith("gradsan fix ")), None)
+    if tried or command is None:
+        return None
+    return tag("p", html_word(language, "to_try"), " ", tag("code", tag("bdi", command), class_="command"))
+
+
+def _when(program: Program, language: str) -> str | None:
+    """When the program began, as where it ran, and how long it ran."""
+    if program.started is None or program.seconds is None:
+        return None
+    lasted = _duration(program.seconds, language)
+    return html_word(language, "ran", started=program.started[:19].replace("T", " "), took=lasted)
+
+
+def _duration(seconds: float, language: str) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    if not minutes:
+        return html_word(language, "took_seconds", much=round(seconds, 1))
+    if minutes < 60:
+        return html_word(language, "took_minutes", much=minutes, rest=rest)
+    return html_word(language, "took_hours", much=minutes // 60, rest=minutes % 60)
 
 
 def _contents(report: Report, keys: list[str], canvas: Canvas) -> Html | None:
@@ -98,7 +135,8 @@ def _main(report: Report, keys: list[str], canvas: Canvas) -> Html:
     if spots:
         heading = tag("h2", html_word(canvas.language, "not_seen"), id="not-seen")
         blind = tag("section", heading, tag("ul", *spots), class_="blind", aria_labelledby="not-seen")
-    return join(*findings, blind)
+    pages = code_pages((diagnosis.code for diagnosis in report.diagnoses), canvas.language)
+    return join(*findings, blind, pages)
 
 
 def _data(report: Report, keys: list[str], canvas: Canvas) -> Html:
@@ -121,7 +159,7 @@ def _hash(text: str) -> str:
 
 
 _COLUMNS = 8
-_COLUMNS_OF_FINDING = 30
+_COLUMNS_OF_FINDING = 38
 _MOST_COLUMNS = 60
 
 
@@ -131,6 +169,6 @@ def render_fragment(report: Report, *, language: str, cwd: Path | None = None) -
     One ``iframe`` that loads nothing; its height (in rem) grows with the number of findings, up to a bound.
     """
     height = min(_COLUMNS + _COLUMNS_OF_FINDING * len(report.diagnoses), _MOST_COLUMNS)
-    page = render_html(report, language=language, cwd=cwd)
+    page = _page(report, language, cwd, is_framed=True)
     style = f"width: 100%; height: {height}rem; border: 0; resize: vertical; overflow: auto"
     return str(tag("iframe", title="gradsan", srcdoc=page, style=style))

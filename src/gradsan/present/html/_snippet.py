@@ -8,7 +8,9 @@ from itertools import pairwise
 from gradsan.present._canvas import Canvas
 from gradsan.present._marks import Mark
 from gradsan.present._places import shown_path
-from gradsan.present.html._markup import Html, escaped, join, tag
+from gradsan.present.html._colours import Stretch, colours_of, paint
+from gradsan.present.html._editor import opened
+from gradsan.present.html._markup import Html, join, tag
 from gradsan.source.tree import source_line
 
 _AROUND = 2
@@ -36,6 +38,7 @@ def badge(mark: Mark, index: int, key: str) -> Html:
 def _listing(file: str, marks: Sequence[Mark], key: str, canvas: Canvas) -> Html:
     here = [(index, mark) for index, mark in enumerate(marks) if mark.label.frame.file == file]
     numbers = sorted({number for _, mark in here for number in _numbers(mark)})
+    colours = colours_of(file, numbers)
     rows: list[Html] = []
     before: int | None = None
     for number in numbers:
@@ -46,12 +49,22 @@ def _listing(file: str, marks: Sequence[Mark], key: str, canvas: Canvas) -> Html
         if before is not None and number > before + 1:
             rows.append(tag("div", "⋯", class_="skipped", aria_hidden="true"))
         before = number
-        code = tag("span", canvas.word("no_source"), class_="quiet") if line is None else _code(line, number, here, key)
+        if line is None:
+            code = tag("span", canvas.word("no_source"), class_="quiet")
+        else:
+            code = _code(line, number, here, key, colours.get(number, ()))
         is_marked = "line marked" if said else "line"
-        rows.append(tag("div", tag("span", number, class_="number"), tag("code", code), class_=is_marked))
+        rows.append(tag("div", _number(file, number, said, canvas), tag("code", code), class_=is_marked))
         rows += [_words(mark, index, key, canvas) for index, mark in said]
-    path = shown_path(file, canvas.cwd)
-    return tag("figure", tag("figcaption", tag("bdi", path)), tag("div", *rows, class_="code"), class_="listing")
+    name = opened(tag("bdi", shown_path(file, canvas.cwd)), file, here[0][1].label.frame.line, None, canvas)
+    return tag("figure", tag("figcaption", name), tag("div", *rows, class_="code"), class_="listing")
+
+
+def _number(file: str, number: int, said: Sequence[tuple[int, Mark]], canvas: Canvas) -> Html:
+    """The number of a line; that of a marked one leads to the reader's editor."""
+    if not said:
+        return tag("span", number, class_="number")
+    return opened(number, file, number, said[0][1].label.frame.column, canvas, class_="number")
 
 
 def _numbers(mark: Mark) -> Iterable[int]:
@@ -60,7 +73,7 @@ def _numbers(mark: Mark) -> Iterable[int]:
     return range(max(frame.line - _AROUND, 1), min(end, frame.line + _MARKED_LINES_SHOWN) + _AROUND + 1)
 
 
-def _code(line: str, number: int, marks: Sequence[tuple[int, Mark]], key: str) -> Html:
+def _code(line: str, number: int, marks: Sequence[tuple[int, Mark]], key: str, colours: Sequence[Stretch]) -> Html:
     """A line, cut where a mark begins or ends; a piece carries the roles of all marks over it."""
     spans = [(index, mark, *_cells(mark, number, line)) for index, mark in marks if _covers(mark, number)]
     cuts = sorted({0, len(line), *(cut for _, _, start, end in spans for cut in (start, end))})
@@ -68,7 +81,7 @@ def _code(line: str, number: int, marks: Sequence[tuple[int, Mark]], key: str) -
     for start, end in pairwise(cuts):
         begun = [badge(mark, index, key) for index, mark, first, _ in spans if first == start and _begins(mark, number)]
         over = [mark for _, mark, first, last in spans if first <= start and end <= last]
-        text = escaped(line[start:end])
+        text = paint(line, colours, start, end)
         if over:
             roles = dict.fromkeys(mark.label.role for mark in over)
             primary = " primary" if any(mark.is_primary for mark in over) else ""
@@ -97,7 +110,8 @@ def _cells(mark: Mark, number: int, line: str) -> tuple[int, int]:
 def _words(mark: Mark, index: int, key: str, canvas: Canvas) -> Html:
     number = mark.heading.strip().rstrip(".") or "•"
     callers = tag("span", mark.callers, class_="quiet callers") if mark.callers else None
-    function = tag("span", mark.label.frame.function, class_="quiet function")
+    name = mark.label.frame.function
+    function = tag("span", name, class_="quiet function") if name != "<module>" else None
     head = tag("span", number, class_=f"badge {mark.label.role}", aria_hidden="true")
     said = tag("span", mark.body, class_="words")
     return tag(

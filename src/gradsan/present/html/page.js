@@ -36,6 +36,23 @@
     show();
   }
 
+  function startCopying() {
+    for (const button of document.querySelectorAll("button.copy")) {
+      const code = button.closest("li").querySelector(".diff code");
+      button.hidden = false;
+      button.addEventListener("click", async () => {
+        try {
+          await navigator.clipboard.writeText(code.textContent);
+        } catch {
+          // Where a page may not write to the clipboard, the user's own copy finds it selected.
+          window.getSelection().selectAllChildren(code);
+          document.execCommand("copy");
+        }
+        button.textContent = data.words.copied;
+      });
+    }
+  }
+
   class Timeline {
     constructor(root, events) {
       this.root = root;
@@ -268,7 +285,19 @@
     show();
   }
 
+  // On paper nothing can be unfolded.
+  function startPrinting() {
+    let opened = [];
+    window.addEventListener("beforeprint", () => {
+      opened = [...document.querySelectorAll("details.others:not([open])")];
+      for (const one of opened) one.open = true;
+    });
+    window.addEventListener("afterprint", () => { for (const one of opened) one.open = false; });
+  }
+
   startTheme();
+  startCopying();
+  startPrinting();
   for (const root of document.querySelectorAll("[data-timeline]")) {
     const events = data.events[root.dataset.timeline], details = root.querySelector("details.events");
     root.classList.add("drawn");
