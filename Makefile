@@ -37,11 +37,12 @@ demo: $(STAMPS)/test
 	@$(BIN)/python -c 'import json; fixes = json.load(open("$(VENV)/demo.json"))["diagnoses"][0]["fixes"]; assert fixes[0]["verification"]["status"] == "passed", fixes[0]'
 	@echo "==> each diff above was run; gradsan fix --apply writes the first; examples/gan/fixed.py is the working program"
 
+# Each worker keeps to its half of the files, so that what a file prepares is prepared once, until the other is done.
 test: $(STAMPS)/test
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-long: $(STAMPS)/test
-	$(BIN)/python -m pytest -n 2 --long --timeout 1200 -o faulthandler_timeout=1230
+	$(BIN)/python -m pytest -n 2 --dist worksteal --long --timeout 1200 -o faulthandler_timeout=1230
 
 test-native: $(STAMPS)/test
 	$(BIN)/python tools/native_checks.py
@@ -67,6 +68,7 @@ bench: $(STAMPS)/test
 # The theme warns of the next mkdocs at every build; constraints.txt keeps to this one.
 docs: $(STAMPS)/test $(STAMPS)/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python -m pytest -rs tests/test_site_search.py
 
 build: $(STAMPS)/build
 	rm -rf dist

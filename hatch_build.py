@@ -1,8 +1,11 @@
-"""Build hook: compile the optional native core of capture, for wheels and for editable installs.
+"""Build hooks: the optional native core, for wheels and editable installs, and the project's addresses of a release.
 
 gradsan is complete without it. Where no C compiler is found, or the file does not compile, the build goes on in pure
 Python and says so in one line. ``GRADSAN_BUILD_NATIVE=0`` leaves the native core out; ``GRADSAN_BUILD_NATIVE=1`` turns
 a failure to build it into an error.
+
+Where the project lives is known to who releases it: ``GRADSAN_PROJECT_URL`` (the repository) and ``GRADSAN_SITE_URL``
+(the documentation) become ``[project.urls]``. Where they are not set, the metadata name no address.
 """
 
 from __future__ import annotations
@@ -14,11 +17,37 @@ from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 PACKAGE = "src/gradsan/record"
 IN_WHEEL = "gradsan/record"
 MODULE = "_native"
 SWITCH = "GRADSAN_BUILD_NATIVE"
+REPOSITORY, SITE = "GRADSAN_PROJECT_URL", "GRADSAN_SITE_URL"
+
+
+def addresses(repository: str, site: str) -> dict[str, str]:
+    """``[project.urls]`` of a ``repository`` on GitHub and of the documentation at ``site``; of "" nothing is named."""
+    named = {"Documentation": site}
+    if repository:
+        base = repository.rstrip("/")
+        named |= {"Repository": base, "Issues": f"{base}/issues", "Changelog": f"{base}/blob/main/CHANGELOG.md"}
+    return {name: address for name, address in named.items() if address}
+
+
+class AddressHook(MetadataHookInterface):
+    """Adds ``[project.urls]`` from the environment of the build."""
+
+    PLUGIN_NAME = "custom"
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Set ``urls`` where an address is known. Raises :class:`ValueError` for one that is no http(s) address."""
+        found = {name: os.environ.get(name, "") for name in (REPOSITORY, SITE)}
+        for name, address in found.items():
+            if address and not address.startswith(("https://", "http://")):
+                raise ValueError(f"{name} is {address!r}; it takes an address that begins with https://")
+        if urls := addresses(found[REPOSITORY], found[SITE]):
+            metadata["urls"] = urls
 
 
 class NativeCoreHook(BuildHookInterface):  # type: ignore[type-arg]
