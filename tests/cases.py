@@ -28,12 +28,17 @@ def each(
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(test)
-        def run_all(**fixtures: Any) -> None:
+        def run_all(*owner: Any, **fixtures: Any) -> None:
             failed = []
             for number, values in enumerate(table):
                 try:
                     before()
-                    run_one(test, dict(zip(arguments, values, strict=True)), dict(fixtures), number)
+                    run_one(
+                        functools.partial(test, *owner),
+                        dict(zip(arguments, values, strict=True)),
+                        dict(fixtures),
+                        number,
+                    )
                 except pytest.skip.Exception:
                     continue
                 except (Exception, pytest.fail.Exception):

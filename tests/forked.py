@@ -6,10 +6,12 @@ as ``python`` or ``gradsan run`` would run them, where importing torch anew woul
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,6 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from warm_client import kind_of
+
+COMMANDS = {"python": [], "gradsan": ["-m", "gradsan"], "torchrun": ["-m", "torch.distributed.run"]}
+"""What runs in forks of a warm process, and the first words of each."""
 LIMIT = 120.0
 """Seconds after which a child is killed."""
 
@@ -25,12 +31,16 @@ class ForkedError(AssertionError):
     """A function failed in its process, or did not end in time; the text is its traceback."""
 
 
+WITHOUT_TORCH = ("started", "reporting")
+"""Kinds of processes for programs that import no torch (``fork_server.py``)."""
+
+
 @functools.cache
-def server() -> subprocess.Popen[str]:
+def server(has_torch: bool = True) -> subprocess.Popen[str]:
     """The server of this process; it ends when its stdin does, that is, with this process."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("GRADSAN", "PYTHON"))}
     return subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("fork_server.py"))],
+        [sys.executable, str(Path(__file__).with_name("fork_server.py")), *([] if has_torch else ["without torch"])],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         encoding="utf-8",
@@ -39,7 +49,7 @@ def server() -> subprocess.Popen[str]:
 
 
 def ask(request: dict[str, Any]) -> int | None:
-    process = server()
+    process = server(request["kind"] not in WITHOUT_TORCH)
     assert process.stdin is not None
     assert process.stdout is not None
     print(json.dumps(request), file=process.stdin, flush=True)
@@ -49,17 +59,24 @@ def ask(request: dict[str, Any]) -> int | None:
 
 
 def run_forked(
-    words: Sequence[str], cwd: Path, env: Mapping[str, str] | None = None, stdin: str = "", limit: float = LIMIT
+    words: Sequence[str],
+    cwd: Path,
+    env: Mapping[str, str] | None = None,
+    stdin: str = "",
+    limit: float = LIMIT,
+    kind: str | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run ``python *words`` (a script, ``-m module`` or ``-c text``) with torch imported already.
+
+    ``kind``: of the process, where not that of the words; one of ``WITHOUT_TORCH`` for another than that with torch.
 
     Raises ``subprocess.TimeoutExpired`` past the limit.
     """
     with tempfile.TemporaryDirectory() as folder:
         streams = {name: Path(folder, name) for name in ("stdin", "stdout", "stderr")}
         streams["stdin"].write_text(stdin, encoding="utf-8")
-        request = {name: str(path) for name, path in streams.items()}
         environment = dict(os.environ if env is None else env)
+        request = {"kind": kind or kind_of(words, {}), **{name: str(path) for name, path in streams.items()}}
         status = ask({**request, "words": list(words), "cwd": str(cwd), "env": environment, "limit": limit})
         texts = [streams[name].read_text(encoding="utf-8") for name in ("stdout", "stderr")]
     if status is None:
@@ -67,13 +84,59 @@ def run_forked(
     return subprocess.CompletedProcess(list(words), status, *texts)
 
 
-def call_forked(function: Callable[..., Any], *arguments: Any, limit: float = LIMIT) -> Any:
-    """Call a function of a module, by its name, in a process of its own; what goes in and out is pickled."""
+@functools.cache
+def warm_commands() -> Path:
+    """A folder with ``COMMANDS`` that run in forks of one warm process; it lasts as long as this process.
+
+    For shells and for programs that start Python: everything of a process's is theirs (``warm_client.py``).
+    """
+    folder = Path(tempfile.mkdtemp(prefix="warm"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("GRADSAN", "PYTHON"))}
+    process = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("fork_server.py")), str(folder / "socket")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+        # As processes of a search for fixes have it.
+        env={**own, "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONHASHSEED": "0"},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    for name, first in COMMANDS.items():
+        command = folder / name
+        command.write_text(
+            f"#!{sys.executable} -ISE\nimport sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+            "from warm_client import run\n"
+            f"sys.exit(run({sys.executable!r}, {str(folder / 'socket')!r}, {first!r} + sys.argv[1:]))\n",
+            encoding="utf-8",
+        )
+        command.chmod(0o700)
+    return folder
+
+
+def warm_python() -> tuple[str, dict[str, str]]:
+    """The ``python`` of :func:`warm_commands`, and the environment with which it stays the program's for its children.
+
+    Where it cannot be had (no Linux), that of this process.
+    """
+    if not hasattr(os, "pidfd_open"):
+        return sys.executable, {}
+    python = str(warm_commands() / "python")
+    return python, {"WARM_PYTHON": python}
+
+
+def call_forked(function: Callable[..., Any], *arguments: Any, limit: float = LIMIT, compiles: bool = False) -> Any:
+    """Call a function of a module, by its name, in a process of its own; what goes in and out is pickled.
+
+    ``compiles``: the process has torch.compile's machinery imported.
+    """
     with tempfile.TemporaryDirectory() as folder:
         files = {name: str(Path(folder, name)) for name in ("stdin", "stdout", "stderr", "arguments", "answer")}
         Path(files["stdin"]).touch()
         Path(files["arguments"]).write_bytes(pickle.dumps(arguments))
-        named = {"module": function.__module__, "function": function.__name__, "path": sys.path}
+        kind = "compiled functions" if compiles else "functions"
+        named = {"kind": kind, "module": function.__module__, "function": function.__name__, "path": sys.path}
         ask({**files, **named, "cwd": str(Path.cwd()), "env": dict(os.environ), "limit": limit})
         answer = Path(files["answer"])
         if not answer.exists():

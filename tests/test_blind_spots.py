@@ -8,10 +8,10 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
 import torch
 
 import gradsan
+from cases import each
 from example_programs import ROOT, refresh_reports, run_program
 from gradsan.model import Diagnosis
 from gradsan.record.recorder import recorder
@@ -113,16 +113,14 @@ def check_gradsan(entry: Entry, diagnoses: tuple[Diagnosis, ...]) -> None:
         assert {line for found in lines.values() for line in found} == {marked_line(entry, "the call")}
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.title)
+@each("entry", ENTRIES, ids=lambda entry: entry.title)
 def test_a_program_of_the_page_does_what_the_page_says(entry: Entry, tmp_path: Path) -> None:
     outcome = execute(entry, tmp_path / "program.py")
     check_torch(entry, outcome)
     check_gradsan(entry, outcome.diagnoses)
 
 
-@pytest.mark.parametrize(
-    "entry", [entry for entry in ENTRIES if "import gradsan" not in entry.program], ids=lambda entry: entry.title
-)
+@each("entry", [entry for entry in ENTRIES if "import gradsan" not in entry.program], ids=lambda entry: entry.title)
 def test_pytorch_says_the_same_without_gradsan(entry: Entry, tmp_path: Path) -> None:
     check_torch(entry, execute(entry, tmp_path / "program.py", watch=False))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cases import each
 from example_programs import load
 from gradsan._supported import OLDEST_TORCH
 
@@ -20,14 +21,14 @@ WRITTEN = [page for page in sorted((ROOT / "docs").rglob("*.md")) if GENERATED n
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *WRITTEN, *sorted((ROOT / "examples").rglob("*.md"))]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@each("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8"))
     targets = {link: (page.parent / link).resolve() for link in links}
     assert [link for link, file in targets.items() if not file.exists() and GENERATED not in file.parents] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@each("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_page_names_a_workplace(page: Path) -> None:
     assert not re.search(r"/work\b|/tmp\b|/home/|/root\b|farm-|\.venv/lib", page.read_text(encoding="utf-8"))
 
@@ -83,7 +84,9 @@ def test_what_is_imported_is_what_is_declared() -> None:
     frameworks = {name for name in foreign if imported[name] == {SOURCES / "integrations" / f"{name}.py"}}
     assert all(name in packages(name) for name in frameworks)
     # For the type checker only; which TOML reader is imported is decided by the version of Python.
-    assert foreign - frameworks - {"typing_extensions"} == packages("dependencies") - {"tomli"}
+    assert foreign - frameworks - {"typing_extensions"} == {
+        {"markdown-it-py": "markdown_it"}.get(name, name) for name in packages("dependencies") - {"tomli"}
+    }
 
 
 def test_the_page_on_versions_has_the_floors_and_a_row_for_the_oldest_torch() -> None:
@@ -117,4 +120,18 @@ def test_the_page_on_versions_has_the_floors_and_a_row_for_the_oldest_torch() ->
     included = re.findall(r"^<!-- include compatibility.md (\w+) -->$", chinese.read_text("utf-8"), re.MULTILINE)
     assert included == list(matrix.tables(ROOT / "no such folder"))
     for test in {test for part in matrix.PARTS for test in part.tests if not test.startswith("-")}:
-        assert (ROOT / test).is_file()
+        assert (ROOT / test).exists()
+
+
+def test_every_surface_has_its_picture_which_loads_nothing() -> None:
+    screenshots = load(ROOT / "tools" / "screenshots.py")
+    made = {f"{name}{suffix}.svg" for name in screenshots.TERMINALS for suffix in ("", "-zh")}
+    made = (made - {"terminal-pytest-zh.svg"}) | {f"{one[0]}.png" for one in screenshots.BROWSERS} | {"notebook.png"}
+    folder = ROOT / "docs" / "how-to" / "images"
+    assert {file.name for file in folder.iterdir()} == made
+    pages = {file: file.read_text(encoding="utf-8") for file in (ROOT / "docs" / "how-to").glob("*.md")}
+    assert sorted(name for name in made if not any(f"(images/{name})" in text for text in pages.values())) == []
+    for file in folder.glob("*.svg"):
+        picture = file.read_text(encoding="utf-8")
+        assert re.findall(r"@font-face|@import|url\((?!#)|href=|Traceback|/tmp/", picture) == []
+        assert "usage:" not in picture

@@ -61,6 +61,9 @@ def test_an_error_in_a_cell_is_explained_below_its_traceback(shell):
     printed, ((text, html),) = shown_by(shell, OVERWRITTEN)
     assert "modified by an inplace operation" in printed
     assert text.startswith("error[GS101]")
+    assert "┌─ In[1]:5:1" in text
+    assert "<ipython-input" not in text + words(html)
+    assert "In[1]" in words(html)
     assert "out += 1" in text
     assert "GS101" in words(html)
     assert "out += 1" in words(html)
@@ -94,7 +97,7 @@ def test_a_watched_cell_shows_what_was_recorded(shell, mode):
     printed, ((text, html),) = shown_by(shell, f"%%gradsan {mode}\n{CARRIED}")
     assert "backward through the graph a second time" in printed
     assert "error[GS401]" in text
-    assert "the bridge: h" in words(html)
+    assert "carried over: h keeps" in words(html)
     assert "watched" in text
     assert not gradsan.record.recorder.recorder().is_on
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cases import each
 from example_programs import ROOT, load
 from gradsan.options import Options, spelled
 from gradsan.text import LANGUAGES, Language, codes
@@ -77,7 +78,7 @@ def test_a_second_writing_touches_nothing_and_leaves_nothing_old(tmp_path: Path)
     assert written(tmp_path) == first
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.zh.md")), ids=lambda page: page.relative_to(DOCS).as_posix())
+@each("page", sorted(DOCS.rglob("*.zh.md")), ids=lambda page: page.relative_to(DOCS).as_posix())
 def test_what_a_page_takes_from_another_is_there(page: Path) -> None:
     filled = hook.on_page_markdown(page.read_text(encoding="utf-8"), config=type("Config", (), {"docs_dir": str(DOCS)}))
     assert "<!-- include" not in filled
@@ -105,7 +106,7 @@ def test_lines_of_chinese_are_joined_outside_of_code() -> None:
     assert joined == "一行二行，（三）\nEnglish\n四\n\n```text\n一\n二\n```\n"
 
 
-@pytest.mark.parametrize(
+@each(
     ("html", "foreign"),
     [
         ('<script src="https://elsewhere.example/a.js">', True),

@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import gradsan
+from cases import each
 from gradsan import _torch
 from gradsan.record import _core
 
@@ -198,7 +199,7 @@ def run(program: Program) -> tuple[list[torch.Tensor], torch.Tensor]:
 
 
 @pytest.mark.parametrize("native", CORES, ids=["pure", "native"])
-@pytest.mark.parametrize("name", PROGRAMS)
+@each("name", PROGRAMS)
 def test_same_bits_and_same_random_state(name: str, native: bool) -> None:
     plain, plain_state = run(PROGRAMS[name])
     with gradsan.watch(native=native) as watched:
@@ -230,7 +231,7 @@ def peak_bytes(program: Program) -> int:
 
 
 @pytest.mark.parametrize("native", CORES, ids=["pure", "native"])
-@pytest.mark.parametrize("name", ["mlp", "cnn", "recurrent", "transformer", "checkpoint", "double_backward"])
+@each("name", ["mlp", "cnn", "recurrent", "transformer", "checkpoint", "double_backward"])
 def test_peak_of_live_tensors_is_no_higher(name: str, native: bool) -> None:
     run(PROGRAMS[name])
     plain = peak_bytes(PROGRAMS[name])

@@ -94,8 +94,11 @@ def shown_commands(page: Path) -> list[str]:
     return [re.sub(r"\s+#.*", "", line) for line in found]
 
 
-def differences(page: Path, folder: Path) -> Iterator[Difference]:
-    """Run the commands of ``page`` in the empty ``folder`` and give those that wrote something else than it shows."""
+def differences(page: Path, folder: Path, programs: Path | None = None) -> Iterator[Difference]:
+    """Run the commands of ``page`` in the empty ``folder`` and give those that wrote something else than it shows.
+
+    ``programs`` is a folder in which commands are looked for first.
+    """
     _take_over(page, folder)
     status = 0
     for block in blocks(page):
@@ -103,7 +106,7 @@ def differences(page: Path, folder: Path) -> Iterator[Difference]:
             _write(folder / block.title, block.text)
         elif block.language == "console":
             for command, start, end in _commands(block):
-                status, came = run(command, folder, _language(page), status)
+                status, came = run(command, folder, _language(page), status, programs)
                 shown = block.text[start:end]
                 if not (fits(shown, came) if shown.strip() else status != _WRONG_USAGE):
                     yield Difference(
@@ -111,12 +114,15 @@ def differences(page: Path, folder: Path) -> Iterator[Difference]:
                     )
 
 
-def run(command: str, folder: Path, language: str, status: int) -> tuple[int, str]:
+def run(command: str, folder: Path, language: str, status: int, programs: Path | None = None) -> tuple[int, str]:
     """The exit status and all output of ``command``, started in ``folder`` after one that ended with ``status``.
+
+    ``programs`` is a folder in which commands are looked for before those of this Python's environment.
 
     Raises:
         subprocess.TimeoutExpired: after five minutes.
     """
+    searched = [] if programs is None else [programs]
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("GRADSAN_", "PYTEST_", "LC_"))
     }
@@ -124,8 +130,10 @@ def run(command: str, folder: Path, language: str, status: int) -> tuple[int, st
         "COLUMNS": "100",
         "LANG": "zh_CN.UTF-8" if language == "zh" else "C.UTF-8",
         "OMP_NUM_THREADS": "1",
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": os.pathsep.join(map(str, [*searched, Path(sys.executable).parent, os.environ["PATH"]])),
         "PYTHONDONTWRITEBYTECODE": "1",
+        # Output and errors stand in the order in which they were written.
+        "PYTHONUNBUFFERED": "1",
         "PYTHONUTF8": "1",
         "TERM": "dumb",
     }

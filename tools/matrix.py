@@ -54,6 +54,7 @@ PARTS = (
         ("tests/capture/test_deep.py", "tests/capture/test_heal.py", "tests/capture/test_hooked_programs.py"),
     ),
     Part("bits", ("tests/test_transparency.py",)),
+    Part("quiet", ("tests/silent", "tests/transparency", "-k=quiet or right_programs")),
 )
 
 

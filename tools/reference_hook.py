@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import reference
+import site_search
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.pages import Page
 
 _INCLUDE = re.compile(r"^<!-- include (\S+) (\w+) -->$", re.MULTILINE)
 _FOREIGN = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)=[\"']?(?:https?:)?//", re.IGNORECASE)
@@ -40,11 +42,25 @@ def on_page_markdown(markdown: str, config: MkDocsConfig, **_: Any) -> str:
     return "".join(piece if index % 2 else _BETWEEN_CHINESE.sub("", piece) for index, piece in enumerate(pieces))
 
 
-def on_post_page(output: str, **_: Any) -> None:
-    """Raise ValueError for a page that loads something from elsewhere: readers may be without a network."""
+def on_post_page(output: str, page: Page | None = None, **_: Any) -> str:
+    """A Chinese page searches the Chinese pages.
+
+    Raises:
+        ValueError: for a page that loads something from elsewhere: readers may be without a network.
+    """
     foreign = _FOREIGN.search(output)
     if foreign is not None:
         raise ValueError(f"the page loads something from elsewhere: {output[foreign.start() : foreign.end() + 60]}")
+    return output if page is None else site_search.with_own_index(output, page.url)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Part the index of the search by language."""
+    site_search.part(Path(config.site_dir))
+
+
+# After the plugin that builds the languages (mkdocs.plugins.event_priority; tests load this file without mkdocs).
+on_post_build.mkdocs_priority = -200  # type: ignore[attr-defined]
 
 
 def included(file: Path, name: str) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import gradsan
+from cases import each
 
 HERE = Path(__file__).parent
 PROGRAMS = sorted((HERE / "programs").glob("*.py"))
@@ -38,7 +39,7 @@ def told(diagnosis, role):
     return [label.frame.line for label in diagnosis.labels if label.role == role]
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+@each("program", PROGRAMS, ids=lambda path: path.stem)
 def test_the_diagnosis_is_that_of_a_watched_run(program):
     code, tensor = program.read_text().splitlines()[0].lstrip("# ").split()
     (diagnosis,) = gradsan.explain_exception(failed(program)).diagnoses
@@ -53,7 +54,7 @@ def test_the_diagnosis_is_that_of_a_watched_run(program):
     assert all(Path(label.frame.file) == program for label in diagnosis.labels)
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+@each("program", PROGRAMS, ids=lambda path: path.stem)
 def test_how_sure_it_is(program):
     (diagnosis,) = gradsan.explain_exception(failed(program)).diagnoses
     assert diagnosis.confidence == ("likely" if told(diagnosis, "suspect") and is_sure(diagnosis) else "possible")

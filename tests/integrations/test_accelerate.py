@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import gradsan
+from forked import warm_python
 
 accelerate = pytest.importorskip("accelerate")
 
@@ -107,8 +107,9 @@ def test_a_failing_training_is_explained(spoil, code):
 def test_a_launched_program(tmp_path: Path):
     """``gradsan run`` in front of the script, as ``accelerate launch`` starts a module of its own."""
     (tmp_path / "main.py").write_text(LAUNCHED, encoding="utf-8")
+    python, own = warm_python()
     launch = [
-        sys.executable,
+        python,
         "-m",
         "accelerate.commands.launch",
         "--cpu",
@@ -118,9 +119,8 @@ def test_a_launched_program(tmp_path: Path):
         "1",
     ]
     launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "-m", "gradsan", "run", "--lang", "en", "main.py"]
-    done = subprocess.run(
-        launch, cwd=tmp_path, capture_output=True, text=True, timeout=120, env={**os.environ, "HF_HOME": str(tmp_path)}
-    )
+    env = {**os.environ, **own, "HF_HOME": str(tmp_path)}
+    done = subprocess.run(launch, cwd=tmp_path, capture_output=True, text=True, timeout=120, env=env)
     assert "processes: 1" in done.stdout
     assert done.stderr.count("error[GS202]") == 1
     assert "curve.data.mul_(2)" in done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import gradsan
+from forked import warm_python
 
 pytest.importorskip("lightning")
 
@@ -315,7 +317,9 @@ if __name__ == "__main__":
 
 def test_every_rank_writes_its_own_file_and_one_tells(tmp_path: Path):
     (tmp_path / "main.py").write_text(RANKS)
-    done = subprocess.run([sys.executable, "main.py"], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    python, own = warm_python()
+    env = {**os.environ, **own}
+    done = subprocess.run([python, "main.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     files = sorted(tmp_path.glob("out.*"))
     assert [file.name.split(".")[1] for file in files] == ["rank0", "rank1"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import gradsan_pytest
+from forked import warm_python
 
 pytest_plugins = ["pytester"]
 
@@ -99,12 +100,23 @@ def run(pytester, monkeypatch):
 
 
 @pytest.fixture
-def suite(pytester, run):
+def run_warm(pytester, monkeypatch):
+    """With torch imported already: where what is tested is not how pytest is started."""
+    monkeypatch.setenv("GRADSAN_TEXT", "strict")
+    python, own = warm_python()
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    where = f"--basetemp={pytester.path / 'basetemp'}"
+    return lambda *words: pytester.run(python, "-m", "pytest", where, "-p", "no:cacheprovider", *words)
+
+
+@pytest.fixture
+def suite(pytester, run_warm):
     """Run the whole suite; what failed comes by the names of the tests, sorted."""
     for name, text in SUITE.items():
         pytester.makepyfile(**{name: text})
 
-    def run_suite(*words):
+    def run_suite(*words, run=run_warm):
         done = run("-rf", *words)
         failed = [line.split("::")[1].split()[0] for line in done.outlines if line.startswith("FAILED ")]
         return done, sorted(failed)
@@ -141,12 +153,12 @@ def test_the_option_is_stronger_than_the_ini_file_and_a_marker_than_the_option(s
     assert rows(done) == sorted([MARKED_ROW, HEALED_ROW])
 
 
-def test_the_ini_file_asks_and_chooses_the_language(suite, pytester):
+def test_the_ini_file_asks_and_chooses_the_language(suite, pytester, run):
     """And what is not wanted fails no test, whether a comment says so or the project's rules."""
     pytester.makeini("[pytest]\ngradsan = watch\ngradsan_language = zh\n")
     pytester.makepyprojecttoml('[tool.gradsan]\nignore = ["GS101"]\n')
     pytester.makepyfile(test_commented=COMMENTED)
-    done, failed = suite("test_silent.py", "test_raised.py", "test_commented.py")
+    done, failed = suite("test_silent.py", "test_raised.py", "test_commented.py", run=run)
     assert failed == ["test_raising", "test_silent"], "an error stays one"
     assert rows(done) == [SILENT_ROW]
     done.stdout.fnmatch_lines(["*在保存之后被覆盖*"])

@@ -34,6 +34,8 @@ class Bert(BertForSequenceClassification):
                 self.classifier.weight.data.mul_(0.5)
             if self.spoil == "leaf":
                 self.classifier.weight.mul_(0.5)
+            if self.spoil == "root":
+                output.loss = output.loss + (output.logits * 0).sqrt().sum()
             if self.spoil == "elsewhere":
                 raise LookupError("not autograd's")
         return output
@@ -175,3 +177,11 @@ def test_what_ends_a_training_outside_of_its_steps_is_told_with_the_next(tmp_pat
     train(bert(), tmp_path, callback)
     assert capfd.readouterr().err.count("error[GS202]") == 1
     assert callback.report.diagnoses == ()
+
+
+def test_where_nan_was_born_is_found_in_a_training(tmp_path):
+    callback = GradsanCallback("nonfinite", quiet=True)
+    train(bert("root"), tmp_path, callback)
+    (found,) = callback.report.diagnoses
+    assert (found.code, found.nonfinite.op, found.nonfinite.round) == ("GS602", "sqrt", 2)
+    assert [label.frame.function for label in found.labels if label.role == "origin"] == ["Bert.forward"]

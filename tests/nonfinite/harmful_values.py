@@ -378,4 +378,17 @@ HARMFUL |= {
             return net(features).square().mean()
         """,
     ),
+    "data: one number of a table is inf": (
+        "GS604",
+        1,
+        True,
+        """
+        table = torch.tensor([[1.0, 2.0], [0.5, float("inf")], [0.1, 0.2], [0.3, 0.4]])
+        model = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1))
+        parameters = list(model.parameters())
+        def loss_of(batch):
+            row = table[(batch + 0) % 4]
+            return model(row).square().mean()  # origin
+        """,
+    ),
 }

@@ -93,6 +93,27 @@ def test_where_anomaly_mode_stops_the_backward_the_origin_is_known():
     assert watched.diagnoses[1].nonfinite.op == "sqrt"
 
 
+def test_a_sum_of_products_that_half_precision_cannot_hold_has_no_singular_point():
+    weight = torch.ones(3, 3, dtype=torch.float16, requires_grad=True)
+    with gradsan.watch("nonfinite") as watched:
+        (torch.full((5, 3), 200.0, dtype=torch.float16) @ weight).float().pow(2).sum().backward()
+    (found,) = watched.diagnoses
+    assert (found.code, found.nonfinite.op) == ("GS602", "mm")
+    assert found.nonfinite.why.key == "why.nonfinite_gradient_overflow"
+    assert [fix.kind for fix in found.fixes] == ["nonfinite_gradient"]
+
+
+def test_a_line_that_met_infinity_in_one_operand_before_names_the_other():
+    weight = torch.ones(2, requires_grad=True)
+    start = torch.tensor([0.0, 1.0])
+    with gradsan.watch("nonfinite") as watched:
+        for top, low in ((start / 0.0, torch.ones(2)), (weight * start, weight * start)):
+            ratio = top / low
+        ratio.sum().backward()
+    (found,) = watched.diagnoses
+    assert "low[0]" in found.nonfinite.why.values.values()
+
+
 def test_a_scaler_that_skips_every_step_is_no_finding():
     weight = torch.nn.Parameter(torch.ones(4))
     optimizer = torch.optim.SGD([weight], lr=0.1)
@@ -135,3 +156,86 @@ def test_a_graph_longer_than_the_search_is_a_blind_spot(monkeypatch):
             value = value * 1.5
         value.sum().backward()
     assert [spot.key for spot in watched.report.seen.blind_spots] == ["blind.nonfinite_long_graph"]
+
+
+def gradients_of(loss_of):
+    weights = torch.linspace(0.1, 0.8, 4).requires_grad_()
+    loss_of(weights).backward()
+    return weights.grad
+
+
+WITHOUT_MEMORY = {
+    "zeros of an unused tangent": lambda weights: (weights * torch._efficientzerotensor((4,))).sum() + weights.sum(),
+    "second derivatives that are zero": lambda weights: (
+        torch.func.hessian(lambda x: (weights * x).sum())(torch.ones(4)).sum() + weights.prod()
+    ),
+    "gradients of a batch, by transforms": lambda weights: torch.func.vmap(
+        torch.func.grad(lambda x: (weights * x).sin().sum())
+    )(torch.ones(3, 4)).sum(),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_MEMORY)
+def test_what_has_no_memory_to_search_is_as_it_is_without(name):
+    plain = gradients_of(WITHOUT_MEMORY[name])
+    with gradsan.watch("nonfinite") as watched:
+        searched = gradients_of(WITHOUT_MEMORY[name])
+    assert torch.equal(plain, searched)
+    assert watched.diagnoses == ()
+    assert {spot.key for spot in watched.report.seen.blind_spots} <= {"blind.nonfinite_transformed"}
+
+
+def test_a_look_that_fails_is_a_blind_spot(monkeypatch):
+    from gradsan.detect.nonfinite import backward
+
+    def failing(*_):
+        raise ValueError("no such look")
+
+    weight = torch.zeros(1, requires_grad=True)
+    with gradsan.watch("nonfinite") as watched:
+        loss = weight.sqrt().sum()
+        monkeypatch.setattr(backward, "_values_kept", failing)
+        loss.backward()
+    assert weight.grad.isinf().all()
+    assert [spot.key for spot in watched.report.seen.blind_spots] == ["blind.collect_failed"]
+
+
+def divided(weights):
+    parts, whole = weights * 2, weights - weights.detach()
+    return (parts / whole).sum()
+
+
+def divided_by_nameless(weights):
+    parts = weights * 2
+    return (parts / (weights - weights.detach())).sum()
+
+
+def masked_by_a_product(weights):
+    scores = weights + torch.tensor([0.0, 0.0, 0.0, float("-inf")])
+    return (scores * torch.tensor([1.0, 1.0, 1.0, 0.0])).exp().sum()
+
+
+def summed_past_the_type(weights):
+    rows = (weights.detach() + 1e20).reshape(1, 4)
+    layer = torch.stack([weights + 1e20, weights - 2e20], 0)
+    return torch.nn.functional.linear(rows, layer[:1] * torch.tensor([1.0, -1.0, 1.0, -1.0])).sum()
+
+
+SAID = {
+    divided: ("title.nonfinite_forward", "why.nonfinite_zero_division", "whole[0]"),
+    divided_by_nameless: ("title.nonfinite_forward", "why.nonfinite_zero_division", "other[0]"),
+    masked_by_a_product: ("title.nonfinite_forward_infinite", "why.nonfinite_infinite_operand", "scores[3]"),
+    summed_past_the_type: ("title.nonfinite_forward", "why.nonfinite_overflow_sums", "rows"),
+}
+
+
+@pytest.mark.parametrize("loss_of", SAID, ids=lambda one: one.__name__)
+def test_the_operand_that_decided_has_its_own_name(loss_of):
+    weights = torch.linspace(0.1, 0.8, 4).requires_grad_()
+    optimizer = torch.optim.SGD([weights], lr=0.1)
+    with gradsan.watch("nonfinite") as watched:
+        loss_of(weights).backward()
+        optimizer.step()
+    (found,) = watched.diagnoses
+    why = found.nonfinite.why
+    assert (found.title.key, why.key, why.values["operand"]) == SAID[loss_of]

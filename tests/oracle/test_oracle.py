@@ -1,6 +1,6 @@
 """Random programs: gradsan says what the comparison with a run that never writes says, and heals to its gradients.
 
-400 of them in short, 2,000 with ``--long``; ``benchmarks/fuzz.py`` runs as many more as one likes.
+200 of them in short, 2,000 with ``--long``; ``benchmarks/fuzz.py`` runs as many more as one likes.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ import operations
 import statements as s
 from regressions import PROGRAMS
 
+from cases import each
 from gradsan.record.recorder import recorder
 
 _PROGRAMS, _AT_ONCE = 2_000, 100
-_IN_SHORT = 400
+_IN_SHORT = 200
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -49,7 +50,7 @@ def test_what_gradsan_says_is_the_truth(first: int) -> None:
     assert not wrong, "\n\n".join(wrong)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@each("name", PROGRAMS)
 def test_a_disagreement_of_the_past(name: str) -> None:
     program, verdict = PROGRAMS[name]
     truth = judge.accepted(program)

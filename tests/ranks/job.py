@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from forked import warm_python
+
 OPENING = """\
 import sys, time
 import torch
@@ -47,14 +49,18 @@ def own_environment(env: dict | None = None) -> dict[str, str]:
 
 
 def run_pair(folder: Path, *words: str, timeout: float = 240) -> tuple[subprocess.CompletedProcess, ...]:
-    """Run ``python WORDS`` as two ranks, without torchrun, which takes a process of its own; both must end in time."""
+    """Run ``python WORDS`` as two ranks, without torchrun, which takes a process of its own; both must end in time.
+
+    Both are forks of a process that has torch imported.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    python, own = warm_python()
+    job = {**own, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     started = [
         subprocess.Popen(
-            [sys.executable, *words],
+            [python, *words],
             cwd=folder,
             env=own_environment({**job, "RANK": str(rank), "LOCAL_RANK": str(rank)}),
             stdout=subprocess.PIPE,
@@ -75,16 +81,22 @@ def run_pair(folder: Path, *words: str, timeout: float = 240) -> tuple[subproces
 
 
 def run_job(
-    folder: Path, body: str, *options: str, torchrun: tuple[str, ...] = ("-m", "gradsan"), env: dict | None = None
+    folder: Path, body: str, *options: str, torchrun: tuple[str, ...] = ("-m", "gradsan"), is_warm: bool = False
 ) -> Job:
-    """Run ``body`` in two ranks under ``gradsan run --json out.json``; ``torchrun`` is how that is started."""
+    """Run ``body`` in two ranks under ``gradsan run --json out.json``; ``torchrun`` is how that is started.
+
+    Warm: both ranks are forks of a process that has torch imported, which get no SIGTERM. Where they are cold, torchrun
+    itself is one all the same, unless it is to start a command that is no Python.
+    """
     (folder / "main.py").write_text(OPENING + textwrap.dedent(body) + CLOSING, encoding="utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *torchrun]
+    python = warm_python()[0] if is_warm else sys.executable
+    launcher = sys.executable if "--no-python" in torchrun else warm_python()[0]
+    command = [launcher, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *torchrun]
     began = time.monotonic()
     done = subprocess.run(
         [*command, "run", "--json", "out.json", *options, "main.py"],
         cwd=folder,
-        env=own_environment(env),
+        env=own_environment({"PYTHON_EXEC": python}),
         capture_output=True,
         text=True,
         timeout=120,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from job import own_environment, run_pair
+
+from forked import warm_python
 
 # docs/blind-spots.md, "Writes past the version counter": a collective that is called as an operator.
 WATCH_MISSES = {f"torch.ops._c10d_functional {saved}" for saved in ("into_an_operand", "into_a_buffer")}
@@ -41,7 +42,7 @@ def test_the_table_has_every_kind_of_truth(cells: dict[str, dict[int, list[str]]
 
 def test_memory_that_a_child_process_writes() -> None:
     done = subprocess.run(
-        [sys.executable, str(FOLDER / "shared_memory.py")],
+        [warm_python()[0], str(FOLDER / "shared_memory.py")],
         env=own_environment(),
         capture_output=True,
         text=True,

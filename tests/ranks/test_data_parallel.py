@@ -10,6 +10,9 @@ import parallel_scenarios
 import pytest
 from job import run_pair
 
+from cases import each
+from example_programs import kept
+
 FOUND = {
     "ddp_step_between_forward_and_backward": "GS110",
     "ddp_update_by_hand": "GS110",
@@ -26,18 +29,22 @@ ON_RANK_1 = {
     "a_conflict_on_one_rank_only": "GS202",
 }
 NAMES = [function.__name__ for function in parallel_scenarios.SCENARIOS]
-every_scenario = pytest.mark.parametrize("name", NAMES)
+every_scenario = each("name", NAMES)
 every_mode = pytest.mark.parametrize("mode", ["watch", "deep"])
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
-    """What each rank has found, by scenario and mode."""
-    folder = tmp_path_factory.mktemp("parallel")
-    ended = run_pair(folder, str(Path(parallel_scenarios.__file__)), "found", timeout=480)
-    assert [one.returncode for one in ended] == [0, 0], ended[0].stderr + ended[1].stderr
-    assert "Traceback" not in ended[0].stderr + ended[1].stderr
-    return [json.loads((folder / f"found.{rank}").read_text(encoding="utf-8")) for rank in (0, 1)]
+    """What each rank has found, by scenario and mode; run once for all workers."""
+
+    def run() -> list[dict]:
+        folder = tmp_path_factory.mktemp("parallel")
+        ended = run_pair(folder, str(Path(parallel_scenarios.__file__)), "found", timeout=480)
+        assert [one.returncode for one in ended] == [0, 0], ended[0].stderr + ended[1].stderr
+        assert "Traceback" not in ended[0].stderr + ended[1].stderr
+        return [json.loads((folder / f"found.{rank}").read_text(encoding="utf-8")) for rank in (0, 1)]
+
+    return kept(("parallel scenarios",), run)
 
 
 @every_mode
@@ -55,7 +62,7 @@ def test_the_training_is_the_same_with_it(told, name, mode):
 
 
 @every_mode
-@pytest.mark.parametrize("name", [name for name, code in FOUND.items() if code == "GS217"])
+@each("name", [name for name, code in FOUND.items() if code == "GS217"])
 def test_what_was_gathered_anew(told, name, mode):
     said = told[0][f"{name} {mode}"]
     assert said["silent"]

@@ -28,8 +28,8 @@ curve.sum().backward()
 """
 
 
-def test_a_right_job_says_nothing_and_leaves_pipes_alone(run, tmp_path: Path):
-    job = run(RIGHT, "--sarif", "/dev/stdout")
+def test_a_right_job_says_nothing_and_leaves_pipes_alone(run_warm, tmp_path: Path):
+    job = run_warm(RIGHT, "--sarif", "/dev/stdout")
     assert job.status == 0, job.stderr
     assert "gradsan" not in job.stderr
     assert (job.codes(0), job.codes(1)) == ([], [])
@@ -85,9 +85,9 @@ def test_without_torchrun_a_failure_of_one_rank_ends_the_other(tmp_path: Path):
     assert len(list(tmp_path.glob("out.rank*.json"))) == 2
 
 
-def test_what_rank_0_did_not_have_is_told_by_the_rank_that_had_it(run):
+def test_what_rank_0_did_not_have_is_told_by_the_rank_that_had_it(run_warm):
     """Both have one finding in common, and each one of its own; one status would end the other rank, so it waits."""
-    job = run(
+    job = run_warm(
         """
         def spoiled(change):
             curve = torch.ones(3, requires_grad=True).exp()
@@ -110,7 +110,7 @@ def test_what_rank_0_did_not_have_is_told_by_the_rank_that_had_it(run):
     assert (job.codes(0), job.codes(1)) == (["GS202"] * 2, ["GS202"] * 2)
 
 
-def test_a_finding_lets_every_rank_end_its_work(run, tmp_path: Path):
+def test_a_finding_lets_every_rank_end_its_work(run_warm, tmp_path: Path):
     """A status of 66 ends the other ranks: it may only come when they have ended."""
     body = f"""{SILENT}
 dist.destroy_process_group()
@@ -119,16 +119,16 @@ if rank == 0:
     open("saved", "w").close()
 sys.exit()
 """
-    job = run(body)
+    job = run_warm(body)
     assert (tmp_path / "saved").exists()
     assert job.status == 1, "torchrun's, where a rank has failed"
     assert "exitcode  : 66" in job.stderr
     assert (job.codes(0), job.codes(1)) == (["GS202"], ["GS202"])
 
 
-def test_a_finding_does_not_start_the_job_anew(run, tmp_path: Path):
+def test_a_finding_does_not_start_the_job_anew(run_warm, tmp_path: Path):
     body = f"open(f'began{{rank}}-{{time.time()}}', 'w').close()\n{SILENT}"
-    job = run(body, torchrun=("--max-restarts", "2", "-m", "gradsan"))
+    job = run_warm(body, torchrun=("--max-restarts", "2", "-m", "gradsan"))
     assert len(list(tmp_path.glob("began*"))) == 2
     assert job.status == 0
 

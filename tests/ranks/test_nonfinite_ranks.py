@@ -15,8 +15,8 @@ for number in range(3):
 """
 
 
-def test_the_rank_where_it_was_made_names_the_line(run):
-    job = run(BODY, "--nonfinite")
+def test_the_rank_where_it_was_made_names_the_line(run_warm):
+    job = run_warm(BODY, "--nonfinite")
     (made,), (met,) = job.reports[1]["diagnoses"], job.reports[0]["diagnoses"]
     origin = next(label for label in made["labels"] if label["role"] == "origin")
     assert (made["code"], made["nonfinite"]["round"]) == ("GS602", 1)

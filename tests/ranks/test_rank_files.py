@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from cases import each
 from gradsan.launch.ranks import Rank, own_files, rank_of, rank_path
 from gradsan.options import Options
 
 
-@pytest.mark.parametrize(
+@each(
     ("environment", "rank"),
     [
         ({}, None),
@@ -29,7 +30,7 @@ def test_the_rank(environment, rank):
     assert rank_of(environment) == rank
 
 
-@pytest.mark.parametrize(
+@each(
     ("path", "named"),
     [
         ("out.json", "out.rank1.4711.json"),

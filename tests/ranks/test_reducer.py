@@ -40,9 +40,9 @@ CASES = {"GS513": (TWICE, "block."), "GS514": (UNFINISHED, "spare.weight")}
 
 
 @pytest.mark.parametrize("code", CASES)
-def test_the_reducer_is_explained_on_both_ranks(run, code):
+def test_the_reducer_is_explained_on_both_ranks(run_warm, code):
     program, name = CASES[code]
-    job = run(NET + program)
+    job = run_warm(NET + program)
     assert job.status == 1, job.stderr
     assert (job.codes(0), job.codes(1)) == ([code], [code])
     assert job.stderr.count(f"error[{code}]") == 1

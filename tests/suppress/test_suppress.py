@@ -2,6 +2,7 @@
 
 import pytest
 
+from cases import each
 from gradsan.model import Diagnosis, Frame, Label, Message
 from gradsan.suppress import RuleError, parse_rule, read_baseline, read_rules, suppress, write_baseline
 
@@ -55,7 +56,7 @@ def test_words_in_a_string_are_no_comment(program):
     assert len(suppress([finding(file, line=5)], files=[file]).kept) == 1
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "takes"),
     [
         ("GS101", True),
@@ -78,7 +79,7 @@ def test_rules(program, text, takes):
     assert str(rule) == text
 
 
-@pytest.mark.parametrize("text", ["", "101", "GS10", "GS101:train.py:x:y", "GS101 train.py"])
+@each("text", ["", "101", "GS10", "GS101:train.py:x:y", "GS101 train.py"])
 def test_what_is_no_rule(text):
     with pytest.raises(RuleError):
         parse_rule(text)

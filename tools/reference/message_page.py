@@ -7,13 +7,11 @@ from gradsan.text import Language, codes
 from reference.markdown import join
 from reference.words import word
 
-_BOOSTED = "---\nsearch:\n  boost: 3\n---"
-
 
 def pages(language: Language) -> dict[str, str]:
     """``messages.md``."""
     titles = {entry.code: entry.title for entry in codes(language)}
-    parts = [_BOOSTED, f"# {word('messages_title', language)}", word("messages_intro", language)]
+    parts = [f"# {word('messages_title', language)}", word("messages_intro", language)]
     for message, found in wordings():
         lines = [f"- [{code}](codes/{code}.md): {titles[code]}" for code in found]
         parts += [f"## {_plain(message)}", "\n".join(lines)]
@@ -22,10 +20,15 @@ def pages(language: Language) -> dict[str, str]:
 
 def quoted(code: str, language: Language) -> str:
     """The messages that lead to a code, as a section of its page; empty where there are none."""
-    found = [message for message, codes_of in wordings() if code in codes_of]
-    lines = "\n".join(f"- `{message.replace('`', '')}`" for message in found)
-    return join(f"## {word('messages_of_code', language)}", lines) if found else ""
+    lines = "\n".join(f"- `{message}`{{: #{anchor} }}" for anchor, message, _ in messages_of(code))
+    return join(f"## {word('messages_of_code', language)}", lines) if lines else ""
+
+
+def messages_of(code: str) -> list[tuple[str, str, int]]:
+    """The messages that lead to a code: the anchor on its page, the words, and how many codes are likelier."""
+    found = [(message, codes_of.index(code)) for message, codes_of in wordings() if code in codes_of]
+    return [(f"message-{at}", message.replace("`", ""), rank) for at, (message, rank) in enumerate(found, 1)]
 
 
 def _plain(message: str) -> str:
-    return message.replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_").replace("[", "\\[")
+    return message.replace("`", "").replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_").replace("[", "\\[")
