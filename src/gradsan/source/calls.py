@@ -225,9 +225,11 @@ def earlier_result(call: Frame) -> SecondName | None:
     statements, at = statements_of(scope), definitions_at(scope, statement.node)
     if read_after(statement, result, frozenset((statement.node,)), scope, statements) is None:
         return None
+    given = {node.id for node in ast.walk(expression.node) if isinstance(node, ast.Name)}
     for earlier in statements:
         name, other = _taken(earlier)
-        is_meant = other == callee and name != result and earlier.lineno < statement.node.lineno
+        # A result that the later call is given is an argument of that call: see `reuse.argument_read_later`.
+        is_meant = other == callee and name not in (result, *given) and earlier.lineno < statement.node.lineno
         if not is_meant or any(one.statement is not earlier or one.carried for one in at.get(name, ())):
             continue
         read = read_after(statement, name, frozenset((earlier,)), scope, statements)
