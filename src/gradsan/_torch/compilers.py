@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import sys
+from collections.abc import Iterable
 from types import CodeType
 from typing import Any
 
@@ -29,10 +30,21 @@ def is_building_graph(error: BaseException) -> bool:
     return False
 
 
+def is_within_graph_capture(codes: Iterable[CodeType]) -> bool:
+    """Whether a call with these functions on its stack is one that torch.compile traces, and none of the program.
+
+    Missing: False.
+    """
+    return any(_is_graph_capture(code.co_filename) for code in codes)
+
+
 def _captures_graph(frame: Any) -> bool:
-    # Compiled functions run in files of the same folder.
-    file: str = frame.f_code.co_filename
-    return "_aot_autograd" in file and "graph_capture" in file
+    return _is_graph_capture(frame.f_code.co_filename)
+
+
+def _is_graph_capture(file: str) -> bool:
+    # Compiled functions run in files of the same folder; before torch 2.9 the other name is that of the file.
+    return "_aot_autograd" in file and ("graph_capture" in file or "traced_function_transforms" in file)
 
 
 COMPILER_ERRORS = "torch._dynamo.exc"

@@ -14,11 +14,12 @@ Nodes from the loss to the freed one; ``values``: ``passed``, as in :class:`grad
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gradsan import _torch
-from gradsan.graph import borrowed, naming, walk
+from gradsan.graph import borrowed, compiled, naming, walk
 from gradsan.graph.passed import passed
 from gradsan.model import Clue
 from gradsan.record.backwards import PastBackward
@@ -67,7 +68,6 @@ def gather_second_backward(context: Context) -> tuple[Clue, ...]:
     join = _join(list(backward.roots), freed)
     saved_at = _made_at(core, node, backward.thread)
     joined_at = _made_at(core, join.older, backward.thread)
-    makers = [entry.stack for entry in (joined_at, saved_at) if entry is not None]
     younger = None if join.younger is None else _torch.node_sequence(join.younger)
     cached = _cached(join.older, context.frame)
     info = _torch.output_info(join.older, join.output)
@@ -79,17 +79,17 @@ def gather_second_backward(context: Context) -> tuple[Clue, ...]:
             op=by.via,
             values={"step": by.step, "certain": freed.reach is not None, "same_loss": join.younger is None},
         ),
-        Clue("saved", None if saved_at is None else symbolise(saved_at.stack), op=node.name()),
+        _saved(node, join.output if node is join.older else 0, saved_at),
         Clue(
             "bridge",
-            None if joined_at is None else symbolise(joined_at.stack),
+            _saved(join.older, join.output, joined_at).site,
             name=cached or naming.name_of_output(join.older, context.frame),
             op=join.older.name(),
             values={
                 "younger": "" if join.younger is None else join.younger.name(),
                 "cached": cached is not None,
                 "made_after": younger is not None and younger >= by.sequence,
-                "ran_again": any(core.ran_since(stack, by.sequence, backward.thread) for stack in makers),
+                "ran_again": _ran_again(context, (joined_at, saved_at), order, by),
                 **({} if info is None else dict(zip(("shape", "dtype", "device"), info, strict=True))),
             },
         ),
@@ -107,6 +107,25 @@ def gather_second_backward(context: Context) -> tuple[Clue, ...]:
             clues.append(Clue("updated", symbolise(step.stack), op=step.optimizer))
             return (*clues, *_borrowed(context, by))
     return tuple(clues)
+
+
+def _saved(node: Any, output: int, call: RawCall | None) -> Clue:
+    """The operation that saved what was freed; that inside a compiled Node, where its graph tells."""
+    if call is None:
+        return Clue("saved", None, op=node.name())
+    op, site = compiled.needed_first(node, output, symbolise(call.stack))
+    return Clue("saved", site, op=op)
+
+
+def _ran_again(context: Context, calls: Iterable[RawCall | None], order: list[Any], by: PastBackward) -> bool:
+    """Whether one of the calls has been made again since ``by``."""
+    core, backward = context.core, context.backward
+    thread = by.thread if backward is None else backward.thread
+    stacks = [call.stack for call in calls if call is not None]
+    if any(core.ran_since(stack, by.sequence, thread) for stack in stacks):
+        return True
+    younger = [node for node in order if (_torch.node_sequence(node) or 0) >= by.sequence]
+    return any(compiled.is_called_again(core, symbolise(stack), younger, thread) for stack in stacks)
 
 
 def _others_freed(order: list[Any], node: Any, sequence: int) -> list[Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -21,6 +21,8 @@ from gradsan.graph import naming, walk
 from gradsan.graph.traced_graphs import InnerSave, Inside, Place, inside_of
 from gradsan.model import Conflict, Frame, Site, Write
 from gradsan.record.compilers import TRACED
+from gradsan.record.ledger import call_that_made
+from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord
 
 _ARGUMENT = re.compile(r"primals_(\d+)$")
@@ -59,6 +61,38 @@ def as_uncompiled(conflict: Conflict, node: Any, slot: str | None, tensor: Any, 
             compiled=kind,
         ),
     )
+
+
+def needed_first(node: Any, output: int, site: Site) -> tuple[str, Site]:
+    """The operation inside a compiled Node whose saved values a backward from its result ``output`` needs first.
+
+    As its Node is called, and where it stands. The compiled Node itself and ``site``, where the call of the compiled
+    function stands, where the graph does not tell.
+    """
+    graph = TRACED.numbered(_torch.compiled_number(node)) if _torch.is_compiled_node(node) else None
+    inside = None if graph is None else inside_of(graph)
+    found = None if inside is None else inside.needed_first.get(output - _torch.written_inputs(node))
+    if graph is None or found is None:
+        return node.name(), site
+    return found[0], _joined(site, graph, found[1])
+
+
+def is_called_again(core: Any, site: Site, nodes: Iterable[Any], thread: int) -> bool:
+    """Whether one of the ``nodes`` is of a compiled function that was called where the one at ``site`` was.
+
+    The compiler may have compiled it anew for that call, so that the stacks below differ.
+    """
+    calls = (
+        call_that_made(core, _torch.node_sequence(node), thread) for node in nodes if _torch.is_compiled_node(node)
+    )
+    above = _callers(site)
+    return bool(above) and any(call is not None and _callers(symbolise(call.stack)) == above for call in calls)
+
+
+def _callers(site: Site) -> tuple[tuple[str, int], ...]:
+    """Where a compiled function was called; empty for a stack without one."""
+    at = _first_entry(site.frames)
+    return () if at == len(site.frames) else tuple((frame.file, frame.line) for frame in site.frames[:at])
 
 
 def _place(inside: Inside, node: Any, slot: str, tensor: Any, frame: Any) -> Place | None:

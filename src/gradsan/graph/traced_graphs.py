@@ -58,6 +58,8 @@ class Inside:
     places_of_arguments: tuple[Place | None, ...]
     values: dict[Place, tuple[tuple[int, ...], Any, bool, bool]]
     """(shape, dtype, whether it requires grad, whether it is a leaf) of each."""
+    needed_first: dict[int, tuple[str, Site]]
+    """For each result the operation inside (as its Node is called) whose saved values its backward needs first."""
     varies: bool
     hides: bool
     """Whether some saves are behind hooks (a checkpoint), so that not all are known."""
@@ -127,13 +129,14 @@ def _read(graph: _torch.Traced, run: traced.TracedRun, given: list[Any], results
         place = Place("output", number)
         places.setdefault(_torch.storage_identity(one), place)
         values[place] = (tuple(one.shape), one.dtype, one.requires_grad, False)
-    saves, hides = _saves(run, results, places)
+    saves, needed_first, hides = _saves(run, results, places)
     return Inside(
         saves,
         dict(_uses(run, results, places)),
         list(_writes(run, places)),
         tuple(places_of_arguments),
         values,
+        needed_first,
         any(isinstance(one, _torch.Example) and one.varies for one in graph.examples),
         hides,
     )
@@ -141,9 +144,10 @@ def _read(graph: _torch.Traced, run: traced.TracedRun, given: list[Any], results
 
 def _saves(
     run: traced.TracedRun, results: list[Any], places: dict[int, Place]
-) -> tuple[dict[Place, list[InnerSave]], bool]:
-    """What the operations save, in the order in which a backward asks for it; and whether hooks hide some."""
+) -> tuple[dict[Place, list[InnerSave]], dict[int, tuple[str, Site]], bool]:
+    """What the operations save, in the order in which a backward asks for it; the first; whether hooks hide some."""
     found: dict[Place, list[InnerSave]] = {}
+    first: dict[int, tuple[str, Site]] = {}
     hides = False
     roots = [(number, one.grad_fn) for number, one in enumerate(results) if one.grad_fn is not None]
     behind = [(number, set(walk.nodes_behind([root], walk.NODES_WALKED) or ())) for number, root in roots]
@@ -155,6 +159,8 @@ def _saves(
         for slot, saved in _torch.saved_slots(node):
             hides = hides or _torch.is_hooked(saved)
             tensor = _torch.packed_object(saved)
+            for number in outputs if torch.is_tensor(tensor) else ():
+                first.setdefault(number, (node.name(), traced.site_of(call[1])))
             place = places.get(_torch.storage_identity(tensor)) if torch.is_tensor(tensor) else None
             if place is None or not _torch.is_read_by_backward(node, slot):
                 continue
@@ -169,7 +175,7 @@ def _saves(
                 outputs,
             )
             found.setdefault(place, []).append(one)
-    return found, hides
+    return found, first, hides
 
 
 def _uses(

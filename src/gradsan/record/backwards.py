@@ -63,7 +63,7 @@ class PastBackward:
 
 
 class Backwards:
-    """The bounded log of the backward calls of this process, as the core fills it."""
+    """The bounded log of the backward calls of this process, as the core fills it, without those that are traced."""
 
     def __init__(self, core: Any) -> None:
         """Read the log of ``core``."""
@@ -80,7 +80,8 @@ class Backwards:
         return [one for one in self._read() if one.clock < clock]
 
     def _read(self) -> list[PastBackward]:
-        return [_read(entry) for entry in self._core.backward_log]
+        found = (_read(entry) for entry in self._core.backward_log)
+        return [one for one in found if not _torch.is_within_graph_capture(one.stack.codes)]
 
 
 def _read(entry: tuple[Any, ...]) -> PastBackward:
