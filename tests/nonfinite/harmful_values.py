@@ -216,6 +216,32 @@ HARMFUL = {
             return (hidden * torch.tensor([1.0, 0.0])).sum()
         """,
     ),
+    "backward: a hook that divides, behind an operation that only hands its gradient on": (
+        "GS602",
+        1,
+        True,
+        """
+        body, head = nn.Linear(2, 2), nn.Linear(2, 1)
+        parameters = [*body.parameters(), *head.parameters()]
+        def loss_of(batch):
+            hidden = body(torch.ones(3, 2)).tanh()
+            branch = hidden.clone()
+            branch.register_hook(lambda grad: grad / grad.norm())  # origin
+            return (batch != 1) * head(branch).sum() + head(hidden).square().sum()
+        """,
+    ),
+    "backward: inside of what torch.compile has written": (
+        "GS602",
+        0,
+        True,
+        """
+        weight = nn.Parameter(torch.zeros(2))
+        parameters = [weight]
+        length = torch.compile(lambda x: (x * x).sum().sqrt(), backend="aot_eager")
+        def loss_of(batch):
+            return length(weight) + weight.sum()  # origin
+        """,
+    ),
     "update: a schedule that begins at infinity": (
         "GS603",
         0,

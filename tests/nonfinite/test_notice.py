@@ -90,6 +90,14 @@ HARMLESS = {
             taken.zero_grad()
         loss_of = lambda batch: weight.sum()
         """,
+    "an input with nan that is filled anew each round": """
+        image = torch.ones(2, requires_grad=True)
+        for value in (1.0, float("nan"), 1.0):
+            with torch.no_grad():
+                image.copy_(torch.full((2,), value))
+            (image * weight.detach()).sum().backward()
+        loss_of = lambda batch: weight.sum()
+        """,
     "under torch.func": """
         from torch.func import grad, vmap
         def loss_of(batch):
@@ -125,6 +133,17 @@ def test_a_training_that_becomes_nan_is_noticed_once(name, tmp_path):
 def test_what_leaves_the_parameters_finite_is_no_finding(tmp_path):
     found = {name: call_forked(run, program, tmp_path)[0] for name, program in HARMLESS.items()}
     assert {name: [str(one) for one in all_of] for name, all_of in found.items() if all_of} == {}
+
+
+def test_a_leaf_that_is_updated_by_hand_is_a_parameter():
+    own = torch.zeros(2, requires_grad=True)
+    with gradsan.watch() as watched:
+        for _ in range(3):
+            (gradient,) = torch.autograd.grad(own.square().sum(), own)
+            with torch.no_grad():
+                own.sub_(gradient / gradient.norm())
+    (found,) = watched.diagnoses
+    assert (found.code, found.nonfinite.why.key) == ("GS605", "why.nonfinite_seen_before")
 
 
 def test_each_stretch_tells_its_own(tmp_path):

@@ -75,6 +75,12 @@ def operator_packet_class() -> Any:
     return getattr(getattr(torch, "_ops", None), "OpOverloadPacket", None)
 
 
+def operator_called(args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
+    """The name of the operator that ``args`` begin with, as a method has it, and what it was called with."""
+    name = getattr(args[0], "__name__", "") if args else ""
+    return (name.partition(".")[0], args[1:]) if name else ("__call__", args)
+
+
 def function_apply() -> tuple[Any, str, Any]:
     """(owner, name, function taking the class first) of what makes the Node of every custom Function.
 

@@ -28,6 +28,7 @@ class _Run:
     handles: list[Any] = field(default_factory=list)
     given: dict[Any, list[Origin]] = field(default_factory=dict)
     leaves: list[Any] = field(default_factory=list)
+    roots: tuple[Any, ...] = ()
 
 
 class Backward:
@@ -44,7 +45,7 @@ class Backward:
 
     def begin(self, clock: int, roots: tuple[Any, ...]) -> None:
         """Watch the backward that begins at ``clock`` from ``roots``."""
-        run = _Run()
+        run = _Run(roots=roots)
         self._runs[clock] = run
         for node in nodes_behind(roots):
             leaf = getattr(node, "variable", None)
@@ -123,7 +124,10 @@ class Backward:
 
     def _hands_on(self, run: _Run, node: Any, made: Any, given: Any) -> bool:
         """Whether a Node has only handed on memory that was looked at when another Node made it: ``t()``, ``view``."""
-        return node not in run.given and _torch.shares_start(made, given) and not _torch.is_custom_node(node)
+        if node in run.given or not _torch.shares_start(made, given) or _torch.is_custom_node(node):
+            return False
+        # A hook of the program's may have changed what the other Node made.
+        return not self._origins or self._origins.of(made) is None
 
     def _keep(self, run: _Run, node: Any, bad: list[tuple[int, Any]], given: tuple[Any, ...]) -> None:
         came = [one for one in given if one is not None and _torch.is_nonfinite(one)]
@@ -137,8 +141,12 @@ class Backward:
         parents = tuple(run.given.get(node, ())) or tuple(handed) or (() if came else self._kept_bad(node, stack))
         if inside is not None:
             origin = inside
+            made = first_cause(inside)[0]
+            if made.in_backward and _place(made.stack) == _place(self._running_at()):
+                # No line of the program's made it, but code that a compiler has written for the Node.
+                made.stack = stack or made.stack
         elif came or parents:
-            how: How = "passed" if parents else "given"
+            how: How = "passed" if parents else "given" if node in run.roots else "untraced"
             origin = Origin(how, node.name(), stack, Searched(gradient).value, parents=parents)
             # Where what came in with the data has met a parameter.
             origin.has_graph = not came
@@ -176,6 +184,11 @@ class Backward:
             if (first.how != "constant" or not (first.value == "-inf" or first.has_graph))
             and _place(first.stack) != here
         )
+
+    def _running_at(self) -> Any:
+        """The raw stack of the backward call that this thread works for; None where it is not known."""
+        running = running_here(self._core)
+        return None if running is None else running[1]
 
     def _stack_of(self, node: Any) -> Any:
         """The raw stack of the call that made a Node; None where it is not in the log."""

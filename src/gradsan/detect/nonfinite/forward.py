@@ -30,6 +30,8 @@ class Forward:
 
     def on_result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Look at the result of one call; as ``on_result`` of the core."""
+        if op == "__call__":
+            op, args = _torch.operator_called(args)
         if isinstance(result, torch.Tensor):
             # A view shows memory that has been looked at, and makes no value.
             in_place = bool(args) and result is args[0]
@@ -117,7 +119,8 @@ class Forward:
         return self._origins.keep(
             tensor,
             Origin(
-                "given",
+                # Data have no Node: what has one was made by an operation.
+                "given" if tensor.grad_fn is None else "untraced",
                 op,
                 stack,
                 facts.value,

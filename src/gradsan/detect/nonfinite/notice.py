@@ -19,11 +19,14 @@ from gradsan.detect.nonfinite.values import Searched
 from gradsan.graph import naming
 from gradsan.model import Birth, NonFinite, NonFiniteSeen
 from gradsan.record.detector import Detector
+from gradsan.record.ledger import RawWrite
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import Settling, StepRecord, Steps
 
 _LARGEST_LOSS = 4_096
 _NAMED = 8
+_REFILLS = frozenset({"copy_", "fill_", "zero_", "set_", "__setitem__", "data"})
+"""What gives a leaf other contents; any other write changes those it has, as an update does."""
 
 
 class Notice(Detector):
@@ -82,7 +85,9 @@ class Notice(Detector):
     def _look(self, entry: Any, loss: Any) -> None:
         stack = entry[1]
         # Not the data: an input whose gradient is wanted is a leaf, too.
-        leaves = [one for one in _leaves_behind(entry[3]) if isinstance(one, torch.nn.Parameter) or self._steps_of(one)]
+        leaves = [
+            one for one in _leaves_behind(entry[3]) if isinstance(one, torch.nn.Parameter) or self._is_trained(one)
+        ]
         spoilt = [leaf for leaf in leaves if _is_spoilt(leaf)]
         if self._pending is not None:
             self._follow_up()
@@ -102,6 +107,24 @@ class Notice(Detector):
         spoilt = [leaf for one in known if (leaf := one()) is not None and _is_spoilt(leaf)]
         if spoilt:
             self._found(spoilt, "during", stack, steps, facts)
+
+    def _is_trained(self, leaf: Any) -> bool:
+        """Whether steps of this stretch updated a leaf, or statements did that came after a backward."""
+        if self._steps_of(leaf):
+            return True
+        began = min((entry[0] for entry in self._core.backward_log if entry[0] >= self._began), default=None)
+        storage = _torch.storage_or_none(leaf)
+        if began is None:
+            return False
+        # The memory of another tensor may have had the address: a leaf's own writes are at most at its version.
+        return any(
+            raw.storage == storage
+            and raw.clock > began
+            and raw.is_parameter
+            and raw.op not in _REFILLS
+            and (raw.version or 0) <= leaf._version
+            for raw in map(RawWrite._make, self._core.writes())
+        )
 
     def _steps_of(self, parameter: Any) -> list[StepRecord]:
         """The steps of this stretch that updated a parameter, as far as the log goes back."""

@@ -16,7 +16,7 @@ _KEPT = 4_096
 _UNSEEN = 8
 """How many Nodes are gone back over to one that is known."""
 
-How = Literal["made", "nan_of_inf", "constant", "memory", "given", "passed", "gradient", "update"]
+How = Literal["made", "nan_of_inf", "constant", "memory", "given", "untraced", "passed", "gradient", "update"]
 
 
 @dataclass(slots=True, eq=False)
@@ -25,7 +25,8 @@ class Origin:
 
     ``how``: ``made`` of finite operands; ``nan_of_inf`` NaN of operands with Inf and no NaN; ``constant`` a number that
     the program wrote down (a mask's -inf); ``memory`` that nobody had written; ``given`` to the program from outside;
-    ``passed`` on from ``parents``; ``gradient`` of a Node whose own gradients were finite; ``update`` by a step.
+    ``untraced`` of an operation that was not seen; ``passed`` on from ``parents``; ``gradient`` of a Node whose own
+    gradients were finite; ``update`` by a step.
     ``number`` counts the origins; ``stack`` is a raw stack. ``in_backward``: the program's own code made it while a
     backward ran. ``has_graph``: a gradient flows through the result.
     """

@@ -192,6 +192,9 @@ class NonFiniteSearch:
                 self._report_untraced(parameters, stack, op, number)
                 return
             began = min(((first_cause(one)) for one in origins), key=lambda pair: pair[0].number)
+            if began[0].how == "untraced":
+                self._report_untraced(parameters, stack, op, number)
+                return
             # What is computed with these parameters from now on is no finding of its own.
             for parameter in parameters:
                 came = Origin("passed", op, stack, began[0].value, parents=tuple(origins))
@@ -288,6 +291,9 @@ class NonFiniteSearch:
         is_by_hand: bool = False,
     ) -> None:
         origin, way = began
+        if origin.how == "untraced":
+            # Without a parameter that it has reached there is nothing to say of it.
+            return
         names = _names_of(parameters)
         # What came in with the data did harm where it first met a parameter.
         born = _born(origin)
