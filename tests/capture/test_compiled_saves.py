@@ -143,7 +143,7 @@ def told(program, backend, options, mode="watch"):
         return one if backend is None else torch.compile(one, backend=backend, **options)
 
     torch.manual_seed(0)
-    with pytest.raises(RuntimeError, match="modified by an inplace|a second time"), gradsan.watch(mode) as watched:
+    with pytest.raises(RuntimeError, match=r"modified by an inplace|a second time"), gradsan.watch(mode) as watched:
         program(compiled)
     (found,) = watched.diagnoses
     labels = [(one.role, one.frame.line, one.frame.function) for one in found.labels]
