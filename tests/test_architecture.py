@@ -18,7 +18,7 @@ from cases import each
 SOURCES = Path(__file__).resolve().parent.parent / "src" / "gradsan"
 
 ORDER = (
-    "model", "text", "catalogue", "overlap", "_lazy", "_errors", "_imports", "_supported", "source", "suppress",
+    "model", "text", "catalogue", "overlap", "_lazy", "_errors", "_imports", "source", "suppress",
     "_editors", "options", "_torch", "record", "graph", "originals", "detect", "errors", "postmortem", "_watching",
     "diagnose", "lint", "present", "_notes", "_terms", "_autopsy", "_session", "_ipython", "launch", "_enabled",
     "_install", "_api", "repair", "cli", "integrations",
@@ -46,7 +46,7 @@ EXCEPTIONS = {
     *((f"detect.meaning.{name}", "source") for name in ("evidence", "kept_references", "lost_terms")),
     ("detect.kept_gradients", "source"),
     # Failures keep what the source of a frame says: the variable of an index, the operand of a statement.
-    *((f"errors.{name}", "source") for name in ("graph_nodes", "leaves", "refused_writes")),
+    *((f"errors.{name}", "source") for name in ("graph_nodes", "refused_writes")),
     # A session is where a process and its report meet.
     *((name, "launch") for name in ("_session", "_ipython")),
     # The number of fixes that can be tried, at the end of a report.

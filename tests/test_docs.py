@@ -11,7 +11,7 @@ import pytest
 
 from cases import each
 from example_programs import load
-from gradsan._supported import OLDEST_TORCH
+from gradsan._session import OLDEST_TORCH
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "src" / "gradsan"

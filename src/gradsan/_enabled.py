@@ -22,11 +22,11 @@ from gradsan._notes import annotate_with
 from gradsan._session import Session
 from gradsan._terms import Mode, chosen, diagnosed
 from gradsan.launch import watched_process
-from gradsan.launch.excepthooks import call_before_shown
 from gradsan.launch.outcome import Publisher
 from gradsan.launch.processes import Job, open_job
 from gradsan.launch.sentences import complain, spoken_language
 from gradsan.launch.starts import Starts
+from gradsan.launch.uncaught import call_before_shown
 from gradsan.launch.watched_process import Member
 from gradsan.launch.watcher import Watcher
 from gradsan.model import Conflict, Failure, Message, Program, Report

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import platform
+import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gradsan import __version__
-from gradsan._supported import too_old
 from gradsan._terms import Mode, Terms
 from gradsan.launch import watched_process
 from gradsan.model import Conflict, Evidence, Failure, Message, Program, Report, Seen
 
 if TYPE_CHECKING:
     from gradsan.record.recorder import Mark, Recorder
+
+
+OLDEST_TORCH = (2, 6)
+
+
+def too_old() -> Message | None:
+    """What is to be said where the PyTorch of this process is older; None where it is not, or is not imported yet."""
+    version = str(getattr(sys.modules.get("torch"), "__version__", ""))
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None or (int(found[1]), int(found[2])) >= OLDEST_TORCH:
+        return None
+    return Message("blind.torch_too_old", {"version": version, "oldest": ".".join(map(str, OLDEST_TORCH))})
+
 
 __all__ = ["Mode", "Session", "Terms"]
 

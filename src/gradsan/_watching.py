@@ -46,7 +46,7 @@ from gradsan.detect.nonfinite.notice import Notice
 from gradsan.detect.nonfinite.search import NonFiniteSearch
 from gradsan.detect.prescan import Prescan, way_of
 from gradsan.detect.wrapped import Wrapped
-from gradsan.errors import failures, warned
+from gradsan.errors import failures
 from gradsan.graph import conflicts, self_check, stale_slots
 from gradsan.model import Conflict, Deviation, Failure, Message
 from gradsan.originals import kept_conflicts
@@ -171,7 +171,7 @@ class Watching:
         self._listeners.follow()
         guard.install("user hooks", self._watch_user_hooks)
         install()
-        guard.install("warnings", partial(warned.watch, recorder.patches, self._on_warning))
+        guard.install("warnings", partial(failures.watch, recorder.patches, self._on_warning))
         for one in overriding(self.detectors, "install"):
             run = guard.run_hushed if one.is_hushed else guard.run
             guard.install(one.part, partial(one.install, recorder.patches, run))
@@ -342,7 +342,7 @@ class Watching:
         self._recorder.guard.run(partial(self._keep_warning, message, category))
 
     def _keep_warning(self, message: Any, category: type[Warning]) -> None:
-        failure = warned.of_warning(self._recorder, message, category)
+        failure = failures.of_warning(self._recorder, message, category)
         if failure is not None:
             self._keep_failure(failure)
 

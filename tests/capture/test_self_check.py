@@ -10,9 +10,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradsan
-from gradsan import _supported, _torch
+from gradsan import _session, _torch
 from gradsan._torch import hooks
-from gradsan.cli import _version
+from gradsan.cli import _main
 from gradsan.graph import self_check
 from gradsan.launch.watcher import Watcher
 from gradsan.model import Program
@@ -104,19 +104,19 @@ def test_a_failure_is_said_by_every_way_in(monkeypatch, capsys):
     watcher.start()
     watcher.stop()
     assert keys(watcher.problems) == ["blind.self_check_stale"]
-    assert _version.show(None) == 1
+    assert _main.show(None) == 1
     assert "does not let gradsan find" in capsys.readouterr().out
 
 
 def test_verbose_version_of_this_torch(capsys):
-    assert _version.show(None) == 0
+    assert _main.show(None) == 0
     said = capsys.readouterr().out
     assert f"torch {torch.__version__}" in said
     assert "can be watched" in said
 
 
 def test_an_older_torch_runs_plain_and_that_is_said(monkeypatch):
-    monkeypatch.setattr(_supported, "OLDEST_TORCH", (99, 0))
+    monkeypatch.setattr(_session, "OLDEST_TORCH", (99, 0))
     before = torch.Tensor.add_
     with pytest.warns(RuntimeWarning, match=r"older than 99\.0") as caught, gradsan.watch() as watched:
         assert torch.Tensor.add_ is before

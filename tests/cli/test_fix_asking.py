@@ -3,7 +3,7 @@
 import io
 
 from cases import each
-from gradsan.cli import _applying
+from gradsan.cli import fix as command
 from gradsan.model import Fix, Message, Verification
 from gradsan.repair import Patch
 
@@ -17,10 +17,10 @@ class Terminal(io.StringIO):
 def test_the_answer_decides(tmp_path, monkeypatch, capsys, answer, stands):
     file = tmp_path / "main.py"
     file.write_text("a = 1\n")
-    monkeypatch.setattr(_applying, "dirty_files", lambda patch: tuple(patch.files))
+    monkeypatch.setattr(command, "dirty_files", lambda patch: tuple(patch.files))
     monkeypatch.setattr("sys.stdin", Terminal(answer))
     patch = Patch({str(file): b"a = 2\n"})
-    assert _applying.apply_fix([patch], 1, lambda: True, asks=True, language="en") is stands
+    assert command.apply_fix([patch], 1, lambda: True, asks=True, language="en") is stands
     assert file.read_text() == ("a = 2\n" if stands else "a = 1\n")
     assert "not committed" in capsys.readouterr().err
 
@@ -30,7 +30,7 @@ def test_a_program_that_fails_gets_all_its_files_back(tmp_path, capsys):
     for file in files:
         file.write_text("a = 1\n")
     patch = Patch({str(file): b"a = 2\n" for file in files})
-    assert _applying.apply_fix([patch], 1, lambda: files[1].read_text() == "?", asks=False, language="en") is False
+    assert command.apply_fix([patch], 1, lambda: files[1].read_text() == "?", asks=False, language="en") is False
     assert [file.read_text() for file in files] == ["a = 1\n", "a = 1\n"]
     assert "put back" in capsys.readouterr().err
 
@@ -58,6 +58,6 @@ def test_what_changes_the_training_is_not_written_unasked(
     monkeypatch, capsys, kind, training, number, asks, answer, is_wanted
 ):
     monkeypatch.setattr("sys.stdin", io.StringIO() if answer is None else Terminal(answer))
-    found = _applying.is_wanted(fix(kind, training), number, asks=asks, language="en")
+    found = command.is_wanted(fix(kind, training), number, asks=asks, language="en")
     assert found is is_wanted
     assert ("--apply 1" in capsys.readouterr().err) is not is_wanted

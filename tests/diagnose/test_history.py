@@ -6,8 +6,7 @@ import subprocess
 import sys
 
 from gradsan.diagnose.facts import examine
-from gradsan.diagnose.folding import folded
-from gradsan.diagnose.history import EVENTS_KEPT, events_of, joined, way_of
+from gradsan.diagnose.history import EVENTS_KEPT, events_of, folded, joined, way_of
 from gradsan.model import (
     Bridge,
     Conflict,

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from gradsan.cli import main
-from gradsan.lint import cache as cache_module
 from gradsan.lint import check
-from gradsan.lint.cache import Cache
-from gradsan.lint.running import lint_files
+from gradsan.lint import running as cache_module
+from gradsan.lint.running import Cache, lint_files
 
 FAULTY = """\
 import torch
@@ -101,7 +100,7 @@ def test_several_processes_find_the_same(folder: Path) -> None:
     files = sorted((folder / "src").glob("*.py"))
     command = f"""
 from pathlib import Path
-from gradsan.lint.cache import Cache
+from gradsan.lint.running import Cache
 from gradsan.lint.running import lint_files
 if __name__ == "__main__":
     files = sorted(Path({str(folder / "src")!r}).glob("*.py"))

@@ -14,7 +14,7 @@ from gradsan._editors import EDITORS, address_in, checked_editor, link_to
 from gradsan.model import Program
 from gradsan.model._findings import Role
 from gradsan.present import render_html
-from gradsan.present.html._colours import coloured, colours_of, paint
+from gradsan.present.html._snippet import coloured, colours_of, paint
 from gradsan.text import codes, page
 
 SOURCE = '''\

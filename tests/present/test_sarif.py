@@ -157,7 +157,7 @@ def test_fixes_replace_lines(as_diff):
     lines = ((str(gan), 16, ""), (str(gan), 20, "    g_optimizer.step()\n    d_optimizer.step()"))
     made = with_fix(lines=lines)
     if as_diff:
-        from gradsan.present._diff import diff_of
+        from gradsan.present._fixes import diff_of
 
         made = with_fix(diff=diff_of(made.diagnoses[0].fixes[0], SOURCES))
     changes = replacements(result(made))

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from gradsan.model import Fix, Message, Verification
+from gradsan.repair.judging import Tried, measured, ranked_fixes
 from gradsan.repair.patch import Patch
-from gradsan.repair.ranking import Tried, measured, ranked_fixes
 from gradsan.repair.trials.trial import Cost, Trial
 
 

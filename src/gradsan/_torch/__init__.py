@@ -16,39 +16,37 @@ from gradsan._torch.checkpoints import (
     reentrant_checkpoint,
     saved_in_checkpoint,
 )
-from gradsan._torch.compiled_graphs import (
-    GRAPH_BUILDER,
-    Example,
-    Traced,
-    code_of_builder,
-    compiled_number,
-    graph_builder,
-    graphs_numbered,
-    is_compiled_node,
-    run_compiled_backward,
-    saved_in_graph,
-    tensors_without_data,
-    traced_copy,
-    written_inputs,
-)
 from gradsan._torch.compilers import (
     COMPILER_ERRORS,
     COMPILER_FRAMES,
+    GRAPH_BUILDER,
     INDUCTOR_SETTINGS,
     TRACER,
+    Example,
+    Traced,
     backend_of_builder,
+    code_of_builder,
+    compiled_number,
     compiler_error_class,
     draw_as_eager,
     force_backend,
     frame_left_out,
     gave_up_compiling,
+    graph_builder,
+    graphs_numbered,
     is_building_graph,
+    is_compiled_node,
     is_within_graph_capture,
     keep_traced_graph,
     never_compile,
+    run_compiled_backward,
+    saved_in_graph,
+    tensors_without_data,
+    traced_copy,
     traced_graph,
     tracer_class,
     without_data,
+    written_inputs,
 )
 from gradsan._torch.engine import (
     EngineCall,
@@ -79,7 +77,17 @@ from gradsan._torch.hooks import (
     top_hooks,
     without_hooks,
 )
-from gradsan._torch.kinds import facts_of, has_elements, has_values, kind_of, shape_of, sizes_of, tensors_in
+from gradsan._torch.kinds import (
+    facts_of,
+    has_elements,
+    has_values,
+    has_wrapper_classes,
+    inner_tensors,
+    kind_of,
+    shape_of,
+    sizes_of,
+    tensors_in,
+)
 from gradsan._torch.memory import (
     at_same_address,
     can_be_cloned_lazily,
@@ -120,16 +128,24 @@ from gradsan._torch.modes import (
 )
 from gradsan._torch.modules import (
     MODULE_CALLS,
+    SHARDED_MODULE,
+    buffer_sync,
     cached_parametrizations,
     clip_functions,
+    flat_parameter_names,
     forward_hooks,
     forward_pre_hooks,
     has_backward_hooks,
     has_forward_pre_hooks,
     has_leaf_hooks,
+    has_other_ranks,
+    is_of_flat_parameter,
+    may_communicate,
     name_in_module,
     normalisation_classes,
     own_tensors,
+    sharded_group,
+    wrapped_by_ddp,
     wrapped_module,
 )
 from gradsan._torch.nodes import (
@@ -182,18 +198,7 @@ from gradsan._torch.operations import (
     vf_module,
     with_lookup,
 )
-from gradsan._torch.ranks import (
-    SHARDED_MODULE,
-    buffer_sync,
-    flat_parameter_names,
-    has_other_ranks,
-    is_of_flat_parameter,
-    may_communicate,
-    sharded_group,
-    wrapped_by_ddp,
-)
 from gradsan._torch.saved import SAVED_TENSORS, give_memory, is_hooked, let_go, packed_object, shown_when_read
-from gradsan._torch.wrappers import has_wrapper_classes, inner_tensors
 
 __all__ = [
     "COMPILER_ERRORS",

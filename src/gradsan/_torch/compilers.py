@@ -1,13 +1,14 @@
-"""torch.compile: whether it traces, and where it failed."""
+"""torch.compile: whether it traces, where it failed, the graphs that it made and what these have saved."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import re
 import sys
 from collections.abc import Iterable
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -172,3 +173,222 @@ def gave_up_compiling() -> bool:
     counters = getattr(utilities, "counters", {})
     reasons = [str(reason) for name in ("unimplemented", "graph_break") for reason in counters.get(name, ())]
     return any("recompile_limit" in reason or "cache_size_limit" in reason for reason in reasons)
+
+
+GRAPH_BUILDER = "torch._dynamo.output_graph"
+"""The module of what hands traced graphs to a compiler. Missing: no save within a compiled graph has a line."""
+
+_NUMBERED_BY = "torch._functorch.aot_autograd"
+_NODE = "CompiledFunctionBackward"
+_NOT_SAVED = ("tangents", "bwd_seed", "bwd_base_offset", "bwd_rng_state")
+
+
+class Example(NamedTuple):
+    """What an argument of a traced graph was; sizes that vary are those of the first call."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: Any
+    device: Any
+    requires_grad: bool
+    is_leaf: bool
+    varies: bool
+
+    def made(self) -> Any:
+        """Such a tensor: on tensors without data where a mode makes them so."""
+        kwargs = {"dtype": self.dtype, "device": self.device}
+        fresh = torch.empty_strided(self.shape, self.strides, **kwargs)
+        if not self.requires_grad:
+            return fresh
+        leaf = fresh.requires_grad_()
+        return leaf if self.is_leaf else leaf.clone()
+
+
+class Traced(NamedTuple):
+    """A copy of what torch.compile has traced, without a tensor.
+
+    ``examples`` are its arguments in order (an :class:`Example`, a number, or None where it is neither), ``attributes``
+    what else it reads. ``file`` and ``function`` are those of the code that was compiled; the graphs of autograd made
+    of it are numbered from ``first`` up to ``end``.
+    """
+
+    graph: Any
+    examples: tuple[Any, ...]
+    attributes: dict[str, Any]
+    file: str
+    function: str
+    autocast: tuple[tuple[str, Any], ...]
+    first: int = 0
+    end: int = 0
+
+    def module(self) -> Any:
+        """The graph as a module that can be run."""
+        root = {name: one.made() if isinstance(one, Example) else one for name, one in self.attributes.items()}
+        return torch.fx.GraphModule(root, self.graph)
+
+
+def graph_builder() -> Any:
+    """The class that hands traced graphs to a compiler; None where this torch has none, or not yet."""
+    found = getattr(sys.modules.get(GRAPH_BUILDER), "OutputGraph", None)
+    return found if hasattr(found, "call_user_compiler") else None
+
+
+def code_of_builder(builder: Any) -> CodeType | None:
+    """The code that is being compiled. Missing: None, and nothing is kept."""
+    found = getattr(getattr(builder, "root_tx", None), "f_code", None)
+    return found if isinstance(found, CodeType) else None
+
+
+def traced_copy(module: Any, code: CodeType) -> Traced:
+    """A copy of a traced graph: operations with the lines that called them, and what the arguments were.
+
+    Sizes that vary are not asked for, as an answer would become a condition of the compiled graph.
+    """
+    graph = copy.deepcopy(module.graph)
+    examples, attributes = [], {}
+    for node in graph.nodes:
+        example = node.meta.get("example_value")
+        if node.op == "placeholder":
+            examples.append(_example(example))
+        elif node.op in ("get_attr", "call_module"):
+            held = _attribute(module, node.target)
+            attributes[node.target] = _example(held) if isinstance(held, torch.Tensor) else held
+        node.meta = {key: node.meta[key] for key in ("stack_trace", "nn_module_stack") if key in node.meta}
+    return Traced(graph, tuple(examples), attributes, code.co_filename, code.co_name, _autocast())
+
+
+def _attribute(module: Any, name: str) -> Any:
+    for part in name.split("."):
+        module = getattr(module, part, None)
+    return module
+
+
+def _example(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return _hint(value)
+    if value.layout is not torch.strided:
+        return None
+    shape, strides = tuple(map(_hint, value.shape)), tuple(map(_hint, value.stride()))
+    if None in shape or None in strides:
+        return None
+    varies = not all(isinstance(size, int) for size in value.shape)
+    return Example(shape, strides, value.dtype, value.device, value.requires_grad, value.is_leaf, varies)
+
+
+def _hint(size: Any) -> Any:
+    if isinstance(size, int | float | bool):
+        return size
+    try:
+        hint = size.node.hint
+    except Exception:
+        return None
+    return hint if isinstance(hint, int | float | bool) else None
+
+
+def _autocast() -> tuple[tuple[str, Any], ...]:
+    found = []
+    for device in ("cpu", "cuda"):
+        with contextlib.suppress(Exception):
+            if torch.is_autocast_enabled(device):
+                found.append((device, torch.get_autocast_dtype(device)))
+    return tuple(found)
+
+
+def graphs_numbered() -> int:
+    """The number that the next graph of autograd gets which is made for a compiled one. Missing: 0."""
+    told = re.search(r"\d+", repr(getattr(sys.modules.get(_NUMBERED_BY), "AOT_COUNTER", None)))
+    return int(told[0]) if told else 0
+
+
+def is_compiled_node(node: Any) -> bool:
+    """Whether a Node stands for a whole compiled graph."""
+    return bool(node.name() == _NODE and _function_of(node) is not None)
+
+
+def compiled_number(node: Any) -> int | None:
+    """The number of the graph that a compiled Node stands for. Missing: None, and its saves have no line."""
+    number = getattr(_function_of(node), "_aot_id", None)
+    return number if isinstance(number, int) else None
+
+
+def _function_of(node: Any) -> Any:
+    return getattr(type(node), "_forward_cls", None)
+
+
+def saved_in_graph(node: Any, count: int) -> tuple[str, ...]:
+    """What each of the ``count`` saved tensors of a compiled Node is called in its graph of the backward.
+
+    ``primals_3`` is the third argument of the traced graph, whatever else an operation. Missing: empty.
+    """
+    function = _function_of(node)
+    info: Any = getattr(function, "_lazy_backward_info", None)
+    graph = getattr(getattr(info, "bw_module", None), "graph", None)
+    if graph is not None:
+        names = [one.name for one in graph.nodes if one.op == "placeholder"]
+    else:
+        names = _arguments_in_cache(getattr(info, "bw_module_fn", None))
+    names = [name for name in names if not name.startswith(_NOT_SAVED)]
+    names = names[getattr(function, "num_symints_saved_for_bw", 0) :]
+    return tuple(names) if len(names) == count else ()
+
+
+def _arguments_in_cache(load: Any) -> list[str]:
+    """The arguments of a backward that comes from the cache of an earlier run, off its code: to load it runs it."""
+    arguments = getattr(getattr(load, "__self__", None), "args", None)
+    body = arguments[0] if isinstance(arguments, tuple) and arguments else None
+    told = (
+        re.search(r"def forward\(self, (.*?)\):?$", str(body.get("_code", "")), re.M)
+        if isinstance(body, dict)
+        else None
+    )
+    return [] if told is None else re.findall(r"(?:^|, )([A-Za-z_]\w*)", told[1])
+
+
+def written_inputs(node: Any) -> int:
+    """How many outputs of a compiled Node stand for inputs that its graph has written; they come first. Missing: 0."""
+    found = getattr(getattr(_function_of(node), "metadata", None), "num_mutated_inp_runtime_indices", 0)
+    return int(found)
+
+
+class _Aside:
+    """A compiled Node in one more call of its backward, which may overwrite what it gets and frees nothing."""
+
+    def __init__(self, node: Any) -> None:
+        self._node = node
+        self.saved_tensors = _copies(node.saved_tensors)
+        self._tensors_no_vc_check = _copies(getattr(node, "_tensors_no_vc_check", ()))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._node, name)
+
+    def maybe_clear_saved_tensors(self) -> None:
+        """Saved tensors are those of the program."""
+
+
+def _copies(values: Any) -> Any:
+    found = [one.detach().clone() if isinstance(one, torch.Tensor) else one for one in values]
+    return found if isinstance(values, list) else tuple(found)
+
+
+def run_compiled_backward(node: Any, gradients: list[Any], *, keeps_graph: bool) -> tuple[Any, ...]:
+    """The backward of a compiled Node once more, on copies of what it has saved; one result for each argument.
+
+    ``keeps_graph`` is what the program's own backward will ask for: it decides how the graph is compiled where it has
+    not been yet. Missing, and where the backward counts its runs: raises RuntimeError, and nothing is measured.
+    """
+    engine: Any = torch._C._autograd
+    asked = "_get_current_graph_task_keep_graph"
+    if hasattr(node, "_curr_iter") or not hasattr(engine, asked):
+        raise RuntimeError("a backward that cannot be run once more")
+    original = getattr(engine, asked)
+    setattr(engine, asked, lambda: keeps_graph)
+    try:
+        results = type(node).apply(_Aside(node), *gradients)
+    finally:
+        setattr(engine, asked, original)
+    return tuple(results)
+
+
+def tensors_without_data() -> Any:
+    """A mode in which tensors are made without data. Missing: raises, and saves have no line."""
+    return torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True)

@@ -12,9 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from gradsan._torch.kinds import has_elements, shape_of
+from gradsan._torch.kinds import dispatches, has_elements, shape_of
 from gradsan._torch.modes import PLAIN_TENSORS, is_transformed
-from gradsan._torch.wrappers import dispatches
 
 
 def weak_identity(tensor: Any) -> tuple[int, int | None, tuple[Any, ...]]:

@@ -1,16 +1,18 @@
-"""Entry point of the command line: from its words to the module of a command."""
+"""Entry point of the command line: from its words to the module of a command, and ``--version``."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 
 from gradsan import __version__
+from gradsan._session import Session
 from gradsan.cli._parser import Parser, help_language
-from gradsan.launch.sentences import complain, spoken_language
+from gradsan.launch.sentences import complain, spoken_language, write_to_stdout
 from gradsan.model import Message
 from gradsan.options import OptionsError
 from gradsan.text import say
@@ -75,7 +77,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         SystemExit: after ``--help`` and ``--version``.
     """
     if sorted(words) == ["--verbose", "--version"]:
-        return argparse.Namespace(handler=import_module("gradsan.cli._version").show)
+        return argparse.Namespace(handler=import_module("gradsan.cli._main").show)
     command = words[0] if words else ""
     commands = [name for name in _COMMANDS if command in (name, "-h", "--help")]
     if not commands and command != "--version":
@@ -91,3 +93,26 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         raise OptionsError(Message("cli.unknown_option", {"command": command, "name": unknown[0]}))
     namespace.program = words[end:]
     return namespace
+
+
+def show(_: argparse.Namespace) -> int:
+    """Print it. The exit status is 1 where something cannot be watched."""
+    language = help_language()
+    lines = [f"gradsan {__version__}", f"Python {platform.python_version()}"]
+    problems: tuple[Message, ...] = ()
+    try:
+        import torch
+    except ImportError as failure:
+        lines.append(say(Message("cli.verbose_none", {"error": str(failure)}), language))
+    else:
+        lines.append(f"torch {torch.__version__}")
+        session = Session()
+        session.start()
+        session.stop()
+        problems = session.problems
+        if session.core is not None:
+            lines.append(say(Message("cli.verbose_core", {"kind": session.core}), language))
+        shown = [Message("cli.verbose_problem", {"problem": say(one, language)}) for one in problems]
+        lines += [say(one, language) for one in shown or [Message("cli.verbose_fine")]]
+    write_to_stdout("\n".join(lines) + "\n")
+    return 1 if problems else 0

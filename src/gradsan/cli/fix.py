@@ -1,28 +1,104 @@
-"""``gradsan fix``: run a program, try what may mend it, and show, keep or apply what helped."""
+"""``gradsan fix``: run a program, try what may mend it, and show, keep or apply what helped (``--apply``)."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import platform
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from gradsan import __version__
 from gradsan._imports import torch_is_installed
 from gradsan.cli import _parser
-from gradsan.cli._fix_report import report_of, say_nothing_found, series, show
 from gradsan.launch.program import Target, prepare
-from gradsan.launch.reporting import ReportFile
-from gradsan.launch.sentences import complain
-from gradsan.model import Message
+from gradsan.launch.reporting import ReportFile, wants_color, width_of
+from gradsan.launch.sentences import complain, write_to_stderr
+from gradsan.model import Fix, Message, Program, Report
 from gradsan.options import Options, OptionsError, read_options
-from gradsan.present import render_json, working_directory
+from gradsan.present import needs_ascii, render_json, render_terminal, working_directory
+from gradsan.present._places import shown_path
+from gradsan.repair import Patch, apply_patch, dirty_files, is_implied
 from gradsan.text import Language, choose_language, language_on, say
 
 if TYPE_CHECKING:
     from gradsan.repair import Found, Limits
+
+
+_OUTPUT_SHOWN = 4000
+"""Characters of the program's output, where nothing else tells why it ended."""
+
+
+def report_of(found: Found, target: Target) -> Report:
+    """The report of the program as it stands, with the fixes of all its faults, and what the trials cannot tell."""
+    argv = (target.name if target.kind == "script" else f"-{target.kind[0]}", *target.arguments)
+    outcome = "finished" if found.exception is None else "failed"
+    return Report(
+        program=Program(argv, "failed" if outcome == "failed" else "finished", found.exception),
+        seen=replace(found.seen, blind_spots=(*found.seen.blind_spots, *found.problems)),
+        diagnoses=found.diagnoses,
+        gradsan=__version__,
+        torch=_torch_version(),
+        python=platform.python_version(),
+    )
+
+
+def show(report: Report, options: Options, language: Language) -> None:
+    """The report on stderr."""
+    stream = sys.stderr
+    text = render_terminal(
+        report,
+        language=language,
+        color=wants_color(options.color, stream, os.environ),
+        width=width_of(stream),
+        stacks=options.stacks,
+        cwd=working_directory(None),
+        ascii=needs_ascii(getattr(stream, "encoding", None)),
+    )
+    write_to_stderr(text)
+
+
+def series(found: Found) -> list[Message]:
+    """Where there were several faults: what mended each of them, in order, and whether one is left."""
+    if len(found.diagnoses) < 2:
+        return []
+    total = len(found.diagnoses)
+    said: list[Message] = []
+    for number, (fault, fix) in enumerate(zip(found.diagnoses, found.chosen, strict=False), 1):
+        values = {"number": number, "total": total, "code": fault.code, "title": fault.title, "fix": fix.summary}
+        said.append(Message("fix.series_step", values))
+    if len(found.chosen) < total:
+        fault = found.diagnoses[-1]
+        values = {"number": total, "total": total, "code": fault.code, "title": fault.title}
+        said.append(Message("fix.series_end", values))
+    return said
+
+
+def say_nothing_found(found: Found, language: Language) -> int:
+    """Why there is nothing to show; the exit status."""
+    if found.is_incomplete:
+        write_to_stderr(found.output[-_OUTPUT_SHOWN:])
+        for problem in found.problems:
+            complain(problem, language)
+        return 1
+    if found.exception is None:
+        complain(Message("fix.nothing_to_do"), language)
+        return 0
+    write_to_stderr(found.output[-_OUTPUT_SHOWN:])
+    complain(Message("fix.not_explained", {"kind": found.exception[0]}), language)
+    return 1
+
+
+def _torch_version() -> str | None:
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return None
+
 
 _SHARED = ("json", "lang", "color")
 _OWN = ("patch", "steps", "timeout", "faults")
@@ -137,7 +213,6 @@ class _Fixing:
             keep(found, self._asked(), self.limits, self.language)
 
     def _search(self, *, asks: bool) -> Found:
-        from gradsan.cli._applying import is_agreed
         from gradsan.repair import find_fixes
 
         return find_fixes(
@@ -150,7 +225,6 @@ class _Fixing:
         )
 
     def _apply(self, found: Found, number: int | None, *, asks: bool) -> bool:
-        from gradsan.cli._applying import apply_fix, is_wanted
         from gradsan.repair import runs_well
 
         def is_well() -> bool:
@@ -193,3 +267,80 @@ def _number(name: str, said: str | float, kind: Callable[[Any], _Number]) -> _Nu
         return kind(said)
     except ValueError:
         raise OptionsError(Message("fix.no_number", {"name": f"--{name}", "said": said})) from None
+
+
+class _StillFailsError(Exception):
+    """The program, run again from disk, has a fault."""
+
+
+def is_wanted(fix: Fix, number: int | None, *, asks: bool, language: Language) -> bool:
+    """Whether ``fix`` may be written: asked for by its ``number``, or the best one (None), which keeps the training.
+
+    A best fix that does not is written after a question on a terminal; unasked (``asks`` False) only where its change
+    is the one that the cause implies.
+    """
+    if number is not None or fix.verification.training == "same":
+        return True
+    if not asks and (fix.meaning == "preserved" or is_implied(fix)):
+        return True
+    how = "?" if fix.how_changed is None else say(fix.how_changed, language)
+    if asks and _is_answered(Message("fix.ask_changed", {"how": how}), language):
+        return True
+    complain(Message("fix.not_the_same", {"how": how, "number": 1}), language)
+    return False
+
+
+def apply_fix(
+    patches: Sequence[Patch], number: int, is_well: Callable[[], bool], *, asks: bool, language: Language
+) -> bool:
+    """Write patch ``number`` (from 1); whether it stands. ``is_well`` runs the program as it then lies on disk.
+
+    Where ``asks`` is true, files with changes that are not committed are only written if somebody agrees.
+
+    Raises:
+        OptionsError: where there is no such patch, or a file cannot be written; none has changed then.
+    """
+    if not 1 <= number <= len(patches):
+        raise OptionsError(Message("fix.no_such_fix", {"number": number, "count": len(patches)}))
+    patch = patches[number - 1]
+    dirty = dirty_files(patch) if asks else ()
+    if dirty and not _agreed(dirty, language):
+        complain(Message("fix.left_alone"), language)
+        return False
+    complain(Message("fix.running_applied"), language)
+    try:
+        with apply_patch(patch):
+            if not is_well():
+                raise _StillFailsError
+    except _StillFailsError:
+        complain(Message("fix.restored"), language)
+        return False
+    except OSError as failure:
+        raise OptionsError(Message("fix.cannot_write", {"reason": failure.strerror or str(failure)})) from None
+    complain(Message("fix.applied", {"files": _shown(patch.files)}), language)
+    return True
+
+
+def is_agreed(what: Message, language: Language) -> bool:
+    """Whether somebody at the terminal lets every trial do ``what`` cannot be kept in a scratch layer."""
+    return bool(_is_answered(Message("fix.ask_uncovered", {"what": say(what, language)}), language))
+
+
+def _shown(files: Iterable[str]) -> str:
+    return ", ".join(shown_path(file, working_directory(None)) for file in sorted(files))
+
+
+def _agreed(dirty: tuple[str, ...], language: Language) -> bool:
+    question = Message("fix.ask_dirty", {"files": _shown(dirty)})
+    is_agreed = _is_answered(question, language)
+    if is_agreed is None:
+        write_to_stderr(f"{say(question, language)}\n")
+    return bool(is_agreed)
+
+
+def _is_answered(question: Message, language: Language) -> bool | None:
+    """Whether somebody at the terminal says yes; None where nobody can be asked."""
+    if not sys.stdin or not sys.stdin.isatty():
+        return None
+    write_to_stderr(say(question, language))
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

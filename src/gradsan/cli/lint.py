@@ -13,16 +13,14 @@ from gradsan.cli._parser import help_language
 from gradsan.launch.outcome import Suppressions
 from gradsan.launch.reporting import ReportFile
 from gradsan.launch.sentences import complain, write_to_stdout
-from gradsan.lint.cache import Cache, default_folder
 from gradsan.lint.check import Checked
-from gradsan.lint.files import python_files
 from gradsan.lint.fixing import mended
 from gradsan.lint.reporting import diagnosis_of, report_of
-from gradsan.lint.running import lint_files
+from gradsan.lint.running import Cache, default_folder, lint_files, python_files
 from gradsan.model import Diagnosis, Message, Report
 from gradsan.options import Options, OptionsError, read_options
 from gradsan.present import RENDERERS, working_directory
-from gradsan.present.concise import render_concise
+from gradsan.present.note import render_concise
 from gradsan.text import Language, choose_language, language_on, say
 
 _FORMS = ("text", "json", "sarif", "github")

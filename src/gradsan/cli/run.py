@@ -15,12 +15,17 @@ import gradsan_start
 from gradsan._imports import call_after_torch_import, torch_is_installed
 from gradsan._terms import chosen
 from gradsan.cli import _parser
-from gradsan.launch.excepthooks import call_in_multiprocessing
 from gradsan.launch.outcome import Publisher, Suppressions
 from gradsan.launch.processes import Job, open_job
 from gradsan.launch.program import Target, gradsan_path, perform, prepare, take_stage
 from gradsan.launch.starts import Starts
-from gradsan.launch.uncaught import call_when_uncaught, clean_tracebacks_of_threads, run_exit_handlers, wait_for_threads
+from gradsan.launch.uncaught import (
+    call_in_multiprocessing,
+    call_when_uncaught,
+    clean_tracebacks_of_threads,
+    run_exit_handlers,
+    wait_for_threads,
+)
 from gradsan.launch.watched_process import Member
 from gradsan.launch.watcher import Session, Watcher
 from gradsan.model import Message, Program

@@ -31,8 +31,7 @@ from gradsan.record import ledger
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawCall, RawWrite, call_that_made
 from gradsan.record.listeners import Listeners
-from gradsan.record.stack_pairs import begin_elsewhere, is_around, within_torch
-from gradsan.record.stacks import symbolise
+from gradsan.record.stacks import begin_elsewhere, is_around, symbolise, within_torch
 from gradsan.record.steps import read_backward
 
 UNRECORDED, CALLERS = "no_grad_write", "forward_alias"

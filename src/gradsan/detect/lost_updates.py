@@ -29,8 +29,7 @@ from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawWrite
-from gradsan.record.stack_pairs import within_torch
-from gradsan.record.stacks import symbolise
+from gradsan.record.stacks import symbolise, within_torch
 from gradsan.record.steps import Steps, read_backward
 
 ROW = "update_not_differentiated"

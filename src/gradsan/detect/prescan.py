@@ -16,7 +16,7 @@ from gradsan import _torch
 from gradsan.detect.exports import Exports
 from gradsan.detect.memory import Uncounted
 from gradsan.graph import compiled, conflicts, naming, walk
-from gradsan.graph.passed import passed
+from gradsan.graph.conflicts import passed
 from gradsan.model import Conflict, Region, Save, Site, Write
 from gradsan.originals.kept_conflicts import PastCounter
 from gradsan.originals.originals import Kept

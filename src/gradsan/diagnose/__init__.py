@@ -1,6 +1,5 @@
 """Evidence → Diagnosis, by pure functions: no hooks, no torch, no words."""
 
-from gradsan.diagnose.engine import diagnose
-from gradsan.diagnose.strict import strictly
+from gradsan.diagnose.engine import diagnose, strictly
 
 __all__ = ["diagnose", "strictly"]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradsan import _torch
-from gradsan.graph import stale_slots, traced, walk
+from gradsan.graph import stale_slots, traced_graphs, walk
 from gradsan.model import Clue
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def _first_stale(roots: list[Any]) -> tuple[Any, str, Any] | None:
     return None
 
 
-class _Run(traced.TracedRun):
+class _Run(traced_graphs.TracedRun):
     """One run of the traced graph, and what there is to say of it."""
 
     def clues(self, node: Any, slot: str, tensor: Any) -> list[Clue]:
@@ -68,13 +68,13 @@ class _Run(traced.TracedRun):
             "slot": slot,
             **_torch.facts_of(tensor),
         }
-        found = [Clue("saved", traced.site_of(call), op=node.name(), values=facts)]
+        found = [Clue("saved", traced_graphs.site_of(call), op=node.name(), values=facts)]
         made = [one for _, _, one in self.nodes_of[: position + 1] if self.is_in(one, storage)]
         if made:
-            found.insert(0, Clue("made", traced.site_of(made[0]), op=made[0].name))
+            found.insert(0, Clue("made", traced_graphs.site_of(made[0]), op=made[0].name))
         # The saving call itself may move the version: addmm_ saves, then writes.
         return found + [
-            Clue("written", traced.site_of(one), op=traced.called(one))
+            Clue("written", traced_graphs.site_of(one), op=traced_graphs.called(one))
             for at, one, moved in self.moved
             if moved == storage and at > position + 1
         ]
@@ -84,7 +84,7 @@ class _Run(traced.TracedRun):
         given = [self.env.get(node) for node in self.placeholders()]
         storages = {_torch.storage_identity(one) for one in given if torch.is_tensor(one)}
         return [
-            Clue("written", traced.site_of(one), op=traced.called(one))
+            Clue("written", traced_graphs.site_of(one), op=traced_graphs.called(one))
             for _, one, moved in self.moved
             if moved in storages
         ]

@@ -1,25 +1,78 @@
-"""Failure: an exception of autograd's other than the version check's, as plain data.
+"""Failure: an exception or warning of autograd's other than the version check's, as plain data with its clues.
 
 The way: :func:`of_exception` recognises the message in the catalogue, reads the stack off the traceback, and asks the
-topic (:mod:`gradsan.errors.topics`) that serves the row. What comes out holds no tensor and no frame. An error of a
+topic (:mod:`gradsan.errors.failures`) that serves the row. What comes out holds no tensor and no frame. An error of a
 backward is looked at where it leaves the engine, when graph and variables are as they were; the Failure then waits on
 the exception until it is known whether the program ends by it.
+
+A topic is a pair of names in a module of its theme: ``<TOPIC>_ROWS``, the slugs of the catalogue's rows it serves, and
+``gather_<topic>(context)``, which gives the clues of a :class:`gradsan.errors.failures.Context` and names their
+roles in its docstring. It is registered in ``_TOPICS``. A clue holds no tensor and no frame; what it says is decided
+here, what it means in ``diagnose/failures``.
+
+Whether a warning is shown, once or always, is decided by Python's filters before; only what is shown comes here, and
+goes on as it is.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import re
+import sys
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 from gradsan import _torch
 from gradsan.catalogue import place_raised, recognise
-from gradsan.errors import topics
-from gradsan.model import Failure, Frame, Site
-from gradsan.record.stacks import is_user_file, of_traceback
+from gradsan.errors import (
+    compiled,
+    distributed,
+    freed_graphs,
+    functions,
+    graph_nodes,
+    refused_writes,
+)
+from gradsan.model import Clue, Failure, Frame, Site
+from gradsan.record.patches import Patches
+from gradsan.record.stacks import is_own_file, is_user_file, of_traceback, symbolise
 from gradsan.record.steps import BackwardRecord
+
+_TOPICS: tuple[tuple[tuple[str, ...], Callable[[Context], tuple[Clue, ...]]], ...] = (
+    (refused_writes.WRITTEN_ROWS, refused_writes.gather_written),
+    (freed_graphs.SECOND_BACKWARD_ROWS, freed_graphs.gather_second_backward),
+    (refused_writes.VIEWS_ROWS, refused_writes.gather_views),
+    (graph_nodes.LATER_ROWS, graph_nodes.gather_later),
+    (refused_writes.LIVE_ROWS, refused_writes.gather_live),
+    (graph_nodes.GRAPH_NODES_ROWS, graph_nodes.gather_graph_nodes),
+    (refused_writes.NON_LEAF_ROWS, refused_writes.gather_non_leaf),
+    (functions.CHECKPOINTED_ROWS, functions.gather_checkpointed),
+    (compiled.TRACED_ROWS, compiled.gather_traced),
+    (functions.CUSTOM_FUNCTIONS_ROWS, functions.gather_custom_functions),
+    (functions.CACHED_ROWS, functions.gather_cached),
+    (functions.OPERATORS_ROWS, functions.gather_operators),
+    (distributed.DATA_PARALLEL_ROWS, distributed.gather_data_parallel),
+    (functions.HOOKS_REFUSED_ROWS, functions.gather_hooks_refused),
+    (distributed.SHARDED_ROWS, distributed.gather_sharded),
+)
+
+
+def gather(context: Context) -> tuple[Clue, ...]:
+    """The clues of every topic that serves the row; empty where none does. A topic that fails is left out."""
+    found: list[Clue] = []
+    for rows, look in _TOPICS:
+        if context.row in rows:
+            try:
+                found += look(context)
+            except Exception:
+                if os.environ.get("GRADSAN_DEBUG"):
+                    raise
+    return tuple(found)
+
 
 _WAITING = "_gradsan_failure"
 _TRACED = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
@@ -84,7 +137,7 @@ def of_exception(
         kind=type(error).__name__,
         message=str(error),
         site=site,
-        clues=topics.gather(context),
+        clues=gather(context),
         values=values,
     )
 
@@ -115,3 +168,51 @@ def keep_on(error: BaseException, failure: Failure) -> None:
     """Let ``failure`` wait on its exception; exceptions that take no attributes are looked at anew later."""
     with contextlib.suppress(AttributeError, TypeError):
         setattr(error, _WAITING, failure)
+
+
+def watch(patches: Patches, look: Callable[[Warning | str, type[Warning]], None]) -> None:
+    """Have ``look`` called with every warning that is shown."""
+    original = warnings.showwarning
+
+    @functools.wraps(original)
+    def showwarning(message: Any, category: type[Warning], *args: Any, **kwargs: Any) -> None:
+        look(message, category)
+        original(message, category, *args, **kwargs)
+
+    patches.set(warnings, "showwarning", showwarning)
+
+
+def of_warning(recorder: Any, message: Any, category: type[Warning]) -> Failure | None:
+    """The Failure that a warning of the catalogue is, with the clues of its row; None for all others."""
+
+    kinds = [kind.__name__ for kind in category.__mro__]
+    found = recognise(kinds, str(message))
+    if found is None:
+        return None
+    row, values = found
+    core = recorder.core
+    frame: Any = sys._getframe(1)
+    frames: list[Any] = []
+    while frame is not None and not _is_users(frame):
+        frames.insert(0, frame)
+        frame = frame.f_back
+    site = symbolise(core.stack())
+    backward = recorder.steps.current_backward()
+    error = Warning(str(message))
+    context = Context(
+        core, recorder.steps, recorder.backwards, error, row.slug, dict(values), site, tuple(frames), frame, backward
+    )
+    return Failure(
+        row=row.slug,
+        kind=category.__name__,
+        message=str(message),
+        site=site,
+        clues=gather(context),
+        values=values,
+        raised=False,
+    )
+
+
+def _is_users(frame: Any) -> bool:
+    file = frame.f_code.co_filename
+    return is_user_file(file) and not is_own_file(file)

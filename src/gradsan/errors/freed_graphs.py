@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gradsan import _torch
 from gradsan.graph import borrowed, compiled, naming, walk
-from gradsan.graph.passed import passed
+from gradsan.graph.conflicts import passed
 from gradsan.model import Clue
 from gradsan.record.backwards import PastBackward
 from gradsan.record.ledger import RawCall, call_that_made

@@ -21,7 +21,7 @@ import torch
 from gradsan import _torch, source
 from gradsan.errors.tensors import of_node
 from gradsan.graph import naming, walk
-from gradsan.graph.values import tensor_of
+from gradsan.graph.live import tensor_of
 from gradsan.model import Clue, Frame, Site
 from gradsan.record.ledger import RawWrite, call_that_made
 from gradsan.record.stacks import file_of, is_user_file, symbolise

@@ -1,4 +1,4 @@
-"""Clues to writes that PyTorch refuses, to leaves and to views: which tensor, and where it was made.
+"""Clues to writes that PyTorch refuses, to leaves and to views: which tensor, where it was made, which leaves live.
 
 Roles: ``target`` (the written tensor, else the operand that the message is about: ``name`` as the source says it,
 ``op`` the operation; ``values``: ``part`` the written expression, ``backwards`` before it and, where it was found,
@@ -10,22 +10,34 @@ result of one).
 Roles: ``base_written`` (a logged write to the memory of the view since it was made), ``hooked_module`` (a module with
 backward hooks: ``name`` the expression that reaches it, ``values``: ``module`` its class, ``certain`` whether it was
 being called).
+
+Roles: ``live``, one clue for each of the user's frames, outermost first; ``values``: ``requires_grad`` (expression ->
+whether it does; of a module, whether any parameter does) and ``callees`` (expression -> file, first line and name of
+what runs). ``mode``: whether gradients are switched on (``grad_enabled``). ``loss``: its ``shape``, ``dtype`` and
+``device``.
+
+Role: ``made`` (the operation that made the tensor; ``name`` as the source says it; ``values``: ``is_update``, whether
+the statement that made it reads ``.grad`` itself, and ``shape``, ``dtype``, ``device``).
 """
 
 from __future__ import annotations
 
 import ast
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from gradsan import _torch, source
 from gradsan.errors.tensors import described, inner_frames, made_by, writes_to
 from gradsan.graph import naming
-from gradsan.graph.values import first_named, tensor_of, value_of
+from gradsan.graph.live import first_named, live_clues, tensor_of, value_of
 from gradsan.graph.walk import learns_elsewhere
 from gradsan.model import Clue, Frame
+from gradsan.record.ledger import call_that_made
+from gradsan.record.stacks import symbolise
 from gradsan.source.tree import header_nodes
 
 if TYPE_CHECKING:
@@ -197,3 +209,44 @@ def _hooked_modules(context: Context) -> tuple[Clue, ...]:
 
 def _module_clue(name: str, module: Any, certain: bool) -> Clue:
     return Clue("hooked_module", name=name or None, values={"module": type(module).__name__, "certain": certain})
+
+
+LIVE_ROWS = ("no_graph",)
+
+
+def gather_live(context: Context) -> tuple[Clue, ...]:
+    """The mode, and the clues of the frames from the failing one outwards."""
+    found = [Clue("mode", values={"grad_enabled": torch.is_grad_enabled()})]
+    losses = [] if context.backward is None else [one for one in context.backward.outputs if torch.is_tensor(one)]
+    found += [
+        Clue(
+            "loss",
+            values=_torch.facts_of(one),
+        )
+        for one in losses[:1]
+    ]
+    return (*live_clues(context.frame), *reversed(found))
+
+
+NON_LEAF_ROWS = ("grad_of_non_leaf",)
+
+
+def gather_non_leaf(context: Context) -> tuple[Clue, ...]:
+    """The tensor whose ``.grad`` is read, where the source names it."""
+    own = context.site.user_frame
+    found = None if own is None else source.expression_at(own)
+    if found is None or not isinstance(found.node, ast.Attribute) or context.frame is None:
+        return ()
+    name = found.source.text(found.node.value)
+    tensor = tensor_of(context.frame, name)
+    number = None if tensor is None or tensor.grad_fn is None else _torch.node_sequence(tensor.grad_fn)
+    if number is None:
+        return (Clue("made", name=name),)
+    call = call_that_made(context.core, number, threading.get_ident())
+    made = None if call is None else symbolise(call.stack)
+    frame = None if made is None else made.user_frame
+    values = {
+        "is_update": frame is not None and source.reads_gradient(frame),
+        **_torch.facts_of(tensor),
+    }
+    return (Clue("made", made, name=name, op=tensor.grad_fn.name(), values=values),)

@@ -1,16 +1,16 @@
-"""Conflict of a stale use, as plain data, made while the graph and the user's variables are still there."""
+"""Conflict of a stale use and the Nodes passed on the way to it, as plain data, made while graph and variables live."""
 
 from __future__ import annotations
 
 import itertools
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from gradsan import _torch
 from gradsan.graph import borrowed, compiled, naming, stale_slots, walk
-from gradsan.graph.passed import passed
-from gradsan.model import Bridge, Conflict, Region, Save, Site, TensorInfo, Use, Write
+from gradsan.model import Bridge, Conflict, Frame, Passed, Region, Save, Site, TensorInfo, Use, Write
 from gradsan.overlap import overlap
 from gradsan.record import ledger
 from gradsan.record.stacks import symbolise
@@ -208,3 +208,38 @@ def bridge_over(
         forward_ran_again=made is not None and made.is_exact and core.ran_since(made.stack, moment, made.thread),
         held=naming.held_graphs([node], frame, moment),
     )
+
+
+def passed(core: Any, roots: Iterable[Any], node: Any, moment: int) -> tuple[Passed, ...]:
+    """The Nodes of a shortest way from one of ``roots`` to ``node``, that one last; empty where there is none.
+
+    ``moment`` is the sequence number that tells the Nodes made after the first write from older ones. Empty, too, where
+    more than ``walk.NODES_WALKED`` Nodes would have to be looked at.
+    """
+    way = [] if node is None else walk.path(list(roots), node, most=walk.NODES_WALKED)
+    threads = stale_slots.threads_of(core) if way else ()
+    frames: dict[int, Frame | None] = {}
+    found: list[Passed] = []
+    for one, _ in way:
+        number = _torch.node_sequence(one)
+        found.append(
+            Passed(
+                one.name(),
+                None if number is None else _line_of(core, number, threads, frames),
+                number is not None and number >= moment,
+            )
+        )
+    return tuple(found)
+
+
+def _line_of(core: Any, number: int, threads: Iterable[int], frames: dict[int, Frame | None]) -> Frame | None:
+    """The user's line whose call made the Node of that number; None where calls of two threads may have."""
+    stacks = [
+        stack for thread in threads for first, end, _, stack in core.nodes_near(number, thread) if first <= number < end
+    ]
+    if len(stacks) != 1:
+        return None
+    stack = stacks[0]
+    if id(stack) not in frames:
+        frames[id(stack)] = symbolise(stack).user_frame
+    return frames[id(stack)]

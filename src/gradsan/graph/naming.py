@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from gradsan import _torch
 from gradsan.graph import walk
-from gradsan.graph.values import value_of
+from gradsan.graph.live import value_of
 from gradsan.graph.variables import Found, Scope, kind_of, search
 from gradsan.model import Clue, Held, Layer, Name, Site
 from gradsan.record.stacks import definition_site, is_user_file

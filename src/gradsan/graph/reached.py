@@ -25,7 +25,7 @@ from torch import nn
 
 from gradsan import _torch
 from gradsan.graph.bytecode import ASKS_FOR_SHAPE, functions_of, getattr_static, reads_of, reads_of_method
-from gradsan.graph.values import own_attribute
+from gradsan.graph.live import own_attribute
 from gradsan.record.stacks import is_user_file
 
 MOST_THINGS = 2_000

@@ -1,20 +1,106 @@
 """Traced graphs, read once: what the operations in them save and write of values that the program can reach.
 
 The graph is run on tensors without data; its operations save as those of the program without the compiler do.
+
+Each call knows the line of the program that made it. The Nodes are those of the program without the compiler.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import operator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import fx
 
 from gradsan import _torch
-from gradsan.graph import traced, walk
+from gradsan.graph import walk
 from gradsan.model import Site
+from gradsan.record.stacks import definition_site, of_formatted
+
+
+class TracedRun(fx.Interpreter):
+    """One run, with the Nodes that each call made and the versions that it moved.
+
+    ``nodes_of`` are (number of the first Node, one past the last, call); ``moved`` (calls before it, call, storage).
+    """
+
+    def __init__(self, graph: Any) -> None:
+        """``graph`` is an fx.GraphModule."""
+        super().__init__(graph, garbage_collect_values=False)
+        self.nodes_of: list[tuple[int, int, fx.Node]] = []
+        self.moved: list[tuple[int, fx.Node, int]] = []
+        self._versions: dict[int, tuple[Any, int]] = {}
+
+    def placeholders(self) -> list[fx.Node]:
+        """What stands for the arguments."""
+        return [node for node in self.graph.nodes if node.op == "placeholder"]
+
+    def outputs(self, inputs: Iterable[Any]) -> list[Any]:
+        """The tensors that the traced function returns."""
+        return list(_torch.tensors_in(self.run(*inputs)))
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one call, and note what it made."""
+        first = _torch.sequence_number()
+        result = super().run_node(n)
+        if n.op.startswith("call"):
+            self.nodes_of.append((first, _torch.sequence_number(), n))
+        self._look_for_moves(n)
+        for tensor in _torch.tensors_in(result):
+            self._versions.setdefault(id(tensor), (tensor, tensor._version))
+        return result
+
+    def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Call it; of a number that came as a tensor (a float that varies) any will do."""
+        if target == "item" and torch.is_tensor(args[0]) and args[0].is_floating_point() and not args[0].shape:
+            return 1.0
+        return super().call_method(target, args, kwargs)
+
+    def _look_for_moves(self, n: fx.Node) -> None:
+        moved = set()
+        for key, (tensor, before) in self._versions.items():
+            if tensor._version != before:
+                self._versions[key] = (tensor, tensor._version)
+                moved.add(_torch.storage_identity(tensor))
+        self.moved += [(len(self.nodes_of), n, storage) for storage in moved]
+
+    def call_of(self, number: int | None) -> tuple[int, fx.Node] | None:
+        """The call that made the Node with this number, and how many calls came before it."""
+        if number is None:
+            return None
+        told = ((at, one) for at, (first, end, one) in enumerate(self.nodes_of) if first <= number < end)
+        return next(told, None)
+
+    def is_in(self, node: fx.Node, storage: int) -> bool:
+        """Whether the result of a call lies in this memory."""
+        value = self.env.get(node)
+        return torch.is_tensor(value) and _torch.storage_identity(value) == storage
+
+
+def site_of(node: fx.Node) -> Site:
+    """Where a call stands in the program; below it the modules of torch's own that were called there."""
+    site = of_formatted(str(node.meta.get("stack_trace") or ""))
+    if not site.frames or not site.frames[-1].is_user:
+        return site
+    below: list[Any] = []
+    for _, kind in reversed(list((node.meta.get("nn_module_stack") or {}).values())):
+        if not isinstance(kind, type) or not kind.__module__.startswith("torch.nn."):
+            break
+        code = getattr(getattr(kind, "forward", None), "__code__", None)
+        below += [] if code is None else definition_site(code).frames
+    return Site((*site.frames, *reversed(below)))
+
+
+def called(node: fx.Node) -> str:
+    """What was called, as the log of writes says it: ``mul_``, ``__iadd__``."""
+    if isinstance(node.target, str):
+        return node.target
+    name = getattr(node.target, "__name__", str(node.target))
+    return f"__{name}__" if hasattr(operator, f"__{name}__") and node.target in vars(operator).values() else name
 
 
 class Place(NamedTuple):
@@ -89,7 +175,7 @@ def inside_of(graph: _torch.Traced) -> Inside | None:
 
 def run_without_data(
     graph: _torch.Traced, *others: contextlib.AbstractContextManager[Any]
-) -> tuple[traced.TracedRun, list[Any], list[Any]]:
+) -> tuple[TracedRun, list[Any], list[Any]]:
     """Run it on tensors without data, within ``others``: the run, its arguments, its results.
 
     Raises whatever an operation does that needs data.
@@ -102,7 +188,7 @@ def run_without_data(
         for device, dtype in graph.autocast:
             modes.enter_context(torch.autocast(device, dtype))
         given = [one.made() if isinstance(one, _torch.Example) else one for one in graph.examples]
-        run = traced.TracedRun(graph.module())
+        run = TracedRun(graph.module())
         for mode in others:
             modes.enter_context(mode)
         return run, given, run.outputs(given)
@@ -115,7 +201,7 @@ def _run(graph: _torch.Traced) -> Inside:
         return _read(graph, run, given, results)
 
 
-def _read(graph: _torch.Traced, run: traced.TracedRun, given: list[Any], results: list[Any]) -> Inside:
+def _read(graph: _torch.Traced, run: TracedRun, given: list[Any], results: list[Any]) -> Inside:
     places: dict[int, Place] = {}
     values: dict[Place, tuple[tuple[int, ...], Any, bool, bool]] = {}
     places_of_arguments: list[Place | None] = []
@@ -143,7 +229,7 @@ def _read(graph: _torch.Traced, run: traced.TracedRun, given: list[Any], results
 
 
 def _saves(
-    run: traced.TracedRun, results: list[Any], places: dict[int, Place]
+    run: TracedRun, results: list[Any], places: dict[int, Place]
 ) -> tuple[dict[Place, list[InnerSave]], dict[int, tuple[str, Site]], bool]:
     """What the operations save, in the order in which a backward asks for it; the first; whether hooks hide some."""
     found: dict[Place, list[InnerSave]] = {}
@@ -160,7 +246,7 @@ def _saves(
             hides = hides or _torch.is_hooked(saved)
             tensor = _torch.packed_object(saved)
             for number in outputs if torch.is_tensor(tensor) else ():
-                first.setdefault(number, (node.name(), traced.site_of(call[1])))
+                first.setdefault(number, (node.name(), site_of(call[1])))
             place = places.get(_torch.storage_identity(tensor)) if torch.is_tensor(tensor) else None
             if place is None or not _torch.is_read_by_backward(node, slot):
                 continue
@@ -171,16 +257,14 @@ def _saves(
                 slot.startswith("result"),
                 tuple(tensor.shape),
                 tensor.dtype,
-                traced.site_of(call[1]),
+                site_of(call[1]),
                 outputs,
             )
             found.setdefault(place, []).append(one)
     return found, first, hides
 
 
-def _uses(
-    run: traced.TracedRun, results: list[Any], places: dict[int, Place]
-) -> Iterator[tuple[Place, list[InnerSave]]]:
+def _uses(run: TracedRun, results: list[Any], places: dict[int, Place]) -> Iterator[tuple[Place, list[InnerSave]]]:
     """The calls that are given a value, or that made it, with the results that they lead to."""
     leads: dict[Any, set[int]] = {}
     ids = {id(one): number for number, one in enumerate(results)}
@@ -200,16 +284,16 @@ def _uses(
             continue
         node, shape = result.grad_fn.name(), tuple(result.shape)
         for place in touched:
-            use = InnerSave(node, None, False, shape, result.dtype, traced.site_of(call), frozenset(leads[call]))
+            use = InnerSave(node, None, False, shape, result.dtype, site_of(call), frozenset(leads[call]))
             found.setdefault(place, []).append(use)
     yield from found.items()
 
 
-def _writes(run: traced.TracedRun, places: dict[int, Place]) -> Iterator[InnerWrite]:
+def _writes(run: TracedRun, places: dict[int, Place]) -> Iterator[InnerWrite]:
     for _, call, storage in run.moved:
         place = places.get(storage)
         if place is not None and place.kind == "input":
             written = next(iter(call.all_input_nodes), None)
             value = None if written is None else run.env.get(written)
             shape = tuple(value.shape) if torch.is_tensor(value) else ()
-            yield InnerWrite(place, traced.called(call), shape, traced.site_of(call))
+            yield InnerWrite(place, called(call), shape, site_of(call))

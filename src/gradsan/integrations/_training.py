@@ -13,11 +13,10 @@ from typing import Any, Literal
 from gradsan._notes import annotate
 from gradsan._session import Mode, Session
 from gradsan._terms import chosen
-from gradsan.launch.outcome import Suppressions
+from gradsan.launch.outcome import Stopwatch, Suppressions
 from gradsan.launch.ranks import Board, Rank, heading, own_files, undisturbed
 from gradsan.launch.reporting import Presentation, ReportFile, present
 from gradsan.launch.sentences import complain
-from gradsan.launch.stopwatch import Stopwatch
 from gradsan.launch.watcher import Watcher
 from gradsan.model import Message, Program, Report
 from gradsan.options import REPORT_FILES, Options, OptionsError, read_options

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from gradsan._imports import call_after_torch_import
 from gradsan._terms import chosen
-from gradsan.launch.excepthooks import call_before_shown
 from gradsan.launch.outcome import Suppressions
 from gradsan.launch.processes import read_options
 from gradsan.launch.starts import Starts
+from gradsan.launch.uncaught import call_before_shown
 from gradsan.launch.watched_process import Member
 from gradsan.launch.watcher import Session, Watcher
 from gradsan.model import Program

@@ -1,4 +1,4 @@
-"""Outcome of a run: what the user does not want left out, files, terminal, ranks, children."""
+"""Outcome of a run: what the user does not want left out, files, terminal, ranks, children, the time it was watched."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import os
 import shlex
 import sys
 import sysconfig
+import time
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -17,12 +19,25 @@ from gradsan.launch.program import Target
 from gradsan.launch.ranks import Board, heading, own_files, rank_of, undisturbed
 from gradsan.launch.reporting import Presentation, ReportFile, nothing_found, own_surroundings, present
 from gradsan.launch.sentences import complain
-from gradsan.launch.stopwatch import Stopwatch
 from gradsan.launch.watcher import Watcher
 from gradsan.model import Diagnosis, Message, Program, Report
 from gradsan.options import REPORT_FILES, Options, OptionsError
 from gradsan.suppress import Rule, RuleError, parse_rule, read_baseline, read_rules, suppress, write_baseline
 from gradsan.text import choose_language
+
+
+class Stopwatch:
+    """Begins to run when it is made."""
+
+    def __init__(self) -> None:
+        """Begin."""
+        self._began_at = time.time()
+        self._began = time.perf_counter()
+
+    def on(self, program: Program) -> Program:
+        """``program`` with when this began, as the clock on the wall showed it, and the seconds since."""
+        started = datetime.fromtimestamp(self._began_at).astimezone().isoformat(timespec="seconds")
+        return replace(program, started=started, seconds=max(round(time.perf_counter() - self._began, 3), 0.0))
 
 
 class Publisher:

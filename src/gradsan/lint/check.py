@@ -1,21 +1,92 @@
-"""One file: gate, syntax tree, reading, and the findings with the lines that would mend them."""
+"""One file: the gate before any parsing, syntax tree, reading, and the findings with the lines that would mend them."""
 
 from __future__ import annotations
 
 import ast
 import gc
 import io
+import re
 import tokenize
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from gradsan.lint import gate
-from gradsan.lint._findings import Finding, Spot
+from gradsan.lint._findings import Finding, Hit, Place, Spot
 from gradsan.lint.engine.program import read
-from gradsan.lint.hits import Hit, Place
 from gradsan.lint.mending import suggestion_for
 
-__all__ = ["Checked", "check"]
+__all__ = ["Checked", "check", "may_be_faulty", "proofs", "triggers"]
+
+_PROOF = re.compile(rb"requires?_gra|\bnn\b|backward|Parameter|autograd|requ\w{1,6}_g")
+
+# Texts by which a line is known: found one by one, ten times faster than by one expression with all of them. Before or
+# after some of them a letter, digit or underscore must stand ("+"), or must not ("-").
+_TRIGGERS = (
+    *(("", f"{sign}=", "") for sign in "-+*/@&|^%"),
+    ("", "inplace", ""),
+    ("", "backward(", ""),
+    ("", "autograd.grad", ""),
+    ("-", "grad(", ""),
+    ("", "out=", ""),
+    ("", ".step(", ""),
+    ("+", "_(", ""),
+)
+_SURE = (
+    ("", "backward(", ""),
+    ("", "Parameter(", ""),
+    ("", "autograd.grad", ""),
+    ("-", "grad(", ""),
+    ("-", "inplace", ""),
+    ("", ".grad", "-"),
+    ("", ".step(", ""),
+)
+_FILLED = re.compile(r"\]\s*=[^=]")
+_REQUIRING = re.compile(r"requ\w*_gr")
+
+
+def may_be_faulty(data: bytes) -> bool:
+    """Whether a file is worth parsing: it mentions torch, and something whose gradient could be asked for."""
+    return b"torch" in data and _PROOF.search(data) is not None
+
+
+def proofs(text: str) -> tuple[int, ...]:
+    """The lines (from 1) at which a function with unknown arguments may come to a fault that is sure."""
+    return _lines(text, [*_places(text, _SURE), *_starts(_REQUIRING, text)])
+
+
+def triggers(text: str) -> tuple[int, ...]:
+    """The lines (from 1) at which a fault may begin."""
+    return _lines(text, [*_places(text, _TRIGGERS), *_starts(_REQUIRING, text), *_starts(_FILLED, text)])
+
+
+def _starts(pattern: re.Pattern[str], text: str) -> Iterator[int]:
+    return (match.start() for match in pattern.finditer(text))
+
+
+def _places(text: str, wanted: tuple[tuple[str, str, str], ...]) -> Iterator[int]:
+    for before, literal, after in wanted:
+        at = text.find(literal)
+        while at >= 0:
+            end = at + len(literal)
+            if _fits(before, text[at - 1 : at]) and _fits(after, text[end : end + 1]):
+                yield at
+            at = text.find(literal, end)
+
+
+def _fits(rule: str, character: str) -> bool:
+    return not rule or (character.isalnum() or character == "_") == (rule == "+")
+
+
+def _lines(text: str, places: list[int]) -> tuple[int, ...]:
+    found: list[int] = []
+    line, last = 1, 0
+    for at in sorted(places):
+        line += text.count("\n", last, at)
+        last = at
+        if not found or found[-1] != line:
+            found.append(line)
+    return tuple(found)
+
 
 _UNPROVEN = frozenset({"GS401", "GS402", "GS404", "GS405", "GS409", "GS705"})
 """Codes that are never sure: of 19 such hits on sources that nobody had read, one was right (docs/how-to/lint.md).
@@ -39,14 +110,14 @@ def check(data: bytes, file: str, *, maybe: bool = False) -> Checked:
     ``maybe`` asks for what the source does not decide, too.
     """
     count = data.count(b"\n")
-    if not gate.may_be_faulty(data):
+    if not may_be_faulty(data):
         return Checked(lines=count)
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
         text = io.StringIO(data.decode(encoding), newline=None).read()
     except (SyntaxError, LookupError, UnicodeDecodeError) as problem:
         return Checked(lines=count, problem=str(problem))
-    lines = gate.triggers(text)
+    lines = triggers(text)
     if not lines:
         return Checked(lines=count)
     was_enabled = gc.isenabled()
@@ -56,7 +127,7 @@ def check(data: bytes, file: str, *, maybe: bool = False) -> Checked:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             module = ast.parse(text)
-        hits = [_weighed(hit) for hit in read(module, lines, None if maybe else gate.proofs(text))]
+        hits = [_weighed(hit) for hit in read(module, lines, None if maybe else proofs(text))]
     except (SyntaxError, ValueError, RecursionError) as problem:
         return Checked(lines=count, problem=str(problem))
     finally:

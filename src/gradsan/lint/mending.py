@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 
-from gradsan.lint._findings import Spot, Suggestion
-from gradsan.lint.hits import Hit
+from gradsan.lint._findings import Hit, Spot, Suggestion
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited, with_keyword
 from gradsan.source.kept import additions

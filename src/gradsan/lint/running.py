@@ -1,17 +1,123 @@
-"""A run over many files: what is known already, the rest in several processes."""
+"""A run over many files: which they are, what is known of them from earlier runs, the rest in several processes."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-from collections.abc import Iterator, Sequence
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from gradsan.lint.cache import Cache, mark_of
-from gradsan.lint.check import Checked, check
-from gradsan.lint.gate import may_be_faulty
+from gradsan import __version__
+from gradsan.lint._findings import Finding, as_record, of_record
+from gradsan.lint.check import Checked, check, may_be_faulty
 
-__all__ = ["lint_files"]
+__all__ = ["Cache", "default_folder", "lint_files", "mark_of", "python_files"]
+
+_PASSED_OVER = frozenset({"__pycache__", "node_modules", "site-packages", "dist-packages"})
+
+
+def python_files(paths: Iterable[Path]) -> Iterator[Path]:
+    """Every Python file of ``paths``, each once, in the order of their names.
+
+    Of folders all ``*.py`` files below them, but those in hidden folders and in virtual environments; a file is taken
+    whatever it is called.
+
+    Raises:
+        FileNotFoundError: for a path that is not there.
+    """
+    seen: set[Path] = set()
+    for path in paths:
+        if not path.exists():
+            raise FileNotFoundError(str(path))
+        for file in _below(path) if path.is_dir() else [path]:
+            if file not in seen:
+                seen.add(file)
+                yield file
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    for here, folders, files in os.walk(folder):
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not name.startswith(".")
+            and name not in _PASSED_OVER
+            and not os.path.exists(os.path.join(here, name, "pyvenv.cfg"))  # noqa: PTH110, PTH118
+        )
+        for name in sorted(files):
+            if name.endswith(".py"):
+                yield Path(here) / name
+
+
+_MOST = 200_000
+
+
+def default_folder(environ: Mapping[str, str]) -> Path:
+    """Where results are kept: ``gradsan`` in the user's cache folder."""
+    base = environ.get("XDG_CACHE_HOME") or environ.get("LOCALAPPDATA")
+    return (Path(base) if base else Path.home() / ".cache") / "gradsan"
+
+
+def mark_of(data: bytes) -> str:
+    """What stands for a file's content."""
+    return hashlib.blake2b(data, digest_size=12).hexdigest()
+
+
+class Cache:
+    """Results of earlier runs of this version of the rules; the oldest are dropped where there are too many."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """Read what ``folder`` holds; None keeps nothing."""
+        self._file = None if folder is None else folder / f"lint-{_rules_mark()}.json"
+        self._known: dict[str, list[dict[str, object]]] = {}
+        self._has_changed = False
+        if self._file is not None:
+            try:
+                self._known = json.loads(self._file.read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                self._known = {}
+
+    def get(self, mark: str, lines: int) -> Checked | None:
+        """The result for a content, None where it is not known."""
+        records = self._known.get(mark)
+        if records is None:
+            return None
+        try:
+            return Checked(tuple(of_record(one) for one in records), lines) if records else Checked((), lines)
+        except (KeyError, TypeError):
+            return None
+
+    def put(self, mark: str, findings: tuple[Finding, ...]) -> None:
+        """Keep the result for a content."""
+        self._known[mark] = [as_record(one) for one in findings]
+        self._has_changed = True
+
+    def close(self) -> None:
+        """Write what is new; a folder that cannot be written is let be."""
+        if self._file is None or not self._has_changed:
+            return
+        while len(self._known) > _MOST:
+            del self._known[next(iter(self._known))]
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=self._file.parent, delete=False, encoding="utf-8") as stream:
+                json.dump(self._known, stream, separators=(",", ":"))
+            os.replace(stream.name, self._file)  # noqa: PTH105
+        except OSError:
+            return
+
+
+def _rules_mark() -> str:
+    """What the results depend on beside the file: the rules, the tables, and the Python that parses."""
+    here = Path(__file__).parent
+    files = [*sorted(here.rglob("*.py")), *sorted(here.rglob("*.toml")), here.parent / "diagnose" / "needs.json"]
+    state = [f"{file.name}:{file.stat().st_size}:{file.stat().st_mtime_ns}" for file in files if file.is_file()]
+    return mark_of("\n".join([__version__, sys.version, *state]).encode())
+
 
 _ENOUGH_FOR_TWO = 3_000_000
 """Bytes: below, starting processes costs more than it saves."""

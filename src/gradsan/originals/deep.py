@@ -22,8 +22,7 @@ from gradsan.originals.default_hooks import DefaultHooks
 from gradsan.originals.emptied import Emptied, freed
 from gradsan.originals.handed_out import HandedOut
 from gradsan.originals.holdings import Holdings
-from gradsan.originals.known_outside import KnownOutside
-from gradsan.originals.originals import Kept
+from gradsan.originals.originals import Kept, KnownOutside
 from gradsan.record.patches import Patches
 from gradsan.record.steps import running_here
 from gradsan.record.user_hooks import HookedSave, TensorHooks

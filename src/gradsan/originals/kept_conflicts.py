@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from gradsan import _torch
 from gradsan.graph import compiled, naming, walk
-from gradsan.graph.conflicts import bridge_over, moment_of, steps_before, tensor_info, use_of
-from gradsan.graph.passed import passed
+from gradsan.graph.conflicts import bridge_over, moment_of, passed, steps_before, tensor_info, use_of
 from gradsan.graph.stale_slots import Origin
 from gradsan.model import Conflict, Deviation, Save, Site, Write
 from gradsan.originals.originals import Kept

@@ -15,16 +15,18 @@ from gradsan import _torch
 from gradsan.postmortem import lookup
 from gradsan.postmortem.functions import (
     arguments_of,
+    chained,
     closed_over,
     decorator_switch,
     definition_at,
+    given_by_hooks,
+    is_chain,
     is_readable,
     is_user_function,
     last_name,
+    returned_by_hooks,
 )
-from gradsan.postmortem.module_calls import chained, given_by_hooks, is_chain, returned_by_hooks
-from gradsan.postmortem.named_calls import PASSING, NamedCalls
-from gradsan.postmortem.values import (
+from gradsan.postmortem.lookup import (
     UNKNOWN,
     Bound,
     Closure,
@@ -36,6 +38,7 @@ from gradsan.postmortem.values import (
     memory_in,
     of_thing,
 )
+from gradsan.postmortem.named_calls import PASSING, NamedCalls
 from gradsan.record.stacks import file_of, is_user_file, qualified_name
 from gradsan.source.tree import read_source
 

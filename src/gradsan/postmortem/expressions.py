@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from gradsan.graph.values import own_attribute
+from gradsan.graph.live import own_attribute
 from gradsan.postmortem import lookup
 from gradsan.postmortem.calls import Calls
-from gradsan.postmortem.values import UNKNOWN, Bound, Closure, Namespace, Value, joined, made, of_thing
+from gradsan.postmortem.lookup import UNKNOWN, Bound, Closure, Namespace, Value, joined, made, of_thing
 
 _OPERATORS = {
     ast.Add: "add",

@@ -1,4 +1,4 @@
-"""Functions of the program: their source, what a call gives their parameters, what they close over."""
+"""Functions and modules of the program: their source, what a call gives parameters, hooks around a ``forward``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import functools
 import sys
 from typing import Any
 
-from gradsan.postmortem.values import Value, of_thing
-from gradsan.record.stacks import is_user_file
+from torch import nn
+
+from gradsan import _torch
+from gradsan.postmortem.lookup import Namespace, Value, made, of_thing
+from gradsan.record.stacks import file_of, is_user_file
 from gradsan.source.tree import SourceFile, read_source
 
 _NOT_READ = frozenset({"IPython", "ipykernel", "_pytest", "pluggy", "pytest", "numpy", "gradsan", "tqdm"})
@@ -97,3 +100,56 @@ def last_name(node: ast.expr) -> str:
     return (
         function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else "?"
     )
+
+
+def given_by_hooks(reader: Any, module: Value, args: list[Value], node: ast.expr, space: Namespace) -> list[Value]:
+    """What ``forward`` gets, once the pre-hooks of the program's have been read."""
+    for hook in filter(_is_users, _torch.forward_pre_hooks(module.thing)):
+        found = reader.called(of_thing(hook), [module, Value(items=args)], {}, node, space)
+        if found.items is not None:
+            args = found.items
+        elif found.memory:
+            args = [found]
+    return args
+
+
+def returned_by_hooks(
+    reader: Any, module: Value, args: list[Value], result: Value, node: ast.expr, space: Namespace
+) -> Value:
+    """What a module's call gives back, once the forward hooks of the program's have been read."""
+    for hook in filter(_is_users, _torch.forward_hooks(module.thing)):
+        found = reader.called(of_thing(hook), [module, Value(items=args), result], {}, node, space)
+        if found.items is not None or found.memory:
+            result = found
+    return result
+
+
+def is_chain(module: Any) -> bool:
+    """Whether a module does nothing but call its children, one on the result of the other."""
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+
+
+def chained(reader: Any, module: nn.Sequential, args: list[Value], node: ast.expr, space: Namespace) -> Value:
+    """What a chain gives back; its own frame stands between the caller's and those of its children."""
+    code = nn.Sequential.forward.__code__
+    file = file_of(code)
+    source = read_source(file)
+    definition = None if source is None else definition_at(source, code.co_firstlineno, code.co_name)
+    calls = [] if definition is None else [one for one in ast.walk(definition) if isinstance(one, ast.Call)]
+    outer = reader.frames
+    if calls:
+        reader.frames = (*outer, reader.frame_at(node, space))
+        globals_of = nn.Sequential.forward.__globals__
+        node, space = calls[0], Namespace(file, "Sequential.forward", {}, {}, None, reader.module_of(globals_of, file))
+    result = args[0] if args else made()
+    for child in module.children():
+        result = reader.called(of_thing(child), [result], {}, node, space)
+    reader.frames = outer
+    return result
+
+
+def _is_users(hook: Any) -> bool:
+    while isinstance(hook, functools.partial):
+        hook = hook.func
+    function = getattr(hook, "__func__", hook)
+    return is_user_function(function) or is_user_function(vars(type(function)).get("__call__"))

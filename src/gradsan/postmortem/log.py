@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradsan import source
-from gradsan.graph.values import tensor_of
+from gradsan.graph.live import tensor_of
 from gradsan.model import Frame, Site
-from gradsan.postmortem.align import Made, places
-from gradsan.postmortem.op_names import fits, is_glue
+from gradsan.postmortem.align import Made, fits, is_glue, places
 from gradsan.postmortem.script import Event, Script
 from gradsan.record.backwards import MadeByEngine, PastBackward
 from gradsan.record.steps import StepRecord

@@ -8,8 +8,8 @@ import types
 import torch
 
 from gradsan.postmortem import lookup
-from gradsan.postmortem.reader import Reader
-from gradsan.postmortem.values import Closure, Namespace, TensorMethod, Value, made, of_thing
+from gradsan.postmortem.lookup import Closure, Namespace, TensorMethod, Value, made, of_thing
+from gradsan.postmortem.script import Reader
 from gradsan.source.inplace import ALIASING_METHODS, PIECES, is_inplace_name
 
 PASSING = frozenset({"list", "tuple", "reversed", "sorted", "iter", "set", "tqdm", "trange", "next", "deepcopy"})

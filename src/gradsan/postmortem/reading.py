@@ -16,12 +16,11 @@ import torch
 from gradsan import _torch, source
 from gradsan.graph import variables
 from gradsan.model import Frame
-from gradsan.postmortem.align import Made
+from gradsan.postmortem.align import Made, is_glue
 from gradsan.postmortem.functions import definition_at
 from gradsan.postmortem.log import RehearsedLog, last_use
-from gradsan.postmortem.op_names import is_glue
+from gradsan.postmortem.lookup import Namespace, of_thing
 from gradsan.postmortem.script import EnoughError, Script
-from gradsan.postmortem.values import Namespace, of_thing
 from gradsan.postmortem.walk import Walk
 from gradsan.record.stacks import file_of, is_user_file, qualified_name
 from gradsan.source.tree import read_source

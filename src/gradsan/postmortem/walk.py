@@ -6,8 +6,8 @@ import ast
 from collections.abc import Sequence
 
 from gradsan.postmortem.expressions import Expressions
+from gradsan.postmortem.lookup import Namespace, Value, joined
 from gradsan.postmortem.script import EnoughError
-from gradsan.postmortem.values import Namespace, Value, joined
 
 _ROUNDS = 2
 _STATEMENTS_READ = 50_000

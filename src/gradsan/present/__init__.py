@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from gradsan.present.github import render_github
     from gradsan.present.html import render_html
     from gradsan.present.json import render_json
-    from gradsan.present.note import short_note, unseen_note
+    from gradsan.present.note import render_summary, short_note, unseen_note
     from gradsan.present.sarif import render_sarif
-    from gradsan.present.summary import render_summary
     from gradsan.present.terminal import render_terminal
 
 
@@ -41,9 +40,8 @@ _HOMES = {
     "github": ("render_github",),
     "html": ("render_html",),
     "json": ("render_json",),
-    "note": ("short_note", "unseen_note"),
+    "note": ("render_summary", "short_note", "unseen_note"),
     "sarif": ("render_sarif",),
-    "summary": ("render_summary",),
     "terminal": ("render_terminal",),
 }
 _on_demand = names_on_demand(__name__, _HOMES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,29 @@ from rich.text import Text
 from gradsan import text
 from gradsan.model import Diagnosis, Gradient, Message, NamedTensor, Seen
 from gradsan.present._cells import Glyphs, width_of, wrap
-from gradsan.present._curve import sparkline
+
+_WIDE = 100.0
+"""Times that the largest is the smallest from where on the curve is drawn of logarithms."""
+
+
+def heights(numbers: Sequence[float]) -> list[float]:
+    """How high each of the finite ``numbers`` stands, from 0 to 1; of logarithms where they grow by much."""
+    low, high = min(numbers), max(numbers)
+    if low > 0 and high / low > _WIDE:
+        numbers, low, high = [math.log(one) for one in numbers], math.log(low), math.log(high)
+    return [(one - low) / (high - low) if high > low else 0.0 for one in numbers]
+
+
+def sparkline(numbers: Sequence[float], levels: str) -> str:
+    """One character for each of the ``numbers``, of ``levels`` from the lowest to the highest."""
+    return "".join(levels[round(height * (len(levels) - 1))] for height in heights(numbers))
+
+
+def points(numbers: Sequence[float], width: int, height: int) -> str:
+    """The ``numbers`` as the points of a polyline in a box of ``width`` by ``height``, its corner at the top left."""
+    step = width / max(len(numbers) - 1, 1)
+    return " ".join(f"{at * step:.1f},{height * (1 - one):.1f}" for at, one in enumerate(heights(numbers)))
+
 
 _LONGEST_NAME = 44
 _LONG_NAME = re.compile(r"(?!torch\.)\b[A-Za-z_]\w*(?:\.\w+|\[[^\]\s]*\])+")

@@ -23,7 +23,7 @@ from gradsan.model import (
     Seen,
     Verification,
 )
-from gradsan.present._diff import diff_of
+from gradsan.present._fixes import diff_of
 from gradsan.present._places import shown_path, shown_stack, working_directory
 from gradsan.source.tree import source_line
 

@@ -1,14 +1,16 @@
-"""Diagnosis in a few plain lines, for the notes of an exception."""
+"""Report in few words: the note of an exception, one line of JSON, and one line a finding, as linters write it."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from gradsan import text
-from gradsan.model import Diagnosis, Message
+from gradsan.model import Diagnosis, Message, Report
 from gradsan.present._canvas import word
 from gradsan.present._cells import clean
-from gradsan.present._places import shown_path, working_directory
+from gradsan.present._places import location, primary_label, shown_path, working_directory
 from gradsan.source.tree import source_line
 
 
@@ -54,3 +56,59 @@ def _places(diagnosis: Diagnosis, role: str) -> list[str]:
             source = (source_line(label.frame.file, label.frame.line) or "").strip()
             places.append(clean(f"{place}  {source}") if source else place)
     return places
+
+
+SCHEMA = "gradsan.summary/1"
+
+
+def render_summary(report: Report, *, language: str, cwd: Path | None = None) -> str:
+    """Return the counts, each finding with its place, and the commands that lead on, as one line of JSON."""
+    folder = working_directory(cwd)
+    seen = report.seen
+    severities = [one.severity for one in report.diagnoses]
+    summary = {
+        "schema": SCHEMA,
+        "outcome": report.program.outcome,
+        "errors": severities.count("error"),
+        "warnings": severities.count("warning"),
+        "notes": severities.count("note"),
+        "seen": {"saves": seen.saves, "writes": seen.writes, "backwards": seen.backwards, "steps": seen.steps},
+        "findings": [_finding(one, language, folder) for one in report.diagnoses],
+        "next": list(report.next),
+    }
+    return json.dumps(summary, ensure_ascii=True, separators=(",", ":")) + "\n"
+
+
+def _finding(diagnosis: Diagnosis, language: str, cwd: Path | None) -> dict[str, object]:
+    label = primary_label(diagnosis)
+    return {
+        "code": diagnosis.code,
+        "severity": diagnosis.severity,
+        "title": text.say(diagnosis.title, language),
+        "count": diagnosis.count,
+        "silent": diagnosis.silent,
+        "file": None if label is None else shown_path(label.frame.file, cwd),
+        "line": None if label is None else label.frame.line,
+    }
+
+
+def render_concise(report: Report, *, language: str, cwd: Path | None = None) -> str:
+    """Return one line for each finding, with a line break; "" where nothing was found.
+
+    Files below ``cwd`` (default: the process's own) are relative to it. ``[*]`` marks what ``--fix`` mends.
+    """
+    cwd = working_directory(cwd)
+    return "".join(f"{_line(diagnosis, language, cwd)}\n" for diagnosis in report.diagnoses)
+
+
+def _line(diagnosis: Diagnosis, language: str, cwd: Path | None) -> str:
+    label = primary_label(diagnosis)
+    is_certain = any(fix.applicability == "automatic" for fix in diagnosis.fixes)
+    values = {
+        "place": "?" if label is None else location(label.frame, cwd),
+        "code": diagnosis.code,
+        "mark": Message("lint.fixable_mark") if is_certain else "",
+        "sentence": diagnosis.title,
+    }
+    key = "lint.line_maybe" if diagnosis.confidence == "possible" else "lint.line"
+    return text.say(Message(key, values), language)

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from gradsan import text
 from gradsan.model import Diagnosis, Fix, Frame, Label, Message, Report
-from gradsan.present._diff import Replacement, replacements_of
+from gradsan.present._fixes import Replacement, replacements_of
 from gradsan.present._places import primary_label, shown_path, shown_stack, working_directory
 from gradsan.source.tree import source_line
 

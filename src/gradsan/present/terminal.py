@@ -1,4 +1,4 @@
-"""Report for people: source lines with what happened at them, why, and what to change."""
+"""Report for people: source lines with what happened at them, why, what to change, and whole stacks on request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from gradsan.model import Diagnosis, Report
+from gradsan.model import Diagnosis, Frame, Report
 from gradsan.present._canvas import (
     QUIET_STYLE,
     SEVERITY_STYLE,
@@ -21,10 +21,30 @@ from gradsan.present._canvas import (
 )
 from gradsan.present._cells import ASCII, UNICODE
 from gradsan.present._fixes import draw_fix
-from gradsan.present._marks import Mark, marks_of
-from gradsan.present._places import primary_label, working_directory
-from gradsan.present._snippet import draw_marks
-from gradsan.present._stacks import draw_stack
+from gradsan.present._places import location, primary_label, shown_stack, working_directory
+from gradsan.present._snippet import Mark, draw_marks, marks_of
+from gradsan.source.tree import source_line
+
+
+def draw_stack(mark: Mark, canvas: Canvas) -> Iterator[Text]:
+    """Draw every frame of the user and of libraries that led to a mark, outermost first; libraries are dimmed."""
+    frames = shown_stack(mark.label.site)
+    if not frames:
+        return
+    yield from canvas.remark("stack", canvas.word("stack_of", label=mark.name))
+    for frame in frames:
+        yield from _draw_frame(frame, canvas)
+
+
+def _draw_frame(frame: Frame, canvas: Canvas) -> Iterator[Text]:
+    style = "" if frame.is_user else QUIET_STYLE
+    indent = canvas.digits + 3
+    place = canvas.word("frame", place=location(frame, canvas.cwd), function=frame.function)
+    yield from canvas.paragraph(("", ""), place, style, indent=indent)
+    source = (source_line(frame.file, frame.line) or "").strip()
+    if source:
+        yield from canvas.paragraph(("", ""), source, style, indent=indent + 4)
+
 
 MIN_WIDTH = 40
 

@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from gradsan.source.rewrite.functions import save_for_backward as save_for_backward
     from gradsan.source.rewrite.functions import saved_early as saved_early
     from gradsan.source.rewrite.listing import list_and_stack as list_and_stack
+    from gradsan.source.rewrite.listing import rebuilt_list as rebuilt_list
     from gradsan.source.rewrite.moving import bound_names as bound_names
     from gradsan.source.rewrite.moving import detach_given as detach_given
     from gradsan.source.rewrite.moving import detach_reads as detach_reads
@@ -96,7 +97,6 @@ if TYPE_CHECKING:
     from gradsan.source.rewrite.out_of_place import out_of_place as out_of_place
     from gradsan.source.rewrite.out_of_place import recorded as recorded
     from gradsan.source.rewrite.out_of_place import written_for_others as written_for_others
-    from gradsan.source.rewrite.rebuilding import rebuilt_list as rebuilt_list
     from gradsan.source.rewrite.scatter import element_out_of_place as element_out_of_place
     from gradsan.source.rewrite.scatter import part_out_of_place as part_out_of_place
     from gradsan.source.rewrite.suggest import clone_at_save as clone_at_save
@@ -105,7 +105,7 @@ if TYPE_CHECKING:
     from gradsan.source.rewrite.suggest import drop_keyword as drop_keyword
     from gradsan.source.rewrite.suggest import has_keyword as has_keyword
     from gradsan.source.rewrite.suggest import inplace_false as inplace_false
-    from gradsan.source.rewrite.undoing import undone as undone
+    from gradsan.source.rewrite.suggest import undone as undone
     from gradsan.source.rounds import backward_of_sum as backward_of_sum
     from gradsan.source.rounds import detach_after as detach_after
     from gradsan.source.rounds import detach_after_round as detach_after_round
@@ -164,13 +164,11 @@ _NAMES = {
         "SavedEarly bind_early copy_saved_early earlier_reads gradients_for_inputs kept_on_context mark_dirty "
         "rebound_at save_for_backward saved_early"
     ),
-    "rewrite.listing": "list_and_stack",
+    "rewrite.listing": "list_and_stack rebuilt_list",
     "rewrite.moving": "bound_names detach_given detach_reads move_behind run_again taken_from within_block",
     "rewrite.out_of_place": "argument_out_of_place out_of_place recorded written_for_others",
     "rewrite.scatter": "element_out_of_place part_out_of_place",
-    "rewrite.rebuilding": "rebuilt_list",
-    "rewrite.undoing": "undone",
-    "rewrite.suggest": "clone_at_save clone_before detach_at drop_keyword has_keyword inplace_false",
+    "rewrite.suggest": "clone_at_save clone_before detach_at drop_keyword has_keyword inplace_false undone",
     "rounds": (
         "backward_of_sum detach_after detach_after_round enter_each_round enter_once_more frames_between "
         "in_same_function in_same_loops is_computed_in_rounds is_item_of_loop is_read_between keep_graph "

@@ -1,7 +1,16 @@
 """Findings that a user does not want: comments in the source, options, suppression files, baselines."""
 
-from gradsan.suppress._apply import Outcome, suppress
-from gradsan.suppress._rules import Rule, RuleError, parse_rule, read_baseline, read_rules, rules_of, write_baseline
+from gradsan.suppress._rules import (
+    Outcome,
+    Rule,
+    RuleError,
+    parse_rule,
+    read_baseline,
+    read_rules,
+    rules_of,
+    suppress,
+    write_baseline,
+)
 
 __all__ = [
     "Outcome",

@@ -25,8 +25,7 @@ from gradsan.overlap import overlap
 from gradsan.record import ledger
 from gradsan.record.ledger import RawWrite
 from gradsan.record.listeners import Listeners
-from gradsan.record.stack_pairs import within_torch
-from gradsan.record.stacks import is_own_file, is_user_file, symbolise
+from gradsan.record.stacks import is_own_file, is_user_file, symbolise, within_torch
 from gradsan.record.steps import read_backward
 
 ROW = "value_changed"

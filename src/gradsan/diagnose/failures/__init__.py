@@ -2,7 +2,7 @@
 
 A cause is a pair: the slugs of the catalogue's rows that it explains, and a function from the failure to a
 :class:`~gradsan.model.Diagnosis`, or None where the row has another cause this time. It is registered in ``_CAUSES``,
-whose order decides where several would fit; a statement that is refused for one reason is a row of ``refused.REFUSED``.
+whose order decides where several would fit; a statement refused for one reason is a row of ``statements.REFUSED``.
 The parts of such a diagnosis are built in ``parts.py``; its words are ``title.<slug>`` and ``explanation.<slug>``.
 """
 
@@ -18,23 +18,21 @@ from gradsan.diagnose.failures import (
     graph_rules,
     loss_without_graph,
     meaning,
-    refused_writes,
-    saved_hooks,
     second_backward,
     training,
     unreached,
     views,
 )
-from gradsan.diagnose.failures.refused import REFUSED
+from gradsan.diagnose.failures.statements import REFUSED
 from gradsan.model import Diagnosis, Failure
 
 _CAUSES: tuple[tuple[tuple[str, ...], Callable[[Failure], Diagnosis | None]], ...] = (
-    (refused_writes.LEAF_WRITTEN_ROWS, refused_writes.leaf_written),
+    (views.LEAF_WRITTEN_ROWS, views.leaf_written),
     (second_backward.SECOND_BACKWARD_ROWS, second_backward.second_backward),
     (views.VIEW_BASE_WRITTEN_ROWS, views.view_base_written),
     (views.FUNCTION_VIEW_WRITTEN_ROWS, views.function_view_written),
     (views.MARK_DIRTY_MISUSED_ROWS, views.mark_dirty_misused),
-    (refused_writes.EXPANDED_WRITTEN_ROWS, refused_writes.expanded_written),
+    (views.EXPANDED_WRITTEN_ROWS, views.expanded_written),
     (views.SAVED_TENSOR_DETACHED_ROWS, views.saved_tensor_detached),
     (views.NEGATIVE_SLOPE_IN_PLACE_ROWS, views.negative_slope_in_place),
     (loss_without_graph.LOSS_WITHOUT_GRAPH_ROWS, loss_without_graph.loss_without_graph),
@@ -61,9 +59,9 @@ _CAUSES: tuple[tuple[tuple[str, ...], Callable[[Failure], Diagnosis | None]], ..
     (training.SCHEDULE_ROWS, training.schedule_without_effect),
     (checkpoints.CHECKPOINT_DIFFERS_ROWS, checkpoints.checkpoint_differs),
     (compiled.COMPILED_OVERWRITTEN_ROWS, compiled.compiled_overwritten),
-    (saved_hooks.SAVED_TENSOR_HOOK_MISUSED_ROWS, saved_hooks.saved_tensor_hook_misused),
-    (saved_hooks.SAVED_VALUE_READ_TWICE_ROWS, saved_hooks.saved_value_read_twice),
-    (saved_hooks.SAVED_HOOKS_REFUSED_ROWS, saved_hooks.saved_hooks_refused),
+    (checkpoints.SAVED_TENSOR_HOOK_MISUSED_ROWS, checkpoints.saved_tensor_hook_misused),
+    (checkpoints.SAVED_VALUE_READ_TWICE_ROWS, checkpoints.saved_value_read_twice),
+    (checkpoints.SAVED_HOOKS_REFUSED_ROWS, checkpoints.saved_hooks_refused),
     (checkpoints.CACHED_VALUE_OVERWRITTEN_ROWS, checkpoints.cached_value_overwritten),
     (distributed.GRADIENT_REDUCED_TWICE_ROWS, distributed.gradient_reduced_twice),
     (distributed.REDUCTION_UNFINISHED_ROWS, distributed.reduction_unfinished),

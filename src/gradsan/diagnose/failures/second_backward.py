@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from gradsan import source
 from gradsan.diagnose import carriers
 from gradsan.diagnose import labels as label_texts
-from gradsan.diagnose.borrowed import detach_other_network
-from gradsan.diagnose.collected import detach_collected, detach_held, forget_collected
+from gradsan.diagnose.collected import detach_collected, detach_held, detach_other_network, forget_collected
 from gradsan.diagnose.failures import parts
 from gradsan.diagnose.levels import place, shared_level, user_frames
 from gradsan.diagnose.value_fixes import LEFT_CONSTANT

@@ -1,4 +1,4 @@
-"""GS304, GS306, GS307, GS311, GS315 and GS320: views and results that cannot be written as they were.
+"""GS301, GS304, GS306 to GS308, GS311, GS315 and GS320: leaves, views and results that cannot be written in place.
 
 GS306: a view that came out of a custom Function, or through a module's backward hook, was written.
 
@@ -11,13 +11,24 @@ GS320: a ``__torch_dispatch__`` answered a view operation with a tensor that can
 GS311: ``detach_()`` on a tensor that an operation had saved.
 
 GS315: an in-place activation whose backward cannot be computed from its result.
+
+GS301: a leaf that requires grad was written in place where autograd records.
+
+What to do depends on what the write is: an update or an initialisation belongs under ``no_grad``; a part of the
+computation makes a new tensor.
+
+GS308: an expanded tensor, whose elements share memory, was written in place.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from gradsan import source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts, statements
-from gradsan.model import Diagnosis, Failure, Message
+from gradsan.model import Clue, Diagnosis, Failure, Fix, Message, NamedTensor
 
 FUNCTION_VIEW_WRITTEN_ROWS = ("function_view_inplace",)
 
@@ -181,4 +192,151 @@ def negative_slope_in_place(failure: Failure) -> Diagnosis | None:
         role="used",
         between=parts.label_of(forward, "written", "label.activated_in_place", {}),
         fixes=lambda values: (parts.fix("disable_inplace_module", "preserved", values),),
+    )
+
+
+LEAF_WRITTEN_ROWS = ("leaf_inplace", "leaf_view_inplace", "leaf_marked_dirty")
+
+_SETUP = frozenset({"init", "initialise", "initialize", "reset", "build", "load"})
+_FILLING = frozenset({"fill_", "zero_", "copy_", "normal_", "uniform_", "random_", "__setitem__", "fill_diagonal_"})
+
+
+def leaf_written(failure: Failure) -> Diagnosis | None:
+    """Every such failure."""
+    target = parts.clue(failure, "target")
+    name = statements.name_of(target)
+    again = parts.clue(failure, "checkpointed")
+    purpose = _purpose(failure) if again is None else "checkpoint"
+    values: dict[str, Any] = {"name": name, "op": statements.op_shown(target)}
+    if again is not None:
+        values["function"] = again.name
+    is_view = again is None and _is_view_of_leaf(failure)
+    return parts.diagnosis(
+        failure,
+        "GS301",
+        "leaf_written",
+        values=values,
+        title="title.leaf_view_written" if is_view else None,
+        explanation="explanation.leaf_view_written" if is_view else f"explanation.leaf_written_as_{purpose}",
+        labels=(
+            *statements.created(failure, target),
+            *label_texts.at(
+                "written", failure.site, Message("label.leaf_written", values), op=statements.op_shown(target)
+            ),
+            *parts.label_of(parts.clue(failure, "rerun"), "used", "label.checkpoint_differs", values),
+        ),
+        tensor=statements.named_tensor(target),
+        fixes=_fixes(failure, purpose, values),
+        notes=(*_owner(target, is_view), *_notes(purpose, values)),
+    )
+
+
+def _is_view_of_leaf(failure: Failure) -> bool:
+    """Whether the written tensor is no leaf itself but a view of one: made by an operation before this statement."""
+    target = parts.clue(failure, "target")
+    return failure.row == "leaf_view_inplace" and target is not None and target.values.get("is_leaf") is False
+
+
+def _owner(target: Clue | None, is_view: bool) -> tuple[Message, ...]:
+    known = statements.known_as(target)
+    return tuple(Message("note.view_of_leaf", note.values) for note in known) if is_view else known
+
+
+def _notes(purpose: str, values: Mapping[str, Any]) -> tuple[Message, ...]:
+    if purpose == "checkpoint":
+        return (Message("note.written_input_runs_twice", dict(values)),)
+    return (Message("note.data_hides_writes", {"name": values["name"]}),)
+
+
+def _purpose(failure: Failure) -> str:
+    """``update``, ``initialisation`` or ``computation``: what the source and the tensor say of the write."""
+    frame, target = failure.site.user_frame, parts.clue(failure, "target")
+    facts = {} if target is None else target.values
+    if facts.get("has_grad") or (frame is not None and source.reads_gradient(frame)):
+        return "update"
+    if facts.get("value_learns"):
+        return "computation"
+    op = "" if target is None else target.op or ""
+    if facts.get("is_parameter") and facts.get("backwards"):
+        return "update"
+    in_setup = frame is not None and not _SETUP.isdisjoint(frame.function.rpartition(".")[2].lower().split("_"))
+    if in_setup or facts.get("is_parameter") or op in _FILLING:
+        return "initialisation"
+    return "computation"
+
+
+def _fixes(failure: Failure, purpose: str, values: Mapping[str, Any]) -> tuple[Fix, ...]:
+    outside = parts.fix("no_grad", "preserved", values, lines=statements.changed(failure, source.under_no_grad))
+    new = statements.new_tensor(failure, values)
+    if purpose == "update":
+        return (outside, parts.fix("optimizer_step", "preserved", values))
+    if purpose == "initialisation":
+        target = parts.clue(failure, "target")
+        return (outside,) if target is not None and target.values.get("is_parameter") else (outside, *new)
+    # What is computed from the leaf is meant to be differentiated: without autograd it would not be.
+    target = parts.clue(failure, "target")
+    learns = target is not None and bool(target.values.get("value_learns"))
+    return new if purpose == "checkpoint" or learns or _is_view_of_leaf(failure) else (*new, outside)
+
+
+EXPANDED_WRITTEN_ROWS = ("memory_overlap",)
+
+
+def expanded_written(failure: Failure) -> Diagnosis | None:
+    """Every such failure."""
+    late = parts.clue(failure, "overlapping_write")
+    if late is not None:
+        return _found_late(failure)
+    return statements.stopped(
+        failure,
+        "GS308",
+        "expanded_written",
+        fixes=lambda values: (
+            *statements.copy_where_made(failure, values),
+            *statements.new_tensor(failure, values)[:1],
+        ),
+    )
+
+
+def _found_late(failure: Failure) -> Diagnosis:
+    """A write with a mask or an index goes through; it is its backward that finds the shared memory."""
+    clues = tuple(clue for clue in parts.clues(failure, "overlapping_write") if clue.site is not None)
+    frame = None if clues[-1].site is None else clues[-1].site.user_frame
+    written = None if frame is None else source.writing_at(frame)
+    name = written.target if written is not None else Message("label.unnamed")
+    values = {"name": name, "op": label_texts.as_written(clues[-1].op)}
+    labels = {
+        (label.frame.file, label.frame.line): label
+        for clue in clues
+        for label in parts.label_of(clue, "written", "label.expanded_written_late", values)
+    }
+    made = None if frame is None or written is None else source.definition_of(frame, written.target)
+    copied = () if frame is None or written is None else statements.copied_where_made(frame, written.target)
+    # Backward begins with what was computed last.
+    passing = made.elements[clues[-1].values.get("turn", 0) % len(made.elements)] if made and made.elements else None
+    key = "label.taken_in_turn" if made is not None and made.is_loop else "label.bound"
+    created = (
+        ()
+        if made is None
+        else statements.at_frame("created", made.frame, Message(key, {"name": name, "value": made.value}))
+    )
+    return parts.diagnosis(
+        failure,
+        "GS308",
+        "expanded_written",
+        values=values,
+        explanation="explanation.expanded_written_late",
+        labels=(*created, *labels.values(), *label_texts.at("used", failure.site, Message("label.overlap_found"))),
+        tensor=NamedTensor(
+            passing or (name if isinstance(name, str) else None),
+            clues[-1].values.get("shape", ()),
+            clues[-1].values.get("dtype", "?"),
+            clues[-1].values.get("device", "cpu"),
+            None,
+            None,
+        ),
+        fixes=(
+            parts.fix("clone_before_mutation", "preserved", values, lines=copied),
+            parts.fix("out_of_place", "preserved", values),
+        ),
     )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
+from gradsan.lint._findings import Hit, Place
 from gradsan.lint.engine.state import State, joined
 from gradsan.lint.engine.values import (
     MAYBE,
@@ -25,7 +26,6 @@ from gradsan.lint.engine.values import (
     Value,
     Way,
 )
-from gradsan.lint.hits import Hit, Place
 
 __all__ = ["Base", "EnoughError", "Frame"]
 

@@ -6,6 +6,7 @@ import ast
 from bisect import bisect_left
 from collections.abc import Callable
 
+from gradsan.lint._findings import Hit
 from gradsan.lint.engine.base import EnoughError, Frame
 from gradsan.lint.engine.state import State
 from gradsan.lint.engine.statements import Statements
@@ -26,7 +27,6 @@ from gradsan.lint.engine.values import (
     Tensor,
     Value,
 )
-from gradsan.lint.hits import Hit
 
 __all__ = ["read"]
 

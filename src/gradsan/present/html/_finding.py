@@ -1,23 +1,71 @@
-"""Diagnosis as a section of the page."""
+"""Diagnosis as a section of the page, and the pages of its codes, folded."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, MutableMapping, Sequence
+from typing import Any
+
+from markdown_it import MarkdownIt
+from markdown_it.renderer import RendererHTML
+from markdown_it.token import Token
+from markdown_it.utils import OptionsDict
 
 from gradsan.model import Diagnosis, Fix
-from gradsan.present._canvas import Canvas, describe_gradient, describe_losses, describe_tensor
-from gradsan.present._curve import points
-from gradsan.present._diff import diff_of
-from gradsan.present._fixes import standing_of
-from gradsan.present._marks import Mark, marks_of
+from gradsan.present._canvas import Canvas, describe_gradient, describe_losses, describe_tensor, points
+from gradsan.present._fixes import diff_of, standing_of
 from gradsan.present._places import location, shown_path, shown_stack
-from gradsan.present.html._code_pages import about
-from gradsan.present.html._editor import opened
-from gradsan.present.html._history import timeline, versions
-from gradsan.present.html._markup import Html, html_word, join, tag
-from gradsan.present.html._snippet import badge, snippets
-from gradsan.present.html._way import way
+from gradsan.present._snippet import Mark, marks_of
+from gradsan.present.html._history import timeline, versions, way
+from gradsan.present.html._markup import Html, html_word, join, opened, tag
+from gradsan.present.html._snippet import badge, coloured, paint, snippets
 from gradsan.source.tree import source_line
+from gradsan.text import codes, page
+
+_LANGUAGES = ("python", "py")
+_DEEPER = {"h1": "h3", "h2": "h4", "h3": "h5"}
+
+
+def about(code: str, language: str) -> str | None:
+    """The id of the page of ``code`` in the report; None where it has no page."""
+    return f"about-{code}" if any(entry.code == code for entry in codes(language)) else None
+
+
+def code_pages(used: Iterable[str], language: str) -> Html | None:
+    """The pages of the codes ``used``, each once and folded; None where none has a page."""
+    shown = [code for code in dict.fromkeys(used) if about(code, language) is not None]
+    if not shown:
+        return None
+    heading = tag("h2", html_word(language, "about"), id="about")
+    return tag("section", heading, *(_code_page(code, language) for code in shown), aria_labelledby="about")
+
+
+def _code_page(code: str, language: str) -> Html:
+    title = next(entry.title for entry in codes(language) if entry.code == code)
+    summary = tag("summary", tag("code", code), " ", title)
+    body = _markdown(page(code, language).partition("\n")[2])
+    # The id is inside: a link to it opens the page.
+    return tag("details", summary, tag("div", body, id=about(code, language)), class_="about")
+
+
+def _markdown(text: str) -> Html:
+    reader = MarkdownIt("commonmark", {"html": False}).enable("table")
+    reader.add_render_rule("fence", _fence)
+    tokens = reader.parse(text)
+    for token in tokens:
+        token.tag = _DEEPER.get(token.tag, token.tag)
+    return Html(reader.renderer.render(tokens, reader.options, {}))
+
+
+def _fence(
+    renderer: RendererHTML, tokens: Sequence[Token], index: int, options: OptionsDict, env: MutableMapping[str, Any]
+) -> str:
+    token = tokens[index]
+    lines = token.content.rstrip("\n").split("\n")
+    colours = coloured("\n".join(lines)) if token.info.split(" ")[0] in _LANGUAGES else [()] * len(lines)
+    painted = (paint(f"{line}\n", stretches) for line, stretches in zip(lines, colours, strict=False))
+    return tag("pre", tag("code", join(*painted)), tabindex=0)
+
 
 _CURVE = (160, 32)
 """Width and height of a curve, in pixels."""

@@ -5,10 +5,14 @@ from __future__ import annotations
 import html
 import json
 import unicodedata
+from pathlib import Path
 from typing import Any
 
 from gradsan import text
+from gradsan._editors import link_to
 from gradsan.model import Message
+from gradsan.present._canvas import Canvas
+from gradsan.present._places import shown_path
 
 _DIRECTION = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
@@ -92,3 +96,23 @@ def script_words(language: str) -> dict[str, str]:
     fields = ("what", "kind", "clock", "step", "op", "place", "count", "first", "last", "version", "total")
     braces = {name: f"{{{name}}}" for name in fields}
     return {name: html_word(language, name, **{key: braces[key] for key in fields}) for name in _OF_THE_SCRIPT}
+
+
+def opened(shown: object, file: str, line: int, column: int | None, canvas: Canvas, **attributes: object) -> Html:
+    """``shown`` as a link to a line; as it is where no editor is known, or where there is no such file."""
+    path = None if canvas.editor is None else _path(file, canvas.cwd)
+    if canvas.editor is None or path is None:
+        return tag("span", shown, **attributes) if attributes else join(shown)
+    place = html_word(canvas.language, "open", place=f"{shown_path(file, canvas.cwd)}:{line}")
+    href = link_to(canvas.editor, path, line, column)
+    return tag("a", shown, href=href, title=place, aria_label=place, **attributes)
+
+
+def _path(file: str, cwd: Path | None) -> Path | None:
+    if file.startswith("<") or (cwd is None and not Path(file).is_absolute()):
+        return None
+    path = (cwd or Path()) / file
+    try:
+        return path if path.is_file() else None
+    except (OSError, ValueError):
+        return None

@@ -14,8 +14,7 @@ from gradsan.model import Program, Report
 from gradsan.present._canvas import Canvas, describe_watched
 from gradsan.present._cells import UNICODE
 from gradsan.present._places import working_directory
-from gradsan.present.html._code_pages import code_pages
-from gradsan.present.html._finding import finding
+from gradsan.present.html._finding import code_pages, finding
 from gradsan.present.html._history import KINDS, events_data
 from gradsan.present.html._markup import Html, data_block, escaped, html_word, join, script_words, tag
 

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from gradsan.graph.traced import called, site_of
-from gradsan.repair.compiled.counting import Counting
+from gradsan.graph.traced_graphs import called, site_of
+from gradsan.repair.compiled.counting import Counting, tolerance
 from gradsan.repair.compiled.parts import Part, Parts, layer_of
-from gradsan.repair.compiled.rounding import tolerance
 from gradsan.repair.compiled.running import KeptGraph
 from gradsan.repair.compiled.values import Call, Gap, gap, ran
 from gradsan.repair.compiled.writing import program_of

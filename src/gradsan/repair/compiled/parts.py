@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from gradsan import _torch
-from gradsan.graph.traced import called
+from gradsan.graph.traced_graphs import called
 from gradsan.repair.compiled.values import Call
 
 _ENTERS, _LEAVES, _SETS = "_enter_autocast", "_exit_autocast", "_set_grad_enabled"

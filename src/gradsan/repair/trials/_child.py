@@ -22,7 +22,7 @@ from gradsan.model import Diagnosis
 from gradsan.repair.libraries import imported_files, own_files
 from gradsan.repair.trials.redirecting import Redirecting, Uncovered
 from gradsan.repair.trials.scratch import Scratch, caches
-from gradsan.repair.trials.seeding import seed_generators
+from gradsan.repair.trials.state import seed_generators
 from gradsan.repair.trials.trial import Recording, Request, lay_over, text_of
 from gradsan.source.tree import source_line
 

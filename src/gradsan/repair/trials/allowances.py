@@ -1,7 +1,7 @@
 """Allowances of the reference run: what PyTorch refuses, carried out all the same.
 
 Each allowance does what the program says and gives autograd what it lacks for that; which of them a run has is decided
-by the faults of the program (:mod:`gradsan.repair.replay`). They are for the reference run alone.
+by the faults of the program (:mod:`gradsan.repair.search`). They are for the reference run alone.
 """
 
 from __future__ import annotations
