@@ -10,6 +10,7 @@ import user_programs as programs
 from gradsan.repair.patch import Patch, PatchError
 
 ALWAYS = {
+    "adapters_merged_for_a_look",
     "actor_critic_advantage",
     "batch_clamped_through_data",
     "buffer_in_inner_loop",

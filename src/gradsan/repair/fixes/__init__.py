@@ -11,6 +11,7 @@ from dataclasses import replace
 from gradsan.model import Diagnosis, Fix, Message
 from gradsan.repair.fixes import (
     arguments,
+    backwards,
     chains,
     copies,
     gradients,
@@ -41,6 +42,7 @@ _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     chains.steps_behind_all,
     steps.reorder_step,
     steps.reorder_update,
+    backwards.backward_first,
     graphs.recompute_forward,
     graphs.detach_other_network,
     graphs.detach_built_once,

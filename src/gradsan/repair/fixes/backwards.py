@@ -1,0 +1,47 @@
+"""A backward called earlier: before the statements that overwrite what it needs, and that what follows is to see.
+
+The usual shape: weights are swapped, merged or pruned for a look at the model between the loss and its backward. The
+change cannot wait, since what stands in between reads it; the backward can be done first, nothing in between being
+computed from gradients.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from gradsan.model import Diagnosis, Fix
+from gradsan.repair.fixes import _blocks as blocks
+from gradsan.source.rewrite.moving import names_bound, names_read
+
+_LEAVING = (ast.Return, ast.Continue, ast.Break, ast.Raise, ast.Yield, ast.YieldFrom, ast.Await)
+_OF_GRADIENTS = frozenset({"backward", "grad", "step", "unscale_", "update"})
+
+
+def backward_first(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """Call the backward, and the ``zero_grad()`` in between, before the first statement that writes."""
+    used, written = blocks.first(diagnosis, "used"), blocks.labels(diagnosis, "written")
+    pairs = [] if used is None or diagnosis.cause in blocks.STEPPED else blocks.each_in_one_block(written, used)
+    if not pairs or any(pair[1].statement is not pairs[0][1].statement for pair in pairs):
+        return ()
+    first, backward = min((pair[0] for pair in pairs), key=lambda place: place.index), pairs[0][1]
+    source, between = backward.source, backward.block[first.index : backward.index]
+    clearing = [node for node in between if blocks.method_call(node, "zero_grad") is not None]
+    staying = [node for node in between if node not in clearing]
+    moved = [*clearing, backward.statement]
+    if not staying or not isinstance(backward.statement, ast.Expr) or names_bound(staying) & names_read(moved):
+        return ()
+    if any(isinstance(one, _LEAVING) or _is_of_gradients(one) for node in staying for one in ast.walk(node)):
+        return ()
+    if not all(blocks.is_whole_lines(source, node) for node in (first.statement, *moved)):
+        return ()
+    away = {line: text for node in moved for line, text in blocks.removed(source, node).items()}
+    start = source.span(first.statement).line
+    texts = [*(blocks.text_of(source, node) for node in moved), source.lines[start - 1]]
+    return (
+        blocks.fix("reorder_update", blocks.lines_changed(source, {**away, start: "\n".join(texts)}), "backward_first"),
+    )
+
+
+def _is_of_gradients(node: ast.AST) -> bool:
+    """Whether a part of a statement reads or makes gradients, or acts on them."""
+    return isinstance(node, ast.Attribute) and node.attr in _OF_GRADIENTS
