@@ -173,3 +173,20 @@ def test_early_chooses_deep_mode_and_leaves_nothing():
         assert watched.report.mode == "deep"
     assert not recorder().core.tells_all_writes
     assert recorder().watching.deep.holdings is None
+
+
+def test_a_step_over_a_kept_graph_is_told_without_a_backward_that_may_never_come():
+    net = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    hidden = torch.ones(2, 3, requires_grad=True)
+    watched = gradsan.watch(early=True)
+    with pytest.raises(gradsan.HaltError), watched:
+        loss = net(hidden).sum()
+        loss.backward(retain_graph=True)
+        optimizer.step()
+    [found] = watched.diagnoses
+    assert found.code == "GS110"
+    assert (found.title.key, found.explanation.key) == (
+        "title.step_over_live_graph",
+        "explanation.step_over_live_graph",
+    )

@@ -34,6 +34,7 @@ def diagnosis(
     cause: str,
     *,
     values: Mapping[str, Any] | None = None,
+    title: str | None = None,
     explanation: str | None = None,
     severity: Severity = "error",
     labels: tuple[Label, ...] | None = None,
@@ -42,7 +43,7 @@ def diagnosis(
 ) -> Diagnosis:
     """A diagnosis with the words of ``cause``, the usual labels, and the formula that needs the value.
 
-    ``explanation`` is the key of other words than the usual ones for why it happened.
+    ``title`` and ``explanation`` are the keys of other words than the usual ones for what and why it happened.
     """
     conflict = facts.conflict
     filled = {"name": facts.name, "op": facts.op, "operand": conflict.save.slot or "?", **(values or {})}
@@ -51,7 +52,7 @@ def diagnosis(
         cause=cause,
         severity=_severity(conflict, severity),
         silent=not conflict.raised and conflict.healed_bytes is None,
-        title=Message(f"title.{cause}", filled),
+        title=Message(f"title.{title or cause}", filled),
         explanation=Message(f"explanation.{explanation or cause}", filled),
         labels=label_texts.standard(facts) if labels is None else labels,
         tensor=named_tensor(facts),

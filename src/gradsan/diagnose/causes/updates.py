@@ -30,10 +30,13 @@ def step_between_forward_and_backward(facts: Facts) -> Diagnosis | None:
     if facts.conflict.use.retain_graph:
         notes.append(Message("note.retain_graph_keeps_the_graph_not_the_values"))
     update = updates[0]
+    words = "step_over_live_graph" if facts.conflict.use.via == "write" else None
     return build.diagnosis(
         facts,
         "GS110",
         "step_between_forward_and_backward",
+        title=words,
+        explanation=words,
         values={"update": label_texts.update_name(facts, update)},
         labels=label_texts.standard(facts, used=Message("label.used_after_step", {"op": facts.op})),
         fixes=_fixes(facts) if update else (),
