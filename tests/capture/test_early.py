@@ -176,14 +176,16 @@ def test_early_chooses_deep_mode_and_leaves_nothing():
 
 
 def test_a_step_over_a_kept_graph_is_told_without_a_backward_that_may_never_come():
-    net = torch.nn.Linear(3, 1)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    hidden = torch.ones(2, 3, requires_grad=True)
-    watched = gradsan.watch(early=True)
-    with pytest.raises(gradsan.HaltError), watched:
-        loss = net(hidden).sum()
+    def train():
+        net = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        loss = net(torch.ones(2, 3, requires_grad=True)).sum()
         loss.backward(retain_graph=True)
         optimizer.step()
+
+    watched = gradsan.watch(early=True)
+    with pytest.raises(gradsan.HaltError), watched:
+        train()
     [found] = watched.diagnoses
     assert found.code == "GS110"
     assert (found.title.key, found.explanation.key) == (
