@@ -18,11 +18,12 @@ from torch import nn
 from gradsan import _torch
 from gradsan.graph.bytecode import ASKS_FOR_SHAPE, functions_of, reads_of_method
 from gradsan.graph.naming import modules_alive
+from gradsan.heuristics import INITIALISERS
 from gradsan.record._core_pure import Stack
 
 _PAST_GRAPH = frozenset({"data", "detach"})
 _NO_READ = ASKS_FOR_SHAPE | {"grad", "requires_grad_"}
-_INITIALISES = frozenset({"__init__", "reset_parameters", "init_weights", "_init_weights", "initialize", "extra_repr"})
+_NO_FORWARD = INITIALISERS | {"__init__", "extra_repr"}
 _IGNORED = frozenset({"CACHE", "EXTENDED_ARG", "PUSH_NULL", "NOP", "RESUME", "PRECALL", "NOT_TAKEN"})
 
 
@@ -81,7 +82,7 @@ def _bypass(kind: type, chain: tuple[str, ...]) -> Bypass | None:
     reached = {function.__code__ for function in reads_of_method(kind, "forward").functions}
     found: Bypass | None = None
     for function in _functions_of_class(kind):
-        if function.__name__ in _INITIALISES:
+        if function.__name__ in _NO_FORWARD:
             continue
         for code in _with_inner(function.__code__):
             for read in _reads(code, chain):

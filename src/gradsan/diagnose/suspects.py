@@ -10,6 +10,7 @@ from gradsan import source
 from gradsan.diagnose.facts import Facts
 from gradsan.diagnose.levels import place
 from gradsan.model import Frame, Site
+from gradsan.source.inplace import is_inplace_name
 
 _MOST = 5
 _SCRIPTING = ("torch.jit.script", "jit.script", "script", "torch.jit.script_method")
@@ -101,7 +102,7 @@ def _writes_in_place(node: ast.AST, numbers: set[str]) -> bool:
     if isinstance(node, ast.Assign):
         return isinstance(node.targets[0], ast.Subscript)
     function = node.func if isinstance(node, ast.Call) else None
-    return isinstance(function, ast.Attribute) and function.attr.endswith("_") and not function.attr.endswith("__")
+    return isinstance(function, ast.Attribute) and is_inplace_name(function.attr)
 
 
 def _later_nodes(frame: Frame, use: Frame | None) -> Iterator[ast.AST]:
@@ -136,10 +137,8 @@ def _verdict(node: ast.AST, names: set[str]) -> tuple[str, int] | None:
             if keyword.arg == "out" and _root(keyword.value) in names:
                 return "label.suspect.inplace", 3
         function = node.func
-        if isinstance(function, ast.Attribute):
-            is_inplace = function.attr.endswith("_") and not function.attr.endswith("__")
-            if is_inplace and _root(function.value) in names:
-                return "label.suspect.inplace", 3
+        if isinstance(function, ast.Attribute) and is_inplace_name(function.attr) and _root(function.value) in names:
+            return "label.suspect.inplace", 3
         if any(_root(argument) in names for argument in node.args):
             return "label.suspect.call", 2
     return None

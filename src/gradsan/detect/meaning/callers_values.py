@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gradsan import _torch, source
+from gradsan.heuristics import is_named_in_place
 from gradsan.model import Frame, Site
 from gradsan.record.ledger import RawWrite
 
@@ -40,16 +41,11 @@ def given_to(raw: RawWrite, written: Site) -> Iterator[Given]:
             return
         given = source.callers_expression(named, own, frames[outer], frames[outer + 1 : position])
         is_forward = own.function.endswith("forward") and _torch.is_module_call(frames[position - 1].file)
-        is_taken = outer == position - 1 and not is_named_in_place(own) and source.takes_result(frames[outer])
+        is_taken = outer == position - 1 and not is_named_in_place(own.function) and source.takes_result(frames[outer])
         if (is_forward or is_taken) and given is not None and _is_argument(named, own, raw):
             yield Given(position, outer, named, given, is_forward)
         named = given
         position = outer
-
-
-def is_named_in_place(frame: Frame) -> bool:
-    """Whether the function at ``frame`` has the name of an in-place one, as ``scale_`` is, and not ``__call__``."""
-    return frame.function.endswith("_") and not frame.function.endswith("__")
 
 
 def is_of_caller(raw: RawWrite, written: Site, read: Site) -> bool:

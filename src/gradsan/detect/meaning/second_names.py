@@ -32,9 +32,10 @@ from typing import Any, NamedTuple
 
 from gradsan import _torch, source
 from gradsan.detect.changed_values import QUIET_KINDS, ChangedValues
-from gradsan.detect.meaning.callers_values import given_to, is_named_in_place
+from gradsan.detect.meaning.callers_values import given_to
 from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.graph import naming
+from gradsan.heuristics import is_named_in_place
 from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawWrite
@@ -206,7 +207,7 @@ def _returned(raw: RawWrite) -> _Found | None:
     """What a function fills and returns, as it did before under another name."""
     written = symbolise(raw.stack)
     users = [at for at, frame in enumerate(written.frames) if frame.is_user]
-    if len(users) < 2 or is_named_in_place(written.frames[users[-1]]):
+    if len(users) < 2 or is_named_in_place(written.frames[users[-1]].function):
         return None
     own, caller = written.frames[users[-1]], written.frames[users[-2]]
     name = source.written_expression(own, raw.op, written.frames[users[-1] + 1 :])

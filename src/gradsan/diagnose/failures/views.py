@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gradsan import source
+from gradsan import heuristics, source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts, statements
 from gradsan.model import Clue, Diagnosis, Failure, Fix, Message, NamedTensor
@@ -197,7 +197,6 @@ def negative_slope_in_place(failure: Failure) -> Diagnosis | None:
 
 LEAF_WRITTEN_ROWS = ("leaf_inplace", "leaf_view_inplace", "leaf_marked_dirty")
 
-_SETUP = frozenset({"init", "initialise", "initialize", "reset", "build", "load"})
 _FILLING = frozenset({"fill_", "zero_", "copy_", "normal_", "uniform_", "random_", "__setitem__", "fill_diagonal_"})
 
 
@@ -259,7 +258,7 @@ def _purpose(failure: Failure) -> str:
     op = "" if target is None else target.op or ""
     if facts.get("is_parameter") and facts.get("backwards"):
         return "update"
-    in_setup = frame is not None and not _SETUP.isdisjoint(frame.function.rpartition(".")[2].lower().split("_"))
+    in_setup = frame is not None and heuristics.sets_up(frame.function)
     if in_setup or facts.get("is_parameter") or op in _FILLING:
         return "initialisation"
     return "computation"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
+from gradsan.heuristics import wraps_for_ranks
 from gradsan.model import Diagnosis, Fix, Label
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Change, Edit, changed_lines, edited, with_keyword
@@ -96,7 +97,6 @@ def _calls(label: Label) -> list[tuple[SourceFile, ast.Call]]:
     ]
 
 
-_WRAPPERS = frozenset({"DistributedDataParallel", "DDP"})
 _STATIC_GRAPH, _KEEP_BUFFERS_LOCAL = "static_graph", "keep_buffers_local"
 
 
@@ -113,7 +113,8 @@ def find_unused_parameters_in_ddp(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 
 
 def _described(source: SourceFile, kind: str) -> Change | None:
-    calls = [node for node in source.nodes if isinstance(node, ast.Call) and leaf_name(node.func) in _WRAPPERS]
+    called = [node for node in source.nodes if isinstance(node, ast.Call)]
+    calls = [node for node in called if wraps_for_ranks(leaf_name(node.func) or "")]
     edits = [edit for call in calls if (edit := with_keyword(source, call, *_argument(call, kind))) is not None]
     return edited(source, edits, kind)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import UnionType
 
+from gradsan.heuristics import class_names
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
 from gradsan.source.flow import reaching
@@ -286,7 +287,7 @@ def constructs(source: SourceFile, node: ast.stmt) -> bool:
     Classes begin with a capital letter; so do some variables (``D(fake)``), which the file binds.
     """
     names = {leaf_name(call.func) or "" for call in ast.walk(node) if isinstance(call, ast.Call)}
-    capital = {name for name in names if name.lstrip("_")[:1].isupper()}
+    capital = class_names(names)
     return bool(capital - _bound_anywhere(source)) if capital else False
 
 

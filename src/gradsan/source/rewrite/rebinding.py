@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
+from gradsan.heuristics import is_layers_parameter
 from gradsan.source.flow import is_still_argument
 from gradsan.source.identifiers import bindings_of, binds, chain_key, constant_key, leaf_name, local_nodes, parameters
 from gradsan.source.targets import aliased_expression
@@ -147,7 +148,8 @@ def _is_comprehension_variable(source: SourceFile, target: ast.Name) -> bool:
 
 def _is_parameter(source: SourceFile, target: ast.Attribute) -> bool:
     """Whether the attribute is an nn.Parameter as far as the file shows: made here, inherited, or of a submodule."""
-    if target.attr in ("weight", "bias") and isinstance(target.value, ast.Attribute | ast.Subscript):
+    is_layers = is_layers_parameter(target.attr)
+    if is_layers and isinstance(target.value, ast.Attribute | ast.Subscript):
         return True
     key = chain_key(target)
     nodes = list(ast.walk(source.owner_class(target) or source.module))
@@ -158,7 +160,7 @@ def _is_parameter(source: SourceFile, target: ast.Attribute) -> bool:
         for node in nodes
         if isinstance(node, ast.Call) and leaf_name(node.func) == "register_parameter" and node.args
     ]
-    if target.attr in ("weight", "bias") and not assigned and isinstance(target.value, ast.Name):
+    if is_layers and not assigned and isinstance(target.value, ast.Name):
         return target.value.id == "self"
     is_made = any(isinstance(value, ast.Call) and leaf_name(value.func) == "Parameter" for value in assigned)
     return is_made or target.attr in registered

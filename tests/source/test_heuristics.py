@@ -1,0 +1,28 @@
+"""What names in a user's program suggest."""
+
+from __future__ import annotations
+
+from cases import each
+from gradsan import heuristics
+
+
+@each(
+    ("guess", "fitting", "others"),
+    [
+        (heuristics.is_named_in_place, ["scale_", "_scale_", "add_noise_"], ["scale", "__call__", "__iadd__"]),
+        (
+            heuristics.sets_up,
+            ["Net.init_state", "reset_parameters", "_build"],
+            ["initial", "loader", "forward"],
+        ),
+        (heuristics.is_layers_parameter, ["weight", "bias"], ["weights", "scale", "data"]),
+        (heuristics.wraps_for_ranks, ["DDP", "DistributedDataParallel"], ["DataParallel", "ddp", ""]),
+    ],
+)
+def test_a_name_suggests(guess, fitting, others):
+    assert [one for one in fitting if not guess(one)] == []
+    assert [one for one in others if guess(one)] == []
+
+
+def test_classes_begin_with_a_capital_letter():
+    assert heuristics.class_names(["Net", "_Cell", "SGD", "step", "x", "_", ""]) == {"Net", "_Cell", "SGD"}
