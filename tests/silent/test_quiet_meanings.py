@@ -317,7 +317,15 @@ def in_place_layers_of_fresh_values() -> None:
             self.relu(out)
             return out
 
-    net = nn.Sequential(nn.Linear(3, 4), PreActRelu4(4), PreActRelu4(4))
+    class InOneSum(nn.Module):
+        def __init__(self, c):
+            super().__init__()
+            self.bn, self.fc, self.relu = nn.BatchNorm1d(c), nn.Linear(c, c), nn.ReLU(inplace=True)
+
+        def forward(self, x):
+            return x + self.relu(self.fc(x)) + self.fc(self.relu(self.bn(x)))
+
+    net = nn.Sequential(nn.Linear(3, 4), PreActRelu4(4), InOneSum(4), PreActRelu4(4))
     for _ in range(4):
         net(torch.randn(3, 3)).pow(2).mean().backward()
         net.zero_grad()

@@ -67,7 +67,6 @@ if TYPE_CHECKING:
     from gradsan.source.reuse import argument_read_later as argument_read_later
     from gradsan.source.reuse import copy_argument as copy_argument
     from gradsan.source.reuse import copy_second_name as copy_second_name
-    from gradsan.source.reuse import first_argument as first_argument
     from gradsan.source.reuse import is_made_in_round as is_made_in_round
     from gradsan.source.reuse import read_as_before as read_as_before
     from gradsan.source.reuse import returns_argument as returns_argument
@@ -121,6 +120,7 @@ if TYPE_CHECKING:
     from gradsan.source.rounds import shape_bound_at as shape_bound_at
     from gradsan.source.targets import Operation as Operation
     from gradsan.source.targets import called_expression as called_expression
+    from gradsan.source.targets import first_argument as first_argument
     from gradsan.source.targets import operand_expressions as operand_expressions
     from gradsan.source.targets import operation_at as operation_at
     from gradsan.source.targets import target_and_operand as target_and_operand
@@ -156,7 +156,7 @@ _NAMES = {
     "locate": "Expression Statement expression_at expressions_at statement_at statements_at",
     "modules": "DETACHED Shape inplace_layer_false",
     "reuse": (
-        "argument_read_later copy_argument copy_second_name first_argument is_made_in_round read_as_before "
+        "argument_read_later copy_argument copy_second_name is_made_in_round read_as_before "
         "returns_argument second_name"
     ),
     "rewrite.finite": "FiniteForm finite_forms",
@@ -174,7 +174,10 @@ _NAMES = {
         "in_same_function in_same_loops is_computed_in_rounds is_item_of_loop is_read_between keep_graph "
         "shape_bound_at"
     ),
-    "targets": "Operation called_expression operand_expressions operation_at target_and_operand written_expression",
+    "targets": (
+        "Operation called_expression first_argument operand_expressions operation_at target_and_operand "
+        "written_expression"
+    ),
     "tree": "is_cell source_line source_lines",
     "writing": (
         "Made Written attribute_owner definition_of is_of_itself number_given reads_gradient "

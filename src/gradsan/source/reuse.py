@@ -23,6 +23,7 @@ from gradsan.source.identifiers import (
 )
 from gradsan.source.inplace import BLANK, is_inplace_name
 from gradsan.source.locate import Statement, expression_at, statement_at
+from gradsan.source.targets import operand_expressions
 from gradsan.source.tree import SourceFile, Span
 
 __all__ = [
@@ -30,7 +31,6 @@ __all__ = [
     "argument_read_later",
     "copy_argument",
     "copy_second_name",
-    "first_argument",
     "is_made_in_round",
     "read_as_before",
     "returns_argument",
@@ -38,25 +38,23 @@ __all__ = [
 ]
 
 
-def first_argument(frame: Frame) -> str | None:
-    """``x`` of ``self.relu(x)`` at ``frame``; None where it has no name."""
-    found = expression_at(frame)
-    call = found.node if found is not None else None
-    return chain_key(call.args[0]) if isinstance(call, ast.Call) and call.args else None
-
-
 def read_as_before(name: str, call: Frame, read: Frame) -> str | None:
     """The name by which ``read`` reads what the call at ``call`` was given as ``name`` and has changed.
 
-    That is ``name``, or one that was bound to it before (``identity = x``). None where the two are not in one function,
-    where the call's result is dropped (it is there for what it writes), and for a name that is bound anew in between.
+    That is ``name``, or one bound to it before (``identity = x``). None where the two are not in one function, where the
+    call's result is dropped (it is there for what it writes), and for a name that is bound anew in between.
     """
     here, there = statement_at(call), statement_at(read)
     if here is None or there is None or here.function is not there.function or isinstance(here.node, ast.Expr):
         return None
-    if here.function is None or isinstance(here.function, ast.Lambda) or not here.node.lineno < there.node.lineno:
+    if here.function is None or isinstance(here.function, ast.Lambda):
         return None
-    names = {name, *_bound_to(name, here)} - set(assigned_names(here))
+    names = {name, *_bound_to(name, here)}
+    if here.node is there.node:
+        return _read_beside(names, call, read)
+    if not here.node.lineno < there.node.lineno:
+        return None
+    names -= set(assigned_names(here))
     read_here = [name for one in consumed_names(there) for name in (one, one.partition("[")[0])]
     if isinstance(there.node, ast.AugAssign):
         read_here.append(chain_key(there.node.target) or "")
@@ -68,6 +66,14 @@ def read_as_before(name: str, call: Frame, read: Frame) -> str | None:
         for bound in assigned_names(node)
     }
     return next((one for one in read_here if one in names - anew), None)
+
+
+def _read_beside(names: set[str], call: Frame, read: Frame) -> str | None:
+    """Which of ``names`` the operation at ``read``, which comes later, has beside the call: ``x`` of ``x + fc(act(x))``."""
+    inner, outer = expression_at(call), expression_at(read)
+    if inner is None or outer is None or any(node is outer.node for node in ast.walk(inner.node)):
+        return None
+    return next((one for one in operand_expressions(read) if one in names), None)
 
 
 def _bound_to(name: str, before: Statement) -> set[str]:

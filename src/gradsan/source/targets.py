@@ -29,6 +29,7 @@ __all__ = [
     "Target",
     "aliased_expression",
     "called_expression",
+    "first_argument",
     "operand_expressions",
     "operation_at",
     "target_at",
@@ -104,6 +105,13 @@ def operand_expressions(frame: Frame) -> list[str]:
     source = expression.source
     found = [root for node in _operands(source, expression) for root in _roots(source, node)]
     return list(dict.fromkeys(source.text(node) for node in found))
+
+
+def first_argument(frame: Frame) -> str | None:
+    """``x`` of ``self.relu(x)`` at ``frame``; None where it has no name."""
+    found = expression_at(frame)
+    call = found.node if found is not None else None
+    return chain_key(call.args[0]) if isinstance(call, ast.Call) and call.args else None
 
 
 @dataclass(frozen=True, slots=True)
