@@ -41,8 +41,8 @@ __all__ = [
 def read_as_before(name: str, call: Frame, read: Frame) -> str | None:
     """The name by which ``read`` reads what the call at ``call`` was given as ``name`` and has changed.
 
-    That is ``name``, or one bound to it before (``identity = x``). None where the two are not in one function, where the
-    call's result is dropped (it is there for what it writes), and for a name that is bound anew in between.
+    That is ``name``, or one bound to it before (``identity = x``). None where the two are not in one function, for a
+    call whose result is dropped (it is there for what it writes), and for a name that is bound anew in between.
     """
     here, there = statement_at(call), statement_at(read)
     if here is None or there is None or here.function is not there.function or isinstance(here.node, ast.Expr):
@@ -69,7 +69,7 @@ def read_as_before(name: str, call: Frame, read: Frame) -> str | None:
 
 
 def _read_beside(names: set[str], call: Frame, read: Frame) -> str | None:
-    """Which of ``names`` the operation at ``read``, which comes later, has beside the call: ``x`` of ``x + fc(act(x))``."""
+    """Which of ``names`` the later operation at ``read`` has beside the call: ``x`` of ``x + fc(act(x))``."""
     inner, outer = expression_at(call), expression_at(read)
     if inner is None or outer is None or any(node is outer.node for node in ast.walk(inner.node)):
         return None
