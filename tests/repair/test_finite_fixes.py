@@ -35,6 +35,21 @@ for x, y in zip(inputs, targets):
     optimizer.step()
 """
 
+SPREAD = """
+import torch
+
+torch.manual_seed(0)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for rows in torch.randn(9, 2).split(4):
+    wanted = rows.sum(1, keepdim=True)
+    wanted = (wanted - wanted.mean()) / (wanted.std() + 1e-6)
+    loss = (model(rows) - wanted).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
 
 def fixes_of(folder, monkeypatch, text):
     (folder / "train.py").write_text(text, encoding="utf-8")
@@ -49,6 +64,14 @@ def test_a_safe_input_keeps_what_was_finite(tmp_path, monkeypatch):
     assert fault.code == "GS602"
     assert next(kind for kind, one in fixes.items() if one.meaning == "preserved") == "double_where"
     assert fixes["double_where"].verification.training == "same"
+
+
+def test_a_round_with_one_element_is_left_out_before_all_deviations_change(tmp_path, monkeypatch):
+    fault, fixes = fixes_of(tmp_path, monkeypatch, SPREAD)
+    assert (fault.code, fault.why.text.key) == ("GS601", "why.nonfinite_too_few")
+    assert list(fixes) == ["leave_out_empty", "without_correction"]
+    assert "if wanted.numel() < 2:" in fixes["leave_out_empty"].diff
+    assert fixes["leave_out_empty"].verification.training == "same"
 
 
 def test_rows_that_are_not_finite_are_dropped(tmp_path, monkeypatch):

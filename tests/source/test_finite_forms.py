@@ -64,7 +64,7 @@ CASES = [
 ]
 
 
-def first_form(folder, program, operation, reason):
+def first_form(folder, program, operation, reason, high=None):
     file = folder / "train.py"
     file.write_text(IMPORTS + program + "\n", encoding="utf-8")
     source = read_source(str(file))
@@ -72,12 +72,18 @@ def first_form(folder, program, operation, reason):
     node = next(one for one in ast.walk(source.module) if isinstance(one, ast.expr) and source.text(one) == text)
     span = source.span(node)
     frame = Frame(str(file), span.line, "<module>", span.column, span.end_line, span.end_column, is_user=True)
-    return next(iter(finite_forms(frame, reason, low=0.0)), None)
+    return next(iter(finite_forms(frame, reason, low=0.0, high=high)), None)
 
 
 @each(("program", "operation", "reason", "line"), CASES)
 def test_the_first_form(program, operation, reason, line, tmp_path):
     assert line in first_form(tmp_path, program, operation, reason).change.new.split("\n")
+
+
+def test_a_sum_that_is_no_count_may_be_less_than_one(tmp_path):
+    program = "n = weights.sum(1)\nr = x / n"
+    lines = [first_form(tmp_path, program, "x / n", "zero_division", high).change.new for high in (3.0, 3.37)]
+    assert lines == ["r = x / n.clamp_min(1)", "r = x / n.clamp_min(1e-8)"]
 
 
 @pytest.mark.parametrize(

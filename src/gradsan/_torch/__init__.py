@@ -64,7 +64,7 @@ from gradsan._torch.engine import (
     is_module_call,
     puts_back_what_it_writes,
 )
-from gradsan._torch.finite import can_be_nonfinite, is_nonfinite, is_seen_finite, shares_start
+from gradsan._torch.finite import can_be_nonfinite, is_nonfinite, is_seen_finite, is_view_of, shares_start
 from gradsan._torch.hooks import (
     SAVED_TENSOR,
     has_hooks,
@@ -304,6 +304,7 @@ __all__ = [
     "is_traced_by_dynamo",
     "is_transformed",
     "is_untraced_call",
+    "is_view_of",
     "is_within_graph_capture",
     "keep_traced_graph",
     "kind_of",

@@ -77,6 +77,14 @@ def shares_start(one: Any, other: Any) -> bool:
     )
 
 
+def is_view_of(result: Any, tensor: Any) -> bool:
+    """Whether a result is seen to be a view of ``tensor`` or of its base; False where that is not known."""
+    if type(result) is not torch.Tensor or not result._is_view() or type(tensor) not in _SEARCHED:
+        return False
+    base = result._base
+    return base is tensor or (tensor._is_view() and base is tensor._base)
+
+
 def _address(tensor: Any) -> int:
     """Where a tensor's elements begin; 0 where there are none: what a transform wraps, zeros without memory."""
     try:

@@ -15,9 +15,19 @@ from gradsan.model import Frame, Operand
 from gradsan.record.ledger import call_that_made
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import running_here
+from gradsan.record.user_hooks import has_tensor_hooks
 
 NODES_WATCHED = 10_000
 """From torch 2.13 on, a longer chain of Nodes that Python has looked at may end the process when it is freed."""
+
+_MOVING = frozenset(
+    {
+        *("TBackward0", "TransposeBackward0", "PermuteBackward0", "ViewBackward0", "UnsafeViewBackward0"),
+        *("ReshapeAliasBackward0", "SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2", "UnsqueezeBackward0"),
+        *("AliasBackward0", "CloneBackward0", "SelectBackward0", "SliceBackward0"),
+    }
+)
+"""Nodes whose gradient is what they were given, moved or among zeros: unless a hook changes that, nothing is made."""
 
 
 @dataclass(slots=True)
@@ -48,11 +58,14 @@ class Backward:
         run = _Run(roots=roots)
         self._runs[clock] = run
         for node in nodes_behind(roots):
-            leaf = getattr(node, "variable", None)
-            if _torch.is_tensor(leaf):
+            kind = type(node).__name__
+            leaf = node.variable if kind == "AccumulateGrad" else None
+            if leaf is not None:
                 run.leaves.append(leaf)
                 if _torch.has_backward_hooks(leaf):
                     run.handles.append(node.register_prehook(partial(self._before_leaf, run, node)))
+            elif kind in _MOVING and node not in roots and not has_tensor_hooks(node):
+                continue
             elif len(run.nodes) >= NODES_WATCHED:
                 self._on_cut()
                 break
@@ -166,7 +179,7 @@ class Backward:
             # ``torch.autograd.grad`` gives it to the program.
             self._origins.link(one, origin)
             if at < len(node.next_functions):
-                child = node.next_functions[at][0]
+                child = _watched(node.next_functions[at][0])
                 if child is not None:
                     run.given.setdefault(child, []).append(origin)
 
@@ -197,6 +210,13 @@ class Backward:
         thread = threading.get_ident() if running is None else running[2]
         made = call_that_made(self._core, _torch.node_sequence(node), thread)
         return None if made is None else made.stack
+
+
+def _watched(node: Any) -> Any:
+    """The Node that a gradient for ``node`` comes to which is looked at."""
+    while type(node).__name__ in _MOVING and not has_tensor_hooks(node):
+        node = node.next_functions[0][0]
+    return node
 
 
 def _place(stack: Any) -> Frame | None:

@@ -28,6 +28,16 @@ class Forward:
         self._core, self._origins, self._on_leaf_write = core, origins, on_leaf_write
         self._names: dict[tuple[Any, str], str | None] = {}
 
+    def is_harmless(self, args: tuple[Any, ...], result: Any) -> bool:
+        """Whether a result is seen to be finite, or to show memory that has been looked at, at next to no cost."""
+        if not isinstance(result, torch.Tensor):
+            return False
+        first = args[0] if args else None
+        if result is first:
+            # Where something bad is known, a write may have ended it.
+            return not self._origins and _torch.is_seen_finite(result)
+        return _torch.is_view_of(result, first) or _torch.is_seen_finite(result)
+
     def on_result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Look at the result of one call; as ``on_result`` of the core."""
         if op == "__call__":

@@ -23,6 +23,7 @@ from gradsan.graph.naming import optimizers_alive
 from gradsan.model import Birth, Born, Message, NonFinite, NonFiniteSeen
 from gradsan.record.patches import Patches
 from gradsan.record.stacks import symbolise
+from gradsan.record.user_hooks import TensorHooks
 
 _MOST = 100
 _VALUES = re.compile(r"\b(nan|inf|finite|infinite|infinity)\b", re.IGNORECASE)
@@ -77,15 +78,16 @@ class NonFiniteSearch:
         def on_result(op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
             if getattr(self._busy, "on", False) or _torch.is_compiling() or _torch.is_transformed():
                 return
-            # Nearly every call ends here. Where something bad is known, a write may have ended it.
+            # Nearly every call ends here.
             may_hold = result is None or isinstance(result, (torch.Tensor, tuple, list))
-            if may_hold and (self._origins or not _torch.is_seen_finite(result)):
+            if may_hold and not self._forward.is_harmless(args, result):
                 quietly(lambda: self._forward.on_result(op, args, kwargs, result))
 
         self._quietly = quietly
         self._core.on_result = on_result
         self._backward.install(quietly)
         self._updates.install(patches, quietly)
+        TensorHooks(self._core).install(patches)
         patches.on_undo(self._stop)
 
     def _stop(self) -> None:
@@ -126,10 +128,12 @@ class NonFiniteSearch:
         roots = tuple(one.grad_fn for one in losses if one.grad_fn is not None)
         bad = [one for one in losses if _torch.is_nonfinite(one)]
         if len(losses) == 1 and losses[0].numel() == 1 and not bad and not losses[0].is_complex():
-            self._losses = [*self._losses[-_LOSSES_KEPT + 1 :], float(losses[0].detach())]
+            self._losses = [*self._losses[-_LOSSES_KEPT + 1 :], float(losses[0].item())]
         self._backward.begin(clock, roots)
         for leaf in self._backward.leaves(clock):
-            self._leaves[_torch.storage_or_none(leaf)] = leaf
+            # By identity: the memory of a leaf is asked for only where something bad is written.
+            if self._leaves.get(id(leaf)) is not leaf:
+                self._leaves[id(leaf)] = leaf
         if bad:
             self._bad_losses[clock] = self._origin_of_loss(bad[0], stack)
             self._look_at_leaves(self._backward.leaves(clock), noticed_before)

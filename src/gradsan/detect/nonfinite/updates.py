@@ -112,8 +112,9 @@ class Updates:
         )
 
     def written(self, tensor: Any, origin: Origin, leaves: weakref.WeakValueDictionary[int, Any], number: int) -> None:
-        """A statement has made ``tensor`` non-finite: of ``leaves``, by their storage, it may be one's memory."""
-        leaf = leaves.get(_torch.storage_or_none(tensor))
+        """A statement has made ``tensor`` non-finite: it may be the memory of one of ``leaves``."""
+        storage = _torch.storage_or_none(tensor)
+        leaf = next((one for one in list(leaves.values()) if _torch.storage_or_none(one) == storage), None)
         if leaf is None or self._is_spoilt(leaf):
             return
         self._spoil(leaf)

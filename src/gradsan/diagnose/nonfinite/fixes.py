@@ -57,6 +57,7 @@ def _forms(birth: Birth, reason: str, operand: Operand | None, frame: Frame | No
         dtype=birth.dtype,
         device=birth.device.partition(":")[0],
         low=None if operand is None else operand.low,
+        high=None if operand is None else operand.high,
         is_number=is_number,
     )
 

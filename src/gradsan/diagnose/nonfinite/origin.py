@@ -66,6 +66,7 @@ _REDUCTIONS = frozenset(
         *("binary_cross_entropy", "binary_cross_entropy_with_logits"),
     }
 )
+_SPREADS = frozenset({"var", "std", "var_mean", "std_mean"})
 _PRODUCTS = frozenset(
     {
         *("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "addr", "linear", "mul", "add", "sub"),
@@ -299,6 +300,8 @@ def _title(cause: str, birth: Birth) -> str:
 
 def _wording(read: _Read, birth: Birth) -> str:
     """The reason, in a wording for what is known: with the element, with the range, or without."""
+    if read.reason == "empty" and _plain(birth.op) in _SPREADS:
+        return "too_few"
     if read.reason in _SAID_WITHOUT_ELEMENT:
         return read.reason
     if read.operand is None:

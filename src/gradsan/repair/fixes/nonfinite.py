@@ -22,7 +22,7 @@ _LOWER = 10
 
 def leave_out_empty(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     """Go on with the next round where the reduction has nothing to reduce, in the loop that runs backward."""
-    origin = _origin(diagnosis, "empty")
+    origin = _origin(diagnosis, "empty") or _origin(diagnosis, "too_few")
     statement = None if origin is None else statement_at(origin.frame)
     condition = None if origin is None else nothing_to_average(origin.frame)
     if statement is None or condition is None or not _is_in_training_loop(diagnosis, statement):

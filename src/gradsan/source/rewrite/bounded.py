@@ -34,11 +34,11 @@ _LARGEST_EXPONENT = {"float64": "700", "float16": "10"}
 _COUNTING = frozenset({"sum", "count_nonzero", "numel", "size", "len"})
 
 
-def bounded_forms(frame: Frame, dtype: str, low: float | None) -> list[tuple[str, Change]]:
+def bounded_forms(frame: Frame, dtype: str, low: float | None, is_count: bool) -> list[tuple[str, Change]]:
     """Changes of the operation at ``frame``, each with its kind, that keep its input from the singular point.
 
     ``low`` is the smallest number that was met in what it divides by, where known: a bound from below is offered only
-    where all were 0 or more.
+    where all were 0 or more. ``is_count``: it may count something, 0 among them.
     """
     found = expression_at(frame)
     one = None if found is None else applied(found.source, found.node)
@@ -49,7 +49,7 @@ def bounded_forms(frame: Frame, dtype: str, low: float | None) -> list[tuple[str
     edits: list[tuple[str, list[Edit]]] = []
     operand = _singular(one)
     if one.op == "div":
-        edits += _denominators(source, operand, small, low)
+        edits += _denominators(source, operand, small, low, is_count)
     elif one.op in _ABOVE_ZERO:
         small = _SMALL_UNDER_ROOT.get(dtype, "1e-12") if one.op in _ROOTS else small
         edits.append(("clamp_input", behind(source, operand, f".clamp_min({small})")))
@@ -76,10 +76,10 @@ def _singular(one: Applied) -> ast.expr:
 
 
 def _denominators(
-    source: SourceFile, below: ast.expr, small: str, low: float | None
+    source: SourceFile, below: ast.expr, small: str, low: float | None, is_count: bool
 ) -> Iterator[tuple[str, list[Edit]]]:
     inner = applied(source, resolved(source, below))
-    if inner is not None and inner.op in _COUNTING and low == 0:
+    if inner is not None and inner.op in _COUNTING and is_count:
         yield "clamp_count", behind(source, below, ".clamp_min(1)")
     if low is not None and low >= 0:
         yield "nonzero_denominator", behind(source, below, f".clamp_min({small})")

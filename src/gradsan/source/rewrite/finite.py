@@ -31,18 +31,21 @@ def finite_forms(
     dtype: str = "float32",
     device: str = "cpu",
     low: float | None = None,
+    high: float | None = None,
     is_number: bool = False,
 ) -> tuple[FiniteForm, ...]:
     """How the operation at ``frame`` could be written so that it stays finite.
 
-    ``reason`` is why it did not (``domain``, ``zero_division`` …), ``dtype`` that of its result, ``low`` the smallest
-    number that it was given at the singular operand. ``is_number``: it divides by a plain number.
+    ``reason`` is why it did not (``domain``, ``zero_division`` …), ``dtype`` that of its result, ``low`` and ``high``
+    the smallest and largest number that it was given at the singular operand. ``is_number``: it divides by a plain
+    number.
     """
-    return tuple(_forms(frame, reason, dtype, device, low, is_number))
+    is_count = low == 0 and (high is None or high.is_integer())
+    return tuple(_forms(frame, reason, dtype, device, low, is_count, is_number))
 
 
 def _forms(
-    frame: Frame, reason: str, dtype: str, device: str, low: float | None, is_number: bool
+    frame: Frame, reason: str, dtype: str, device: str, low: float | None, is_count: bool, is_number: bool
 ) -> Iterator[FiniteForm]:
     if reason == "unwritten":
         yield from _one("zeros_instead", reductions.zeros_instead(frame))
@@ -67,7 +70,7 @@ def _forms(
     if reason in ("overflow", "plain") and dtype in _HALVES:
         for change in reductions.in_float32(frame, device):
             yield FiniteForm("float32_operation", change)
-    for kind, change in bounded.bounded_forms(frame, dtype, low):
+    for kind, change in bounded.bounded_forms(frame, dtype, low, is_count):
         yield FiniteForm(kind, change)
 
 
