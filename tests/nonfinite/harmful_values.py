@@ -230,6 +230,20 @@ HARMFUL = {
             return (batch != 1) * head(branch).sum() + head(hidden).square().sum()
         """,
     ),
+    "data: a gradient that the program gives to backward": (
+        "GS604",
+        0,
+        False,
+        """
+        weight = nn.Parameter(torch.ones(2))
+        optimizer = torch.optim.SGD([weight], lr=0.01)
+        shares = torch.tensor([1.0, 0.0]).log().numpy() * 0
+        for batch in range(2):
+            optimizer.zero_grad()
+            (weight * 2).backward(torch.from_numpy(shares))  # origin
+            optimizer.step()
+        """,
+    ),
     "backward: inside of what torch.compile has written": (
         "GS602",
         0,

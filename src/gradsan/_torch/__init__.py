@@ -64,7 +64,7 @@ from gradsan._torch.engine import (
     is_module_call,
     puts_back_what_it_writes,
 )
-from gradsan._torch.finite import can_be_nonfinite, is_nonfinite, is_seen_finite, is_view_of, shares_start
+from gradsan._torch.finite import can_be_nonfinite, is_nonfinite, is_seen_finite, is_view_of
 from gradsan._torch.hooks import (
     SAVED_TENSOR,
     has_hooks,
@@ -351,7 +351,6 @@ __all__ = [
     "shape_of",
     "sharded_group",
     "shared_of",
-    "shares_start",
     "shown_when_read",
     "sizes_of",
     "slot_of",

@@ -42,7 +42,7 @@ def is_nonfinite(tensor: Any) -> bool:
     kind = _KINDS.get(tensor.dtype)
     if kind is None or type(tensor) not in _SEARCHED:
         return False
-    if _search is not None and tensor.device.type == "cpu":
+    if _search is not None and tensor.is_cpu:
         elements = _elements_in_memory(tensor)
         if elements is not None:
             return bool(elements) and _is_bad(tensor, elements * kind[1], kind[0])
@@ -59,22 +59,10 @@ def is_seen_finite(tensor: Any) -> bool:
     kind = type(tensor) in _SEARCHED and not has_modes() and _KINDS.get(tensor.dtype, _EXACT)
     if kind is _EXACT:
         return True
-    if not kind or _search is None or tensor.device.type != "cpu":
+    if not kind or _search is None or not tensor.is_cpu:
         return False
     elements = _elements_in_memory(tensor)
-    if elements is None:
-        return False
-    return not elements or not _is_bad(tensor, elements * kind[1], kind[0])
-
-
-def shares_start(one: Any, other: Any) -> bool:
-    """Whether two plain tensors on the CPU begin at the same address."""
-    return (
-        type(one) is torch.Tensor is type(other)
-        and one.device.type == "cpu" == other.device.type
-        and one.layout is torch.strided is other.layout
-        and bool(_address(one) == _address(other) != 0)
-    )
+    return elements is not None and not (elements and _is_bad(tensor, elements * kind[1], kind[0]))
 
 
 def is_view_of(result: Any, tensor: Any) -> bool:

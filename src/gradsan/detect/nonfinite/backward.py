@@ -129,18 +129,9 @@ class Backward:
         """Look at what a Node has made: ``gradients`` for its inputs, of ``given`` ones of its outputs."""
         if getattr(self._busy, "on", False) or number >= len(run.nodes):
             return
-        if len(gradients) == len(given) == 1 and self._hands_on(run, run.nodes[number], gradients[0], given[0]):
-            return
         bad = [(at, one) for at, one in enumerate(gradients) if one is not None and _torch.is_nonfinite(one)]
         if bad:
             self._quietly(lambda: self._keep(run, run.nodes[number], bad, tuple(given)))
-
-    def _hands_on(self, run: _Run, node: Any, made: Any, given: Any) -> bool:
-        """Whether a Node has only handed on memory that was looked at when another Node made it: ``t()``, ``view``."""
-        if node in run.given or not _torch.shares_start(made, given) or _torch.is_custom_node(node):
-            return False
-        # A hook of the program's may have changed what the other Node made.
-        return not self._origins or self._origins.of(made) is None
 
     def _keep(self, run: _Run, node: Any, bad: list[tuple[int, Any]], given: tuple[Any, ...]) -> None:
         came = [one for one in given if one is not None and _torch.is_nonfinite(one)]
@@ -159,8 +150,11 @@ class Backward:
                 # No line of the program's made it, but code that a compiler has written for the Node.
                 made.stack = stack or made.stack
         elif came or parents:
+            facts = Searched(came[0] if came else gradient)
             how: How = "passed" if parents else "given" if node in run.roots else "untraced"
-            origin = Origin(how, node.name(), stack, Searched(gradient).value, parents=parents)
+            # The program has given it to the backward call.
+            at_call = self._running_at() if how == "given" else None
+            origin = Origin(how, node.name(), at_call or stack, facts.value, facts=facts, parents=parents)
             # Where what came in with the data has met a parameter.
             origin.has_graph = not came
             origin.number = min((parent.number for parent in parents), default=0)
