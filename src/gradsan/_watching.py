@@ -1,7 +1,6 @@
 """Watching: every detector, wired to the recorder of this process, and the evidence of a backward that failed.
 
-The recorder knows none of them: it says when watching begins and ends, which modes are asked for, and which exception
-left a backward or ended the program.
+The recorder knows none of them: it says when watching begins and ends, in which modes, and what a program ended with.
 """
 
 from __future__ import annotations
@@ -137,7 +136,7 @@ class Watching:
             making,
             ConstantPenalties(core, self._listeners, lambda: self._settling.optimizers, found),
             UnrecordedReads(core, self._listeners, self.uncounted, self.changed_values, found),
-            SpentGradients(core, self._listeners, steps, making, found, lambda: recorder.failures),
+            SpentGradients(core, self._listeners, steps, making, found),
             IdleSchedules(steps, making, found),
             Unowned(core, self.uncounted, making, lambda: self._settling.optimizers, found, lambda: recorder.failures),
             self.lost_terms,
@@ -308,6 +307,8 @@ class Watching:
         self._listeners.call_before_backward(self.unused_graphs.before_backward)
 
     def _on_round(self, entry: Any, rounds: int) -> None:
+        if self._listeners.is_traced(entry):
+            return
         guard = self._recorder.guard
         guard.run(self._settling.look_again)
         for one in self._before_rounds:

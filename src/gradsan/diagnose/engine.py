@@ -96,7 +96,24 @@ def diagnose(evidence: Evidence) -> tuple[Diagnosis, ...]:
             count = known.count + diagnosis.count
             diagnosis = replace(known, count=count, events=events, events_left_out=left_out)
         found[key] = diagnosis
-    return _with_shared_writes(tuple(found.values()))
+    return _with_shared_writes(_without_consequences(tuple(found.values())))
+
+
+def _without_consequences(found: tuple[Diagnosis, ...]) -> tuple[Diagnosis, ...]:
+    """``found`` without optimizers that have no gradients (GS421) where it says who clears them before the step."""
+    starved = {
+        (label.frame.file, label.frame.line)
+        for one in found
+        if one.cause == "gradient_thrown_away" and one.severity == "warning"
+        for label in one.labels
+        if label.role == "note"
+    }
+
+    def is_consequence(one: Diagnosis) -> bool:
+        used = {(label.frame.file, label.frame.line) for label in one.labels if label.role == "used"}
+        return one.cause == "parameter_not_reached" and one.severity == "warning" and bool(used & starved)
+
+    return tuple(one for one in found if not is_consequence(one))
 
 
 def _with_shared_writes(found: tuple[Diagnosis, ...]) -> tuple[Diagnosis, ...]:

@@ -6,7 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from gradsan import _torch
 from gradsan.record.guarding import Guard
+
+_STACKS_KNOWN = 256
 
 BeforeBackward = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
 """Called with an entry of ``core.running``, and with what else the engine was given: by position and by name."""
@@ -33,6 +36,7 @@ class Listeners:
         self.after_backward: tuple[AfterBackward, ...] = ()
         self.after_nodes: tuple[AfterNodes, ...] = ()
         self.on_result: tuple[OnResult, ...] = ()
+        self._traced: dict[Any, bool] = {}
 
     def call_before_backward(self, listener: BeforeBackward, wanted: bool = True) -> None:
         """Have it called before each backward from now on, once; or no longer."""
@@ -65,11 +69,25 @@ class Listeners:
         core.on_leave = self._on_leave if self.after_backward else None
         core.on_nodes = self._on_nodes if self.after_nodes else None
 
+    def is_traced(self, entry: Any) -> bool:
+        """Whether a call into the engine is one that torch.compile traces: its tensors are not the program's."""
+        stack = entry[1]
+        found = self._traced.get(stack)
+        if found is None:
+            if len(self._traced) >= _STACKS_KNOWN:
+                self._traced.clear()
+            found = self._traced[stack] = _torch.is_within_graph_capture(stack.codes)
+        return found
+
     def _on_enter(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.is_traced(entry):
+            return
         for listener in self.before_backward:
             self.guard.run(partial(listener, entry, args, kwargs))
 
     def _on_leave(self, entry: Any) -> None:
+        if self.is_traced(entry):
+            return
         for listener in self.after_backward:
             self.guard.run(partial(listener, entry))
 

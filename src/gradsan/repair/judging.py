@@ -27,6 +27,14 @@ _KEEPS_VALUES = frozenset(
 )
 """Kinds after which the forward computes what it did: a write that no longer reaches the loss is lost."""
 
+_MEANT = frozenset({"help.loss_recorded", "help.value_recorded", "help.layer_out_of_place"})
+"""Sentences of kinds that keep values elsewhere: what was written past the graph is to count, a residual to stay."""
+
+
+def _keeps_values(fix: Fix) -> bool:
+    return fix.kind in _KEEPS_VALUES and fix.summary.key not in _MEANT
+
+
 Say = Callable[[Message], str]
 
 
@@ -60,7 +68,7 @@ class Judge:
         is_known = comparison.has_reference and self.is_replayable and has_numbers
         # A run that ends with another finding, reported silently, may have lost gradients all the same.
         loss = _loss(comparison, training) if runs or (trial.recording.finished and comparison.lost) else None
-        if runs and is_known and fix.kind in _KEEPS_VALUES and _begins_with_another_loss(reference, trial.recording):
+        if runs and is_known and _keeps_values(fix) and _begins_with_another_loss(reference, trial.recording):
             loss = loss or Message("fix.another_loss")
         goes_as_far = not runs and self._ends_as_the_reference(comparison, training, trial, patch)
         passed = (runs or goes_as_far) and loss is None
@@ -271,7 +279,8 @@ IMPLIED = frozenset(
         *("reset_state", "reset_modules", "recompute_forward", "recompute_after_change", "rebuild_in_loop"),
         *("rebuild_in_function", "as_property", "record_the_change", "change_a_copy", "leave_the_argument"),
         *("clear_gradient", "clear_by_optimizer", "detach_built_once", "collect_each_value", "forget_collected"),
-        *("give_to_optimizer", "cache_each_round", "create_graph"),
+        *("give_to_optimizer", "cache_each_round", "create_graph", "copy_second_name", "clip_between"),
+        *("clear_elsewhere", "give_parameters"),
         *("undo_item", "undo_new_tensor", "undo_gradient"),
         *("stable_form", "double_where", "clamp_input", "eps_inside", "clamp_count", "nonzero_denominator"),
         *("without_correction", "sum_over_count", "finite_mask", "zeros_instead", "float32_operation"),
@@ -287,7 +296,7 @@ _VERDICTS = ("same", "gradients")
 
 def is_implied(fix: Fix) -> bool:
     """Whether the change that ``fix`` makes to the training is the one that the cause of the fault implies."""
-    return fix.kind in IMPLIED
+    return fix.kind in IMPLIED or fix.summary.key in _MEANT
 
 
 def measured(tried: Sequence[Tried], measure: Callable[[Sequence[Patch]], Sequence[Cost | None]]) -> list[Tried]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gradsan.source.calls import alias_of as alias_of
     from gradsan.source.calls import called_as_hook as called_as_hook
     from gradsan.source.calls import callers_expression as callers_expression
+    from gradsan.source.calls import clone_given as clone_given
     from gradsan.source.calls import clone_handed_out as clone_handed_out
     from gradsan.source.calls import dies_with_call as dies_with_call
     from gradsan.source.calls import earlier_result as earlier_result
@@ -142,8 +143,8 @@ if TYPE_CHECKING:
 _NAMES = {
     "bindings": "Carried binding_of binds_result bound_name carried_names method_receiver taken_for_own takes_result",
     "calls": (
-        "alias_of called_as_hook callers_expression clone_handed_out dies_with_call earlier_result reads_again "
-        "returned_by_hook"
+        "alias_of called_as_hook callers_expression clone_given clone_handed_out dies_with_call earlier_result "
+        "reads_again returned_by_hook"
     ),
     "change": "Change add_keyword apply_change changed_lines",
     "collected": "detach_collected forget_collected",

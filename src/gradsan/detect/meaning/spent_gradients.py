@@ -15,7 +15,7 @@ from __future__ import annotations
 import collections
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from gradsan import _torch
@@ -56,11 +56,10 @@ class SpentGradients(RoundDetector):
         steps: Steps,
         making: Making,
         found: Callable[[Failure], None],
-        known: Callable[[], Sequence[Failure]],
     ) -> None:
-        """``known`` gives what has been found so far: an optimizer that gets no gradient at all is told already."""
+        """``making`` knows the optimizers."""
         super().__init__(core, listeners)
-        self._steps, self._making, self._found, self._known = steps, making, found, known
+        self._steps, self._making, self._found = steps, making, found
         self._calls_of_program = ClipCalls(core)
         self._leaves: list[Any] = []
         self._gradients: list[_Gradient] = []
@@ -132,7 +131,7 @@ class SpentGradients(RoundDetector):
         begun = self._begun
         steps = [record for record in self._steps.steps if record.end is None or record.end > begun]
         writes = [raw for raw in map(RawWrite._make, self._core.writes_after(begun)) if raw.kind != "metadata"]
-        if self._gradients and not self._is_read and not any(map(_is_without_any, self._known())):
+        if self._gradients and not self._is_read:
             self._judge_cleared(entry, steps, writes)
         clips = [one for one in self._calls_of_program.clips if one.storages]
         for clip in clips:
@@ -224,11 +223,6 @@ class SpentGradients(RoundDetector):
             return False
         self._described.add(key)
         return True
-
-
-def _is_without_any(failure: Failure) -> bool:
-    counts = [one.values for one in failure.clues if one.role == "parameter"]
-    return failure.row == "parameter_not_reached" and any(one["missing"] == one["total"] for one in counts)
 
 
 def _may_look(node: Any) -> bool:

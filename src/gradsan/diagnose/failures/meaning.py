@@ -8,13 +8,14 @@ Autograd has done what the program says. What was meant is read off the source, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts
 from gradsan.diagnose.levels import place
-from gradsan.model import Clue, Diagnosis, Failure, Message, Site
+from gradsan.model import Clue, Diagnosis, Failure, Fix, Message, Site
 
 LOSS_CHANGED_ROWS = ("loss_changed",)
 _ARITHMETIC = frozenset(
@@ -130,8 +131,20 @@ def input_reused(failure: Failure) -> Diagnosis | None:
             *label_texts.at("used", failure.site, Message("label.new_value_used", {"name": read.name})),
         ),
         tensor=parts.tensor_of(written, read.name),
-        fixes=(parts.fix("inplace_false", "changed", values, summary="help.layer_out_of_place"),),
+        fixes=(_layer_out_of_place(written, values),),
     )
+
+
+def _layer_out_of_place(written: Clue, values: Mapping[str, object]) -> Fix:
+    """The layer made with ``inplace=False``; a copy of what it is given, where the source does not tell it."""
+    frame = None if written.site is None else place(written.site)
+    kind = "disable_inplace_module"
+    change = None if frame is None else source.inplace_false(frame)
+    if change is None and frame is not None:
+        copied = source.clone_given(frame, lambda call: next(iter(call.args), None))
+        kind, change = ("clone_before_mutation", copied) if copied is not None else (kind, None)
+    lines = () if change is None or frame is None else source.changed_lines(frame.file, change)
+    return parts.fix(kind, "changed", values, lines=lines, summary="help.layer_out_of_place")
 
 
 _SHOWN = 40
@@ -278,7 +291,11 @@ TERM_CONSTANT_ROWS = ("term_is_constant",)
 
 def term_constant(failure: Failure) -> Diagnosis | None:
     """Every such failure: a warning."""
-    return _constant_joined(failure, "asked", "term_is_constant", "gradient", "create_graph")
+    asked = parts.clue(failure, "asked")
+    frame = None if asked is None or asked.site is None else place(asked.site)
+    change = None if frame is None else source.graph_for_gradient(frame)
+    lines = () if frame is None or change is None else source.changed_lines(frame.file, change)
+    return _constant_joined(failure, "asked", "term_is_constant", "gradient", "create_graph", lines)
 
 
 PENALTY_CONSTANT_ROWS = ("penalty_is_constant",)
@@ -289,7 +306,9 @@ def penalty_constant(failure: Failure) -> Diagnosis | None:
     return _constant_joined(failure, "read", "penalty_is_constant", "penalty", "penalty_with_graph")
 
 
-def _constant_joined(failure: Failure, role: str, words: str, noun: str, kind: str) -> Diagnosis | None:
+def _constant_joined(
+    failure: Failure, role: str, words: str, noun: str, kind: str, lines: tuple[tuple[str, int, str], ...] = ()
+) -> Diagnosis | None:
     """A constant computed at the clue of ``role`` that has joined the loss; ``noun`` is what it is called."""
     computed, added = parts.clue(failure, role), parts.clue(failure, "added")
     if computed is None or added is None:
@@ -310,7 +329,7 @@ def _constant_joined(failure: Failure, role: str, words: str, noun: str, kind: s
             *label_texts.at("used", failure.site, Message("label.constant_ignored", values)),
         ),
         tensor=parts.tensor_of(computed, name) if name else None,
-        fixes=(parts.fix(kind, "changed", values),),
+        fixes=(parts.fix(kind, "changed", values, lines=lines),),
     )
 
 

@@ -33,6 +33,8 @@ _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     views.views_after_write,
     gradients.return_new_gradient,
     gradients.clear_gradients,
+    gradients.clip_before_step,
+    gradients.clear_before_backward,
     gradients.set_to_none,
     copies.record_change,
     copies.copy_on_context,

@@ -20,7 +20,8 @@ _OF_GRADIENTS = frozenset({"backward", "grad", "step", "unscale_", "update"})
 def backward_first(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     """Call the backward, and the ``zero_grad()`` in between, before the first statement that writes."""
     used, written = blocks.first(diagnosis, "used"), blocks.labels(diagnosis, "written")
-    pairs = [] if used is None or diagnosis.cause in blocks.STEPPED else blocks.each_in_one_block(written, used)
+    is_conflict = diagnosis.severity == "error" and diagnosis.cause not in blocks.STEPPED
+    pairs = blocks.each_in_one_block(written, used) if used is not None and is_conflict else []
     if not pairs or any(pair[1].statement is not pairs[0][1].statement for pair in pairs):
         return ()
     first, backward = min((pair[0] for pair in pairs), key=lambda place: place.index), pairs[0][1]

@@ -123,7 +123,10 @@ def record_change(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     if target is None:
         return ()
     found: list[Fix] = []
-    record, copy = (blocks.advice(diagnosis, kind) for kind in ("record_the_change", "change_a_copy"))
+    record, copy, new = (
+        blocks.advice(diagnosis, kind) for kind in ("record_the_change", "change_a_copy", "out_of_place")
+    )
+    record = record or new
     lines = _recorded(written[0], *target)
     if record is not None and lines:
         found.append(replace(record, lines=lines, applicability="review"))

@@ -11,6 +11,7 @@ from gradsan.source.change import Change, Edit, changed_lines, edited, insert_af
 from gradsan.source.identifiers import local_nodes
 from gradsan.source.inplace import is_inplace_name
 from gradsan.source.locate import expressions_at, statement_at
+from gradsan.source.rewrite.moving import names_bound, names_read
 from gradsan.source.rewrite.out_of_place import out_of_place
 from gradsan.source.rewrite.scatter import part_out_of_place
 from gradsan.source.rewrite.suggest import clone_before
@@ -142,6 +143,42 @@ def _updated(source: SourceFile, node: ast.stmt) -> list[str]:
         if isinstance(target, ast.Name | ast.Attribute):
             found.append(source.text(target))
     return found
+
+
+def clip_before_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """A clip that met no gradients, or came too late, moved to right before the step that is to use what it clips."""
+    advice, clip = blocks.advice(diagnosis, "clip_between"), blocks.first(diagnosis, "created")
+    return () if advice is None or clip is None else _moved_before(advice, clip, blocks.first(diagnosis, "note"))
+
+
+def clear_before_backward(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """What clears gradients before any step, moved to right before the backward that fills them."""
+    advice, cleared = blocks.advice(diagnosis, "clear_elsewhere"), blocks.first(diagnosis, "written")
+    return () if advice is None or cleared is None else _moved_before(advice, cleared, blocks.first(diagnosis, "used"))
+
+
+def _moved_before(advice: Fix, label: Label, other: Label | None) -> tuple[Fix, ...]:
+    """``advice`` with the statement of ``label`` right before that of ``other``, where both stand in one block.
+
+    Nothing where a statement that it passes gives a name it reads a value, or reads one that it gives a value.
+    """
+    pair = None if other is None else blocks.in_one_block(label, other)
+    if pair is None:
+        return ()
+    moved, target = pair
+    source, node = moved.source, moved.statement
+    first, last = sorted((moved.index, target.index))
+    passed = [one for one in moved.block[first:last] if one is not node]
+    if not isinstance(node, ast.Expr | ast.Assign) or names_bound(passed) & names_read([node]):
+        return ()
+    if names_bound([node]) & names_read(passed) or not blocks.is_whole_lines(source, node):
+        return ()
+    start = source.span(target.statement).line
+    if not blocks.is_whole_lines(source, target.statement):
+        return ()
+    text = f"{blocks.text_of(source, node)}\n{source.lines[start - 1]}"
+    lines = blocks.lines_changed(source, {**blocks.removed(source, node), start: text})
+    return (replace(advice, lines=lines, applicability="review"),)
 
 
 def set_to_none(diagnosis: Diagnosis) -> tuple[Fix, ...]:
