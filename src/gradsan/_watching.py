@@ -135,7 +135,7 @@ class Watching:
             self.constant_terms,
             making,
             ConstantPenalties(core, self._listeners, lambda: self._settling.optimizers, found),
-            UnrecordedReads(core, self._listeners, self.uncounted, self.changed_values, found),
+            UnrecordedReads(core, self._listeners, self.uncounted, self.exports, self.changed_values, found),
             SpentGradients(core, self._listeners, steps, making, found),
             IdleSchedules(steps, making, found),
             Unowned(core, self.uncounted, making, lambda: self._settling.optimizers, found, lambda: recorder.failures),

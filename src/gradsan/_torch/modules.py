@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Iterable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -36,6 +38,20 @@ def clip_functions() -> list[tuple[Any, str]]:
     inner = "_clip_grads_with_norm_"
     norms = [(clip_grad, inner)] if hasattr(clip_grad, inner) else [(utils, "clip_grad_norm_")]
     return [*norms, (utils, "clip_grad_value_"), (clip_grad, "clip_grad_value_")]
+
+
+def is_empty_generator(given: Any, caller: FrameType | None) -> bool:
+    """Whether a function that clips has been given a generator that gives nothing; ``caller`` is what called it.
+
+    The inner function has a list; ``clip_grad_norm_``, which calls it, knows what that was. Missing: nothing is known.
+    """
+    if inspect.isgenerator(given):
+        return inspect.getgeneratorstate(given) == inspect.GEN_CLOSED
+    if not isinstance(given, list) or given or caller is None:
+        return False
+    code = caller.f_code
+    is_norm = (code.co_name, code.co_filename) == ("clip_grad_norm_", clip_grad.__file__)
+    return is_norm and caller.f_locals.get("is_generator") is True
 
 
 # The names of what ``module(…)`` runs, as they stand on a bound method of it.

@@ -115,7 +115,9 @@ class ChangedValues(Detector):
         logged = raws
         # An operation that has left a counter at 0 has not written: ``dropout_`` in eval mode.
         raws = [raw for raw in raws if raw.version != 0]
-        raws = [raw for raw in raws if made is not None and not self.is_recorded(raw, made, backward.thread)]
+        raws = [
+            raw for raw in raws if made is not None and not self.is_recorded(raw, made, backward.thread, read.maker)
+        ]
         if not raws:
             return
         info = conflicts.tensor_info(read.alias, was_leaf=read.maker is None)
@@ -233,11 +235,12 @@ class ChangedValues(Detector):
             compared=compared,
         )
 
-    def is_recorded(self, raw: RawWrite, reader: Any, thread: int) -> bool:
+    def is_recorded(self, raw: RawWrite, reader: Any, thread: int, maker: int | None) -> bool:
         """Whether autograd knows of a write, or it is none of the reading call's own thread.
 
         What autograd knows of has made a Node, the last before the number that the log has for the write. The call at
-        the same place has made it, or one around it: ``torch.nn.functional.elu`` around ``elu_``.
+        the same place has made it, or one around it: ``torch.nn.functional.elu`` around ``elu_``. A value that still
+        has an older Node, ``maker``, is not what got that one: ``loss.data += penalty`` gives it to ``loss.data``.
         """
         # What the forward of a custom Function writes is looked at in functions.py.
         if any(is_application(code) for code in raw.stack.codes):
@@ -247,7 +250,7 @@ class ChangedValues(Detector):
         if not raw.grad_enabled:
             return False
         made = self.made(raw.sequence - 1, thread)
-        if made is None:
+        if made is None or (maker is not None and maker < made.first):
             return False
         return has_made(made, raw)
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from gradsan.source.cuts import read_with_graph as read_with_graph
     from gradsan.source.cuts import takes_cut as takes_cut
     from gradsan.source.cutting import detach_held as detach_held
+    from gradsan.source.gradients import clears_each_part as clears_each_part
     from gradsan.source.gradients import copy_kept_gradient as copy_kept_gradient
     from gradsan.source.gradients import graph_for_gradient as graph_for_gradient
     from gradsan.source.gradients import kept_gradient as kept_gradient
@@ -151,7 +152,7 @@ _NAMES = {
     "cut_scopes": "context_around",
     "cutting": "detach_held",
     "cuts": "Cut Live find_cuts grad_switched_off read_with_graph takes_cut",
-    "gradients": "copy_kept_gradient graph_for_gradient kept_gradient makes_discrete reads_gradients",
+    "gradients": "clears_each_part copy_kept_gradient graph_for_gradient kept_gradient makes_discrete reads_gradients",
     "identifiers": "assigned_names consumed_names",
     "kept": "Addition Used added_to_optimizer additions assignments chooses_parameters uses_in",
     "locate": "Expression Statement expression_at expressions_at statement_at statements_at",

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, edited, with_keyword
+from gradsan.source.collected import is_inside
 from gradsan.source.cuts import cut_of, mode_around, mode_of_decorators
 from gradsan.source.identifiers import assigned_names, leaf_name, local_nodes
 from gradsan.source.locate import Statement, expression_at, statement_at
@@ -44,6 +45,40 @@ def reads_gradients(file: str) -> bool:
     """
     source = read_source(file)
     return source is None or any(_is_gradient_read(source, node) for node in source.nodes)
+
+
+def clears_each_part(cleared: Frame, backward: Frame, step: Frame) -> bool:
+    """Whether a loop divides its loss by the number of rounds after which it steps, and clears gradients in each.
+
+    ``loss = loss / k``, ``if (i + 1) % k == 0: optimizer.step()``, and a ``zero_grad()`` outside of that ``if``.
+    """
+    places = [statement_at(one) for one in (cleared, backward, step)]
+    clears, runs, steps = places
+    if clears is None or runs is None or steps is None or not steps.loops:
+        return False
+    loop = steps.loops[-1]
+    if any(one.function is not steps.function or not is_inside(one.node, loop) for one in (clears, runs)):
+        return False
+    for node in ast.walk(loop):
+        if not isinstance(node, ast.If) or not is_inside(steps.node, node):
+            continue
+        periods = {
+            ast.unparse(part.right)
+            for part in ast.walk(node.test)
+            if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod)
+        }
+        is_outside = not is_inside(clears.node, node) and not is_inside(runs.node, node)
+        if periods and is_outside and not periods.isdisjoint(_divisors(loop)):
+            return True
+    return False
+
+
+def _divisors(within: ast.AST) -> set[str]:
+    return {
+        ast.unparse(node.right if isinstance(node, ast.BinOp) else node.value)
+        for node in ast.walk(within)
+        if isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, ast.Div)
+    }
 
 
 def _is_gradient_read(source: SourceFile, node: ast.AST) -> bool:

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
 from gradsan.source.collected import is_inside, keepers
-from gradsan.source.flow import State, reaching
+from gradsan.source.flow import Definition, State, reaching
 from gradsan.source.identifiers import (
     assigned_names,
     bindings_of,
@@ -171,8 +171,12 @@ def copy_second_name(frame: Frame, written: str) -> Change | None:
     return None if statement is None or found is None else copied(statement, found)
 
 
-def argument_read_later(call: Frame, name: str) -> SecondName | None:
-    """Where ``name``, given to the call at ``call``, is read afterwards as it was bound before; None where nowhere."""
+def argument_read_later(call: Frame, name: str, is_second_name: bool = False) -> SecondName | None:
+    """Where ``name``, given to the call at ``call``, is read afterwards as it was bound before; None where nowhere.
+
+    A state that goes through the rounds is written on purpose, but where the function gave it a second name
+    (``is_second_name``) and returns that, and both are read.
+    """
     statement, expression = statement_at(call), expression_at(call)
     node = None if expression is None else expression.node
     if statement is None or not isinstance(node, ast.Call) or isinstance(statement.function, ast.Lambda):
@@ -183,9 +187,13 @@ def argument_read_later(call: Frame, name: str) -> SecondName | None:
         return None
     scope = statement.source.module if statement.function is None else statement.function
     at = definitions_at(scope, statement.node)
+    statements = statements_of(scope)
     if not _is_data_of_round(statement, _whole(at, name)):
-        return None
-    read = read_after(statement, name, _whole(at, name), scope, statements_of(scope))
+        results = set(assigned_names(statement.node)) - {name} if is_second_name else ()
+        is_second = any(read_after(statement, one, frozenset((statement.node,)), scope, statements) for one in results)
+        if not is_second or _are_blank(_whole(at, name)):
+            return None
+    read = read_after(statement, name, _whole(at, name), scope, statements)
     if read is None:
         return None
     return SecondName(name, "argument", statement.node.lineno, read, statement.source.span(given))
@@ -203,7 +211,7 @@ def is_made_in_round(call: Frame, name: str) -> bool:
 
 def copy_argument(call: Frame, name: str) -> Change | None:
     """The call at ``call`` with a copy of what ``name`` is: ``augment(x.clone())``; None where it is not read later."""
-    statement, found = statement_at(call), argument_read_later(call, name)
+    statement, found = statement_at(call), argument_read_later(call, name, True)
     return None if statement is None or found is None else copied(statement, found)
 
 
@@ -213,11 +221,8 @@ def returns_argument(frame: Frame, name: str) -> bool:
     if statement is None or statement.function is None or isinstance(statement.function, ast.Lambda):
         return False
     returned = [node.value for node in local_nodes(statement.function) if isinstance(node, ast.Return) and node.value]
-    return any(_is_made_of(one, name) for value in returned for one in _elements(value))
-
-
-def _elements(value: ast.expr) -> list[ast.expr]:
-    return value.elts if isinstance(value, ast.Tuple | ast.List) else [value]
+    parts = [one for value in returned for one in (value.elts if isinstance(value, ast.Tuple | ast.List) else [value])]
+    return any(_is_made_of(one, name) for one in parts)
 
 
 def _is_made_of(value: ast.expr, name: str) -> bool:
@@ -244,14 +249,10 @@ def _by_name(statement: Statement, written: str, scope: Scope, statements: list[
     result = _result_of_write(statement.node, written)
     if result is not None:
         name, value = result
-        read = _read_of_both(
-            statement, written, name, {name: frozenset(), **definitions_at(scope, statement.node)}, scope, statements
-        )
-        return (
-            None
-            if read is None
-            else SecondName(name, "result", statement.node.lineno, read, statement.source.span(value))
-        )
+        known = {name: frozenset[Definition](), **definitions_at(scope, statement.node)}
+        read = _read_of_both(statement, written, name, known, scope, statements)
+        span = statement.source.span(value)
+        return None if read is None else SecondName(name, "result", statement.node.lineno, read, span)
     at: State | None = None
     for alias in statements:
         if not isinstance(alias, ast.Assign) or alias.lineno >= statement.node.lineno:
@@ -290,8 +291,12 @@ def _is_of_round(statement: Statement, alias: ast.stmt, given: frozenset[ast.stm
 
 def _is_data_of_round(statement: Statement, given: frozenset[ast.stmt | None]) -> bool:
     """Whether a round has made the value that a call in it is given, and not as blank memory, which is to be filled."""
-    is_blank = bool(given) and all(isinstance(one, ast.Assign) and _is_blank(one.value) for one in given)
-    return not is_blank and _is_of_round(statement, statement.node, given)
+    return not _are_blank(given) and _is_of_round(statement, statement.node, given)
+
+
+def _are_blank(given: frozenset[ast.stmt | None]) -> bool:
+    """Whether a value was made as blank memory, which is to be filled."""
+    return bool(given) and all(isinstance(one, ast.Assign) and _is_blank(one.value) for one in given)
 
 
 def _is_blank(value: ast.expr) -> bool:

@@ -15,12 +15,14 @@ from gradsan.record.ledger import RawWrite
 class Given(NamedTuple):
     """What a function or ``forward`` wrote into: ``name`` in the caller's frame, ``own`` in its frame.
 
-    The frames are those at ``outer`` and ``position`` in the stack of the write.
+    ``written`` is what it is called where it is written. The frames are those at ``outer`` and ``position`` in the
+    stack of the write.
     """
 
     position: int
     outer: int
     own: str
+    written: str
     name: str
     is_forward: bool
 
@@ -35,7 +37,8 @@ def given_to(raw: RawWrite, written: Site) -> Iterator[Given]:
     position = max((at for at, frame in enumerate(frames) if frame.is_user), default=0)
     named = source.written_expression(frames[position], raw.op, frames[position + 1 :]) if frames else None
     while named is not None and position:
-        own = frames[position]
+        own, here = frames[position], named
+        named = source.alias_of(own, named) or named
         outer = max((at for at, frame in enumerate(frames[:position]) if frame.is_user), default=None)
         if outer is None:
             return
@@ -43,7 +46,7 @@ def given_to(raw: RawWrite, written: Site) -> Iterator[Given]:
         is_forward = own.function.endswith("forward") and _torch.is_module_call(frames[position - 1].file)
         is_taken = outer == position - 1 and not is_named_in_place(own.function) and source.takes_result(frames[outer])
         if (is_forward or is_taken) and given is not None and _is_argument(named, own, raw):
-            yield Given(position, outer, named, given, is_forward)
+            yield Given(position, outer, named, here, given, is_forward)
         named = given
         position = outer
 

@@ -1,12 +1,12 @@
 """Data that is scaled in place anew in every epoch: ``x = x.float(); x /= 255``, where ``float()`` has copied nothing.
 
 Read off the log of writes in the 16th, 64th, 256th … round and at the end: memory that only the same one or two lines
-write, each part of it again and again, the last of them by a factor. A counter of versions without gaps tells that it
-is the same memory, and that nobody else fills it anew. The source must show that the line takes it for its own: a
-result of a conversion, or an element of something larger. Where the value's own statistics are used, the second time
-is harmless. A state that takes something in and fades, as a running mean or a trace does, is written again on purpose:
-it is added to, or a factor a little below one stands there. Whether another factor is one to scale data, nobody knows,
-unless a data loader calls the line.
+write, each part of it again and again, the last of them by a factor or a function such as the logarithm. A counter of
+versions without gaps tells that it is the same memory, and that nobody else fills it anew. The source must show that
+the line takes it for its own: a result of a conversion, or an element of something larger. Where the value's own
+statistics are used, the second time is harmless. A state that takes something in and fades, as a running mean or a
+trace does, is written again on purpose: it is added to, or a factor a little below one stands there. Whether another
+factor is one to scale data, nobody knows, unless a data loader calls the line.
 
 Row: ``data_changed_again``. Roles: ``changed`` (a line; ``name`` is what it writes, ``op`` by what; ``values``:
 ``shape``, ``dtype``, ``device``, ``times``, ``parts``, ``is_factor``, whether it is multiplied by what is no number in
@@ -27,7 +27,8 @@ from gradsan.record.ledger import RawWrite
 from gradsan.record.stacks import is_user_file, symbolise
 
 ROW = "data_changed_again"
-_SCALES = frozenset({"mul_", "div_", "__imul__", "__itruediv__", "true_divide_", "multiply_", "divide_"})
+_BENDS = frozenset({"log_", "log1p_", "log2_", "log10_", "sqrt_", "pow_", "square_", "exp_", "expm1_"})
+_SCALES = _BENDS | {"mul_", "div_", "__imul__", "__itruediv__", "true_divide_", "multiply_", "divide_"}
 _FACTORS = frozenset({"mul_", "__imul__", "multiply_"})
 _ADDS = frozenset({"add_", "__iadd__"})
 _FADES = 0.5

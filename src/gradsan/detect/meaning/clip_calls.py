@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -34,7 +35,8 @@ class Clearing(NamedTuple):
 class Clip(NamedTuple):
     """A call that clips: when, where, the leaves by ``id``, their memory and that of their gradients.
 
-    ``is_filled`` says whether any gradient was there and not zero, ``bounds`` whether the bound is one.
+    ``is_filled`` says whether any gradient was there and not zero, ``bounds`` whether the bound is one, ``is_run_out``
+    whether a generator was given that gives nothing.
     """
 
     clock: int
@@ -45,6 +47,7 @@ class Clip(NamedTuple):
     gradients: frozenset[int]
     is_filled: bool
     bounds: bool
+    is_run_out: bool
 
 
 class ClipCalls:
@@ -76,13 +79,17 @@ class ClipCalls:
         def watched(*args: Any, **kwargs: Any) -> Any:
             if not core.active or _torch.is_compiling():
                 return original(*args, **kwargs)
-            if args and name != "zero_grad" and not torch.is_tensor(args[0]):
-                args = (list(args[0]), *args[1:])
+            given: Any = args[0] if args else None
+            # What it gives has to be kept for the call itself.
+            is_run_out = name != "zero_grad" and _torch.is_empty_generator(given, sys._getframe(1))
+            if args and name != "zero_grad" and not torch.is_tensor(given) and not is_run_out:
+                args = (list(given), *args[1:])
             if args:
                 stack = core.stack(1)
                 try:
                     with _torch.hushed(), torch.no_grad():
-                        note(name, args[0], kwargs.get("max_norm", args[1] if len(args) > 1 else None), stack)
+                        bound = kwargs.get("max_norm", args[1] if len(args) > 1 else None)
+                        note(name, [] if is_run_out else args[0], (bound, is_run_out), stack)
                 except Exception as failure:
                     core.forgive(failure)
             return original(*args, **kwargs)
@@ -93,7 +100,8 @@ class ClipCalls:
         held = owner.parameters() if isinstance(owner, nn.Module) else _torch.parameters_of(owner)
         self.clearings.append(Clearing(self._core.tick(), stack, name, frozenset(map(id, held))))
 
-    def _clipped(self, name: str, given: Any, bound: Any, stack: Any) -> None:
+    def _clipped(self, name: str, given: Any, how: tuple[Any, bool], stack: Any) -> None:
+        bound, is_run_out = how
         leaves = [given] if torch.is_tensor(given) else given
         if not all(type(one) in _torch.PLAIN_TENSORS for one in leaves):
             return
@@ -106,4 +114,6 @@ class ClipCalls:
         is_bound = not isinstance(bound, int | float) or (math.isfinite(bound) and bound < _MEASURES)
         short = "clip_grad_value_" if "value" in name else "clip_grad_norm_"
         ids = frozenset(map(id, leaves))
-        self.clips.append(Clip(self._core.tick(), stack, short, ids, storages, of_grads, is_filled, is_bound))
+        self.clips.append(
+            Clip(self._core.tick(), stack, short, ids, storages, of_grads, is_filled, is_bound, is_run_out)
+        )

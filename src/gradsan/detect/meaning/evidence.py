@@ -240,3 +240,10 @@ def _reads_gradients(stack: Any) -> bool:
     """Whether a file of the program's on the stack reads some ``.grad``."""
     files = {code.co_filename for code in stack.codes if is_user_file(code.co_filename)}
     return any(map(source.reads_gradients, files))
+
+
+def adds_up_parts(cleared: Any, backward: Any, step: Any) -> bool:
+    """Whether the source at these stacks shows that gradients were to be added up that are cleared part by part."""
+    frames = [symbolise(one).user_frame for one in (cleared, backward, step)]
+    known = [one for one in frames if one is not None]
+    return len(known) == len(frames) and source.clears_each_part(*known)

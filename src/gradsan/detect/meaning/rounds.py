@@ -22,12 +22,15 @@ class RoundDetector(Detector):
     hears_results: ClassVar[bool] = True
     from_start: ClassVar[bool] = False
     """Whether to look at what comes before the first backward, too."""
+    takes_gradients: ClassVar[bool] = False
+    """Whether a line that calls ``autograd.grad`` has rounds, too, as long as no backward is called."""
 
     def __init__(self, core: Any, listeners: Listeners) -> None:
         """``listeners`` tell of calls while a round is open."""
         self._core, self._listeners = core, listeners
         self._entry: Any = None
         self._calls = self._backwards = 0
+        self._has_backward = False
 
     def begins(self, entry: Any) -> bool:
         """Whether the round that begins with this backward is to be looked at; what was noted before is forgotten.
@@ -45,6 +48,7 @@ class RoundDetector(Detector):
     def forget(self) -> None:
         """Begin anew, as a stretch of watching does."""
         self._end()
+        self._has_backward = False
         start = (self._core.clock, None, threading.get_ident())
         if self.from_start and self.begins(start):
             self._open(start)
@@ -56,10 +60,14 @@ class RoundDetector(Detector):
     @_torch.hushed()
     def before_round(self, entry: Any, rounds: int) -> None:
         """Open a round, or close it; as ``on_round`` of the core."""
+        if self.takes_gradients and entry[5] and not self._has_backward:
+            self._has_backward = True
+            self._end()
         if self._entry is not None and self._is_last(entry):
             self.looks(entry, True)
             self._end()
-        if self._entry is None and rounds in self.rounds and entry[5] and self.begins(entry):
+        is_round = entry[5] or (self.takes_gradients and not self._has_backward)
+        if self._entry is None and rounds in self.rounds and is_round and self.begins(entry):
             # Clock, stack and thread; what else the entry holds would keep the graph alive until the round ends.
             self._open(entry[:3])
 

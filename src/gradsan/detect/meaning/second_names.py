@@ -122,6 +122,8 @@ _TAKES_OPERAND = frozenset({"copy_", "add_", "sub_", "lerp_", "__iadd__", "__isu
 class OwnOperands(RoundDetector):
     """Looks at in-place operations of a few rounds whose operand is their target; what it finds goes to ``found``."""
 
+    takes_gradients = True
+
     def __init__(self, core: Any, listeners: Listeners, found: Callable[[Failure], None]) -> None:
         """``listeners`` tell of calls."""
         super().__init__(core, listeners)
@@ -197,8 +199,12 @@ def _argument(raw: RawWrite) -> _Found | None:
     written = symbolise(raw.stack)
     for one in given_to(raw, written):
         own, caller = written.frames[one.position], written.frames[one.outer]
-        second = source.argument_read_later(caller, one.name)
-        if second is not None and (one.is_forward or source.returns_argument(own, one.own)):
+        is_returned = any(source.returns_argument(own, name) for name in (one.own, one.written))
+        # Who gives the argument a second name before it is written takes that for a copy.
+        is_taken_for_copy = is_returned and one.written != one.own
+        is_told = one.is_forward or is_returned
+        second = source.argument_read_later(caller, one.name, is_taken_for_copy) if is_told else None
+        if second is not None:
             return _Found(written, one.own, caller, second, own.function)
     return None
 

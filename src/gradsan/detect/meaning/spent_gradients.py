@@ -2,12 +2,15 @@
 
 Some rounds of a line are looked at as a whole: the gradients of its backward, what reads them, where they are cleared,
 where gradients are clipped, and the steps. Each is told when it has happened in two of these rounds. A line whose
-gradients were used in one of them is left alone, and so is a program whose own code reads gradients.
+gradients were used in one of them is left alone, but where the source shows that they were to be added up for a step
+of several rounds; and so is a program whose own code reads gradients.
 
 Rows: ``gradient_thrown_away``. Roles: ``gradient`` (a leaf that no other backward reached before the step, where there
-is one; ``values``: ``shape``, ``dtype``, ``device``, ``leaves``, ``is_refilled``, whether there is none), ``cleared``
+is one; ``values``: ``shape``, ``dtype``, ``device``, ``leaves``, ``is_refilled``, whether there is none,
+``is_part``, whether of several to be added up), ``cleared``
 (where; ``op``), ``stepped`` (the step that came too late). ``clip_without_effect``. Roles: ``clip`` (the call;
-``values``: ``is_empty``, whether there was nothing to clip; else it came after the step), ``stepped``.
+``values``: ``kind``, ``empty`` where there was nothing to clip, ``run_out`` where it was given a generator that gives
+nothing, ``spent`` where it came after the step), ``stepped``.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from typing import Any, NamedTuple
 from gradsan import _torch
 from gradsan.detect.kept_gradients import program_reads_gradients
 from gradsan.detect.meaning.clip_calls import Clearing, Clip, ClipCalls
+from gradsan.detect.meaning.evidence import adds_up_parts
 from gradsan.detect.meaning.made import Making
 from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.graph import naming, walk
@@ -66,6 +70,7 @@ class SpentGradients(RoundDetector):
         self._is_read = False
         self._refilled: list[tuple[int, frozenset[int]]] = []
         self._used: set[Any] = set()
+        self._unstepped: dict[Any, Clearing] = {}
         self._begun = 0
         self._met: collections.Counter[Any] = collections.Counter()
         self._described: set[Any] = set()
@@ -75,6 +80,7 @@ class SpentGradients(RoundDetector):
         super().forget()
         self._met.clear()
         self._used.clear()
+        self._unstepped.clear()
         self._described.clear()
 
     def begins(self, entry: Any) -> bool:
@@ -131,11 +137,26 @@ class SpentGradients(RoundDetector):
         begun = self._begun
         steps = [record for record in self._steps.steps if record.end is None or record.end > begun]
         writes = [raw for raw in map(RawWrite._make, self._core.writes_after(begun)) if raw.kind != "metadata"]
+        self._judge_part(entry, steps)
         if self._gradients and not self._is_read:
             self._judge_cleared(entry, steps, writes)
         clips = [one for one in self._calls_of_program.clips if one.storages]
         for clip in clips:
             self._judge_clip(entry, clip, clips, steps, writes)
+        for clip in self._calls_of_program.clips:
+            if clip.is_run_out and clip.bounds and steps and self._is_second(clip.stack):
+                self._report_clip(entry, clip, "run_out", steps[0])
+
+    def _judge_part(self, entry: Any, steps: list[StepRecord]) -> None:
+        """Tell of what an earlier round has cleared, where this one ends with a step and they were to be added up."""
+        own = {one.own for one in self._gradients}
+        step = next((one for one in steps if not own.isdisjoint(one.storages)), None)
+        before = self._unstepped.get(entry[1])
+        if step is None or before is None or entry[1] in self._described:
+            return
+        if adds_up_parts(before.stack, entry[1], step.stack):
+            self._described.add(entry[1])
+            self._report_cleared(entry, before, step, is_part=True)
 
     def _judge_cleared(self, entry: Any, steps: list[StepRecord], writes: list[RawWrite]) -> None:
         clearings = [self._cleared_at(one, writes) for one in self._gradients]
@@ -148,11 +169,16 @@ class SpentGradients(RoundDetector):
         later = [one for one in steps if one.clock > first.clock and not own.isdisjoint(one.storages)]
         # A backward before many steps is there for something else, or belongs to an outer loop.
         is_alone = bool(later) and len({one.identity for one in later}) == len(later)
+        if not (used or moved or later):
+            self._unstepped.setdefault(entry[1], first)
         if used or moved:
             self._used.add(entry[1])
         if entry[1] in self._used or not is_alone or not self._is_second(entry[1]):
             return
-        between = [reached for clock, reached in self._refilled if first.clock < clock < later[0].clock]
+        self._report_cleared(entry, first, later[0])
+
+    def _report_cleared(self, entry: Any, first: Clearing, step: StepRecord, *, is_part: bool = False) -> None:
+        between = [reached for clock, reached in self._refilled if first.clock < clock < step.clock]
         leaves = [leaf for one in self._gradients if (leaf := one.leaf()) is not None]
         starved = [leaf for leaf in leaves if not any(id(leaf) in reached for reached in between)]
         frame = sys._getframe(1)
@@ -164,11 +190,12 @@ class SpentGradients(RoundDetector):
             **_torch.facts_of(leaf),
             "leaves": len(self._gradients),
             "is_refilled": not starved,
+            "is_part": "yes" if is_part else "",
         }
         clues = (
             Clue("gradient", name=names[0].text if names else None, values=facts),
             Clue("cleared", symbolise(first.stack), op=first.op),
-            Clue("stepped", symbolise(later[0].stack), name=later[0].optimizer),
+            Clue("stepped", symbolise(step.stack), name=step.optimizer),
         )
         self._found(Failure(THROWN, "", "", symbolise(entry[1]), clues, raised=False))
 
@@ -210,10 +237,12 @@ class SpentGradients(RoundDetector):
             return
         if clip.is_filled and program_reads_gradients(sys._getframe(1)):
             return
-        values = {"is_empty": "" if clip.is_filled else "yes"}
+        self._report_clip(entry, clip, "spent" if clip.is_filled else "empty", own[0])
+
+    def _report_clip(self, entry: Any, clip: Clip, kind: str, step: StepRecord) -> None:
         clues = (
-            Clue("clip", symbolise(clip.stack), op=clip.op, values=values),
-            Clue("stepped", symbolise(own[0].stack), name=own[0].optimizer),
+            Clue("clip", symbolise(clip.stack), op=clip.op, values={"kind": kind}),
+            Clue("stepped", symbolise(step.stack), name=step.optimizer),
         )
         self._found(Failure(CLIPPED, "", "", symbolise(entry[1]), clues, raised=False))
 

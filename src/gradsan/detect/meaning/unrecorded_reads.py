@@ -3,7 +3,7 @@
 ``logits.data *= 2`` and then ``log_softmax(logits)``: what saves its input is seen in the graph
 (``detect/changed_values.py``); of what saves only its result, or nothing, the graph keeps no trace. So the arguments of
 calls are looked at in some rounds: a value that is older than an unrecorded write to its memory, in a call whose Node
-the backward runs.
+the backward runs. Memory that NumPy was given is compared with what it was then: nothing logs what is written there.
 
 Row: ``value_changed``. Roles: ``computed`` (where; ``values``: ``shape``, ``dtype``, ``device``), ``written`` (the
 write; ``op``), ``read`` (the call).
@@ -11,11 +11,14 @@ write; ``op``), ``read`` (the call).
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from gradsan import _torch
 from gradsan.detect.changed_values import QUIET_KINDS, ChangedValues, passes_straight
+from gradsan.detect.exports import Export, Exports
 from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.detect.memory import Uncounted
 from gradsan.graph import conflicts, walk
@@ -32,6 +35,7 @@ ROW = "value_changed"
 _READS = 64
 _BOUNDS = ("clamp", "clip", "nan_to_num", "renorm")
 """Operations that may have had nothing to do."""
+_HANDED_OUT = frozenset({"numpy", "__array__", "__dlpack__"})
 
 
 class _Read(NamedTuple):
@@ -64,12 +68,13 @@ class UnrecordedReads(RoundDetector):
         core: Any,
         listeners: Listeners,
         uncounted: Uncounted,
+        exports: Exports,
         values: ChangedValues,
         found: Callable[[Failure], None],
     ) -> None:
         """``uncounted`` knows what was given other memory, ``values`` what has been found in the graph."""
         super().__init__(core, listeners)
-        self._uncounted, self._values, self._found = uncounted, values, found
+        self._uncounted, self._exports, self._values, self._found = uncounted, exports, values, found
         self._written: dict[int, list[RawWrite]] = {}
         self._begun = self._read_to = self._count = 0
         self._reads: list[_Read] = []
@@ -98,7 +103,8 @@ class UnrecordedReads(RoundDetector):
                 self._read_to = raw.clock
                 if raw.storage and not raw.is_parameter and raw.kind not in QUIET_KINDS and raw.version != 0:
                     self._written.setdefault(raw.storage, []).append(raw)
-        if not (self._written or self._uncounted.replaced) or len(self._reads) >= _READS:
+        is_quiet = not (self._written or self._uncounted.replaced or self._exports.any)
+        if is_quiet or len(self._reads) >= _READS:
             return
         made = next((one for one in _torch.tensors_in(result) if one.requires_grad and one.grad_fn is not None), None)
         number = None if made is None else _torch.node_sequence(made.grad_fn)
@@ -117,6 +123,10 @@ class UnrecordedReads(RoundDetector):
         if given is not None and maker < given.sequence <= number and given.clock > self._begun:
             whole = Part(own, None, False)
             yield _Read(number, maker, given.clock, given.sequence, "data =", given.stack, None, facts, whole)
+        export = self._written_outside(tensor, maker)
+        if export is not None:
+            whole = Part(own, None, False)
+            yield _Read(number, maker, export.clock, number, export.op, export.stack, None, facts, whole)
         raws = self._written.get(_torch.storage_or_none(tensor), [])
         is_bypassed = _torch.storage_or_none(tensor) in self._uncounted.bypasses
         for raw in [one for one in raws if maker < one.sequence <= number]:
@@ -133,6 +143,22 @@ class UnrecordedReads(RoundDetector):
             if not raw.op.strip("_").startswith(_BOUNDS):
                 written = part(tensor, own, raw.op, region)
                 yield _Read(number, maker, raw.clock, raw.sequence, raw.op, raw.stack, raw, facts, written)
+
+    def _written_outside(self, tensor: Any, maker: int) -> Export | None:
+        """Where the memory of a value was handed out that has other bytes now, although no operation has written it."""
+        export = self._exports.of(_torch.storage_or_none(tensor))
+        made = None if export is None else self._values.made(maker, threading.get_ident())
+        if (
+            export is None
+            or export.op not in _HANDED_OUT
+            or made is None
+            or export.clock < max(made.clock, self._begun)
+        ):
+            return None
+        if self._exports.changed_since(tensor, made.clock, None) is None:
+            return None
+        storage = _torch.storage_or_none(tensor)
+        return None if any(raw[1] == storage for raw in self._core.writes_after(made.clock)) else export
 
     def _is_same(self, tensor: Any, raw: RawWrite, raws: list[RawWrite]) -> bool:
         clocks = [one.clock for one in raws]
@@ -155,9 +181,10 @@ class UnrecordedReads(RoundDetector):
 
     def _judge(self, entry: Any, one: _Read, maker: Any, writes: list[tuple[Any, str]]) -> None:
         reader, made = self._values.made(one.number, entry[2]), self._values.made(one.maker, entry[2])
-        if reader is None or made is None or not _is_of_program(one.stack) or within_torch(one.stack, made[3]):
+        is_own = _is_of_program(one.stack, is_handed_out=one.op in _HANDED_OUT)
+        if reader is None or made is None or not is_own or within_torch(one.stack, made[3]):
             return
-        if one.raw is not None and self._values.is_recorded(one.raw, reader, entry[2]):
+        if one.raw is not None and self._values.is_recorded(one.raw, reader, entry[2], one.maker):
             return
         if passes_straight(maker, writes):
             return
@@ -184,6 +211,9 @@ class UnrecordedReads(RoundDetector):
                 self._found(one.failure)
 
 
-def _is_of_program(stack: Any) -> bool:
-    file = stack.codes[0].co_filename if stack.codes else ""
+def _is_of_program(stack: Any, *, is_handed_out: bool) -> bool:
+    """Whether the program's own code is at the top of a stack; deep mode has a wrapper around what hands memory out."""
+    files = [code.co_filename for code in stack.codes]
+    own = itertools.dropwhile(is_own_file, files) if is_handed_out else files
+    file = next(iter(own), "")
     return bool(file) and is_user_file(file) and not is_own_file(file)

@@ -72,13 +72,14 @@ def thrown_away(failure: Failure) -> Diagnosis | None:
         "gradient_thrown_away",
         values=values,
         severity="note" if gradient.values["is_refilled"] else "warning",
+        explanation=f"explanation.gradient_{'part_' if gradient.values['is_part'] else ''}thrown_away",
         labels=(
             *label_texts.at("used", failure.site, Message("label.fills_in_vain", values)),
             *parts.label_of(cleared, "written", "label.cleared_unused", values),
             *parts.label_of(stepped, "note", "label.steps_without", values),
         ),
         tensor=parts.tensor_of(gradient) if gradient.name else None,
-        fixes=(parts.fix("clear_elsewhere", "changed", values),),
+        fixes=(parts.fix("clear_after_step" if gradient.values["is_part"] else "clear_elsewhere", "changed", values),),
     )
 
 
@@ -90,7 +91,7 @@ def clip_without_effect(failure: Failure) -> Diagnosis | None:
     clip, stepped = parts.clue(failure, "clip"), parts.clue(failure, "stepped")
     if clip is None or stepped is None:
         return None
-    kind = "empty" if clip.values["is_empty"] else "spent"
+    kind = str(clip.values["kind"])
     values = {"clip": clip.op, "optimizer": stepped.name}
     return parts.diagnosis(
         failure,
@@ -105,7 +106,7 @@ def clip_without_effect(failure: Failure) -> Diagnosis | None:
             *label_texts.at("used", failure.site, Message("label.fills_unclipped", values)),
             *parts.label_of(stepped, "note", "label.steps_unclipped", values),
         ),
-        fixes=(parts.fix("clip_between", "changed", values),),
+        fixes=(parts.fix("clip_list" if kind == "run_out" else "clip_between", "changed", values),),
     )
 
 

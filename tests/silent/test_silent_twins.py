@@ -1,0 +1,47 @@
+"""Faults of meaning beside their right twins, from ``twins.txt``: one warning of the fault, not a word of the twin.
+
+A section has a name, a code, and what the report calls the tensor. As in a diff, ``-`` begins a line that only the
+wrong program has, ``+`` one of the right program alone.
+"""
+
+from __future__ import annotations
+
+import re
+import runpy
+import threading
+from pathlib import Path
+
+import gradsan
+from cases import each
+from gradsan.record.recorder import recorder
+
+TWINS = Path(__file__).with_name("twins.txt").read_text(encoding="utf-8")
+SECTIONS = {
+    head.split()[0]: (head.split()[1:], body)
+    for head, body in (part.split("\n", 1) for part in re.split(r"^=== ", TWINS, flags=re.MULTILINE)[1:])
+}
+
+
+def told(body: str, own: str, file: Path, mode: str) -> list[tuple[str, str | None]]:
+    lines = (line for line in body.splitlines() if not line.startswith(("+", "-")) or line.startswith(own))
+    file.write_text("\n".join(re.sub(r"^[+-] ?", _indent, line) for line in lines) + "\n", encoding="utf-8")
+    recorder().core.clear()
+    watch = gradsan.watch(mode)
+    # What calls the program is no code of the user's, as under ``gradsan run``.
+    thread = threading.Thread(target=watch(runpy.run_path), args=(str(file),))
+    thread.start()
+    thread.join()
+    return [(one.code, one.tensor.name if one.tensor else None) for one in watch.diagnoses if one.severity != "note"]
+
+
+def _indent(found: re.Match[str]) -> str:
+    return "  " if found.string[2:3] == " " else ""
+
+
+@each("mode", ["watch", "deep"])
+@each("name", SECTIONS)
+def test_fault_is_told_and_its_twin_is_not(name: str, mode: str, tmp_path: Path) -> None:
+    expected, body = SECTIONS[name]
+    ((code, tensor),) = told(body, "-", tmp_path / f"{name}_wrong.py", mode)
+    assert [code, *([tensor] if expected[1:] else [])] == expected
+    assert told(body, "+", tmp_path / f"{name}_right.py", mode) == []
