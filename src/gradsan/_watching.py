@@ -83,7 +83,7 @@ class Watching:
         self._findings = Findings(recorder.conflicts, FINDINGS_KEPT)
         self.functions = Functions(core, steps, notes, self._findings, self._keep_failure, self._scan_functions)
         self.checkpoints = Checkpoints(core, steps, notes, self._findings, guard.note)
-        self.changed_values = ChangedValues(core, self._listeners, steps, self._findings, self.uncounted)
+        self.changed_values = ChangedValues(core, self._listeners, steps, self._findings, self.uncounted, self.deep)
         self.compiled_inputs = CompiledInputs(core, steps, self.uncounted, self._findings)
         self.wrapped = Wrapped(core, steps, self._findings)
         self.buffer_sync = BufferSync(core, self.uncounted, guard.note)
@@ -125,7 +125,7 @@ class Watching:
             self.compiled_inputs,
             self.lost_updates,
             self.lost_hooks,
-            ChangedLosses(core, self.uncounted, self._keep_failure),
+            ChangedLosses(core, self.uncounted, self.changed_values.meant, found),
             ReusedInputs(core, self._keep_failure),
             SecondNames(core, self._listeners, self.changed_values, self._keep_failure),
             OwnOperands(core, self._listeners, self._keep_failure),

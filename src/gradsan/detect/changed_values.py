@@ -16,6 +16,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from gradsan import _torch, source
@@ -24,7 +25,9 @@ from gradsan.detect.meaning.callers_values import is_of_caller
 from gradsan.detect.memory import Findings, Uncounted, is_written_at
 from gradsan.graph import conflicts, naming, walk
 from gradsan.graph.arriving import Arrival, part
-from gradsan.model import Conflict, Save, Site, Write
+from gradsan.model import Conflict, Deviation, Save, Site, Write
+from gradsan.originals.deep import Deep
+from gradsan.originals.meant import Meant, Value, place_of
 from gradsan.originals.originals import Kept
 from gradsan.overlap import overlap
 from gradsan.record import ledger
@@ -67,8 +70,11 @@ class _Pending(NamedTuple):
 class ChangedValues(Detector):
     """Looks at the graph of a backward; what it finds goes to ``findings``."""
 
-    def __init__(self, core: Any, listeners: Listeners, steps: Any, findings: Findings, uncounted: Uncounted) -> None:
-        """``core`` and ``steps`` are the logs of who wrote, ``uncounted`` knows what was there before."""
+    def __init__(
+        self, core: Any, listeners: Listeners, steps: Any, findings: Findings, uncounted: Uncounted, deep: Deep
+    ) -> None:
+        """The logs of who wrote; ``uncounted`` knows what was there before, ``deep`` what recorded writes would do."""
+        self.meant = Meant(deep)
         self._listeners, self._pending = listeners, list[_Pending]()
         self._snapshots, self._bypasses = uncounted.snapshots, uncounted.bypasses
         self._core, self._steps, self._findings = core, steps, findings
@@ -151,10 +157,16 @@ class ChangedValues(Detector):
         maker = by_number.get(read.maker)
         if maker is not None:
             parts = [part(read.alias, info.region, write.op, write.region) for write in written]
-            self._pending.append(
-                _Pending(backward.clock, key, conflict(), Arrival(maker, parts, self._listeners.guard))
-            )
+            found = replace(conflict(), if_meant=self._if_meant(backward, read, maker))
+            self._pending.append(_Pending(backward.clock, key, found, Arrival(maker, parts, self._listeners.guard)))
             self._listeners.call_after_backward(self.after_backward)
+
+    def _if_meant(self, backward: Any, read: Read, maker: Any) -> Deviation | None:
+        if _torch.count_of_outputs(maker) != 1:
+            return None
+        storage = _torch.storage_or_none(read.alias)
+        raws = [raw for raw in self._recent.by_storage().get(storage, ()) if raw.sequence > (read.maker or 0)]
+        return self.meant.deviation(Value(storage, place_of(read.alias), maker, 0), raws, backward.outputs)
 
     def _unrecorded(
         self,

@@ -12,6 +12,7 @@ from gradsan.diagnose.levels import place
 from gradsan.diagnose.names import inputs_with_names, producer
 from gradsan.model import (
     Conflict,
+    Deviation,
     Diagnosis,
     Fix,
     Gradient,
@@ -110,6 +111,10 @@ def about(found: Diagnosis, name: str | Message) -> Diagnosis:
 
 def gradient(conflict: Conflict) -> Gradient:
     """What became of the gradient, as far as it was measured."""
+    return replace(_as_written(conflict), if_meant=conflict.if_meant)
+
+
+def _as_written(conflict: Conflict) -> Gradient:
     error = None if conflict.deviation is None else conflict.deviation.largest
     if conflict.use.via == "write":
         return Gradient("unknown", error)
@@ -133,11 +138,19 @@ def _measured(conflict: Conflict) -> tuple[Message, ...]:
     if conflict.deviation is not None and conflict.deviation.errors:
         errors = ", ".join(f"{name} {error:.2g}" for name, error in conflict.deviation.errors[:_ERRORS_SHOWN])
         notes.append(Message("note.gradient_errors", {"errors": errors}))
+    if conflict.if_meant is not None:
+        notes.append(if_meant(conflict.if_meant))
     if _is_harmless(conflict):
         notes.append(Message("note.gradients_unaffected"))
     if conflict.healed_bytes is not None:
         notes.append(Message("note.healed", {"bytes": conflict.healed_bytes}))
     return tuple(notes)
+
+
+def if_meant(deviation: Deviation) -> Message:
+    """How far the gradients are from those of what was presumably meant."""
+    errors = ", ".join(f"{name} {error:.2g}" for name, error in deviation.errors[:_ERRORS_SHOWN])
+    return Message("note.if_meant", {"errors": errors})
 
 
 def named_tensor(facts: Facts) -> NamedTensor:

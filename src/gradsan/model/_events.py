@@ -270,7 +270,8 @@ class Conflict:
     ``borrowed`` are the tensors by which the loss hangs on networks that only optimizers which have stepped since
     train; ``retained_at`` is the one backward since the save that kept its graph. ``passed`` are the Nodes of a
     shortest way from the loss to the one that kept the value, that one last; empty where the way is not known.
-    ``collected_in`` is the live container that holds the written tensor itself several times.
+    ``collected_in`` is the live container that holds the written tensor itself several times. ``if_meant`` is how far
+    gradients are from those that there would be if the writes were part of the computation, where that was measured.
     """
 
     save: Save
@@ -300,6 +301,7 @@ class Conflict:
     retained_at: Site | None = None
     passed: tuple[Passed, ...] = ()
     collected_in: str | None = None
+    if_meant: Deviation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +339,8 @@ class Failure:
     ``row`` is the row of ``gradsan/catalogue`` it was recognised as (``leaf_inplace``), ``kind`` the exception's class,
     ``message`` PyTorch's words, both empty where PyTorch said nothing; ``values`` the groups that the row's pattern
     found in them. ``site`` is where it was raised; ``raised`` is False for warnings and for what PyTorch does not
-    report. ``confidence`` as in :class:`Conflict`.
+    report. ``confidence`` as in :class:`Conflict`. ``if_meant`` is what deep mode has measured: how far the gradients
+    are from those of what was presumably meant.
     """
 
     row: str
@@ -349,6 +352,7 @@ class Failure:
     raised: bool = True
     count: int = 1
     confidence: Confidence = "recorded"
+    if_meant: Deviation | None = None
 
 
 @dataclass(frozen=True, slots=True)

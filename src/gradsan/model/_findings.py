@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gradsan.model._events import Confidence, Frame, Seen, Site
+from gradsan.model._events import Confidence, Deviation, Frame, Seen, Site
 from gradsan.model._message import Message
 from gradsan.model._nonfinite import Born, NonFiniteValue
 
@@ -91,10 +91,14 @@ class Why:
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """What became of the gradient."""
+    """What became of the gradient.
+
+    ``if_meant`` is how far the gradients are from those of what the program presumably means, where that was measured.
+    """
 
     status: GradientStatus
     relative_error: float | None = None
+    if_meant: Deviation | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,8 +140,8 @@ class Deep:
         for leaf, right, wrong in zip(leaves, *found, strict=True):
             if any(one is None or one is side_backward.UNKNOWN for one in (right, wrong)):
                 continue
-            error = _relative_error(right, wrong)
-            if not _is_rounding(error, right):
+            error = relative_error(right, wrong)
+            if not is_rounding(error, right):
                 names = naming.names_of(leaf, sys._getframe(1)) if torch.is_tensor(leaf) else ()
                 errors.append((names[0].text if names else str(tuple(right.shape)), error))
         for what in sorted(passed_over):
@@ -188,6 +188,24 @@ class Deep:
             if not others:
                 return found
             closed |= others
+
+    def hooks_on_the_way(self) -> Callable[[Any], list[tuple[int, list[Any]]]]:
+        """What gives the program's gradient hooks at a Node."""
+        return self._tensor_hooks.at
+
+    def gradients_aside(
+        self, output: Any, given: Any, leaves: list[Any], order: list[Any], hooks: side_backward.HooksOnTheWay
+    ) -> list[Any] | None:
+        """The gradients of ``leaves``, as a backward would give them now; None where they are not to be had so."""
+        passed_over: list[str] = []
+        with self._giving("current"), torch.random.fork_rng(devices=[]), _torch.without_dispatch_modes():
+            try:
+                found = side_backward.gradients(
+                    [output], given, leaves, order, self._runs_aside, passed_over.append, hooks, keeps_graph=True
+                )
+            except RuntimeError:
+                return None
+        return None if passed_over else found
 
     def _runs_aside(self, node: Any) -> None:
         self._node_aside = node
@@ -369,20 +387,20 @@ def _worth(raises: bool, changed: bool, deviation: Deviation | None) -> int:
     return 1 if not changed or (deviation is not None and not deviation.errors) else 2
 
 
-def _relative_error(right: Any, wrong: Any) -> float:
+def relative_error(right: Any, wrong: Any) -> float:
     """How far ``wrong`` is from ``right``; elements that are NaN in both, or infinite, are the same."""
     same = (wrong == right) | (wrong.isnan() & right.isnan())
     gap, size = _norm((wrong - right).masked_fill(same, 0)), _norm(right)
     return gap / size if size else (float("inf") if gap else 0.0)
 
 
-def _is_rounding(error: float, right: Any) -> bool:
+def is_rounding(error: float, right: Any) -> bool:
     """Whether only rounding tells a gradient from the right one: then it is the same."""
     return bool(error <= _ROUNDINGS * torch.finfo(right.dtype).eps)
 
 
 def _is_same(right: Any, wrong: Any) -> bool:
-    return torch.is_tensor(wrong) and _is_rounding(_relative_error(right, wrong), right)
+    return torch.is_tensor(wrong) and is_rounding(relative_error(right, wrong), right)
 
 
 def _norm(tensor: Any) -> float:

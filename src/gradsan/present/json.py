@@ -10,6 +10,7 @@ from typing import Any
 
 from gradsan import text
 from gradsan.model import (
+    Deviation,
     Diagnosis,
     Event,
     Fix,
@@ -101,6 +102,7 @@ def _diagnosis(diagnosis: Diagnosis, language: str, cwd: Path | None) -> dict[st
         "gradient": {
             "status": diagnosis.gradient.status,
             "relative_error": _finite(diagnosis.gradient.relative_error),
+            "if_meant": None if diagnosis.gradient.if_meant is None else _if_meant(diagnosis.gradient.if_meant),
         },
         "fixes": [_fix(fix, language, cwd) for fix in diagnosis.fixes],
         "notes": [_text(text.say(note, language)) for note in diagnosis.notes],
@@ -110,6 +112,13 @@ def _diagnosis(diagnosis: Diagnosis, language: str, cwd: Path | None) -> dict[st
         "sources": [_text(source) for source in diagnosis.sources],
         "confidence": diagnosis.confidence,
         "nonfinite": None if diagnosis.nonfinite is None else _nonfinite(diagnosis.nonfinite, language),
+    }
+
+
+def _if_meant(deviation: Deviation) -> dict[str, Any]:
+    return {
+        "relative_error": _finite(deviation.largest),
+        "gradients": [{"name": _text(name), "relative_error": _finite(error)} for name, error in deviation.errors],
     }
 
 

@@ -13,6 +13,7 @@ from gradsan.model import (
     Applicability,
     Born,
     Confidence,
+    Deviation,
     Diagnosis,
     Event,
     EventKind,
@@ -218,7 +219,11 @@ def _diagnosis(data: Mapping[str, Any]) -> Diagnosis:
         labels=each(_label, data["labels"]),
         tensor=maybe(_tensor, data["tensor"]),
         why=None if why is None else Why(maybe(text, why["formula"]), _said(why["text"])),
-        gradient=Gradient(one_of(GradientStatus, gradient["status"]), maybe(float, gradient["relative_error"])),
+        gradient=Gradient(
+            one_of(GradientStatus, gradient["status"]),
+            maybe(float, gradient["relative_error"]),
+            maybe(_if_meant, gradient.get("if_meant")),
+        ),
         fixes=each(_fix, data["fixes"]),
         notes=each(_said, data["notes"]),
         count=whole(data["count"]),
@@ -229,6 +234,10 @@ def _diagnosis(data: Mapping[str, Any]) -> Diagnosis:
         confidence=one_of(Confidence, data.get("confidence", "recorded")),
         nonfinite=maybe(_nonfinite, data.get("nonfinite")),
     )
+
+
+def _if_meant(data: Mapping[str, Any]) -> Deviation:
+    return Deviation(tuple((text(one["name"]), float(one["relative_error"])) for one in data["gradients"]))
 
 
 def _nonfinite(data: Mapping[str, Any]) -> NonFiniteFacts:

@@ -17,6 +17,7 @@ from gradsan import _torch
 from gradsan.detect.memory import Uncounted
 from gradsan.graph import naming
 from gradsan.model import Clue, Failure
+from gradsan.originals.meant import Meant, Value, place_of
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawWrite
 from gradsan.record.stacks import is_own_file, is_user_file, symbolise
@@ -28,9 +29,9 @@ _QUIET_KINDS = ("step", "metadata", "statistics", "collective", "outside")
 class ChangedLosses(Detector):
     """Looks at the outputs of a backward; what it finds goes to ``found``."""
 
-    def __init__(self, core: Any, uncounted: Uncounted, found: Callable[[Failure], None]) -> None:
-        """``core`` keeps the logs, ``uncounted`` knows what was given other memory."""
-        self._core, self._uncounted, self._found = core, uncounted, found
+    def __init__(self, core: Any, uncounted: Uncounted, meant: Meant, found: Callable[[Failure], None]) -> None:
+        """``core`` keeps the logs, ``uncounted`` knows what was given other memory, ``meant`` measures."""
+        self._core, self._uncounted, self._meant, self._found = core, uncounted, meant, found
         self._described: set[Any] = set()
 
     def forget(self) -> None:
@@ -51,12 +52,13 @@ class ChangedLosses(Detector):
         if made is None:
             return
         storage = _torch.storage_or_none(loss)
-        found = [
-            (raw.clock, raw.stack, raw.op)
+        raws = [
+            raw
             for raw in map(RawWrite._make, self._core.writes_after(made[2]))
             # What the operation itself has logged as it returned is its own result.
             if raw.storage == storage and raw.kind not in _QUIET_KINDS and raw.stack is not made[3]
         ]
+        found = [(raw.clock, raw.stack, raw.op) for raw in raws]
         given = self._uncounted.replacement_of(loss)
         if given is not None and given.clock > made[2]:
             found.append((given.clock, given.stack, "data ="))
@@ -71,7 +73,9 @@ class ChangedLosses(Detector):
             Clue("computed", symbolise(made[3]), name=names[0].text if names else None, values=values),
             Clue("written", symbolise(stack), op=op),
         )
-        self._found(Failure(ROW, "", "", symbolise(entry[1]), clues, raised=False))
+        value = Value(storage, place_of(loss), loss.grad_fn, int(loss.output_nr))
+        meant = self._meant.deviation(value, raws, entry[3]) if given is None else None
+        self._found(Failure(ROW, "", "", symbolise(entry[1]), clues, raised=False, if_meant=meant))
 
 
 def _is_of_program(stack: Any) -> bool:

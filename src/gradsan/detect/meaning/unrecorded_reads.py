@@ -24,6 +24,7 @@ from gradsan.detect.memory import Uncounted
 from gradsan.graph import conflicts, walk
 from gradsan.graph.arriving import Arrival, Part, part
 from gradsan.model import Clue, Failure
+from gradsan.originals.meant import Value, place_of
 from gradsan.overlap import overlap
 from gradsan.record import ledger
 from gradsan.record.ledger import RawWrite
@@ -39,7 +40,10 @@ _HANDED_OUT = frozenset({"numpy", "__array__", "__dlpack__"})
 
 
 class _Read(NamedTuple):
-    """A call, by the number of its Node, has read what the Node ``maker`` made, after a write."""
+    """A call, by the number of its Node, has read what the Node ``maker`` made, after a write.
+
+    ``at`` is the memory of what it read, which part of it, and the number of the Node's result.
+    """
 
     number: int
     maker: int
@@ -50,6 +54,7 @@ class _Read(NamedTuple):
     raw: RawWrite | None
     facts: dict[str, Any]
     part: Part
+    at: tuple[int, tuple[Any, ...], int]
 
 
 class _Due(NamedTuple):
@@ -75,6 +80,7 @@ class UnrecordedReads(RoundDetector):
         """``uncounted`` knows what was given other memory, ``values`` what has been found in the graph."""
         super().__init__(core, listeners)
         self._uncounted, self._exports, self._values, self._found = uncounted, exports, values, found
+        self._meant = values.meant
         self._written: dict[int, list[RawWrite]] = {}
         self._begun = self._read_to = self._count = 0
         self._reads: list[_Read] = []
@@ -85,18 +91,26 @@ class UnrecordedReads(RoundDetector):
         """Begin anew, as a stretch of watching does."""
         self._described.clear()
         self._due.clear()
+        self._meant.forget()
         super().forget()
+
+    def settle(self) -> None:
+        """Nothing is watched any more."""
+        super().settle()
+        self._meant.forget()
 
     def begins(self, entry: Any) -> bool:
         """Take note of the writes from now on."""
         self._written.clear()
         self._reads.clear()
+        self._meant.begin_round()
         self._begun = entry[0]
         self._read_to, self._count = self._core.clock, self._core.write_count
         return True
 
     def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """See whether a call has read what had been written."""
+        self._meant.note(op, args, kwargs, self._uncounted.bypasses.__contains__)
         if self._core.write_count != self._count:
             self._count = self._core.write_count
             for raw in map(RawWrite._make, self._core.writes_after(self._read_to)):
@@ -118,15 +132,16 @@ class UnrecordedReads(RoundDetector):
                 self._reads += self._changed(tensor, made if is_view else tensor, maker, number)
 
     def _changed(self, tensor: Any, shown: Any, maker: int, number: int) -> Iterator[_Read]:
+        at = (_torch.storage_or_none(tensor), place_of(tensor), int(tensor.output_nr))
         facts, own = _torch.facts_of(tensor), conflicts.tensor_info(tensor, was_leaf=False).region
         given = self._uncounted.replacement_of(tensor)
         if given is not None and maker < given.sequence <= number and given.clock > self._begun:
             whole = Part(own, None, False)
-            yield _Read(number, maker, given.clock, given.sequence, "data =", given.stack, None, facts, whole)
+            yield _Read(number, maker, given.clock, given.sequence, "data =", given.stack, None, facts, whole, at)
         export = self._written_outside(tensor, maker)
         if export is not None:
             whole = Part(own, None, False)
-            yield _Read(number, maker, export.clock, number, export.op, export.stack, None, facts, whole)
+            yield _Read(number, maker, export.clock, number, export.op, export.stack, None, facts, whole, at)
         raws = self._written.get(_torch.storage_or_none(tensor), [])
         is_bypassed = _torch.storage_or_none(tensor) in self._uncounted.bypasses
         for raw in [one for one in raws if maker < one.sequence <= number]:
@@ -142,7 +157,7 @@ class UnrecordedReads(RoundDetector):
                 return
             if not raw.op.strip("_").startswith(_BOUNDS):
                 written = part(tensor, own, raw.op, region)
-                yield _Read(number, maker, raw.clock, raw.sequence, raw.op, raw.stack, raw, facts, written)
+                yield _Read(number, maker, raw.clock, raw.sequence, raw.op, raw.stack, raw, facts, written, at)
 
     def _written_outside(self, tensor: Any, maker: int) -> Export | None:
         """Where the memory of a value was handed out that has other bytes now, although no operation has written it."""
@@ -193,7 +208,12 @@ class UnrecordedReads(RoundDetector):
             Clue("written", symbolise(one.stack), op=one.op),
             Clue("read", symbolise(reader[3])),
         )
-        failure = Failure(ROW, "", "", symbolise(entry[1]), clues, raised=False)
+        storage, place, number = one.at
+        raws = [raw for raw in self._written.get(storage, ()) if raw.sequence > one.maker]
+        is_logged = one.raw is not None and storage not in self._uncounted.replaced
+        value = Value(storage, place, maker, number)
+        meant = self._meant.deviation(value, raws, entry[3]) if is_logged else None
+        failure = Failure(ROW, "", "", symbolise(entry[1]), clues, raised=False, if_meant=meant)
         self._due.append(_Due(one.stack, failure, Arrival(maker, [one.part], self._listeners.guard)))
         # A conflict by the same write is found while this backward runs, and tells more.
         self._listeners.call_after_backward(self.after_backward)

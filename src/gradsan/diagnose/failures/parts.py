@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
+from gradsan.diagnose.build import if_meant
 from gradsan.diagnose.levels import place
 from gradsan.diagnose.needs import op_name
 from gradsan.model import (
@@ -102,8 +103,8 @@ def diagnosis(
         explanation=Message(explanation or f"explanation.{cause}", filled),
         labels=labels,
         tensor=tensor,
-        gradient=Gradient("raised" if failure.raised else "unknown"),
+        gradient=Gradient("raised" if failure.raised else "unknown", if_meant=failure.if_meant),
         fixes=fixes,
-        notes=notes,
+        notes=notes if failure.if_meant is None else (if_meant(failure.if_meant), *notes),
         count=failure.count,
     )
