@@ -128,7 +128,7 @@ class Watching:
             ChangedLosses(core, self.uncounted, self.changed_values.meant, found),
             ReusedInputs(core, self._keep_failure),
             SecondNames(core, self._listeners, self.changed_values, self._keep_failure),
-            OwnOperands(core, self._listeners, self._keep_failure),
+            OwnOperands(core, self._listeners, self._keep_failure, lambda: recorder.failures),
             KeptReferences(core, self._listeners, self._keep_failure),
             StaleValues(core, steps, recorder.backwards, self._keep_failure),
             ChangedAgain(core, self._keep_failure),

@@ -10,12 +10,13 @@ fills memory of its own and returns it, again and again, while the caller keeps 
 An in-place operation may itself show it: ``average.lerp_(weight, 0.1)``, ``buffer.mul_(0.9).add_(w.grad)`` or
 ``w.copy_(backup)`` with one tensor on both sides. That is looked for in a few whole rounds, and told where all that the
 line was given is so: a network that shares some layers with its average has them on both sides on purpose. A part of
-larger memory may be filled by whatever is a view of it already.
+larger memory may be filled by whatever is a view of it already. A difference is looked at, too, if it is that of a leaf
+that is trained or of a gradient: ``p - anchor``, ``p.grad - first`` are zero without a copy.
 
-Rows: ``second_name_changed``, ``list_of_one``, ``argument_changed``, ``results_are_one``; ``own_operand`` (roles
-``written`` and ``read``). Roles: ``bound`` (where the second name was bound, the list got it, or the function was
-called; ``name`` of the function), ``written`` (the write; ``name``; ``op``; ``values``: ``shape``, ``dtype``,
-``device``, ``is_result``, whether the second name is what an in-place method returned), ``read`` (``name``).
+Rows: ``second_name_changed``, ``list_of_one``, ``argument_changed``, ``results_are_one``; ``own_operand`` and
+``own_difference`` (roles ``written`` and ``read``). Roles: ``bound`` (where the second name was bound, the list got it,
+or the function was called; ``name`` of the function), ``written`` (the write; ``name``; ``op``; ``values``: ``shape``,
+``dtype``, ``device``, ``is_result``, whether the second name is what an in-place method returned), ``read`` (``name``).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import itertools
 import linecache
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import FrameType
 from typing import Any, NamedTuple
@@ -43,7 +44,7 @@ from gradsan.record.listeners import Listeners
 from gradsan.record.stacks import is_own_file, is_user_file, symbolise
 
 NAMED, LISTED, GIVEN = "second_name_changed", "list_of_one", "argument_changed"
-RETURNED, OWN = "results_are_one", "own_operand"
+RETURNED, OWN, DIFFERENCE = "results_are_one", "own_operand", "own_difference"
 _ROUNDS = (1, 2, 4)
 _STACKS, _LINES = 256, 2_000
 _SECOND = re.compile(r"[\w\]]\s*=\s*\w+(\.detach\(\))?\s*(#|$)|=\s*\w+\.\w+_\(|\.(append|appendleft|insert)\(")
@@ -116,6 +117,7 @@ class SecondNames(Detector):
         yield Failure(_ROW_OF[found.second.kind], "", "", symbolise(entry[1]), clues, raised=False)
 
 
+_COMPARES = frozenset({"__sub__", "sub", "subtract", "mse_loss", "l1_loss", "dist"})
 _TAKES_OPERAND = frozenset({"copy_", "add_", "sub_", "lerp_", "__iadd__", "__isub__"})
 
 
@@ -124,10 +126,16 @@ class OwnOperands(RoundDetector):
 
     takes_gradients = True
 
-    def __init__(self, core: Any, listeners: Listeners, found: Callable[[Failure], None]) -> None:
-        """``listeners`` tell of calls."""
+    def __init__(
+        self,
+        core: Any,
+        listeners: Listeners,
+        found: Callable[[Failure], None],
+        known: Callable[[], Sequence[Failure]],
+    ) -> None:
+        """``listeners`` tell of calls, ``known`` gives what has been found: who keeps a gradient is told already."""
         super().__init__(core, listeners)
-        self._found = found
+        self._found, self._known = found, known
         self._own: dict[Any, tuple[str, dict[str, Any]]] = {}
         self._other: set[Any] = set()
         self._described: set[Any] = set()
@@ -140,11 +148,15 @@ class OwnOperands(RoundDetector):
         self._described.clear()
 
     def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Note the line of an in-place operation, by whether it has computed with itself."""
-        if op not in _TAKES_OPERAND or len(self._own) > _STACKS:
+        """Note the line of an in-place operation, or of a difference, by whether it has computed with itself."""
+        if (op not in _TAKES_OPERAND and op not in _COMPARES) or len(self._own) > _STACKS:
             return
         given = list(itertools.islice((*args, *kwargs.values()), 2))
         if len(given) < 2 or not all(type(one) in _torch.PLAIN_TENSORS for one in given):
+            return
+        # A kernel of some points with themselves is given one tensor twice, and no alias of it.
+        is_leaf = given[0] is not given[1] and any(one.is_leaf and one.requires_grad for one in given)
+        if op in _COMPARES and not (given[0] is given[1] or is_leaf):
             return
         target = given[0]
         stack = self._core.stack()
@@ -154,7 +166,7 @@ class OwnOperands(RoundDetector):
         (storage, _, place), (others, _, other) = map(_torch.weak_identity, given)
         is_whole = target.untyped_storage().nbytes() == target.numel() * target.element_size()
         if (storage, place) == (others, other) and is_whole:
-            self._own.setdefault(stack, (op, _torch.facts_of(target)))
+            self._own.setdefault(stack, (op, {**_torch.facts_of(target), "is_leaf": is_leaf}))
         else:
             self._other.add(stack)
             self._own.pop(stack, None)
@@ -166,10 +178,29 @@ class OwnOperands(RoundDetector):
             op, facts = self._own[stack]
             site = symbolise(stack)
             frame = site.user_frame
-            pair = None if frame is None else source.target_and_operand(frame, op)
-            if pair is not None:
+            if frame is None:
+                continue
+            row = DIFFERENCE if op in _COMPARES else OWN
+            pair = source.target_and_operand(frame, op) if row == OWN else _compared(frame, facts["is_leaf"])
+            is_told = row == DIFFERENCE and any(_reads_at(one, frame) for one in self._known())
+            if pair is not None and not is_told:
                 clues = (Clue("written", site, name=pair[0], op=op, values=facts), Clue("read", site, name=pair[1]))
-                self._found(Failure(OWN, "", "", symbolise(entry[1]), clues, raised=False))
+                self._found(Failure(row, "", "", symbolise(entry[1]), clues, raised=False))
+
+
+def _reads_at(known: Failure, frame: Frame) -> bool:
+    """Whether a failure tells of a gradient kept by reference that is read at the line of ``frame``."""
+    sites = [one.site for one in known.clues if one.role == "read" and one.site is not None]
+    places = [one.user_frame for one in sites if known.row == "kept_gradient_changed"]
+    return any(one is not None and (one.file, one.line) == (frame.file, frame.line) for one in places)
+
+
+def _compared(frame: Frame, is_leaf: bool) -> tuple[str, str] | None:
+    """What an operation at ``frame`` compares, by two names; of tensors that are no leaves one must be a gradient."""
+    names = [re.sub(r"\.(data|detach\(\))", "", one) for one in source.operand_expressions(frame)]
+    if len(names) != 2 or names[0] == names[1]:
+        return None
+    return (names[0], names[1]) if is_leaf or any(one.endswith(".grad") for one in names) else None
 
 
 class _Found(NamedTuple):

@@ -199,14 +199,15 @@ def second_name(failure: Failure) -> Diagnosis | None:
     )
 
 
-OWN_OPERAND_ROWS = ("own_operand",)
+OWN_OPERAND_ROWS = ("own_operand", "own_difference")
 
 
 def own_operand(failure: Failure) -> Diagnosis | None:
-    """GS216, a warning, of an in-place operation that computes with itself under another name."""
+    """GS216, a warning, of an in-place operation or a difference that computes with itself under another name."""
     written, read = parts.clue(failure, "written"), parts.clue(failure, "read")
     if written is None or read is None:
         return None
+    is_written = failure.row == "own_operand"
     values = {"name": read.name, "written": written.name, "writer": _as_written(written)}
     return parts.diagnosis(
         failure,
@@ -214,10 +215,10 @@ def own_operand(failure: Failure) -> Diagnosis | None:
         "forward_alias",
         values=values,
         severity="warning",
-        title="title.own_operand",
-        explanation="explanation.own_operand",
+        title=f"title.{failure.row}",
+        explanation=f"explanation.{failure.row}",
         labels=(
-            *parts.label_of(written, "written", "label.own_operand", values),
+            *parts.label_of(written, "written" if is_written else "saved", f"label.{failure.row}", values),
             *label_texts.at("used", failure.site, Message("label.new_value_used", {"name": written.name})),
         ),
         tensor=parts.tensor_of(written),
