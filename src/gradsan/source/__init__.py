@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gradsan.source.bindings import bound_name as bound_name
     from gradsan.source.bindings import carried_names as carried_names
     from gradsan.source.bindings import method_receiver as method_receiver
+    from gradsan.source.bindings import returns_argument as returns_argument
     from gradsan.source.bindings import taken_for_own as taken_for_own
     from gradsan.source.bindings import takes_result as takes_result
     from gradsan.source.calls import alias_of as alias_of
@@ -71,7 +72,6 @@ if TYPE_CHECKING:
     from gradsan.source.reuse import copy_second_name as copy_second_name
     from gradsan.source.reuse import is_made_in_round as is_made_in_round
     from gradsan.source.reuse import read_as_before as read_as_before
-    from gradsan.source.reuse import returns_argument as returns_argument
     from gradsan.source.reuse import second_name as second_name
     from gradsan.source.rewrite.finite import FiniteForm as FiniteForm
     from gradsan.source.rewrite.finite import finite_forms as finite_forms
@@ -142,7 +142,10 @@ if TYPE_CHECKING:
     from gradsan.source.writing import writing_at as writing_at
 
 _NAMES = {
-    "bindings": "Carried binding_of binds_result bound_name carried_names method_receiver taken_for_own takes_result",
+    "bindings": (
+        "Carried binding_of binds_result bound_name carried_names method_receiver returns_argument taken_for_own "
+        "takes_result"
+    ),
     "calls": (
         "alias_of called_as_hook callers_expression clone_given clone_handed_out dies_with_call earlier_result "
         "reads_again returned_by_hook"
@@ -157,10 +160,7 @@ _NAMES = {
     "kept": "Addition Used added_to_optimizer additions assignments chooses_parameters uses_in",
     "locate": "Expression Statement expression_at expressions_at statement_at statements_at",
     "modules": "DETACHED Shape inplace_layer_false",
-    "reuse": (
-        "argument_read_later copy_argument copy_second_name is_made_in_round read_as_before "
-        "returns_argument second_name"
-    ),
+    "reuse": "argument_read_later copy_argument copy_second_name is_made_in_round read_as_before second_name",
     "rewrite.finite": "FiniteForm finite_forms",
     "rewrite.functions": (
         "SavedEarly bind_early copy_saved_early earlier_reads gradients_for_inputs kept_on_context mark_dirty "

@@ -35,7 +35,16 @@ from gradsan.source.inplace import (
 from gradsan.source.locate import Statement, expression_at, expressions_at, statement_at, statement_text
 from gradsan.source.tree import FunctionNode, SourceFile, header_nodes, is_cell
 
-__all__ = ["Carried", "binding_of", "binds_result", "bound_name", "carried_names", "method_receiver", "takes_result"]
+__all__ = [
+    "Carried",
+    "binding_of",
+    "binds_result",
+    "bound_name",
+    "carried_names",
+    "method_receiver",
+    "returns_argument",
+    "takes_result",
+]
 
 
 _CUTTING = frozenset({"detach", "detach_", "item", "numpy", "tolist"})
@@ -288,6 +297,22 @@ def binds_result(frame: Frame) -> bool:
         or any(part in operations for value in values if value is not None for part in _same_memory(value))
         or statement.node in operations
     )
+
+
+def returns_argument(frame: Frame, name: str) -> bool:
+    """Whether the function at ``frame`` returns its argument ``name`` itself, or what methods of it give."""
+    statement = statement_at(frame)
+    if statement is None or statement.function is None or isinstance(statement.function, ast.Lambda):
+        return False
+    returned = [node.value for node in local_nodes(statement.function) if isinstance(node, ast.Return) and node.value]
+    parts = [one for value in returned for one in (value.elts if isinstance(value, ast.Tuple | ast.List) else [value])]
+    return any(_is_made_of(one, name) for one in parts)
+
+
+def _is_made_of(value: ast.expr, name: str) -> bool:
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        value = value.func.value
+    return chain_key(value) == name
 
 
 def takes_result(frame: Frame) -> bool:

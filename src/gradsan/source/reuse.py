@@ -33,7 +33,6 @@ __all__ = [
     "copy_second_name",
     "is_made_in_round",
     "read_as_before",
-    "returns_argument",
     "second_name",
 ]
 
@@ -213,22 +212,6 @@ def copy_argument(call: Frame, name: str) -> Change | None:
     """The call at ``call`` with a copy of what ``name`` is: ``augment(x.clone())``; None where it is not read later."""
     statement, found = statement_at(call), argument_read_later(call, name, True)
     return None if statement is None or found is None else copied(statement, found)
-
-
-def returns_argument(frame: Frame, name: str) -> bool:
-    """Whether the function at ``frame`` returns its argument ``name`` itself, or what methods of it give."""
-    statement = statement_at(frame)
-    if statement is None or statement.function is None or isinstance(statement.function, ast.Lambda):
-        return False
-    returned = [node.value for node in local_nodes(statement.function) if isinstance(node, ast.Return) and node.value]
-    parts = [one for value in returned for one in (value.elts if isinstance(value, ast.Tuple | ast.List) else [value])]
-    return any(_is_made_of(one, name) for one in parts)
-
-
-def _is_made_of(value: ast.expr, name: str) -> bool:
-    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
-        value = value.func.value
-    return chain_key(value) == name
 
 
 def statements_of(scope: Scope) -> list[ast.stmt]:
