@@ -39,7 +39,7 @@ POLL_SECONDS = 0.003
 EXIT = os._exit
 """A program may be given another."""
 IMPORTS = {
-    "functions": (),
+    "functions": ("gradsan._watching",),
     "commands": ("gradsan._watching", "gradsan.cli.run", "gradsan.present.json", "gradsan.present.terminal"),
     "compiled": ("torch._inductor.compile_fx", "torch._inductor.codegen.cpp", "torch._dynamo.backends.inductor"),
 }
@@ -102,6 +102,8 @@ def import_for(kind: str) -> None:
         importlib.import_module(name)
     importlib.import_module("gradsan.record.writers").aten_writers()
     importlib.import_module("gradsan.text._messages").sentences("en")
+    # A fresh process has no compiler whose frames there are; here torch._dynamo is imported already.
+    importlib.import_module("gradsan.record.compilers")._leave_own_frames()
     gc.collect()
     gc.freeze()
 

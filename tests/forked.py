@@ -21,8 +21,15 @@ from typing import Any
 
 from warm_client import kind_of
 
-COMMANDS = {"python": [], "gradsan": ["-m", "gradsan"], "torchrun": ["-m", "torch.distributed.run"]}
+COMMANDS = {
+    "python": [],
+    "gradsan": ["-m", "gradsan"],
+    "torchrun": ["-m", "torch.distributed.run"],
+    "pytest": ["-m", "pytest"],
+}
 """What runs in forks of a warm process, and the first words of each."""
+_PYTHON = sys.executable
+"""That of this process; tests let ``sys.executable`` be another one."""
 LIMIT = 120.0
 """Seconds after which a child is killed."""
 
@@ -40,7 +47,7 @@ def server(has_torch: bool = True) -> subprocess.Popen[str]:
     """The server of this process; it ends when its stdin does, that is, with this process."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("GRADSAN", "PYTHON"))}
     return subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("fork_server.py")), *([] if has_torch else ["without torch"])],
+        [_PYTHON, str(Path(__file__).with_name("fork_server.py")), *([] if has_torch else ["without torch"])],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         encoding="utf-8",
@@ -94,7 +101,7 @@ def warm_commands() -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     own = {name: value for name, value in os.environ.items() if not name.startswith(("GRADSAN", "PYTHON"))}
     process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("fork_server.py")), str(folder / "socket")],
+        [_PYTHON, str(Path(__file__).with_name("fork_server.py")), str(folder / "socket")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         encoding="utf-8",
@@ -106,9 +113,9 @@ def warm_commands() -> Path:
     for name, first in COMMANDS.items():
         command = folder / name
         command.write_text(
-            f"#!{sys.executable} -ISE\nimport sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+            f"#!{_PYTHON} -ISE\nimport sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
             "from warm_client import run\n"
-            f"sys.exit(run({sys.executable!r}, {str(folder / 'socket')!r}, {first!r} + sys.argv[1:]))\n",
+            f"sys.exit(run({_PYTHON!r}, {str(folder / 'socket')!r}, {first!r} + sys.argv[1:]))\n",
             encoding="utf-8",
         )
         command.chmod(0o700)
@@ -121,7 +128,7 @@ def warm_python() -> tuple[str, dict[str, str]]:
     Where it cannot be had (no Linux), that of this process.
     """
     if not hasattr(os, "pidfd_open"):
-        return sys.executable, {}
+        return _PYTHON, {}
     python = str(warm_commands() / "python")
     return python, {"WARM_PYTHON": python}
 

@@ -13,6 +13,7 @@ import torch
 import gradsan
 from cases import each
 from example_programs import ROOT, refresh_reports, run_program
+from forked import run_forked, warm_python
 from gradsan.model import Diagnosis
 from gradsan.record.recorder import recorder
 
@@ -129,7 +130,8 @@ def test_a_child_without_the_environment_is_named(tmp_path: Path) -> None:
     [entry] = [entry for entry in entries() if entry.torch_says == IN_THE_CHILD]
     (tmp_path / "program.py").write_text(entry.program, encoding="utf-8")
     program, report = str(tmp_path / "program.py"), tmp_path / "report.json"
-    done = refresh_reports.gradsan_run(program, options=("--json", str(report)))
+    words, environment = refresh_reports.gradsan_command(program, options=("--json", str(report)))
+    done = run_forked(words, ROOT, {**environment, **warm_python()[1]})
     assert f"RuntimeError: {VERSION_ERROR}" in done.stderr
     assert done.returncode == run_program(program).returncode == 0
     assert refresh_reports.report_in(done.stderr) == ""

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import gradsan
+from forked import run_forked
 
 FAILING = """\
 import torch
@@ -22,10 +23,13 @@ scaled(weight).backward()
 """
 
 
-def run(folder, program):
+def run(folder, program, is_warm=True):
+    """The ended process of a program; a cold one starts its Python as users do, a warm one has torch imported."""
     (folder / "program.py").write_text(program, encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("GRADSAN", "LC_", "LANG"))}
     strict = {"LC_ALL": "C.UTF-8", "GRADSAN_TEXT": "strict", "GRADSAN_DEBUG": "1", "OMP_NUM_THREADS": "1"}
+    if is_warm:
+        return run_forked(["program.py"], folder, {**environment, **strict})
     return subprocess.run(
         [sys.executable, "program.py"],
         cwd=folder,
@@ -38,7 +42,7 @@ def run(folder, program):
 
 
 def test_an_error_that_ends_the_program_is_explained_after_its_traceback(tmp_path):
-    done = run(tmp_path, f"import gradsan\ngradsan.install()\n{FAILING}")
+    done = run(tmp_path, f"import gradsan\ngradsan.install()\n{FAILING}", is_warm=False)
     traceback, found, report = done.stderr.partition("error[GS101]")
     assert done.returncode == 1
     assert found
@@ -47,8 +51,10 @@ def test_an_error_that_ends_the_program_is_explained_after_its_traceback(tmp_pat
 
 
 def test_installing_imports_no_torch_and_changes_no_other_error(tmp_path):
-    done = run(tmp_path, "import sys, gradsan\ngradsan.install()\nprint('torch' in sys.modules)\n{}['missing']")
-    plain = run(tmp_path, "import sys\n\nprint(False)\n{}['missing']")
+    done = run(
+        tmp_path, "import sys, gradsan\ngradsan.install()\nprint('torch' in sys.modules)\n{}['missing']", is_warm=False
+    )
+    plain = run(tmp_path, "import sys\n\nprint(False)\n{}['missing']", is_warm=False)
     assert done.stdout == plain.stdout == "False\n"
     assert done.stderr == plain.stderr
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gradsan
 from cases import each
+from forked import run_forked
 from gradsan import _torch
 from gradsan.record import _core
 
@@ -325,5 +325,5 @@ with gradsan.watch():
 
 def test_of_a_plain_training_only_the_losses_are_looked_at() -> None:
     """In a process of its own: what other tests have made, such as wrapper classes, is reason enough to look."""
-    done = subprocess.run([sys.executable, "-c", LOOKED_AT], capture_output=True, text=True, check=True)
+    done = run_forked(["-c", LOOKED_AT], Path.cwd())
     assert done.stdout == "['Notice'] () ()\n"

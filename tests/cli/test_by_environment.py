@@ -48,8 +48,7 @@ print("".join(notebook.cells[1].outputs[0].traceback))
 raise SystemExit(1)
 """
 WAYS = {
-    "python": ("main.py",),
-    "multiprocessing spawn": ("main.py", "spawn"),
+    "python, and a process that it spawns": ("main.py", "spawn"),
     "pytest": ("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"),
     "torchrun, two ranks": ("-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", "main.py"),
     "a notebook": ("notebook.py",),
@@ -74,11 +73,11 @@ def environment(folder: Path, asked: str | None, out: str) -> dict[str, str]:
 
 
 def test_whatever_starts_a_program_finds_what_gradsan_run_finds(
-    tmp_path: Path, run_python: Runner, run_gradsan: Runner
+    tmp_path: Path, run_python: Runner, run_warm: Runner
 ) -> None:
     for name, text in (("main.py", PROGRAM), ("test_it.py", IN_A_TEST), ("notebook.py", IN_A_NOTEBOOK)):
         (tmp_path / name).write_text(text, encoding="utf-8")
-    run_gradsan("run", "main.py", env=environment(tmp_path, None, "run.json"))
+    run_warm("run", "main.py", env=environment(tmp_path, None, "run.json"))
     expected = findings(tmp_path / "run.json")
     assert {code for code, _ in expected} == {"GS101", "GS202"}
     without = [name for name in ("nbclient", "nbformat", "ipykernel") if find_spec(name) is None]
@@ -89,7 +88,7 @@ def test_whatever_starts_a_program_finds_what_gradsan_run_finds(
         done[name] = run_python(*words, env=env)
         assert done[name].status == 1, (name, done[name].stderr)
         assert findings(tmp_path / f"{number}.json") == expected, name
-    traceback, _, report = done["python"].stderr.rpartition("RuntimeError: ")
+    traceback, _, report = done["python, and a process that it spawns"].stderr.rpartition("RuntimeError: ")
     assert "/src/gradsan/" not in traceback
     assert [part for part in ("error[GS202]", "error[GS101]", "2 errors") if part not in report] == []
     assert done["torchrun, two ranks"].stderr.count("error[GS101]") == 1, "both ranks' findings are told once"
@@ -100,7 +99,7 @@ def test_whatever_starts_a_program_finds_what_gradsan_run_finds(
 
 def test_a_right_program_is_the_same_but_for_a_line(tmp_path: Path, run_python: Runner) -> None:
     (tmp_path / "main.py").write_text(RIGHT, encoding="utf-8")
-    plain = run_python("main.py")
+    plain = run_python("main.py", is_warm=True)
     asked = run_python("main.py", env={"GRADSAN": "1", "TMPDIR": str(tmp_path)})
     assert (asked.stdout, asked.status) == (plain.stdout, 0)
     assert asked.stderr.count("\n") <= 1

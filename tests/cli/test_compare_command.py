@@ -196,10 +196,11 @@ def test_a_program_that_is_not_the_same_twice_is_not_decided(tmp_path, run_warm_
         (("missing.py",), "missing.py"),
     ],
 )
-def test_wrong_use_is_one_sentence(tmp_path, run_gradsan, words, said):
+def test_wrong_use_is_one_sentence(tmp_path, run_gradsan, run_warm_search, words, said):
     (tmp_path / "train.py").write_text("import torch\ntorch.ones(2, requires_grad=True).sum().backward()\n")
-    # Started as users start it: the first of them runs the program.
-    done = run_gradsan("compare", *words, cwd=tmp_path)
+    # The first of them runs the program; the others are started as users start it.
+    run = run_warm_search if words == ("train.py",) else run_gradsan
+    done = run("compare", *words, cwd=tmp_path)
     assert (done.status, done.stdout) == (2, "")
     assert said in done.stderr
     assert "Traceback" not in done.stderr

@@ -1,7 +1,7 @@
 """``gradsan mcp``, driven by the client of the SDK."""
 
 import json
-import sys
+import os
 
 import pytest
 
@@ -10,6 +10,7 @@ if not hasattr(mcp, "Client"):
     pytest.skip("the client of mcp 2", allow_module_level=True)
 anyio = pytest.importorskip("anyio")
 
+from forked import warm_python  # noqa: E402
 from gradsan.cli.mcp import MOST_CHARACTERS, bounded, fitting  # noqa: E402
 
 PROGRAM = """\
@@ -25,7 +26,9 @@ def test_an_agent_runs_explains_and_shows(tmp_path):
     (tmp_path / "train.py").write_text(PROGRAM, encoding="utf-8")
 
     async def talk():
-        server = mcp.StdioServerParameters(command=sys.executable, args=["-m", "gradsan", "mcp"], cwd=str(tmp_path))
+        python, warm = warm_python()
+        env = {**os.environ, **warm}
+        server = mcp.StdioServerParameters(command=python, args=["-m", "gradsan", "mcp"], cwd=str(tmp_path), env=env)
         async with mcp.Client(server) as client:
             tools = {tool.name for tool in (await client.list_tools()).tools}
 

@@ -233,7 +233,7 @@ def test_enable_keeps_what_the_readme_promises(tmp_path: Path, run_python: Runne
     assert (written["program"]["outcome"], written["program"]["ended"]) == ("failed", True)
 
     (tmp_path / "out.json").unlink()
-    quiet = run_python("main.py", "disable", env=env)
+    quiet = run_python("main.py", "disable", env=env, is_warm=True)
     assert quiet.status == 0
     assert "error[" not in quiet.stderr.partition("training failed")[2].partition("gradsan: error[GS101]")[2]
     assert quiet.stdout.splitlines()[-1] == "['GS101', 'GS202'] [True, True, True, True] ()"

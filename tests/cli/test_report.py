@@ -12,6 +12,7 @@ import pytest
 from side_by_side import Runner
 
 from cases import each
+from forked import warm_python
 
 PROGRAM = """\
 import torch
@@ -30,7 +31,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("recorded")
     (folder / "broken.py").write_text(PROGRAM)
     words = ("-m", "gradsan", "run", "--quiet", "--json", "report.json", "broken.py")
-    assert run_process(words, folder, {"GRADSAN_TEXT": "strict"}, "").status == 1
+    assert run_process(words, folder, {"GRADSAN_TEXT": "strict"}, "", is_warm=True).status == 1
     return (folder / "report.json").read_text(encoding="utf-8")
 
 
@@ -187,7 +188,8 @@ def test_a_reader_that_is_gone_is_no_failure(folder: Path, words: list[str]) -> 
     (folder / "broken.py").write_text(PROGRAM)
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-m", "gradsan", *words]
+    python = warm_python()[0] if words[0] == "run" else sys.executable
+    command = [python, "-m", "gradsan", *words]
     done = subprocess.run(
         command, cwd=folder, stdout=writing, stderr=subprocess.PIPE, text=True, check=False, timeout=120
     )

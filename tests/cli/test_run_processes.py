@@ -113,10 +113,10 @@ if __name__ == "__main__":
 """
 
 
-def test_workers_of_a_dataloader(tmp_path: Path, run_gradsan: Runner) -> None:
+def test_workers_of_a_dataloader(tmp_path: Path, run_warm: Runner) -> None:
     """The values are those of plain python: a row of a batch, its worker, the gradient of a sum."""
     (tmp_path / "main.py").write_text(DATALOADER)
-    watched = run_gradsan("run", "main.py")
+    watched = run_warm("run", "main.py")
     gradients = (1.0, 5.0, 9.0, 13.0)
     expected = [f"{way} [0, 0] [[{one}, {one}]] True" for way in ("fork", "spawn") for one in gradients]
     assert watched.stdout.splitlines() == expected

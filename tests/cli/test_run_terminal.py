@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cases import each
+from forked import warm_python
 
 pty = pytest.importorskip("pty", reason="a terminal of its own")
 
@@ -18,7 +19,7 @@ CLEAN = "import torch\nw = torch.ones(3, requires_grad=True)\n(w * w).sum().back
 BROKEN = "import torch\nw = torch.ones(3, requires_grad=True)\nh = w.exp()\nh += 1\nh.sum().backward()\n"
 
 
-def on_a_terminal(folder: Path, *words: str) -> str:
+def on_a_terminal(folder: Path, *words: str, python: str = sys.executable) -> str:
     """What ``gradsan run`` writes to a stderr that is a terminal of 80 columns."""
     ours, theirs = pty.openpty()
     env = {
@@ -29,7 +30,7 @@ def on_a_terminal(folder: Path, *words: str) -> str:
         "PYTHONUTF8": "1",
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-m", "gradsan", "run", *words, "main.py"]
+    command = [python, "-m", "gradsan", "run", *words, "main.py"]
     child = subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=theirs)
     os.close(theirs)
     said = b""
@@ -53,7 +54,7 @@ def on_a_terminal(folder: Path, *words: str) -> str:
 )
 def test_a_clean_run_ends_with_one_line(tmp_path, words, said):
     (tmp_path / "main.py").write_text(CLEAN, encoding="utf-8")
-    assert on_a_terminal(tmp_path, *words) == said
+    assert on_a_terminal(tmp_path, *words, python=warm_python()[0]) == said
 
 
 def test_a_rule_stands_between_the_traceback_and_the_report(tmp_path):

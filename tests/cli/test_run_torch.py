@@ -38,7 +38,7 @@ worker.join()
 
 def test_a_failing_program(tmp_path: Path, run_python: Runner, run_gradsan: Runner) -> None:
     (tmp_path / "main.py").write_text(OVERWRITTEN)
-    plain = run_python("main.py")
+    plain = run_python(str(tmp_path / "main.py"), is_warm=True)
     watched = run_gradsan("run", "--json", "out.json", "main.py")
     assert (watched.stdout, watched.status) == (plain.stdout, 1)
     assert watched.stderr.startswith(plain.stderr)
@@ -64,7 +64,7 @@ def test_code_that_catches_the_error(run_warm: Runner) -> None:
 
 def test_a_thread_that_fails(tmp_path: Path, run_python: Runner, run_warm: Runner) -> None:
     (tmp_path / "main.py").write_text(f"import threading\nsource = {OVERWRITTEN!r}\n{THREAD}")
-    plain, watched = run_python("main.py"), run_warm("run", "main.py")
+    plain, watched = run_python(str(tmp_path / "main.py"), is_warm=True), run_warm("run", "main.py")
     assert (plain.status, watched.status) == (0, 66)
     assert "in thread worker" in plain.stderr
     assert "modified by an inplace operation" in plain.stderr
@@ -73,7 +73,7 @@ def test_a_thread_that_fails(tmp_path: Path, run_python: Runner, run_warm: Runne
 
 def test_writes_that_fail_look_as_under_python(tmp_path: Path, run_python: Runner, run_warm: Runner) -> None:
     (tmp_path / "main.py").write_text(LEAF)
-    plain, watched = run_python("main.py"), run_warm("run", "main.py")
+    plain, watched = run_python(str(tmp_path / "main.py"), is_warm=True), run_warm("run", "main.py")
     assert plain.stderr.count("RuntimeError: ") == 3
     assert (watched.status, watched.stdout) == (plain.status, plain.stdout)
     assert watched.stderr.startswith(plain.stderr)

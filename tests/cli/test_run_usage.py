@@ -60,8 +60,8 @@ def folder(tmp_path: Path) -> Path:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_command_line(words: list[str], part: str, folder: Path, run_gradsan: Runner) -> None:
-    assert is_one_sentence(run_gradsan(*words), part)
+def test_command_line(words: list[str], part: str, folder: Path, run_started: Runner) -> None:
+    assert is_one_sentence(run_started(*words), part)
 
 
 @each(

@@ -2,9 +2,8 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
 
+from forked import run_forked
 from gradsan.diagnose.facts import examine
 from gradsan.diagnose.history import EVENTS_KEPT, events_of, folded, joined, way_of
 from gradsan.model import (
@@ -214,8 +213,7 @@ loss.backward()
 
 def test_a_real_run_tells_the_steps_and_backwards_between(tmp_path):
     (tmp_path / "main.py").write_text(PROGRAM)
-    words = [sys.executable, "-m", "gradsan", "run", "--quiet", "--json", "r.json", "main.py"]
-    subprocess.run(words, cwd=tmp_path, capture_output=True, check=False, timeout=120)
+    run_forked(["-m", "gradsan", "run", "--quiet", "--json", "r.json", "main.py"], tmp_path)
     [found] = json.loads((tmp_path / "r.json").read_text())["diagnoses"]
     assert [(one["kind"], one["line"], one["touches"]) for one in found["events"]] == [
         ("saved", 7, True),
@@ -244,8 +242,7 @@ for batch in range(2):
 def test_a_real_way_leads_from_line_to_line_and_over_the_bridge(tmp_path):
     for retain, code in ((True, "GS111"), (False, "GS401")):
         (tmp_path / "main.py").write_text(CARRIED.replace("RETAIN", str(retain)))
-        words = [sys.executable, "-m", "gradsan", "run", "--quiet", "--json", "r.json", "main.py"]
-        subprocess.run(words, cwd=tmp_path, capture_output=True, check=False, timeout=120)
+        run_forked(["-m", "gradsan", "run", "--quiet", "--json", "r.json", "main.py"], tmp_path)
         [found] = json.loads((tmp_path / "r.json").read_text())["diagnoses"]
         assert found["code"] == code
         shown = [(one["kind"], one["name"], one["count"], one["line"]) for one in found["way"]]

@@ -13,29 +13,47 @@ from gradsan.present import render_html
 from gradsan.present.html import render_fragment
 
 
+@pytest.fixture(scope="module")
+def opened(chromium):
+    """Pages by the settings of their contexts, each kept for the next test that asks for the same."""
+    pages = {}
+    yield pages
+    for page in pages.values():
+        page.context.close()
+
+
 @pytest.fixture
-def show(chromium, tmp_path):
+def show(chromium, opened, tmp_path):
     """Open a report; nothing may be requested but the file, and nothing may fail in it."""
-    contexts, requests, failures = [], [], []
+    requests, failures, shown = [], [], []
 
     def open_page(made, language="en", **settings):
         file = tmp_path / "report.html"
         file.write_text(render_html(made, language=language, cwd=SOURCES), encoding="utf-8")
-        context = chromium.new_context(**{"viewport": {"width": 1000, "height": 900}, **settings})
-        contexts.append(context)
-        page = context.new_page()
-        page.on("request", lambda request: requests.append(request.url))
-        page.on("pageerror", lambda failure: failures.append(str(failure)))
-        page.on("console", lambda message: failures.append(message.text))
+        key = repr(sorted(settings.items()))
+        if key not in opened:
+            viewport = {"viewport": {"width": 1000, "height": 900}}
+            opened[key] = chromium.new_context(**{**viewport, **settings}).new_page()
+        page = opened[key]
+        shown.append(page)
+        page.mouse.move(0, 0)
+        for event, hear in hears.items():
+            page.on(event, hear)
         page.goto(file.as_uri())
         return page
 
+    hears = {
+        "request": lambda request: requests.append(request.url),
+        "pageerror": lambda failure: failures.append(str(failure)),
+        "console": lambda message: failures.append(message.text),
+    }
     yield open_page
-    for context in contexts:
-        context.close()
+    for page in shown:
+        for event, hear in hears.items():
+            page.remove_listener(event, hear)
     assert failures == []
     assert [url for url in requests if not url.startswith("file://")] == []
-    assert len(requests) == len(contexts)
+    assert len(requests) == len(shown)
 
 
 def told(page):

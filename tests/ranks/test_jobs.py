@@ -56,8 +56,8 @@ def test_a_failure_of_all_is_told_once_written_by_each_and_merged(run, tmp_path:
     assert "2 of 2 reports have this" in merged
 
 
-def test_a_failure_of_one_rank_ends_the_others_and_is_told_by_it(run):
-    job = run(
+def test_a_failure_of_one_rank_ends_the_others_and_is_told_by_it(run_warm):
+    job = run_warm(
         """
         if rank == 1:
             weight = torch.ones(3, requires_grad=True)

@@ -10,19 +10,17 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-import multiprocessing
 import os
 import re
 import sys
-import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forked import call_forked
+
 _TOML = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-# The optimizers import Dynamo when they first step.
-_PRELOADED = ["torch", "torch._dynamo", "gradsan._session", "gradsan.diagnose", "gradsan.repair.fixes"]
 FOLDER = Path(__file__).parent / "users"
 NAMES = sorted(file.stem for file in FOLDER.glob("*.toml"))
 
@@ -91,36 +89,14 @@ def _is_same(one: Outcome, other: Outcome) -> bool:
 
 
 def _in_fork(job: Any, text: str, file: Path) -> Any:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
-    here, there = context.Pipe(duplex=False)
     file.write_text(text, encoding="utf-8")
-    process = context.Process(target=_answer, args=(job, str(file), there))
-    process.start()
-    there.close()
-    try:
-        if not here.poll(120):
-            process.kill()
-            raise TimeoutError(file.name)
-        answer = here.recv()
-    finally:
-        process.join()
-    if isinstance(answer, str) and answer.startswith("harness:"):
-        raise AssertionError(answer)
-    return answer
-
-
-def _answer(job: Any, file: str, there: Any) -> None:
-    try:
-        os.chdir(Path(file).parent)
-        there.send(job(file))
-    except BaseException:
-        there.send("harness:" + traceback.format_exc())
+    return call_forked(job, str(file))
 
 
 def _perform(file: str) -> tuple[str, BaseException | None]:
     import torch
 
+    os.chdir(Path(file).parent)
     torch.set_num_threads(1)
     printed, raised = io.StringIO(), None
     module = {"__name__": "__main__", "__file__": file}

@@ -45,10 +45,13 @@ def without_finding(mode: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
-def test_a_right_program_prints_the_same_in_every_mode(program: Path) -> None:
+def test_a_right_program_prints_the_same_in_every_mode(program: Path, pytestconfig: pytest.Config) -> None:
+    """In each mode with ``--long``; else in watch mode, and in one of the others in turn."""
     plain = printed(program)
     assert plain
-    for mode in ("watch", "deep", "heal", "nonfinite"):
+    others = ("deep", "heal", "nonfinite")
+    turn = PROGRAMS.index(program) % len(others)
+    for mode in ("watch", *(others if pytestconfig.getoption("--long") else others[turn : turn + 1])):
         with without_finding(mode):
             assert printed(program) == plain, mode
     gradsan.enable()
