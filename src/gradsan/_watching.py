@@ -56,7 +56,7 @@ from gradsan.record import compilers, user_hooks
 from gradsan.record.detector import Detector, overriding
 from gradsan.record.patches import Patches
 from gradsan.record.recorder import FINDINGS_KEPT, Recorder
-from gradsan.record.steps import Settling, read_backward
+from gradsan.record.steps import Settling, as_backward, read_backward
 
 _SEEN = "_gradsan_seen"
 _EXAMINED = "_gradsan_met"
@@ -309,13 +309,13 @@ class Watching:
     def _on_round(self, entry: Any, rounds: int) -> None:
         if self._listeners.is_traced(entry):
             return
-        guard = self._recorder.guard
+        guard, backward = self._recorder.guard, as_backward(entry)
         guard.run(self._settling.look_again)
         for one in self._before_rounds:
-            guard.run(partial(one.before_round, entry, rounds))
+            guard.run(partial(one.before_round, backward, rounds))
         # In deep mode what a Node is given is compared, whoever wrote.
         if not self._is_deep:
-            guard.run_hushed(partial(self.hook_writes.before_round, entry, rounds))
+            guard.run_hushed(partial(self.hook_writes.before_round, backward, rounds))
 
     def _on_hand_out(self, storage: int) -> None:
         if not self._is_deep:
@@ -323,10 +323,10 @@ class Watching:
 
     def _on_differentiable(self, entry: Any, inputs: Any, result: Any) -> None:
         self._recorder.guard.run(partial(self._recorder.steps.made_by_engine.note, entry, result))
-        self._recorder.guard.run(partial(self.lost_updates.differentiable, entry, inputs, result))
+        self._recorder.guard.run(partial(self.lost_updates.differentiable, as_backward(entry), inputs, result))
 
     def _on_gradients(self, entry: Any, inputs: Any, result: Any) -> None:
-        self._recorder.guard.run(partial(self.constant_terms.gradients, entry, inputs, result))
+        self._recorder.guard.run(partial(self.constant_terms.gradients, as_backward(entry), inputs, result))
 
     def _on_quiet(self, end: int) -> None:
         self._recorder.guard.run(partial(self.unused_graphs.look, end))

@@ -20,6 +20,7 @@ from gradsan.graph.bytecode import ASKS_FOR_SHAPE, functions_of, reads_of_method
 from gradsan.graph.naming import modules_alive
 from gradsan.heuristics import INITIALISERS
 from gradsan.record._core_pure import Stack
+from gradsan.record.ledger import RawWrite
 
 _PAST_GRAPH = frozenset({"data", "detach"})
 _NO_READ = ASKS_FOR_SHAPE | {"grad", "requires_grad_"}
@@ -149,5 +150,7 @@ def _with_inner(code: CodeType) -> Iterator[CodeType]:
 def _written_in_forward(core: Any) -> frozenset[int]:
     """The storages that the forward of a module has written: statistics and codebooks that it keeps itself."""
     return frozenset(
-        entry[1] for entry in core.writes() if any(_torch.is_module_call(code.co_filename) for code in entry[10].codes)
+        raw.storage
+        for raw in map(RawWrite._make, core.writes())
+        if any(_torch.is_module_call(code.co_filename) for code in raw.stack.codes)
     )

@@ -35,7 +35,7 @@ from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawCall, RawWrite, call_that_made
 from gradsan.record.listeners import Listeners
 from gradsan.record.stacks import begin_elsewhere, is_around, symbolise, within_torch
-from gradsan.record.steps import read_backward
+from gradsan.record.steps import RawBackward, read_backward
 
 UNRECORDED, CALLERS = "no_grad_write", "forward_alias"
 
@@ -90,16 +90,16 @@ class ChangedValues(Detector):
         self._report(self._pending, has_ended=False)
         self._pending.clear()
 
-    def before_round(self, entry: Any, rounds: int) -> None:
+    def before_round(self, entry: RawBackward, rounds: int) -> None:
         """Look at some of the rounds of a line that calls backward; as ``on_round`` of the core."""
         if not self.looks_always:
             self._look(entry, ())
 
-    def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look at every backward; the arguments are those of ``listeners.BeforeBackward``."""
         self._look(entry, tuple(args[3]) if len(args) > 3 and args[3] else ())
 
-    def _look(self, entry: Any, inputs: tuple[Any, ...]) -> None:
+    def _look(self, entry: RawBackward, inputs: tuple[Any, ...]) -> None:
         writes = self._recent.by_storage()
         if not writes:
             return
@@ -193,10 +193,10 @@ class ChangedValues(Detector):
         return touching, None if computed is None else symbolise(computed.stack)
 
     @_torch.hushed()
-    def after_backward(self, entry: Any) -> None:
+    def after_backward(self, entry: RawBackward) -> None:
         """Report what a gradient has reached; as ``listeners.AfterBackward``."""
-        due = [one for one in self._pending if one.clock == entry[0]]
-        self._pending = [one for one in self._pending if one.clock != entry[0]]
+        due = [one for one in self._pending if one.clock == entry.clock]
+        self._pending = [one for one in self._pending if one.clock != entry.clock]
         self._listeners.call_after_backward(self.after_backward, bool(self._pending))
         self._report(due, has_ended=True)
 

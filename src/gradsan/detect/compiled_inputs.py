@@ -20,7 +20,7 @@ from gradsan.record import ledger
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import call_that_made
 from gradsan.record.stacks import symbolise
-from gradsan.record.steps import BackwardRecord, read_backward
+from gradsan.record.steps import BackwardRecord, RawBackward, read_backward
 
 WAY = "compiled_input"
 _MOST_NODES = 1_000
@@ -44,7 +44,7 @@ class CompiledInputs(Detector):
         self._core, self._steps, self._uncounted, self._findings = core, steps, uncounted, findings
         self._calls = 0
 
-    def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look at the graph behind the outputs; the arguments are those of ``listeners.BeforeBackward``."""
         backward = read_backward(entry)
         self._calls += 1

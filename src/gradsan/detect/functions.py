@@ -34,7 +34,7 @@ from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawWrite
 from gradsan.record.patches import Patches
 from gradsan.record.stacks import symbolise
-from gradsan.record.steps import BackwardRecord, read_backward
+from gradsan.record.steps import BackwardRecord, RawBackward, read_backward
 
 Guard = Callable[[Callable[[], object]], None]
 
@@ -105,7 +105,7 @@ class Functions(Detector):
 
         patches.set(owner, name, classmethod(apply))
 
-    def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look at what Functions of the graph behind the outputs have kept and written."""
         if not self._kept and not self._unmarked and not self._early:
             return
@@ -120,7 +120,7 @@ class Functions(Detector):
         core, steps = self._core, self._steps
         for node in [one for one in order if one in self._early] if self._early else ():
             clues = self._early.pop(node)
-            self._found(Failure(EARLY, "", "", symbolise(entry[1]), clues, raised=False))
+            self._found(Failure(EARLY, "", "", symbolise(entry.stack), clues, raised=False))
         for node, kept, (path, noted, overwritten) in changed:
             if node in order:
                 writer = overwritten.writes[0].site if overwritten.writes else None

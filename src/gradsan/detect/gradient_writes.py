@@ -34,7 +34,7 @@ from gradsan.model import Clue, Failure
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import call_that_made
 from gradsan.record.stacks import is_own_file, is_user_file, symbolise
-from gradsan.record.steps import read_backward, running_here
+from gradsan.record.steps import as_backward, read_backward, running_here
 
 ROW = "gradient_overwritten"
 
@@ -89,7 +89,7 @@ class GradientWrites(Detector):
         """Whether a thread of Python's own wrote; of the engine's threads the hook is the outermost frame."""
         here = threading.get_ident()
         started = bool(inside) and inside[-1].f_code.co_filename == threading.__file__
-        return started or any(entry[2] == here for entry in self._core.running)
+        return started or any(one.thread == here for one in map(as_backward, self._core.running))
 
     def _keep(self, given: Given, op: str, stack: Any, is_shared: bool) -> None:
         found = self._found
@@ -120,7 +120,7 @@ class GradientWrites(Detector):
         if is_shared and node is not None:
             clues += self._branching(read_backward(entry), node)
         shared = "yes" if is_shared else ""
-        return Failure(ROW, "", "", symbolise(entry[1]), tuple(clues), {"shared": shared}, raised=False)
+        return Failure(ROW, "", "", symbolise(entry.stack), tuple(clues), {"shared": shared}, raised=False)
 
     def _branching(self, backward: Any, node: Any) -> Iterator[Clue]:
         """The operation that hands one gradient to the branch of ``node`` and to another."""

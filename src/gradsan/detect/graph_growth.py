@@ -30,6 +30,7 @@ from gradsan.record._core_pure import QUIET_NODES
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import call_that_made
 from gradsan.record.stacks import symbolise
+from gradsan.record.steps import RawBackward
 
 # What adds up, joins, or weighs, as moving averages do.
 _ADDING = ("Add", "Sub", "Rsub", "Cat", "Lerp", "Mul", "Div", "To", "Copy")
@@ -203,13 +204,13 @@ class UnusedGraphs(Detector):
             if grown is not None and grown.links >= _LEAST_MEMBERS and grown.oldest < border:
                 self._suspect_sum(path, one, grown, thread)
 
-    def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Settle what is suspected of this thread: is it what this backward goes through?"""
         thread = threading.get_ident()
         waiting = {path: one for path, one in self._suspicions.items() if one.thread == thread}
         if not waiting:
             return
-        roots = [node for one in entry[3] if (node := getattr(one, "grad_fn", None) or getattr(one, "node", None))]
+        roots = [node for one in entry.outputs if (node := getattr(one, "grad_fn", None) or getattr(one, "node", None))]
         numbers = {_torch.node_sequence(node) for node in walk.engine_order(roots)}
         for path, one in waiting.items():
             del self._suspicions[path]

@@ -20,7 +20,7 @@ from gradsan.detect.memory import Uncounted
 from gradsan.detect.prescan import Prescan
 from gradsan.graph import walk
 from gradsan.record.detector import Detector
-from gradsan.record.steps import read_backward, running_here
+from gradsan.record.steps import RawBackward, read_backward, running_here
 
 _NESTED = 8
 _LOOKS = 8
@@ -44,9 +44,9 @@ class HookWrites(Detector):
         self._prescan, self._guard = prescan, guard
         self._looks: deque[tuple[int, list[int]]] = deque(maxlen=_NESTED)
 
-    def before_round(self, entry: Any, rounds: int) -> None:
+    def before_round(self, entry: RawBackward, rounds: int) -> None:
         """Look at the writes of this backward; as ``on_round`` of the core."""
-        self._looks.append((entry[0], []))
+        self._looks.append((entry.clock, []))
         if self._exports.any:
             backward = read_backward(entry)
             self._compare_before(entry, walk.engine_order(backward.roots))
@@ -80,13 +80,13 @@ class HookWrites(Detector):
     def _looked_at(self) -> tuple[Any, list[int] | None]:
         """The backward that runs here, and where in it was looked so far; None where it is not looked at."""
         entry = running_here(self._core)
-        return entry, None if entry is None else next((done for at, done in self._looks if at == entry[0]), None)
+        return entry, None if entry is None else next((done for at, done in self._looks if at == entry.clock), None)
 
-    def _compare_before(self, entry: Any, nodes: Iterable[Any], storage: int = 0) -> None:
+    def _compare_before(self, entry: RawBackward, nodes: Iterable[Any], storage: int = 0) -> None:
         for node in nodes:
-            found = frozenset(self._unchanged(node, entry[2], storage))
+            found = frozenset(self._unchanged(node, entry.thread, storage))
             if found:
-                node.register_prehook(functools.partial(self._about_to_run, entry[0], found))
+                node.register_prehook(functools.partial(self._about_to_run, entry.clock, found))
 
     def _unchanged(self, node: Any, thread: int, storage: int) -> Iterator[tuple[str, int]]:
         """The slots whose memory was handed out and has the bytes that were saved; others are reported elsewhere."""
@@ -100,16 +100,16 @@ class HookWrites(Detector):
     def _about_to_run(self, clock: int, slots: frozenset[tuple[str, int]], _: Any) -> None:
         # It is asked for the Node and the backward, because these hold it: it would keep them alive.
         entry, _ = self._looked_at()
-        if entry is not None and entry[0] == clock and self._core.active:
+        if entry is not None and entry.clock == clock and self._core.active:
             self._guard(functools.partial(self._compare, entry, slots))
 
-    def _compare(self, entry: Any, slots: frozenset[tuple[str, int]]) -> None:
+    def _compare(self, entry: RawBackward, slots: frozenset[tuple[str, int]]) -> None:
         node = _torch.current_node()
         held = {} if node is None else {slot: _torch.packed_object(saved) for slot, saved in _torch.saved_slots(node)}
         changed = {
             storage
             for slot, storage in slots
-            if slot in held and self._prescan.is_changed_outside(node, slot, held[slot], entry[2])
+            if slot in held and self._prescan.is_changed_outside(node, slot, held[slot], entry.thread)
         }
         for storage in changed:
             self._prescan.look_again(entry, (node,), storage)
@@ -119,7 +119,7 @@ def _is_before(given: Iterable[Given]) -> bool:
     return any(one.kind.startswith(_BEFORE_THE_NODE) for one in given)
 
 
-def _waiting(entry: Any, inputs: tuple[Any, ...], is_before: bool) -> Iterator[Any]:
+def _waiting(entry: RawBackward, inputs: tuple[Any, ...], is_before: bool) -> Iterator[Any]:
     """The Nodes that have not run yet. What has run has let go of what it saved, but in a graph that is retained.
 
     ``is_before`` says that the hook which runs was called before the running Node.

@@ -30,7 +30,7 @@ from gradsan.record.backwards import Backwards
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawWrite
 from gradsan.record.stacks import is_user_file, symbolise
-from gradsan.record.steps import Steps, read_backward
+from gradsan.record.steps import RawBackward, Steps, read_backward
 
 _ROUNDS = (2, 4, 8, 16)
 _SHOWN = 3
@@ -76,22 +76,22 @@ class KeptGradients(Detector):
         self._standing: dict[int, list[Standing]] = {}
         self._described: dict[int, Any] = {}
 
-    def before_round(self, entry: Any, rounds: int) -> None:
+    def before_round(self, entry: RawBackward, rounds: int) -> None:
         """Look at some of the rounds of a line that calls backward; as ``on_round`` of the core."""
         # autograd.grad() leaves gradients alone.
-        if rounds not in _ROUNDS or not entry[5]:
+        if rounds not in _ROUNDS or not entry.accumulates:
             return
         with _torch.hushed(), torch.no_grad():
-            earlier = self._standing.pop(id(entry[1]), [])
+            earlier = self._standing.pop(id(entry.stack), [])
             if others_run(self._core, entry):
                 return
             kept = self._kept(entry, earlier, rounds - rounds // 2) if earlier else []
             if kept:
                 self._report(entry, kept, rounds)
             if rounds < _ROUNDS[-1]:
-                self._standing[id(entry[1])] = self._note(entry)
+                self._standing[id(entry.stack)] = self._note(entry)
 
-    def _note(self, entry: Any) -> list[Standing]:
+    def _note(self, entry: RawBackward) -> list[Standing]:
         clock = self._core.clock
         # A thread that exists may call its first backward meanwhile.
         own = _leaves_of(entry) if threading.active_count() > 1 else None
@@ -115,8 +115,8 @@ class KeptGradients(Detector):
         known = self._described.get(id(leaf))
         return known is not None and known() is leaf
 
-    def _kept(self, entry: Any, earlier: list[Standing], rounds: int) -> list[tuple[Standing, Update]]:
-        clock, stack = entry[:2]
+    def _kept(self, entry: RawBackward, earlier: list[Standing], rounds: int) -> list[tuple[Standing, Update]]:
+        clock, stack = entry.clock, entry.stack
         borders = [one.clock for one in self._backwards.before_in_thread(clock) if one.stack is stack][-rounds:]
         since = earlier[0].clock
         if len(borders) < rounds or borders[0] > since + 1:
@@ -168,7 +168,7 @@ class KeptGradients(Detector):
             found.append(Update(replaced.clock, replaced.stack, "data =", is_last=True))
         return sorted(found, key=lambda update: update.clock)
 
-    def _report(self, entry: Any, kept: list[tuple[Standing, Update]], rounds: int) -> None:
+    def _report(self, entry: RawBackward, kept: list[tuple[Standing, Update]], rounds: int) -> None:
         clues = []
         for standing, update in kept[:_SHOWN]:
             leaf = standing.leaf()
@@ -180,16 +180,16 @@ class KeptGradients(Detector):
             clues.append(Clue("gradient", name=standing.path, values=values))
             clues.append(Clue("updated", symbolise(update.stack), name=standing.path, op=update.op))
         self._described.update((id(standing.leaf()), standing.leaf) for standing, _ in kept)
-        self._found(Failure("gradient_never_cleared", "", "", symbolise(entry[1]), tuple(clues), raised=False))
+        self._found(Failure("gradient_never_cleared", "", "", symbolise(entry.stack), tuple(clues), raised=False))
 
 
-def others_run(core: Any, entry: Any) -> bool:
+def others_run(core: Any, entry: RawBackward) -> bool:
     """Whether another thread that still lives calls backward, or has called it.
 
     To read ``.grad`` while the engine sets it in another thread can end the process.
     """
     callers = {one[2] for one in (*core.backward_log, *core.running)}
-    return not callers.isdisjoint(sys._current_frames().keys() - {entry[2]})
+    return not callers.isdisjoint(sys._current_frames().keys() - {entry.thread})
 
 
 def _in_every_round(updates: list[Update], begins: list[int], ends: list[int]) -> bool:
@@ -228,7 +228,7 @@ def reads_gradient(code: CodeType) -> bool:
     return any(map(reads_gradient, inner))
 
 
-def _leaves_of(entry: Any) -> frozenset[int]:
+def _leaves_of(entry: RawBackward) -> frozenset[int]:
     """The leaves to which the graph of a backward leads."""
     order = walk.engine_order(read_backward(entry).roots)
     return frozenset(map(id, walk.leaves_of(order)))

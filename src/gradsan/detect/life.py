@@ -37,7 +37,7 @@ from gradsan.record.backwards import Backwards
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import call_that_made
 from gradsan.record.stacks import symbolise
-from gradsan.record.steps import BackwardRecord, read_backward
+from gradsan.record.steps import BackwardRecord, RawBackward, read_backward
 
 _FIRST_LOOK, _SECOND_LOOK = 16, 32
 _NODE_BYTES = 400
@@ -73,7 +73,7 @@ class Life(Detector):
                 self._found(unused)
         self.forget()
 
-    def before_round(self, entry: Any, rounds: int) -> None:
+    def before_round(self, entry: RawBackward, rounds: int) -> None:
         """Look at the graphs after some rounds of a line that calls backward; as ``on_round`` of the core."""
         if rounds in (_FIRST_LOOK, _SECOND_LOOK):
             self._look_at_graphs(entry, rounds)
@@ -150,8 +150,8 @@ class Life(Detector):
         self._found(Failure("leaf_lost", "", "", site, tuple(clues), raised=False))
 
     @_torch.hushed()
-    def _look_at_graphs(self, entry: Any, rounds: int) -> None:
-        clock, stack = entry[:2]
+    def _look_at_graphs(self, entry: RawBackward, rounds: int) -> None:
+        clock, stack = entry.clock, entry.stack
         past = [one for one in self._backwards.before_in_thread(clock) if one.stack is stack]
         borders = [one.sequence for one in past]
         if len(borders) < rounds - 1:
@@ -178,13 +178,13 @@ class Life(Detector):
         if grown:
             self._report_grown(entry, rounds, sorted(grown, key=lambda one: one[:2]), borders[len(borders) // 2])
 
-    def _report_grown(self, entry: Any, rounds: int, grown: list[Any], border: int) -> None:
+    def _report_grown(self, entry: RawBackward, rounds: int, grown: list[Any], border: int) -> None:
         backward, awaited = read_backward(entry), []
         ran = set(walk.engine_order(backward.roots))
         for _, path, members, nodes, size, per_round in grown:
             values = {"rounds": rounds, "nodes": nodes, "bytes": size, "bytes_per_round": int(per_round)}
             clue = Clue("grown", _made_at(self._core, members[0].tensor), name=path, values=values)
-            failure = Failure("graph_grows", "", "", symbolise(entry[1]), (clue,), raised=False)
+            failure = Failure("graph_grows", "", "", symbolise(entry.stack), (clue,), raised=False)
             if _is_spent(backward, ran, members, border):
                 self._found(failure)
                 return

@@ -30,7 +30,7 @@ from gradsan.model import Clue, Failure
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawWrite
 from gradsan.record.stacks import symbolise, within_torch
-from gradsan.record.steps import Steps, read_backward
+from gradsan.record.steps import RawBackward, Steps, read_backward
 
 ROW = "update_not_differentiated"
 _KEPT = 32
@@ -73,12 +73,12 @@ class LostUpdates(Detector):
         self._wanted.clear()
         self._listen(False)
 
-    def before_round(self, entry: Any, rounds: int) -> None:
+    def before_round(self, entry: RawBackward, rounds: int) -> None:
         """Note which calls to look at; as ``on_round`` of the core."""
-        self._wanted.append(entry[0])
+        self._wanted.append(entry.clock)
 
     @_torch.hushed()
-    def differentiable(self, entry: Any, inputs: Any, result: Any) -> None:
+    def differentiable(self, entry: RawBackward, inputs: Any, result: Any) -> None:
         """Take note of gradients; as ``on_differentiable`` of the core."""
         clock, stack, thread, _, _, accumulates = entry
         is_wanted = clock in self._wanted
@@ -98,7 +98,7 @@ class LostUpdates(Detector):
             self._listen(True)
 
     @_torch.hushed()
-    def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """See what has become of them; the arguments are those of ``listeners.BeforeBackward``."""
         state = self._state
         self._settle_lost()
@@ -141,9 +141,9 @@ class LostUpdates(Detector):
         one.graph.let_go()
         return False
 
-    def _look_at(self, entry: Any, args: tuple[Any, ...]) -> None:
+    def _look_at(self, entry: RawBackward, args: tuple[Any, ...]) -> None:
         """Whether this backward begins at values that the updates have left."""
-        state, thread, stack = self._state, entry[2], entry[1]
+        state, thread, stack = self._state, entry.thread, entry.stack
         # One line that differentiates some of the times is no other use.
         own = [one for one in state.moved if one.thread == thread and one.stack is not stack]
         if not own:
@@ -159,7 +159,7 @@ class LostUpdates(Detector):
         origin = [before[sample.storage] for sample in reached]
         failure = self._failure(entry, last, reached)
         key = (last.stack, stack)
-        if entry[5]:
+        if entry.accumulates:
             state.seen[key] += 1
         if key not in state.reported and len(state.lost) < _KEPT:
             is_own = last.fills_grad or last.update is None or not last.update.by_grad
@@ -167,7 +167,7 @@ class LostUpdates(Detector):
         else:
             last.graph.let_go()
 
-    def _reached(self, entry: Any, args: tuple[Any, ...], last: Asked) -> list[Sample]:
+    def _reached(self, entry: RawBackward, args: tuple[Any, ...], last: Asked) -> list[Sample]:
         assert last.update is not None
         backward = read_backward(entry)
         inputs = tuple(args[3]) if len(args) > 3 and args[3] else ()
@@ -218,7 +218,7 @@ class LostUpdates(Detector):
                 found.append(Update(given.clock, given.stack, "data =", given.sequence, by_gradient(given.stack)))
         return min(found, key=lambda update: update.clock, default=None)
 
-    def _failure(self, entry: Any, last: Asked, reached: list[Sample]) -> Failure:
+    def _failure(self, entry: RawBackward, last: Asked, reached: list[Sample]) -> Failure:
         assert last.update is not None
         leaf = reached[0].leaf()
         names = naming.names_of(leaf, sys._getframe(1))
@@ -228,7 +228,9 @@ class LostUpdates(Detector):
             "leaves": len(reached),
         }
         updated = Clue("updated", symbolise(update.stack), name, update.op, values)
-        return Failure(ROW, "", "", symbolise(entry[1]), (Clue("asked", symbolise(last.stack)), updated), raised=False)
+        return Failure(
+            ROW, "", "", symbolise(entry.stack), (Clue("asked", symbolise(last.stack)), updated), raised=False
+        )
 
 
 class Graph:

@@ -26,6 +26,7 @@ from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import symbolise
 
 _WRITES_OF_A_STORAGE = 64
+_STORAGE = RawWrite._fields.index("storage")
 _COLLECTIVES = {"all_reduce": 0, "broadcast": 0, "reduce": 0, "scatter": 0, "all_to_all_single": 0, "recv": 0}
 
 
@@ -103,7 +104,7 @@ class Uncounted(Detector):
         last = self._read_up_to
         fresh: list[RawWrite] = []
         for entry in reversed(self._core.writes_after(last)):
-            if entry[1] in self.bypasses:
+            if entry[_STORAGE] in self.bypasses:
                 fresh.append(RawWrite(*entry))
         self._read_up_to = self._core.clock
         for raw in reversed(fresh):

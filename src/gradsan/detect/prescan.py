@@ -25,7 +25,7 @@ from gradsan.record import ledger
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawCall, call_that_made
 from gradsan.record.stacks import symbolise
-from gradsan.record.steps import read_backward
+from gradsan.record.steps import RawBackward, read_backward
 
 
 class Prescan(Detector):
@@ -43,7 +43,7 @@ class Prescan(Detector):
         self._known.clear()
         self._uncounted.snapshots.forget()
 
-    def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look at the graph behind the outputs; the arguments are those of ``listeners.BeforeBackward``."""
         uncounted = self._uncounted
         if not uncounted.bypasses and not uncounted.replaced and not self._exports.any:
@@ -63,7 +63,7 @@ class Prescan(Detector):
         storage = _torch.storage_or_none(tensor)
         return self._exports.changed(storage, number, thread, slot, tensor, made) is not None
 
-    def look_again(self, entry: Any, nodes: Iterable[Any], storage: int) -> None:
+    def look_again(self, entry: RawBackward, nodes: Iterable[Any], storage: int) -> None:
         """Look at Nodes of a backward that runs: at what they have saved in ``storage``, which was just written."""
         backward = read_backward(entry)
         for node in nodes:
@@ -73,7 +73,7 @@ class Prescan(Detector):
                 if is_there and not _torch.is_hooked(saved):
                     self._look_at(backward, node, _torch.node_sequence(node) or 0, slot, tensor)
 
-    def _look_through(self, entry: Any, args: tuple[Any, ...], written: dict[int, list[Any]]) -> None:
+    def _look_through(self, entry: RawBackward, args: tuple[Any, ...], written: dict[int, list[Any]]) -> None:
         uncounted = self._uncounted
         backward = read_backward(entry)
         youngest = max((writes[-1].sequence for writes in written.values()), default=0)

@@ -21,7 +21,7 @@ from gradsan.record import ledger
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawWrite, call_that_made
 from gradsan.record.stacks import symbolise
-from gradsan.record.steps import read_backward
+from gradsan.record.steps import RawBackward, read_backward
 
 WAY = "storage_alias"
 _STORAGE = RawWrite._fields.index("storage")
@@ -45,7 +45,7 @@ class Wrapped(Detector):
         """``core`` and ``steps`` are the logs of who wrote."""
         self._core, self._steps, self._findings = core, steps, findings
 
-    def before_round(self, entry: Any, rounds: int) -> None:
+    def before_round(self, entry: RawBackward, rounds: int) -> None:
         """Look at some of the rounds of a line that calls backward; as ``on_round`` of the core."""
         if not _torch.has_wrapper_classes():
             return

@@ -187,4 +187,4 @@ def _line(site: Site) -> tuple[tuple[str, int], ...]:
 def sites_near(core: Any, node: Any, thread: int) -> tuple[Site, ...]:
     """Where a Node was made; where the call that made it was not watched, the calls before and after it."""
     number = _torch.node_sequence(node)
-    return () if number is None else tuple(symbolise(entry[3]) for entry in core.nodes_near(number, thread))
+    return () if number is None else tuple(symbolise(stack) for *_, stack in core.nodes_near(number, thread))

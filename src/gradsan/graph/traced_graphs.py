@@ -238,15 +238,16 @@ def _saves(
     roots = [(number, one.grad_fn) for number, one in enumerate(results) if one.grad_fn is not None]
     behind = [(number, set(walk.nodes_behind([root], walk.NODES_WALKED) or ())) for number, root in roots]
     for node in walk.engine_order([root for _, root in roots]):
-        call = run.call_of(_torch.node_sequence(node))
-        if call is None:
+        made = run.call_of(_torch.node_sequence(node))
+        if made is None:
             continue
+        _, call = made
         outputs = frozenset(number for number, nodes in behind if node in nodes)
         for slot, saved in _torch.saved_slots(node):
             hides = hides or _torch.is_hooked(saved)
             tensor = _torch.packed_object(saved)
             for number in outputs if torch.is_tensor(tensor) else ():
-                first.setdefault(number, (node.name(), site_of(call[1])))
+                first.setdefault(number, (node.name(), site_of(call)))
             place = places.get(_torch.storage_identity(tensor)) if torch.is_tensor(tensor) else None
             if place is None or not _torch.is_read_by_backward(node, slot):
                 continue
@@ -257,7 +258,7 @@ def _saves(
                 slot.startswith("result"),
                 tuple(tensor.shape),
                 tensor.dtype,
-                site_of(call[1]),
+                site_of(call),
                 outputs,
             )
             found.setdefault(place, []).append(one)

@@ -24,7 +24,7 @@ from gradsan.originals.handed_out import HandedOut
 from gradsan.originals.holdings import Holdings
 from gradsan.originals.originals import Kept, KnownOutside
 from gradsan.record.patches import Patches
-from gradsan.record.steps import running_here
+from gradsan.record.steps import RawBackward, running_here
 from gradsan.record.user_hooks import HookedSave, TensorHooks
 
 Mode = Literal["deep", "heal"]
@@ -89,18 +89,18 @@ class Deep:
     def _stopped(self) -> None:
         self.is_on = False
 
-    def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look at the graph before the engine runs; where a saved value has changed, measure what that does."""
         if self._reading:
             return
         with _torch.hushed() if _torch.has_modes() else nullcontext():
             self._look_at_graph(entry, args)
 
-    def _look_at_graph(self, entry: Any, args: tuple[Any, ...]) -> None:
+    def _look_at_graph(self, entry: RawBackward, args: tuple[Any, ...]) -> None:
         if self.holdings is not None and self.holdings.max_bytes is not None:
             self.holdings.look_at_all()
         self._deviation = None
-        outputs = entry[3]
+        outputs = entry.outputs
         roots = [node for one in outputs if (node := getattr(one, "grad_fn", None)) is not None]
         order = walk.engine_order(roots)
         changed = {

@@ -23,7 +23,7 @@ from gradsan.record.detector import Detector
 from gradsan.record.ledger import call_that_made
 from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import symbolise
-from gradsan.record.steps import read_backward
+from gradsan.record.steps import RawBackward, read_backward
 
 WAY = "storage_emptied"
 """The slug of the cause, GS209."""
@@ -87,7 +87,7 @@ class Emptied(Detector):
         found = self.since(tensor, clock)
         return None if found is None else PastCounter(WAY, symbolise(found.stack))
 
-    def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Have the Nodes that saved such a value look once more right before they run.
 
         The arguments are those of ``listeners.BeforeBackward``. The code of a custom Function may give memory back

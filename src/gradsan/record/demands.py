@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from gradsan._errors import HaltError
 from gradsan.model import Conflict, Failure, Message
+from gradsan.record.steps import RawBackward
 
 FOUND_AT_WRITE = "write"
 """``Use.via`` of a conflict that was found when its value was overwritten: no backward has asked for it."""
@@ -84,7 +85,7 @@ class Demands:
                 if not found.raised or (isinstance(found, Conflict) and found.use.via == FOUND_AT_WRITE):
                     raise HaltError(words)
 
-    def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Stop a program that has caught what was to stop it; the arguments are those of ``listeners.BeforeBackward``.
 
         Raises:

@@ -7,9 +7,10 @@ that is not overridden costs nothing. What is found goes to the sink that the de
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from gradsan.record.patches import Patches
+from gradsan.record.steps import RawBackward
 
 Guard = Callable[[Callable[[], object]], None]
 """Does some work of gradsan's so that its failure becomes a blind spot instead of the program's."""
@@ -28,7 +29,7 @@ class Detector:
     def forget(self) -> None:
         """Watching begins: nothing of what was seen before counts any more."""
 
-    def before_round(self, entry: Any, rounds: int) -> None:
+    def before_round(self, entry: RawBackward, rounds: int) -> None:
         """A line calls backward for the 1st, 2nd, 4th, 8th … time; ``entry`` is that call in the core's log."""
 
     def settle(self) -> None:

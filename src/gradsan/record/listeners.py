@@ -8,13 +8,14 @@ from typing import Any
 
 from gradsan import _torch
 from gradsan.record.guarding import Guard
+from gradsan.record.steps import RawBackward, as_backward
 
 _STACKS_KNOWN = 256
 
-BeforeBackward = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
+BeforeBackward = Callable[[RawBackward, tuple[Any, ...], dict[str, Any]], None]
 """Called with an entry of ``core.running``, and with what else the engine was given: by position and by name."""
 
-AfterBackward = Callable[[Any], None]
+AfterBackward = Callable[[RawBackward], None]
 """Called with an entry of ``core.running`` whose backward has ended well."""
 
 OnResult = Callable[[str, tuple[Any, ...], dict[str, Any], Any], None]
@@ -71,7 +72,7 @@ class Listeners:
 
     def is_traced(self, entry: Any) -> bool:
         """Whether a call into the engine is one that torch.compile traces: its tensors are not the program's."""
-        stack = entry[1]
+        stack = as_backward(entry).stack
         found = self._traced.get(stack)
         if found is None:
             if len(self._traced) >= _STACKS_KNOWN:
@@ -82,14 +83,16 @@ class Listeners:
     def _on_enter(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.is_traced(entry):
             return
+        backward = as_backward(entry)
         for listener in self.before_backward:
-            self.guard.run(partial(listener, entry, args, kwargs))
+            self.guard.run(partial(listener, backward, args, kwargs))
 
     def _on_leave(self, entry: Any) -> None:
         if self.is_traced(entry):
             return
+        backward = as_backward(entry)
         for listener in self.after_backward:
-            self.guard.run(partial(listener, entry))
+            self.guard.run(partial(listener, backward))
 
     def _on_result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         for listener in self.on_result:

@@ -5,6 +5,7 @@ A hook in Python that runs at every step costs more than all that the core notes
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import weakref
@@ -12,7 +13,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -41,6 +42,21 @@ class StepRecord:
     after: array[int]
     end: int | None = None
     identity: int = 0
+
+
+class RawBackward(NamedTuple):
+    """The fields of one entry of ``core.running``: a call into the engine with its outputs, as both cores keep it."""
+
+    clock: int
+    stack: Any
+    thread: int
+    outputs: Any
+    retain_graph: Any
+    accumulates: bool
+
+
+as_backward: Callable[[Any], RawBackward] = functools.partial(tuple.__new__, RawBackward)
+"""An entry of ``core.running`` by its fields; no frame is made, at which a compiler would look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,15 +140,15 @@ class Steps:
         return None if chosen is None else read_backward(chosen)
 
 
-def running_here(core: Any) -> Any:
+def running_here(core: Any) -> RawBackward | None:
     """The entry of the innermost backward that this thread works for; None where none runs, or it is not known.
 
     A thread of the engine's own works for a call of another thread: where several wait, for the one whose graph has
     the Node that runs.
     """
-    here, running = threading.get_ident(), list(core.running)
-    own = next((entry for entry in reversed(running) if entry[2] == here), None)
-    if own is not None or len({entry[2] for entry in running}) <= 1:
+    here, running = threading.get_ident(), list(map(as_backward, core.running))
+    own = next((entry for entry in reversed(running) if entry.thread == here), None)
+    if own is not None or len({entry.thread for entry in running}) <= 1:
         return own or (running[-1] if running else None)
     node = _torch.current_node()
     if node is None:

@@ -25,6 +25,7 @@ from gradsan.model import Clue, Failure, Frame
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawWrite
 from gradsan.record.stacks import is_user_file, symbolise
+from gradsan.record.steps import RawBackward
 
 ROW = "data_changed_again"
 _BENDS = frozenset({"log_", "log1p_", "log2_", "log10_", "sqrt_", "pow_", "square_", "exp_", "expm1_"})
@@ -58,10 +59,10 @@ class ChangedAgain(Detector):
         self._since = self._core.clock
         self._described.clear()
 
-    def before_round(self, entry: Any, rounds: int) -> None:
+    def before_round(self, entry: RawBackward, rounds: int) -> None:
         """Look in some of the rounds of a line that calls backward; as ``on_round`` of the core."""
         if rounds >= 16 and rounds.bit_length() % 2:
-            self._look(entry[1])
+            self._look(entry.stack)
 
     def settle(self) -> None:
         """Nothing is watched any more: look a last time."""

@@ -19,8 +19,9 @@ from gradsan.graph import naming
 from gradsan.model import Clue, Failure
 from gradsan.originals.meant import Meant, Value, place_of
 from gradsan.record.detector import Detector
-from gradsan.record.ledger import RawWrite
+from gradsan.record.ledger import RawWrite, call_that_made
 from gradsan.record.stacks import is_own_file, is_user_file, symbolise
+from gradsan.record.steps import RawBackward
 
 ROW = "loss_changed"
 _QUIET_KINDS = ("step", "metadata", "statistics", "collective", "outside")
@@ -39,28 +40,26 @@ class ChangedLosses(Detector):
         self._described.clear()
 
     @_torch.hushed()
-    def before_round(self, entry: Any, rounds: int) -> None:
+    def before_round(self, entry: RawBackward, rounds: int) -> None:
         """Look at some of the rounds of a line that calls backward; as ``on_round`` of the core."""
-        for loss in entry[3] if entry[5] else ():
+        for loss in entry.outputs if entry.accumulates else ():
             if type(loss) in _torch.PLAIN_TENSORS and loss.grad_fn is not None:
                 self._look(entry, loss)
 
-    def _look(self, entry: Any, loss: Any) -> None:
-        number = _torch.node_sequence(loss.grad_fn)
-        near = [] if number is None else self._core.nodes_near(number, entry[2])
-        made = next((one for one in near if one[0] <= (number or 0) < one[1]), None)
+    def _look(self, entry: RawBackward, loss: Any) -> None:
+        made = call_that_made(self._core, _torch.node_sequence(loss.grad_fn), entry.thread)
         if made is None:
             return
         storage = _torch.storage_or_none(loss)
         raws = [
             raw
-            for raw in map(RawWrite._make, self._core.writes_after(made[2]))
+            for raw in map(RawWrite._make, self._core.writes_after(made.clock))
             # What the operation itself has logged as it returned is its own result.
-            if raw.storage == storage and raw.kind not in _QUIET_KINDS and raw.stack is not made[3]
+            if raw.storage == storage and raw.kind not in _QUIET_KINDS and raw.stack is not made.stack
         ]
         found = [(raw.clock, raw.stack, raw.op) for raw in raws]
         given = self._uncounted.replacement_of(loss)
-        if given is not None and given.clock > made[2]:
+        if given is not None and given.clock > made.clock:
             found.append((given.clock, given.stack, "data ="))
         own = [one for one in found if _is_of_program(one[1])]
         if not own or own[0][1] in self._described:
@@ -70,12 +69,12 @@ class ChangedLosses(Detector):
         names = naming.names_of(loss, sys._getframe(1))
         values = _torch.facts_of(loss)
         clues = (
-            Clue("computed", symbolise(made[3]), name=names[0].text if names else None, values=values),
+            Clue("computed", symbolise(made.stack), name=names[0].text if names else None, values=values),
             Clue("written", symbolise(stack), op=op),
         )
         value = Value(storage, place_of(loss), loss.grad_fn, int(loss.output_nr))
-        meant = self._meant.deviation(value, raws, entry[3]) if given is None else None
-        self._found(Failure(ROW, "", "", symbolise(entry[1]), clues, raised=False, if_meant=meant))
+        meant = self._meant.deviation(value, raws, entry.outputs) if given is None else None
+        self._found(Failure(ROW, "", "", symbolise(entry.stack), clues, raised=False, if_meant=meant))
 
 
 def _is_of_program(stack: Any) -> bool:

@@ -28,7 +28,7 @@ from gradsan.model import Clue, Failure
 from gradsan.record.ledger import RawWrite
 from gradsan.record.listeners import Listeners
 from gradsan.record.stacks import symbolise
-from gradsan.record.steps import read_backward
+from gradsan.record.steps import RawBackward, read_backward
 
 ROW = "penalty_is_constant"
 _TENSORS_FOLLOWED = 1_024
@@ -79,11 +79,11 @@ class ConstantPenalties(RoundDetector):
         super().forget()
         self._described.clear()
 
-    def begins(self, entry: Any) -> bool:
+    def begins(self, entry: RawBackward) -> bool:
         """Take the parameters that are trained."""
         self._held.clear()
         self._joined.clear()
-        self._begun = entry[0]
+        self._begun = entry.clock
         held = _torch.parameters_of(*self._optimizers())
         self._parameters = {
             _torch.storage_or_none(one): weakref.ref(one) for one in held if one.requires_grad and one.numel() > 1
@@ -128,21 +128,21 @@ class ConstantPenalties(RoundDetector):
         weak = self._parameters.get(_torch.storage_or_none(tensor))
         return weak is not None and weak() is not None
 
-    def looks(self, entry: Any, is_last: bool) -> None:
+    def looks(self, entry: RawBackward, is_last: bool) -> None:
         """See whether a penalty has joined this loss."""
-        if not self._joined or entry[1] in self._described:
+        if not self._joined or entry.stack in self._described:
             return
         roots = read_backward(entry).roots
         sums = set(sums_below(roots))
         found = next((one for one in self._joined if one.number in sums), None)
         if found is not None and self._is_meant_for(walk.leaves_of(walk.engine_order(roots)), found.read):
-            self._described.add(entry[1])
+            self._described.add(entry.stack)
             values = {**found.facts, "is_decayed": self._is_decayed(found.read)}
             clues = (
                 Clue("read", symbolise(found.read.stack), values=values),
                 Clue("added", symbolise(found.added)),
             )
-            self._found(Failure(ROW, "", "", symbolise(entry[1]), clues, raised=False))
+            self._found(Failure(ROW, "", "", symbolise(entry.stack), clues, raised=False))
 
     def _is_meant_for(self, leaves: Iterable[Any], read: _Origin) -> bool:
         """Whether the loss trains what was read, and the program writes none of it itself."""

@@ -23,7 +23,7 @@ from gradsan.model import Clue, Failure
 from gradsan.record.detector import Detector
 from gradsan.record.listeners import Listeners
 from gradsan.record.stacks import symbolise
-from gradsan.record.steps import read_backward
+from gradsan.record.steps import RawBackward, read_backward
 
 ROW = "term_is_constant"
 _ROUNDS = (1, 2, 4, 8)
@@ -74,34 +74,39 @@ class ConstantTerms(Detector):
         """Nothing is watched any more."""
         self._stop()
 
-    def before_round(self, entry: Any, rounds: int) -> None:
+    def before_round(self, entry: RawBackward, rounds: int) -> None:
         """Note which calls to look at; as ``on_round`` of the core."""
-        if rounds in _ROUNDS and not entry[5]:
-            self._wanted = entry[0]
+        if rounds in _ROUNDS and not entry.accumulates:
+            self._wanted = entry.clock
 
     @_torch.hushed()
-    def gradients(self, entry: Any, inputs: Any, result: Any) -> None:
+    def gradients(self, entry: RawBackward, inputs: Any, result: Any) -> None:
         """Follow gradients that were taken; as ``on_gradients`` of the core."""
-        if entry[0] != self._wanted or entry[1] in self._described or _torch.is_compiling() or _torch.is_transformed():
+        if (
+            entry.clock != self._wanted
+            or entry.stack in self._described
+            or _torch.is_compiling()
+            or _torch.is_transformed()
+        ):
             return
         taken = [one for one in result if type(one) in _torch.PLAIN_TENSORS and not one.requires_grad]
         if taken:
             facts = _torch.facts_of(taken[0])
             numbers = frozenset(map(_torch.node_sequence, read_backward(entry).roots)) - {None}
-            followed = _Followed(entry[1], entry[2], facts, numbers)
+            followed = _Followed(entry.stack, entry.thread, facts, numbers)
             followed.held.update((id(one), weakref.ref(one)) for one in taken)
             self._followed.append(followed)
             self._listen(True)
 
     @_torch.hushed()
-    def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """See whether a term has joined this loss; the arguments are those of ``listeners.BeforeBackward``."""
-        if not entry[5]:
+        if not entry.accumulates:
             return
         followed, self._followed = self._followed, []
         self._stop()
         for one in followed:
-            if one.thread == entry[2]:
+            if one.thread == entry.thread:
                 stack = _joined_at(one, read_backward(entry).roots)
                 if stack is not None and one.stack not in self._described:
                     self._described.add(one.stack)
@@ -109,7 +114,7 @@ class ConstantTerms(Detector):
                         Clue("asked", symbolise(one.stack), values=one.facts),
                         Clue("added", symbolise(stack)),
                     )
-                    self._found(Failure(ROW, "", "", symbolise(entry[1]), clues, raised=False))
+                    self._found(Failure(ROW, "", "", symbolise(entry.stack), clues, raised=False))
 
     def _stop(self) -> None:
         self._followed.clear()

@@ -13,7 +13,9 @@ from torch import nn
 from gradsan import _torch, source
 from gradsan.detect.meaning.made import Making
 from gradsan.graph import naming
+from gradsan.record.ledger import call_that_made
 from gradsan.record.stacks import is_user_file, symbolise
+from gradsan.record.steps import RawBackward
 
 _PART = 1 / 3
 _MODULE_OWN = frozenset(vars(nn.Module()))
@@ -22,10 +24,10 @@ _MODULE_OWN = frozenset(vars(nn.Module()))
 class Evidence:
     """What shows that a leaf was left out by mistake, in one graph with one set of trained parameters."""
 
-    def __init__(self, core: Any, making: Making, owned: set[int], order: list[Any], entry: Any) -> None:
+    def __init__(self, core: Any, making: Making, owned: set[int], order: list[Any], entry: RawBackward) -> None:
         """``order`` are the Nodes of the backward ``entry``, ``owned`` the parameters of optimizers by ``id``."""
         self._core, self._making, self._owned, self._order = core, making, owned, order
-        self._stack, self._thread = entry[1:3]
+        self._stack, self._thread = entry.stack, entry.thread
         self._modules = [one for one in naming.all_modules_alive() if _is_complete(one)]
         inner = {id(child) for one in self._modules for child in one.children()}
         self._tops = [one for one in self._modules if id(one) not in inner]
@@ -126,10 +128,8 @@ class Evidence:
     def _is_within(self, node: Any, module: nn.Module) -> bool:
         """Whether the ``forward`` of a module has made a Node."""
         code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-        number = _torch.node_sequence(node)
-        near = [] if number is None else self._core.nodes_near(number, self._thread)
-        made = next((one for one in near if one[0] <= (number or 0) < one[1]), None)
-        return made is not None and code in made[3].codes
+        made = call_that_made(self._core, _torch.node_sequence(node), self._thread)
+        return made is not None and code in made.stack.codes
 
     def _leading(self) -> set[Any]:
         """The Nodes that lead to a trained parameter."""

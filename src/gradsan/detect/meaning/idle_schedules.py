@@ -18,7 +18,7 @@ from gradsan.detect.meaning.made import Made, Making
 from gradsan.model import Clue, Failure
 from gradsan.record.detector import Detector
 from gradsan.record.stacks import symbolise
-from gradsan.record.steps import StepRecord, Steps
+from gradsan.record.steps import RawBackward, StepRecord, Steps
 
 ROW = "schedule_without_effect"
 _ADVANCED, _STEPS = 2, 2
@@ -47,7 +47,7 @@ class IdleSchedules(Detector):
         self._seen.clear()
         self._described.clear()
 
-    def before_round(self, entry: Any, rounds: int) -> None:
+    def before_round(self, entry: RawBackward, rounds: int) -> None:
         """Look in some of the rounds of a line that calls backward; as ``on_round`` of the core."""
         if rounds >= 4:
             self.settle()

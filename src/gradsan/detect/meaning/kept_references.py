@@ -24,7 +24,7 @@ from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Detector
 from gradsan.record.listeners import Listeners
 from gradsan.record.stacks import is_own_file, is_user_file, symbolise
-from gradsan.record.steps import read_backward
+from gradsan.record.steps import RawBackward, read_backward
 
 ROW = "kept_gradient_changed"
 _ROUNDS = (1, 2, 4)
@@ -55,9 +55,9 @@ class KeptReferences(Detector):
         self._seen.clear()
 
     @_torch.hushed()
-    def before_round(self, entry: Any, rounds: int) -> None:
+    def before_round(self, entry: RawBackward, rounds: int) -> None:
         """Look at some of the rounds of a line that calls backward; as ``on_round`` of the core."""
-        if rounds not in _ROUNDS or not entry[5]:
+        if rounds not in _ROUNDS or not entry.accumulates:
             return
         callers = list(_program_frames(sys._getframe(1)))
         if not any(reads_gradient(frame.f_code) for frame in callers) or others_run(self._core, entry):
@@ -68,7 +68,7 @@ class KeptReferences(Detector):
                 gradients[_torch.storage_or_none(leaf.grad)] = leaf.grad
         if not gradients:
             return
-        site = symbolise(entry[1])
+        site = symbolise(entry.stack)
         for frame in callers:
             place = next((one for one in site.frames if _is_at(one, frame)), None)
             for name, gradient in _held(frame, gradients) if place is not None else ():
@@ -76,7 +76,7 @@ class KeptReferences(Detector):
                     self._keep(entry, site, place, name, gradient)
                     self._seen.add((frame.f_code, name))
 
-    def _keep(self, entry: Any, site: Site, place: Frame | None, name: str, gradient: Any) -> None:
+    def _keep(self, entry: RawBackward, site: Site, place: Frame | None, name: str, gradient: Any) -> None:
         second = None if place is None else source.kept_gradient(place, name)
         if place is None or second is None:
             return
@@ -85,15 +85,15 @@ class KeptReferences(Detector):
             Clue("written", at_line(site, place, place.line), name=name, values=_torch.facts_of(gradient)),
             Clue("read", at_line(site, place, second.read), name=name),
         )
-        failure = Failure(ROW, "", "", symbolise(entry[1]), clues, raised=False)
-        self._kept.append(_Kept(entry[0], weakref.ref(gradient), int(gradient._version), failure))
+        failure = Failure(ROW, "", "", symbolise(entry.stack), clues, raised=False)
+        self._kept.append(_Kept(entry.clock, weakref.ref(gradient), int(gradient._version), failure))
         self._listeners.call_after_backward(self.after_backward)
 
     @_torch.hushed()
-    def after_backward(self, entry: Any) -> None:
+    def after_backward(self, entry: RawBackward) -> None:
         """Report what this backward has added to; as ``listeners.AfterBackward``."""
-        due = [one for one in self._kept if one.clock == entry[0]]
-        self._kept = [one for one in self._kept if one.clock > entry[0]]
+        due = [one for one in self._kept if one.clock == entry.clock]
+        self._kept = [one for one in self._kept if one.clock > entry.clock]
         self._listeners.call_after_backward(self.after_backward, bool(self._kept))
         for one in due:
             gradient = one.gradient()

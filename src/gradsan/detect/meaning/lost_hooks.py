@@ -26,10 +26,10 @@ from gradsan.detect.lost_updates import Graph
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
 from gradsan.record.detector import Detector, Guard
-from gradsan.record.ledger import RawWrite
+from gradsan.record.ledger import RawWrite, call_that_made
 from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import symbolise
-from gradsan.record.steps import read_backward
+from gradsan.record.steps import RawBackward, read_backward
 
 ROW = "hook_lost"
 _KEPT = 64
@@ -117,7 +117,7 @@ class LostHooks(Detector):
         self._listen(True)
 
     @_torch.hushed()
-    def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """See what has become of them; the arguments are those of ``listeners.BeforeBackward``."""
         waiting, self._waiting = self._waiting, []
         since = min((one.clock for one in waiting), default=0)
@@ -135,7 +135,7 @@ class LostHooks(Detector):
                 is_over = is_over or one.graph.is_gone
                 if is_over:
                     self._report(one)
-            elif own and not is_over and one.thread == entry[2]:
+            elif own and not is_over and one.thread == entry.thread:
                 if nodes is None:
                     nodes = _numbered(entry)
                 is_over = self._look(entry, one, own, nodes)
@@ -146,7 +146,7 @@ class LostHooks(Detector):
         if not self._waiting:
             self._listen(False)
 
-    def _look(self, entry: Any, one: _Hooked, writes: list[RawWrite], nodes: dict[int, Any]) -> bool:
+    def _look(self, entry: RawBackward, one: _Hooked, writes: list[RawWrite], nodes: dict[int, Any]) -> bool:
         """See whether this backward passes a hook by; whether there is nothing more to wait for."""
         runs = one.number in nodes and not one.graph.is_gone
         tensor = one.tensor()
@@ -168,9 +168,8 @@ class LostHooks(Detector):
     def _is_own(self, one: _Hooked, raw: RawWrite, nodes: dict[int, Any]) -> bool:
         if (raw.storage, raw.offset, raw.shape, raw.strides, raw.itemsize) != one.place:
             return False
-        near = self._core.nodes_near(raw.sequence - 1, one.thread)
-        made = next((found for found in near if found[0] < raw.sequence <= found[1]), None)
-        return made is not None and any(number in nodes for number in range(made[0], made[1]))
+        made = call_that_made(self._core, raw.sequence - 1, one.thread)
+        return made is not None and any(number in nodes for number in range(made.first, made.end))
 
     def _report(self, one: _Hooked) -> bool:
         if one.failure is not None and one.alive and not one.graph.was_used and one.stack not in self._described:
@@ -178,7 +177,7 @@ class LostHooks(Detector):
             self._found(one.failure)
         return True
 
-    def _failure(self, entry: Any, one: _Hooked, raw: RawWrite, earlier: bool) -> Failure:
+    def _failure(self, entry: RawBackward, one: _Hooked, raw: RawWrite, earlier: bool) -> Failure:
         tensor = one.tensor()
         names = naming.names_of(tensor, sys._getframe(1)) if tensor is not None else ()
         clues = (
@@ -186,9 +185,9 @@ class LostHooks(Detector):
             Clue("written", symbolise(raw.stack), op=raw.op),
         )
         values = {"earlier": "yes" if earlier else ""}
-        return Failure(ROW, "", "", symbolise(entry[1]), clues, values, raised=False)
+        return Failure(ROW, "", "", symbolise(entry.stack), clues, values, raised=False)
 
 
-def _numbered(entry: Any) -> dict[int, Any]:
+def _numbered(entry: RawBackward) -> dict[int, Any]:
     order = walk.engine_order(read_backward(entry).roots)
     return {number: node for node in order if (number := _torch.node_sequence(node)) is not None}

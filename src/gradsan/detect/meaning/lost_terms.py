@@ -29,9 +29,9 @@ from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure, Site
 from gradsan.record.backwards import Backwards
 from gradsan.record.detector import Detector
-from gradsan.record.ledger import RawWrite
+from gradsan.record.ledger import RawWrite, call_that_made
 from gradsan.record.stacks import symbolise
-from gradsan.record.steps import Steps, read_backward
+from gradsan.record.steps import RawBackward, Steps, read_backward
 
 ROW = "term_lost"
 _ROUNDS = (2, 4, 8, 16)
@@ -84,9 +84,9 @@ class LostTerms(Detector):
         self._listen(False)
 
     @_torch.hushed()
-    def before_round(self, entry: Any, rounds: int) -> None:
+    def before_round(self, entry: RawBackward, rounds: int) -> None:
         """Look at some of the rounds of a line that calls backward; as ``on_round`` of the core."""
-        if rounds not in _ROUNDS or not entry[5] or len(self._waiting) >= _TERMS:
+        if rounds not in _ROUNDS or not entry.accumulates or len(self._waiting) >= _TERMS:
             return
         optimizers = self._optimizers()
         if len(optimizers) < 2:
@@ -100,26 +100,24 @@ class LostTerms(Detector):
         for term, leaves in zip(terms, reached, strict=True):
             own = {id(one) for one in leaves}
             others = [one for some in reached for one in some if id(one) not in own]
-            number = _torch.node_sequence(term)
-            near = [] if number is None else self._core.nodes_near(number, entry[2])
-            made = next((one for one in near if one[0] <= (number or 0) < one[1]), None)
-            if not leaves or not others or made is None or (made[3], entry[1]) in self._described:
+            made = call_that_made(self._core, _torch.node_sequence(term), entry.thread)
+            if not leaves or not others or made is None or (made.stack, entry.stack) in self._described:
                 continue
             frame = sys._getframe(1)
             shape, dtype, device = _torch.output_info(term, 0) or ((), "?", "?")
-            is_cut = _is_cut(symbolise(made[3]), symbolise(entry[1]))
+            is_cut = _is_cut(symbolise(made.stack), symbolise(entry.stack))
             info = {"shape": shape, "dtype": dtype, "device": device, "is_cut": is_cut}
             names = naming.names_of(leaves[0], frame)
             clues = (
-                Clue("term", symbolise(made[3]), name=naming.name_of_output(term, frame), values=info),
+                Clue("term", symbolise(made.stack), name=naming.name_of_output(term, frame), values=info),
                 Clue("reached", name=names[0].text if names else None),
             )
             self._waiting.append(
                 _Term(
-                    (made[3], entry[1]),
-                    entry[0],
-                    entry[2],
-                    entry[1],
+                    (made.stack, entry.stack),
+                    entry.clock,
+                    entry.thread,
+                    entry.stack,
                     [weakref.ref(one) for one in leaves],
                     [_torch.storage_or_none(one) for one in leaves],
                     [],
@@ -130,23 +128,23 @@ class LostTerms(Detector):
             self._listen(True)
 
     @_torch.hushed()
-    def after_backward(self, entry: Any) -> None:
+    def after_backward(self, entry: RawBackward) -> None:
         """Note the gradients; as ``listeners.AfterBackward``."""
         for one in self._waiting:
-            if one.clock == entry[0]:
+            if one.clock == entry.clock:
                 leaves = [leaf() for leaf in one.leaves]
                 one.gradients = [0 if leaf is None else _gradient(leaf) for leaf in leaves]
 
     @_torch.hushed()
-    def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """See what has become of them; the arguments are those of ``listeners.BeforeBackward``."""
         waiting, self._waiting = self._waiting, []
         for one in waiting:
             one.calls += 1
             # Not this one: it has just been noted, and its gradients are not there yet.
-            if one.clock == entry[0]:
+            if one.clock == entry.clock:
                 self._waiting.append(one)
-            elif one.gradients and entry[2] == one.thread and one.calls <= _CALLS_AWAITED:
+            elif one.gradients and entry.thread == one.thread and one.calls <= _CALLS_AWAITED:
                 self._judge(one)
         if not self._waiting:
             self._listen(False)

@@ -20,7 +20,7 @@ from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawWrite, call_that_made
 from gradsan.record.stacks import symbolise
-from gradsan.record.steps import read_backward
+from gradsan.record.steps import RawBackward, read_backward
 
 ROW = "input_reused"
 _ROUNDS = (1, 2, 4)
@@ -45,7 +45,7 @@ class ReusedInputs(Detector):
         self._seen.clear()
 
     @_torch.hushed()
-    def before_round(self, entry: Any, rounds: int) -> None:
+    def before_round(self, entry: RawBackward, rounds: int) -> None:
         """Look at some of the rounds of a line that calls backward; as ``on_round`` of the core."""
         if rounds not in _ROUNDS or len(self._seen) > _STACKS:
             return
@@ -61,7 +61,7 @@ class ReusedInputs(Detector):
                 if below is not None:
                     readers.setdefault(below, []).append(number)
         for raw in raws:
-            number = None if raw.stack in self._seen else self._made_by(raw, entry[2], by_number)
+            number = None if raw.stack in self._seen else self._made_by(raw, entry.thread, by_number)
             if number is not None:
                 self._seen.add(raw.stack)
                 self._judge(entry, raw, by_number[number], [by_number[one] for one in readers.get(number, ())])
@@ -85,15 +85,15 @@ class ReusedInputs(Detector):
         first = max(made.first, raw.sequence - _NODES_OF_A_CALL)
         return next((one for one in range(raw.sequence - 1, first - 1, -1) if one in by_number), None)
 
-    def _judge(self, entry: Any, raw: RawWrite, node: Any, readers: list[Any]) -> None:
+    def _judge(self, entry: RawBackward, raw: RawWrite, node: Any, readers: list[Any]) -> None:
         before = node.next_functions[0][0] if node.next_functions else None
         # The same again changes nothing: that is what the layer is for.
         readers = [one for one in readers if one.name() != node.name()]
         if before is None or len(readers) < 2 or (node.name() == "ReluBackward0" and _is_not_negative(before)):
             return
-        written, made = symbolise(raw.stack), self._site(before, entry[2])
+        written, made = symbolise(raw.stack), self._site(before, entry.thread)
         for reader in readers:
-            read = self._site(reader, entry[2])
+            read = self._site(reader, entry.thread)
             found = None if read is None else _read_as_before(written, made, read)
             if found is None or read is None:
                 continue
@@ -104,7 +104,7 @@ class ReusedInputs(Detector):
                 Clue("written", _at(call, written), name=named, op=raw.op, values=values),
                 Clue("read", _at(place, read), name=name),
             )
-            self._found(Failure(ROW, "", "", symbolise(entry[1]), clues, raised=False))
+            self._found(Failure(ROW, "", "", symbolise(entry.stack), clues, raised=False))
             return
 
     def _site(self, node: Any, thread: int) -> Site | None:

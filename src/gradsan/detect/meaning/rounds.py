@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from gradsan import _torch
 from gradsan.record.detector import Detector
 from gradsan.record.listeners import Listeners
+from gradsan.record.steps import RawBackward
 
 _CALLS_FOLLOWED, _BACKWARDS_FOLLOWED = 20_000, 16
 
@@ -28,11 +29,11 @@ class RoundDetector(Detector):
     def __init__(self, core: Any, listeners: Listeners) -> None:
         """``listeners`` tell of calls while a round is open."""
         self._core, self._listeners = core, listeners
-        self._entry: Any = None
+        self._entry: RawBackward | None = None
         self._calls = self._backwards = 0
         self._has_backward = False
 
-    def begins(self, entry: Any) -> bool:
+    def begins(self, entry: RawBackward) -> bool:
         """Whether the round that begins with this backward is to be looked at; what was noted before is forgotten.
 
         The round before the first backward begins with an entry that has a clock and a thread only.
@@ -42,14 +43,14 @@ class RoundDetector(Detector):
     def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """A call in the thread of the round has ended; as ``listeners.OnResult``."""
 
-    def looks(self, entry: Any, is_last: bool) -> None:
+    def looks(self, entry: RawBackward, is_last: bool) -> None:
         """A backward begins in the thread of the round; the last is the one by which the line begins its next round."""
 
     def forget(self) -> None:
         """Begin anew, as a stretch of watching does."""
         self._end()
         self._has_backward = False
-        start = (self._core.clock, None, threading.get_ident())
+        start = RawBackward(self._core.clock, None, threading.get_ident(), (), None, True)
         if self.from_start and self.begins(start):
             self._open(start)
 
@@ -58,36 +59,41 @@ class RoundDetector(Detector):
         self._end()
 
     @_torch.hushed()
-    def before_round(self, entry: Any, rounds: int) -> None:
+    def before_round(self, entry: RawBackward, rounds: int) -> None:
         """Open a round, or close it; as ``on_round`` of the core."""
-        if self.takes_gradients and entry[5] and not self._has_backward:
+        if self.takes_gradients and entry.accumulates and not self._has_backward:
             self._has_backward = True
             self._end()
         if self._entry is not None and self._is_last(entry):
             self.looks(entry, True)
             self._end()
-        is_round = entry[5] or (self.takes_gradients and not self._has_backward)
+        is_round = entry.accumulates or (self.takes_gradients and not self._has_backward)
         if self._entry is None and rounds in self.rounds and is_round and self.begins(entry):
-            # Clock, stack and thread; what else the entry holds would keep the graph alive until the round ends.
-            self._open(entry[:3])
+            # The outputs would keep the graph alive until the round ends.
+            self._open(entry._replace(outputs=()))
 
     @_torch.hushed()
-    def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look at a backward; the arguments are those of ``listeners.BeforeBackward``."""
         opened = self._entry
-        if opened is None or entry[0] == opened[0] or not entry[5]:
+        if opened is None or entry.clock == opened.clock or not entry.accumulates:
             return
         # Gradients of another thread are not looked at: it may be writing them. The thread of the round may have ended.
         is_last = self._is_last(entry)
-        if entry[2] == opened[2]:
+        if entry.thread == opened.thread:
             self.looks(entry, is_last)
         self._count_backward(is_last)
 
-    def _is_last(self, entry: Any) -> bool:
+    def _is_last(self, entry: RawBackward) -> bool:
         """Whether this backward ends the open round: the first of all does that of the start, whichever line calls."""
-        return entry[2] == self._entry[2] and (self._entry[1] is None or entry[1] is self._entry[1])
+        opened = self._entry
+        return (
+            opened is not None
+            and entry.thread == opened.thread
+            and (opened.stack is None or entry.stack is opened.stack)
+        )
 
-    def _open(self, entry: tuple[Any, ...]) -> None:
+    def _open(self, entry: RawBackward) -> None:
         self._entry, self._calls, self._backwards = entry, 0, 0
         self._listen(True)
 
@@ -109,7 +115,7 @@ class RoundDetector(Detector):
     @_torch.hushed()
     def _on_result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         opened = self._entry
-        if opened is None or threading.get_ident() != opened[2] or _torch.is_compiling():
+        if opened is None or threading.get_ident() != opened.thread or _torch.is_compiling():
             return
         self._calls += 1
         if self._calls > _CALLS_FOLLOWED:

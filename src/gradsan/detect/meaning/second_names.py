@@ -42,6 +42,7 @@ from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawWrite
 from gradsan.record.listeners import Listeners
 from gradsan.record.stacks import is_own_file, is_user_file, symbolise
+from gradsan.record.steps import RawBackward
 
 NAMED, LISTED, GIVEN = "second_name_changed", "list_of_one", "argument_changed"
 RETURNED, OWN, DIFFERENCE = "results_are_one", "own_operand", "own_difference"
@@ -69,7 +70,7 @@ class SecondNames(Detector):
         self._wait([])
 
     @_torch.hushed()
-    def before_round(self, entry: Any, rounds: int) -> None:
+    def before_round(self, entry: RawBackward, rounds: int) -> None:
         """Look at some of the rounds of a line that calls backward; as ``on_round`` of the core."""
         if rounds not in _ROUNDS or len(self._seen) > _STACKS or _torch.is_compiling():
             return
@@ -87,7 +88,7 @@ class SecondNames(Detector):
         self._listeners.call_after_backward(self.after_backward, bool(found))
 
     @_torch.hushed()
-    def after_backward(self, entry: Any) -> None:
+    def after_backward(self, entry: RawBackward) -> None:
         """Give what was found; as ``listeners.AfterBackward``."""
         found = self._waiting
         self._wait([])
@@ -95,7 +96,7 @@ class SecondNames(Detector):
             if not self._values.has_found(stack):
                 self._found(one)
 
-    def _judge(self, entry: Any, raws: list[RawWrite]) -> Iterator[Failure]:
+    def _judge(self, entry: RawBackward, raws: list[RawWrite]) -> Iterator[Failure]:
         last, stack = raws[-1], raws[0].stack
         if not _is_of_program(stack):
             return
@@ -114,7 +115,7 @@ class SecondNames(Detector):
             Clue("written", found.written, name=found.name, op=last.op, values=values),
             Clue("read", at_line(found.written, found.frame, found.second.read), name=found.second.name),
         )
-        yield Failure(_ROW_OF[found.second.kind], "", "", symbolise(entry[1]), clues, raised=False)
+        yield Failure(_ROW_OF[found.second.kind], "", "", symbolise(entry.stack), clues, raised=False)
 
 
 _COMPARES = frozenset({"__sub__", "sub", "subtract", "mse_loss", "l1_loss", "dist"})
@@ -171,7 +172,7 @@ class OwnOperands(RoundDetector):
             self._other.add(stack)
             self._own.pop(stack, None)
 
-    def looks(self, entry: Any, is_last: bool) -> None:
+    def looks(self, entry: RawBackward, is_last: bool) -> None:
         """Tell of the lines of the round when it is over."""
         for stack in [one for one in self._own if is_last and one not in self._described]:
             self._described.add(stack)
@@ -185,7 +186,7 @@ class OwnOperands(RoundDetector):
             is_told = row == DIFFERENCE and any(_reads_at(one, frame) for one in self._known())
             if pair is not None and not is_told:
                 clues = (Clue("written", site, name=pair[0], op=op, values=facts), Clue("read", site, name=pair[1]))
-                self._found(Failure(row, "", "", symbolise(entry[1]), clues, raised=False))
+                self._found(Failure(row, "", "", symbolise(entry.stack), clues, raised=False))
 
 
 def _reads_at(known: Failure, frame: Frame) -> bool:

@@ -32,7 +32,7 @@ from gradsan.model import Clue, Failure
 from gradsan.record.ledger import RawWrite
 from gradsan.record.listeners import Listeners
 from gradsan.record.stacks import symbolise
-from gradsan.record.steps import StepRecord, Steps, read_backward
+from gradsan.record.steps import RawBackward, StepRecord, Steps, read_backward
 from gradsan.record.user_hooks import has_tensor_hooks
 
 THROWN, CLIPPED = "gradient_thrown_away", "clip_without_effect"
@@ -83,7 +83,7 @@ class SpentGradients(RoundDetector):
         self._unstepped.clear()
         self._described.clear()
 
-    def begins(self, entry: Any) -> bool:
+    def begins(self, entry: RawBackward) -> bool:
         """Take the leaves, where all of them are some optimizer's and nobody hooks into the graph."""
         if self._core.open_steps:
             return False
@@ -99,7 +99,7 @@ class SpentGradients(RoundDetector):
             leaves = []
         self._leaves = [weakref.ref(one) for one in reversed(leaves)]
         self._gradients, self._is_read, self._refilled = [], False, []
-        self._begun = entry[0]
+        self._begun = entry.clock
         self._calls_of_program.begin()
         self._listeners.call_after_backward(self.after_backward)
         return True
@@ -111,9 +111,9 @@ class SpentGradients(RoundDetector):
         super()._end()
 
     @_torch.hushed()
-    def after_backward(self, entry: Any) -> None:
+    def after_backward(self, entry: RawBackward) -> None:
         """Note the gradients; as ``listeners.AfterBackward``."""
-        if entry[0] != self._begun:
+        if entry.clock != self._begun:
             return
         for weak in self._leaves:
             leaf = weak()
@@ -128,11 +128,11 @@ class SpentGradients(RoundDetector):
             wanted = {one.storage for one in self._gradients}
             self._is_read = any(_torch.storage_or_none(one) in wanted for one in _torch.tensors_in((args, kwargs)))
 
-    def looks(self, entry: Any, is_last: bool) -> None:
+    def looks(self, entry: RawBackward, is_last: bool) -> None:
         """Judge the round when it is over."""
         if not is_last:
             reached = walk.leaves_of(walk.engine_order(read_backward(entry).roots))
-            self._refilled.append((entry[0], frozenset(map(id, reached))))
+            self._refilled.append((entry.clock, frozenset(map(id, reached))))
             return
         begun = self._begun
         steps = [record for record in self._steps.steps if record.end is None or record.end > begun]
@@ -147,18 +147,18 @@ class SpentGradients(RoundDetector):
             if clip.is_run_out and clip.bounds and steps and self._is_second(clip.stack):
                 self._report_clip(entry, clip, "run_out", steps[0])
 
-    def _judge_part(self, entry: Any, steps: list[StepRecord]) -> None:
+    def _judge_part(self, entry: RawBackward, steps: list[StepRecord]) -> None:
         """Tell of what an earlier round has cleared, where this one ends with a step and they were to be added up."""
         own = {one.own for one in self._gradients}
         step = next((one for one in steps if not own.isdisjoint(one.storages)), None)
-        before = self._unstepped.get(entry[1])
-        if step is None or before is None or entry[1] in self._described:
+        before = self._unstepped.get(entry.stack)
+        if step is None or before is None or entry.stack in self._described:
             return
-        if adds_up_parts(before.stack, entry[1], step.stack):
-            self._described.add(entry[1])
+        if adds_up_parts(before.stack, entry.stack, step.stack):
+            self._described.add(entry.stack)
             self._report_cleared(entry, before, step, is_part=True)
 
-    def _judge_cleared(self, entry: Any, steps: list[StepRecord], writes: list[RawWrite]) -> None:
+    def _judge_cleared(self, entry: RawBackward, steps: list[StepRecord], writes: list[RawWrite]) -> None:
         clearings = [self._cleared_at(one, writes) for one in self._gradients]
         if any(one is None for one in clearings):
             return
@@ -170,14 +170,14 @@ class SpentGradients(RoundDetector):
         # A backward before many steps is there for something else, or belongs to an outer loop.
         is_alone = bool(later) and len({one.identity for one in later}) == len(later)
         if not (used or moved or later):
-            self._unstepped.setdefault(entry[1], first)
+            self._unstepped.setdefault(entry.stack, first)
         if used or moved:
-            self._used.add(entry[1])
-        if entry[1] in self._used or not is_alone or not self._is_second(entry[1]):
+            self._used.add(entry.stack)
+        if entry.stack in self._used or not is_alone or not self._is_second(entry.stack):
             return
         self._report_cleared(entry, first, later[0])
 
-    def _report_cleared(self, entry: Any, first: Clearing, step: StepRecord, *, is_part: bool = False) -> None:
+    def _report_cleared(self, entry: RawBackward, first: Clearing, step: StepRecord, *, is_part: bool = False) -> None:
         between = [reached for clock, reached in self._refilled if first.clock < clock < step.clock]
         leaves = [leaf for one in self._gradients if (leaf := one.leaf()) is not None]
         starved = [leaf for leaf in leaves if not any(id(leaf) in reached for reached in between)]
@@ -197,7 +197,7 @@ class SpentGradients(RoundDetector):
             Clue("cleared", symbolise(first.stack), op=first.op),
             Clue("stepped", symbolise(step.stack), name=step.optimizer),
         )
-        self._found(Failure(THROWN, "", "", symbolise(entry[1]), clues, raised=False))
+        self._found(Failure(THROWN, "", "", symbolise(entry.stack), clues, raised=False))
 
     def _cleared_at(self, one: _Gradient, writes: list[RawWrite]) -> Clearing | None:
         """Where a gradient was cleared; None where it stands, somebody keeps it, or it is not known."""
@@ -213,7 +213,7 @@ class SpentGradients(RoundDetector):
         return next((call for call in self._calls_of_program.clearings if id(leaf) in call.leaves), None)
 
     def _judge_clip(
-        self, entry: Any, clip: Clip, clips: list[Clip], steps: list[StepRecord], writes: list[RawWrite]
+        self, entry: RawBackward, clip: Clip, clips: list[Clip], steps: list[StepRecord], writes: list[RawWrite]
     ) -> None:
         own = [record for record in steps if not clip.storages.isdisjoint(record.storages)]
         clears = [one.clock for one in self._calls_of_program.clearings if not clip.leaves.isdisjoint(one.leaves)]
@@ -239,12 +239,12 @@ class SpentGradients(RoundDetector):
             return
         self._report_clip(entry, clip, "spent" if clip.is_filled else "empty", own[0])
 
-    def _report_clip(self, entry: Any, clip: Clip, kind: str, step: StepRecord) -> None:
+    def _report_clip(self, entry: RawBackward, clip: Clip, kind: str, step: StepRecord) -> None:
         clues = (
             Clue("clip", symbolise(clip.stack), op=clip.op, values={"kind": kind}),
             Clue("stepped", symbolise(step.stack), name=step.optimizer),
         )
-        self._found(Failure(CLIPPED, "", "", symbolise(entry[1]), clues, raised=False))
+        self._found(Failure(CLIPPED, "", "", symbolise(entry.stack), clues, raised=False))
 
     def _is_second(self, key: Any) -> bool:
         self._met[key] += 1

@@ -27,7 +27,7 @@ from gradsan.record.backwards import Backwards, PastBackward
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawWrite
 from gradsan.record.stacks import symbolise
-from gradsan.record.steps import Steps, read_backward
+from gradsan.record.steps import RawBackward, Steps, read_backward
 
 ROW = "value_built_once"
 _ROUNDS, _PASSED = (4, 8, 16), 3
@@ -47,14 +47,14 @@ class StaleValues(Detector):
         self._described.clear()
 
     @_torch.hushed()
-    def before_round(self, entry: Any, rounds: int) -> None:
+    def before_round(self, entry: RawBackward, rounds: int) -> None:
         """Look at some of the rounds of a line that calls backward; as ``on_round`` of the core."""
         backward = read_backward(entry)
         if rounds not in _ROUNDS or backward.via != "backward" or backward.retain_graph:
             return
-        own = [one for one in self._backwards.before_in_thread(entry[0]) if one.stack is entry[1]]
+        own = [one for one in self._backwards.before_in_thread(entry.clock) if one.stack is entry.stack]
         past = own[-_PASSED:]
-        if len(past) < _PASSED or entry[1] in self._described:
+        if len(past) < _PASSED or entry.stack in self._described:
             return
         order = walk.engine_order(backward.roots)
         if not any(number < past[0].begun_at for node in order if (number := _torch.node_sequence(node)) is not None):
@@ -63,15 +63,15 @@ class StaleValues(Detector):
         # Of the many values of a model the largest tells most.
         for reader, value in sorted(_crossings(order, past), key=lambda one: -_size(one[1])):
             if reader not in terms and self._judge(entry, reader, value, past):
-                self._described.add(entry[1])
+                self._described.add(entry.stack)
                 return
 
-    def _judge(self, entry: Any, reader: Any, value: Any, past: list[PastBackward]) -> bool:
+    def _judge(self, entry: RawBackward, reader: Any, value: Any, past: list[PastBackward]) -> bool:
         """Report a value, if parameters that it was computed from have been updated in each round since."""
-        borders = [*(one.clock for one in past), entry[0]]
+        borders = [*(one.clock for one in past), entry.clock]
         leaves = [] if _looks_at_leaf(value) else walk.leaves_of(walk.engine_order([value]))
         moved = next(((leaf, last) for leaf in leaves if (last := self._last_update(leaf, borders)) is not None), None)
-        built, read = self._made(value, entry[2]), self._made(reader, entry[2])
+        built, read = self._made(value, entry.thread), self._made(reader, entry.thread)
         if moved is None or built is None or read is None:
             return False
         leaf, (stack, updater) = moved
@@ -92,7 +92,7 @@ class StaleValues(Detector):
             Clue("updated", symbolise(stack), name=updater),
             Clue("read", symbolise(read[3])),
         )
-        self._found(Failure(ROW, "", "", symbolise(entry[1]), clues, raised=False))
+        self._found(Failure(ROW, "", "", symbolise(entry.stack), clues, raised=False))
         return True
 
     def _last_update(self, leaf: Any, borders: list[int]) -> tuple[Any, str] | None:

@@ -37,7 +37,7 @@ from gradsan.model import Clue, Failure
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawWrite
 from gradsan.record.stacks import symbolise
-from gradsan.record.steps import read_backward
+from gradsan.record.steps import RawBackward, read_backward
 
 ROW = "parameter_without_optimizer"
 _LATEST, _ROUNDS_PASSED, _SHOWN = 512, 2, 3
@@ -96,9 +96,9 @@ class Unowned(Detector):
         self._candidates.pop(id(leaf), None)
 
     @_torch.hushed()
-    def before_round(self, entry: Any, rounds: int) -> None:
+    def before_round(self, entry: RawBackward, rounds: int) -> None:
         """Look at some of the rounds of a line that calls backward; as ``on_round`` of the core."""
-        if rounds < 2 or not entry[5]:
+        if rounds < 2 or not entry.accumulates:
             return
         stepped = self._stepped()
         if not stepped:
@@ -121,7 +121,7 @@ class Unowned(Detector):
         is_plain = type(leaf) in _torch.PLAIN_TENSORS and leaf.is_floating_point() and bool(leaf.numel())
         return is_plain and not (known is not None and known() is leaf) and not _torch.has_leaf_hooks(leaf)
 
-    def _meet(self, entry: Any, order: list[Any], fresh: list[Any], owned: set[int]) -> None:
+    def _meet(self, entry: RawBackward, order: list[Any], fresh: list[Any], owned: set[int]) -> None:
         evidence = Evidence(self._core, self._making, owned, order, entry)
         kinds = {id(one): evidence.of(one) for one in fresh}
         for one in fresh:
@@ -145,7 +145,7 @@ class Unowned(Detector):
                 core.steps,
                 str(kinds[id(one)]),
                 paths.get(id(one)) or evidence.name_of(one),
-                entry[1],
+                entry.stack,
                 facts,
             )
 

@@ -30,7 +30,7 @@ from gradsan.record import ledger
 from gradsan.record.ledger import RawWrite
 from gradsan.record.listeners import Listeners
 from gradsan.record.stacks import is_own_file, is_user_file, symbolise, within_torch
-from gradsan.record.steps import read_backward
+from gradsan.record.steps import RawBackward, read_backward
 
 ROW = "value_changed"
 _READS = 64
@@ -99,12 +99,12 @@ class UnrecordedReads(RoundDetector):
         super().settle()
         self._meant.forget()
 
-    def begins(self, entry: Any) -> bool:
+    def begins(self, entry: RawBackward) -> bool:
         """Take note of the writes from now on."""
         self._written.clear()
         self._reads.clear()
         self._meant.begin_round()
-        self._begun = entry[0]
+        self._begun = entry.clock
         self._read_to, self._count = self._core.clock, self._core.write_count
         return True
 
@@ -179,7 +179,7 @@ class UnrecordedReads(RoundDetector):
         clocks = [one.clock for one in raws]
         return self._uncounted.snapshots.compared(tensor, raw.clock - 1, clocks, is_counted=True) == "same"
 
-    def looks(self, entry: Any, is_last: bool) -> None:
+    def looks(self, entry: RawBackward, is_last: bool) -> None:
         """See which of the calls belong to this backward."""
         waiting, self._reads = self._reads, []
         if not waiting:
@@ -194,32 +194,32 @@ class UnrecordedReads(RoundDetector):
                 judged.add((one.stack, one.maker))
                 self._judge(entry, one, maker, [(each.stack, each.op) for each in waiting if each.maker == one.maker])
 
-    def _judge(self, entry: Any, one: _Read, maker: Any, writes: list[tuple[Any, str]]) -> None:
-        reader, made = self._values.made(one.number, entry[2]), self._values.made(one.maker, entry[2])
+    def _judge(self, entry: RawBackward, one: _Read, maker: Any, writes: list[tuple[Any, str]]) -> None:
+        reader, made = self._values.made(one.number, entry.thread), self._values.made(one.maker, entry.thread)
         is_own = _is_of_program(one.stack, is_handed_out=one.op in _HANDED_OUT)
-        if reader is None or made is None or not is_own or within_torch(one.stack, made[3]):
+        if reader is None or made is None or not is_own or within_torch(one.stack, made.stack):
             return
-        if one.raw is not None and self._values.is_recorded(one.raw, reader, entry[2], one.maker):
+        if one.raw is not None and self._values.is_recorded(one.raw, reader, entry.thread, one.maker):
             return
         if passes_straight(maker, writes):
             return
         clues = (
-            Clue("computed", symbolise(made[3]), values=one.facts),
+            Clue("computed", symbolise(made.stack), values=one.facts),
             Clue("written", symbolise(one.stack), op=one.op),
-            Clue("read", symbolise(reader[3])),
+            Clue("read", symbolise(reader.stack)),
         )
         storage, place, number = one.at
         raws = [raw for raw in self._written.get(storage, ()) if raw.sequence > one.maker]
         is_logged = one.raw is not None and storage not in self._uncounted.replaced
         value = Value(storage, place, maker, number)
-        meant = self._meant.deviation(value, raws, entry[3]) if is_logged else None
-        failure = Failure(ROW, "", "", symbolise(entry[1]), clues, raised=False, if_meant=meant)
+        meant = self._meant.deviation(value, raws, entry.outputs) if is_logged else None
+        failure = Failure(ROW, "", "", symbolise(entry.stack), clues, raised=False, if_meant=meant)
         self._due.append(_Due(one.stack, failure, Arrival(maker, [one.part], self._listeners.guard)))
         # A conflict by the same write is found while this backward runs, and tells more.
         self._listeners.call_after_backward(self.after_backward)
 
     @_torch.hushed()
-    def after_backward(self, entry: Any) -> None:
+    def after_backward(self, entry: RawBackward) -> None:
         """Give what a gradient has reached and no conflict has told by now; as ``listeners.AfterBackward``."""
         due, self._due = self._due, []
         self._listeners.call_after_backward(self.after_backward, False)

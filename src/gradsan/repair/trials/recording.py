@@ -17,6 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from gradsan.graph.variables import Scope, Space, spaces_of
 from gradsan.record.recorder import recorder
+from gradsan.record.steps import RawBackward
 from gradsan.repair.trials.state import Draws, LeftOver, lasting, random_states, tensors_of, value_of, values_of
 from gradsan.repair.trials.trial import Gradients, Moment, Parameters, Recording, Request
 
@@ -183,14 +184,14 @@ class Recorder:
         self._added_to.clear()
         self._left_over.step(optimizer, key)
 
-    def before_backward(self, entry: Any, *_: Any) -> None:
+    def before_backward(self, entry: RawBackward, *_: Any) -> None:
         """To be called with the entry of every backward that begins."""
         if torch.compiler.is_compiling():
             # Traced, not run; what is read of its tensors would become part of the graph.
             return
         if self._is_over():
             self._end()
-        self._begun.extend(_scalars(entry[3]))
+        self._begun.extend(_scalars(entry.outputs))
         self._begun_count += 1
         if self._begun_count == self._past:
             self._made_before = Counter(self._made)
@@ -199,14 +200,14 @@ class Recorder:
         if self._compiling is not None:
             self._name(spaces)
         self._look(spaces)
-        if entry[5]:
-            self._hold_gradients(spaces, entry[3])
+        if entry.accumulates:
+            self._hold_gradients(spaces, entry.outputs)
 
-    def after_backward(self, entry: Any) -> None:
+    def after_backward(self, entry: RawBackward) -> None:
         """To be called with the entry of every backward that ended."""
         if torch.compiler.is_compiling():
             return
-        outputs, accumulates = entry[3], entry[5]
+        outputs, accumulates = entry.outputs, entry.accumulates
         self._losses.extend(_scalars(outputs))
         if accumulates:
             leaves = _leaves(outputs)
