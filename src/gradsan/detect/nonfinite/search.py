@@ -76,11 +76,11 @@ class NonFiniteSearch:
                     self._busy.on = False
 
         def on_result(op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-            if getattr(self._busy, "on", False) or _torch.is_compiling() or _torch.is_transformed():
-                return
             # Nearly every call ends here.
             may_hold = result is None or isinstance(result, (torch.Tensor, tuple, list))
-            if may_hold and not self._forward.is_harmless(args, result):
+            if not may_hold or getattr(self._busy, "on", False) or _torch.is_transformed():
+                return
+            if not (self._forward.is_harmless(args, result) or _torch.is_compiling()):
                 quietly(lambda: self._forward.on_result(op, args, kwargs, result))
 
         self._quietly = quietly

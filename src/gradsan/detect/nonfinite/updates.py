@@ -37,7 +37,7 @@ class Updates:
         """
         self._core, self._origins, self._on_consumed = core, origins, on_consumed
         self._on_harmless_step = on_harmless_step
-        self._rounds: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._rounds: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
         self._spoilt: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.steps = 0
 
@@ -66,7 +66,7 @@ class Updates:
         self.steps = 0
 
     def _note_before(self, optimizer: Any) -> None:
-        self._rounds[optimizer] = 0
+        self._rounds[optimizer] = [0]
         for parameter in _parameters(optimizer):
             if _torch.is_nonfinite(parameter):
                 self._spoil(parameter)
@@ -88,10 +88,10 @@ class Updates:
             self._on_consumed(fresh, [self._update(optimizer, fresh[0], stack, name)], stack, name, number)
 
     def _count(self, optimizer: Any) -> int:
-        number = self._rounds.get(optimizer, 0)
-        self._rounds[optimizer] = number + 1
+        count = self._rounds.setdefault(optimizer, [0])
+        count[0] += 1
         self.steps += 1
-        return number
+        return count[0] - 1
 
     def _update(self, optimizer: Any, parameter: Any, stack: Any, name: str) -> Origin:
         facts = Searched(parameter)
