@@ -29,7 +29,10 @@ def backward_first(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     clearing = [node for node in between if blocks.method_call(node, "zero_grad") is not None]
     staying = [node for node in between if node not in clearing]
     moved = [*clearing, backward.statement]
-    if not staying or not isinstance(backward.statement, ast.Expr) or names_bound(staying) & names_read(moved):
+    attributes = _attributes(staying, ast.Store) & _attributes(moved, ast.Load)
+    if not staying or not isinstance(backward.statement, ast.Expr):
+        return ()
+    if attributes or names_bound(staying) & names_read(moved):
         return ()
     if any(isinstance(one, _LEAVING) or _is_of_gradients(one) for node in staying for one in ast.walk(node)):
         return ()
@@ -41,6 +44,12 @@ def backward_first(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     return (
         blocks.fix("reorder_update", blocks.lines_changed(source, {**away, start: "\n".join(texts)}), "backward_first"),
     )
+
+
+def _attributes(nodes: list[ast.stmt], context: type[ast.expr_context]) -> set[str]:
+    """The attributes, as they stand, that ``nodes`` give a value or read."""
+    parts = (one for node in nodes for one in ast.walk(node) if isinstance(one, ast.Attribute))
+    return {ast.unparse(one) for one in parts if isinstance(one.ctx, context)}
 
 
 def _is_of_gradients(node: ast.AST) -> bool:
