@@ -22,7 +22,7 @@ _LONGEST = 200
 _KEEPS_VALUES = frozenset(
     {
         *("out_of_place", "clone_before_mutation", "clone_for_layer", "list_and_stack", "index_base_instead"),
-        *("disable_inplace_module", "copy_on_context", "reorder_update", "record_the_change"),
+        *("disable_inplace_module", "copy_on_context", "reorder_update", "record_the_change", "scale_out_of_place"),
     }
 )
 """Kinds after which the forward computes what it did: a write that no longer reaches the loss is lost."""
@@ -67,7 +67,7 @@ class Judge:
         went_further = not trial.timed_out and self._went_further(trial, before, patch)
         is_known = comparison.has_reference and self.is_replayable and has_numbers
         # A run that ends with another finding, reported silently, may have lost gradients all the same.
-        loss = _loss(comparison, training) if runs or (trial.recording.finished and comparison.lost) else None
+        loss = _loss(comparison, training, fix) if runs or (trial.recording.finished and comparison.lost) else None
         if runs and is_known and _keeps_values(fix) and _begins_with_another_loss(reference, trial.recording):
             loss = loss or Message("fix.another_loss")
         goes_as_far = not runs and self._ends_as_the_reference(comparison, training, trial, patch)
@@ -204,13 +204,17 @@ def _begins_with_another_loss(reference: Recording, candidate: Recording) -> boo
     return not is_near and not (math.isnan(right) and math.isnan(tried))
 
 
-def _loss(comparison: Comparison, training: Training) -> Message | None:
+_SPARES = frozenset({"scale_out_of_place", "copy_second_name"})
+"""Kinds whose purpose is that one value of the program is no longer written."""
+
+
+def _loss(comparison: Comparison, training: Training, fix: Fix) -> Message | None:
     """What a candidate that runs has lost of the training, by which it is no fix."""
     if comparison.lost:
         return Message("fix.trains_nothing", {"count": comparison.lost})
     if training.overwritten:
         return Message("fix.overwrites_gradients", {"names": ", ".join(training.overwritten)})
-    if training.frozen:
+    if training.frozen and not (fix.kind in _SPARES and len(training.frozen) == 1):
         return Message("fix.no_longer_written", {"names": ", ".join(training.frozen)})
     if training.drawn:
         return Message("fix.drawn_again", {"what": ", ".join(training.drawn)})
@@ -280,7 +284,7 @@ IMPLIED = frozenset(
         *("rebuild_in_function", "as_property", "record_the_change", "change_a_copy", "leave_the_argument"),
         *("clear_gradient", "clear_by_optimizer", "detach_built_once", "collect_each_value", "forget_collected"),
         *("give_to_optimizer", "cache_each_round", "create_graph", "copy_second_name", "clip_between"),
-        *("clear_elsewhere", "give_parameters"),
+        *("clear_elsewhere", "give_parameters", "scale_out_of_place"),
         *("undo_item", "undo_new_tensor", "undo_gradient"),
         *("stable_form", "double_where", "clamp_input", "eps_inside", "clamp_count", "nonzero_denominator"),
         *("without_correction", "sum_over_count", "finite_mask", "zeros_instead", "float32_operation"),

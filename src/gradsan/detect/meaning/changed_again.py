@@ -3,10 +3,10 @@
 Read off the log of writes in the 16th, 64th, 256th … round and at the end: memory that only the same one or two lines
 write, each part of it again and again, the last of them by a factor or a function such as the logarithm. A counter of
 versions without gaps tells that it is the same memory, and that nobody else fills it anew. The source must show that
-the line takes it for its own: a result of a conversion, or an element of something larger. Where the value's own
-statistics are used, the second time is harmless. A state that takes something in and fades, as a running mean or a
-trace does, is written again on purpose: it is added to, or a factor a little below one stands there. Whether another
-factor is one to scale data, nobody knows, unless a data loader calls the line.
+the line, or the caller of its function, takes it for its own: a result of a conversion, or an element of something
+larger. Where the value's own statistics are used, the second time is harmless. A state that takes something in and
+fades, as a running mean or a trace does, is written again on purpose: it is added to, or a factor a little below one
+stands there. Whether another factor is one to scale data, nobody knows, unless a data loader calls the line.
 
 Row: ``data_changed_again``. Roles: ``changed`` (a line; ``name`` is what it writes, ``op`` by what; ``values``:
 ``shape``, ``dtype``, ``device``, ``times``, ``parts``, ``is_factor``, whether it is multiplied by what is no number in
@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from gradsan import _torch, source
 from gradsan.model import Clue, Failure, Frame
@@ -107,7 +107,7 @@ class ChangedAgain(Detector):
         name, place = named[-1], places[-1]
         if name is None or place is None or any(one != name for one in named):
             return
-        origin = source.taken_for_own(place, name)
+        origin = _origin(sites[-1].frames, name)
         if origin is None or (len(parts) == 1 and (times < _TIMES_ALONE or origin != "conversion")):
             return
         if any(one is not None and source.is_of_itself(one, name) for one in places):
@@ -151,6 +151,18 @@ def _parts(raws: list[RawWrite]) -> Iterator[_Part]:
         is_scaled = has_elements and has_graphs_between and written[-1].op in _SCALES
         if is_repeated and is_scaled and len(stacks) <= _LINES and times > 1:
             yield _Part(stacks, times, written[-1])
+
+
+def _origin(frames: tuple[Frame, ...], name: str) -> Literal["conversion", "element"] | None:
+    """How the program came by what it writes as ``name``: there, or where a function's caller has it from."""
+    users = [at for at, frame in enumerate(frames) if frame.is_user]
+    named: str | None = name
+    for outer, inner in zip([*reversed(users[:-1]), None], reversed(users), strict=True):
+        origin = None if named is None else source.taken_for_own(frames[inner], named)
+        if origin is not None or named is None or outer is None:
+            return origin
+        named = source.callers_expression(named, frames[inner], frames[outer], frames[outer + 1 : inner])
+    return None
 
 
 def _own(frames: tuple[Frame, ...]) -> Frame | None:

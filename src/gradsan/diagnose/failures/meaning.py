@@ -8,7 +8,7 @@ Autograd has done what the program says. What was meant is read off the source, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gradsan import source
@@ -404,5 +404,17 @@ def data_changed(failure: Failure) -> Diagnosis | None:
             *label_texts.at("used", failure.site, Message("label.data_used_changed", values)),
         ),
         tensor=parts.tensor_of(changed[0]),
-        fixes=(parts.fix("scale_out_of_place", "changed", values),),
+        fixes=(parts.fix("scale_out_of_place", "changed", values, lines=_out_of_place(changed)),),
     )
+
+
+def _out_of_place(changed: Sequence[Clue]) -> tuple[tuple[str, int, str], ...]:
+    """The lines that compute new values instead of writing; empty where one of them does not follow from the source."""
+    lines: list[tuple[str, int, str]] = []
+    for one in changed:
+        frame = None if one.site is None else place(one.site)
+        change = None if frame is None else source.out_of_place(frame, one.op or "")
+        if frame is None or change is None or "parameter_not_returned" in change.notes:
+            return ()
+        lines += [line for line in source.changed_lines(frame.file, change) if line not in lines]
+    return tuple(lines)
