@@ -112,6 +112,7 @@ from gradsan._torch.memory import (
 )
 from gradsan._torch.modes import (
     PLAIN_TENSORS,
+    has_dispatch_modes,
     has_function_modes,
     has_modes,
     hush,
@@ -262,6 +263,7 @@ __all__ = [
     "graphs_numbered",
     "hands_gradients_through",
     "has_backward_hooks",
+    "has_dispatch_modes",
     "has_elements",
     "has_forward_pre_hooks",
     "has_function_modes",

@@ -75,6 +75,11 @@ def without_dispatch_modes() -> contextlib.AbstractContextManager[Any]:
     return _disable_modes() if _disable_modes is not None and _modes_entered() else contextlib.nullcontext()
 
 
+def has_dispatch_modes() -> bool:
+    """Whether a mode with a ``__torch_dispatch__`` is on in this thread: the program's, or of a compiler's trace."""
+    return bool(_modes_entered())
+
+
 def has_modes() -> bool:
     """Whether :func:`hushed` makes a difference to ordinary tensors: a mode of either kind, or jit.trace, is on."""
     return bool(_modes_entered()) or has_function_modes() or _is_tracing()

@@ -37,7 +37,10 @@ class Guard:
         Raises only :class:`GradsanError`, by which gradsan stops a program on request.
         """
         try:
-            with _torch.without_dispatch_modes():
+            if _torch.has_dispatch_modes():
+                with _torch.without_dispatch_modes():
+                    work()
+            else:
                 work()
         except GradsanError:
             raise

@@ -72,6 +72,9 @@ class Listeners:
 
     def is_traced(self, entry: Any) -> bool:
         """Whether a call into the engine is one that torch.compile traces: its tensors are not the program's."""
+        # It traces within modes of its own; asked at every backward of every program.
+        if not _torch.has_dispatch_modes():
+            return False
         stack = as_backward(entry).stack
         found = self._traced.get(stack)
         if found is None:
