@@ -18,7 +18,12 @@ _OF_GRADIENTS = frozenset({"backward", "grad", "step", "unscale_", "update"})
 
 
 def backward_first(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """Call the backward, and the ``zero_grad()`` in between, before the first statement that writes."""
+    """Call the backward, and the ``zero_grad()`` in between, before the first statement that writes.
+
+    Only where nothing simpler keeps the training: a copy, or a new tensor instead of the write.
+    """
+    if any(fix.lines and fix.meaning == "preserved" for fix in diagnosis.fixes):
+        return ()
     used, written = blocks.first(diagnosis, "used"), blocks.labels(diagnosis, "written")
     is_conflict = diagnosis.severity == "error" and diagnosis.cause not in blocks.STEPPED
     pairs = blocks.each_in_one_block(written, used) if used is not None and is_conflict else []
