@@ -25,7 +25,8 @@ def backward_first(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     if any(fix.lines and fix.meaning == "preserved" for fix in diagnosis.fixes):
         return ()
     used, written = blocks.first(diagnosis, "used"), blocks.labels(diagnosis, "written")
-    is_conflict = diagnosis.severity == "error" and diagnosis.cause not in blocks.STEPPED
+    # What a silent write was meant to do, nobody knows.
+    is_conflict = diagnosis.severity == "error" and not diagnosis.silent and diagnosis.cause not in blocks.STEPPED
     pairs = blocks.each_in_one_block(written, used) if used is not None and is_conflict else []
     if not pairs or any(pair[1].statement is not pairs[0][1].statement for pair in pairs):
         return ()
