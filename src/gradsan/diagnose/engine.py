@@ -102,7 +102,7 @@ def diagnose(evidence: Evidence) -> tuple[Diagnosis, ...]:
 def _without_consequences(found: tuple[Diagnosis, ...]) -> tuple[Diagnosis, ...]:
     """``found`` without optimizers that have no gradients (GS421) where it says who clears them before the step."""
     starved = {
-        (label.frame.file, label.frame.line)
+        (one.tensor and one.tensor.name, label.frame.file, label.frame.line)
         for one in found
         if one.cause == "gradient_thrown_away" and one.severity == "warning"
         for label in one.labels
@@ -110,8 +110,11 @@ def _without_consequences(found: tuple[Diagnosis, ...]) -> tuple[Diagnosis, ...]
     }
 
     def is_consequence(one: Diagnosis) -> bool:
-        used = {(label.frame.file, label.frame.line) for label in one.labels if label.role == "used"}
-        return one.cause == "parameter_not_reached" and one.severity == "warning" and bool(used & starved)
+        # Several optimizers may step in one line: by the tensor that both findings name, and of one optimizer alone.
+        name = one.tensor and one.tensor.name
+        used = {(name, label.frame.file, label.frame.line) for label in one.labels if label.role == "used"}
+        is_starved = one.cause == "parameter_not_reached" and one.severity == "warning" and one.count == 1
+        return is_starved and bool(used & starved)
 
     return tuple(one for one in found if not is_consequence(one))
 
