@@ -106,7 +106,7 @@ class Watching:
             lambda optimizer: guard.run(partial(self.uncounted.stepped, optimizer)),
         )
         found, making = self._keep_failure, Making(core)
-        self.notice = Notice(core, steps, self._settling, recorder.nonfinite.append)
+        self.notice = Notice(core, self._listeners, steps, self._settling, recorder.nonfinite.append)
         self._search = NonFiniteSearch(core, recorder.nonfinite.append, guard.note)
         self.detectors: tuple[Detector, ...] = (
             self.uncounted,
@@ -166,7 +166,6 @@ class Watching:
         self._findings.forget()
         for one in overriding(self.detectors, "forget"):
             one.forget()
-        self._listeners.call_before_backward(self.notice.before_backward)
         self._listeners.follow()
         guard.install("user hooks", self._watch_user_hooks)
         install()

@@ -287,6 +287,21 @@ def test_is_told_before_and_after(core):
     assert kwargs == {"accumulate_grad": False}
 
 
+def test_a_loss_that_is_not_finite_is_told_before(core):
+    core.active = True
+    told = []
+    core.on_nonfinite = lambda record: told.append(record[3][0])
+    run = core.engine(lambda *_: None)
+    bad = [torch.tensor(float("nan")), torch.tensor([1.0, float("-inf")]), torch.tensor(complex(0, float("inf")))]
+    unsure = [torch.ones(2, 3).t(), torch.ones(5_000)]
+    fine = [torch.tensor(1.0), torch.ones(3), torch.tensor([2.0, float("nan")])[0], torch.tensor(7)]
+    unasked = [torch.tensor(float("nan"), device="meta"), object()]
+    for one in bad + unsure + fine + unasked:
+        run((one,))
+    seen = bad + unsure if core.is_native else bad + unsure + fine + unasked
+    assert [id(one) for one in told] == [id(one) for one in seen]
+
+
 @pytest.mark.parametrize("moment", ["on_enter", "on_leave", "on_differentiable"])
 def test_may_be_stopped_before_and_after(core, moment):
     core.active = True

@@ -63,6 +63,18 @@ HARMLESS = {
         def loss_of(batch):
             return (1 / (1 + torch.exp(weight.detach()))).sum() + weight.sum()
         """,
+    "memory that was given back for a while, as sharded training does": """
+        flat = torch.ones(8)
+        weight = nn.Parameter(torch.ones(4))
+        parameters = [weight]
+        def loss_of(batch):
+            part = flat[4:]
+            flat.untyped_storage().resize_(0)
+            part.requires_grad_()
+            flat.untyped_storage().resize_(32)
+            flat.fill_(1.0)
+            return (part.detach() * weight).sum()
+        """,
 }
 
 

@@ -23,8 +23,10 @@ _KINDS = {
 # Missing native core: torch's own ``isfinite``.
 try:
     from gradsan.record._native import first_nonfinite as _search
+    from gradsan.record._native import holds_nonfinite as _look
 except ImportError:
     _search: Callable[[int, int, int], int] | None = None  # type: ignore[no-redef]
+    _look: Callable[[Any], bool | None] | None = None  # type: ignore[no-redef]
 
 _pointer: Callable[[Any], int] = getattr(torch.Tensor, "const_data_ptr", torch.Tensor.data_ptr)
 
@@ -39,13 +41,16 @@ def is_nonfinite(tensor: Any) -> bool:
 
     The caller sees to it that no mode of the program's and no wrapper of gradsan's is asked.
     """
+    seen = None if _look is None else _look(tensor)
+    if seen is not None:
+        return seen
     kind = _KINDS.get(tensor.dtype)
     if kind is None or type(tensor) not in _SEARCHED:
         return False
     if _search is not None and tensor.is_cpu:
         elements = _elements_in_memory(tensor)
         if elements is not None:
-            return bool(elements) and _is_bad(tensor, elements * kind[1], kind[0])
+            return bool(elements) and _is_bad(tensor, elements, kind)
     if not (can_be_nonfinite(tensor) and has_elements(tensor) and tensor.numel()):
         return False
     return not bool(torch.isfinite(tensor.detach()).all())
@@ -54,15 +59,18 @@ def is_nonfinite(tensor: Any) -> bool:
 def is_seen_finite(tensor: Any) -> bool:
     """Whether a tensor has been searched without any operator, and no element is NaN or Inf; else a second look is due.
 
-    It may be called anywhere: where a mode of the program's is on, the answer is False.
+    It may be called anywhere: where a mode of the program's would see more than that, the answer is False.
     """
+    seen = None if _look is None else _look(tensor)
+    if seen is not None:
+        return not seen
     kind = type(tensor) in _SEARCHED and not has_modes() and _KINDS.get(tensor.dtype, _EXACT)
     if kind is _EXACT:
         return True
     if not kind or _search is None or not tensor.is_cpu:
         return False
     elements = _elements_in_memory(tensor)
-    return elements is not None and not (elements and _is_bad(tensor, elements * kind[1], kind[0]))
+    return elements is not None and not (elements and _is_bad(tensor, elements, kind))
 
 
 def is_view_of(result: Any, tensor: Any) -> bool:
@@ -73,18 +81,21 @@ def is_view_of(result: Any, tensor: Any) -> bool:
     return base is tensor or (tensor._is_view() and base is tensor._base)
 
 
-def _address(tensor: Any) -> int:
-    """Where a tensor's elements begin; 0 where there are none: what a transform wraps, zeros without memory."""
+def _address(tensor: Any, elements: int) -> int:
+    """Where a tensor's ``elements`` begin; 0 where there are none: what a transform wraps, zeros without memory."""
     try:
-        return _pointer(tensor)
+        address = _pointer(tensor)
+        # A program may have made the storage smaller than what its tensors show.
+        is_there = tensor.untyped_storage().nbytes() >= (tensor.storage_offset() + elements) * tensor.element_size()
     except RuntimeError:
         return 0
+    return address if is_there else 0
 
 
-def _is_bad(tensor: Any, count: int, kind: int) -> bool:
-    """Whether one of the ``count`` numbers of a tensor is NaN or Inf; False where it has no memory of its own."""
-    address = _address(tensor)
-    return bool(address) and _search is not None and _search(address, count, kind) >= 0
+def _is_bad(tensor: Any, elements: int, kind: tuple[int, int]) -> bool:
+    """Whether one of the ``elements`` of a tensor is NaN or Inf; False where it has no memory of its own."""
+    address = _address(tensor, elements)
+    return bool(address) and _search is not None and _search(address, elements * kind[1], kind[0]) >= 0
 
 
 def _elements_in_memory(tensor: Any) -> int | None:

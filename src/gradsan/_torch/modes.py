@@ -55,7 +55,7 @@ def hushed() -> Iterator[None]:
     Missing: they see what gradsan reads and computes.
     """
     before = hush()
-    trace = _trace() if _is_tracing() else None
+    trace = _trace() if is_tracing() else None
     if trace is not None:
         _set_trace(None)
     try:
@@ -82,12 +82,12 @@ def has_dispatch_modes() -> bool:
 
 def has_modes() -> bool:
     """Whether :func:`hushed` makes a difference to ordinary tensors: a mode of either kind, or jit.trace, is on."""
-    return bool(_modes_entered()) or has_function_modes() or _is_tracing()
+    return bool(_modes_entered()) or has_function_modes() or is_tracing()
 
 
 _disable_modes: Callable[[], Any] | None = getattr(torch.utils._python_dispatch, "_disable_current_modes", None)
 # Missing: jit.trace records what gradsan computes.
-_is_tracing: Callable[[], bool] = getattr(torch._C, "_is_tracing", lambda: False)
+is_tracing: Callable[[], bool] = getattr(torch._C, "_is_tracing", lambda: False)
 _trace: Callable[[], Any] = getattr(torch._C, "_get_tracing_state", lambda: None)
 _set_trace: Callable[[Any], None] = getattr(torch._C, "_set_tracing_state", lambda trace: None)
 _modes_entered: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
@@ -95,8 +95,8 @@ _modes_entered: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack
 
 def untraced(hook: Callable[..., None]) -> Callable[..., None]:
     """``hook`` for calls that run: torch.compile, which traces hooks of steps, finds nothing that breaks its graph."""
-    # Dynamo knows this function as a constant of what it traces.
-    compiling = is_compiling
+    # Dynamo knows this function as a constant of what it traces; it is the shortest of its kind.
+    compiling = is_traced_by_dynamo
 
     def call(*args: Any) -> None:
         if not compiling():

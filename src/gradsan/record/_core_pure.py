@@ -65,6 +65,7 @@ class Core:
         self.optimizer_folder = _torch.optimizer_folder()
         self._stacks: dict[tuple[int, ...], Stack] = {}
         self.on_failure: Callable[[Any, BaseException], None] | None = None
+        self.on_nonfinite: Callable[[Any], None] | None = None
         self.on_enter: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None
         self.on_leave: Callable[[Any], None] | None = None
         self.on_operator: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
@@ -317,11 +318,13 @@ class Core:
     def engine(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap the engine's entry point so that every backward call is known while it runs.
 
-        ``running`` then holds (clock, stack, thread, outputs, retain_graph, accumulate_grad) for it. ``on_enter`` is
-        called before the engine runs, with that entry and the engine's arguments after the outputs, ``on_leave`` after
-        it ended well; ``on_round`` before, at the 1st, 2nd, 4th, 8th … call of one line, with that number;
-        ``on_differentiable`` after one that was called with ``create_graph=True``, with its ``inputs`` and its result;
-        ``on_gradients`` likewise after one that fills no ``.grad``, called without.
+        ``running`` then holds (clock, stack, thread, outputs, retain_graph, accumulate_grad) for it.
+        ``on_enter`` is called before the engine runs, with that entry and the engine's arguments after the
+        outputs, ``on_leave`` after it ended well; ``on_nonfinite`` before, where the C core does not see its
+        outputs to be finite (this one does not look, and always calls it); ``on_round`` before, at the 1st,
+        2nd, 4th, 8th … call of one line, with that number; ``on_differentiable`` after one that was called with
+        ``create_graph=True``, with its ``inputs`` and its result; ``on_gradients`` likewise after one that
+        fills no ``.grad``, called without.
         What they raise takes the place of the backward. ``on_failure`` is called with how it failed.
 
         ``backward_end`` is the number of the next Node when a backward last ended well, 0 before; ``quiet_from`` is the
@@ -349,6 +352,8 @@ class Core:
                     core._close_raised_steps(stack)
                 remembered = core._remember_backward(record)
                 core._count_round(record)
+                if core.on_nonfinite is not None:
+                    core.on_nonfinite(record)
                 if core.on_enter is not None:
                     core.on_enter(record, args, kwargs)
                 first = _torch.sequence_number()

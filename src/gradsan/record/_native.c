@@ -41,6 +41,7 @@
 #include "native/logs.h"
 #include "native/core.h"
 #include "native/writers.h"
+#include "native/nonfinite.h"
 #include "native/engine.h"
 
 /* ---- the type Core and the module ------------------------------------------------------------------------------- */
@@ -48,7 +49,7 @@
 static PyObject *Core_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {NULL};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, ":Core", names) || find_torch() < 0)
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, ":Core", names) || find_torch() < 0 || find_dtypes() < 0)
         return NULL;
     Core *self = (Core *)type->tp_alloc(type, 0);
     if (self == NULL)
@@ -69,6 +70,7 @@ static int Core_traverse(Core *self, visitproc visit, void *arg)
 {
     Py_VISIT(self->on_failure);
     Py_VISIT(self->on_enter);
+    Py_VISIT(self->on_nonfinite);
     Py_VISIT(self->on_leave);
     Py_VISIT(self->on_result);
     Py_VISIT(self->on_nodes);
@@ -90,6 +92,7 @@ static int Core_clear(Core *self)
 {
     Py_CLEAR(self->on_failure);
     Py_CLEAR(self->on_enter);
+    Py_CLEAR(self->on_nonfinite);
     Py_CLEAR(self->on_leave);
     Py_CLEAR(self->on_result);
     Py_CLEAR(self->on_nodes);
@@ -167,6 +170,7 @@ static PyMemberDef Core_members[] = {
     {"quiet_nodes", T_LONGLONG, offsetof(Core, quiet_nodes), 0, NULL},
     {"on_failure", T_OBJECT, offsetof(Core, on_failure), 0, NULL},
     {"on_enter", T_OBJECT, offsetof(Core, on_enter), 0, NULL},
+    {"on_nonfinite", T_OBJECT, offsetof(Core, on_nonfinite), 0, NULL},
     {"on_leave", T_OBJECT, offsetof(Core, on_leave), 0, NULL},
     {"on_result", T_OBJECT, offsetof(Core, on_result), 0, NULL},
     {"on_nodes", T_OBJECT, offsetof(Core, on_nodes), 0, NULL},
@@ -289,6 +293,8 @@ static PyObject *lend(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssi
 static PyMethodDef functions[] = {
     {"first_nonfinite", (PyCFunction)(void (*)(void))first_nonfinite, METH_FASTCALL,
      "The index of the first NaN or Inf among numbers in memory: (address, count, kind); -1 where there is none."},
+    {"holds_nonfinite", (PyCFunction)holds_nonfinite, METH_O,
+     "holds_nonfinite(tensor, /)\n--\n\nWhether a tensor holds NaN or Inf; None where that is not to be seen in its memory."},
     {"lend", (PyCFunction)(void (*)(void))lend, METH_FASTCALL,
      "lend(address, shape, strides, code, bits, owner, /)\n--\n\nA DLPack capsule over memory that owner holds."},
     {NULL, NULL, 0, NULL},

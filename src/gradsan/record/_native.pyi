@@ -15,6 +15,9 @@ def first_nonfinite(address: int, count: int, kind: int, /) -> int:
     Kinds: 0 float32, 1 float64, 2 float16, 3 bfloat16.
     """
 
+def holds_nonfinite(tensor: Any, /) -> bool | None:
+    """Whether a tensor holds NaN or Inf; None where that is not to be seen in its memory, and while modes are on."""
+
 def lend(
     address: int, shape: tuple[int, ...], strides: tuple[int, ...], code: int, bits: int, owner: Any, /
 ) -> Any: ...

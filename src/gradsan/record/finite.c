@@ -39,12 +39,18 @@ DEFINE_SEARCH(search_float64, uint64_t, UINT64_C(0x7ff0000000000000))
 DEFINE_SEARCH(search_float16, uint16_t, UINT16_C(0x7c00))
 DEFINE_SEARCH(search_bfloat16, uint16_t, UINT16_C(0x7f80))
 
-/* first_nonfinite(address, count, kind): the index of the first of `count` numbers at `address` that is NaN or Inf, -1
-where there is none. Kinds: 0 float32, 1 float64, 2 float16, 3 bfloat16. The memory must stay as it is meanwhile. */
-PyObject *first_nonfinite(PyObject *module, PyObject *const *args, Py_ssize_t given)
+/* The index of the first of `count` numbers that is NaN or Inf, -1 where there is none. Kinds: 0 float32, 1 float64,
+ * 2 float16, 3 bfloat16. The memory must stay as it is meanwhile. */
+Py_ssize_t first_nonfinite_number(const char *memory, Py_ssize_t count, int kind)
 {
     static Py_ssize_t (*const searches[])(const char *, Py_ssize_t) = {
         search_float32, search_float64, search_float16, search_bfloat16};
+    return searches[kind](memory, count);
+}
+
+/* The same for Python: (address, count, kind). */
+PyObject *first_nonfinite(PyObject *module, PyObject *const *args, Py_ssize_t given)
+{
     (void)module;
     if (given != 3) {
         PyErr_SetString(PyExc_TypeError, "first_nonfinite takes an address, a count and a kind");
@@ -63,5 +69,5 @@ PyObject *first_nonfinite(PyObject *module, PyObject *const *args, Py_ssize_t gi
         PyErr_SetString(PyExc_ValueError, "first_nonfinite: no such memory, count or kind");
         return NULL;
     }
-    return PyLong_FromSsize_t(count == 0 ? -1 : searches[kind](memory, count));
+    return PyLong_FromSsize_t(count == 0 ? -1 : first_nonfinite_number(memory, count, (int)kind));
 }

@@ -18,6 +18,9 @@ BeforeBackward = Callable[[RawBackward, tuple[Any, ...], dict[str, Any]], None]
 AfterBackward = Callable[[RawBackward], None]
 """Called with an entry of ``core.running`` whose backward has ended well."""
 
+OnNonFinite = Callable[[RawBackward], None]
+"""Called with an entry of ``core.running``; what the backward starts from is perhaps not finite."""
+
 OnResult = Callable[[str, tuple[Any, ...], dict[str, Any], Any], None]
 """Called with the name, the arguments and the result of a call; what it raises is counted, and passes nobody."""
 
@@ -37,12 +40,18 @@ class Listeners:
         self.after_backward: tuple[AfterBackward, ...] = ()
         self.after_nodes: tuple[AfterNodes, ...] = ()
         self.on_result: tuple[OnResult, ...] = ()
+        self._nonfinite: OnNonFinite | None = None
         self._traced: dict[Any, bool] = {}
 
     def call_before_backward(self, listener: BeforeBackward, wanted: bool = True) -> None:
         """Have it called before each backward from now on, once; or no longer."""
         self.before_backward = _with(self.before_backward, listener, wanted)
         self.follow()
+
+    def call_on_nonfinite(self, listener: OnNonFinite | None) -> None:
+        """Have it, and nobody else, called before each backward whose outputs are not seen to be finite."""
+        self._nonfinite = listener
+        self._core.on_nonfinite = None if listener is None else self._on_nonfinite
 
     def call_after_backward(self, listener: AfterBackward, wanted: bool = True) -> None:
         """Have it called after each backward from now on, once; or no longer."""
@@ -89,6 +98,10 @@ class Listeners:
         backward = as_backward(entry)
         for listener in self.before_backward:
             self.guard.run(partial(listener, backward, args, kwargs))
+
+    def _on_nonfinite(self, entry: Any) -> None:
+        if self._nonfinite is not None and not self.is_traced(entry):
+            self.guard.run(partial(self._nonfinite, as_backward(entry)))
 
     def _on_leave(self, entry: Any) -> None:
         if self.is_traced(entry):

@@ -83,6 +83,7 @@ def main(rounds: int) -> int:
         "on_enter",
         "on_leave",
         "on_nodes",
+        "on_nonfinite",
         "on_quiet",
         "on_operator",
         "on_round",

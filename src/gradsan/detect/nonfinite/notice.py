@@ -9,7 +9,7 @@ import itertools
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,13 +20,24 @@ from gradsan.graph import naming
 from gradsan.model import Birth, NonFinite, NonFiniteSeen
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawWrite
+from gradsan.record.listeners import Listeners
 from gradsan.record.stacks import symbolise
-from gradsan.record.steps import Settling, StepRecord, Steps
+from gradsan.record.steps import RawBackward, Settling, StepRecord, Steps
 
 _LARGEST_LOSS = 4_096
 _NAMED = 8
 _REFILLS = frozenset({"copy_", "fill_", "zero_", "set_", "__setitem__", "data"})
 """What gives a leaf other contents; any other write changes those it has, as an update does."""
+
+
+class _Pending(NamedTuple):
+    """A loss that was not finite, and the leaves behind it, which were."""
+
+    clock: int
+    stack: Any
+    steps: int
+    facts: Searched
+    leaves: list[weakref.ref[Any]]
 
 
 class Notice(Detector):
@@ -37,34 +48,48 @@ class Notice(Detector):
     other devices than the CPU are not looked at, because reading them would wait for the device.
     """
 
-    def __init__(self, core: Any, steps: Steps, settling: Settling, report: Callable[[NonFinite], None]) -> None:
+    def __init__(
+        self,
+        core: Any,
+        listeners: Listeners,
+        steps: Steps,
+        settling: Settling,
+        report: Callable[[NonFinite], None],
+    ) -> None:
         """``report`` takes the finding; ``settling`` knows the optimizers."""
-        self._core, self._steps, self._settling, self._report = core, steps, settling, report
+        self._core, self._listeners, self._steps = core, listeners, steps
+        self._settling, self._report = settling, report
         self._is_done = False
         self._first_steps = self._began = 0
-        self._pending: tuple[Any, int, Searched, list[weakref.ref[Any]]] | None = None
+        self._pending: _Pending | None = None
 
     def forget(self) -> None:
         """Begin anew."""
         self._is_done, self._pending = False, None
+        self._listeners.call_on_nonfinite(self.look)
         self._first_steps, self._began = self._core.steps, self._core.clock
 
     def leave(self) -> None:
         """Look no further in this stretch."""
-        self._is_done, self._pending = True, None
+        self._is_done = True
+        self._listeners.call_on_nonfinite(None)
+        self._await(None)
 
-    def before_backward(self, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Look at what a backward starts from; as ``listeners.BeforeBackward``."""
-        if self._is_done:
+    def look(self, entry: RawBackward) -> None:
+        """Look at what a backward starts from; as ``listeners.OnNonFinite``."""
+        if self._is_done or _torch.is_transformed() or _torch.is_profiled():
             return
-        for output in entry[3]:
-            if _is_bad(output):
-                with _torch.hushed():
-                    self._look(entry, output)
-                return
-        if self._pending is not None:
-            with _torch.hushed():
-                self._follow_up()
+        with _torch.hushed():
+            bad = next((one for one in entry.outputs if _is_bad(one)), None)
+            if bad is not None:
+                self._look(entry, bad)
+
+    def _before_next(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """See what a loss that was not finite has led to; as ``listeners.BeforeBackward``."""
+        if self._pending is None or self._pending.clock == entry.clock:
+            return
+        with _torch.hushed():
+            self._follow_up()
 
     def settle(self) -> None:
         """The stretch has ended: look at what the last losses have led to."""
@@ -82,11 +107,10 @@ class Notice(Detector):
                 if spoilt:
                     self._found(spoilt, "after", None, self._core.steps, Searched(spoilt[0]))
 
-    def _look(self, entry: Any, loss: Any) -> None:
-        stack = entry[1]
+    def _look(self, entry: RawBackward, loss: Any) -> None:
         # Not the data: an input whose gradient is wanted is a leaf, too.
         leaves = [
-            one for one in _leaves_behind(entry[3]) if isinstance(one, torch.nn.Parameter) or self._is_trained(one)
+            one for one in _leaves_behind(entry.outputs) if isinstance(one, torch.nn.Parameter) or self._is_trained(one)
         ]
         spoilt = [leaf for leaf in leaves if _is_spoilt(leaf)]
         if self._pending is not None:
@@ -94,19 +118,23 @@ class Notice(Detector):
         if self._is_done:
             return
         if spoilt:
-            self._found(spoilt, "before", stack, self._core.steps, Searched(loss))
+            self._found(spoilt, "before", entry.stack, self._core.steps, Searched(loss))
         else:
             known = [weakref.ref(leaf) for leaf in leaves]
-            self._pending = stack, self._core.steps, Searched(loss), known
+            self._await(_Pending(entry.clock, entry.stack, self._core.steps, Searched(loss), known))
 
     def _follow_up(self) -> None:
         """Whether a loss that was not finite has spoilt its leaves by now."""
-        assert self._pending is not None
-        stack, steps, facts, known = self._pending
-        self._pending = None
-        spoilt = [leaf for one in known if (leaf := one()) is not None and _is_spoilt(leaf)]
+        seen = self._pending
+        assert seen is not None
+        self._await(None)
+        spoilt = [leaf for one in seen.leaves if (leaf := one()) is not None and _is_spoilt(leaf)]
         if spoilt:
-            self._found(spoilt, "during", stack, steps, facts)
+            self._found(spoilt, "during", seen.stack, seen.steps, seen.facts)
+
+    def _await(self, pending: _Pending | None) -> None:
+        self._pending = pending
+        self._listeners.call_before_backward(self._before_next, pending is not None)
 
     def _is_trained(self, leaf: Any) -> bool:
         """Whether steps of this stretch updated a leaf, or statements did that came after a backward."""
@@ -132,7 +160,7 @@ class Notice(Detector):
         return [one for one in self._steps.steps if one.clock >= self._began and _has_written(one, storage)]
 
     def _found(self, spoilt: list[Any], seen: NonFiniteSeen, stack: Any, steps: int, facts: Searched) -> None:
-        self._is_done = True
+        self.leave()
         frame = sys._getframe()
         names = [found[0].text for one in spoilt[:_NAMED] if (found := naming.names_of(one, frame))]
         known = self._steps_of(spoilt[0])
@@ -153,15 +181,9 @@ class Notice(Detector):
 
 
 def _is_bad(output: Any) -> bool:
-    if type(output) not in _torch.PLAIN_TENSORS or not output.is_cpu or _torch.is_transformed() or _torch.is_profiled():
+    if type(output) not in _torch.PLAIN_TENSORS or not output.is_cpu or not _torch.has_elements(output):
         return False
-    if output.dim() or output.layout is not torch.strided or _torch.has_modes():
-        with _torch.hushed():
-            is_small = _torch.has_elements(output) and output.numel() <= _LARGEST_LOSS
-            return is_small and _torch.is_nonfinite(output)
-    # The usual loss, in the cheapest way: this is done at every backward of every program.
-    number = output.item()
-    return bool(number - number != 0)
+    return output.numel() <= _LARGEST_LOSS and _torch.is_nonfinite(output)
 
 
 def _leaves_behind(outputs: Any) -> Iterator[Any]:

@@ -19,6 +19,7 @@ typedef struct {
     PyObject *settled; /* the ids of the optimizers whose steps nobody wants to be told of any more; a set */
     PyObject *on_failure; /* called with a record of `running` and the exception that ends it */
     PyObject *on_enter;   /* called with a record of `running` and what else the engine was given, before it runs */
+    PyObject *on_nonfinite; /* called with a record of `running` whose outputs are not seen to be finite, before it runs */
     PyObject *on_leave;   /* called with a record of `running` whose backward has ended well */
     PyObject *on_round;   /* called with a record of `running` at the 1st, 2nd, 4th, 8th ... call of one line, and that number */
     PyObject *on_differentiable; /* called with a record of `running`, inputs and result, after a call with create_graph */

@@ -413,6 +413,16 @@ static int tell_entry(Core *core, PyObject *record, PyObject *const *args, Py_ss
     return failed ? -1 : 0;
 }
 
+/* Calls `on_nonfinite` with the record of a call whose outputs are not seen to be finite. */
+static int tell_nonfinite(Core *core, PyObject *record)
+{
+    if (!is_set(core->on_nonfinite) || starts_finite(PyTuple_GET_ITEM(record, 3)))
+        return 0;
+    PyObject *told = call_held(core->on_nonfinite, "(O)", record);
+    Py_XDECREF(told);
+    return told == NULL ? -1 : 0;
+}
+
 /* Calls `on_differentiable` or `on_gradients` with the record, the inputs that the engine was given, and its result. */
 static int tell_gradients(PyObject *listener, PyObject *record, PyObject *const *args, Py_ssize_t count, PyObject *result)
 {
@@ -452,6 +462,7 @@ static PyObject *Engine_vectorcall(PyObject *self, PyObject *const *args, size_t
         int has_told = -1;
         remembered = remember_backward(core, record, clock, first);
         if ((remembered == 0 && forgive(core) < 0) || (has_told = count_round(core, record)) < 0 ||
+            tell_nonfinite(core, record) < 0 ||
             (is_set(core->on_enter) && tell_entry(core, record, args, count, keywords) < 0)) {
             forget_record(core, record);
             return NULL;
