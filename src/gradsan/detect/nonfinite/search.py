@@ -6,7 +6,7 @@ import re
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -100,8 +100,11 @@ class NonFiniteSearch:
         if _torch.is_transformed():
             self._note(Message("blind.nonfinite_transformed"))
         # A backward that a compiler traces computes nothing, and all that is done meanwhile may be traced, too.
+        elif not _torch.has_modes() and all(_torch.is_seen_finite(one) for one in outputs):
+            # Nearly every backward begins here: nothing is asked that a mode or a class of the program's would see.
+            self._begin(clock, stack, outputs, ())
         elif all(_torch.has_values(one) for one in outputs if _torch.is_tensor(one)):
-            self._quietly(lambda: self._begin(clock, stack, outputs))
+            self._quietly(lambda: self._begin(clock, stack, outputs, [one for one in outputs if _is_bad(one)]))
 
     def after_backward(self, entry: Any) -> None:
         """Gather what a backward has left in ``.grad``; as ``listeners.AfterBackward``."""
@@ -122,11 +125,10 @@ class NonFiniteSearch:
             first = min(origins, key=lambda one: one.number)
             self._report(first_cause(first), [], None, None, self._rounds, "stopped")
 
-    def _begin(self, clock: int, stack: Any, outputs: Any) -> None:
+    def _begin(self, clock: int, stack: Any, outputs: Any, bad: Sequence[Any]) -> None:
         noticed_before, self._noticed = self._noticed, stack
         losses = [one for one in outputs if _torch.is_tensor(one)]
         roots = tuple(one.grad_fn for one in losses if one.grad_fn is not None)
-        bad = [one for one in losses if _torch.is_nonfinite(one)]
         if len(losses) == 1 and losses[0].numel() == 1 and not bad and not losses[0].is_complex():
             self._losses = [*self._losses[-_LOSSES_KEPT + 1 :], float(losses[0].item())]
         self._backward.begin(clock, roots)
@@ -363,6 +365,10 @@ def _shown(facts: Searched | None) -> dict[str, Any]:
 def _have_optimizer(leaves: list[Any]) -> bool:
     owned = set(map(id, _torch.parameters_of(*optimizers_alive())))
     return any(id(leaf) in owned for leaf in leaves)
+
+
+def _is_bad(output: Any) -> bool:
+    return _torch.is_tensor(output) and _torch.is_nonfinite(output)
 
 
 def _has_bad_gradient(leaf: Any) -> bool:
