@@ -251,9 +251,34 @@ HARMFUL = {
         """
         weight = nn.Parameter(torch.zeros(2))
         parameters = [weight]
-        length = torch.compile(lambda x: (x * x).sum().sqrt(), backend="aot_eager")
+        @torch.compile(backend="aot_eager")
+        def length(x):
+            return (x * x).sum().sqrt()  # origin
         def loss_of(batch):
-            return length(weight) + weight.sum()  # origin
+            return length(weight) + weight.sum()
+        """,
+    ),
+    "forward: inside of a module that torch.compile has written, with random numbers and a count": (
+        "GS601",
+        2,
+        True,
+        """
+        class Mixed(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = nn.Parameter(torch.ones(3))
+                self.dropout = nn.Dropout(0.25)
+                self.register_buffer("calls", torch.tensor(0))
+            def forward(self, x, left):
+                x = self.dropout(x * self.weight) + 1
+                self.calls.add_(1)
+                ratio = x / left  # origin
+                return ratio.square().mean()
+        model = Mixed()
+        parameters = list(model.parameters())
+        compiled = torch.compile(model, backend="aot_eager")
+        def loss_of(batch):
+            return compiled(torch.rand(4, 3), torch.tensor(2.0 - batch))
         """,
     ),
     "update: a schedule that begins at infinity": (

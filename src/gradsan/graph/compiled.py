@@ -53,7 +53,7 @@ def as_uncompiled(conflict: Conflict, node: Any, slot: str | None, tensor: Any, 
         conflict,
         save=replace(
             save,
-            site=_joined(save.site, graph, one.site),
+            site=joined(save.site, graph, one.site),
             node=one.node,
             slot=one.slot,
             is_output=one.is_output,
@@ -74,7 +74,7 @@ def needed_first(node: Any, output: int, site: Site) -> tuple[str, Site]:
     found = None if inside is None else inside.needed_first.get(output - _torch.written_inputs(node))
     if graph is None or found is None:
         return node.name(), site
-    return found[0], _joined(site, graph, found[1])
+    return found[0], joined(site, graph, found[1])
 
 
 def is_called_again(core: Any, site: Site, nodes: Iterable[Any], thread: int) -> bool:
@@ -255,7 +255,7 @@ def _written(write: Write, shape: tuple[int, ...]) -> Iterator[Write]:
         fitting = [one for one in inside.writes if _fits(sizes, one.shape, inside.varies)] if inside is not None else []
         if len({one.place for one in fitting}) == 1:
             for one in fitting:
-                yield replace(write, op=one.op, site=_joined(write.site, graph, one.site))
+                yield replace(write, op=one.op, site=joined(write.site, graph, one.site))
             return
     yield write
 
@@ -272,7 +272,7 @@ def _around(site: Site) -> tuple[_torch.Traced, ...]:
     return ()
 
 
-def _joined(site: Site, graph: _torch.Traced, inner: Site) -> Site:
+def joined(site: Site, graph: _torch.Traced, inner: Site) -> Site:
     """The stack of a call inside a compiled function: that of the function's caller, and what was traced."""
     frames = site.frames
     at = len(frames) - 1

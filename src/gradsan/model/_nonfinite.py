@@ -43,7 +43,8 @@ class Birth:
 
     ``op`` is what was called (``log``, ``__truediv__``), of a backward the Node, of an update the optimizer; ``site``
     where: of a backward the line of the forward operation, None where it is not known. ``value`` is the first
-    non-finite element, at ``index`` of a result of ``shape``; ``elements`` of ``of`` are not finite.
+    non-finite element, at ``index`` of a result of ``shape``; ``elements`` of ``of`` are not finite. ``redrawn``: these
+    elements are those of one more run of a compiled function, with other random numbers.
     """
 
     born: Born
@@ -59,6 +60,7 @@ class Birth:
     operands: tuple[Operand, ...] = ()
     name: str | None = None
     scalars: tuple[tuple[str, str], ...] = ()
+    redrawn: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,8 @@ class Backward:
     def __init__(self, core: Any, origins: Origins, is_busy: threading.local, on_cut: Any) -> None:
         """``is_busy`` keeps gradsan from looking at its own calls; ``on_cut`` is called where a graph is too long."""
         self._core, self._origins, self._busy, self._on_cut = core, origins, is_busy, on_cut
+        self.inside: Callable[[Any, tuple[Any, ...], Any], Origin | None] | None = None
+        """Where a compiled Node made what is not finite, of the gradients that it was given; None: not known."""
         self._runs: dict[int, _Run] = {}
 
     def install(self, quietly: Callable[[Callable[[], None]], None]) -> None:
@@ -137,10 +139,10 @@ class Backward:
         came = [one for one in given if one is not None and _torch.is_nonfinite(one)]
         gradient = bad[0][1]
         # Code of the program's ran in the Node, and its own operation was seen.
-        inside = self._origins.of(gradient)
+        inside = self._inside(node, given, came) or self._origins.of(gradient)
         # Else a Node handed them on, or a hook of the program's put them there.
         handed = [origin for one in came if (origin := self._origins.of(one)) is not None]
-        stack = self._stack_of(node)
+        stack = self.stack_of(node)
         # What the forward kept may have been bad already, and done no harm there: 0 times inf.
         parents = tuple(run.given.get(node, ())) or tuple(handed) or (() if came else self._kept_bad(node, stack))
         if inside is not None:
@@ -177,6 +179,11 @@ class Backward:
                 if child is not None:
                     run.given.setdefault(child, []).append(origin)
 
+    def _inside(self, node: Any, given: tuple[Any, ...], came: list[Any]) -> Origin | None:
+        if self.inside is None or came or not _torch.is_compiled_node(node):
+            return None
+        return self.inside(node, given, self.stack_of(node))
+
     def _kept_bad(self, node: Any, stack: Any) -> tuple[Origin, ...]:
         """Where values came from that a Node had kept and that were not finite, if another operation made them.
 
@@ -197,7 +204,7 @@ class Backward:
         running = running_here(self._core)
         return None if running is None else running[1]
 
-    def _stack_of(self, node: Any) -> Any:
+    def stack_of(self, node: Any) -> Any:
         """The raw stack of the call that made a Node; None where it is not in the log."""
         # A thread of the engine's own runs Nodes that the calling thread has made.
         running = running_here(self._core)

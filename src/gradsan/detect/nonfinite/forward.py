@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +27,8 @@ class Forward:
         """``on_leaf_write(tensor, origin)`` is called where a call has made memory of a leaf non-finite."""
         self._core, self._origins, self._on_leaf_write = core, origins, on_leaf_write
         self._names: dict[tuple[Any, str], str | None] = {}
+        self.inside: Callable[[Any, Any], Origin | None] | None = None
+        """Where the result of a call at a stack was made inside a compiled graph; None: not known."""
 
     def is_harmless(self, args: tuple[Any, ...], result: Any) -> bool:
         """Whether a result is seen to be finite, or to show memory that has been looked at, at next to no cost."""
@@ -63,13 +65,22 @@ class Forward:
         # ``broadcast_tensors`` hands on what has the shape already.
         if not in_place and any(one is result for _, one in arguments_of(args, kwargs)):
             return
-        origin = self._origin(op, args, kwargs, result, in_place)
-        self._origins.keep(result, origin)
+        is_compiled = op == "apply" and result.grad_fn is not None and _torch.is_compiled_node(result.grad_fn)
+        origin = self.inside(result, self.stack_here()) if is_compiled and self.inside is not None else None
+        if origin is None:
+            op = "CompiledFunction" if is_compiled else op
+            origin = self._origins.keep(result, self._origin(op, args, kwargs, result, in_place))
+        else:
+            self._origins.link(result, origin)
         if in_place:
             self._on_leaf_write(result, origin)
 
+    def stack_here(self) -> Any:
+        """Where the call stands that is looked at: a raw stack, or a Site."""
+        return self._core.stack(0)
+
     def _origin(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, in_place: bool) -> Origin:
-        stack = self._core.stack(0)
+        stack = self.stack_here()
         facts = Searched(result)
         operands = [(name, one) for name, one in arguments_of(args, kwargs) if one is not result]
         bad = [(name, one) for name, one in operands if _torch.is_nonfinite(one)]

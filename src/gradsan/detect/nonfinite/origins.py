@@ -28,7 +28,8 @@ class Origin:
     ``untraced`` of an operation that was not seen; ``passed`` on from ``parents``; ``gradient`` of a Node whose own
     gradients were finite; ``update`` by a step.
     ``number`` counts the origins; ``stack`` is a raw stack. ``in_backward``: the program's own code made it while a
-    backward ran. ``has_graph``: a gradient flows through the result.
+    backward ran. ``has_graph``: a gradient flows through the result. ``redrawn``: its elements are those of one more
+    run, with other random numbers.
     """
 
     how: How
@@ -43,6 +44,7 @@ class Origin:
     scalars: tuple[tuple[str, str], ...] = ()
     in_backward: bool = False
     has_graph: bool = False
+    redrawn: bool = False
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ import torch
 
 from gradsan import _torch
 from gradsan.detect.nonfinite.backward import Backward
+from gradsan.detect.nonfinite.compiled import CompiledCalls
 from gradsan.detect.nonfinite.forward import Forward
 from gradsan.detect.nonfinite.origins import Origin, Origins, first_cause
 from gradsan.detect.nonfinite.updates import Updates
@@ -44,6 +45,8 @@ class NonFiniteSearch:
         self._forward = Forward(core, self._origins, self._on_write)
         cut = partial(note, Message("blind.nonfinite_long_graph"))
         self._backward = Backward(core, self._origins, self._busy, cut)
+        self._compiled = CompiledCalls(core, self._origins)
+        self._forward.inside, self._backward.inside = self._compiled.in_forward, self._compiled.in_backward
         self._updates = Updates(core, self._origins, self._on_consumed, self._on_harmless_step)
         self._noticed: Any = None
         self._bad_losses: dict[int, Origin] = {}
@@ -80,6 +83,8 @@ class NonFiniteSearch:
             may_hold = result is None or isinstance(result, (torch.Tensor, tuple, list))
             if not may_hold or getattr(self._busy, "on", False) or _torch.is_transformed():
                 return
+            if op == "apply":
+                self._compiled.note(args, result)
             if not (self._forward.is_harmless(args, result) or _torch.is_compiling()):
                 quietly(lambda: self._forward.on_result(op, args, kwargs, result))
 
@@ -110,6 +115,7 @@ class NonFiniteSearch:
         """Gather what a backward has left in ``.grad``; as ``listeners.AfterBackward``."""
         if not self._backward.has(entry[0]):
             return
+        self._compiled.forget()
         if self._bad_losses or self._backward.given(entry[0]):
             self._quietly(lambda: self._end(entry[0], entry[1]))
         else:
@@ -314,6 +320,7 @@ class NonFiniteSearch:
             operands=origin.operands,
             name=names[0] if origin.how == "update" and names else taken.name or origin.name,
             scalars=origin.scalars,
+            redrawn=origin.redrawn,
             **_shown(origin.facts),
         )
         path = tuple((one.op, symbolise(one.stack)) for one in way if one.stack is not None)

@@ -47,6 +47,7 @@ Reason = Literal[
     "eps_zero",
     "diverged",
     "given",
+    "compiled",
     "plain",
 ]
 _OF_OPERATOR = 2
@@ -78,6 +79,8 @@ _PRODUCTS = frozenset(
 _SAID_WITHOUT_ELEMENT: frozenset[Reason] = frozenset(
     {"given", "unwritten", "learning_rate", "eps_zero", "diverged", "empty", "all_masked", "gradient_overflow"}
 )
+COMPILED = "CompiledFunction"
+"""What the call of a compiled graph is called where it is not known which operation inside made a value."""
 _LARGEST = {"float16": "65504", "bfloat16": "3.39e38", "float32": "3.4e38", "float64": "1.8e308"}
 
 
@@ -179,7 +182,7 @@ def _explain_origin(found: NonFinite) -> Diagnosis:
         why=Why(_formula(birth), why),
         gradient=Gradient("unknown" if found.reached in ("loss", "stopped") else "wrong"),
         fixes=fixes(birth, reason, read.operand, frame, values),
-        notes=(Message("note.nonfinite_diverging", values),) if diverges else (),
+        notes=_notes(birth, read, diverges, values),
         count=found.count,
         nonfinite=NonFiniteFacts(
             birth.born,
@@ -193,6 +196,11 @@ def _explain_origin(found: NonFinite) -> Diagnosis:
             found.losses,
         ),
     )
+
+
+def _notes(birth: Birth, read: _Read, diverges: bool, values: dict[str, object]) -> tuple[Message, ...]:
+    said = {"diverging": diverges, "compiled": read.reason == "compiled", "redrawn": birth.redrawn}
+    return tuple(Message(f"note.nonfinite_{key}", values) for key, holds in said.items() if holds)
 
 
 def _is_diverging(losses: tuple[float, ...]) -> bool:
@@ -230,6 +238,8 @@ _SYMBOLS = {
 
 
 def _read(birth: Birth, is_step: bool) -> _Read:
+    if birth.op.startswith(COMPILED):
+        return _Read("compiled", None)
     if birth.born == "data":
         return _Read("given", None)
     if birth.born == "update" and is_step:
