@@ -18,7 +18,7 @@ from cases import each
 SOURCES = Path(__file__).resolve().parent.parent / "src" / "gradsan"
 
 ORDER = (
-    "model", "text", "catalogue", "overlap", "_lazy", "_errors", "_imports", "heuristics", "source", "suppress",
+    "_lazy", "model", "text", "catalogue", "overlap", "_errors", "_imports", "heuristics", "source", "suppress",
     "_editors", "options", "_torch", "record", "graph", "originals", "detect", "errors", "postmortem", "_watching",
     "diagnose", "lint", "present", "_notes", "_terms", "_autopsy", "_session", "_ipython", "launch", "_enabled",
     "_install", "_api", "repair", "cli", "integrations",
@@ -56,6 +56,7 @@ EXCEPTIONS = {
 
 FILES_IN_A_FOLDER = 20
 LINES_IN_A_FILE = 420
+MODULES_LOADED = 120
 
 
 @cache
@@ -180,3 +181,15 @@ def test_folders_and_files_are_of_a_size_that_one_can_read() -> None:
     texts = {str(path.relative_to(SOURCES)): path.read_text(encoding="utf-8") for path in modules().values()}
     lengths = {name: text.count("\n") for name, text in texts.items()}
     assert {name: n for name, n in lengths.items() if n > LINES_IN_A_FILE} == {}
+
+
+def test_a_watched_run_loads_what_it_needs_only():
+    program = """
+import sys, gradsan, torch
+weight = torch.ones(2, requires_grad=True)
+with gradsan.watch():
+    weight.sum().backward()
+print(sum(name.partition(".")[0] == "gradsan" for name in sys.modules))
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    assert int(run.stdout) <= MODULES_LOADED

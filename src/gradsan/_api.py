@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from gradsan._enabled import Enabled
+    from gradsan.suppress import Rule
 
 LanguageOption = Literal["en", "zh", "auto"]
 P = ParamSpec("P")
@@ -56,9 +57,11 @@ class watch:  # noqa: N801 - used as a function: ``with gradsan.watch():``
         Raises:
             ValueError: for an ``only`` that names neither codes nor places.
         """
-        from gradsan.suppress import rules_of
+        rules: tuple[Rule, ...] = ()
+        if only is not None:
+            from gradsan.suppress import rules_of
 
-        rules = () if only is None else rules_of(only)
+            rules = rules_of(only)
         self._terms = Terms(halt=halt, early=early, strict=strict, only=rules, max_bytes=max_bytes)
         self._mode: Mode = mode
         self._native = native

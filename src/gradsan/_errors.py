@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
+from gradsan import text
 from gradsan.model import Message
-from gradsan.text import choose_language, say
 
 
 class GradsanError(RuntimeError):
@@ -13,7 +13,7 @@ class GradsanError(RuntimeError):
 
     def __init__(self, message: Message) -> None:
         """``message`` is said in the language of the environment."""
-        super().__init__(say(message, choose_language("auto", os.environ)))
+        super().__init__(text.say(message, text.choose_language("auto", os.environ)))
 
 
 class HaltError(GradsanError):

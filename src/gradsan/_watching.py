@@ -5,16 +5,12 @@ The recorder knows none of them: it says when watching begins and ends, in which
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Collection
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
-from gradsan import _torch
-from gradsan._errors import GradsanError
 from gradsan.detect.changed_values import ChangedValues
 from gradsan.detect.checkpoints import Checkpoints
-from gradsan.detect.compiled_inputs import CompiledInputs
 from gradsan.detect.distributed import BufferSync, Sharded
 from gradsan.detect.exports import Exports
 from gradsan.detect.functions import Functions
@@ -42,11 +38,10 @@ from gradsan.detect.meaning.unowned import Unowned
 from gradsan.detect.meaning.unrecorded_reads import UnrecordedReads
 from gradsan.detect.memory import Findings, Notes, Uncounted
 from gradsan.detect.nonfinite.notice import Notice
-from gradsan.detect.nonfinite.search import NonFiniteSearch
 from gradsan.detect.prescan import Prescan, way_of
 from gradsan.detect.wrapped import Wrapped
-from gradsan.errors import failures
-from gradsan.graph import conflicts, self_check, stale_slots
+from gradsan.errors.watched import WatchedErrors
+from gradsan.graph import self_check
 from gradsan.model import Conflict, Deviation, Failure, Message
 from gradsan.originals import kept_conflicts
 from gradsan.originals.deep import Deep
@@ -58,8 +53,9 @@ from gradsan.record.patches import Patches
 from gradsan.record.recorder import FINDINGS_KEPT, Recorder
 from gradsan.record.steps import Settling, as_backward, read_backward
 
-_SEEN = "_gradsan_seen"
-_EXAMINED = "_gradsan_met"
+if TYPE_CHECKING:
+    from gradsan.detect.compiled_inputs import CompiledInputs
+    from gradsan.detect.nonfinite.search import NonFiniteSearch
 
 
 class Watching:
@@ -84,7 +80,6 @@ class Watching:
         self.functions = Functions(core, steps, notes, self._findings, self._keep_failure, self._scan_functions)
         self.checkpoints = Checkpoints(core, steps, notes, self._findings, guard.note)
         self.changed_values = ChangedValues(core, self._listeners, steps, self._findings, self.uncounted, self.deep)
-        self.compiled_inputs = CompiledInputs(core, steps, self.uncounted, self._findings)
         self.wrapped = Wrapped(core, steps, self._findings)
         self.buffer_sync = BufferSync(core, self.uncounted, guard.note)
         self.sharded = Sharded(core, steps, notes, self._findings)
@@ -107,7 +102,7 @@ class Watching:
         )
         found, making = self._keep_failure, Making(core)
         self.notice = Notice(core, self._listeners, steps, self._settling, recorder.nonfinite.append)
-        self._search = NonFiniteSearch(core, recorder.nonfinite.append, guard.note)
+        self._errors = WatchedErrors(recorder, self.checkpoints, self._keep_failure)
         self.detectors: tuple[Detector, ...] = (
             self.uncounted,
             self.exports,
@@ -122,7 +117,6 @@ class Watching:
             self.changed_values,
             self.kept_gradients,
             self.wrapped,
-            self.compiled_inputs,
             self.lost_updates,
             self.lost_hooks,
             ChangedLosses(core, self.uncounted, self.changed_values.meant, found),
@@ -156,6 +150,18 @@ class Watching:
         core.on_differentiable, core.on_gradients = self._on_differentiable, self._on_gradients
         self.exports.on_hand_out = self._on_hand_out
 
+    @cached_property
+    def _compiled_inputs(self) -> CompiledInputs:
+        from gradsan.detect.compiled_inputs import CompiledInputs
+
+        return CompiledInputs(self._recorder.core, self._recorder.steps, self.uncounted, self._findings)
+
+    @cached_property
+    def _search(self) -> NonFiniteSearch:
+        from gradsan.detect.nonfinite.search import NonFiniteSearch
+
+        return NonFiniteSearch(self._recorder.core, self._recorder.nonfinite.append, self._recorder.guard.note)
+
     def begin(self, install: Callable[[], None]) -> None:
         """Watching begins: ``install`` puts the recorder's own patches into torch, before those of the detectors."""
         recorder, guard = self._recorder, self._recorder.guard
@@ -169,7 +175,7 @@ class Watching:
         self._listeners.follow()
         guard.install("user hooks", self._watch_user_hooks)
         install()
-        guard.install("warnings", partial(failures.watch, recorder.patches, self._on_warning))
+        guard.install("warnings", partial(self._errors.install, recorder.patches))
         for one in overriding(self.detectors, "install"):
             run = guard.run_hushed if one.is_hushed else guard.run
             guard.install(one.part, partial(one.install, recorder.patches, run))
@@ -279,7 +285,7 @@ class Watching:
 
     def _scan_compiled(self) -> None:
         """Have graphs looked through from now on: something was compiled."""
-        self._listeners.call_before_backward(self.compiled_inputs.before_backward)
+        self._listeners.call_before_backward(self._compiled_inputs.before_backward)
 
     def _scan_functions(self) -> None:
         """Have custom Functions looked at from now on: one has kept or written something."""
@@ -338,79 +344,22 @@ class Watching:
                 guard.run_hushed(lambda: self.hook_writes.on_write(tensor, op, stack))
         self.overwriting.written(tensor)
 
-    def _on_warning(self, message: Any, category: type[Warning]) -> None:
-        self._recorder.guard.run(partial(self._keep_warning, message, category))
-
-    def _keep_warning(self, message: Any, category: type[Warning]) -> None:
-        failure = failures.of_warning(self._recorder, message, category)
-        if failure is not None:
-            self._keep_failure(failure)
-
     def _keep_failure(self, failure: Failure) -> None:
         if len(self._recorder.failures) < FINDINGS_KEPT:
             self._recorder.failures.append(failure)
 
     def backward_failed(self, entry: Any, error: BaseException) -> Conflict | Failure | None:
         """A backward has ended with an exception; find what lies behind it while graph and variables are there."""
-        found = self._recorder.conflicts
-        known = len(found)
-        self._find_cause(entry, error)
+        found = self._errors.backward_failed(read_backward(entry), error)
         if self._is_searching:
             self._recorder.guard.run_hushed(partial(self._search.failed, entry, error))
-        return found[-1] if len(found) > known else failures.kept_on(error)
-
-    def _find_cause(self, entry: Any, error: BaseException) -> None:
-        recorder = self._recorder
-        if getattr(error, _SEEN, False) or isinstance(error, GradsanError):
-            return
-        if not stale_slots.is_version_error(error):
-            recorder.guard.run_hushed(partial(self._look_at, error, entry))
-            return
-        if _torch.is_building_graph(error):
-            return
-        # One failure passes several engine calls where a backward runs inside another (checkpointing).
-        with contextlib.suppress(AttributeError):
-            setattr(error, _SEEN, True)
-        backward = read_backward(entry)
-
-        def collect() -> Conflict | None:
-            failed = conflicts.of_failure(recorder.core, recorder.steps, backward, error, None, recorder.backwards)
-            return self.checkpoints.kept(failed, error)
-
-        with _torch.hushed():
-            recorder.keep(collect)
-
-    def _look_at(self, error: BaseException, entry: Any) -> None:
-        recorder, backward = self._recorder, read_backward(entry)
-        inputs = _torch.engine_inputs(error, backward.outputs)
-        failure = failures.of_exception(
-            recorder.core, recorder.steps, error, backwards=recorder.backwards, backward=backward, inputs=inputs
-        )
-        if failure is not None:
-            failures.keep_on(error, failure)
+        return found
 
     def program_ended_by(self, error: BaseException) -> None:
         """An exception has ended the program or left a watched block: keep the Failure that it is, if any."""
-        if len(self._recorder.failures) < FINDINGS_KEPT:
-            self._recorder.guard.run(partial(self._keep_ending, error))
+        self._errors.program_ended_by(error)
         if self._is_searching and isinstance(error, Exception):
             self._recorder.guard.run_hushed(partial(self._search.examine, error))
-
-    def _keep_ending(self, error: BaseException) -> None:
-        # A number, because the program may send its exceptions to other processes.
-        if getattr(error, _EXAMINED, None) == id(self):
-            return
-        recorder = self._recorder
-        looked_at: BaseException | None = error
-        while looked_at is not None and not stale_slots.is_version_error(looked_at):
-            failure = failures.of_exception(recorder.core, recorder.steps, looked_at, backwards=recorder.backwards)
-            if failure is not None:
-                recorder.failures.append(failure)
-                with contextlib.suppress(AttributeError, TypeError):
-                    setattr(error, _EXAMINED, id(self))
-                return
-            # ``raise TrainingFailed(...) from error``
-            looked_at = looked_at.__cause__
 
 
 def watching_of(recorder: Recorder) -> Watching:

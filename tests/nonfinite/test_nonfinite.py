@@ -158,9 +158,9 @@ def test_losses_gradients_and_random_numbers_are_those_of_the_plain_program():
 
 
 def test_a_graph_longer_than_the_search_is_a_blind_spot(monkeypatch):
-    from gradsan.detect.nonfinite import backward
+    from gradsan.graph import walk
 
-    monkeypatch.setattr(backward, "NODES_WATCHED", 5)
+    monkeypatch.setattr(walk, "NODES_WALKED", 5)
     weight = torch.ones(1, requires_grad=True)
     with gradsan.watch("nonfinite") as watched:
         value = weight

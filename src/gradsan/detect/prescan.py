@@ -15,7 +15,7 @@ from typing import Any, Literal
 from gradsan import _torch
 from gradsan.detect.exports import Exports
 from gradsan.detect.memory import Uncounted
-from gradsan.graph import compiled, conflicts, naming, walk
+from gradsan.graph import conflicts, naming, walk
 from gradsan.graph.conflicts import passed
 from gradsan.model import Conflict, Region, Save, Site, Write
 from gradsan.originals.kept_conflicts import PastCounter
@@ -130,6 +130,8 @@ class Prescan(Detector):
             return
         if len(self._found) >= self._most:
             return
+        from gradsan.graph import compiled
+
         clock = made.clock if made else 0
         is_output = slot.startswith("result") or (not tensor.requires_grad and getattr(tensor, "grad_fn", None) is None)
         self._known[key] = len(self._found)

@@ -17,11 +17,9 @@ goes on as it is.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import re
 import sys
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
@@ -38,7 +36,6 @@ from gradsan.errors import (
     refused_writes,
 )
 from gradsan.model import Clue, Failure, Frame, Site
-from gradsan.record.patches import Patches
 from gradsan.record.stacks import is_own_file, is_user_file, of_traceback, symbolise
 from gradsan.record.steps import BackwardRecord
 
@@ -168,18 +165,6 @@ def keep_on(error: BaseException, failure: Failure) -> None:
     """Let ``failure`` wait on its exception; exceptions that take no attributes are looked at anew later."""
     with contextlib.suppress(AttributeError, TypeError):
         setattr(error, _WAITING, failure)
-
-
-def watch(patches: Patches, look: Callable[[Warning | str, type[Warning]], None]) -> None:
-    """Have ``look`` called with every warning that is shown."""
-    original = warnings.showwarning
-
-    @functools.wraps(original)
-    def showwarning(message: Any, category: type[Warning], *args: Any, **kwargs: Any) -> None:
-        look(message, category)
-        original(message, category, *args, **kwargs)
-
-    patches.set(warnings, "showwarning", showwarning)
 
 
 def of_warning(recorder: Any, message: Any, category: type[Warning]) -> Failure | None:

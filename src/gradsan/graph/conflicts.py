@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from gradsan import _torch
-from gradsan.graph import borrowed, compiled, naming, stale_slots, walk
+from gradsan.graph import borrowed, naming, stale_slots, walk
 from gradsan.model import Bridge, Conflict, Frame, Passed, Region, Save, Site, TensorInfo, Use, Write
 from gradsan.overlap import overlap
 from gradsan.record import ledger
@@ -109,6 +109,8 @@ def _of_stale(core: Any, steps: Any, backward: BackwardRecord, stale: stale_slot
         passed=passed(core, backward.roots, node, moment_of(writes)),
         collected_in=naming.collected_in(info.storage, frame) if writes else None,
     )
+    from gradsan.graph import compiled
+
     return compiled.as_uncompiled(conflict, node, stale.slot, tensor, backward)
 
 

@@ -52,6 +52,19 @@ def nodes_behind(roots: Iterable[Any], most: int) -> list[Any] | None:
     return list(found) if len(found) <= most else None
 
 
+def each_behind(roots: Iterable[Any]) -> Iterator[Any]:
+    """Every Node that a backward from ``roots`` may run, once, in no order that means anything."""
+    waiting = list(roots)
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for child, _ in node.next_functions:
+            if child is not None and child not in seen:
+                seen.add(child)
+                waiting.append(child)
+
+
 def _youngest_first(starts: list[Any]) -> tuple[list[Any], dict[Any, int] | None]:
     """At most ``NODES_WALKED`` Nodes, and by how many edges each is reached; None where there are more Nodes."""
     order: list[Any] = []

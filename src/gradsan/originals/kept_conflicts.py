@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from gradsan import _torch
-from gradsan.graph import compiled, naming, walk
+from gradsan.graph import naming, walk
 from gradsan.graph.conflicts import bridge_over, moment_of, passed, steps_before, tensor_info, use_of
 from gradsan.graph.stale_slots import Origin
 from gradsan.model import Conflict, Deviation, Save, Site, Write
@@ -92,6 +92,8 @@ def of_kept(
         healed_bytes=healed,
         unchanged=not changed,
     )
+    from gradsan.graph import compiled
+
     return conflict if backward is None else compiled.as_uncompiled(conflict, node, slot, kept.alias, backward)
 
 

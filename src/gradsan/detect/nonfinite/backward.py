@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -11,14 +11,12 @@ from typing import Any
 from gradsan import _torch
 from gradsan.detect.nonfinite.origins import How, Origin, Origins, first_cause
 from gradsan.detect.nonfinite.values import Searched, operands_of
+from gradsan.graph import walk
 from gradsan.model import Frame, Operand
 from gradsan.record.ledger import call_that_made
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import running_here
 from gradsan.record.user_hooks import has_tensor_hooks
-
-NODES_WATCHED = 10_000
-"""From torch 2.13 on, a longer chain of Nodes that Python has looked at may end the process when it is freed."""
 
 _MOVING = frozenset(
     {
@@ -59,7 +57,7 @@ class Backward:
         """Watch the backward that begins at ``clock`` from ``roots``."""
         run = _Run(roots=roots)
         self._runs[clock] = run
-        for node in nodes_behind(roots):
+        for node in walk.each_behind(roots):
             kind = type(node).__name__
             leaf = node.variable if kind == "AccumulateGrad" else None
             if leaf is not None:
@@ -68,7 +66,7 @@ class Backward:
                     run.handles.append(node.register_prehook(partial(self._before_leaf, run, node)))
             elif kind in _MOVING and node not in roots and not has_tensor_hooks(node):
                 continue
-            elif len(run.nodes) >= NODES_WATCHED:
+            elif len(run.nodes) >= walk.NODES_WALKED:
                 self._on_cut()
                 break
             else:
@@ -245,16 +243,3 @@ def _values_kept(node: Any) -> Iterator[tuple[str, Any]]:
             continue
         if _torch.is_tensor(value) and _torch.can_be_nonfinite(value):
             yield slot, value
-
-
-def nodes_behind(roots: Iterable[Any]) -> Iterator[Any]:
-    """Every Node that a backward from ``roots`` may run, once, in no order that means anything."""
-    waiting = list(roots)
-    seen = set(waiting)
-    while waiting:
-        node = waiting.pop()
-        yield node
-        for child, _ in node.next_functions:
-            if child is not None and child not in seen:
-                seen.add(child)
-                waiting.append(child)

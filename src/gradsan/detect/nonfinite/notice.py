@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 from gradsan import _torch
-from gradsan.detect.nonfinite.backward import NODES_WATCHED, nodes_behind
 from gradsan.detect.nonfinite.values import Searched
-from gradsan.graph import naming
+from gradsan.graph import naming, walk
 from gradsan.model import Birth, NonFinite, NonFiniteSeen
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawWrite
@@ -188,7 +187,7 @@ def _is_bad(output: Any) -> bool:
 
 def _leaves_behind(outputs: Any) -> Iterator[Any]:
     roots = [one.grad_fn for one in outputs if _torch.is_tensor(one) and one.grad_fn is not None]
-    known = (getattr(node, "variable", None) for node in itertools.islice(nodes_behind(roots), NODES_WATCHED))
+    known = (getattr(node, "variable", None) for node in itertools.islice(walk.each_behind(roots), walk.NODES_WALKED))
     return (leaf for leaf in known if _torch.is_tensor(leaf))
 
 
