@@ -8,9 +8,11 @@ from typing import Any
 import core_kit
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functionalize, grad, jacrev, vmap
+from torch.fx import symbolic_trace
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, get_testing_overrides
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
@@ -67,6 +69,50 @@ def in_a_dispatch_mode() -> None:
 def in_a_function_mode() -> None:
     with Called():
         trained(torch.ones(3, requires_grad=True))
+
+
+class Asked:
+    """Takes part in no operation, and is asked about each."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func
+
+
+OVERRIDABLE = {id(function) for function in get_testing_overrides()}
+OPERATIONS = [
+    (owner, name)
+    for owner in (torch, torch.functional, torch.nn.functional, torch.Tensor)
+    for name in dir(owner)
+    if id(getattr(owner, name)) in OVERRIDABLE
+]
+
+
+def told_by_identity() -> None:
+    """``func is torch.add``, for each function and method that asks when it is given as many arguments as it takes."""
+    for owner, name in OPERATIONS:
+        function = getattr(owner, name)
+        for count in range(1, 5):
+            try:
+                given = function(*[Asked()] * count)
+            except Exception:
+                continue
+            seen.append(f"{owner.__name__}.{name}: {given is function} {given == function}")
+            break
+    for node in symbolic_trace(lambda x: torch.add(torch.relu(x), 1).abs() ** 2).graph.nodes:
+        seen.append(f"{node.target is torch.relu} {node.target is torch.add}")
+
+
+def handed_out_in_a_function_mode() -> None:
+    x = torch.ones(3)
+    with Called():
+        x.resize_(5)
+        x.set_(torch.ones(2))
+        x.resize_as_(torch.ones(3))
+        x.untyped_storage().resize_(40)
+        (x.numpy(), x.__array__(), x.data_ptr(), x.view(-1), torch.from_dlpack(x), x.share_memory_())
+    with FakeTensorMode():
+        torch.ones(3).resize_(4).untyped_storage().resize_(0)
 
 
 def without_data() -> None:
@@ -129,7 +175,13 @@ def traced() -> None:
     seen.append(make_fx(vmap(grad(written_within)))(torch.ones(2, 3)).code)
 
 
+def loss_of_a_wrapper() -> None:
+    x = Wrapper(torch.ones(())).requires_grad_()
+    x.exp().backward()
+
+
 PROGRAMS = [
+    told_by_identity,
     in_a_dispatch_mode,
     in_a_function_mode,
     without_data,
@@ -146,6 +198,17 @@ def saw(program: Callable[[], None]) -> list[str]:
     seen.clear()
     program()
     return list(seen)
+
+
+@pytest.mark.filterwarnings("error:Accessing the data pointer")
+@pytest.mark.parametrize("mode", ["watch", "deep", "heal", "nonfinite"])
+@each("program", [in_a_function_mode, handed_out_in_a_function_mode, loss_of_a_wrapper])
+def test_no_mode_of_gradsan_asks_what_the_program_did_not(program: Callable[[], None], mode: Any) -> None:
+    saw(program)
+    # A slot with hooks is read by PyTorch's own detach.
+    plain = [one for one in saw(program) if "detach" not in one]
+    with gradsan.watch(mode):
+        assert [one for one in saw(program) if "detach" not in one] == plain
 
 
 @pytest.mark.filterwarnings("ignore")

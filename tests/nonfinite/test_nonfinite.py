@@ -197,6 +197,31 @@ def test_what_has_no_memory_to_search_is_as_it_is_without(name):
     assert {spot.key for spot in watched.report.seen.blind_spots} <= {"blind.nonfinite_transformed"}
 
 
+def compiled_backward():
+    from torch._dynamo import compiled_autograd
+
+    compiled = []
+
+    def train():
+        x = torch.ones(3, requires_grad=True)
+        with compiled_autograd._enable(
+            lambda graph: compiled.append([str(node) for node in graph.graph.nodes]) or graph
+        ):
+            (x.sin() * x).sum().backward()
+
+    train()
+    compiled_autograd.reset()
+    with gradsan.watch("nonfinite") as watched:
+        train()
+    return compiled, [spot.key for spot in watched.report.seen.blind_spots]
+
+
+def test_a_backward_that_is_compiled_is_left_alone():
+    (plain, watched), blind_spots = call_forked(compiled_backward, compiles=True)
+    assert watched == plain
+    assert blind_spots == ["blind.nonfinite_compiled_backward"]
+
+
 def test_a_look_that_fails_is_a_blind_spot(monkeypatch):
     from gradsan.detect.nonfinite import backward
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gradsan._torch.kinds import has_elements
-from gradsan._torch.modes import has_modes
+from gradsan._torch.modes import has_function_modes, has_modes
 
 # Kind of number as the native search counts them, and how many such numbers one element has.
 _KINDS = {
@@ -75,7 +75,9 @@ def is_seen_finite(tensor: Any) -> bool:
 
 def is_view_of(result: Any, tensor: Any) -> bool:
     """Whether a result is seen to be a view of ``tensor`` or of its base; False where that is not known."""
-    if type(result) is not torch.Tensor or not result._is_view() or type(tensor) not in _SEARCHED:
+    if type(result) is not torch.Tensor or type(tensor) not in _SEARCHED or has_function_modes():
+        return False
+    if not result._is_view():
         return False
     base = result._base
     return base is tensor or (tensor._is_view() and base is tensor._base)

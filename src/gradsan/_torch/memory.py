@@ -266,8 +266,9 @@ def give_own_memory(holder: Any) -> None:
     """
     with contextlib.suppress(RuntimeError):
         storage = holder.untyped_storage() if torch.is_tensor(holder) else holder
-        # Asking a storage for its pointer is asking for memory to write to.
-        storage.data_ptr()
+        # Asking a storage for its pointer is asking for memory to write to. Of a fake one, torch warns.
+        if storage.device.type != "meta":
+            storage.data_ptr()
 
 
 def at_same_address(one: Any, clone: Any, source: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any
@@ -113,6 +114,11 @@ def is_untraced_call(code: CodeType) -> bool:
 def is_transformed() -> bool:
     """Whether a transform of ``torch.func`` runs in this thread. Missing: False."""
     return _transform_level is not None and _transform_level() is not None
+
+
+def is_compiled_autograd() -> bool:
+    """Whether backward calls are compiled, and with them the hooks of their Nodes. Missing: False."""
+    return bool(getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "compiled_autograd_enabled", False))
 
 
 _transform_level: Callable[[], int | None] | None = getattr(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import gc
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import torch
 import torch._VF
 import torch.fft
+import torch.functional
 import torch.jit._builtins as _jit_builtins
 import torch.linalg
 import torch.nn.functional
@@ -57,7 +60,17 @@ def function_namespaces() -> list[Any]:
     """Every namespace of torch that holds builtin functions which may write to a tensor."""
     names = ("_nn", "_linalg", "_fft", "_special", "_sparse", "_nested")
     inner = [getattr(torch._C, name) for name in names if hasattr(torch._C, name)]
-    return [torch, torch._VF, *inner, torch.nn.functional, torch.linalg, torch.fft, torch.special, torch.sparse]
+    return [
+        torch,
+        torch._VF,
+        *inner,
+        torch.functional,
+        torch.nn.functional,
+        torch.linalg,
+        torch.fft,
+        torch.special,
+        torch.sparse,
+    ]
 
 
 def variable_function(name: str) -> Any:
@@ -119,6 +132,43 @@ def introduce_to_jit(pairs: Iterable[tuple[Any, Any]]) -> Callable[[], None]:
             table.pop(key, None)
 
     return undo
+
+
+def show_to_modes(pairs: Iterable[tuple[Any, Any]]) -> Callable[[], None]:
+    """Let each ``__torch_function__`` be given the wrapper in place of what it wraps; returns how to undo that.
+
+    Programs, and passes over graphs of ``torch.fx``, ask ``func is torch.add``. A builtin looks itself up in a type
+    that is written to by its dictionary alone; an operator in Python names itself by a variable of its closure.
+    Missing type: there ``is`` tells the wrapper and the builtin apart, and ``==`` does not.
+    """
+    kind = type(getattr(torch._C, "_VariableFunctions", None))
+    entries: dict[str, Any] = gc.get_referents(vars(kind))[0]
+    builtins: list[tuple[str, Any]] = []
+    closures: list[tuple[Any, Any]] = []
+    for original, wrapper in pairs:
+        name = getattr(original, "__name__", "")
+        entry = entries.get(name)
+        if isinstance(entry, staticmethod) and entry.__func__ is original:
+            entries[name] = staticmethod(wrapper)
+            builtins.append((name, entry))
+        for cell in getattr(original, "__closure__", None) or ():
+            if cell.cell_contents is original:
+                cell.cell_contents = wrapper
+                closures.append((cell, original))
+    _forget_attributes(kind)
+
+    def undo() -> None:
+        entries.update(builtins)
+        for cell, original in closures:
+            cell.cell_contents = original
+        _forget_attributes(kind)
+
+    return undo
+
+
+def _forget_attributes(kind: type) -> None:
+    """Empty the caches that CPython has of the attributes of a type."""
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))
 
 
 def checked_operator(error: BaseException) -> Any:

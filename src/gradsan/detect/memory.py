@@ -148,6 +148,7 @@ class Uncounted(Detector):
                 return result
 
             patches.set(owner, name, watched)
+            patches.on_undo(_torch.show_to_modes([(original, watched)]))
 
         self._watch_data(patches, guard)
         for name in ("unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes"):
@@ -215,7 +216,7 @@ class Uncounted(Detector):
     def _normalised(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stack: Any) -> None:
         given = dict(zip(("input", "running_mean", "running_var", "weight", "bias", "training"), args, strict=False))
         given.update(kwargs)
-        statistics = [one for one in (given.get("running_mean"), given.get("running_var")) if one is not None]
+        statistics = [one for one in (given.get("running_mean"), given.get("running_var")) if torch.is_tensor(one)]
         keys = {key for one in statistics if (key := _torch.storage_or_none(one))}
         if not given.get("training", False):
             if _torch.is_grad_enabled():

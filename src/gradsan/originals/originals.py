@@ -58,9 +58,10 @@ class KnownOutside:
         def opened(self: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(self, *args, **kwargs)
             if known._core.active:
-                storage = _torch.storage_reference(self)
-                if storage is not None:
-                    known._storages[_torch.storage_or_none(self)] = storage
+                with _torch.hushed():
+                    storage = _torch.storage_reference(self)
+                    if storage is not None:
+                        known._storages[_torch.storage_or_none(self)] = storage
             return result
 
         return opened
@@ -71,7 +72,8 @@ class KnownOutside:
         @functools.wraps(resize)
         def resized(self: Any, *args: Any, **kwargs: Any) -> Any:
             if core.active:
-                _torch.give_own_memory(self)
+                with _torch.hushed():
+                    _torch.give_own_memory(self)
             return resize(self, *args, **kwargs)
 
         return resized

@@ -96,7 +96,9 @@ def install(core: Any, patches: Patches, replacements: list[Replacement]) -> Non
         if standing(owner, name) is not replacement.original:
             continue
         patches.set(owner, name, replacement.wrapper)
-    patches.on_undo(_torch.introduce_to_jit((each.original, each.wrapper) for each in replacements))
+    pairs = [(each.original, each.wrapper) for each in replacements]
+    patches.on_undo(_torch.introduce_to_jit(pairs))
+    patches.on_undo(_torch.show_to_modes(pairs))
     _lead_defaults(patches, replacements)
     owner, name, function = _torch.function_apply()
     patches.set(owner, name, classmethod(_wrapped(core, function, name, None)))

@@ -104,6 +104,8 @@ class NonFiniteSearch:
         clock, stack, outputs = entry[0], entry[1], entry[3]
         if _torch.is_transformed():
             self._note(Message("blind.nonfinite_transformed"))
+        elif _torch.is_compiled_autograd():
+            self._note(Message("blind.nonfinite_compiled_backward"))
         # A backward that a compiler traces computes nothing, and all that is done meanwhile may be traced, too.
         elif not _torch.has_modes() and all(_torch.is_seen_finite(one) for one in outputs):
             # Nearly every backward begins here: nothing is asked that a mode or a class of the program's would see.
@@ -135,7 +137,9 @@ class NonFiniteSearch:
         noticed_before, self._noticed = self._noticed, stack
         losses = [one for one in outputs if _torch.is_tensor(one)]
         roots = tuple(one.grad_fn for one in losses if one.grad_fn is not None)
-        if len(losses) == 1 and losses[0].numel() == 1 and not bad and not losses[0].is_complex():
+        # A class that dispatches would be asked for its number.
+        is_one = len(losses) == 1 and _torch.has_elements(losses[0]) and losses[0].numel() == 1
+        if is_one and not bad and not losses[0].is_complex():
             self._losses = [*self._losses[-_LOSSES_KEPT + 1 :], float(losses[0].item())]
         self._backward.begin(clock, roots)
         for leaf in self._backward.leaves(clock):
