@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gradsan.record import _core
+from gradsan.record import log
 
 ROUNDS = 150
 CALLS = 400
@@ -111,9 +111,9 @@ def main() -> None:
     """Print the table."""
     torch.set_num_threads(1)
     depth = int(sys.argv[1]) if len(sys.argv) > 1 else 10
-    cores = {"pure": _core.make_core(False)}
-    if _core.native_available():
-        cores["native"] = _core.make_core(True)
+    cores = {"pure": log.make_core(False)}
+    if log.native_available():
+        cores["native"] = log.make_core(True)
     with torch.no_grad():
         columns = {name: measure(core, depth) for name, core in cores.items()}
     print(f"{f'ns per call, {depth} frames':<30}" + "".join(f"{name:>10}" for name in columns))

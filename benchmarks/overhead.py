@@ -30,7 +30,7 @@ from typing import Any, Literal
 import torch
 
 import gradsan
-from gradsan.record._core import native_available
+from gradsan.record.log import native_available
 from page import machine, machine_line, page_with, replace_between, table
 from workloads import WORKLOADS, Step, Workload
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gradsan.record._core import native_available
+from gradsan.record.log import native_available
 from page import machine, machine_line, page_with, replace_between, table
 
 PROBES = Path(__file__).with_name("scale_probes.py")

@@ -103,7 +103,7 @@ def import_for(kind: str) -> None:
     importlib.import_module("gradsan.record.writers").aten_writers()
     importlib.import_module("gradsan.text._messages").sentences("en")
     # A fresh process has no compiler whose frames there are; here torch._dynamo is imported already.
-    importlib.import_module("gradsan.record.compilers")._leave_own_frames()
+    importlib.import_module("gradsan.record.compilers").leave_own_frames()
     gc.collect()
     gc.freeze()
 

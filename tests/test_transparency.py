@@ -18,10 +18,10 @@ import gradsan
 from cases import each
 from forked import run_forked
 from gradsan import _torch
-from gradsan.record import _core
+from gradsan.record import log
 
 Program = Callable[[], list[torch.Tensor]]
-CORES = [False, pytest.param(True, marks=pytest.mark.skipif(not _core.native_available(), reason="C core not built"))]
+CORES = [False, pytest.param(True, marks=pytest.mark.skipif(not log.native_available(), reason="C core not built"))]
 
 
 def train(

@@ -160,6 +160,7 @@ class Watching:
     def _search(self) -> NonFiniteSearch:
         from gradsan.detect.nonfinite.search import NonFiniteSearch
 
+        compilers.leave_own_frames()
         return NonFiniteSearch(self._recorder.core, self._recorder.nonfinite.append, self._recorder.guard.note)
 
     def begin(self, install: Callable[[], None]) -> None:

@@ -3,19 +3,19 @@
 import core_kit
 import pytest
 
-from gradsan.record import _core
+from gradsan.record import log
 
 
 @pytest.fixture(params=core_kit.CORES)
 def core(request):
-    return _core.make_core(request.param)
+    return log.make_core(request.param)
 
 
 @pytest.fixture
 def both():
-    if not _core.native_available():
+    if not log.native_available():
         pytest.skip("the C core was not built for this Python")
-    return _core.make_core(False), _core.make_core(True)
+    return log.make_core(False), log.make_core(True)
 
 
 @pytest.fixture

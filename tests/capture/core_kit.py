@@ -7,9 +7,9 @@ import types
 import pytest
 import torch
 
-from gradsan.record import _core
+from gradsan.record import log
 
-needs_native = pytest.mark.skipif(not _core.native_available(), reason="the C core was not built for this Python")
+needs_native = pytest.mark.skipif(not log.native_available(), reason="the C core was not built for this Python")
 CORES = [pytest.param(False, id="pure"), pytest.param(True, id="native", marks=needs_native)]
 
 

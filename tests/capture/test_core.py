@@ -8,23 +8,23 @@ import pytest
 import torch
 from core_kit import needs_native, plain
 
-from gradsan.record import _core, _core_pure
+from gradsan.record import _core_pure, log
 
 
 def test_the_environment_can_ask_for_pure_python(monkeypatch):
     monkeypatch.setenv("GRADSAN_NATIVE", "0")
-    assert not _core.make_core().is_native
+    assert not log.make_core().is_native
     monkeypatch.delenv("GRADSAN_NATIVE")
-    assert _core.make_core().is_native == _core.native_available()
+    assert log.make_core().is_native == log.native_available()
 
 
 def test_a_missing_c_core_is_said_only_when_asked_for(monkeypatch):
     monkeypatch.setitem(sys.modules, "gradsan.record._native", None)
     monkeypatch.delattr("gradsan.record._native", raising=False)
-    assert not _core.native_available()
-    assert not _core.make_core().is_native
+    assert not log.native_available()
+    assert not log.make_core().is_native
     with pytest.raises(ImportError):
-        _core.make_core(True)
+        log.make_core(True)
 
 
 def test_a_fresh_core(core):

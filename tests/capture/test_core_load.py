@@ -11,7 +11,7 @@ import pytest
 import torch
 from core_kit import constants, needs_native, plain
 
-from gradsan.record import _core
+from gradsan.record import log
 
 
 def test_many_threads(patched):
@@ -86,7 +86,7 @@ def resident_pages():
 @needs_native
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_a_million_calls_leave_nothing_behind():
-    core = _core.make_core(True)
+    core = log.make_core(True)
     core.active = True
     leaf, other, key = torch.ones(3, requires_grad=True), torch.zeros(2, 3), (slice(0, 1), 2)
     outputs = (leaf,)
@@ -192,7 +192,7 @@ def test_a_core_in_a_cycle_is_collected(core):
             return error
 
     owner = Owner()
-    owner.core = _core.make_core(core.is_native)
+    owner.core = log.make_core(core.is_native)
     owner.core.on_failure = owner.failed
     owner.engine = owner.core.engine(len)
     owner.engine.home = owner

@@ -7,7 +7,7 @@ import pytest
 import torch
 from core_kit import needs_native, plain
 
-from gradsan.record import _core, _core_pure
+from gradsan.record import _core_pure, log
 
 HERE = threading.get_ident
 
@@ -230,12 +230,12 @@ def test_nodes_of_a_thread_that_has_ended_are_not_those_of_one_with_its_ident(co
 
 def test_the_pure_log_is_bounded(monkeypatch, leaf):
     monkeypatch.setattr(_core_pure, "NODES_KEPT", 100)
-    fill_and_check(_core.make_core(False), leaf, 100)
+    fill_and_check(log.make_core(False), leaf, 100)
 
 
 @needs_native
 def test_the_native_log_is_bounded(leaf):
-    fill_and_check(_core.make_core(True), leaf, _core_pure.NODES_KEPT)
+    fill_and_check(log.make_core(True), leaf, _core_pure.NODES_KEPT)
 
 
 def fill_and_check(core, leaf, kept):

@@ -13,7 +13,7 @@ import torch
 from core_kit import constants, needs_native, plain
 
 from gradsan import _torch
-from gradsan.record import _core
+from gradsan.record import log
 
 
 def test_a_wrapper_looks_like_what_it_wraps(core):
@@ -218,7 +218,7 @@ def test_a_custom_function_s_apply_is_watched(core, monkeypatch):
 
 @needs_native
 def test_native_calls_say_what_is_wrong_with_their_arguments():
-    core = _core.make_core(True)
+    core = log.make_core(True)
     wrong = [
         lambda: core.stack(1, 2),
         lambda: core.stack(depth=1),

@@ -13,7 +13,7 @@ import torch
 from core_kit import needs_native
 
 import gradsan
-from gradsan.record import _core
+from gradsan.record import log
 
 pytestmark = [pytest.mark.long, needs_native]
 RARE = {"writes", "steps", "backwards", "nodes", "clear", "core"}
@@ -45,7 +45,7 @@ def test_a_million_operations_of_each_kind(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent / "native"))
     from failing_calls import operations
 
-    core = _core.make_core(True)
+    core = log.make_core(True)
     core.active = True
     kinds = operations(core)
     held = [

@@ -10,7 +10,7 @@ import torch
 
 import gradsan
 from cases import each
-from gradsan.record import _core, writes
+from gradsan.record import log, writes
 from gradsan.record.patches import Patches, standing
 
 
@@ -52,7 +52,7 @@ def test_what_is_not_there_is_none() -> None:
 
 
 def test_every_name_that_is_wrapped_is_read_as_python_reads_it() -> None:
-    for one in writes.plan(_core.make_core(False)):
+    for one in writes.plan(log.make_core(False)):
         assert standing(one.owner, one.name) is getattr(one.owner, one.name)
 
 

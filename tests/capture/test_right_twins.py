@@ -14,7 +14,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.utils.checkpoint import checkpoint
 
 import gradsan
-from gradsan.record import _core
+from gradsan.record import log
 from gradsan.record.recorder import recorder
 from gradsan.source.tree import source_line
 
@@ -68,7 +68,7 @@ def floored(least: float) -> None:
     variance.log().mean().backward()
 
 
-CORES = [False, pytest.param(True, marks=pytest.mark.skipif(not _core.native_available(), reason="C core not built"))]
+CORES = [False, pytest.param(True, marks=pytest.mark.skipif(not log.native_available(), reason="C core not built"))]
 
 
 @pytest.mark.parametrize("native", CORES)

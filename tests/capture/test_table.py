@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import nn
 
-from gradsan.record import _core
+from gradsan.record import log
 from gradsan.record.recorder import Recorder
 
 Way = Callable[[torch.Tensor], Any]
-CORES = [False, pytest.param(True, marks=pytest.mark.skipif(not _core.native_available(), reason="C core not built"))]
+CORES = [False, pytest.param(True, marks=pytest.mark.skipif(not log.native_available(), reason="C core not built"))]
 
 
 def no_grad(way: Way) -> Way:

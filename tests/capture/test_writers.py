@@ -11,7 +11,7 @@ import torch
 
 from cases import each
 from gradsan import _torch
-from gradsan.record import _core, writers, writes
+from gradsan.record import log, writers, writes
 from gradsan.record.patches import Patches
 
 # Bound in Python under the operator's name, yet not something that may be wrapped; each with its reason.
@@ -22,9 +22,9 @@ NOT_WRAPPED = {
 
 @pytest.fixture(params=[False, True], ids=["pure", "native"])
 def core(request: pytest.FixtureRequest) -> Iterator[Any]:
-    if request.param and not _core.native_available():
+    if request.param and not log.native_available():
         pytest.skip("the C extension was not built")
-    core = _core.make_core(request.param)
+    core = log.make_core(request.param)
     core.active = True
     patches = Patches()
     writes.install(core, patches, writes.plan(core))
@@ -60,7 +60,7 @@ def test_operators_called_through_torch_ops_are_watched(core: Any) -> None:
 def test_no_wrapper_is_left_behind() -> None:
     spaces = [torch.Tensor, *_torch.function_namespaces()]
     before = [dict(vars(space)) for space in spaces]
-    core, patches = _core.make_core(False), Patches()
+    core, patches = log.make_core(False), Patches()
     writes.install(core, patches, writes.plan(core))
     patches.undo()
     for space, old in zip(spaces, before, strict=True):
@@ -123,7 +123,7 @@ HARD_TO_CALL = {
 @pytest.fixture
 def default_core() -> Iterator[Any]:
     """Its wrappers stay for all methods: to put them into torch takes longer than all calls."""
-    made, patches = _core.make_core(None), Patches()
+    made, patches = log.make_core(None), Patches()
     made.active = True
     writes.install(made, patches, writes.plan(made))
     yield made

@@ -21,6 +21,7 @@ from gradsan.graph.naming import modules_alive
 from gradsan.heuristics import INITIALISERS
 from gradsan.record._core_pure import Stack
 from gradsan.record.ledger import RawWrite
+from gradsan.record.log import Log
 
 _PAST_GRAPH = frozenset({"data", "detach"})
 _NO_READ = ASKS_FOR_SHAPE | {"grad", "requires_grad_"}
@@ -43,7 +44,7 @@ class _Read(NamedTuple):
     is_stored: bool
 
 
-def bypassed(core: Any, missing: Iterable[Any]) -> dict[int, Bypass]:
+def bypassed(core: Log, missing: Iterable[Any]) -> dict[int, Bypass]:
     """Of parameters without a gradient, by their ``id``, those that a forward reads past their graph."""
     wanted = {id(one): one for one in missing}
     if not wanted:
@@ -147,7 +148,7 @@ def _with_inner(code: CodeType) -> Iterator[CodeType]:
             yield from _with_inner(constant)
 
 
-def _written_in_forward(core: Any) -> frozenset[int]:
+def _written_in_forward(core: Log) -> frozenset[int]:
     """The storages that the forward of a module has written: statistics and codebooks that it keeps itself."""
     return frozenset(
         raw.storage

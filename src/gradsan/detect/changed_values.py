@@ -34,6 +34,7 @@ from gradsan.record import ledger
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawCall, RawWrite, call_that_made
 from gradsan.record.listeners import Listeners
+from gradsan.record.log import Log
 from gradsan.record.stacks import begin_elsewhere, is_around, symbolise, within_torch
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -71,7 +72,7 @@ class ChangedValues(Detector):
     """Looks at the graph of a backward; what it finds goes to ``findings``."""
 
     def __init__(
-        self, core: Any, listeners: Listeners, steps: Any, findings: Findings, uncounted: Uncounted, deep: Deep
+        self, core: Log, listeners: Listeners, steps: Any, findings: Findings, uncounted: Uncounted, deep: Deep
     ) -> None:
         """The logs of who wrote; ``uncounted`` knows what was there before, ``deep`` what recorded writes would do."""
         self.meant = Meant(deep)
@@ -376,7 +377,7 @@ _STORAGE, _IS_PARAMETER, _KIND = (RawWrite._fields.index(name) for name in ("sto
 class RecentWrites:
     """Keeps them; what a log forgets that is emptied is forgotten here."""
 
-    def __init__(self, core: Any) -> None:
+    def __init__(self, core: Log) -> None:
         """Read the log of ``core``."""
         self._core = core
         # Several threads may call backward; a finalizer that runs meanwhile may, too.

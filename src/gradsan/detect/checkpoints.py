@@ -24,6 +24,7 @@ from gradsan.detect.recomputation import Call, Change, Fingerprint, Tally, compa
 from gradsan.graph.reached import TooMuchError, parameter_names
 from gradsan.model import Conflict, Message
 from gradsan.record.detector import Detector
+from gradsan.record.log import Core
 from gradsan.record.patches import Patches
 from gradsan.record.stacks import is_own_file, symbolise
 
@@ -38,7 +39,7 @@ class Checkpoints(Detector):
     is_hushed = False
 
     def __init__(
-        self, core: Any, steps: Any, notes: Notes, findings: Findings, note: Callable[[Message], None]
+        self, core: Core, steps: Any, notes: Notes, findings: Findings, note: Callable[[Message], None]
     ) -> None:
         """``note`` is called with functions that reach too much."""
         self.compares_values = False

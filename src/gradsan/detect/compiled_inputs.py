@@ -19,6 +19,7 @@ from gradsan.overlap import overlap
 from gradsan.record import ledger
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import call_that_made
+from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord, RawBackward, read_backward
 
@@ -39,7 +40,7 @@ class _Kept(NamedTuple):
 class CompiledInputs(Detector):
     """Looks at the graph of a backward; what it finds goes to ``findings``."""
 
-    def __init__(self, core: Any, steps: Any, uncounted: Uncounted, findings: Findings) -> None:
+    def __init__(self, core: Log, steps: Any, uncounted: Uncounted, findings: Findings) -> None:
         """``core`` and ``steps`` are the logs of who wrote, ``uncounted`` knows what others look for."""
         self._core, self._steps, self._uncounted, self._findings = core, steps, uncounted, findings
         self._calls = 0

@@ -27,6 +27,7 @@ from gradsan.graph import conflicts, naming, walk
 from gradsan.model import Conflict, Message, Name, Save, Site
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import call_that_made
+from gradsan.record.log import Core
 from gradsan.record.patches import Patches
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord
@@ -64,7 +65,7 @@ class Sharded(Detector):
 
     part = "parallel"
 
-    def __init__(self, core: Any, steps: Any, notes: Notes, findings: Findings) -> None:
+    def __init__(self, core: Core, steps: Any, notes: Notes, findings: Findings) -> None:
         """Start with none."""
         self._core, self._steps, self._notes, self._findings = core, steps, notes, findings
         self._wholes: dict[int, tuple[Any, Any]] = {}
@@ -229,7 +230,7 @@ class BufferSync(Detector):
 
     part = "parallel"
 
-    def __init__(self, core: Any, uncounted: Uncounted, note: Callable[[Message], None]) -> None:
+    def __init__(self, core: Core, uncounted: Uncounted, note: Callable[[Message], None]) -> None:
         """Writes go to the log by ``uncounted``; ``note`` is called with buffers that are too large to be compared."""
         self._core, self._uncounted, self._note = core, uncounted, note
 

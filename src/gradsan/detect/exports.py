@@ -22,6 +22,7 @@ import torch
 from gradsan import _torch
 from gradsan.model import Message
 from gradsan.record.detector import Detector
+from gradsan.record.log import Core
 from gradsan.record.patches import Patches, standing
 
 BYTES_KEPT = 256 * 2**20
@@ -43,7 +44,7 @@ class Exports(Detector):
 
     part = "bypasses"
 
-    def __init__(self, core: Any, note: Callable[[Message], None], listen: Callable[[bool], None]) -> None:
+    def __init__(self, core: Core, note: Callable[[Message], None], listen: Callable[[bool], None]) -> None:
         """Start with none; ``note`` is called with what is too large to be copied, ``listen`` whether new Nodes matter.
 
         ``on_hand_out`` is called with a storage that is handed out while a backward runs.
@@ -229,7 +230,7 @@ class Snapshot(NamedTuple):
 class Snapshots:
     """Copies by storage; those of a storage that died are let go."""
 
-    def __init__(self, core: Any) -> None:
+    def __init__(self, core: Core) -> None:
         """Start with none; ``core`` keeps clock and log."""
         self._core = core
         self._copies: dict[int, list[Snapshot]] = {}
@@ -314,7 +315,7 @@ class Snapshots:
             self._bytes -= sum(map(_size, self._copies.pop(key)))
 
 
-def _nothing_is_saved(core: Any) -> bool:
+def _nothing_is_saved(core: Core) -> bool:
     """Whether no Node was made yet, or none since the last backward: parameters are initialised, or updated by hand."""
     return not core.saves or bool(core.backward_end == _torch.sequence_number() != 0)
 

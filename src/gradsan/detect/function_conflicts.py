@@ -19,6 +19,7 @@ from gradsan.graph import conflicts, naming
 from gradsan.graph.bytecode import functions_of, getattr_static, reads_of, values_read
 from gradsan.model import Bridge, Conflict, Name, Save, Site
 from gradsan.record.ledger import call_that_made
+from gradsan.record.log import Log
 from gradsan.record.stacks import definition_site, symbolise
 from gradsan.record.steps import BackwardRecord
 
@@ -62,7 +63,7 @@ class Unmarked:
 
 
 def of_kept(
-    core: Any,
+    core: Log,
     steps: Any,
     backward: BackwardRecord,
     node: Any,
@@ -97,7 +98,7 @@ def of_kept(
     )
 
 
-def of_unmarked(core: Any, steps: Any, backward: BackwardRecord, unmarked: Unmarked, use: Any) -> Conflict:
+def of_unmarked(core: Log, steps: Any, backward: BackwardRecord, unmarked: Unmarked, use: Any) -> Conflict:
     """The conflict of an input that a Function has overwritten and the Node ``use`` was given afterwards.
 
     ``save`` is where it was used again, ``alias_site`` the call of the Function, ``slot`` what forward calls it.

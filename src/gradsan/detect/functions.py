@@ -32,6 +32,7 @@ from gradsan.graph.bytecode import functions_of, getattr_static
 from gradsan.model import Clue, Failure, Site
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawWrite
+from gradsan.record.log import Core
 from gradsan.record.patches import Patches
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord, RawBackward, read_backward
@@ -67,7 +68,7 @@ class Functions(Detector):
 
     def __init__(
         self,
-        core: Any,
+        core: Core,
         steps: Any,
         notes: Notes,
         findings: Findings,

@@ -33,6 +33,7 @@ from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import call_that_made
+from gradsan.record.log import Core
 from gradsan.record.stacks import is_own_file, is_user_file, symbolise
 from gradsan.record.steps import as_backward, read_backward, running_here
 
@@ -51,7 +52,7 @@ class Given(NamedTuple):
 class GradientWrites(Detector):
     """Looks at writes while a backward runs; findings go to ``found``, up to ``most`` of them there."""
 
-    def __init__(self, core: Any, found: list[Failure], most: int) -> None:
+    def __init__(self, core: Core, found: list[Failure], most: int) -> None:
         """``core`` knows the backward calls that run."""
         self._core, self._found, self._most = core, found, most
         self._known: dict[Any, int] = {}

@@ -29,6 +29,7 @@ from gradsan.model import Clue, Failure, Site
 from gradsan.record._core_pure import QUIET_NODES
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import call_that_made
+from gradsan.record.log import Core
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward
 
@@ -159,7 +160,7 @@ class Suspicion(NamedTuple):
 class UnusedGraphs(Detector):
     """Looks for such containers when the core says so; ``found`` is called with those that no backward has used."""
 
-    def __init__(self, core: Any, found: Callable[[Failure], None], ask: Callable[[], None]) -> None:
+    def __init__(self, core: Core, found: Callable[[Failure], None], ask: Callable[[], None]) -> None:
         """Start without suspicion; ``ask`` is called when the next backward has to be looked at."""
         self._core, self._found, self._ask = core, found, ask
         self._looked: tuple[int, int] = (-1, -1)

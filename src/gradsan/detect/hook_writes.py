@@ -20,6 +20,7 @@ from gradsan.detect.memory import Uncounted
 from gradsan.detect.prescan import Prescan
 from gradsan.graph import walk
 from gradsan.record.detector import Detector
+from gradsan.record.log import Core
 from gradsan.record.steps import RawBackward, read_backward, running_here
 
 _NESTED = 8
@@ -33,7 +34,7 @@ class HookWrites(Detector):
 
     def __init__(
         self,
-        core: Any,
+        core: Core,
         uncounted: Uncounted,
         exports: Exports,
         prescan: Prescan,

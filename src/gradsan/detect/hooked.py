@@ -27,6 +27,7 @@ from gradsan.originals.originals import have_same_bytes
 from gradsan.originals.side_backward import NotOnTheSideError
 from gradsan.overlap import overlap
 from gradsan.record import ledger
+from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
 from gradsan.record.user_hooks import HookedSave
 
@@ -58,7 +59,7 @@ class HookedValues:
 
     def __init__(
         self,
-        core: Any,
+        core: Log,
         steps: Any,
         uncounted: Uncounted,
         exports: Exports,

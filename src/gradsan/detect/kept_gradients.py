@@ -29,6 +29,7 @@ from gradsan.model import Clue, Failure
 from gradsan.record.backwards import Backwards
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawWrite
+from gradsan.record.log import Log
 from gradsan.record.stacks import is_user_file, symbolise
 from gradsan.record.steps import RawBackward, Steps, read_backward
 
@@ -68,7 +69,7 @@ class KeptGradients(Detector):
     """Looks at the gradients of live leaves in some rounds of a line; what it finds goes to ``found``."""
 
     def __init__(
-        self, core: Any, steps: Steps, backwards: Backwards, uncounted: Uncounted, found: Callable[[Failure], None]
+        self, core: Log, steps: Steps, backwards: Backwards, uncounted: Uncounted, found: Callable[[Failure], None]
     ) -> None:
         """The logs of who wrote."""
         self._core, self._steps, self._backwards, self._uncounted = core, steps, backwards, uncounted
@@ -183,7 +184,7 @@ class KeptGradients(Detector):
         self._found(Failure("gradient_never_cleared", "", "", symbolise(entry.stack), tuple(clues), raised=False))
 
 
-def others_run(core: Any, entry: RawBackward) -> bool:
+def others_run(core: Log, entry: RawBackward) -> bool:
     """Whether another thread that still lives calls backward, or has called it.
 
     To read ``.grad`` while the engine sets it in another thread can end the process.

@@ -36,6 +36,7 @@ from gradsan.model import Clue, Failure, Site
 from gradsan.record.backwards import Backwards
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import call_that_made
+from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord, RawBackward, read_backward
 
@@ -49,7 +50,7 @@ _STEPS_DOWN = 2_000
 class Life(Detector):
     """Looks at optimizers when they first step, and at live graphs after some rounds; calls ``found`` with findings."""
 
-    def __init__(self, core: Any, backwards: Backwards, found: Callable[[Failure], None]) -> None:
+    def __init__(self, core: Log, backwards: Backwards, found: Callable[[Failure], None]) -> None:
         """Start without having seen any step."""
         self._core = core
         self._backwards = backwards
@@ -310,7 +311,7 @@ def _comes_from(tensor: Any, leaf: Any) -> bool:
     return any(getattr(child, "variable", None) is leaf for child in children)
 
 
-def _made_at(core: Any, tensor: Any) -> Any:
+def _made_at(core: Log, tensor: Any) -> Any:
     number = None if tensor.grad_fn is None else _torch.node_sequence(tensor.grad_fn)
     made = call_that_made(core, number, threading.get_ident())
     return None if made is None else symbolise(made.stack)

@@ -29,6 +29,7 @@ from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawWrite
+from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise, within_torch
 from gradsan.record.steps import RawBackward, Steps, read_backward
 
@@ -52,7 +53,7 @@ class LostUpdates(Detector):
 
     def __init__(
         self,
-        core: Any,
+        core: Log,
         steps: Steps,
         uncounted: Uncounted,
         found: Callable[[Failure], None],

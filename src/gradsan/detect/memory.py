@@ -22,6 +22,7 @@ from gradsan.overlap import overlap
 from gradsan.record import ledger
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawWrite
+from gradsan.record.log import Core
 from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import symbolise
 
@@ -52,7 +53,7 @@ class Uncounted(Detector):
 
     part = "bypasses"
 
-    def __init__(self, core: Any, opened: Callable[[], None]) -> None:
+    def __init__(self, core: Core, opened: Callable[[], None]) -> None:
         """Start with none; ``core`` keeps clock and log, ``opened`` is called for the first bypass of each storage."""
         self._core, self._opened = core, opened
         self.bypasses: dict[int, list[Bypass]] = {}
@@ -284,7 +285,7 @@ class Overwritten(NamedTuple):
 class Notes:
     """Takes notes of tensors and looks them up again."""
 
-    def __init__(self, core: Any, steps: Any, uncounted: Uncounted, exports: Exports) -> None:
+    def __init__(self, core: Core, steps: Any, uncounted: Uncounted, exports: Exports) -> None:
         """The logs of who wrote."""
         self._core, self._steps, self._uncounted, self._exports = core, steps, uncounted, exports
         self.lasting: Callable[[Any], Any] = lambda tensor: tensor

@@ -24,6 +24,7 @@ from gradsan.overlap import overlap
 from gradsan.record import ledger
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawCall, call_that_made
+from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -31,7 +32,7 @@ from gradsan.record.steps import RawBackward, read_backward
 class Prescan(Detector):
     """The listener before each backward."""
 
-    def __init__(self, core: Any, steps: Any, uncounted: Uncounted, exports: Exports, found: list[Conflict], most: int):
+    def __init__(self, core: Log, steps: Any, uncounted: Uncounted, exports: Exports, found: list[Conflict], most: int):
         """Conflicts go to ``found``, up to ``most`` of them there."""
         self._most = most
         self._core, self._steps, self._found = core, steps, found

@@ -22,6 +22,7 @@ from gradsan.graph import conflicts, naming
 from gradsan.graph.reached import PLAIN, reached
 from gradsan.model import Conflict, Name, Region, Save, TensorInfo
 from gradsan.originals.originals import fits_its_memory
+from gradsan.record.log import Log
 from gradsan.record.patches import Patches
 from gradsan.record.stacks import definition_site, symbolise
 
@@ -100,7 +101,7 @@ def compare(notes: Notes, call: Call, function: Any, arguments: Mapping[str, Any
     return found
 
 
-def conflict_of(core: Any, steps: Any, call: Call, change: Change | None, *, same: bool | None) -> Conflict:
+def conflict_of(core: Log, steps: Any, call: Call, change: Change | None, *, same: bool | None) -> Conflict:
     """The conflict of one change; of None, that the recomputation gave other values and nobody is known to be why.
 
     ``same`` is what fingerprints say of the recomputed values, None where they were not compared. Then it is not

@@ -20,6 +20,7 @@ from gradsan.overlap import overlap
 from gradsan.record import ledger
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawWrite, call_that_made
+from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -41,7 +42,7 @@ class _Inside(NamedTuple):
 class Wrapped(Detector):
     """Looks at the graph of a backward; what it finds goes to ``findings``."""
 
-    def __init__(self, core: Any, steps: Any, findings: Findings) -> None:
+    def __init__(self, core: Log, steps: Any, findings: Findings) -> None:
         """``core`` and ``steps`` are the logs of who wrote."""
         self._core, self._steps, self._findings = core, steps, findings
 

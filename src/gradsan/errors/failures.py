@@ -36,6 +36,7 @@ from gradsan.errors import (
     refused_writes,
 )
 from gradsan.model import Clue, Failure, Frame, Site
+from gradsan.record.log import Log
 from gradsan.record.stacks import is_own_file, is_user_file, of_traceback, symbolise
 from gradsan.record.steps import BackwardRecord
 
@@ -85,7 +86,7 @@ class Context:
     raised at the statement. ``backwards`` is the recorder's log of earlier backward calls.
     """
 
-    core: Any
+    core: Log
     steps: Any
     backwards: Any
     error: BaseException
@@ -107,7 +108,7 @@ class Context:
 
 
 def of_exception(
-    core: Any,
+    core: Log,
     steps: Any,
     error: BaseException,
     *,

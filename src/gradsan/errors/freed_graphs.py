@@ -24,6 +24,7 @@ from gradsan.graph.conflicts import passed
 from gradsan.model import Clue
 from gradsan.record.backwards import PastBackward
 from gradsan.record.ledger import RawCall, call_that_made
+from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
 
 if TYPE_CHECKING:
@@ -204,5 +205,5 @@ def _join(roots: list[Any], freed: Freed) -> _Join:
     return _Join(None if is_same_root or len(nodes) < 2 else nodes[-2], *way[-1])
 
 
-def _made_at(core: Any, node: Any, thread: int) -> RawCall | None:
+def _made_at(core: Log, node: Any, thread: int) -> RawCall | None:
     return call_that_made(core, _torch.node_sequence(node), thread)

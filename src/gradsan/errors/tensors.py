@@ -12,6 +12,7 @@ from gradsan.graph import naming
 from gradsan.graph.variables import is_loop_variable
 from gradsan.model import Clue, Frame, Site
 from gradsan.record.ledger import RawWrite, call_that_made
+from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
 
 _WRITES_SHOWN = 3
@@ -47,20 +48,20 @@ def described(tensor: Any, frame: Any, name: str | None = None) -> dict[str, Any
     }
 
 
-def made_by(core: Any, tensor: Any) -> Clue | None:
+def made_by(core: Log, tensor: Any) -> Clue | None:
     """The call that made ``tensor``, as the role ``made``, where a Node tells."""
     if tensor is None or _torch.is_refused(tensor) or tensor.grad_fn is None:
         return None
     return of_node(core, tensor.grad_fn, "made")
 
 
-def of_node(core: Any, node: Any, role: str) -> Clue | None:
+def of_node(core: Log, node: Any, role: str) -> Clue | None:
     """The call that made an autograd Node; None where no watched call did."""
     made = call_that_made(core, _torch.node_sequence(node), threading.get_ident())
     return None if made is None else Clue(role, symbolise(made.stack), op=node.name(), values={"clock": made.clock})
 
 
-def writes_to(core: Any, tensor: Any) -> tuple[Clue, ...]:
+def writes_to(core: Log, tensor: Any) -> tuple[Clue, ...]:
     """The last logged writes to the memory of ``tensor``, at most three, oldest first: ``base_written``.
 
     Going back in the log the versions of one memory fall; where they do not, its address had belonged to another.

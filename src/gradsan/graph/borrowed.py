@@ -19,6 +19,7 @@ from gradsan.graph.naming import optimizers_alive
 from gradsan.model import Bridge, Site
 from gradsan.record.backwards import PastBackward
 from gradsan.record.ledger import RawWrite
+from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord
 
@@ -27,7 +28,7 @@ _MOST = 8
 
 
 def by_later_loss(
-    core: Any, steps: Any, backwards: Any, backward: BackwardRecord, since: int, frame: Any
+    core: Log, steps: Any, backwards: Any, backward: BackwardRecord, since: int, frame: Any
 ) -> tuple[Bridge, ...]:
     """The tensors that the loss of ``backward`` borrows from networks whose optimizers have stepped after ``since``.
 
@@ -46,7 +47,7 @@ def by_later_loss(
 
 
 def by_earlier_loss(
-    core: Any, steps: Any, roots: Iterable[Any], since: int, backward: BackwardRecord, frame: Any
+    core: Log, steps: Any, roots: Iterable[Any], since: int, backward: BackwardRecord, frame: Any
 ) -> tuple[Bridge, ...]:
     """The same of an earlier loss (``roots``), whose own optimizer stepped after ``since``: what others train."""
     edges = _border(tuple(roots), _Leaves(_moved(steps, since, backward.clock)), _MOVED, _OTHERS)
@@ -158,7 +159,7 @@ def _is_leaf(node: Any) -> bool:
     return _torch.is_tensor(getattr(node, "variable", None))
 
 
-def _as_bridges(core: Any, thread: int, frame: Any, edges: list[walk.Crossing]) -> tuple[Bridge, ...]:
+def _as_bridges(core: Log, thread: int, frame: Any, edges: list[walk.Crossing]) -> tuple[Bridge, ...]:
     """The border as data; empty where a parameter itself lies on it, or it has too many parts to be two networks'."""
     found: list[Bridge] = []
     waiting = list(edges)
@@ -184,7 +185,7 @@ def _line(site: Site) -> tuple[tuple[str, int], ...]:
     return tuple((frame.file, frame.line) for frame in site.frames if frame.is_user)
 
 
-def sites_near(core: Any, node: Any, thread: int) -> tuple[Site, ...]:
+def sites_near(core: Log, node: Any, thread: int) -> tuple[Site, ...]:
     """Where a Node was made; where the call that made it was not watched, the calls before and after it."""
     number = _torch.node_sequence(node)
     return () if number is None else tuple(symbolise(stack) for *_, stack in core.nodes_near(number, thread))

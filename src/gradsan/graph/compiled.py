@@ -22,6 +22,7 @@ from gradsan.graph.traced_graphs import InnerSave, Inside, Place, inside_of
 from gradsan.model import Conflict, Frame, Site, Write
 from gradsan.record.compilers import TRACED
 from gradsan.record.ledger import call_that_made
+from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord
 
@@ -77,7 +78,7 @@ def needed_first(node: Any, output: int, site: Site) -> tuple[str, Site]:
     return found[0], joined(site, graph, found[1])
 
 
-def is_called_again(core: Any, site: Site, nodes: Iterable[Any], thread: int) -> bool:
+def is_called_again(core: Log, site: Site, nodes: Iterable[Any], thread: int) -> bool:
     """Whether one of the ``nodes`` is of a compiled function that was called where the one at ``site`` was.
 
     The compiler may have compiled it anew for that call, so that the stacks below differ.

@@ -13,6 +13,7 @@ from gradsan.graph import borrowed, naming, stale_slots, walk
 from gradsan.model import Bridge, Conflict, Frame, Passed, Region, Save, Site, TensorInfo, Use, Write
 from gradsan.overlap import overlap
 from gradsan.record import ledger
+from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord
 
@@ -20,7 +21,7 @@ _MOST_LOOKED_AT = 64
 
 
 def of_failure(
-    core: Any,
+    core: Log,
     steps: Any,
     backward: BackwardRecord,
     error: BaseException,
@@ -48,7 +49,7 @@ def of_failure(
 
 
 def _with_borrowed(
-    conflict: Conflict, core: Any, steps: Any, backward: BackwardRecord, backwards: Any, frame: Any
+    conflict: Conflict, core: Log, steps: Any, backward: BackwardRecord, backwards: Any, frame: Any
 ) -> Conflict:
     """The conflict with what its loss borrows, where a step has overwritten the value, or an update by hand."""
     if backwards is None or not any(write.kind == "step" or write.is_parameter for write in conflict.writes):
@@ -70,7 +71,7 @@ def _is_beside(conflict: Conflict) -> bool:
     )
 
 
-def _of_stale(core: Any, steps: Any, backward: BackwardRecord, stale: stale_slots.Stale, frame: Any) -> Conflict | None:
+def _of_stale(core: Log, steps: Any, backward: BackwardRecord, stale: stale_slots.Stale, frame: Any) -> Conflict | None:
     node, tensor = stale.node, stale.tensor
     if tensor is None:
         tensor = stale_slots.tensor_of(core, stale, frame)
@@ -120,7 +121,7 @@ def _leads_to(node: Any, storage: int) -> bool:
     return any(leaf is not None and _torch.storage_or_none(leaf) == storage for leaf in leaves)
 
 
-def under_hooks(core: Any, steps: Any, save: Any, alias: Any) -> Conflict:
+def under_hooks(core: Log, steps: Any, save: Any, alias: Any) -> Conflict:
     """The conflict that the program's own hooks hide: what they kept has changed, and PyTorch does not look."""
     frame = sys._getframe(1)
     node = _torch.current_node()
@@ -166,7 +167,7 @@ def tensor_info(tensor: Any, was_leaf: bool) -> TensorInfo:
     )
 
 
-def use_of(core: Any, backward: BackwardRecord | None, version: int) -> Use:
+def use_of(core: Log, backward: BackwardRecord | None, version: int) -> Use:
     """The use that happens now, in ``backward``."""
     return Use(
         clock=core.clock,
@@ -190,7 +191,7 @@ def moment_of(writes: tuple[Write, ...]) -> int:
 
 
 def bridge_over(
-    core: Any, backward: BackwardRecord, node: Any, made: Any, writes: tuple[Write, ...], frame: Any
+    core: Log, backward: BackwardRecord, node: Any, made: Any, writes: tuple[Write, ...], frame: Any
 ) -> Bridge | None:
     """The edge by which the graph of ``backward`` crosses the first of ``writes`` on its way to ``node``."""
     if node is None or not writes or not backward.roots:
@@ -212,7 +213,7 @@ def bridge_over(
     )
 
 
-def passed(core: Any, roots: Iterable[Any], node: Any, moment: int) -> tuple[Passed, ...]:
+def passed(core: Log, roots: Iterable[Any], node: Any, moment: int) -> tuple[Passed, ...]:
     """The Nodes of a shortest way from one of ``roots`` to ``node``, that one last; empty where there is none.
 
     ``moment`` is the sequence number that tells the Nodes made after the first write from older ones. Empty, too, where
@@ -234,7 +235,7 @@ def passed(core: Any, roots: Iterable[Any], node: Any, moment: int) -> tuple[Pas
     return tuple(found)
 
 
-def _line_of(core: Any, number: int, threads: Iterable[int], frames: dict[int, Frame | None]) -> Frame | None:
+def _line_of(core: Log, number: int, threads: Iterable[int], frames: dict[int, Frame | None]) -> Frame | None:
     """The user's line whose call made the Node of that number; None where calls of two threads may have."""
     stacks = [
         stack for thread in threads for first, end, _, stack in core.nodes_near(number, thread) if first <= number < end

@@ -23,6 +23,7 @@ from gradsan import _torch
 from gradsan.graph import naming, walk
 from gradsan.model import Region, TensorInfo
 from gradsan.record import ledger
+from gradsan.record.log import Log
 
 _STALE = re.compile(
     r"one of the variables needed for gradient computation has been modified by an inplace operation: "
@@ -205,7 +206,7 @@ def _may_have_saved(hidden: Any, tensor: Any) -> bool:
     return any(maker is tensor.grad_fn or getattr(maker, "variable", None) is tensor for maker in makers)
 
 
-def tensor_of(core: Any, stale: Stale, frame: Any) -> Any:
+def tensor_of(core: Log, stale: Stale, frame: Any) -> Any:
     """The tensor that fits, among those the user's frames from ``frame`` outwards hold; None unless they share memory.
 
     It has the sizes and the version of the message, and the log or a hidden Node's edges know of it.
@@ -235,7 +236,7 @@ def tensor_of(core: Any, stale: Stale, frame: Any) -> Any:
     return None
 
 
-def last_write(core: Any, stale: Stale) -> ledger.RawWrite | None:
+def last_write(core: Log, stale: Stale) -> ledger.RawWrite | None:
     """The last logged write that left its tensor with the sizes and version of the message."""
     for raw in _last_writes(core):
         if raw.version == stale.version and tuple(raw.shape) == stale.sizes and raw.strides is not None:
@@ -243,7 +244,7 @@ def last_write(core: Any, stale: Stale) -> ledger.RawWrite | None:
     return None
 
 
-def described(core: Any, stale: Stale) -> TensorInfo:
+def described(core: Log, stale: Stale) -> TensorInfo:
     """What is known of a tensor that nothing holds any more."""
     raw = last_write(core, stale)
     if raw is None:
@@ -252,7 +253,7 @@ def described(core: Any, stale: Stale) -> TensorInfo:
     return TensorInfo(stale.sizes, "", "", raw.storage, region, True, False)
 
 
-def _last_writes(core: Any) -> list[ledger.RawWrite]:
+def _last_writes(core: Log) -> list[ledger.RawWrite]:
     """The last write to each storage, the latest first."""
     last: dict[int, ledger.RawWrite] = {}
     for entry in reversed(core.writes()):
@@ -270,7 +271,7 @@ class Origin(NamedTuple):
     is_exact: bool
 
 
-def of_node(core: Any, steps: Any, node: Any, thread: int, stale: Stale, storage: int) -> Origin | None:
+def of_node(core: Log, steps: Any, node: Any, thread: int, stale: Stale, storage: int) -> Origin | None:
     """The call that made ``node``, which saved ``stale`` of ``storage``; ``thread`` is where backward ran."""
     number = _torch.node_sequence(node)
     if number is None:
@@ -314,7 +315,7 @@ def _is_engines(steps: Any, node: Any, number: int, device: Any) -> bool:
     return any(not steps.made_by_engine.near(one, device) for one in numbers)
 
 
-def threads_of(core: Any) -> tuple[int, ...]:
+def threads_of(core: Log) -> tuple[int, ...]:
     """The threads that made Nodes, where the core tells; else those that live."""
     said = getattr(core, "node_threads", None)
     return tuple(said()) if said else tuple(one.ident for one in threading.enumerate() if one.ident is not None)

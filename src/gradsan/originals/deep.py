@@ -23,6 +23,7 @@ from gradsan.originals.emptied import Emptied, freed
 from gradsan.originals.handed_out import HandedOut
 from gradsan.originals.holdings import Holdings
 from gradsan.originals.originals import Kept, KnownOutside
+from gradsan.record.log import Core
 from gradsan.record.patches import Patches
 from gradsan.record.steps import RawBackward, running_here
 from gradsan.record.user_hooks import HookedSave, TensorHooks
@@ -45,7 +46,7 @@ class Deep:
 
     def __init__(
         self,
-        core: Any,
+        core: Core,
         describe: Callable[..., Conflict],
         keep: Callable[[Callable[[], Conflict]], None],
         is_healed: Callable[[Callable[[], Conflict]], bool],

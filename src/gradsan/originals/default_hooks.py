@@ -10,6 +10,7 @@ from typing import Any
 from gradsan import _torch
 from gradsan._imports import call_after_import
 from gradsan.model import Message
+from gradsan.record.log import Core
 from gradsan.record.patches import Patches
 
 
@@ -17,7 +18,7 @@ class DefaultHooks:
     """One pair of hooks, pushed where it may be."""
 
     def __init__(
-        self, core: Any, pack: Callable[[Any], Any], unpack: Callable[[Any], Any], note: Callable[[Message], None]
+        self, core: Core, pack: Callable[[Any], Any], unpack: Callable[[Any], Any], note: Callable[[Message], None]
     ) -> None:
         """``note`` is called where hooks are forbidden for a while."""
         self._core, self._pack, self._note = core, pack, note

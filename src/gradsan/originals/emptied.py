@@ -21,6 +21,7 @@ from gradsan.originals.kept_conflicts import PastCounter
 from gradsan.originals.originals import fits_its_memory
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import call_that_made
+from gradsan.record.log import Core
 from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
@@ -44,7 +45,7 @@ class Emptied(Detector):
 
     part = "bypasses"
 
-    def __init__(self, core: Any, steps: Any, opened: Callable[[], None], keep: Callable[..., None]) -> None:
+    def __init__(self, core: Core, steps: Any, opened: Callable[[], None], keep: Callable[..., None]) -> None:
         """``opened`` is called when a first storage was made smaller, ``keep`` a function that
         makes the conflict that was found."""
         self._core, self._steps, self._opened, self._keep = core, steps, opened, keep

@@ -12,6 +12,7 @@ from torch.autograd.function import BackwardCFunction
 
 from gradsan import _torch
 from gradsan.originals.originals import Kept
+from gradsan.record.log import Log
 from gradsan.record.patches import Patches
 
 _WRITES_ITS_INPUT = (
@@ -28,7 +29,7 @@ class HandedOut:
     2.10, where nothing tells what a slot holds, only leaves are the very objects.
     """
 
-    def __init__(self, core: Any) -> None:
+    def __init__(self, core: Log) -> None:
         """Prepare; nothing is replaced yet. ``knows_readers``: the slots' own Python objects can be replaced."""
         self._core = core
         self._readers: set[int] = set()

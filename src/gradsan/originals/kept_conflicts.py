@@ -13,6 +13,7 @@ from gradsan.graph.stale_slots import Origin
 from gradsan.model import Conflict, Deviation, Save, Site, Write
 from gradsan.originals.originals import Kept
 from gradsan.record import ledger
+from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord
 
@@ -29,7 +30,7 @@ class PastCounter(NamedTuple):
 
 
 def of_kept(
-    core: Any,
+    core: Log,
     steps: Any,
     kept: Kept,
     *,

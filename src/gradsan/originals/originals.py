@@ -16,6 +16,7 @@ import torch
 
 from gradsan import _torch
 from gradsan.model import ByteChange
+from gradsan.record.log import Core
 from gradsan.record.patches import Patches, standing
 
 _FUNCTIONS = ("numpy", "__array__", "__dlpack__", "data_ptr", "share_memory_")
@@ -25,7 +26,7 @@ _RESIZED = ((torch.UntypedStorage, "resize_"), (torch.Tensor, "resize_"), (torch
 class KnownOutside:
     """The storages whose pointer somebody has, while they live."""
 
-    def __init__(self, core: Any) -> None:
+    def __init__(self, core: Core) -> None:
         """Start with none."""
         self._core = core
         self._storages: dict[int, Any] = {}

@@ -20,6 +20,7 @@ from gradsan.originals.deep import Deep
 from gradsan.originals.holdings import Holdings
 from gradsan.originals.originals import Kept
 from gradsan.record.demands import FOUND_AT_WRITE, Demands
+from gradsan.record.log import Core
 from gradsan.record.stacks import is_own_file
 
 
@@ -28,7 +29,7 @@ class Overwriting:
 
     def __init__(
         self,
-        core: Any,
+        core: Core,
         deep: Deep,
         demands: Demands,
         keep: Callable[[Callable[[], Conflict]], None],

@@ -35,6 +35,7 @@ class RehearsedLog:
     """
 
     running: tuple[Any, ...] = ()
+    backward_log: tuple[Any, ...] = ()
     saves = 0
 
     def __init__(
@@ -117,6 +118,10 @@ class RehearsedLog:
                 known = [storage for storage, one in self._known.items() if event.written & (one | {storage})]
                 found += [self._raw(number, storage) for storage in known or [0]]
         return found
+
+    def writes_after(self, clock: int) -> list[tuple[Any, ...]]:
+        """Those that are younger than ``clock``."""
+        return [raw for raw in self.writes() if raw[0] > clock]
 
     def _raw(self, number: int, storage: int) -> tuple[Any, ...]:
         """One write as a core keeps it; of an expanded tensor only that is told of its shape."""

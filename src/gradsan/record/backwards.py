@@ -15,6 +15,7 @@ import torch
 
 from gradsan import _torch
 from gradsan.model import Moment
+from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class PastBackward:
 class Backwards:
     """The bounded log of the backward calls of this process, as the core fills it, without those that are traced."""
 
-    def __init__(self, core: Any) -> None:
+    def __init__(self, core: Log) -> None:
         """Read the log of ``core``."""
         self._core = core
 

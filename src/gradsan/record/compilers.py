@@ -31,7 +31,7 @@ def install(patches: Patches, guard: Run) -> None:
 
     patches.on_undo(call_after_import(_torch.COMPILER_ERRORS, watch))
     patches.on_undo(call_after_import(_torch.GRAPH_BUILDER, lambda: guard(lambda: _keep_graphs(patches, guard))))
-    patches.on_undo(call_after_import(_torch.COMPILER_FRAMES, lambda: guard(_leave_own_frames)))
+    patches.on_undo(call_after_import(_torch.COMPILER_FRAMES, lambda: guard(leave_own_frames)))
 
 
 class TracedGraphs:
@@ -104,11 +104,13 @@ def _watch(kind: Any, patches: Patches, guard: Run) -> None:
     patches.set(kind, "__init__", init)
 
 
-def _leave_own_frames() -> None:
-    """Have the compiler leave the functions of all modules of gradsan that are loaded.
+def leave_own_frames() -> None:
+    """Have the compiler, if there is one, leave the functions of all modules of gradsan that are loaded.
 
     What a compiled function cannot trace runs with the compiler still looking at every new frame, gradsan's too.
     """
+    if _torch.COMPILER_FRAMES not in sys.modules:
+        return
     alone = {function.__code__ for function in (Guard.run, Guard.run_hushed)}
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] != _PACKAGE or name in _left:

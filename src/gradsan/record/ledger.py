@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from gradsan.model import Region, Write
+from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import StepRecord
 
@@ -38,14 +39,14 @@ class RawCall(NamedTuple):
     stack: Any
 
 
-def call_that_made(core: Any, number: int | None, thread: int) -> RawCall | None:
+def call_that_made(core: Log, number: int | None, thread: int) -> RawCall | None:
     """The call that made the Node of that number in ``thread``; None where no watched call did."""
     near = () if number is None else map(RawCall._make, core.nodes_near(number, thread))
     return next((one for one in near if number is not None and one.first <= number < one.end), None)
 
 
 def writes_since(
-    core: Any, steps: Any, storage: int, start: int, saved_version: int, now: int | None = None
+    core: Log, steps: Any, storage: int, start: int, saved_version: int, now: int | None = None
 ) -> tuple[Write, ...]:
     """Every logged write to ``storage`` after the clock ``start``, in order.
 
@@ -78,7 +79,7 @@ def writes_since(
     return tuple(sorted(found, key=lambda write: write.clock))
 
 
-def uncounted_since(core: Any, steps: Any, storage: int, start: int, saved_at: Any) -> tuple[Write, ...]:
+def uncounted_since(core: Log, steps: Any, storage: int, start: int, saved_at: Any) -> tuple[Write, ...]:
     """Every logged write and step over ``storage`` after the clock ``start``, whatever the counter says.
 
     For values that changed though their counter stands: ``.data`` and its like count for themselves, fused optimizers
@@ -98,7 +99,7 @@ def uncounted_since(core: Any, steps: Any, storage: int, start: int, saved_at: A
     return tuple(sorted(found, key=lambda write: write.clock))
 
 
-def first_move(core: Any, steps: Any, storage: int, saved_version: int, version: int) -> int:
+def first_move(core: Log, steps: Any, storage: int, saved_version: int, version: int) -> int:
     """The clock of the first logged write or step that moved ``storage`` on from the version saved; now, where none.
 
     Going back in the logs the versions of one storage fall. Where they do not, its address had belonged to another.
@@ -125,7 +126,7 @@ def first_move(core: Any, steps: Any, storage: int, saved_version: int, version:
     return clock
 
 
-def version_since(core: Any, steps: Any, storage: int, version: int) -> int:
+def version_since(core: Log, steps: Any, storage: int, version: int) -> int:
     """The clock of the last logged write or step after which ``storage`` had at most ``version``; 0, where none."""
     clock: int = 0
     for entry in reversed(core.writes()):
@@ -159,7 +160,7 @@ def _is_within(clock: int, record: StepRecord) -> bool:
     return record.clock < clock and (record.end is None or clock < record.end)
 
 
-def _was_in_closure(core: Any, raw: RawWrite, record: StepRecord) -> bool:
+def _was_in_closure(core: Log, raw: RawWrite, record: StepRecord) -> bool:
     """Whether a backward began between the write and the end of the step: the step's own update comes after it."""
     return any(raw.clock <= entry[0] and _is_within(entry[0], record) for entry in core.backward_log)
 

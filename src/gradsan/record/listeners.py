@@ -8,6 +8,7 @@ from typing import Any
 
 from gradsan import _torch
 from gradsan.record.guarding import Guard
+from gradsan.record.log import Core
 from gradsan.record.steps import RawBackward, as_backward
 
 _STACKS_KNOWN = 256
@@ -33,7 +34,7 @@ class Listeners:
     through right now.
     """
 
-    def __init__(self, core: Any, guard: Guard) -> None:
+    def __init__(self, core: Core, guard: Guard) -> None:
         """Nobody listens yet to ``core``."""
         self._core, self.guard = core, guard
         self.before_backward: tuple[BeforeBackward, ...] = ()

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from gradsan.model import Conflict, Evidence, Failure, Message, Moment, NonFinite, Seen
-from gradsan.record import _core, writes
+from gradsan.record import log, writes
 from gradsan.record.backwards import Backwards, moments
 from gradsan.record.demands import Asked, Demands, Found
 from gradsan.record.guarding import Guard
@@ -60,8 +60,8 @@ class Recorder:
     """Clock, logs and findings of this process."""
 
     def __init__(self, native: bool | None = None) -> None:
-        """Prepare, without touching torch yet. ``native`` as in :func:`gradsan.record._core.make_core`."""
-        self.core = _core.make_core(native)
+        """Prepare, without touching torch yet. ``native`` as in :func:`gradsan.record.log.make_core`."""
+        self.core = log.make_core(native)
         self.guard = Guard()
         self.listeners = Listeners(self.core, self.guard)
         self.steps = Steps(self.core)

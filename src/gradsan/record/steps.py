@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from gradsan import _torch
 from gradsan.record.backwards import MadeByEngine
+from gradsan.record.log import Core
 from gradsan.record.patches import Patches
 
 
@@ -81,7 +82,7 @@ class BackwardRecord:
 class Steps:
     """The steps and backward calls of a run, read out of the core's logs when they are asked for."""
 
-    def __init__(self, core: Any) -> None:
+    def __init__(self, core: Core) -> None:
         """Read the log of ``core``: two entries a step."""
         self._core = core
         self.made_by_engine = MadeByEngine()
@@ -140,7 +141,7 @@ class Steps:
         return None if chosen is None else read_backward(chosen)
 
 
-def running_here(core: Any) -> RawBackward | None:
+def running_here(core: Core) -> RawBackward | None:
     """The entry of the innermost backward that this thread works for; None where none runs, or it is not known.
 
     A thread of the engine's own works for a call of another thread: where several wait, for the one whose graph has
@@ -201,7 +202,7 @@ class Settling:
 
     def __init__(
         self,
-        core: Any,
+        core: Core,
         first: Callable[[Any, Any], None],
         later: Callable[[Any, Any], None],
         fused: Callable[[Any], None],

@@ -12,6 +12,7 @@ import torch
 from torch.autograd import graph
 
 from gradsan import _torch
+from gradsan.record.log import Core
 from gradsan.record.patches import Patches, standing
 
 
@@ -65,7 +66,7 @@ class Watcher(Protocol):
 Guard = Callable[[Callable[[], object]], None]
 
 
-def watch_user_hooks(core: Any, patches: Patches, watcher: Watcher, guard: Guard) -> None:
+def watch_user_hooks(core: Core, patches: Patches, watcher: Watcher, guard: Guard) -> None:
     """Check what the program's hooks keep, whenever it enters ``saved_tensors_hooks`` from now on."""
     enter = graph.saved_tensors_hooks.__enter__
     hooks_class = graph.saved_tensors_hooks
@@ -110,7 +111,7 @@ class _Composed:
 
 
 def _compose(
-    core: Any, pack: Callable[[Any], Any], unpack: Callable[[Any], Any], watcher: Watcher, guard: Guard
+    core: Core, pack: Callable[[Any], Any], unpack: Callable[[Any], Any], watcher: Watcher, guard: Guard
 ) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     # What checkpoint computes again is compared in checkpoints.py.
     computes_again = _torch.is_of_checkpoint(pack)
@@ -166,7 +167,7 @@ class TensorHooks:
     beside its graph, Python's garbage collection does not see.
     """
 
-    def __init__(self, core: Any) -> None:
+    def __init__(self, core: Core) -> None:
         """None so far."""
         self._core = core
         self._any = False

@@ -17,6 +17,7 @@ import torch
 
 from gradsan import _torch
 from gradsan.record import writers
+from gradsan.record.log import Core
 from gradsan.record.patches import Patches, standing
 
 
@@ -58,7 +59,7 @@ class Replacement:
     wrapper: Any
 
 
-def plan(core: Any) -> list[Replacement]:
+def plan(core: Core) -> list[Replacement]:
     """A wrapper for every writing method and function, and for every one that may make Nodes.
 
     Making it takes a quarter of a second, so a recorder makes it once. It is read off torch's own names, so it must be
@@ -89,7 +90,7 @@ def plan(core: Any) -> list[Replacement]:
     return replacements
 
 
-def install(core: Any, patches: Patches, replacements: list[Replacement]) -> None:
+def install(core: Core, patches: Patches, replacements: list[Replacement]) -> None:
     """Put the wrappers in place. A name behind which something else stands by now is left alone."""
     for replacement in replacements:
         owner, name = replacement.owner, replacement.name
@@ -118,7 +119,7 @@ def _lead_defaults(patches: Patches, replacements: list[Replacement]) -> None:
             patches.on_undo(functools.partial(setattr, function, "__defaults__", before))
 
 
-def _wrapped(core: Any, function: Any, name: str, writer: writers.Writer | None) -> Any:
+def _wrapped(core: Core, function: Any, name: str, writer: writers.Writer | None) -> Any:
     if writer is None:
         return core.writer(function, name, "plain", -1, None)
     wrapper = function
@@ -129,7 +130,7 @@ def _wrapped(core: Any, function: Any, name: str, writer: writers.Writer | None)
     return wrapper
 
 
-def _watch_operators(core: Any, patches: Patches) -> None:
+def _watch_operators(core: Core, patches: Patches) -> None:
     operator, packet = _torch.operator_class(), _torch.operator_packet_class()
     known: dict[int, tuple[Any, _Written]] = {}
 
@@ -166,7 +167,7 @@ def _written_by(schema: Any) -> _Written:
     )
 
 
-def _log_operator(core: Any, written: _Written, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _log_operator(core: Core, written: _Written, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     stack = None
     for position, name in written.arguments:
         target = args[position] if position < len(args) else kwargs.get(name)

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from gradsan.record import _core, _native
+from gradsan.record import _native, log
 
 ROUNDS = 3000
 
@@ -77,7 +77,7 @@ def main(rounds: int) -> int:
     library = ctypes.PyDLL(_native.__file__)
     failing = ctypes.c_int.in_dll(library, "gradsan_failing")
     failed = ctypes.c_longlong.in_dll(library, "gradsan_failed")
-    core = _core.make_core(True)
+    core = log.make_core(True)
     core.active = True
     for name in (
         "on_enter",

@@ -24,6 +24,7 @@ from gradsan import _torch, source
 from gradsan.model import Clue, Failure, Frame
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawWrite
+from gradsan.record.log import Log
 from gradsan.record.stacks import is_user_file, symbolise
 from gradsan.record.steps import RawBackward
 
@@ -48,7 +49,7 @@ class _Part(NamedTuple):
 class ChangedAgain(Detector):
     """Reads the log of writes now and then; what it finds goes to ``found``."""
 
-    def __init__(self, core: Any, found: Callable[[Failure], None]) -> None:
+    def __init__(self, core: Log, found: Callable[[Failure], None]) -> None:
         """``core`` keeps the log."""
         self._core, self._found = core, found
         self._since = 0
@@ -131,7 +132,7 @@ class ChangedAgain(Detector):
         self._found(Failure(ROW, "", "", symbolise(used), clues, raised=False))
 
 
-def _ops(core: Any, stacks: tuple[Any, ...], since: int) -> list[str]:
+def _ops(core: Log, stacks: tuple[Any, ...], since: int) -> list[str]:
     by_stack = {raw.stack: raw.op for raw in map(RawWrite._make, core.writes_after(since))}
     return [by_stack[stack] for stack in stacks]
 

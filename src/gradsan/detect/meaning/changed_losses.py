@@ -20,6 +20,7 @@ from gradsan.model import Clue, Failure
 from gradsan.originals.meant import Meant, Value, place_of
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawWrite, call_that_made
+from gradsan.record.log import Log
 from gradsan.record.stacks import is_own_file, is_user_file, symbolise
 from gradsan.record.steps import RawBackward
 
@@ -30,7 +31,7 @@ _QUIET_KINDS = ("step", "metadata", "statistics", "collective", "outside")
 class ChangedLosses(Detector):
     """Looks at the outputs of a backward; what it finds goes to ``found``."""
 
-    def __init__(self, core: Any, uncounted: Uncounted, meant: Meant, found: Callable[[Failure], None]) -> None:
+    def __init__(self, core: Log, uncounted: Uncounted, meant: Meant, found: Callable[[Failure], None]) -> None:
         """``core`` keeps the logs, ``uncounted`` knows what was given other memory, ``meant`` measures."""
         self._core, self._uncounted, self._meant, self._found = core, uncounted, meant, found
         self._described: set[Any] = set()

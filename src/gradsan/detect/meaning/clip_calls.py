@@ -17,6 +17,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradsan import _torch
+from gradsan.record.guarding import Guard
+from gradsan.record.log import Core
 from gradsan.record.patches import Patches, standing
 
 _MEASURES = 1e5
@@ -53,9 +55,9 @@ class Clip(NamedTuple):
 class ClipCalls:
     """Notes them between :meth:`begin` and :meth:`end`."""
 
-    def __init__(self, core: Any) -> None:
-        """``core`` keeps the clock."""
-        self._core, self._patches = core, Patches()
+    def __init__(self, core: Core, guard: Guard) -> None:
+        """``core`` keeps the clock; what fails here becomes a blind spot of ``guard``."""
+        self._core, self._guard, self._patches = core, guard, Patches()
         self.clearings: list[Clearing] = []
         self.clips: list[Clip] = []
 
@@ -85,13 +87,10 @@ class ClipCalls:
             if args and name != "zero_grad" and not torch.is_tensor(given) and not is_run_out:
                 args = (list(given), *args[1:])
             if args:
-                stack = core.stack(1)
-                try:
-                    with _torch.hushed(), torch.no_grad():
-                        bound = kwargs.get("max_norm", args[1] if len(args) > 1 else None)
-                        note(name, [] if is_run_out else args[0], (bound, is_run_out), stack)
-                except Exception as failure:
-                    core.forgive(failure)
+                stack, taken = core.stack(1), [] if is_run_out else args[0]
+                bound = kwargs.get("max_norm", args[1] if len(args) > 1 else None)
+                with _torch.hushed(), torch.no_grad():
+                    self._guard.run(functools.partial(note, name, taken, (bound, is_run_out), stack))
             return original(*args, **kwargs)
 
         self._patches.set(owner, name, watched)

@@ -27,6 +27,7 @@ from gradsan.graph import walk
 from gradsan.model import Clue, Failure
 from gradsan.record.ledger import RawWrite
 from gradsan.record.listeners import Listeners
+from gradsan.record.log import Core
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -60,7 +61,7 @@ class ConstantPenalties(RoundDetector):
 
     def __init__(
         self,
-        core: Any,
+        core: Core,
         listeners: Listeners,
         optimizers: Callable[[], list[Any]],
         found: Callable[[Failure], None],

@@ -22,6 +22,7 @@ from gradsan.graph import walk
 from gradsan.model import Clue, Failure
 from gradsan.record.detector import Detector
 from gradsan.record.listeners import Listeners
+from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -58,7 +59,7 @@ class _Followed:
 class ConstantTerms(Detector):
     """Follows some gradients; ``listeners`` tell of results, and of the next backward, while something is followed."""
 
-    def __init__(self, core: Any, found: Callable[[Failure], None], listeners: Listeners) -> None:
+    def __init__(self, core: Log, found: Callable[[Failure], None], listeners: Listeners) -> None:
         """``core`` gives the stacks."""
         self._core, self._found, self._listeners = core, found, listeners
         self._wanted = 0

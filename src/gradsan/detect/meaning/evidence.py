@@ -14,6 +14,7 @@ from gradsan import _torch, source
 from gradsan.detect.meaning.made import Making
 from gradsan.graph import naming
 from gradsan.record.ledger import call_that_made
+from gradsan.record.log import Log
 from gradsan.record.stacks import is_user_file, symbolise
 from gradsan.record.steps import RawBackward
 
@@ -24,7 +25,7 @@ _MODULE_OWN = frozenset(vars(nn.Module()))
 class Evidence:
     """What shows that a leaf was left out by mistake, in one graph with one set of trained parameters."""
 
-    def __init__(self, core: Any, making: Making, owned: set[int], order: list[Any], entry: RawBackward) -> None:
+    def __init__(self, core: Log, making: Making, owned: set[int], order: list[Any], entry: RawBackward) -> None:
         """``order`` are the Nodes of the backward ``entry``, ``owned`` the parameters of optimizers by ``id``."""
         self._core, self._making, self._owned, self._order = core, making, owned, order
         self._stack, self._thread = entry.stack, entry.thread

@@ -23,6 +23,7 @@ from gradsan.graph import walk
 from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Detector
 from gradsan.record.listeners import Listeners
+from gradsan.record.log import Log
 from gradsan.record.stacks import is_own_file, is_user_file, symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -43,7 +44,7 @@ class _Kept(NamedTuple):
 class KeptReferences(Detector):
     """Looks at the variables of the functions that call backward; what it finds goes to ``found``."""
 
-    def __init__(self, core: Any, listeners: Listeners, found: Callable[[Failure], None]) -> None:
+    def __init__(self, core: Log, listeners: Listeners, found: Callable[[Failure], None]) -> None:
         """``listeners`` tell when a backward has ended."""
         self._core, self._listeners, self._found = core, listeners, found
         self._kept: list[_Kept] = []

@@ -27,6 +27,7 @@ from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
 from gradsan.record.detector import Detector, Guard
 from gradsan.record.ledger import RawWrite, call_that_made
+from gradsan.record.log import Core
 from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
@@ -61,7 +62,7 @@ class LostHooks(Detector):
 
     part = "hooks of views"
 
-    def __init__(self, core: Any, found: Callable[[Failure], None], listen: Callable[[bool], None]) -> None:
+    def __init__(self, core: Core, found: Callable[[Failure], None], listen: Callable[[bool], None]) -> None:
         """``core`` keeps the log of writes."""
         self._core, self._found, self._listen = core, found, listen
         self._waiting: list[_Hooked] = []

@@ -30,6 +30,7 @@ from gradsan.model import Clue, Failure, Site
 from gradsan.record.backwards import Backwards
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawWrite, call_that_made
+from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, Steps, read_backward
 
@@ -62,7 +63,7 @@ class LostTerms(Detector):
 
     def __init__(
         self,
-        core: Any,
+        core: Log,
         steps: Steps,
         optimizers: Callable[[], list[Any]],
         found: Callable[[Failure], None],

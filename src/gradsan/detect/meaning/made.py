@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from gradsan.record.detector import Detector
+from gradsan.record.log import Core
 from gradsan.record.patches import Patches, standing
 
 _LATE_KEPT = 4_096
@@ -34,7 +35,7 @@ class Making(Detector):
 
     part = "optimizers"
 
-    def __init__(self, core: Any) -> None:
+    def __init__(self, core: Core) -> None:
         """None so far."""
         self._core = core
         self._optimizers: dict[int, Made] = {}

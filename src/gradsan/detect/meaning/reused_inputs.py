@@ -19,6 +19,7 @@ from gradsan.graph import walk
 from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawWrite, call_that_made
+from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -35,7 +36,7 @@ _KEEPS_SIGN = frozenset({"MaxPool2DWithIndicesBackward0", "AvgPool2DBackward0", 
 class ReusedInputs(Detector):
     """Looks at the graph of a backward; what it finds goes to ``found``."""
 
-    def __init__(self, core: Any, found: Callable[[Failure], None]) -> None:
+    def __init__(self, core: Log, found: Callable[[Failure], None]) -> None:
         """``core`` keeps the logs."""
         self._core, self._found = core, found
         self._seen: set[Any] = set()

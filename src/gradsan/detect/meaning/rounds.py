@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from gradsan import _torch
 from gradsan.record.detector import Detector
 from gradsan.record.listeners import Listeners
+from gradsan.record.log import Core
 from gradsan.record.steps import RawBackward
 
 _CALLS_FOLLOWED, _BACKWARDS_FOLLOWED = 20_000, 16
@@ -26,7 +27,7 @@ class RoundDetector(Detector):
     takes_gradients: ClassVar[bool] = False
     """Whether a line that calls ``autograd.grad`` has rounds, too, as long as no backward is called."""
 
-    def __init__(self, core: Any, listeners: Listeners) -> None:
+    def __init__(self, core: Core, listeners: Listeners) -> None:
         """``listeners`` tell of calls while a round is open."""
         self._core, self._listeners = core, listeners
         self._entry: RawBackward | None = None

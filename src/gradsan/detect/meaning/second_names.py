@@ -41,6 +41,7 @@ from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawWrite
 from gradsan.record.listeners import Listeners
+from gradsan.record.log import Core
 from gradsan.record.stacks import is_own_file, is_user_file, symbolise
 from gradsan.record.steps import RawBackward
 
@@ -55,7 +56,7 @@ class SecondNames(Detector):
     """Reads the source of writes that are new to it; what it finds goes to ``found``."""
 
     def __init__(
-        self, core: Any, listeners: Listeners, values: ChangedValues, found: Callable[[Failure], None]
+        self, core: Core, listeners: Listeners, values: ChangedValues, found: Callable[[Failure], None]
     ) -> None:
         """``listeners`` tell when a backward has ended, ``values`` what has been found in the graph."""
         self._core, self._listeners, self._values, self._found = core, listeners, values, found
@@ -129,7 +130,7 @@ class OwnOperands(RoundDetector):
 
     def __init__(
         self,
-        core: Any,
+        core: Core,
         listeners: Listeners,
         found: Callable[[Failure], None],
         known: Callable[[], Sequence[Failure]],

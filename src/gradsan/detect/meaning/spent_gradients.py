@@ -31,6 +31,7 @@ from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
 from gradsan.record.ledger import RawWrite
 from gradsan.record.listeners import Listeners
+from gradsan.record.log import Core
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, StepRecord, Steps, read_backward
 from gradsan.record.user_hooks import has_tensor_hooks
@@ -55,7 +56,7 @@ class SpentGradients(RoundDetector):
 
     def __init__(
         self,
-        core: Any,
+        core: Core,
         listeners: Listeners,
         steps: Steps,
         making: Making,
@@ -64,7 +65,7 @@ class SpentGradients(RoundDetector):
         """``making`` knows the optimizers."""
         super().__init__(core, listeners)
         self._steps, self._making, self._found = steps, making, found
-        self._calls_of_program = ClipCalls(core)
+        self._calls_of_program = ClipCalls(core, listeners.guard)
         self._leaves: list[Any] = []
         self._gradients: list[_Gradient] = []
         self._is_read = False

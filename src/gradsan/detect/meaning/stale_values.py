@@ -26,6 +26,7 @@ from gradsan.model import Clue, Failure
 from gradsan.record.backwards import Backwards, PastBackward
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawWrite
+from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, Steps, read_backward
 
@@ -37,7 +38,7 @@ _CAST = "ToCopyBackward0"
 class StaleValues(Detector):
     """Looks at the graphs of a few rounds; what it finds goes to ``found``."""
 
-    def __init__(self, core: Any, steps: Steps, backwards: Backwards, found: Callable[[Failure], None]) -> None:
+    def __init__(self, core: Log, steps: Steps, backwards: Backwards, found: Callable[[Failure], None]) -> None:
         """The logs of what made Nodes, of steps and of backward calls."""
         self._core, self._steps, self._backwards, self._found = core, steps, backwards, found
         self._described: set[Any] = set()

@@ -36,6 +36,7 @@ from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawWrite
+from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -68,7 +69,7 @@ class Unowned(Detector):
 
     def __init__(
         self,
-        core: Any,
+        core: Log,
         uncounted: Uncounted,
         making: Making,
         stepped: Callable[[], list[Any]],

@@ -29,6 +29,7 @@ from gradsan.overlap import overlap
 from gradsan.record import ledger
 from gradsan.record.ledger import RawWrite
 from gradsan.record.listeners import Listeners
+from gradsan.record.log import Core
 from gradsan.record.stacks import is_own_file, is_user_file, symbolise, within_torch
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -70,7 +71,7 @@ class UnrecordedReads(RoundDetector):
 
     def __init__(
         self,
-        core: Any,
+        core: Core,
         listeners: Listeners,
         uncounted: Uncounted,
         exports: Exports,

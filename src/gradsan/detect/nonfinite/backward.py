@@ -14,6 +14,7 @@ from gradsan.detect.nonfinite.values import Searched, operands_of
 from gradsan.graph import walk
 from gradsan.model import Frame, Operand
 from gradsan.record.ledger import call_that_made
+from gradsan.record.log import Core
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import running_here
 from gradsan.record.user_hooks import has_tensor_hooks
@@ -42,7 +43,7 @@ class _Run:
 class Backward:
     """Puts hooks behind the Nodes of a backward, and takes them away when it has ended."""
 
-    def __init__(self, core: Any, origins: Origins, is_busy: threading.local, on_cut: Any) -> None:
+    def __init__(self, core: Core, origins: Origins, is_busy: threading.local, on_cut: Any) -> None:
         """``is_busy`` keeps gradsan from looking at its own calls; ``on_cut`` is called where a graph is too long."""
         self._core, self._origins, self._busy, self._on_cut = core, origins, is_busy, on_cut
         self.inside: Callable[[Any, tuple[Any, ...], Any], Origin | None] | None = None

@@ -24,6 +24,7 @@ from gradsan.detect.nonfinite.origins import Origin, Origins, first_cause
 from gradsan.graph.compiled import joined
 from gradsan.graph.traced_graphs import TracedRun, called, inside_of, site_of
 from gradsan.record.compilers import TRACED
+from gradsan.record.log import Core
 from gradsan.record.stacks import symbolise
 
 _CALLS_KEPT = 16
@@ -33,7 +34,7 @@ _CLOCK = -1
 class CompiledCalls:
     """The arguments of the latest calls of compiled graphs, kept until a backward has ended."""
 
-    def __init__(self, core: Any, origins: Origins) -> None:
+    def __init__(self, core: Core, origins: Origins) -> None:
         """What is found inside goes to ``origins``."""
         self._core, self._origins = core, origins
         self._arguments: OrderedDict[int, tuple[Any, ...]] = OrderedDict()
@@ -122,7 +123,7 @@ class _InnerForward(Forward):
 class _InnerBackward(Backward):
     """Looks at the Nodes of the operations of a traced graph."""
 
-    def __init__(self, core: Any, origins: Origins, run: TracedRun, site_of_call: Callable[[fx.Node], Any]) -> None:
+    def __init__(self, core: Core, origins: Origins, run: TracedRun, site_of_call: Callable[[fx.Node], Any]) -> None:
         """``run`` has made the Nodes."""
         super().__init__(core, origins, threading.local(), lambda: None)
         self._run, self._site_of_call = run, site_of_call
@@ -186,7 +187,7 @@ def _leaf(tensor: Any, *, is_written: bool) -> Any:
 
 
 @contextlib.contextmanager
-def _aside(core: Any, traced: _torch.Traced) -> Iterator[None]:
+def _aside(core: Core, traced: _torch.Traced) -> Iterator[None]:
     """A block in which the program's state is left alone; what fails there, fails silently: nothing is known then."""
     was_active, core.active = core.active, False
     try:

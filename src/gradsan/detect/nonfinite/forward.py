@@ -14,6 +14,7 @@ from gradsan.detect.nonfinite.origins import How, Origin, Origins
 from gradsan.detect.nonfinite.values import Searched, arguments_of, kind_of, operands_of, scalars_of
 from gradsan.graph import naming
 from gradsan.model import Operand
+from gradsan.record.log import Core
 
 _UNWRITTEN = frozenset(
     {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "empty_permuted"}
@@ -23,7 +24,7 @@ _UNWRITTEN = frozenset(
 class Forward:
     """Looks at results; what it finds goes to ``origins``, and writes into leaves to ``on_leaf_write``."""
 
-    def __init__(self, core: Any, origins: Origins, on_leaf_write: Any) -> None:
+    def __init__(self, core: Core, origins: Origins, on_leaf_write: Any) -> None:
         """``on_leaf_write(tensor, origin)`` is called where a call has made memory of a leaf non-finite."""
         self._core, self._origins, self._on_leaf_write = core, origins, on_leaf_write
         self._names: dict[tuple[Any, str], str | None] = {}

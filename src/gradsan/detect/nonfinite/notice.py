@@ -20,6 +20,7 @@ from gradsan.model import Birth, NonFinite, NonFiniteSeen
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawWrite
 from gradsan.record.listeners import Listeners
+from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, Settling, StepRecord, Steps
 
@@ -49,7 +50,7 @@ class Notice(Detector):
 
     def __init__(
         self,
-        core: Any,
+        core: Log,
         listeners: Listeners,
         steps: Steps,
         settling: Settling,

@@ -22,6 +22,7 @@ from gradsan.detect.nonfinite.values import Searched
 from gradsan.graph import naming
 from gradsan.graph.naming import optimizers_alive
 from gradsan.model import Birth, Born, Message, NonFinite, NonFiniteSeen
+from gradsan.record.log import Core
 from gradsan.record.patches import Patches
 from gradsan.record.stacks import symbolise
 from gradsan.record.user_hooks import TensorHooks
@@ -35,7 +36,7 @@ _NAMED = 8
 class NonFiniteSearch:
     """Searches while a stretch of watching asks for it; what it finds goes to ``report``."""
 
-    def __init__(self, core: Any, report: Callable[[NonFinite], None], note: Callable[[Message], None]) -> None:
+    def __init__(self, core: Core, report: Callable[[NonFinite], None], note: Callable[[Message], None]) -> None:
         """``note`` takes what could not be searched."""
         self._core, self._put, self._note = core, report, note
         self._found = 0

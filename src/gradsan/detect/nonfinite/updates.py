@@ -11,6 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from gradsan import _torch
 from gradsan.detect.nonfinite.origins import Origin, Origins
 from gradsan.detect.nonfinite.values import Searched, operands_of
+from gradsan.record.log import Core
 from gradsan.record.patches import Patches
 
 
@@ -30,7 +31,7 @@ class Updates:
     """Counts the steps of each optimizer, and looks at the parameters after each."""
 
     def __init__(
-        self, core: Any, origins: Origins, on_consumed: Consumed, on_harmless_step: Callable[[int], None]
+        self, core: Core, origins: Origins, on_consumed: Consumed, on_harmless_step: Callable[[int], None]
     ) -> None:
         """``on_consumed`` is called once for each parameter that becomes non-finite, ``on_harmless_step`` with the
         round of each other step.

@@ -1,0 +1,163 @@
+"""The log of a run: counters, entries and listeners as both cores have them, and the choice of a core.
+
+The C core and the pure one record the same; what reads the log knows neither. An entry is a tuple, with its fields
+named by :class:`gradsan.record.ledger.RawWrite`, :class:`gradsan.record.ledger.RawCall` and
+:class:`gradsan.record.steps.RawBackward`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from gradsan.record import _core_pure
+
+_SWITCH = "GRADSAN_NATIVE"
+
+
+class Log(Protocol):
+    """What was recorded, as it is read: of a core, or of a source that was run through in mind.
+
+    ``clock`` orders all events. Numbers of Nodes are PyTorch's own, which each thread counts for itself. A stack is a
+    raw one, or a Site.
+    """
+
+    @property
+    def clock(self) -> int:
+        """The time of the latest event."""
+
+    @property
+    def saves(self) -> int:
+        """How many Nodes were made that may have saved something."""
+
+    @property
+    def write_count(self) -> int:
+        """How many writes there were."""
+
+    @property
+    def steps(self) -> int:
+        """How many steps of optimizers have ended."""
+
+    @property
+    def backwards(self) -> int:
+        """How many calls into the engine have begun."""
+
+    @property
+    def running(self) -> Sequence[tuple[Any, ...]]:
+        """The backward calls that run, outermost first."""
+
+    @property
+    def backward_log(self) -> Sequence[tuple[Any, ...]]:
+        """The logged calls into the engine, oldest first."""
+
+    def stack(self) -> Any:
+        """The stack of the caller, equal stacks being one object."""
+
+    def nodes_near(self, sequence: int, thread: int, /) -> list[tuple[int, int, int, Any]]:
+        """The call that made the Node with this number, else the calls just before and just after it."""
+
+    def ran_since(self, stack: Any, sequence: int, thread: int, /) -> bool:
+        """Whether the call at ``stack`` made Nodes again, numbered ``sequence`` or later."""
+
+    def writes(self) -> list[tuple[Any, ...]]:
+        """The logged writes, oldest first."""
+
+    def writes_after(self, clock: int, /) -> list[tuple[Any, ...]]:
+        """Those of the logged writes that are younger than ``clock``, oldest first."""
+
+    def lost_writes_after(self, clock: int, /) -> bool:
+        """Whether the bounded log may have dropped a write younger than ``clock``."""
+
+
+class Core(Log, Protocol):
+    """A log that is being written, and who is told of what while it happens; see :mod:`gradsan.record._core_pure`."""
+
+    active: bool
+    clock: int
+    saves: int
+    open_steps: int
+    log_errors: int
+    backward_end: int
+    quiet_from: int
+    quiet_nodes: int
+    settled: set[int]
+    quiet_operators: set[int]
+    optimizer_folder: str
+    tells_all_writes: bool
+    lets_pass: type[BaseException] | None
+
+    on_failure: Callable[[Any, BaseException], None] | None
+    on_nonfinite: Callable[[Any], None] | None
+    on_enter: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None
+    on_leave: Callable[[Any], None] | None
+    on_operator: Callable[[tuple[Any, ...], dict[str, Any]], None] | None
+    on_round: Callable[[Any, int], None] | None
+    on_differentiable: Callable[[Any, Any, Any], None] | None
+    on_gradients: Callable[[Any, Any, Any], None] | None
+    on_step_begin: Callable[[Any], None] | None
+    on_step_end: Callable[[Any], None] | None
+    on_result: Callable[[str, tuple[Any, ...], dict[str, Any], Any], None] | None
+    on_nodes: Callable[[Any, int, int], None] | None
+    on_quiet: Callable[[int], None] | None
+    on_write: Callable[[Any, str, Any], None] | None
+    before_write: Callable[[Any], None] | None
+
+    @property
+    def is_native(self) -> bool:
+        """Whether it is the C core."""
+
+    @property
+    def step_log(self) -> list[tuple[Any, ...]]:
+        """The logged beginnings and ends of steps, oldest first."""
+
+    def tick(self) -> int:
+        """Advance the clock and return its new value."""
+
+    def clear(self) -> None:
+        """Forget everything logged; the clock goes on."""
+
+    def stack(self, skip: int = 0) -> Any:
+        """The stack of the caller (``skip`` frames further out), equal stacks being one object."""
+
+    def log_write(self, tensor: Any, op: str, kind: str, index: Any, stack: Any) -> None:
+        """Put one in-place change of ``tensor`` into the log."""
+
+    def writer(self, original: Any, op: str, kind: str, position: int, keyword: str | None) -> Callable[..., Any]:
+        """Wrap ``original`` so that what it writes is logged after it returned."""
+
+    def watch_indexing(self, wanted: bool, /) -> None:
+        """Log the Nodes that ``tensor[index]`` makes from now on, or no longer."""
+
+    def step_begin(self, optimizer: Any, *_: Any) -> None:
+        """Log that a step begins: an optimizer's pre-hook."""
+
+    def step_end(self, optimizer: Any, *_: Any) -> None:
+        """Log that a step has ended: an optimizer's post-hook."""
+
+    def engine(self, original: Callable[..., Any], /) -> Callable[..., Any]:
+        """Wrap the engine's entry point so that every backward call is known while it runs."""
+
+
+def native_available() -> bool:
+    """Whether the C extension was built for this Python."""
+    try:
+        from gradsan.record import _native  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def make_core(native: bool | None = None) -> Core:
+    """A fresh core. ``native``: True asks for the C extension, False for pure Python, None takes the best there is.
+
+    ``GRADSAN_NATIVE=0`` in the environment makes pure Python the best there is. Raises ImportError where the C
+    extension is asked for and was not built. The C core is typed as the pure one, which has the same interface.
+    """
+    if native is None:
+        native = os.environ.get(_SWITCH, "1") != "0" and native_available()
+    if native:
+        from gradsan.record import _native
+
+        return _native.Core()
+    return _core_pure.Core()
