@@ -41,7 +41,7 @@ from gradsan.detect.nonfinite.notice import Notice
 from gradsan.detect.prescan import Prescan, way_of
 from gradsan.detect.wrapped import Wrapped
 from gradsan.errors.watched import WatchedErrors
-from gradsan.graph import self_check
+from gradsan.graph import self_check, walk
 from gradsan.model import Conflict, Deviation, Failure, Message
 from gradsan.originals import kept_conflicts
 from gradsan.originals.deep import Deep
@@ -66,6 +66,7 @@ class Watching:
         self._recorder = recorder
         core, steps, guard = recorder.core, recorder.steps, recorder.guard
         self._listeners = recorder.listeners
+        self._listeners.around = walk.SHARED
         self.life = Life(core, recorder.backwards, self._keep_failure)
         self.unused_graphs = UnusedGraphs(core, self._keep_failure, self._await_use)
         self.emptied = Emptied(core, steps, self._scan_emptied, recorder.keep)
@@ -317,11 +318,12 @@ class Watching:
             return
         guard, backward = self._recorder.guard, as_backward(entry)
         guard.run(self._settling.look_again)
-        for one in self._before_rounds:
-            guard.run(partial(one.before_round, backward, rounds))
-        # In deep mode what a Node is given is compared, whoever wrote.
-        if not self._is_deep:
-            guard.run_hushed(partial(self.hook_writes.before_round, backward, rounds))
+        with walk.SHARED:
+            for one in self._before_rounds:
+                guard.run(partial(one.before_round, backward, rounds))
+            # In deep mode what a Node is given is compared, whoever wrote.
+            if not self._is_deep:
+                guard.run_hushed(partial(self.hook_writes.before_round, backward, rounds))
 
     def _on_hand_out(self, storage: int) -> None:
         if not self._is_deep:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -13,6 +14,29 @@ from gradsan import _torch
 # From torch 2.13 on, a Node that Python has looked at is destroyed within its consumer, on the C stack: a chain of
 # 45,000 such Nodes overflows 8 MB of it and ends the process. Real programs fail far nearer to their roots.
 NODES_WALKED = 10_000
+
+
+class _SharedWalks(threading.local):
+    """A block in which each walk is made once, by thread: the graph does not change while a backward is looked at.
+
+    What was walked is let go at the end: a list of Nodes keeps their graph alive.
+    """
+
+    depth = 0
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[Any, ...], tuple[Any, list[Any]]] = {}
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.depth -= 1
+        if not self.depth:
+            self.known.clear()
+
+
+SHARED = _SharedWalks()
 
 
 class Crossing(NamedTuple):
@@ -30,9 +54,19 @@ def engine_order(roots: Iterable[Any], inputs: tuple[Any, ...] = (), accumulates
     conditions differ. ``inputs`` (tensors or GradientEdges) leave out what leads to none of them; ``accumulates`` tells
     ``backward(inputs=...)``, which runs the inputs' own Nodes, from ``grad``, which does not. AccumulateGrad Nodes,
     which save nothing, are left out. Of a graph of more than ``NODES_WALKED`` Nodes only the youngest are given, and
-    ``inputs`` leave out none.
+    ``inputs`` leave out none. Within ``SHARED`` the list is the one that others are given.
     """
     starts = list(dict.fromkeys(roots))
+    if not SHARED.depth:
+        return _in_order(starts, inputs, accumulates)
+    key = (*map(id, starts), None, *map(id, inputs), accumulates)
+    if key not in SHARED.known:
+        # What has an ``id`` here lives as long as the key does.
+        SHARED.known[key] = (starts, inputs), _in_order(starts, inputs, accumulates)
+    return SHARED.known[key][1]
+
+
+def _in_order(starts: list[Any], inputs: tuple[Any, ...], accumulates: bool) -> list[Any]:
     youngest, consumers = _youngest_first(starts)
     if consumers is None:
         return youngest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -41,6 +42,8 @@ class Listeners:
         self.after_backward: tuple[AfterBackward, ...] = ()
         self.after_nodes: tuple[AfterNodes, ...] = ()
         self.on_result: tuple[OnResult, ...] = ()
+        self.around: AbstractContextManager[object] = nullcontext()
+        """Entered around all that is done before a backward, or after it."""
         self._nonfinite: OnNonFinite | None = None
         self._traced: dict[Any, bool] = {}
 
@@ -97,8 +100,9 @@ class Listeners:
         if self.is_traced(entry):
             return
         backward = as_backward(entry)
-        for listener in self.before_backward:
-            self.guard.run(partial(listener, backward, args, kwargs))
+        with self.around:
+            for listener in self.before_backward:
+                self.guard.run(partial(listener, backward, args, kwargs))
 
     def _on_nonfinite(self, entry: Any) -> None:
         if self._nonfinite is not None and not self.is_traced(entry):
@@ -108,8 +112,9 @@ class Listeners:
         if self.is_traced(entry):
             return
         backward = as_backward(entry)
-        for listener in self.after_backward:
-            self.guard.run(partial(listener, backward))
+        with self.around:
+            for listener in self.after_backward:
+                self.guard.run(partial(listener, backward))
 
     def _on_result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         for listener in self.on_result:
