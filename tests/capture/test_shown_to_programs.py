@@ -77,3 +77,45 @@ def test_a_recomputation_that_stops_while_it_saves_inputs_keeps_nothing(native: 
         del leaf
         gc.collect()
         assert alive() is None
+
+
+def converted_between_rounds() -> Any:
+    """Parameters of three optimizers are swapped, one after rounds in which much is noted of them; then trained on."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1))
+    model.extra = torch.nn.Parameter(torch.ones(2))
+    x = torch.randn(4, 2)
+    for _ in range(4):
+        optimizers = [torch.optim.Adam(model.parameters()), torch.optim.SGD([model.extra], 0.1)]
+        for _ in range(4):
+            model.zero_grad()
+            loss = checkpoint(model, x * model.extra, use_reentrant=False).square().mean()
+            (gradient,) = torch.autograd.grad(loss, model.extra, create_graph=True)
+            (loss + gradient.square().sum()).backward()
+            model.extra.data.mul_(0.9)
+            for optimizer in optimizers:
+                optimizer.step()
+        model.zero_grad()
+        del loss, gradient
+        model.double() if x.dtype is torch.float32 else model.float()
+        x = x.to(model.extra.dtype)
+        model.load_state_dict({name: value * 1 for name, value in model.state_dict().items()})
+    return torch.cat([one.detach().flatten().double() for one in model.parameters()])
+
+
+@pytest.mark.parametrize("native", core_kit.CORES)
+@pytest.mark.parametrize("mode", ["watch", "deep", "nonfinite"])
+def test_the_program_may_swap_what_gradsan_looks_at(mode: Any, native: bool) -> None:
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        plain = converted_between_rounds()
+        with gradsan.watch(mode, native=native):
+            assert torch.equal(converted_between_rounds(), plain)
+            one, other = torch.ones(1), torch.zeros(1)
+            held = weakref.ref(one)
+            with pytest.raises(RuntimeError, match="weakref associated"):
+                torch.utils.swap_tensors(one, other)
+            assert held() is one
+        assert torch.utils.weakref is weakref
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)

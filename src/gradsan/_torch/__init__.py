@@ -204,6 +204,7 @@ from gradsan._torch.operations import (
     with_lookup,
 )
 from gradsan._torch.saved import SAVED_TENSORS, give_memory, is_hooked, let_go, packed_object, shown_when_read
+from gradsan._torch.weak import WeakTensors, weak_references_of_swaps, weak_tensor
 
 __all__ = [
     "COMPILER_ERRORS",
@@ -220,6 +221,7 @@ __all__ = [
     "EngineCall",
     "Example",
     "Traced",
+    "WeakTensors",
     "all_schemas",
     "anomaly_stack",
     "are_read",
@@ -383,7 +385,9 @@ __all__ = [
     "vf_module",
     "was_freed",
     "weak_identity",
+    "weak_references_of_swaps",
     "weak_storage",
+    "weak_tensor",
     "with_lookup",
     "without_data",
     "without_dispatch_modes",

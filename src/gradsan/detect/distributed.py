@@ -128,7 +128,7 @@ class Sharded(Detector):
             whole: Any = one.unsharded_param
             storage = _torch.storage_or_none(whole)
             if storage and not self.holds(storage):
-                self._wholes[storage] = _torch.weak_storage(whole.untyped_storage()), weakref.ref(one)
+                self._wholes[storage] = _torch.weak_storage(whole.untyped_storage()), _torch.weak_tensor(one)
         kept = self._gathered.setdefault(group, deque(maxlen=_GATHERINGS_KEPT))
         kept.append(Gathering(sequence, self._core.tick(), stack, noted))
 

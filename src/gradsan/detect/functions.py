@@ -221,7 +221,7 @@ class Functions(Detector):
             return
         version = before.versions[position] or 0
         storage = _torch.storage_or_none(tensor)
-        noted = Noted(weakref.ref(tensor), version, storage, before.clock, before.copies.get(position))
+        noted = Noted(_torch.weak_tensor(tensor), version, storage, before.clock, before.copies.get(position))
         overwritten = self._notes.changed(noted, tensor)
         if overwritten is None:
             return
@@ -241,7 +241,7 @@ class Functions(Detector):
                 number=before.number,
                 edge=_edge(tensor),
                 whole=whole,
-                weak=weakref.ref(tensor),
+                weak=_torch.weak_tensor(tensor),
                 overwritten=overwritten,
                 version=version,
                 rounds=[],

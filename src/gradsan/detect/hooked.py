@@ -8,7 +8,6 @@ in deep mode by the original, which is only kept where what the hook returned ke
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -251,7 +250,7 @@ def _memory(tensor: Any, copy: Any) -> Memory | None:
         return None
     _, version, (offset, shape, strides, itemsize) = _torch.weak_identity(tensor)
     return Memory(
-        weakref.ref(tensor),
+        _torch.weak_tensor(tensor),
         storage,
         _torch.weak_storage(tensor.untyped_storage()),
         Region(offset, shape, strides if strides is not None else (), itemsize),

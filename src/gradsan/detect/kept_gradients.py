@@ -15,7 +15,6 @@ import functools
 import itertools
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -109,7 +108,7 @@ class KeptGradients(Detector):
             storage = _torch.storage_or_none(grad)
             if storage:
                 memory = _torch.weak_storage(grad.untyped_storage())
-                noted[id(one.tensor)] = Standing(weakref.ref(one.tensor), one.path, storage, memory, clock)
+                noted[id(one.tensor)] = Standing(_torch.weak_tensor(one.tensor), one.path, storage, memory, clock)
         return list(noted.values())
 
     def _is_meant(self, leaf: Any) -> bool:

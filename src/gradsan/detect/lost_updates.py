@@ -329,7 +329,7 @@ def samples_of(pairs: Iterable[tuple[Any, Any]]) -> list[Sample]:
                 break
             if leaf.is_leaf and leaf.requires_grad and _is_plain(leaf) and _is_plain(gradient):
                 storage = _torch.storage_or_none(leaf)
-                found.append(Sample(weakref.ref(leaf), storage, _some(leaf), _some(gradient)))
+                found.append(Sample(_torch.weak_tensor(leaf), storage, _some(leaf), _some(gradient)))
     return found
 
 

@@ -7,7 +7,6 @@ the bytes of memory that was handed out.
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -204,7 +203,7 @@ class Uncounted(Detector):
         # The memory may have another name, whose counter is another one: a flat buffer, say.
         self.open(tensor, "data_attribute", stack)
         self._opened()
-        self.replaced[id(tensor)] = Replaced(weakref.ref(tensor), clock, stack, _torch.sequence_number())
+        self.replaced[id(tensor)] = Replaced(_torch.weak_tensor(tensor), clock, stack, _torch.sequence_number())
 
     def _storage_written(self, name: str, _: Any, args: tuple[Any, ...], __: Any, stack: Any) -> None:
         storage = args[0]
@@ -304,7 +303,7 @@ class Notes:
         """The tensor as it is now; None where it counts no versions (inference tensors)."""
         try:
             version = int(tensor._version)
-            weak = weakref.ref(tensor)
+            weak = _torch.weak_tensor(tensor)
         except (RuntimeError, TypeError):
             return None
         storage = _torch.storage_or_none(tensor)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -193,7 +192,7 @@ def _mark(notes: Notes, value: Any) -> Mark | None:
     if isinstance(value, PLAIN):
         return Mark("value", value=value)
     try:
-        return Mark("object", weak=weakref.ref(value), value=shown(value))
+        return Mark("object", weak=_torch.weak_tensor(value), value=shown(value))
     except TypeError:
         return None
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import math
-import weakref
 from typing import Any
 
 import torch
@@ -154,7 +153,7 @@ class Kept:
         self.reported = 0
         self.heals: bool | None = None
         self.hooks: tuple[Any, Any] | None = None
-        self.source = None if is_result else weakref.ref(tensor)
+        self.source = None if is_result else _torch.weak_tensor(tensor)
         self.output = tensor.output_nr if is_result else None
         # A leaf PyTorch holds itself; what is no leaf may be, unseen, a result of the Node that saves it.
         self._leaf = tensor if self.was_leaf else None

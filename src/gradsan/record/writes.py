@@ -107,6 +107,9 @@ def install(core: Core, patches: Patches, replacements: list[Replacement]) -> No
     patches.on_undo(lambda: core.watch_indexing(False))
     _watch_operators(core, patches)
     let_scripts_compile(patches)
+    asked = _torch.weak_references_of_swaps()
+    if asked is not None:
+        patches.set(*asked)
 
 
 def _lead_defaults(patches: Patches, replacements: list[Replacement]) -> None:

@@ -16,7 +16,6 @@ term joined the loss).
 from __future__ import annotations
 
 import inspect
-import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -87,7 +86,9 @@ class ConstantPenalties(RoundDetector):
         self._begun = entry.clock
         held = _torch.parameters_of(*self._optimizers())
         self._parameters = {
-            _torch.storage_or_none(one): weakref.ref(one) for one in held if one.requires_grad and one.numel() > 1
+            _torch.storage_or_none(one): _torch.weak_tensor(one)
+            for one in held
+            if one.requires_grad and one.numel() > 1
         }
         self._parameters.pop(0, None)
         return bool(self._parameters)
@@ -121,7 +122,7 @@ class ConstantPenalties(RoundDetector):
             if origin is None:
                 weak = (self._parameters.get(_torch.storage_or_none(one)) for one in read)
                 origin = _Origin(self._core.stack(), tuple(one for one in weak if one is not None))
-            self._held[id(made)] = (weakref.ref(made), origin)
+            self._held[id(made)] = (_torch.weak_tensor(made), origin)
         else:
             self._held.pop(id(made), None)
 

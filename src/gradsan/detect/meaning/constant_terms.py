@@ -12,7 +12,6 @@ Row: ``term_is_constant``. Roles: ``asked`` (the call of ``autograd.grad``; ``va
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -95,7 +94,7 @@ class ConstantTerms(Detector):
             facts = _torch.facts_of(taken[0])
             numbers = frozenset(map(_torch.node_sequence, read_backward(entry).roots)) - {None}
             followed = _Followed(entry.stack, entry.thread, facts, numbers)
-            followed.held.update((id(one), weakref.ref(one)) for one in taken)
+            followed.held.update((id(one), _torch.weak_tensor(one)) for one in taken)
             self._followed.append(followed)
             self._listen(True)
 
@@ -149,7 +148,7 @@ class ConstantTerms(Detector):
                 else:
                     one.joined.append((_torch.node_sequence(node), self._core.stack()))
             elif made.is_floating_point() and len(one.held) < _TENSORS_FOLLOWED:
-                one.held[id(made)] = weakref.ref(made)
+                one.held[id(made)] = _torch.weak_tensor(made)
 
     def _note_residual(self, one: _Followed, node: Any, given: list[Any]) -> None:
         starts = [tensor.grad_fn for tensor in given if tensor.requires_grad and tensor.grad_fn is not None]

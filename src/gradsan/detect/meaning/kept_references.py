@@ -11,7 +11,6 @@ gradient; ``values``: ``shape``, ``dtype``, ``device``), ``read`` (``name`` of t
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
@@ -87,7 +86,7 @@ class KeptReferences(Detector):
             Clue("read", at_line(site, place, second.read), name=name),
         )
         failure = Failure(ROW, "", "", symbolise(entry.stack), clues, raised=False)
-        self._kept.append(_Kept(entry.clock, weakref.ref(gradient), int(gradient._version), failure))
+        self._kept.append(_Kept(entry.clock, _torch.weak_tensor(gradient), int(gradient._version), failure))
         self._listeners.call_after_backward(self.after_backward)
 
     @_torch.hushed()

@@ -14,7 +14,6 @@ import contextlib
 import functools
 import sys
 import threading
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -104,7 +103,7 @@ class LostHooks(Detector):
         storage, _, geometry = _torch.weak_identity(tensor)
         facts = _torch.facts_of(tensor)
         one = _Hooked(
-            weakref.ref(tensor),
+            _torch.weak_tensor(tensor),
             (storage, *geometry),
             facts,
             Graph([tensor]),

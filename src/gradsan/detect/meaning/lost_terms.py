@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import collections
 import sys
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -119,7 +118,7 @@ class LostTerms(Detector):
                     entry.clock,
                     entry.thread,
                     entry.stack,
-                    [weakref.ref(one) for one in leaves],
+                    [_torch.weak_tensor(one) for one in leaves],
                     [_torch.storage_or_none(one) for one in leaves],
                     [],
                     [_torch.storage_or_none(one) for one in others],

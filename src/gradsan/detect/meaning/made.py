@@ -15,6 +15,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from gradsan import _torch
 from gradsan.record.detector import Detector
 from gradsan.record.log import Core
 from gradsan.record.patches import Patches, standing
@@ -104,7 +105,7 @@ class Making(Detector):
         if len(self._late) >= _LATE_KEPT:
             self._late = {key: one for key, one in self._late.items() if one[0]() is not None}
         if len(self._late) < _LATE_KEPT:
-            self._late[id(parameter)] = weakref.ref(parameter), self._core.tick()
+            self._late[id(parameter)] = _torch.weak_tensor(parameter), self._core.tick()
 
     @staticmethod
     def _prune(table: dict[int, Made]) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import collections
 import sys
-import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -98,7 +97,7 @@ class SpentGradients(RoundDetector):
         is_hooked = has_hooks or any(_may_look(node) for node in order)
         if not is_plain or is_hooked or any(True for _ in naming.find(sys._getframe(1), _keeps_gradient)):
             leaves = []
-        self._leaves = [weakref.ref(one) for one in reversed(leaves)]
+        self._leaves = [_torch.weak_tensor(one) for one in reversed(leaves)]
         self._gradients, self._is_read, self._refilled = [], False, []
         self._begun = entry.clock
         self._calls_of_program.begin()

@@ -23,7 +23,6 @@ Row: ``parameter_without_optimizer``. Roles: ``parameter`` (``name``; ``values``
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -93,7 +92,7 @@ class Unowned(Detector):
             self._dismiss(one)
 
     def _dismiss(self, leaf: Any) -> None:
-        self._dismissed[id(leaf)] = weakref.ref(leaf)
+        self._dismissed[id(leaf)] = _torch.weak_tensor(leaf)
         self._candidates.pop(id(leaf), None)
 
     @_torch.hushed()
@@ -127,7 +126,7 @@ class Unowned(Detector):
         kinds = {id(one): evidence.of(one) for one in fresh}
         for one in fresh:
             if kinds[id(one)] is None:
-                self._dismissed[id(one)] = weakref.ref(one)
+                self._dismissed[id(one)] = _torch.weak_tensor(one)
         told = [one for one in fresh if kinds[id(one)] is not None]
         wanted = {id(one) for one in told}
         paths: dict[int, str] = {}
@@ -138,7 +137,7 @@ class Unowned(Detector):
             facts = _torch.facts_of(one)
             core = self._core
             self._candidates[id(one)] = _Candidate(
-                weakref.ref(one),
+                _torch.weak_tensor(one),
                 _torch.storage_or_none(one),
                 int(one._version),
                 core.clock,

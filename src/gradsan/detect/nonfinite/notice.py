@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -37,7 +36,7 @@ class _Pending(NamedTuple):
     stack: Any
     steps: int
     facts: Searched
-    leaves: list[weakref.ref[Any]]
+    leaves: list[_torch.weak_tensor]
 
 
 class Notice(Detector):
@@ -120,7 +119,7 @@ class Notice(Detector):
         if spoilt:
             self._found(spoilt, "before", entry.stack, self._core.steps, Searched(loss))
         else:
-            known = [weakref.ref(leaf) for leaf in leaves]
+            known = [_torch.weak_tensor(leaf) for leaf in leaves]
             self._await(_Pending(entry.clock, entry.stack, self._core.steps, Searched(loss), known))
 
     def _follow_up(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -42,7 +41,7 @@ class NonFiniteSearch:
         self._found = 0
         self._busy = threading.local()
         self._origins = Origins()
-        self._leaves: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._leaves = _torch.WeakTensors()
         self._forward = Forward(core, self._origins, self._on_write)
         cut = partial(note, Message("blind.nonfinite_long_graph"))
         self._backward = Backward(core, self._origins, self._busy, cut)
@@ -146,7 +145,7 @@ class NonFiniteSearch:
         for leaf in self._backward.leaves(clock):
             # By identity: the memory of a leaf is asked for only where something bad is written.
             if self._leaves.get(id(leaf)) is not leaf:
-                self._leaves[id(leaf)] = leaf
+                self._leaves.set(id(leaf), leaf)
         if bad:
             self._bad_losses[clock] = self._origin_of_loss(bad[0], stack)
             self._look_at_leaves(self._backward.leaves(clock), noticed_before)

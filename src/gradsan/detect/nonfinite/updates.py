@@ -39,7 +39,7 @@ class Updates:
         self._core, self._origins, self._on_consumed = core, origins, on_consumed
         self._on_harmless_step = on_harmless_step
         self._rounds: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
-        self._spoilt: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._spoilt = _torch.WeakTensors()
         self.steps = 0
 
     def install(self, patches: Patches, run: Callable[[Callable[[], None]], None]) -> None:
@@ -112,7 +112,7 @@ class Updates:
             ),
         )
 
-    def written(self, tensor: Any, origin: Origin, leaves: weakref.WeakValueDictionary[int, Any], number: int) -> None:
+    def written(self, tensor: Any, origin: Origin, leaves: _torch.WeakTensors, number: int) -> None:
         """A statement has made ``tensor`` non-finite: it may be the memory of one of ``leaves``."""
         storage = _torch.storage_or_none(tensor)
         leaf = next((one for one in list(leaves.values()) if _torch.storage_or_none(one) == storage), None)
@@ -122,7 +122,7 @@ class Updates:
         self._on_consumed([leaf], [origin], origin.stack, origin.op, number, is_by_hand=True)
 
     def _spoil(self, parameter: Any) -> None:
-        self._spoilt[id(parameter)] = parameter
+        self._spoilt.set(id(parameter), parameter)
 
     def _is_spoilt(self, parameter: Any) -> bool:
         # By identity: tensors compare by their elements.
