@@ -103,6 +103,20 @@ def told_by_identity() -> None:
         seen.append(f"{node.target is torch.relu} {node.target is torch.add}")
 
 
+class Named(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        seen.append(func.__name__)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def memory_of_a_subclass() -> None:
+    x = torch.ones(3).as_subclass(Named)
+    x.data = torch.zeros(3)
+    (x.data, x.numpy(), x.set_(torch.ones(2)), x.unsafe_chunk(2), x.resize_(4), x.requires_grad_())
+    (x * x.detach()).sum().backward()
+
+
 def handed_out_in_a_function_mode() -> None:
     x = torch.ones(3)
     with Called():
@@ -110,6 +124,7 @@ def handed_out_in_a_function_mode() -> None:
         x.set_(torch.ones(2))
         x.resize_as_(torch.ones(3))
         x.untyped_storage().resize_(40)
+        x.data = x.data.clone()
         (x.numpy(), x.__array__(), x.data_ptr(), x.view(-1), torch.from_dlpack(x), x.share_memory_())
     with FakeTensorMode():
         torch.ones(3).resize_(4).untyped_storage().resize_(0)
@@ -202,7 +217,7 @@ def saw(program: Callable[[], None]) -> list[str]:
 
 @pytest.mark.filterwarnings("error:Accessing the data pointer")
 @pytest.mark.parametrize("mode", ["watch", "deep", "heal", "nonfinite"])
-@each("program", [in_a_function_mode, handed_out_in_a_function_mode, loss_of_a_wrapper])
+@each("program", [in_a_function_mode, handed_out_in_a_function_mode, memory_of_a_subclass, loss_of_a_wrapper])
 def test_no_mode_of_gradsan_asks_what_the_program_did_not(program: Callable[[], None], mode: Any) -> None:
     saw(program)
     # A slot with hooks is read by PyTorch's own detach.

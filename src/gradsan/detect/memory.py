@@ -184,10 +184,14 @@ class Uncounted(Detector):
                 guard(lambda: self._open_data(tensor, stack))
             return get(tensor)
 
+        def unseen(tensor: Any) -> Any:
+            with _torch.hushed():
+                return _memory(tensor)
+
         def set_data(tensor: Any, value: Any) -> None:
-            before = _memory(tensor) if core.active else None
+            before = unseen(tensor) if core.active else None
             put(tensor, value)
-            if before is not None and _memory(tensor) != before:
+            if before is not None and unseen(tensor) != before:
                 stack = core.stack(1)
                 guard(lambda: self._replace(tensor, stack))
 
