@@ -89,6 +89,7 @@ from gradsan._torch.kinds import (
     tensors_in,
 )
 from gradsan._torch.memory import (
+    WeakTensors,
     at_same_address,
     can_be_cloned_lazily,
     detached,
@@ -107,7 +108,9 @@ from gradsan._torch.memory import (
     storage_reference,
     use_count,
     weak_identity,
+    weak_references_of_swaps,
     weak_storage,
+    weak_tensor,
     without_sharing,
 )
 from gradsan._torch.modes import (
@@ -204,7 +207,6 @@ from gradsan._torch.operations import (
     with_lookup,
 )
 from gradsan._torch.saved import SAVED_TENSORS, give_memory, is_hooked, let_go, packed_object, shown_when_read
-from gradsan._torch.weak import WeakTensors, weak_references_of_swaps, weak_tensor
 
 __all__ = [
     "COMPILER_ERRORS",

@@ -7,6 +7,7 @@ import ctypes
 import os
 import weakref
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
@@ -103,6 +104,61 @@ class weak_storage:  # noqa: N801
         """Let go of the number."""
         if self._key is not None:
             torch.UntypedStorage._free_weak_ref(self._key)
+
+
+class weak_tensor(weakref.ref[Any]):  # noqa: N801
+    """A weak reference to a tensor that ``torch.utils.swap_tensors`` allows; it refuses tensors that have any other."""
+
+    __slots__ = ()
+
+
+class WeakTensors:
+    """Tensors by numbers, as long as they live."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._known: dict[int, weak_tensor] = {}
+
+    def get(self, number: int) -> Any:
+        """The tensor with this number; None where there is none, or none any more."""
+        known = self._known.get(number)
+        return None if known is None else known()
+
+    def set(self, number: int, tensor: Any) -> None:
+        """Give a tensor a number."""
+        known = self._known
+
+        def forget(gone: weakref.ref[Any]) -> None:
+            if known.get(number) is gone:
+                del known[number]
+
+        known[number] = weak_tensor(tensor, forget)
+
+    def values(self) -> list[Any]:
+        """Those that live."""
+        return [one for known in list(self._known.values()) if (one := known()) is not None]
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._known.clear()
+
+
+class _Weakref(ModuleType):
+    """The module ``weakref`` as ``swap_tensors`` is to see it."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(weakref, name)
+
+    @staticmethod
+    def getweakrefs(one: Any) -> list[Any]:
+        return [each for each in weakref.getweakrefs(one) if type(each) is not weak_tensor]
+
+
+def weak_references_of_swaps() -> tuple[Any, str, Any] | None:
+    """(owner, name, replacement) of what ``swap_tensors`` asks for weak references. Missing: None, and it meets all."""
+    return (torch.utils, "weakref", _Weakref("weakref")) if getattr(torch.utils, "weakref", None) is weakref else None
 
 
 _lazy_clone: Callable[[Any], Any] | None = getattr(torch, "_lazy_clone", None)
