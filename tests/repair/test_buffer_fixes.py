@@ -154,7 +154,8 @@ for _ in range(2):
     ("between", "meaning"),
     [
         ("pass", {"out_of_place": "preserved", "reorder_update": "preserved"}),
-        ("loss = loss + teacher(x).mean()", {"out_of_place": "preserved", "reorder_update": "changed"}),
+        # A refresh is not moved past what reads its statistics.
+        ("loss = loss + teacher(x).mean()", {"out_of_place": "preserved"}),
     ],
     ids=["unread", "read"],
 )
@@ -165,6 +166,6 @@ def test_a_refresh_too_early_is_mended(tmp_path, monkeypatch, between, meaning):
     (fault,) = found.diagnoses
     assert fault.code == "GS112"
     passed = {fix.kind: fix.meaning for fix in fault.fixes if fix.verification.status == "passed"}
-    assert passed.items() >= meaning.items()
+    assert {kind: passed[kind] for kind in ("out_of_place", "reorder_update") if kind in passed} == meaning
     assert fault.fixes[0].meaning == "preserved"
     assert fault.fixes[0].verification.gradient_difference == 0

@@ -142,7 +142,7 @@ def test_what_is_cut_or_copied_keeps_the_gradients(tmp_path, monkeypatch, text, 
     [
         (1, True, "preserved", None),
         (1, False, "changed", "fix.left_gradients_differ"),
-        (2, False, "changed", "fix.detach_other_network_how"),
+        (2, False, "changed", "help.detach_other_network_how"),
     ],
 )
 def test_a_round_tells_of_the_next_only_if_it_clears(tmp_path, monkeypatch, rounds, clears_first, meaning, how):

@@ -56,6 +56,13 @@ ALWAYS = {
     "states_kept_by_recorder",
     "tensor_of_losses",
     "vae_gan",
+    "step_for_each_optimizer",
+    "images_without_graph",
+    "momentum_is_gradient",
+    "inner_steps_in_place",
+    "derivatives_of_slices",
+    "value_kept_for_next",
+    "heads_in_dict",
 }
 """Each code with each kind of first help, and each kind of candidate, is met by one of these; the others are long."""
 
@@ -93,6 +100,31 @@ def test_the_first_help_does_no_harm_and_some_candidate_is_right(name: str, tmp_
     assert not case.first_is_right or any(programs.is_one_of(comes_to(lines), right) for lines in shown)
     tried = [lines for one in found for lines in one.tried]
     assert any(programs.is_one_of(comes_to(lines), right) for lines in tried)
+
+
+TWO_LOSSES_THEN_STEPS = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+G, D = nn.Linear(3, 4), nn.Linear(4, 1)
+og, od = torch.optim.SGD(G.parameters(), lr=0.1), torch.optim.SGD(D.parameters(), lr=0.1)
+for _ in range(3):
+    fake = G(torch.randn(6, 3))
+    og.zero_grad()
+    od.zero_grad()
+    g_loss = -D(fake.detach()).mean()
+    d_loss = D(fake.detach()).mean() - D(torch.randn(6, 4)).mean()
+    g_loss.backward()
+    d_loss.backward()
+    og.step()
+    od.step()
+"""
+
+
+def test_of_two_losses_with_a_cut_none_is_chosen(tmp_path: Path) -> None:
+    (found,) = programs.watched(TWO_LOSSES_THEN_STEPS, tmp_path / "train.py")
+    assert (found.code, found.tried) == ("GS421", ())
 
 
 def test_those_that_run_always_exist() -> None:

@@ -117,10 +117,14 @@ class Life(Detector):
         self._found(Failure("parameter_not_reached", "", "", site, tuple(clues), raised=False))
 
     def _last_backward(self, held: list[Any], frame: Any) -> Iterator[Clue]:
-        """The backward that should have reached them, and which live variables hang on one of them."""
+        """The backward that should have reached them, and which live variables hang on one of them.
+
+        Where several losses had their backwards since the last step, nobody knows which of them.
+        """
         past = self._backwards.before(self._core.clock)
-        if past:
-            yield Clue("backward", symbolise(past[-1].stack), op=past[-1].via)
+        sites = [symbolise(one.stack) for one in past if one.step == past[-1].step]
+        if sites and all(one.user_frame == sites[-1].user_frame for one in sites):
+            yield Clue("backward", sites[-1], op=past[-1].via)
             yield from live_clues(
                 frame, lambda tensor: any(tensor is one or _comes_from(tensor, one) for one in held[:_NAMED])
             )

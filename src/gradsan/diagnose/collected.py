@@ -201,12 +201,16 @@ def _reads(taken: tuple[Frame, ...], made: tuple[Frame, ...], live: str | None) 
     if level < 0 or taken[level].line == made[level].line:
         return
     yield from ((name, taken[level]) for name in _best(source.taken_from(taken[level], made[level]), live))
-    # An attribute that a method bound and another method reads: of one object, as far as its name shows.
+    # An attribute that a method bound, and its caller or another method reads: of one object, as far as names show.
     bound = {name for frame in made[level + 1 :] for name in source.bound_names(frame) if name.startswith("self.")}
-    for frame in taken[level + 1 :]:
+    owner = source.method_receiver(made[level]) or "self"
+    theirs = {f"{owner}{name.removeprefix('self')}" for name in bound}
+    # So of one method that is called again, for another part of the round.
+    theirs |= {name for name in source.bound_names(made[level]) if name.startswith("self.")}
+    for frame, wanted in [(taken[level], theirs), *((one, bound) for one in taken[level + 1 :])]:
         statement = source.statement_at(frame)
         read = [] if statement is None else source.consumed_names(statement)
-        yield from ((name, frame) for name in read if name in bound)
+        yield from ((name, frame) for name in read if name in wanted)
 
 
 def _best(names: list[str], live: str | None) -> list[str]:

@@ -145,6 +145,8 @@ def reached(spaces: Iterable[Space]) -> Iterator[Reached]:
         step, passing = queue.popleft()
         visited += 1
         value = step.value
+        if _is_bookkeeping(step):
+            continue
         if isinstance(value, int | float) or torch.is_tensor(value) or type(value).__name__ == "ndarray":
             yield Reached(step.path, value, step.scope, passing)
         elif not isinstance(value, _NOT_SEARCHED) and id(value) not in seen:
@@ -157,6 +159,13 @@ def reached(spaces: Iterable[Space]) -> Iterator[Reached]:
             elif step.depth < _DEEPEST:
                 parts = _ends(list(_parts(step.path, value)))
                 queue.extend((_Step(path, item, step.depth + 1, step.scope), passing) for path, item in parts)
+
+
+def _is_bookkeeping(step: _Step) -> bool:
+    """A private attribute of a module of PyTorch's own, which the program neither reads nor writes."""
+    holder = step.around[-1][1] if step.around else None
+    is_torchs = isinstance(holder, nn.Module) and type(holder).__module__.partition(".")[0] == "torch"
+    return is_torchs and not torch.is_tensor(step.value) and step.path.rpartition(".")[2].startswith("_")
 
 
 def _ends(parts: list[tuple[str, Any]]) -> list[tuple[str, Any]]:

@@ -85,6 +85,10 @@ Agree = Callable[[Message], bool]
 
 _STEPS_MEASURED = 3
 _FILES_NAMED = 4
+_FURTHER = 8
+"""Times as many steps for a program that is without a fault so far."""
+_TRIALS = 4
+"""At least so many such runs are to fit into the time limit of one."""
 _LEAST_SECONDS = 1.0
 """For each trial, before it may end with fewer than ``Limits.steps`` steps."""
 
@@ -206,6 +210,12 @@ def _find(
         searched = runner.run(searching)
         if faults_of(searched):
             request, current = searching, searched
+    if _may_show_more(current, limits):
+        progress(Message("fix.running_further"))
+        longer = replace(request, steps=limits.steps * _FURTHER)
+        searched = runner.run(longer)
+        if faults_of(searched):
+            request, current = longer, searched
     first = current
     if current.changed_files:
         progress(_kept_aside(current.changed_files, cwd))
@@ -263,6 +273,15 @@ def _find(
         seen=first.seen,
         output=first.output,
     )
+
+
+def _may_show_more(trial: Trial, limits: Limits) -> bool:
+    """Whether a program without a fault was ended early, and a run of many more steps would not take long.
+
+    What trains nothing, as a scheduler of an old optimizer, shows only after many rounds.
+    """
+    is_short = trial.seconds * _FURTHER < limits.timeout / _TRIALS
+    return trial.is_answered and trial.recording.was_ended and not faults_of(trial) and is_short
 
 
 def _has_only_values(trial: Trial) -> bool:

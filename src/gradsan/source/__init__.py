@@ -91,13 +91,14 @@ if TYPE_CHECKING:
     from gradsan.source.rewrite.moving import detach_given as detach_given
     from gradsan.source.rewrite.moving import detach_reads as detach_reads
     from gradsan.source.rewrite.moving import move_behind as move_behind
-    from gradsan.source.rewrite.moving import run_again as run_again
     from gradsan.source.rewrite.moving import taken_from as taken_from
     from gradsan.source.rewrite.moving import within_block as within_block
     from gradsan.source.rewrite.out_of_place import argument_out_of_place as argument_out_of_place
     from gradsan.source.rewrite.out_of_place import out_of_place as out_of_place
     from gradsan.source.rewrite.out_of_place import recorded as recorded
     from gradsan.source.rewrite.out_of_place import written_for_others as written_for_others
+    from gradsan.source.rewrite.renewing import run_again as run_again
+    from gradsan.source.rewrite.renewing import run_again_for_next_round as run_again_for_next_round
     from gradsan.source.rewrite.scatter import element_out_of_place as element_out_of_place
     from gradsan.source.rewrite.scatter import part_out_of_place as part_out_of_place
     from gradsan.source.rewrite.suggest import clone_at_save as clone_at_save
@@ -107,6 +108,8 @@ if TYPE_CHECKING:
     from gradsan.source.rewrite.suggest import has_keyword as has_keyword
     from gradsan.source.rewrite.suggest import inplace_false as inplace_false
     from gradsan.source.rewrite.suggest import undone as undone
+    from gradsan.source.rewrite.uncut import cut_at_use as cut_at_use
+    from gradsan.source.rewrite.uncut import term_uncut as term_uncut
     from gradsan.source.rounds import backward_of_sum as backward_of_sum
     from gradsan.source.rounds import detach_after as detach_after
     from gradsan.source.rounds import detach_after_round as detach_after_round
@@ -167,10 +170,12 @@ _NAMES = {
         "rebound_at save_for_backward saved_early"
     ),
     "rewrite.listing": "list_and_stack rebuilt_list",
-    "rewrite.moving": "bound_names detach_given detach_reads move_behind run_again taken_from within_block",
+    "rewrite.moving": "bound_names detach_given detach_reads move_behind taken_from within_block",
     "rewrite.out_of_place": "argument_out_of_place out_of_place recorded written_for_others",
+    "rewrite.renewing": "run_again run_again_for_next_round",
     "rewrite.scatter": "element_out_of_place part_out_of_place",
     "rewrite.suggest": "clone_at_save clone_before detach_at drop_keyword has_keyword inplace_false undone",
+    "rewrite.uncut": "cut_at_use term_uncut",
     "rounds": (
         "backward_of_sum detach_after detach_after_round enter_each_round enter_once_more frames_between "
         "in_same_function in_same_loops is_computed_in_rounds is_item_of_loop is_read_between keep_graph "

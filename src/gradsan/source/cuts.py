@@ -40,6 +40,7 @@ __all__ = [
     "Cut",
     "Live",
     "cut_of",
+    "cuts_taken",
     "find_cuts",
     "grad_switched_off",
     "mode_around",
@@ -97,23 +98,26 @@ def takes_cut(frame: Frame) -> bool:
 
     Bindings of the same function are followed some steps back.
     """
+    return next(cuts_taken(frame), None) is not None
+
+
+def cuts_taken(frame: Frame) -> Iterator[ast.expr]:
+    """What detaches a value with which the statement at ``frame`` computes, as ``takes_cut`` looks for it."""
     statement = statement_at(frame)
     if statement is None or isinstance(statement.function, ast.Lambda):
-        return False
+        return
     scope = statement.source.module if statement.function is None else statement.function
     bindings = [one for node in local_nodes(scope) if isinstance(node, ast.Assign) for one in bindings_of(node)]
     waiting, seen = [(statement.node, 0)], set()
     while waiting:
         node, steps = waiting.pop()
         expressions = [one for one in header_nodes(node) if isinstance(one, ast.expr)]
-        if any(cut_of(statement.source, one)[0] in ("detach", "data") for one in expressions):
-            return True
+        yield from (one for one in expressions if cut_of(statement.source, one)[0] in ("detach", "data"))
         seen.add(node)
         read = set(consumed_names(node)) if steps < _BINDINGS else set()
         earlier = [one for one in bindings if one.name in read and one.statement.lineno < node.lineno]
         last = {one.name: one.statement for one in sorted(earlier, key=lambda one: one.statement.lineno)}
         waiting += [(one, steps + 1) for one in last.values() if one not in seen]
-    return False
 
 
 def _roots(call: ast.Call) -> list[ast.expr]:

@@ -14,23 +14,15 @@ from dataclasses import replace
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts
+from gradsan.diagnose.failures.unreached import term_uncut
 from gradsan.diagnose.levels import place
 from gradsan.model import Clue, Diagnosis, Failure, Fix, Message, Site
 
 LOSS_CHANGED_ROWS = ("loss_changed",)
 _ARITHMETIC = frozenset(
     {
-        "add_",
-        "sub_",
-        "mul_",
-        "div_",
-        "__iadd__",
-        "__isub__",
-        "__imul__",
-        "__itruediv__",
-        "addcmul_",
-        "addcdiv_",
-        "lerp_",
+        *("add_", "sub_", "mul_", "div_", "addcmul_", "addcdiv_", "lerp_"),
+        *("__iadd__", "__isub__", "__imul__", "__itruediv__"),
     }
 )
 """What one does with a loss on purpose; bounds and fills (``clamp_``, ``nan_to_num_``) may be for its display."""
@@ -361,7 +353,7 @@ def term_lost(failure: Failure) -> Diagnosis | None:
             *parts.label_of(stepped, "note", "label.term_step", values),
         ),
         tensor=parts.tensor_of(term, name) if name else None,
-        fixes=(parts.fix("keep_graph_of_term", "changed", values),),
+        fixes=(*term_uncut(term, failure.site), parts.fix("keep_graph_of_term", "changed", values)),
     )
 
 

@@ -14,7 +14,7 @@ from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts, statements
 from gradsan.diagnose.failures.loss_without_graph import undone_cuts
 from gradsan.diagnose.levels import place, user_frames
-from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Label, Message, NamedTensor
+from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Label, Message, NamedTensor, Site
 
 _ATTRIBUTES_SHOWN = 4
 
@@ -89,11 +89,31 @@ def _with_graph(failure: Failure) -> tuple[Fix, ...]:
     backward = parts.clue(failure, "backward")
     used = user_frames(backward.site) if backward is not None and backward.site is not None else ()
     step = user_frames(failure.site)
-    live = [source.Live(one.values["requires_grad"], one.values["callees"]) for one in parts.clues(failure, "live")]
+    clues = parts.clues(failure, "live")[-len(used) :]
+    live = [source.Live(one.values["requires_grad"], one.values["callees"]) for one in clues]
     is_one_round = len(used) == len(step) == len(live)
     if not is_one_round or not all(source.in_same_function(*pair) for pair in zip(used, step, strict=True)):
         return ()
-    return tuple(fix for fix in undone_cuts(source.find_cuts(used, live)) if fix.lines)
+    cuts = source.find_cuts(used, live)
+    undone = tuple(fix for fix in undone_cuts(cuts) if fix.lines)
+    if undone or len({(one.frame.file, one.frame.line) for one in cuts}) != 1 or cuts[0].is_covered:
+        return undone
+    return _kept_for_one(source.cut_at_use(cuts[0].frame, cuts[0].operand, used), cuts[0].frame.file)
+
+
+def term_uncut(term: Clue, used: Site) -> tuple[Fix, ...]:
+    """Help for a term of the loss of the backward at ``used`` that was computed from a detached value."""
+    frame = None if term.site is None else place(term.site)
+    return () if frame is None else _kept_for_one(source.term_uncut(frame, user_frames(used)), frame.file)
+
+
+def _kept_for_one(found: tuple[str, source.Change] | None, file: str) -> tuple[Fix, ...]:
+    """Help of what ``cut_at_use`` has found: the graph kept for one loss, and cut where the others read the value."""
+    if found is None:
+        return ()
+    name, change = found
+    lines = source.changed_lines(file, change)
+    return (parts.fix("cut_at_use", "changed", {"name": name}, lines=lines, summary=f"help.{change.kind}"),)
 
 
 def _others(parameters: tuple[Clue, ...], missing: int) -> tuple[Message, ...]:

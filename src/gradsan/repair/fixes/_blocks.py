@@ -11,7 +11,8 @@ from gradsan.model import Diagnosis, Fix, Frame, Label, Message
 from gradsan.source.change import Change, changed_lines
 from gradsan.source.identifiers import leaf_name
 from gradsan.source.locate import statement_at
-from gradsan.source.rewrite.moving import constructs, is_whole_lines
+from gradsan.source.rewrite.moving import is_whole_lines
+from gradsan.source.rewrite.renewing import constructs
 from gradsan.source.tree import SourceFile, read_source
 
 _SWITCHING_OFF = frozenset({"no_grad", "inference_mode"})
@@ -51,15 +52,19 @@ def _user_files(diagnosis: Diagnosis) -> tuple[str, ...]:
     return tuple(dict.fromkeys(frame.file for frame in frames if frame.is_user))
 
 
+def user_sources(diagnosis: Diagnosis) -> Iterator[SourceFile]:
+    """Those of the user's files that the stacks of a diagnosis pass through."""
+    yield from (source for file in _user_files(diagnosis) if (source := read_source(file)) is not None)
+
+
 def lines_in_files(
     diagnosis: Diagnosis, changed: Callable[[SourceFile], Change | None]
 ) -> tuple[tuple[str, int, str], ...]:
     """What ``changed`` makes of each of the user's files that the stacks of a diagnosis pass through."""
     lines: list[tuple[str, int, str]] = []
-    for file in _user_files(diagnosis):
-        source = read_source(file)
-        change = None if source is None else changed(source)
-        lines += () if change is None else changed_lines(file, change)
+    for source in user_sources(diagnosis):
+        change = changed(source)
+        lines += () if change is None else changed_lines(source.file, change)
     return tuple(lines)
 
 
@@ -233,4 +238,5 @@ __all__ = [
     "text_of",
     "texts_of",
     "user_frames",
+    "user_sources",
 ]

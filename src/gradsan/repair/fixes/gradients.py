@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from gradsan.model import Diagnosis, Fix, Label
 from gradsan.repair.fixes import _blocks as blocks
+from gradsan.source.bindings import last_binding
 from gradsan.source.change import Change, Edit, changed_lines, edited, insert_after, insert_before
-from gradsan.source.identifiers import local_nodes
+from gradsan.source.identifiers import leaf_name, local_nodes
 from gradsan.source.inplace import is_inplace_name
 from gradsan.source.locate import expressions_at, statement_at
 from gradsan.source.rewrite.moving import names_bound, names_read
@@ -16,7 +17,7 @@ from gradsan.source.rewrite.out_of_place import out_of_place
 from gradsan.source.rewrite.scatter import part_out_of_place
 from gradsan.source.rewrite.suggest import clone_before
 from gradsan.source.targets import target_at
-from gradsan.source.tree import SourceFile
+from gradsan.source.tree import SourceFile, Span
 
 
 def return_new_gradient(diagnosis: Diagnosis) -> tuple[Fix, ...]:
@@ -199,3 +200,41 @@ def _let_go(label: Label) -> tuple[tuple[str, int, str], ...]:
             if change is not None:
                 return changed_lines(label.frame.file, change)
     return ()
+
+
+def differentiate_base(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """The gradient with respect to what a slice was taken from, sliced: a slice has no part in what the whole gives.
+
+    ``grad(u, xt)[0][:, :1]`` for ``grad(u, x)[0]`` after ``x = xt[:, :1]``; so for each slice of the function.
+    """
+    used = blocks.first(diagnosis, "used")
+    place = None if used is None or diagnosis.cause != "input_not_in_graph" else statement_at(used.frame)
+    if used is None or place is None or isinstance(place.function, ast.Lambda):
+        return ()
+    source, edits, bases, names = place.source, list[Edit](), set[str](), list[str]()
+    asked = next((one.node for one in expressions_at(used.frame)), None)
+    calls = [one for one in local_nodes(place.function or source.module) if isinstance(one, ast.Call)]
+    for call in sorted(calls, key=lambda one: one is not asked):
+        parent, given = source.parents[call][0], _asked_for(call)
+        binding = None if given is None else last_binding(used.frame, given.id)
+        part = None if binding is None else binding.value
+        is_sliced = isinstance(part, ast.Subscript) and isinstance(parent, ast.Subscript) and parent.value is call
+        if given is not None and is_sliced and isinstance(part, ast.Subscript) and (call is asked or bases):
+            whole, end, at = source.span(part), source.span(part.value), source.span(parent)
+            index = source.slice(Span(end.end_line, end.end_column, whole.end_line, whole.end_column))
+            bases.add(source.text(part.value))
+            names.append(given.id)
+            edits.append(Edit(source.span(given), source.text(part.value)))
+            edits.append(Edit.insert(at.end_line, at.end_column, index))
+    change = edited(source, edits, "differentiate_base") if len(bases) == 1 else None
+    lines = () if change is None else changed_lines(source.file, change)
+    return (blocks.fix("differentiate_base", lines, name=names[0], base=bases.pop()),) if lines else ()
+
+
+def _asked_for(call: ast.Call) -> ast.Name | None:
+    """The one variable with respect to which a call of ``grad`` differentiates."""
+    inputs = [*call.args[1:2], *(one.value for one in call.keywords if one.arg == "inputs")]
+    given = inputs[0] if inputs and leaf_name(call.func) == "grad" else None
+    while isinstance(given, ast.List | ast.Tuple) and len(given.elts) == 1:
+        given = given.elts[0]
+    return given if isinstance(given, ast.Name) else None

@@ -15,7 +15,7 @@ from gradsan.model import Diagnosis, Fix, Label
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Edit, changed_lines, edited
 from gradsan.source.identifiers import leaf_name, local_nodes
-from gradsan.source.rewrite.moving import run_again
+from gradsan.source.rewrite.renewing import run_again, run_again_for_next_round
 from gradsan.source.tree import SourceFile, header_nodes
 
 _SHARED = "forward_shared_by_two_backwards"
@@ -170,11 +170,10 @@ def recompute_forward(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     if used is None or not written:
         return ()
     words = "recompute_after_change" if is_other else "recompute_forward"
-    found = run_again(
-        None if saved is None else blocks.user_frames(saved),
-        [blocks.user_frames(one) for one in written],
-        blocks.user_frames(used),
-    )
+    places = [blocks.user_frames(one) for one in written]
+    found = run_again(None if saved is None else blocks.user_frames(saved), places, blocks.user_frames(used))
+    if not found and saved is not None and not is_other:
+        found = run_again_for_next_round(blocks.user_frames(saved), places, blocks.user_frames(used))
     return tuple(blocks.fix("recompute_forward", lines, words) for lines in found)
 
 
@@ -186,13 +185,15 @@ def rebuild_in_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     used = blocks.first(diagnosis, "used")
     if used is None or diagnosis.cause not in _REBUILT_CAUSES:
         return ()
-    if diagnosis.cause == "graph_built_once" and all(one.kind != "recompute_forward" for one in diagnosis.fixes):
+    silent = blocks.advice(diagnosis, "compute_each_round")
+    is_once = diagnosis.cause == "graph_built_once" and silent is None
+    if is_once and all(one.kind != "recompute_forward" for one in diagnosis.fixes):
         return ()
     found: list[Fix] = []
-    for made in (*blocks.labels(diagnosis, "bridge"), *blocks.labels(diagnosis, "saved")):
+    for made in blocks.labels(diagnosis, "bridge", "created" if silent is not None else "saved"):
         for fix in (*_moved(made, used), _into_function(made, used), _as_property(made), _without_cache(made)):
             if fix is not None and fix not in found:
-                found.append(fix)
+                found.append(fix if silent is None else replace(fix, kind=silent.kind))
     return tuple(found)
 
 

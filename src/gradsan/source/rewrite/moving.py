@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import UnionType
 
-from gradsan.heuristics import class_names
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
 from gradsan.source.flow import reaching
@@ -19,14 +18,12 @@ __all__ = [
     "Moved",
     "blocks_around",
     "bound_names",
-    "constructs",
     "detach_given",
     "detach_reads",
     "is_whole_lines",
     "move_behind",
     "names_bound",
     "names_read",
-    "run_again",
     "taken_from",
     "within_block",
 ]
@@ -195,109 +192,6 @@ def _names(node: ast.AST, context: type[ast.expr_context] | UnionType) -> set[st
 
 def _is_light(node: ast.stmt) -> bool:
     return all(leaf_name(one.func) in _LIGHT for one in ast.walk(node) if isinstance(one, ast.Call))
-
-
-Lines = tuple[tuple[str, int, str], ...]
-
-
-def run_again(
-    saved: Sequence[Frame] | None,
-    written: Sequence[Sequence[Frame]],
-    used: Sequence[Frame],
-) -> list[Lines]:
-    """The changed lines that repeat, behind the last of the writes, what the backward's loss depends on.
-
-    First the assignments from the save on that hang on what it computed: inputs and random numbers drawn before stay
-    what they were. Then all assignments of the block. All are stacks of the user's frames, outermost first. Empty
-    where the writes and the backward do not stand in one block, in this order.
-    """
-    place = _behind_writes(written, used)
-    if place is None:
-        return []
-    source, block, last, backward = place
-    if not is_whole_lines(source, block[last]):
-        return []
-    starts = [] if saved is None else [block.index(node) for _, other, node in blocks_around(saved) if other is block]
-    found: list[Lines] = []
-    for first, only_dependent in ((starts[0] if starts else None, True), (0, False)):
-        if first is None or first >= last:
-            continue
-        between = block[first:last]
-        again = _slice(source, between, block[last + 1 : backward + 1], only_dependent)
-        if not again:
-            continue
-        spans = [source.span(node) for node in again]
-        copies = [line for span in spans for line in source.lines[span.line - 1 : span.end_line]]
-        end = source.span(block[last]).end_line
-        lines = ((source.file, end, "\n".join([source.lines[end - 1], *copies])),)
-        if lines not in found:
-            found.append(lines)
-    return found
-
-
-def _behind_writes(
-    written: Sequence[Sequence[Frame]], used: Sequence[Frame]
-) -> tuple[SourceFile, list[ast.stmt], int, int] | None:
-    """The innermost block that has each write and the backward as two statements; the last write's and its index."""
-    found: list[tuple[SourceFile, list[ast.stmt], int, int]] = []
-    for stack in written:
-        own = [(block, node) for _, block, node in blocks_around(stack)]
-        pair = next(
-            (
-                (source, block, block.index(node), block.index(use))
-                for source, block, use in blocks_around(used)
-                for other, node in own
-                if other is block and node is not use
-            ),
-            None,
-        )
-        if pair is None or pair[2] >= pair[3]:
-            return None
-        found.append(pair)
-    return max(found, key=lambda one: one[2]) if found else None
-
-
-def _slice(source: SourceFile, between: list[ast.stmt], after: list[ast.stmt], only_dependent: bool) -> list[ast.stmt]:
-    hanging: set[ast.stmt] = set()
-    tainted: set[str] = set()
-    for position, node in enumerate(between):
-        if position == 0 or names_read([node]) & tainted:
-            hanging.add(node)
-            tainted |= names_bound([node])
-    needed = names_read(after)
-    again: list[ast.stmt] = []
-    for node in reversed(between):
-        if isinstance(node, ast.FunctionDef) and node.name in needed:
-            # It reads the variables around it as they are when it is called.
-            needed |= names_read([node]) - {one.arg for one in ast.walk(node) if isinstance(one, ast.arg)}
-            continue
-        bound = names_bound([node])
-        if not bound & needed or (only_dependent and node not in hanging) or constructs(source, node):
-            continue
-        if not isinstance(node, ast.Assign | ast.AnnAssign) or not is_whole_lines(source, node):
-            return []
-        again.append(node)
-        needed = (needed - bound) | names_read([node])
-    return again[::-1]
-
-
-def constructs(source: SourceFile, node: ast.stmt) -> bool:
-    """Whether something is made that is made once: a model, an optimizer, a data set. A second one would be another.
-
-    Classes begin with a capital letter; so do some variables (``D(fake)``), which the file binds.
-    """
-    names = {leaf_name(call.func) or "" for call in ast.walk(node) if isinstance(call, ast.Call)}
-    capital = class_names(names)
-    return bool(capital - _bound_anywhere(source)) if capital else False
-
-
-def _bound_anywhere(source: SourceFile) -> set[str]:
-    """The last parts of all names and attributes that the file gives a value, arguments included."""
-    nodes = list(source.nodes)
-    stored = [node for node in nodes if isinstance(getattr(node, "ctx", None), ast.Store)]
-    return {name for node in stored if (name := leaf_name(node))} | {
-        node.arg for node in nodes if isinstance(node, ast.arg)
-    }
 
 
 _DEEPEST = 6

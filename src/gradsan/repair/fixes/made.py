@@ -1,0 +1,166 @@
+"""What was made so that it does not train: layers in a plain list, an old optimizer's scheduler, a forgotten part."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from gradsan.model import Diagnosis, Fix, Label
+from gradsan.repair.fixes import _blocks as blocks
+from gradsan.source.change import Edit, changed_lines, edited
+from gradsan.source.cutting import torch_in
+from gradsan.source.identifiers import imported_as, leaf_name
+from gradsan.source.locate import statement_at
+from gradsan.source.tree import SourceFile, Span
+
+_LISTS = (ast.List, ast.ListComp)
+_DICTS = (ast.Dict, ast.DictComp)
+_HELD = re.compile(r"(?P<owner>.*?)\.(?P<attribute>\w+)\[(?P<key>[^\]]*)\](?P<rest>.*)")
+
+
+def register_container(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """``nn.ModuleList([…])`` for the list, or dict, in which a module holds layers or parameters."""
+    advice = blocks.advice(diagnosis, "give_parameters")
+    held = _HELD.match(_name(diagnosis))
+    if advice is None or advice.summary.key != "help.give_unregistered" or held is None:
+        return ()
+    attribute, is_dict = held["attribute"], held["key"][:1] in "'\""
+    kind = f"{'Parameter' if not held['rest'] else 'Module'}{'Dict' if is_dict else 'List'}"
+
+    found: list[tuple[SourceFile, ast.expr]] = []
+    for source in blocks.user_sources(diagnosis):
+        found += [(source, value) for value in _bound_to_attribute(source, attribute) if _is_plain(value, is_dict)]
+    if len(found) != 1:
+        return ()
+    source, value = found[0]
+    module = _nn_in(source)
+    if module is None:
+        return ()
+    is_empty = isinstance(value, ast.Call) or not (getattr(value, "elts", None) or getattr(value, "keys", None))
+    is_empty = is_empty and not isinstance(value, ast.ListComp | ast.DictComp)
+    span = source.span(value)
+    text = "" if is_empty else source.slice(span)
+    change = edited(source, [Edit(span, f"{module}.{kind}({text})")], "give_parameters")
+    lines = () if change is None else changed_lines(source.file, change)
+    values = dict(advice.summary.values) | {"container": f"{module}.{kind}", "attribute": f"self.{attribute}"}
+    return (blocks.fix("give_parameters", lines, "register_container", **values),) if lines else ()
+
+
+def _name(diagnosis: Diagnosis) -> str:
+    return (diagnosis.tensor.name if diagnosis.tensor is not None else None) or ""
+
+
+def _bound_to_attribute(source: SourceFile, attribute: str) -> Iterator[ast.expr]:
+    for node in source.nodes:
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        own = [one for one in targets if isinstance(one, ast.Attribute) and one.attr == attribute]
+        if own and isinstance(own[0].value, ast.Name) and source.owner_class(node) is not None:
+            yield node.value
+
+
+def _is_plain(value: ast.expr, is_dict: bool) -> bool:
+    if isinstance(value, ast.Call):
+        return leaf_name(value.func) == ("dict" if is_dict else "list") and not value.args and not value.keywords
+    return isinstance(value, _DICTS if is_dict else _LISTS)
+
+
+def _nn_in(source: SourceFile) -> str | None:
+    """What the file calls ``torch.nn``."""
+    whole = torch_in(source)
+    return imported_as(source, "torch.nn") or (None if whole is None else f"{whole}.nn")
+
+
+def give_forgotten(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """The parameters of the part that was forgotten, given to the optimizer where it is made."""
+    advice, made = blocks.advice(diagnosis, "give_parameters"), blocks.first(diagnosis, "created")
+    if advice is None or made is None or advice.summary.key != "help.give_parameters":
+        return ()
+    for place in blocks.placements(made):
+        source = place.source
+        calls = [one for one in ast.walk(place.statement) if isinstance(one, ast.Call) and one.args]
+        own = [one for one in calls if source.span(one).line == made.frame.line and _takes_parameters(one.args[0])]
+        if own:
+            given = _given(own[0].args[0], _name(diagnosis))
+            edit = None if given is None else _added(source, own[0].args[0], *given)
+            change = None if edit is None else edited(source, [edit], "give_parameters")
+            lines = () if change is None else changed_lines(source.file, change)
+            values = dict(advice.summary.values) | {"given": "" if given is None else given[0]}
+            return (blocks.fix("give_parameters", lines, "give_forgotten", **values),) if lines else ()
+    return ()
+
+
+def _takes_parameters(value: ast.expr) -> bool:
+    return any(isinstance(one, ast.Call) and leaf_name(one.func) == "parameters" for one in ast.walk(value))
+
+
+def _given(value: ast.expr, name: str) -> tuple[str, bool] | None:
+    """What ``name`` is part of, as deep as what is given already; whether it is a module."""
+    calls = (one for one in ast.walk(value) if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute))
+    known = [ast.unparse(one.func.value) for one in calls if one.func.attr == "parameters"]  # type: ignore[attr-defined]
+    parts = name.split(".")
+    if len(parts) == 1:
+        return (name, False) if name.isidentifier() else None
+    part = ".".join(parts[: min(one.count(".") + 1 for one in known)])
+    return None if part in known or part == name or "[" in part else (part, True)
+
+
+def _added(source: SourceFile, value: ast.expr, part: str, is_module: bool) -> Edit | None:
+    span, text = source.span(value), source.slice(source.span(value))
+    each = f"*{part}.parameters()" if is_module else part
+    if isinstance(value, ast.List) and value.elts:
+        is_groups = isinstance(value.elts[-1], ast.Dict)
+        group = f"{part}.parameters()" if is_module else f"[{part}]"
+        last = source.span(value.elts[-1])
+        added = f'{{"params": {group}}}' if is_groups else each
+        return Edit.insert(last.end_line, last.end_column, f", {added}")
+    if isinstance(value, ast.BinOp):
+        return Edit(span, f"{text} + [{each}]")
+    if isinstance(value, ast.Call):
+        return Edit(span, f"[*{text}, {each}]")
+    return None
+
+
+def schedule_anew(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """The scheduler made once more behind the optimizer that steps, or given that one where it was made before."""
+    advice, made = blocks.advice(diagnosis, "schedule_anew"), blocks.first(diagnosis, "created")
+    notes = {one.message.key: one for one in blocks.labels(diagnosis, "note")}
+    other = notes.get("label.other_optimizer")
+    scheduler = None if made is None else _binding(made)
+    optimizer = None if other is None else _binding(other)
+    if advice is None or scheduler is None or optimizer is None or scheduler[0] is not optimizer[0]:
+        return ()
+    source, scheduling, _ = scheduler
+    _, optimizing, name = optimizer
+    call = scheduling.value
+    given = next(iter(call.args), None) if isinstance(call, ast.Call) else None
+    if given is None or not blocks.is_whole_lines(source, scheduling) or not blocks.is_whole_lines(source, optimizing):
+        return ()
+    span, argument = source.span(scheduling), source.span(given)
+    if optimizing.lineno < scheduling.lineno:
+        change = edited(source, [Edit(argument, name)], "schedule_anew")
+        lines = () if change is None else changed_lines(source.file, change)
+    else:
+        own = source.function(scheduling)
+        if own is not None and own is not source.function(optimizing):
+            return ()
+        before = source.slice(Span(span.line, span.column, argument.line, argument.column))
+        after = source.slice(Span(argument.end_line, argument.end_column, span.end_line, span.end_column))
+        at = source.span(optimizing)
+        indent = source.lines[at.line - 1][: at.column - 1]
+        text = f"{source.lines[at.end_line - 1]}\n{indent}{before}{name}{after}"
+        lines = ((source.file, at.end_line, text),)
+    return (blocks.fix("schedule_anew", lines, "schedule_anew", **dict(advice.summary.values)),) if lines else ()
+
+
+def _binding(label: Label) -> tuple[SourceFile, ast.Assign, str] | None:
+    """The innermost assignment that the label's stack passes through: the call of a factory that returns it."""
+    for frame in reversed(blocks.user_frames(label)):
+        found = statement_at(frame)
+        if found is not None and isinstance(found.node, ast.Assign) and len(found.node.targets) == 1:
+            target = found.node.targets[0]
+            if isinstance(target, ast.Name | ast.Attribute):
+                return found.source, found.node, ast.unparse(target)
+    return None

@@ -1,0 +1,181 @@
+"""Copies where an alias was made: the average, backup or momentum that is the parameter itself (GS216).
+
+From the name that is written, and from the one that is read, back through loops, attributes and arguments to the
+expression that keeps the tensors of another.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gradsan.model import Diagnosis, Fix
+from gradsan.repair.fixes import _blocks as blocks
+from gradsan.source.change import Edit, changed_lines, edited
+from gradsan.source.cut_scopes import Live, Scope, definitions_of, scope_at
+from gradsan.source.identifiers import chain_key, imported_as, leaf_name
+from gradsan.source.tree import SourceFile
+
+_DEEPEST = 8
+_GIVING = frozenset({"parameters", "buffers", "state_dict", "named_parameters", "named_buffers", "items", "values"})
+_NAMED = frozenset({"state_dict", "named_parameters", "named_buffers"})
+
+
+def copy_where_made(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """Each place at which one of the two names was given the other's memory, with a copy instead."""
+    advice = blocks.advice(diagnosis, "copy_second_name")
+    at = blocks.first(diagnosis, "written") or blocks.first(diagnosis, "saved")
+    if advice is None or advice.summary.key != "help.own_operand" or at is None:
+        return ()
+    frames = blocks.user_frames(at)
+    scope = scope_at(frames, [Live()] * len(frames), len(frames) - 1)
+    found: list[Fix] = []
+    if scope is None:
+        return ()
+    for name in ("written", "name"):
+        try:
+            node = ast.parse(str(advice.summary.values.get(name)), mode="eval").body
+        except SyntaxError:
+            continue
+        for source, value in _makers(node, scope):
+            lines, kept = _copied(source, value)
+            if lines and all(lines != one.lines for one in found):
+                values = {**advice.summary.values, "value": source.text(kept)}
+                found.append(blocks.fix("copy_second_name", lines, "copy_where_made", **values))
+    return tuple(found)
+
+
+def _makers(node: ast.expr, scope: Scope) -> Iterator[tuple[SourceFile, ast.expr]]:
+    """The expressions that may have given ``node`` its memory; of a container what it keeps."""
+    while isinstance(node, ast.Subscript) or (isinstance(node, ast.Attribute) and node.attr in ("data", "grad")):
+        node = node.value
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _GIVING:
+        yield from _makers(node.func.value, scope)
+        return
+    key = chain_key(node)
+    if key is None or scope.depth > _DEEPEST:
+        return
+    inner = replace(scope, depth=scope.depth + 1)
+    local = list(definitions_of(scope, key))
+    bound = local or list(_bound_in_class(scope, key))
+    for statement, value in bound:
+        part: ast.expr | None = value
+        if isinstance(statement, ast.For) and value is statement.iter:
+            part = _part(statement.target, statement.iter, key)
+        elif not local or _lasts(scope, statement) or _puts_into(statement, key):
+            yield scope.source, value
+        if isinstance(part, ast.Name | ast.Attribute | ast.Subscript | ast.Call):
+            yield from _makers(part, replace(inner, at=statement))
+    if not bound and key in scope.given:
+        value, outer = scope.given[key]
+        if isinstance(value, ast.Name | ast.Attribute | ast.Subscript | ast.Call):
+            yield from _makers(value, replace(outer, depth=scope.depth + 1))
+
+
+def _lasts(scope: Scope, statement: ast.stmt) -> bool:
+    """Whether what ``statement`` binds is there for several rounds: a loop goes on around what reads it, not around it.
+
+    A name that a round gives to what is kept (``v = self.velocity[p]``) is there to write into it.
+    """
+    loops = [one for one, _ in scope.source.ancestors(scope.at) if isinstance(one, ast.For | ast.While)]
+    return any(statement not in ast.walk(loop) for loop in loops)
+
+
+def _puts_into(statement: ast.stmt, key: str) -> bool:
+    """Whether a statement puts something into the container ``key``."""
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    return any(isinstance(one, ast.Subscript) and chain_key(one.value) == key for one in targets)
+
+
+def _bound_in_class(scope: Scope, key: str) -> Iterator[tuple[ast.stmt, ast.expr]]:
+    """What the methods of the class, or the file for a name of its own, bind to ``key``, or put into it."""
+    around = scope.source.owner_class(scope.at) if key.startswith("self.") else scope.source.module
+    for node in ast.walk(around) if around is not None else ():
+        if isinstance(node, ast.Assign):
+            if _puts_into(node, key) or any(chain_key(target) == key for target in node.targets):
+                yield node, node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append":
+            statement = scope.source.statement(node)
+            if chain_key(node.func.value) == key and len(node.args) == 1 and statement is not None:
+                yield statement, node.args[0]
+
+
+def _part(target: ast.expr, walked: ast.expr, key: str) -> ast.expr | None:
+    """What of ``walked`` the loop variable ``key`` goes through: ``xs`` of ``for x, y in zip(xs, ys)``."""
+    if chain_key(target) == key:
+        return walked
+    names = target.elts if isinstance(target, ast.Tuple) else []
+    call = walked if isinstance(walked, ast.Call) else None
+    if call is not None and leaf_name(call.func) == "zip" and len(call.args) == len(names):
+        parts = (_part(one, given, key) for one, given in zip(names, call.args, strict=True))
+        return next((one for one in parts if one is not None), None)
+    if call is not None and leaf_name(call.func) == "enumerate" and len(names) == 2 and call.args:
+        return _part(names[1], call.args[0], key)
+    return walked if any(chain_key(one) == key for one in names) else None
+
+
+def _copied(source: SourceFile, value: ast.expr) -> tuple[tuple[tuple[str, int, str], ...], ast.expr]:
+    """The line of ``value`` with a copy, and an import where it needs one, and what is copied.
+
+    Empty where it is no alias, as far as the source tells.
+    """
+    needs_copy, kept = False, value
+    if isinstance(value, ast.ListComp | ast.GeneratorExp | ast.DictComp):
+        kept = value.value if isinstance(value, ast.DictComp) else value.elt
+        edit = _cloned(source, kept)
+    elif isinstance(value, ast.Call) and leaf_name(value.func) == "copy" and imported_as(source, "copy"):
+        edit = Edit(source.span(value.func), f"{imported_as(source, 'copy')}.deepcopy")
+    elif (given := _handed_out(value)) is not None:
+        text = source.text(given)
+        named = leaf_name(given.func) in _NAMED
+        items = f"{text}.items()" if leaf_name(given.func) == "state_dict" else text
+        anew = (
+            f"{{key: one.detach().clone() for key, one in {items}}}"
+            if named
+            else f"[one.detach().clone() for one in {text}]"
+        )
+        edit = Edit(source.span(value), anew)
+    elif isinstance(value, ast.Name):
+        needs_copy = imported_as(source, "copy") is None
+        edit = Edit(source.span(value), f"{imported_as(source, 'copy') or 'copy'}.deepcopy({source.text(value)})")
+    else:
+        edit = _cloned(source, value)
+    change = None if edit is None else edited(source, [edit], "copy_second_name")
+    lines = () if change is None else changed_lines(source.file, change)
+    if lines and needs_copy:
+        first = next((one for one in source.module.body if isinstance(one, ast.Import | ast.ImportFrom)), None)
+        if first is None:
+            return (), kept
+        if isinstance(first, ast.ImportFrom) and first.module == "__future__":
+            lines = ((source.file, first.lineno, f"{source.lines[first.lineno - 1]}\nimport copy"), *lines)
+        else:
+            lines = ((source.file, first.lineno, f"import copy\n{source.lines[first.lineno - 1]}"), *lines)
+    return lines, kept
+
+
+def _handed_out(value: ast.expr) -> ast.Call | None:
+    """``net.parameters()`` of ``list(net.parameters())``; ``net.state_dict()`` as it is."""
+    inner = value.args[0] if isinstance(value, ast.Call) and len(value.args) == 1 and not value.keywords else value
+    is_container = isinstance(value, ast.Call) and leaf_name(value.func) in ("list", "tuple", "dict")
+    if (
+        not (is_container or value is inner)
+        or not isinstance(inner, ast.Call)
+        or not isinstance(inner.func, ast.Attribute)
+    ):
+        return None
+    gives = inner.func.attr in _GIVING - {"items", "values"} and (value is not inner or inner.func.attr == "state_dict")
+    return inner if gives and not inner.args else None
+
+
+def _cloned(source: SourceFile, value: ast.expr) -> Edit | None:
+    """``.detach().clone()`` behind a variable, an attribute, or what was detached already."""
+    is_cut = isinstance(value, ast.Attribute) and value.attr == "data"
+    if isinstance(value, ast.Call):
+        is_cut = isinstance(value.func, ast.Attribute) and value.func.attr == "detach"
+        if not is_cut:
+            return None
+    elif not isinstance(value, ast.Name | ast.Attribute | ast.Subscript):
+        return None
+    span = source.span(value)
+    return Edit.insert(span.end_line, span.end_column, ".clone()" if is_cut else ".detach().clone()")

@@ -1,0 +1,149 @@
+"""What hangs on changed parameters, computed again behind the change."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+from gradsan.heuristics import class_names
+from gradsan.model import Frame
+from gradsan.source.identifiers import leaf_name
+from gradsan.source.rewrite.moving import blocks_around, is_whole_lines, names_bound, names_read
+from gradsan.source.tree import SourceFile
+
+__all__ = ["constructs", "run_again", "run_again_for_next_round"]
+
+Lines = tuple[tuple[str, int, str], ...]
+
+
+def run_again(
+    saved: Sequence[Frame] | None,
+    written: Sequence[Sequence[Frame]],
+    used: Sequence[Frame],
+) -> list[Lines]:
+    """The changed lines that repeat, behind the last of the writes, what the backward's loss depends on.
+
+    First the assignments from the save on that hang on what it computed: inputs and random numbers drawn before stay
+    what they were. Then all assignments of the block. All are stacks of the user's frames, outermost first. Empty
+    where the writes and the backward do not stand in one block, in this order.
+    """
+    place = _behind_writes(written, used)
+    if place is None:
+        return []
+    source, block, last, backward = place
+    if not is_whole_lines(source, block[last]):
+        return []
+    starts = [] if saved is None else [block.index(node) for _, other, node in blocks_around(saved) if other is block]
+    found: list[Lines] = []
+    for first, only_dependent in ((starts[0] if starts else None, True), (0, False)):
+        if first is None or first >= last:
+            continue
+        between = block[first:last]
+        again = _slice(source, between, block[last + 1 : backward + 1], only_dependent)
+        if not again:
+            continue
+        spans = [source.span(node) for node in again]
+        copies = [line for span in spans for line in source.lines[span.line - 1 : span.end_line]]
+        end = source.span(block[last]).end_line
+        lines = ((source.file, end, "\n".join([source.lines[end - 1], *copies])),)
+        if lines not in found:
+            found.append(lines)
+    return found
+
+
+def run_again_for_next_round(
+    saved: Sequence[Frame], written: Sequence[Sequence[Frame]], used: Sequence[Frame]
+) -> list[Lines]:
+    """The same where the backward of the next round is meant: it stands before the writes, in the loop around them.
+
+    What the next round takes over (``value = next_value``) is computed once more by the updated parameters. Empty where
+    nothing is taken over behind the last of the writes.
+    """
+    for source, block, use in blocks_around(used):
+        loop = source.parents[use][0]
+        starts = [block.index(node) for _, other, node in blocks_around(saved) if other is block]
+        ends = [block.index(node) for one in written for _, other, node in blocks_around(one) if other is block]
+        if not isinstance(loop, ast.For | ast.While) or not starts or len(ends) != len(written):
+            continue
+        last = max(ends)
+        if not block.index(use) < min(ends) or starts[0] >= last or not is_whole_lines(source, block[last]):
+            return []
+        carried, bound = set[str](), set[str]()
+        for node in (*block[last + 1 :], *block[: block.index(use) + 1]):
+            carried |= names_read([node]) - bound
+            bound |= names_bound([node])
+        between = block[starts[0] : last]
+        computed = set().union(*(names_bound([node]) for node in between)) & carried
+        taken = [node for node in block[last + 1 :] if names_read([node]) & computed and names_bound([node])]
+        again = _slice(source, between, taken, True) if taken else []
+        if not again:
+            return []
+        copies = [line for one in map(source.span, again) for line in source.lines[one.line - 1 : one.end_line]]
+        end = source.span(block[last]).end_line
+        return [((source.file, end, "\n".join([source.lines[end - 1], *copies])),)]
+    return []
+
+
+def _behind_writes(
+    written: Sequence[Sequence[Frame]], used: Sequence[Frame]
+) -> tuple[SourceFile, list[ast.stmt], int, int] | None:
+    """The innermost block that has each write and the backward as two statements; the last write's and its index."""
+    found: list[tuple[SourceFile, list[ast.stmt], int, int]] = []
+    for stack in written:
+        own = [(block, node) for _, block, node in blocks_around(stack)]
+        pair = next(
+            (
+                (source, block, block.index(node), block.index(use))
+                for source, block, use in blocks_around(used)
+                for other, node in own
+                if other is block and node is not use
+            ),
+            None,
+        )
+        if pair is None or pair[2] >= pair[3]:
+            return None
+        found.append(pair)
+    return max(found, key=lambda one: one[2]) if found else None
+
+
+def _slice(source: SourceFile, between: list[ast.stmt], after: list[ast.stmt], only_dependent: bool) -> list[ast.stmt]:
+    hanging: set[ast.stmt] = set()
+    tainted: set[str] = set()
+    for position, node in enumerate(between):
+        if position == 0 or names_read([node]) & tainted:
+            hanging.add(node)
+            tainted |= names_bound([node])
+    needed = names_read(after)
+    again: list[ast.stmt] = []
+    for node in reversed(between):
+        if isinstance(node, ast.FunctionDef) and node.name in needed:
+            # It reads the variables around it as they are when it is called.
+            needed |= names_read([node]) - {one.arg for one in ast.walk(node) if isinstance(one, ast.arg)}
+            continue
+        bound = names_bound([node])
+        if not bound & needed or (only_dependent and node not in hanging) or constructs(source, node):
+            continue
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or not is_whole_lines(source, node):
+            return []
+        again.append(node)
+        needed = (needed - bound) | names_read([node])
+    return again[::-1]
+
+
+def constructs(source: SourceFile, node: ast.stmt) -> bool:
+    """Whether something is made that is made once: a model, an optimizer, a data set. A second one would be another.
+
+    Classes begin with a capital letter; so do some variables (``D(fake)``), which the file binds.
+    """
+    names = {leaf_name(call.func) or "" for call in ast.walk(node) if isinstance(call, ast.Call)}
+    capital = class_names(names)
+    return bool(capital - _bound_anywhere(source)) if capital else False
+
+
+def _bound_anywhere(source: SourceFile) -> set[str]:
+    """The last parts of all names and attributes that the file gives a value, arguments included."""
+    nodes = list(source.nodes)
+    stored = [node for node in nodes if isinstance(getattr(node, "ctx", None), ast.Store)]
+    return {name for node in stored if (name := leaf_name(node))} | {
+        node.arg for node in nodes if isinstance(node, ast.arg)
+    }

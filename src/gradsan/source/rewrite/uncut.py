@@ -1,0 +1,162 @@
+"""A cut moved from where a value is made to where others read it: ``G(z).detach()`` that two losses were given.
+
+One loss is to train what computed the value, the other one is not. The graph is kept at the definition, and each
+statement that only the other backwards come from reads the value detached.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from gradsan.model import Frame
+from gradsan.source.change import Change, Edit, edited
+from gradsan.source.cuts import cuts_taken
+from gradsan.source.identifiers import bindings_of, chain_key, consumed_names, leaf_name, local_nodes
+from gradsan.source.locate import expression_at, statement_at
+from gradsan.source.tree import FunctionNode, SourceFile, Span
+
+__all__ = ["cut_at_use", "term_uncut"]
+
+_STAYING = frozenset({"detach", "detach_", "data", "shape", "size", "device", "dtype", "requires_grad", "backward"})
+_HEADED = (ast.If, ast.For, ast.While, ast.With, ast.Try)
+
+
+def cut_at_use(cut: Frame, operand: str, used: Sequence[Frame]) -> tuple[str, Change] | None:
+    """What a cut at ``cut`` leaves without a graph, and the change that keeps it for the backward at ``used``.
+
+    ``operand`` is what was cut off, as written; ``used`` is a stack, outermost first. None where the cut stands at no
+    assignment, or one statement computes both the loss of that backward and another one.
+    """
+    found = expression_at(cut)
+    if found is None or isinstance(found.node, ast.AugAssign):
+        return None
+    node = found.node
+    # ``x.detach`` is the place of the attribute where the frame has no columns of the call.
+    parent, field = found.source.parents[node]
+    if isinstance(node, ast.Attribute) and isinstance(parent, ast.Call) and field == "func":
+        node = parent
+    return _moved(found.source, node, operand, used)
+
+
+def term_uncut(term: Frame, used: Sequence[Frame]) -> tuple[str, Change] | None:
+    """The same of the one value that the statement at ``term`` computes with and that was detached before."""
+    statement = statement_at(term)
+    cuts = list(dict.fromkeys(cuts_taken(term)))
+    return None if statement is None or len(cuts) != 1 else _moved(statement.source, cuts[0], "", used)
+
+
+def _moved(source: SourceFile, node: ast.expr, operand: str, used: Sequence[Frame]) -> tuple[str, Change] | None:
+    """``node`` is a call of ``detach()``, ``.data``, or what a ``with`` switches off."""
+    parent = source.parents[node][0]
+    block = source.parents[parent][0] if isinstance(parent, ast.withitem) else None
+    if isinstance(block, ast.With):
+        made = next((one for one in block.body if _computes(source, one, operand)), None)
+        edits = None if made is None else _out_of(source, block, made)
+    else:
+        made, edits = source.statement(node), _uncut(source, node)
+    if not isinstance(made, ast.Assign) or edits is None:
+        return None
+    names = {one.name for one in bindings_of(made) if one.value is None or node in ast.walk(one.value)}
+    names = names or {one.name for one in bindings_of(made)}
+    scope: FunctionNode | ast.Module = source.function(made) or source.module
+    places = [one for one in map(statement_at, used) if one is not None and one.source is source]
+    end = next((one.node for one in places if (source.function(one.node) or source.module) is scope), None)
+    reads = None if end is None or len(names) != 1 else _reads_of_others(source, scope, made, end, names)
+    if reads is None:
+        return None
+    spans = [source.span(one) for one in reads]
+    edits += [Edit.insert(span.end_line, span.end_column, ".detach()") for span in spans]
+    change = edited(source, edits, "cut_at_use" if reads else "with_graph")
+    return None if change is None else (next(iter(names)), change)
+
+
+def _computes(source: SourceFile, node: ast.stmt, operand: str) -> bool:
+    return isinstance(node, ast.Assign) and operand in (source.text(node.value), ast.unparse(node.value))
+
+
+def _uncut(source: SourceFile, node: ast.expr) -> list[Edit] | None:
+    """``x`` for ``x.detach()`` and ``x.data``."""
+    if isinstance(node, ast.Call):
+        cut = node.func
+        if not isinstance(cut, ast.Attribute) or cut.attr != "detach" or node.args or node.keywords:
+            return None
+    elif isinstance(node, ast.Attribute) and node.attr == "data":
+        cut = node
+    else:
+        return None
+    end, inner = source.span(node), source.span(cut.value)
+    return [Edit(Span(inner.end_line, inner.end_column, end.end_line, end.end_column), "")]
+
+
+def _out_of(source: SourceFile, block: ast.With, made: ast.stmt) -> list[Edit] | None:
+    """The statement of ``block`` put before or behind it, at its indentation; the block goes where it has no other."""
+    around, first, own = source.span(block), source.span(block.body[0]), source.span(made)
+    if len(block.items) != 1 or first.line == around.line or made not in (block.body[0], block.body[-1]):
+        return None
+    deeper = own.column - around.column
+    edits = [Edit(Span(line, 1, line, deeper + 1), "") for line in range(own.line + 1, own.end_line + 1)]
+    if made is not block.body[0]:
+        return [Edit(Span(own.line, 1, own.line, deeper + 1), ""), *edits]
+    edits.append(Edit(Span(around.line, around.column, own.line, own.column), ""))
+    if len(block.body) > 1:
+        header = source.slice(Span(around.line, 1, first.line, 1)).rstrip("\n")
+        edits.append(Edit.insert(own.end_line, own.end_column, f"\n{header}"))
+    return edits
+
+
+def _reads_of_others(
+    source: SourceFile, scope: FunctionNode | ast.Module, made: ast.stmt, end: ast.stmt, names: set[str]
+) -> list[ast.expr] | None:
+    """Where statements behind other backwards than ``end`` read ``names``; None where such a statement is behind both.
+
+    Statements are read in the order in which they stand.
+    """
+    nodes = [one for one in local_nodes(scope) if isinstance(one, ast.stmt) and one.lineno > made.lineno]
+    statements = sorted(nodes, key=lambda one: (one.lineno, one.col_offset))
+    if end not in statements:
+        return None
+    kept = set(_behind(statements, end))
+    others = {
+        one
+        for other in statements
+        if other is not end and _calls_backward(source, other)
+        for one in _behind(statements, other)
+    }
+    reads = [one for node in others for one in _values_read(source, node, names)]
+    if any(source.statement(one) in kept for one in reads):
+        return None
+    return reads
+
+
+def _behind(statements: Sequence[ast.stmt], end: ast.stmt) -> Iterator[ast.stmt]:
+    """``end``, and the statements before it from which comes what it reads."""
+    needed = set(consumed_names(end))
+    yield end
+    for node in reversed(statements[: statements.index(end)]):
+        bound = {one.name for one in bindings_of(node) if one.computed}
+        if not isinstance(node, _HEADED) and bound & needed:
+            yield node
+            if isinstance(node, ast.Assign):
+                needed -= bound
+            needed |= set(consumed_names(node))
+
+
+def _calls_backward(source: SourceFile, node: ast.stmt) -> bool:
+    """Whether a statement calls ``backward()``, itself or in a function of this file that it calls."""
+    if isinstance(node, (*_HEADED, ast.FunctionDef, ast.ClassDef)):
+        return False
+    called = {leaf_name(one.func) for one in ast.walk(node) if isinstance(one, ast.Call)}
+    functions = [one for one in source.nodes if isinstance(one, ast.FunctionDef) and one.name in called]
+    calls = (one for function in functions for one in ast.walk(function) if isinstance(one, ast.Call))
+    return "backward" in called or any(leaf_name(one.func) == "backward" for one in calls)
+
+
+def _values_read(source: SourceFile, node: ast.stmt, names: set[str]) -> Iterator[ast.expr]:
+    for one in ast.walk(node):
+        if not isinstance(one, ast.Name | ast.Attribute) or chain_key(one) not in names:
+            continue
+        parent = source.parents[one][0]
+        is_read = isinstance(one.ctx, ast.Load) and source.statement(one) is node
+        if is_read and not (isinstance(parent, ast.Attribute) and parent.attr in _STAYING):
+            yield one
