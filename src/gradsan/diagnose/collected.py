@@ -66,13 +66,18 @@ def detach_held(
 
     ``used`` is the round's backward, ``updated`` its update of the parameters. ``known`` is the variable for which the
     source tells a line already: that line stands unless the variable holds containers of which the source does not
-    tell. With ``or_renewed`` what this round has put into an object in the place of the old counts as kept, too. None
-    where nothing is kept in an attribute or a container that the function of a backward's frame names.
+    tell, or the object that it is an attribute of carries others over, too. With ``or_renewed`` what this round has
+    put into an object in the place of the old counts as kept, too. None where nothing is kept in an attribute or a
+    container that the function of a backward's frame names.
     """
     for frame in reversed(user_frames(used)):
         mine = [one for one in held if _belongs(one, frame) and (_is_kept(one) or (or_renewed and _in_object(one)))]
         if known is not None:
+            beside = [one for one in held if _belongs(one, frame) and _is_beside(one, known)]
             mine = [one for one in mine if one.path.startswith(f"{known}[") and _is_nested(one)]
+            mine = mine or (beside if len(beside) > 1 else [])
+        # What one attribute carries over, the others of the same object do, too.
+        mine += [one for one in held if one not in mine and any(_is_beside(one, kept.path) for kept in mine)]
         if not mine:
             continue
         at = _update_beside(frame, updated)
@@ -99,6 +104,11 @@ def _is_kept(held: Held) -> bool:
 
 def _in_object(held: Held) -> bool:
     return any(layer.kind == "object" for layer in held.around)
+
+
+def _is_beside(held: Held, known: str) -> bool:
+    """Whether it is an attribute of the object that ``known`` is one of, or ``known`` itself."""
+    return held.container == "object" and held.within is not None and held.within == known.rpartition(".")[0]
 
 
 def _is_nested(held: Held) -> bool:

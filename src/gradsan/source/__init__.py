@@ -108,6 +108,7 @@ if TYPE_CHECKING:
     from gradsan.source.rewrite.suggest import has_keyword as has_keyword
     from gradsan.source.rewrite.suggest import inplace_false as inplace_false
     from gradsan.source.rewrite.suggest import undone as undone
+    from gradsan.source.rewrite.uncut import Uncut as Uncut
     from gradsan.source.rewrite.uncut import cut_at_use as cut_at_use
     from gradsan.source.rewrite.uncut import term_uncut as term_uncut
     from gradsan.source.rounds import backward_of_sum as backward_of_sum
@@ -175,7 +176,7 @@ _NAMES = {
     "rewrite.renewing": "run_again run_again_for_next_round",
     "rewrite.scatter": "element_out_of_place part_out_of_place",
     "rewrite.suggest": "clone_at_save clone_before detach_at drop_keyword has_keyword inplace_false undone",
-    "rewrite.uncut": "cut_at_use term_uncut",
+    "rewrite.uncut": "Uncut cut_at_use term_uncut",
     "rounds": (
         "backward_of_sum detach_after detach_after_round enter_each_round enter_once_more frames_between "
         "in_same_function in_same_loops is_computed_in_rounds is_item_of_loop is_read_between keep_graph "

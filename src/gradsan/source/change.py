@@ -19,6 +19,7 @@ __all__ = [
     "apply_change",
     "changed_lines",
     "edited",
+    "edited_lines",
     "elements_of",
     "insert_after",
     "insert_before",
@@ -104,6 +105,24 @@ def edited(source: SourceFile, edits: Sequence[Edit], kind: str, notes: tuple[st
     old = "\n".join(source.lines[first - 1 : last])
     lines = _with_edits(source, first, last, edits)
     return _checked(source, Change(first, old, "\n".join(lines), kind, notes))
+
+
+def edited_lines(source: SourceFile, edits: Sequence[Edit]) -> tuple[tuple[str, int, str], ...]:
+    """``edits`` as ``model.Fix.lines``, of those lines alone; empty where the result would not be Python."""
+    if edited(source, edits, "") is None:
+        return ()
+    groups: list[list[Edit]] = []
+    for edit in sorted(edits, key=lambda one: one.span):
+        if groups and edit.span.line <= max(one.span.end_line for one in groups[-1]):
+            groups[-1].append(edit)
+        else:
+            groups.append([edit])
+    lines: list[tuple[str, int, str]] = []
+    for group in groups:
+        first, last = group[0].span.line, max(one.span.end_line for one in group)
+        lines.append((source.file, first, "\n".join(_with_edits(source, first, last, group))))
+        lines += [(source.file, line, "") for line in range(first + 1, last + 1)]
+    return tuple(lines)
 
 
 def text_with(source: SourceFile, span: Span, edits: Sequence[Edit]) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gradsan.model import Frame
 from gradsan.source.flow import reaching
-from gradsan.source.identifiers import bindings_of, chain_key, leaf_name, local_nodes, parameters
+from gradsan.source.identifiers import bindings_of, binds, chain_key, leaf_name, local_nodes, parameters
 from gradsan.source.locate import expression_at, statement_at
 from gradsan.source.tree import FunctionNode, SourceFile, read_source
 
@@ -19,6 +20,7 @@ __all__ = [
     "callee_of",
     "context_around",
     "definitions_of",
+    "known_of_file",
     "requires",
     "scope_at",
     "set_later",
@@ -123,7 +125,12 @@ def callee_of(call: ast.Call, scope: Scope) -> tuple[SourceFile, FunctionNode] |
         source = read_source(known[0])
         return None if source is None else _function_in(source, known[2], known[1])
     name = key.split(".")[-1]
-    if "." in key and not key.startswith(("self.", "cls.")):
+    # A method of a variable that is known to be a module, where the file has one of that name.
+    if (
+        "." in key
+        and not key.startswith(("self.", "cls."))
+        and not scope.live.requires_grad.get(key.rpartition(".")[0])
+    ):
         return None
     return _function_in(scope.source, name, None)
 
@@ -149,6 +156,18 @@ def arguments_of(function: FunctionNode, call: ast.Call) -> Iterator[tuple[str, 
             return
         yield name, value
     yield from ((one.arg, one.value) for one in call.keywords if one.arg is not None)
+
+
+def known_of_file(source: SourceFile, function: FunctionNode, scope: Scope) -> dict[str, bool]:
+    """What is known of the variables of the file that a function of it reads from wherever it is called."""
+    if source is not scope.source:
+        return {}
+    roots = {name: re.split(r"[.\[]", name)[0] for name in scope.live.requires_grad}
+    return {
+        name: known
+        for name, known in scope.live.requires_grad.items()
+        if not any(binds(one, roots[name]) for one in (function, scope.function)) and roots[name] != "self"
+    }
 
 
 def set_later(scope: Scope, key: str) -> list[ast.stmt]:

@@ -18,6 +18,7 @@ from gradsan.source.cut_scopes import (
     arguments_of,
     callee_of,
     definitions_of,
+    known_of_file,
     requires,
     scope_at,
     set_later,
@@ -218,8 +219,10 @@ class _Walk:
     ) -> bool:
         given = {name: (value, scope) for name, value in arguments_of(function, call)}
         has_parameters = trains(call.func, scope)
+        shared = known_of_file(source, function, scope)
         live = Live(
-            {"self": has_parameters}, {name: one for name, one in scope.live.callees.items() if "." not in name}
+            {**shared, "self": has_parameters},
+            {name: one for name, one in scope.live.callees.items() if "." not in name},
         )
         decorator = mode_of_decorators(source, function)
         may_require = has_parameters

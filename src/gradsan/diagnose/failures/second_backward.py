@@ -104,7 +104,7 @@ def _carried(case: _Case) -> Diagnosis:
     held = _held(case.failure)
     collected = None if lines else detach_collected(held)
     if collected is None and used is not None:
-        name = case.name if lines and isinstance(case.name, str) else None
+        name = case.carrier.name if lines and case.carrier is not None else None
         collected = detach_held(used, case.updated, held, name)
         if collected is None and not lines:
             collected = detach_held(used, case.updated, held, or_renewed=True)

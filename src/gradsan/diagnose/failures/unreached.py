@@ -98,22 +98,21 @@ def _with_graph(failure: Failure) -> tuple[Fix, ...]:
     undone = tuple(fix for fix in undone_cuts(cuts) if fix.lines)
     if undone or len({(one.frame.file, one.frame.line) for one in cuts}) != 1 or cuts[0].is_covered:
         return undone
-    return _kept_for_one(source.cut_at_use(cuts[0].frame, cuts[0].operand, used), cuts[0].frame.file)
+    return _kept_for_one(source.cut_at_use(cuts[0].frame, cuts[0].operand, used))
 
 
 def term_uncut(term: Clue, used: Site) -> tuple[Fix, ...]:
     """Help for a term of the loss of the backward at ``used`` that was computed from a detached value."""
     frame = None if term.site is None else place(term.site)
-    return () if frame is None else _kept_for_one(source.term_uncut(frame, user_frames(used)), frame.file)
+    return () if frame is None else _kept_for_one(source.term_uncut(frame, user_frames(used)))
 
 
-def _kept_for_one(found: tuple[str, source.Change] | None, file: str) -> tuple[Fix, ...]:
-    """Help of what ``cut_at_use`` has found: the graph kept for one loss, and cut where the others read the value."""
+def _kept_for_one(found: source.Uncut | None) -> tuple[Fix, ...]:
+    """The graph kept for one loss, and cut where the others read the value."""
     if found is None:
         return ()
-    name, change = found
-    lines = source.changed_lines(file, change)
-    return (parts.fix("cut_at_use", "changed", {"name": name}, lines=lines, summary=f"help.{change.kind}"),)
+    words = "help.cut_at_use" if found.is_read_by_others else "help.with_graph"
+    return (parts.fix("cut_at_use", "changed", {"name": found.name}, lines=found.lines, summary=words),)
 
 
 def _others(parameters: tuple[Clue, ...], missing: int) -> tuple[Message, ...]:

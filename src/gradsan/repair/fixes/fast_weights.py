@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from gradsan.model import Diagnosis, Fix, Label
 from gradsan.repair.fixes import _blocks as blocks
-from gradsan.source.change import Edit, changed_lines, edited, text_with
+from gradsan.source.change import Edit, edited_lines, text_with
 from gradsan.source.cutting import torch_in
 from gradsan.source.identifiers import leaf_name, local_nodes
 from gradsan.source.locate import Statement, statement_at
@@ -69,8 +69,7 @@ def functional_fast_weights(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         indent = source.lines[at_loop.line - 1][: at_loop.column - 1]
         start = f"{fast} = dict({model}.named_parameters())\n{indent}"
         edits += [Edit.insert(at_loop.line, at_loop.column, start), Edit(source.span(inputs), f"list({fast}.values())")]
-    change = edited(source, edits, "functional_fast_weights")
-    lines = () if change is None else changed_lines(source.file, change)
+    lines = edited_lines(source, edits)
     values = {**advice.summary.values, "model": model, "fast": fast}
     return (blocks.fix("functional_fast_weights", lines, **values),) if lines else ()
 
@@ -92,8 +91,7 @@ def _one_leaf(
         if written.span.end_line < one.lineno <= used.span.end_line
     ]
     edits = [Edit(written.span, f"{fast} = {new}"), *(Edit(source.span(one), fast) for one in reads)]
-    change = edited(source, edits, "functional_fast_weights") if reads else None
-    lines = () if change is None else changed_lines(source.file, change)
+    lines = edited_lines(source, edits) if reads else ()
     values = {**advice.summary.values, "name": variable, "fast": fast}
     return (blocks.fix("functional_fast_weights", lines, "fast_leaf", **values),) if lines else ()
 

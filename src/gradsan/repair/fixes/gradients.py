@@ -8,7 +8,7 @@ from dataclasses import replace
 from gradsan.model import Diagnosis, Fix, Label
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.bindings import last_binding
-from gradsan.source.change import Change, Edit, changed_lines, edited, insert_after, insert_before
+from gradsan.source.change import Change, Edit, changed_lines, edited, edited_lines, insert_after, insert_before
 from gradsan.source.identifiers import leaf_name, local_nodes
 from gradsan.source.inplace import is_inplace_name
 from gradsan.source.locate import expressions_at, statement_at
@@ -226,8 +226,7 @@ def differentiate_base(diagnosis: Diagnosis) -> tuple[Fix, ...]:
             names.append(given.id)
             edits.append(Edit(source.span(given), source.text(part.value)))
             edits.append(Edit.insert(at.end_line, at.end_column, index))
-    change = edited(source, edits, "differentiate_base") if len(bases) == 1 else None
-    lines = () if change is None else changed_lines(source.file, change)
+    lines = edited_lines(source, edits) if len(bases) == 1 else ()
     return (blocks.fix("differentiate_base", lines, name=names[0], base=bases.pop()),) if lines else ()
 
 

@@ -19,6 +19,7 @@ from gradsan.source.tree import SourceFile
 
 _DEEPEST = 8
 _GIVING = frozenset({"parameters", "buffers", "state_dict", "named_parameters", "named_buffers", "items", "values"})
+_OF_MODULES = _GIVING - {"items", "values"}
 _NAMED = frozenset({"state_dict", "named_parameters", "named_buffers"})
 
 
@@ -38,20 +39,20 @@ def copy_where_made(diagnosis: Diagnosis) -> tuple[Fix, ...]:
             node = ast.parse(str(advice.summary.values.get(name)), mode="eval").body
         except SyntaxError:
             continue
-        for source, value in _makers(node, scope):
-            lines, kept = _copied(source, value)
+        for source, value, is_module in _makers(node, scope, False):
+            lines, kept = _copied(source, value, is_module)
             if lines and all(lines != one.lines for one in found):
                 values = {**advice.summary.values, "value": source.text(kept)}
                 found.append(blocks.fix("copy_second_name", lines, "copy_where_made", **values))
     return tuple(found)
 
 
-def _makers(node: ast.expr, scope: Scope) -> Iterator[tuple[SourceFile, ast.expr]]:
-    """The expressions that may have given ``node`` its memory; of a container what it keeps."""
+def _makers(node: ast.expr, scope: Scope, is_module: bool) -> Iterator[tuple[SourceFile, ast.expr, bool]]:
+    """The expressions that may have given ``node`` its memory, of a container what it keeps; whether it is a module."""
     while isinstance(node, ast.Subscript) or (isinstance(node, ast.Attribute) and node.attr in ("data", "grad")):
         node = node.value
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _GIVING:
-        yield from _makers(node.func.value, scope)
+        yield from _makers(node.func.value, scope, node.func.attr in _OF_MODULES)
         return
     key = chain_key(node)
     if key is None or scope.depth > _DEEPEST:
@@ -64,13 +65,13 @@ def _makers(node: ast.expr, scope: Scope) -> Iterator[tuple[SourceFile, ast.expr
         if isinstance(statement, ast.For) and value is statement.iter:
             part = _part(statement.target, statement.iter, key)
         elif not local or _lasts(scope, statement) or _puts_into(statement, key):
-            yield scope.source, value
+            yield scope.source, value, is_module
         if isinstance(part, ast.Name | ast.Attribute | ast.Subscript | ast.Call):
-            yield from _makers(part, replace(inner, at=statement))
+            yield from _makers(part, replace(inner, at=statement), is_module)
     if not bound and key in scope.given:
         value, outer = scope.given[key]
         if isinstance(value, ast.Name | ast.Attribute | ast.Subscript | ast.Call):
-            yield from _makers(value, replace(outer, depth=scope.depth + 1))
+            yield from _makers(value, replace(outer, depth=scope.depth + 1), is_module)
 
 
 def _lasts(scope: Scope, statement: ast.stmt) -> bool:
@@ -115,7 +116,7 @@ def _part(target: ast.expr, walked: ast.expr, key: str) -> ast.expr | None:
     return walked if any(chain_key(one) == key for one in names) else None
 
 
-def _copied(source: SourceFile, value: ast.expr) -> tuple[tuple[tuple[str, int, str], ...], ast.expr]:
+def _copied(source: SourceFile, value: ast.expr, is_module: bool) -> tuple[tuple[tuple[str, int, str], ...], ast.expr]:
     """The line of ``value`` with a copy, and an import where it needs one, and what is copied.
 
     Empty where it is no alias, as far as the source tells.
@@ -136,7 +137,7 @@ def _copied(source: SourceFile, value: ast.expr) -> tuple[tuple[tuple[str, int, 
             else f"[one.detach().clone() for one in {text}]"
         )
         edit = Edit(source.span(value), anew)
-    elif isinstance(value, ast.Name):
+    elif is_module and isinstance(value, ast.Name | ast.Attribute | ast.Subscript):
         needs_copy = imported_as(source, "copy") is None
         edit = Edit(source.span(value), f"{imported_as(source, 'copy') or 'copy'}.deepcopy({source.text(value)})")
     else:
@@ -164,7 +165,7 @@ def _handed_out(value: ast.expr) -> ast.Call | None:
         or not isinstance(inner.func, ast.Attribute)
     ):
         return None
-    gives = inner.func.attr in _GIVING - {"items", "values"} and (value is not inner or inner.func.attr == "state_dict")
+    gives = inner.func.attr in _OF_MODULES and (value is not inner or inner.func.attr == "state_dict")
     return inner if gives and not inner.args else None
 
 

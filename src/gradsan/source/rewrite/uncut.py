@@ -8,22 +8,31 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from gradsan.model import Frame
-from gradsan.source.change import Change, Edit, edited
+from gradsan.source.change import Edit, edited_lines
 from gradsan.source.cuts import cuts_taken
 from gradsan.source.identifiers import bindings_of, chain_key, consumed_names, leaf_name, local_nodes
 from gradsan.source.locate import expression_at, statement_at
 from gradsan.source.tree import FunctionNode, SourceFile, Span
 
-__all__ = ["cut_at_use", "term_uncut"]
+__all__ = ["Uncut", "cut_at_use", "term_uncut"]
 
 _STAYING = frozenset({"detach", "detach_", "data", "shape", "size", "device", "dtype", "requires_grad", "backward"})
 _HEADED = (ast.If, ast.For, ast.While, ast.With, ast.Try)
 
 
-def cut_at_use(cut: Frame, operand: str, used: Sequence[Frame]) -> tuple[str, Change] | None:
-    """What a cut at ``cut`` leaves without a graph, and the change that keeps it for the backward at ``used``.
+class Uncut(NamedTuple):
+    """What keeps its graph, whether others read it detached then, and the changed lines."""
+
+    name: str
+    is_read_by_others: bool
+    lines: tuple[tuple[str, int, str], ...]
+
+
+def cut_at_use(cut: Frame, operand: str, used: Sequence[Frame]) -> Uncut | None:
+    """The lines that keep for the backward at ``used`` the graph which ends at ``cut``.
 
     ``operand`` is what was cut off, as written; ``used`` is a stack, outermost first. None where the cut stands at no
     assignment, or one statement computes both the loss of that backward and another one.
@@ -39,40 +48,68 @@ def cut_at_use(cut: Frame, operand: str, used: Sequence[Frame]) -> tuple[str, Ch
     return _moved(found.source, node, operand, used)
 
 
-def term_uncut(term: Frame, used: Sequence[Frame]) -> tuple[str, Change] | None:
+def term_uncut(term: Frame, used: Sequence[Frame]) -> Uncut | None:
     """The same of the one value that the statement at ``term`` computes with and that was detached before."""
     statement = statement_at(term)
     cuts = list(dict.fromkeys(cuts_taken(term)))
     return None if statement is None or len(cuts) != 1 else _moved(statement.source, cuts[0], "", used)
 
 
-def _moved(source: SourceFile, node: ast.expr, operand: str, used: Sequence[Frame]) -> tuple[str, Change] | None:
+def _moved(source: SourceFile, node: ast.expr, operand: str, used: Sequence[Frame]) -> Uncut | None:
     """``node`` is a call of ``detach()``, ``.data``, or what a ``with`` switches off."""
     parent = source.parents[node][0]
     block = source.parents[parent][0] if isinstance(parent, ast.withitem) else None
+    function = parent if isinstance(parent, ast.FunctionDef) and node in parent.decorator_list else None
+    made: ast.stmt | None = None
     if isinstance(block, ast.With):
         made = next((one for one in block.body if _computes(source, one, operand)), None)
         edits = None if made is None else _out_of(source, block, made)
+    elif function is not None:
+        at = source.span(node)
+        edits = [Edit(Span(at.line, 1, at.end_line + 1, 1), "")]
     else:
         made, edits = source.statement(node), _uncut(source, node)
+    places = [one for one in map(statement_at, used) if one is not None and one.source is source]
+    if isinstance(made, ast.Return):
+        function = _function_of(source, made)
+    if function is not None and edits is not None:
+        made, others = _call_of(source, function, [one.node for one in places])
+        edits += [Edit.insert(span.end_line, span.end_column, ".detach()") for span in map(source.span, others)]
     if not isinstance(made, ast.Assign) or edits is None:
         return None
     names = {one.name for one in bindings_of(made) if one.value is None or node in ast.walk(one.value)}
     names = names or {one.name for one in bindings_of(made)}
     scope: FunctionNode | ast.Module = source.function(made) or source.module
-    places = [one for one in map(statement_at, used) if one is not None and one.source is source]
     end = next((one.node for one in places if (source.function(one.node) or source.module) is scope), None)
     reads = None if end is None or len(names) != 1 else _reads_of_others(source, scope, made, end, names)
     if reads is None:
         return None
     spans = [source.span(one) for one in reads]
     edits += [Edit.insert(span.end_line, span.end_column, ".detach()") for span in spans]
-    change = edited(source, edits, "cut_at_use" if reads else "with_graph")
-    return None if change is None else (next(iter(names)), change)
+    lines = edited_lines(source, edits)
+    return Uncut(next(iter(names)), bool(reads), lines) if lines else None
+
+
+def _function_of(source: SourceFile, node: ast.stmt) -> ast.FunctionDef | None:
+    function = source.function(node)
+    return function if isinstance(function, ast.FunctionDef) else None
+
+
+def _call_of(
+    source: SourceFile, function: ast.FunctionDef, used: Sequence[ast.stmt]
+) -> tuple[ast.stmt | None, list[ast.Call]]:
+    """The one assignment, beside a statement of ``used``, that takes what ``function`` gives, and its other calls."""
+    calls = [one for one in source.nodes if isinstance(one, ast.Call) and leaf_name(one.func) == function.name]
+    scopes = [source.function(one) for one in used]
+    taking = [one for one in calls if isinstance(source.statement(one), ast.Assign) and source.function(one) in scopes]
+    if len(taking) != 1:
+        return None, []
+    return source.statement(taking[0]), [one for one in calls if one is not taking[0]]
 
 
 def _computes(source: SourceFile, node: ast.stmt, operand: str) -> bool:
-    return isinstance(node, ast.Assign) and operand in (source.text(node.value), ast.unparse(node.value))
+    value = node.value if isinstance(node, ast.Assign | ast.Return) else None
+    return value is not None and operand in (source.text(value), ast.unparse(value))
 
 
 def _uncut(source: SourceFile, node: ast.expr) -> list[Edit] | None:
