@@ -22,22 +22,25 @@ from gradsan.detect.kept_gradients import KeptGradients
 from gradsan.detect.life import Life
 from gradsan.detect.lost_updates import LostUpdates
 from gradsan.detect.meaning.changed_again import ChangedAgain
+from gradsan.detect.meaning.changed_arrays import ChangedArrays
 from gradsan.detect.meaning.changed_losses import ChangedLosses
 from gradsan.detect.meaning.constant_penalties import ConstantPenalties
 from gradsan.detect.meaning.constant_terms import ConstantTerms
 from gradsan.detect.meaning.idle_schedules import IdleSchedules
-from gradsan.detect.meaning.kept_references import KeptReferences
 from gradsan.detect.meaning.lost_hooks import LostHooks
 from gradsan.detect.meaning.lost_terms import LostTerms
 from gradsan.detect.meaning.made import Making
 from gradsan.detect.meaning.reused_inputs import ReusedInputs
-from gradsan.detect.meaning.second_names import OwnOperands, SecondNames
 from gradsan.detect.meaning.spent_gradients import SpentGradients
 from gradsan.detect.meaning.stale_values import StaleValues
 from gradsan.detect.meaning.unowned import Unowned
 from gradsan.detect.meaning.unrecorded_reads import UnrecordedReads
 from gradsan.detect.memory import Findings, Notes, Uncounted
 from gradsan.detect.nonfinite.notice import Notice
+from gradsan.detect.one_tensor.kept_references import KeptReferences
+from gradsan.detect.one_tensor.kept_states import KeptStates
+from gradsan.detect.one_tensor.own_operands import OwnOperands
+from gradsan.detect.one_tensor.second_names import SecondNames
 from gradsan.detect.prescan import Prescan, way_of
 from gradsan.detect.wrapped import Wrapped
 from gradsan.errors.watched import WatchedErrors
@@ -92,16 +95,14 @@ class Watching:
         self.lost_updates = LostUpdates(core, steps, self.uncounted, self._keep_failure, self._listen_for_updates)
         self.lost_hooks = LostHooks(core, self._keep_failure, self._listen_for_hooks)
         self.constant_terms = ConstantTerms(core, self._keep_failure, self._listeners)
-        self.lost_terms = LostTerms(
-            core, steps, lambda: self._settling.optimizers, self._keep_failure, self._listen_for_lost_terms
-        )
+        found, making = self._keep_failure, Making(core)
+        self.lost_terms = LostTerms(core, steps, lambda: self._settling.optimizers, found, self._listen_for_lost_terms)
         self._settling = Settling(
             core,
             lambda optimizer, frame: guard.run(partial(self.life.first_step, optimizer, frame)),
             lambda optimizer, frame: guard.run(partial(self.life.later_step, optimizer, frame)),
             lambda optimizer: guard.run(partial(self.uncounted.stepped, optimizer)),
         )
-        found, making = self._keep_failure, Making(core)
         self.notice = Notice(core, self._listeners, steps, self._settling, recorder.nonfinite.append)
         self._errors = WatchedErrors(recorder, self.checkpoints, self._keep_failure)
         self.detectors: tuple[Detector, ...] = (
@@ -121,12 +122,14 @@ class Watching:
             self.lost_updates,
             self.lost_hooks,
             ChangedLosses(core, self.uncounted, self.changed_values.meant, found),
-            ReusedInputs(core, self._keep_failure),
-            SecondNames(core, self._listeners, self.changed_values, self._keep_failure),
-            OwnOperands(core, self._listeners, self._keep_failure, lambda: recorder.failures),
-            KeptReferences(core, self._listeners, self._keep_failure),
-            StaleValues(core, steps, recorder.backwards, self._keep_failure),
-            ChangedAgain(core, self._keep_failure),
+            ReusedInputs(core, found),
+            SecondNames(core, self._listeners, self.changed_values, found),
+            OwnOperands(core, self._listeners, self.uncounted, steps, making, found, lambda: recorder.failures),
+            KeptReferences(core, self._listeners, found),
+            KeptStates(core, found),
+            StaleValues(core, steps, recorder.backwards, found),
+            ChangedAgain(core, found),
+            ChangedArrays(core, self.exports, found),
             self.constant_terms,
             making,
             ConstantPenalties(core, self._listeners, lambda: self._settling.optimizers, found),

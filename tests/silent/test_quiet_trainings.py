@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -295,7 +296,53 @@ def several_losses_one_after_the_other() -> None:
         optimizer.step()
 
 
+def networks_that_share_memory_and_states_that_are_kept() -> None:
+    shared, local, shown = nn.Linear(4, 2), nn.Linear(4, 2), nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(shared.parameters(), lr=0.1)
+    checkpoints = []
+    for at in range(ROUNDS):
+        for mine, theirs in zip(local.parameters(), shared.parameters(), strict=True):
+            mine.data = theirs.data
+        local.zero_grad()
+        local(torch.randn(5, 4)).pow(2).mean().backward()
+        for mine, theirs in zip(local.parameters(), shared.parameters(), strict=True):
+            theirs._grad = mine.grad
+        optimizer.step()
+        for mine, theirs in zip(shown.parameters(), shared.parameters(), strict=True):
+            mine.data.mul_(1 - 0.01).add_(0.01 * mine.data.sign())
+            if at % 3 == 2:
+                mine.data = theirs.data
+        checkpoint = {"round": at, "model": shared.state_dict()}
+        checkpoints.append(copy.deepcopy(checkpoint))
+        latest = shared.state_dict()
+        if at % 4 == 3:
+            shared.load_state_dict(checkpoints[at // 2]["model"])
+    latest["bias"] = torch.zeros(2)
+    shared.load_state_dict(latest)
+
+
+def arrays_that_are_filled_anew_or_copied() -> None:
+    rng, net = np.random.default_rng(0), nn.Linear(12, 1)
+    frames, curve = np.zeros((3, 12), np.float32), np.exp(-np.arange(40) / 9).astype(np.float32)
+    traces = rng.normal(size=(3, 12)).astype(np.float32)
+    for at in range(3 * ROUNDS):
+        frames[at % 3] = rng.uniform(0, 255, 12)
+        frame, piece = torch.from_numpy(frames[at % 3]), torch.from_numpy(curve[at % 5 : at % 5 + 12].copy())
+        frame /= 255
+        piece /= 2
+        trace = traces[at % 3]
+        trace *= 0.9
+        loss = sum((net(one).pow(2).mean() for one in (frame, piece, torch.from_numpy(trace))), torch.zeros(()))
+        net.zero_grad()
+        loss.backward()
+        with torch.no_grad():
+            for one in net.parameters():
+                one -= 0.01 * one.grad
+
+
 TRAININGS = [
+    arrays_that_are_filled_anew_or_copied,
+    networks_that_share_memory_and_states_that_are_kept,
     images_normalised_in_place,
     language_model_with_carried_state,
     transformer_in_mixed_precision_with_accumulation,

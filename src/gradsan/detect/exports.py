@@ -51,6 +51,8 @@ class Exports(Detector):
         """
         self._core, self._note, self._listen = core, note, listen
         self.on_hand_out: Callable[[int], None] | None = None
+        self.on_lent: Callable[[Any, Any, Any], None] = lambda array, tensor, stack: None
+        """Called with memory of others that torch was given, the tensor made of it, and where."""
         self._exports: dict[int, Export] = {}
         self._saved: OrderedDict[tuple[int, int, str], tuple[int, Any]] = OrderedDict()
         self._bytes = 0
@@ -178,6 +180,7 @@ class Exports(Detector):
             result = original(*args, **kwargs)
             if not given and core.active and args and not torch.is_tensor(args[0]) and _shares(args[0]):
                 stack = core.stack(1)
+                guard(lambda: self.on_lent(args[0], result, stack))
                 guard(lambda: self.hand_out(result, name, stack, fresh=True))
             return result
 

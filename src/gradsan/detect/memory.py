@@ -63,6 +63,8 @@ class Uncounted(Detector):
         self._read_up_to = 0
         self._prune_at = 1_024
         self.snapshots = Snapshots(core)
+        self.on_given_again: Callable[[Any, Any], None] = lambda tensor, stack: None
+        """Called with a tensor that was given the memory which it has been given before, and where."""
 
     def open(self, holder: Any, way: str, stack: Any) -> int:
         """Note that the memory of ``holder`` (a tensor or a storage) can be written past the counter from now on."""
@@ -194,6 +196,9 @@ class Uncounted(Detector):
             if before is not None and unseen(tensor) != before:
                 stack = core.stack(1)
                 guard(lambda: self._replace(tensor, stack))
+            elif before is not None and self.replacement_of(tensor) is not None:
+                stack = core.stack(1)
+                guard(lambda: self.on_given_again(tensor, stack))
 
         patches.set(torch.Tensor, "data", property(data, set_data, descriptor.__delete__))
 

@@ -21,7 +21,8 @@ from gradsan.model import Clue, Held, Layer, Name, Site
 from gradsan.record.stacks import definition_site, is_user_file
 
 _MOST_HELD = 64
-_COLLECTING = frozenset({"list", "deque", "dict", "tuple"})
+COLLECTING = frozenset({"list", "deque", "dict", "tuple"})
+"""What one puts tensors into to keep them, by :func:`~gradsan.graph.variables.kind_of`."""
 
 
 def names_of(tensor: Any, frame: Any) -> tuple[Name, ...]:
@@ -55,7 +56,7 @@ def collected_in(storage: int, frame: Any) -> str | None:
     found = search(
         frame, lambda one: _torch.storage_or_none(one) == storage and not (one.is_leaf and one.requires_grad)
     )
-    times = collections.Counter((one.within, id(one.tensor)) for one in found if one.container in _COLLECTING)
+    times = collections.Counter((one.within, id(one.tensor)) for one in found if one.container in COLLECTING)
     return next((within for (within, _), many in times.items() if many > 1), None)
 
 

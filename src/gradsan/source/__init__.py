@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from gradsan.source.modules import Shape as Shape
     from gradsan.source.modules import inplace_layer_false as inplace_layer_false
     from gradsan.source.reuse import argument_read_later as argument_read_later
+    from gradsan.source.reuse import collected_result as collected_result
     from gradsan.source.reuse import copy_argument as copy_argument
     from gradsan.source.reuse import copy_second_name as copy_second_name
     from gradsan.source.reuse import is_made_in_round as is_made_in_round
@@ -125,8 +126,10 @@ if TYPE_CHECKING:
     from gradsan.source.rounds import keep_graph as keep_graph
     from gradsan.source.rounds import shape_bound_at as shape_bound_at
     from gradsan.source.targets import Operation as Operation
+    from gradsan.source.targets import assigned_data as assigned_data
     from gradsan.source.targets import called_expression as called_expression
     from gradsan.source.targets import first_argument as first_argument
+    from gradsan.source.targets import mixed_operand as mixed_operand
     from gradsan.source.targets import operand_expressions as operand_expressions
     from gradsan.source.targets import operation_at as operation_at
     from gradsan.source.targets import target_and_operand as target_and_operand
@@ -164,7 +167,10 @@ _NAMES = {
     "kept": "Addition Used added_to_optimizer additions assignments chooses_parameters uses_in",
     "locate": "Expression Statement expression_at expressions_at statement_at statements_at",
     "modules": "DETACHED Shape inplace_layer_false",
-    "reuse": "argument_read_later copy_argument copy_second_name is_made_in_round read_as_before second_name",
+    "reuse": (
+        "argument_read_later collected_result copy_argument copy_second_name is_made_in_round read_as_before "
+        "second_name"
+    ),
     "rewrite.finite": "FiniteForm finite_forms",
     "rewrite.functions": (
         "SavedEarly bind_early copy_saved_early earlier_reads gradients_for_inputs kept_on_context mark_dirty "
@@ -183,13 +189,14 @@ _NAMES = {
         "shape_bound_at"
     ),
     "targets": (
-        "Operation called_expression first_argument operand_expressions operation_at target_and_operand "
+        "Operation assigned_data called_expression first_argument mixed_operand operand_expressions operation_at "
+        "target_and_operand "
         "written_expression"
     ),
     "tree": "is_cell source_line source_lines",
     "writing": (
         "Made Written attribute_owner definition_of is_of_itself number_given reads_gradient "
-        "under_no_grad updated_in_place writing_at"
+        "scaled_before under_no_grad updated_in_place writing_at"
     ),
 }
 

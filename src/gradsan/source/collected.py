@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeGuard
 
@@ -272,6 +273,18 @@ def keepers(
             kept = _list_that_keeps(node, written) or _dict_that_keeps(node, written, loop, statements)
             if kept is not None and kept[0] not in anew:
                 yield inside, node, *kept
+
+
+def result_keepers(
+    statement: Statement, keeper: str, statements: list[ast.stmt]
+) -> Iterator[tuple[list[ast.stmt], ast.expr]]:
+    """A loop's statements, and what of the results of ``statement`` the list ``keeper`` keeps there in every round."""
+    for loop in reversed(statement.loops):
+        inside = [node for node in statements if node is loop or is_inside(node, loop)]
+        for node, name in itertools.product(inside, assigned_names(statement)):
+            kept = _list_that_keeps(node, name)
+            if kept is not None and kept[0] == keeper:
+                yield inside, kept[1]
 
 
 def is_inside(node: ast.stmt, loop: ast.stmt) -> bool:

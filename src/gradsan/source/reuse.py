@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
-from gradsan.source.collected import is_inside, keepers
+from gradsan.source.collected import is_inside, keepers, result_keepers
 from gradsan.source.flow import Definition, State, reaching
 from gradsan.source.identifiers import (
     assigned_names,
@@ -29,6 +29,7 @@ from gradsan.source.tree import SourceFile, Span
 __all__ = [
     "SecondName",
     "argument_read_later",
+    "collected_result",
     "copy_argument",
     "copy_second_name",
     "is_made_in_round",
@@ -99,30 +100,9 @@ def _bound_to(name: str, before: Statement) -> set[str]:
 
 _FACTS = frozenset(
     {
-        "shape",
-        "size",
-        "dtype",
-        "device",
-        "dim",
-        "ndim",
-        "numel",
-        "nelement",
-        "requires_grad",
-        "grad_fn",
-        "is_leaf",
-        "is_cuda",
-        "layout",
-        "names",
-        "stride",
-        "is_contiguous",
-        "element_size",
-        "data_ptr",
-        "storage_offset",
-        "ndimension",
-        "_version",
-        "itemsize",
-        "item",
-        "tolist",
+        *("shape", "size", "dtype", "device", "dim", "ndim", "ndimension", "numel", "nelement", "layout", "names"),
+        *("requires_grad", "grad_fn", "is_leaf", "is_cuda", "stride", "is_contiguous", "element_size", "itemsize"),
+        *("data_ptr", "storage_offset", "_version", "item", "tolist"),
     }
 )
 """What is the same before and after a write of values, or is there to be shown: it reaches no loss."""
@@ -370,10 +350,27 @@ def _may_follow(source: SourceFile, first: ast.stmt, later: ast.stmt) -> bool:
 
 def _by_list(statement: Statement, written: str, statements: list[ast.stmt]) -> SecondName | None:
     for inside, node, name, part in keepers(statement, written, statements):
-        later = (one for one in statements if one not in inside and one.lineno > inside[0].lineno)
-        read = next((one for one in later if reads_value(statement.source, one, name)), None)
+        read = _read_after(inside, name, statement.source, statements)
         if read is not None:
             return SecondName(name, "list", node.lineno, read.lineno, statement.source.span(part))
+    return None
+
+
+def _read_after(inside: list[ast.stmt], name: str, source: SourceFile, statements: list[ast.stmt]) -> ast.stmt | None:
+    later = (one for one in statements if one not in inside and one.lineno > inside[0].lineno)
+    return next((one for one in later if reads_value(source, one, name)), None)
+
+
+def collected_result(frame: Frame, keeper: str) -> SecondName | None:
+    """The list ``keeper``, read later, to which a loop adds what the call at ``frame`` gives, in every round."""
+    statement = statement_at(frame)
+    if statement is None or isinstance(statement.function, ast.Lambda):
+        return None
+    source, statements = statement.source, statements_of(statement.function or statement.source.module)
+    for inside, part in result_keepers(statement, keeper, statements):
+        read = _read_after(inside, keeper, source, statements)
+        if read is not None:
+            return SecondName(keeper, "list", part.lineno, read.lineno, source.span(part))
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gradsan.model import Frame
@@ -20,7 +20,7 @@ from gradsan.source.inplace import (
     operation_name,
     same_operation,
 )
-from gradsan.source.locate import Expression, expression_at, expressions_at
+from gradsan.source.locate import Expression, expression_at, expressions_at, statement_at
 from gradsan.source.modules import is_elementwise_module
 from gradsan.source.tree import SourceFile
 
@@ -28,8 +28,10 @@ __all__ = [
     "Operation",
     "Target",
     "aliased_expression",
+    "assigned_data",
     "called_expression",
     "first_argument",
+    "mixed_operand",
     "operand_expressions",
     "operation_at",
     "target_at",
@@ -37,6 +39,7 @@ __all__ = [
     "written_target",
 ]
 
+_ALIAS = re.compile(r"\.(data\b|detach\(\))")
 _FIRST_PARAMETERS = ("input", "self", "tensor")
 
 
@@ -82,8 +85,53 @@ def target_and_operand(frame: Frame, op: str) -> tuple[str, str] | None:
         operand = node.value if isinstance(node, ast.AugAssign) else None
     if operand is None or not isinstance(operand, ast.Name | ast.Attribute | ast.Subscript | ast.Call):
         return None
-    pair = tuple(re.sub(r"\.(data|detach\(\))", "", read(one)) for one in (found[1].node, operand))
+    pair = tuple(_ALIAS.sub("", read(one)) for one in (found[1].node, operand))
     return (pair[0], pair[1]) if pair[0] != pair[1] else None
+
+
+def mixed_operand(frame: Frame, op: str) -> tuple[str, str] | None:
+    """``mean`` and ``w`` of ``mean.mul_(d).add_((1 - d) * w.data)``, ``mean.copy_(d * mean + (1 - d) * w)``.
+
+    None where the source does not tell the tensor from the factors: ``d`` is one for ``1 - d``, ``w.data`` is none.
+    """
+    found = target_at(frame, op)
+    if found is None:
+        return None
+    node, read = found[0].node, found[0].source.text
+    operand = node.args[0] if isinstance(node, ast.Call) and node.args else getattr(node, "value", None)
+    if not isinstance(operand, ast.BinOp | ast.Call):
+        return None
+    own = _ALIAS.sub("", read(found[1].node))
+    chains = {read(one) for one in _parts_of(operand)}
+    rests = [one.right for one in ast.walk(operand) if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Sub)]
+    factors = {read(one) for one in rests}
+    tensors = {one for one in chains if _ALIAS.search(one)} or {one for one in chains if factors and one not in factors}
+    others = {_ALIAS.sub("", one) for one in tensors} - {own}
+    is_own = own in {_ALIAS.sub("", one) for one in chains}
+    return (own, others.pop()) if len(others) == 1 and is_own == (op == "copy_") else None
+
+
+def _parts_of(node: ast.AST) -> Iterator[ast.expr]:
+    """The names, attributes and elements that an expression is computed from, with ``.data`` and ``.detach()``."""
+    if isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
+        yield node
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        yield from (node,) if node.func.attr == "detach" else _parts_of(node.func.value)
+        for given in node.args:
+            yield from _parts_of(given)
+    else:
+        for inner in ast.iter_child_nodes(node):
+            yield from _parts_of(inner)
+
+
+def assigned_data(frame: Frame) -> tuple[str, str] | None:
+    """``target`` and ``network`` of ``target.data = network.data``."""
+    statement = statement_at(frame)
+    node = None if statement is None else statement.node
+    if statement is None or not isinstance(node, ast.Assign) or len(node.targets) != 1:
+        return None
+    names = [_ALIAS.sub("", statement.source.text(one)) for one in (node.targets[0], node.value)]
+    return (names[0], names[1]) if names[0] != names[1] and chain_key(node.targets[0]) is not None else None
 
 
 def called_expression(frame: Frame) -> str | None:

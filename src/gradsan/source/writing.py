@@ -376,3 +376,32 @@ def _number(node: ast.expr) -> float | None:
             return left * right
         return left + right if isinstance(node.op, ast.Add) else left - right
     return None
+
+
+_SCALES = {ast.Div: "__itruediv__", ast.Mult: "__imul__"}
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """What an augmented assignment scales, by which operator, and in which line."""
+
+    name: str
+    op: str
+    line: int
+
+
+def scaled_before(frame: Frame) -> Scaled | None:
+    """The last ``x /= 255`` or ``x *= k`` of the function at ``frame`` before it gives ``x`` to the call there."""
+    found, statement = expression_at(frame), statement_at(frame)
+    call = None if found is None else found.node
+    if statement is None or not isinstance(call, ast.Call) or not call.args:
+        return None
+    source, name = statement.source, statement.source.text(call.args[0])
+    nodes = [
+        node
+        for node in ast.walk(statement.function or source.module)
+        if isinstance(node, ast.AugAssign) and type(node.op) in _SCALES and source.text(node.target) == name
+    ]
+    earlier = [node for node in nodes if node.lineno < call.lineno]
+    last = max(earlier, key=lambda node: node.lineno, default=None)
+    return None if last is None else Scaled(name, _SCALES[type(last.op)], last.lineno)

@@ -30,11 +30,11 @@ from gradsan.record.steps import RawBackward
 
 ROW = "data_changed_again"
 _BENDS = frozenset({"log_", "log1p_", "log2_", "log10_", "sqrt_", "pow_", "square_", "exp_", "expm1_"})
-_SCALES = _BENDS | {"mul_", "div_", "__imul__", "__itruediv__", "true_divide_", "multiply_", "divide_"}
-_FACTORS = frozenset({"mul_", "__imul__", "multiply_"})
+SCALES = _BENDS | {"mul_", "div_", "__imul__", "__itruediv__", "true_divide_", "multiply_", "divide_"}
+FACTORS = frozenset({"mul_", "__imul__", "multiply_"})
 _ADDS = frozenset({"add_", "__iadd__"})
-_FADES = 0.5
-_SHIFTS = frozenset({"add_", "sub_", "__iadd__", "__isub__", "subtract_"})
+FADES = 0.5
+SHIFTS = frozenset({"add_", "sub_", "__iadd__", "__isub__", "subtract_"})
 _LINES, _TIMES_ALONE = 2, 3
 
 
@@ -83,7 +83,7 @@ class ChangedAgain(Detector):
     def _memories(self) -> Iterator[list[RawWrite]]:
         """The last writes to each memory that is scaled, as far as the counter shows all there were."""
         raws = [raw for raw in map(RawWrite._make, self._core.writes_after(self._since)) if raw.kind != "metadata"]
-        scaled = {raw.storage for raw in raws if raw.op in _SCALES and not raw.is_parameter}
+        scaled = {raw.storage for raw in raws if raw.op in SCALES and not raw.is_parameter}
         found: dict[int, list[RawWrite]] = {}
         for raw in raws:
             if raw.storage in scaled:
@@ -92,7 +92,7 @@ class ChangedAgain(Detector):
                     known.clear()
                 known.append(raw)
         for known in found.values():
-            if len(known) > 1 and all(raw.op in _SCALES or raw.op in _SHIFTS for raw in known):
+            if len(known) > 1 and all(raw.op in SCALES or raw.op in SHIFTS for raw in known):
                 yield known
 
     def _judge(self, used: Any, stacks: tuple[Any, ...], parts: list[_Part]) -> None:
@@ -117,10 +117,10 @@ class ChangedAgain(Detector):
         ops = _ops(self._core, stacks, self._since)
         numbers = [None if one is None else source.number_given(one) for one in places]
         takes_in = any(op in _ADDS and number is None for op, number in zip(ops, numbers, strict=True))
-        is_factor, factor = ops[-1] in _FACTORS, numbers[-1]
+        is_factor, factor = ops[-1] in FACTORS, numbers[-1]
         folder = Path(_torch.package_folder(), "utils", "data")
         is_loaded = any(folder in Path(code.co_filename).parents for stack in stacks for code in stack.codes)
-        fades = is_factor and factor is not None and _FADES <= abs(factor) < 1
+        fades = is_factor and factor is not None and FADES <= abs(factor) < 1
         if not is_loaded and (takes_in or fades):
             return
         last = parts[0].last
@@ -149,7 +149,7 @@ def _parts(raws: list[RawWrite]) -> Iterator[_Part]:
         rounds = [written[at * len(stacks)].sequence for at in range(times)]
         has_elements = all(raw.shape and max(raw.shape) > 1 for raw in written)
         has_graphs_between = all(before < after for before, after in itertools.pairwise(rounds))
-        is_scaled = has_elements and has_graphs_between and written[-1].op in _SCALES
+        is_scaled = has_elements and has_graphs_between and written[-1].op in SCALES
         if is_repeated and is_scaled and len(stacks) <= _LINES and times > 1:
             yield _Part(stacks, times, written[-1])
 

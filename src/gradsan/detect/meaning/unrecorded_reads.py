@@ -126,8 +126,8 @@ class UnrecordedReads(RoundDetector):
         if number is None:
             return
         for tensor in _torch.tensors_in((args, kwargs)):
-            maker = None if tensor.grad_fn is None else _torch.node_sequence(tensor.grad_fn)
-            if maker is not None and maker < number:
+            maker = _made_before(tensor.grad_fn, number)
+            if maker is not None:
                 # Of a tensor a view reads what it shows.
                 is_view = _torch.storage_or_none(made) == _torch.storage_or_none(tensor)
                 self._reads += self._changed(tensor, made if is_view else tensor, maker, number)
@@ -145,7 +145,10 @@ class UnrecordedReads(RoundDetector):
             yield _Read(number, maker, export.clock, number, export.op, export.stack, None, facts, whole, at)
         raws = self._written.get(_torch.storage_or_none(tensor), [])
         is_bypassed = _torch.storage_or_none(tensor) in self._uncounted.bypasses
-        for raw in [one for one in raws if maker < one.sequence <= number]:
+        for raw in [one for one in raws if one.sequence <= number]:
+            origin = maker if maker < raw.sequence else _made_before(tensor.grad_fn, raw.sequence)
+            if origin is None:
+                continue
             # Of a graph that a device's thread has built, numbers tell nothing of what came first: it may have been
             # another tensor that had this address.
             if not is_bypassed and (raw.version or 0) > tensor._version:
@@ -158,7 +161,9 @@ class UnrecordedReads(RoundDetector):
                 return
             if not raw.op.strip("_").startswith(_BOUNDS):
                 written = part(tensor, own, raw.op, region)
-                yield _Read(number, maker, raw.clock, raw.sequence, raw.op, raw.stack, raw, facts, written, at)
+                # What the gradient would be is known of a value itself, not of a part of one.
+                own_at = at if origin == maker else (0, *at[1:])
+                yield _Read(number, origin, raw.clock, raw.sequence, raw.op, raw.stack, raw, facts, written, own_at)
 
     def _written_outside(self, tensor: Any, maker: int) -> Export | None:
         """Where the memory of a value was handed out that has other bytes now, although no operation has written it."""
@@ -230,6 +235,21 @@ class UnrecordedReads(RoundDetector):
             self._described.add(one.stack)
             if not self._values.has_found(one.stack):
                 self._found(one.failure)
+
+
+def _made_before(node: Any, sequence: int) -> int | None:
+    """The number of the Node that made a value, if it is below ``sequence``; None where it is not.
+
+    A view whose memory was written gets a new Node when it is next read, which may be younger than its reader:
+    then that of what it is a view of.
+    """
+    while node is not None:
+        number = _torch.node_sequence(node)
+        if number is not None and number < sequence:
+            return number
+        children = [child for child, _ in node.next_functions if child is not None]
+        node = children[0] if _torch.makes_view(node) and len(children) == 1 else None
+    return None
 
 
 def _is_of_program(stack: Any, *, is_handed_out: bool) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from gradsan import _torch, source
 from gradsan.detect.kept_gradients import others_run, reads_gradient
-from gradsan.detect.meaning.second_names import at_line
+from gradsan.detect.one_tensor.second_names import at_line
 from gradsan.graph import walk
 from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Detector

@@ -7,26 +7,19 @@ clean)``), adds it to a list in each round of a loop that never binds it anew (`
 has it as an argument that is returned, or that a ``forward`` was given, and that the caller reads after the call; or
 fills memory of its own and returns it, again and again, while the caller keeps an earlier result by another name.
 
-An in-place operation may itself show it: ``average.lerp_(weight, 0.1)``, ``buffer.mul_(0.9).add_(w.grad)`` or
-``w.copy_(backup)`` with one tensor on both sides. That is looked for in a few whole rounds, and told where all that the
-line was given is so: a network that shares some layers with its average has them on both sides on purpose. A part of
-larger memory may be filled by whatever is a view of it already. A difference is looked at, too, if it is that of a leaf
-that is trained or of a gradient: ``p - anchor``, ``p.grad - first`` are zero without a copy.
-
-Rows: ``second_name_changed``, ``list_of_one``, ``argument_changed``, ``results_are_one``; ``own_operand`` and
-``own_difference`` (roles ``written`` and ``read``). Roles: ``bound`` (where the second name was bound, the list got it,
-or the function was called; ``name`` of the function), ``written`` (the write; ``name``; ``op``; ``values``: ``shape``,
-``dtype``, ``device``, ``is_result``, whether the second name is what an in-place method returned), ``read`` (``name``).
+Rows: ``second_name_changed``, ``list_of_one``, ``argument_changed``, ``results_are_one``. Roles: ``bound`` (where the
+second name was bound, the list got it, or the function was called; ``name`` of the function), ``written`` (the write;
+``name``; ``op``; ``values``: ``shape``, ``dtype``, ``device``, ``is_result``, whether the second name is what an
+in-place method returned), ``read`` (``name``).
 """
 
 from __future__ import annotations
 
 import collections
-import itertools
 import linecache
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import FrameType
 from typing import Any, NamedTuple
@@ -34,7 +27,6 @@ from typing import Any, NamedTuple
 from gradsan import _torch, source
 from gradsan.detect.changed_values import QUIET_KINDS, ChangedValues
 from gradsan.detect.meaning.callers_values import given_to
-from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.graph import naming
 from gradsan.heuristics import is_named_in_place
 from gradsan.model import Clue, Failure, Frame, Site
@@ -46,7 +38,7 @@ from gradsan.record.stacks import is_own_file, is_user_file, symbolise
 from gradsan.record.steps import RawBackward
 
 NAMED, LISTED, GIVEN = "second_name_changed", "list_of_one", "argument_changed"
-RETURNED, OWN, DIFFERENCE = "results_are_one", "own_operand", "own_difference"
+RETURNED = "results_are_one"
 _ROUNDS = (1, 2, 4)
 _STACKS, _LINES = 256, 2_000
 _SECOND = re.compile(r"[\w\]]\s*=\s*\w+(\.detach\(\))?\s*(#|$)|=\s*\w+\.\w+_\(|\.(append|appendleft|insert)\(")
@@ -102,7 +94,7 @@ class SecondNames(Detector):
         if not _is_of_program(stack):
             return
         found = _second_name(raws) if _may_have_second_name(stack) else None
-        found = found or _argument(last) or _returned(last)
+        found = found or _argument(last) or _returned(last) or _collected(raws, sys._getframe(1))
         if found is None:
             return
         if found.second.kind == "returned" and not _is_held(found.second.name, last.storage, sys._getframe(1)):
@@ -117,92 +109,6 @@ class SecondNames(Detector):
             Clue("read", at_line(found.written, found.frame, found.second.read), name=found.second.name),
         )
         yield Failure(_ROW_OF[found.second.kind], "", "", symbolise(entry.stack), clues, raised=False)
-
-
-_COMPARES = frozenset({"__sub__", "sub", "subtract", "mse_loss", "l1_loss", "dist"})
-_TAKES_OPERAND = frozenset({"copy_", "add_", "sub_", "lerp_", "__iadd__", "__isub__"})
-
-
-class OwnOperands(RoundDetector):
-    """Looks at in-place operations of a few rounds whose operand is their target; what it finds goes to ``found``."""
-
-    takes_gradients = True
-
-    def __init__(
-        self,
-        core: Core,
-        listeners: Listeners,
-        found: Callable[[Failure], None],
-        known: Callable[[], Sequence[Failure]],
-    ) -> None:
-        """``listeners`` tell of calls, ``known`` gives what has been found: who keeps a gradient is told already."""
-        super().__init__(core, listeners)
-        self._found, self._known = found, known
-        self._own: dict[Any, tuple[str, dict[str, Any]]] = {}
-        self._other: set[Any] = set()
-        self._described: set[Any] = set()
-
-    def forget(self) -> None:
-        """Begin anew, as a stretch of watching does."""
-        super().forget()
-        self._own.clear()
-        self._other.clear()
-        self._described.clear()
-
-    def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Note the line of an in-place operation, or of a difference, by whether it has computed with itself."""
-        if (op not in _TAKES_OPERAND and op not in _COMPARES) or len(self._own) > _STACKS:
-            return
-        given = list(itertools.islice((*args, *kwargs.values()), 2))
-        if len(given) < 2 or not all(type(one) in _torch.PLAIN_TENSORS for one in given):
-            return
-        # A kernel of some points with themselves is given one tensor twice, and no alias of it.
-        is_leaf = given[0] is not given[1] and any(one.is_leaf and one.requires_grad for one in given)
-        if op in _COMPARES and not (given[0] is given[1] or is_leaf):
-            return
-        target = given[0]
-        stack = self._core.stack()
-        files = itertools.takewhile(lambda file: not is_user_file(file), (code.co_filename for code in stack.codes))
-        if stack in self._other or any(file.startswith(_torch.package_folder()) for file in files):
-            return
-        (storage, _, place), (others, _, other) = map(_torch.weak_identity, given)
-        is_whole = target.untyped_storage().nbytes() == target.numel() * target.element_size()
-        if (storage, place) == (others, other) and is_whole:
-            self._own.setdefault(stack, (op, {**_torch.facts_of(target), "is_leaf": is_leaf}))
-        else:
-            self._other.add(stack)
-            self._own.pop(stack, None)
-
-    def looks(self, entry: RawBackward, is_last: bool) -> None:
-        """Tell of the lines of the round when it is over."""
-        for stack in [one for one in self._own if is_last and one not in self._described]:
-            self._described.add(stack)
-            op, facts = self._own[stack]
-            site = symbolise(stack)
-            frame = site.user_frame
-            if frame is None:
-                continue
-            row = DIFFERENCE if op in _COMPARES else OWN
-            pair = source.target_and_operand(frame, op) if row == OWN else _compared(frame, facts["is_leaf"])
-            is_told = row == DIFFERENCE and any(_reads_at(one, frame) for one in self._known())
-            if pair is not None and not is_told:
-                clues = (Clue("written", site, name=pair[0], op=op, values=facts), Clue("read", site, name=pair[1]))
-                self._found(Failure(row, "", "", symbolise(entry.stack), clues, raised=False))
-
-
-def _reads_at(known: Failure, frame: Frame) -> bool:
-    """Whether a failure tells of a gradient kept by reference that is read at the line of ``frame``."""
-    sites = [one.site for one in known.clues if one.role == "read" and one.site is not None]
-    places = [one.user_frame for one in sites if known.row == "kept_gradient_changed"]
-    return any(one is not None and (one.file, one.line) == (frame.file, frame.line) for one in places)
-
-
-def _compared(frame: Frame, is_leaf: bool) -> tuple[str, str] | None:
-    """What an operation at ``frame`` compares, by two names; of tensors that are no leaves one must be a gradient."""
-    names = [re.sub(r"\.(data|detach\(\))", "", one) for one in source.operand_expressions(frame)]
-    if len(names) != 2 or names[0] == names[1]:
-        return None
-    return (names[0], names[1]) if is_leaf or any(one.endswith(".grad") for one in names) else None
 
 
 class _Found(NamedTuple):
@@ -252,6 +158,22 @@ def _returned(raw: RawWrite) -> _Found | None:
     name = source.written_expression(own, raw.op, written.frames[users[-1] + 1 :])
     second = None if name is None or not source.returns_argument(own, name) else source.earlier_result(caller)
     return None if second is None or name is None else _Found(written, name, caller, second, own.function)
+
+
+def _collected(raws: list[RawWrite], frame: FrameType | None) -> _Found | None:
+    """What a function writes and gives away, again and again, and a loop of its caller's keeps without a copy."""
+    last = raws[-1]
+    keeper = naming.collected_in(last.storage, frame) if _is_written_again(raws) else None
+    if keeper is None:
+        return None
+    written = symbolise(last.stack)
+    *callers, own = [one for one in written.frames if one.is_user]
+    name = source.written_expression(own, last.op, ())
+    for caller in reversed(callers):
+        second = source.collected_result(caller, keeper)
+        if second is not None and name is not None:
+            return _Found(written, name, caller, second)
+    return None
 
 
 def _is_held(name: str, storage: int, frame: FrameType | None) -> bool:

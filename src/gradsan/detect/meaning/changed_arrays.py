@@ -1,0 +1,170 @@
+"""Arrays of NumPy that are scaled in place anew in every epoch: ``x = torch.from_numpy(data[i]); x /= 255``.
+
+``from_numpy`` and ``as_tensor`` copy nothing, and each call makes a new tensor, with a counter of its own; nothing logs
+what NumPy itself writes (``window -= mean``). So the numbers are compared: memory of one array, handed out again and
+again with training in between, each time holds what it held the time before, scaled by one factor (and shifted), or by
+powers of one where the windows overlap. An array that is filled anew does not. Told of two parts or more, none of which
+was ever anything else.
+
+Row: ``data_changed_again``, as of ``changed_again.py``.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from gradsan import _torch, source
+from gradsan.detect.exports import Exports
+from gradsan.detect.meaning.changed_again import FACTORS, FADES, ROW, SCALES, SHIFTS
+from gradsan.detect.one_tensor.second_names import at_line
+from gradsan.model import Clue, Failure
+from gradsan.record.detector import Detector
+from gradsan.record.ledger import RawWrite
+from gradsan.record.log import Core
+from gradsan.record.stacks import is_user_file, symbolise
+
+_PARTS, _ELEMENTS, _DISTINCT = 32, 2**14, 8
+_TIMES, _NEAR = 3, 1e-3
+
+
+class _Lent(NamedTuple):
+    """A part of an array as it was when it was last handed out, and how often it was scaled since the first time."""
+
+    root: weakref.ref[Any]
+    clock: int
+    storage: int
+    stack: Any
+    numbers: torch.Tensor
+    times: int
+
+
+class ChangedArrays(Detector):
+    """Compares what arrays hold whenever they are handed to torch; what it finds goes to ``found``."""
+
+    def __init__(self, core: Core, exports: Exports, found: Callable[[Failure], None]) -> None:
+        """``exports`` tells of arrays."""
+        self._core, self._found = core, found
+        self._parts: dict[tuple[int, ...], _Lent] = {}
+        self._refuted: set[Any] = set()
+        self._described = False
+        exports.on_lent = self.lent
+
+    def forget(self) -> None:
+        """Begin anew, as a stretch of watching does."""
+        self._parts.clear()
+        self._refuted.clear()
+        self._described = False
+
+    def lent(self, array: Any, tensor: Any, stack: Any) -> None:
+        """An array was handed to torch, which has made ``tensor`` of it."""
+        root, place = _root_and_place(array)
+        is_small = root is not None and torch.is_floating_point(tensor) and _DISTINCT <= tensor.numel() <= _ELEMENTS
+        if self._described or not is_small or stack in self._refuted or not _is_of_program(stack):
+            return
+        before = self._parts.get(place)
+        if before is None or before.root() is not root or before.stack != stack:
+            if len(self._parts) >= _PARTS:
+                self._parts = {key: one for key, one in self._parts.items() if one.root() is not None}
+            if len(self._parts) >= _PARTS:
+                return
+            before = None
+        with torch.no_grad():
+            numbers = tensor.detach().reshape(-1).to(torch.float64, copy=True)
+        core, times = self._core, 0
+        log = core.backward_log
+        if before is not None:
+            if not log or log[-1][0] <= before.clock:
+                return
+            if not _is_scaled(before.numbers, numbers):
+                self._refuted.add(stack)
+                return
+            times = before.times + 1
+        storage = before.storage if before is not None else 0
+        self._parts[place] = _Lent(
+            weakref.ref(root), core.tick(), _torch.storage_or_none(tensor), stack, numbers, times
+        )
+        if before is not None:
+            self._judge(before._replace(storage=storage), log[-1][1])
+
+    def _judge(self, last: _Lent, used: Any) -> None:
+        scaled = [one for one in self._parts.values() if one.stack == last.stack and one.times]
+        if len(scaled) < 2 or sum(one.times for one in scaled) < _TIMES:
+            return
+        clues = self._written(last) or self._written_by_numpy(last)
+        if not clues:
+            return
+        self._described = True
+        site, _, op = clues[-1]
+        factor = None if op not in FACTORS or site.user_frame is None else source.number_given(site.user_frame)
+        if factor is not None and FADES <= abs(factor) < 1:
+            return
+        facts: dict[str, Any] = {"shape": tuple(last.numbers.shape), "dtype": "?", "device": "cpu"}
+        facts["is_factor"] = op in FACTORS and factor is None
+        facts |= {"times": max(one.times for one in scaled) + 1, "parts": len(scaled)}
+        named = tuple(Clue("changed", site, name=name, op=op, values=facts) for site, name, op in clues)
+        self._found(Failure(ROW, "", "", symbolise(used), named, raised=False))
+
+    def _written(self, last: _Lent) -> list[tuple[Any, str, str]]:
+        """The lines that wrote the tensor which was made of the part the last time."""
+        raws: list[RawWrite] = []
+        for raw in map(RawWrite._make, self._core.writes_after(last.clock)):
+            if raw.storage == last.storage and raw.version == len(raws) + 1:
+                raws.append(raw)
+        if not any(raw.op in SCALES for raw in raws) or not all(raw.op in SCALES or raw.op in SHIFTS for raw in raws):
+            return []
+        found = []
+        for raw in raws:
+            site = symbolise(raw.stack)
+            name = None if site.user_frame is None else source.written_expression(site.user_frame, raw.op)
+            found += [] if name is None else [(site, name, raw.op)]
+        return found if len(found) == len(raws) else []
+
+    @staticmethod
+    def _written_by_numpy(last: _Lent) -> list[tuple[Any, str, str]]:
+        site = symbolise(last.stack)
+        frame = site.user_frame
+        scaled = None if frame is None else source.scaled_before(frame)
+        return [] if frame is None or scaled is None else [(at_line(site, frame, scaled.line), scaled.name, scaled.op)]
+
+
+def _root_and_place(array: Any) -> tuple[Any, tuple[int, ...]]:
+    """The array that owns the memory, and which part of it this is."""
+    if type(array).__module__ != "numpy" or not hasattr(array, "__array_interface__"):
+        return None, ()
+    root = array
+    while type(root.base) is type(array):
+        root = root.base
+    return root, (id(root), int(array.__array_interface__["data"][0]), *array.shape)
+
+
+def _is_scaled(before: torch.Tensor, now: torch.Tensor) -> bool:
+    """Whether ``now`` is ``before`` times one factor, plus one number; or times powers of one factor."""
+    if before.shape != now.shape or not (before.isfinite().all() and now.isfinite().all()):
+        return False
+    if len(before.unique()) < _DISTINCT or len(now.unique()) < _DISTINCT:
+        return False
+    apart = before - before.mean()
+    factor = float(apart.dot(now - now.mean()) / apart.dot(apart))
+    left = (now - now.mean() - factor * apart).abs().max()
+    if bool(left <= 1e-4 * (now - now.mean()).abs().max()):
+        return abs(factor - 1) > _NEAR
+    known = before != 0
+    ratios = now[known] / before[known]
+    if not bool((ratios > 0).all()):
+        return False
+    powers = ratios.log()
+    if powers.sign().unique().numel() > 1:
+        return False
+    levels = powers.abs().sort().values
+    gaps = torch.cat([levels[:1], levels.diff()])
+    least = gaps[gaps > _NEAR]
+    times = powers / (least.min() if len(least) else 1)
+    return bool(levels[0] > _NEAR and (times - times.round()).abs().max() < _NEAR)
+
+
+def _is_of_program(stack: Any) -> bool:
+    return bool(stack.codes) and is_user_file(stack.codes[0].co_filename)

@@ -1,0 +1,152 @@
+"""States of modules that are kept without a copy: ``best = model.state_dict()`` while training goes on.
+
+``state_dict()`` gives the tensors of the module itself, on which every later update works. Looked at where a module is
+given a state and where it is asked for one: a kept state that is the module's own memory, updated in between, restores
+nothing; and several that one list or dict of the program's holds, taken at different times, are one. Versions tell
+that training went on, and the tensors' own lives that somebody keeps them.
+
+Rows: ``state_restored_itself``, ``states_are_one``. Roles: ``bound`` (where the state was taken), ``written`` (where
+it is given, or one is asked for again; ``name`` of the state; ``values``: ``shape``, ``dtype``, ``device``, ``module``,
+the class of the module).
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+import sys
+import weakref
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from gradsan import _torch, source
+from gradsan.graph import naming
+from gradsan.graph.variables import kind_of
+from gradsan.model import Clue, Failure, Site
+from gradsan.record.detector import Detector, Guard
+from gradsan.record.log import Core
+from gradsan.record.patches import Patches, standing
+from gradsan.record.stacks import is_own_file, is_user_file, symbolise
+
+RESTORED, ONE = "state_restored_itself", "states_are_one"
+_TENSORS, _STATES, _SEARCHES = 16, 256, 32
+
+
+class _State(NamedTuple):
+    """What a module gave when it was asked for its state: some of its tensors, with their versions then."""
+
+    module: weakref.ref[nn.Module]
+    stack: Any
+    tensors: tuple[tuple[weakref.ref[Any], int], ...]
+
+    def tensor(self) -> Any:
+        """One of the tensors that somebody keeps and that has been written since; None where there is none."""
+        held = ((one(), version) for one, version in self.tensors)
+        return next((one for one, version in held if one is not None and int(one._version) > version), None)
+
+
+class KeptStates(Detector):
+    """Takes note of the states that modules give; what it finds goes to ``found``."""
+
+    part = "states of modules"
+
+    def __init__(self, core: Core, found: Callable[[Failure], None]) -> None:
+        """``core`` keeps the clock and takes stacks."""
+        self._core, self._found = core, found
+        self._states: list[_State] = []
+        self._described: set[Any] = set()
+        self._searches = 0
+
+    def forget(self) -> None:
+        """Begin anew, as a stretch of watching does."""
+        self._states.clear()
+        self._described.clear()
+        self._searches = 0
+
+    def install(self, patches: Patches, guard: Guard) -> None:
+        """Watch until ``patches`` is undone."""
+        core = self._core
+        give, take = standing(nn.Module, "state_dict"), standing(nn.Module, "load_state_dict")
+
+        @functools.wraps(give)
+        def state_dict(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            state = give(module, *args, **kwargs)
+            # A module asks those inside it with a destination.
+            if core.active and not args and kwargs.get("destination") is None and not _torch.is_compiling():
+                stack, frame = core.stack(1), sys._getframe(1)
+                guard(lambda: self._given(module, state, stack, frame))
+            return state
+
+        @functools.wraps(take)
+        def load_state_dict(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if core.active and self._states and not _torch.is_compiling():
+                stack, frame = core.stack(1), sys._getframe(1)
+                guard(lambda: self._taken(module, args[0] if args else kwargs.get("state_dict"), stack, frame))
+            return take(module, *args, **kwargs)
+
+        patches.set(nn.Module, "state_dict", state_dict)
+        patches.set(nn.Module, "load_state_dict", load_state_dict)
+
+    def _given(self, module: nn.Module, state: Any, stack: Any, frame: FrameType) -> None:
+        if not _is_of_program(stack) or not isinstance(state, Mapping):
+            return
+        self._compare(module, stack, frame)
+        tensors = [one for one in state.values() if type(one) in _torch.PLAIN_TENSORS and _torch.storage_or_none(one)]
+        noted = tuple((weakref.ref(one), int(one._version)) for one in tensors[:_TENSORS])
+        kept = [one for one in self._states if any(weak() is not None for weak, _ in one.tensors)]
+        self._states = [*kept[-_STATES:], _State(weakref.ref(module), stack, noted)]
+
+    def _taken(self, module: nn.Module, state: Any, stack: Any, frame: FrameType) -> None:
+        if not _is_of_program(stack) or not isinstance(state, Mapping):
+            return
+        self._compare(module, stack, frame)
+        given = {id(one) for one in state.values()}
+        kept = next((one for one in reversed(self._states) if id(one.tensor()) in given), None)
+        if kept is None or kept.module() is not module:
+            return
+        own = {_torch.storage_or_none(one) for one in (*module.parameters(), *module.buffers())}
+        tensors = [one for one in state.values() if type(one) in _torch.PLAIN_TENSORS]
+        if not all(_torch.storage_or_none(one) in own for one in tensors):
+            return
+        site = symbolise(stack)
+        name = None if site.user_frame is None else source.first_argument(site.user_frame)
+        self._tell(RESTORED, kept, site, name or "state_dict")
+
+    def _compare(self, module: nn.Module, stack: Any, frame: FrameType) -> None:
+        """Look for states of the module, of different times, that one list or dict of the program's holds."""
+        mine = [one for one in self._states if one.module() is module]
+        earlier = next((one for one in mine if one.tensor() is not None), None)
+        if len(mine) < 2 or earlier is None or earlier.stack in self._described or self._searches >= _SEARCHES:
+            return
+        self._searches += 1
+        held: dict[str, set[int]] = collections.defaultdict(set)
+        by_id = {id(weak()): version for one in mine for weak, version in one.tensors[:1]}
+        by_id.pop(id(None), None)
+        for one in naming.find(frame, lambda tensor: id(tensor) in by_id):
+            for path, _ in itertools.takewhile(lambda it: kind_of(it[1]) in naming.COLLECTING, reversed(one.around)):
+                held[path].add(by_id[id(one.tensor)])
+        name = next((path for path, versions in held.items() if len(versions) > 1), None)
+        if name is not None:
+            self._tell(ONE, earlier, symbolise(stack), name)
+
+    def _tell(self, row: str, kept: _State, site: Site, name: str) -> None:
+        if kept.stack in self._described:
+            return
+        self._described.add(kept.stack)
+        tensor = kept.tensor()
+        module = kept.module()
+        values = {**_torch.facts_of(tensor), "module": type(module).__name__}
+        clues = (
+            Clue("bound", symbolise(kept.stack), name=name),
+            Clue("written", site, name=name, op="load_state_dict", values=values),
+        )
+        self._found(Failure(row, "", "", site, clues, raised=False))
+
+
+def _is_of_program(stack: Any) -> bool:
+    code = stack.codes[0] if stack.codes else None
+    return code is not None and is_user_file(code.co_filename) and not is_own_file(code.co_filename)

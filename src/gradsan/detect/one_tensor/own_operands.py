@@ -1,0 +1,228 @@
+"""Updates that compute with themselves: ``average.lerp_(weight, 0.1)`` with one tensor on both sides.
+
+``average``, ``backup`` or ``momentum`` was made without a copy. Looked for in a few whole rounds, and told where all
+that the line was given is so: a network that shares some layers with its average has them on both sides on purpose. A
+part of larger memory may be filled by whatever is a view of it already. A difference is looked at, too, if it is that
+of a leaf that is trained or of a gradient: ``p - anchor``, ``p.grad - first`` are zero without a copy.
+
+Rows: ``own_operand`` and ``own_difference``. Roles: ``written`` (the update or the difference; ``name``; ``op``;
+``values``: ``shape``, ``dtype``, ``device``, ``is_leaf``) and ``read`` (``name`` of the other side).
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gradsan import _torch, source
+from gradsan.detect.meaning.made import Making
+from gradsan.detect.meaning.rounds import RoundDetector
+from gradsan.detect.memory import Uncounted
+from gradsan.model import Clue, Failure, Frame, Site
+from gradsan.record.listeners import Listeners
+from gradsan.record.log import Core
+from gradsan.record.stacks import is_user_file, symbolise
+from gradsan.record.steps import RawBackward, Steps
+
+OWN, DIFFERENCE = "own_operand", "own_difference"
+_STACKS = 256
+_COMPARES = frozenset({"__sub__", "sub", "subtract", "mse_loss", "l1_loss", "dist"})
+_MIXES = frozenset({"mul", "multiply", "add", "sub", "div", "truediv"})
+_SCALES = frozenset({"mul_", "__imul__"})
+_TAKES_OPERAND = frozenset({"copy_", "add_", "sub_", "lerp_", "__iadd__", "__isub__"})
+
+
+class OwnOperands(RoundDetector):
+    """Looks at updates of a few rounds whose operand is their target; what it finds goes to ``found``."""
+
+    takes_gradients = True
+
+    def __init__(
+        self,
+        core: Core,
+        listeners: Listeners,
+        uncounted: Uncounted,
+        steps: Steps,
+        making: Making,
+        found: Callable[[Failure], None],
+        known: Callable[[], Sequence[Failure]],
+    ) -> None:
+        """``listeners`` tell of calls, ``known`` gives what has been found: who keeps a gradient is told already."""
+        super().__init__(core, listeners)
+        self._uncounted, self._steps, self._making = uncounted, steps, making
+        self._found, self._known = found, known
+        self._own: dict[Any, tuple[str, dict[str, Any]]] = {}
+        self._other: set[Any] = set()
+        self._described: set[Any] = set()
+        self._mixes = Mixes()
+        self._behind: dict[int, weakref.ref[Any]] = {}
+        self._given: dict[int, int] = {}
+        uncounted.on_given_again = self.given_again
+
+    def forget(self) -> None:
+        """Begin anew, as a stretch of watching does."""
+        super().forget()
+        self._own.clear()
+        self._other.clear()
+        self._described.clear()
+        self._behind.clear()
+        self._given.clear()
+
+    def begins(self, entry: RawBackward) -> bool:
+        """Forget what the round before has computed."""
+        self._mixes.forget()
+        return True
+
+    def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Note the line of an update, or of a difference, by whether it has computed with itself."""
+        if self._uncounted.replaced:
+            self._note_behind(args)
+        given = list(itertools.islice((*args, *kwargs.values()), 2))
+        is_pair = len(given) == 2 and all(type(one) in _torch.PLAIN_TENSORS for one in given)
+        is_mixed = self._mixes.computed(op, args, result)
+        if (op not in _TAKES_OPERAND and op not in _COMPARES) or len(self._own) > _STACKS or not is_pair:
+            return
+        # A kernel of some points with themselves is given one tensor twice, and no alias of it.
+        is_leaf = given[0] is not given[1] and any(one.is_leaf and one.requires_grad for one in given)
+        if op in _COMPARES and not (given[0] is given[1] or is_leaf):
+            return
+        target = given[0]
+        stack = self._core.stack()
+        files = itertools.takewhile(lambda file: not is_user_file(file), (code.co_filename for code in stack.codes))
+        if stack in self._other or any(file.startswith(_torch.package_folder()) for file in files):
+            return
+        (storage, _, place), (others, _, other) = map(_torch.weak_identity, given)
+        is_whole = target.untyped_storage().nbytes() == target.numel() * target.element_size()
+        if ((storage, place) == (others, other) or is_mixed) and is_whole:
+            facts = {**_torch.facts_of(target), "is_leaf": is_leaf, "is_mixed": is_mixed}
+            self._own.setdefault(stack, (op, facts))
+        else:
+            self._other.add(stack)
+            self._own.pop(stack, None)
+
+    def looks(self, entry: RawBackward, is_last: bool) -> None:
+        """Tell of the lines of the round when it is over."""
+        for stack in [one for one in self._own if is_last and one not in self._described]:
+            self._described.add(stack)
+            op, facts = self._own[stack]
+            site = symbolise(stack)
+            frame = site.user_frame
+            if frame is None:
+                continue
+            row = DIFFERENCE if op in _COMPARES else OWN
+            if row == DIFFERENCE:
+                pair = _compared(frame, facts["is_leaf"])
+            else:
+                pair = source.mixed_operand(frame, op) if facts["is_mixed"] else source.target_and_operand(frame, op)
+            is_told = row == DIFFERENCE and any(_reads_at(one, frame) for one in self._known())
+            if pair is not None and not is_told:
+                self._tell(row, site, op, facts, pair, symbolise(entry.stack))
+
+    def _note_behind(self, args: tuple[Any, ...]) -> None:
+        """Note tensors that have another's memory and are read with what a step has left there."""
+        for tensor in _torch.tensors_in(args):
+            given = self._uncounted.replacement_of(tensor)
+            if given is not None and id(tensor) not in self._behind:
+                since = max(given.clock, self._given.get(id(tensor), 0))
+                if self._is_stepped(tensor, since):
+                    self._behind[id(tensor)] = weakref.ref(tensor)
+
+    def _is_stepped(self, tensor: Any, clock: int) -> bool:
+        """Whether an optimizer that has another tensor of that memory, and not this one, has updated it since."""
+        storage = _torch.storage_or_none(tensor)
+        stepped = {
+            one.identity
+            for one in self._steps.steps
+            if one.clock > clock and one.before != one.after and storage in one.storages
+        }
+        held = [
+            one
+            for optimizer, _ in (self._making.optimizers() if stepped else ())
+            if id(optimizer) in stepped
+            for one in _torch.parameters_of(optimizer)
+        ]
+        return bool(held) and not any(one is tensor for one in held)
+
+    @_torch.hushed()
+    def given_again(self, tensor: Any, stack: Any) -> None:
+        """A line has given a tensor the memory that it has; as ``Uncounted.on_given_again``.
+
+        ``target.data = network.data`` is no copy. Who does it again, after having read the target in between, takes the
+        two for different.
+        """
+        self._given[id(tensor)] = self._core.clock
+        given, read = self._uncounted.replacement_of(tensor), self._behind.get(id(tensor))
+        if given is None or read is None or read() is not tensor:
+            return
+        site, first = symbolise(stack), symbolise(given.stack).user_frame
+        frame = site.user_frame
+        if frame is None or first is None or (frame.file, frame.line) != (first.file, first.line):
+            return
+        pair = source.assigned_data(frame)
+        if pair is not None and (frame.file, frame.line) not in self._described:
+            self._described.add((frame.file, frame.line))
+            self._tell(OWN, site, "data =", _torch.facts_of(tensor), pair, site)
+
+    def _tell(self, row: str, site: Site, op: str, facts: dict[str, Any], pair: tuple[str, str], used: Site) -> None:
+        clues = (Clue("written", site, name=pair[0], op=op, values=facts), Clue("read", site, name=pair[1]))
+        self._found(Failure(row, "", "", used, clues, raised=False))
+
+
+class Mixes:
+    """What was computed in a round from one memory alone, by sums and factors: ``0.1 * weight`` of ``weight``."""
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self._made: dict[int, tuple[weakref.ref[Any], int, bool]] = {}
+        self._scaled: set[int] = set()
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._made.clear()
+        self._scaled.clear()
+
+    def computed(self, op: str, args: tuple[Any, ...], result: Any) -> bool:
+        """Note a result; whether an update gave a tensor a mix of itself with its own memory under another name."""
+        tensors = [one for one in args if type(one) in _torch.PLAIN_TENSORS]
+        if not tensors:
+            return False
+        if op in _SCALES:
+            self._scaled.add(_torch.storage_or_none(tensors[0]))
+            return False
+        if op in _TAKES_OPERAND:
+            made = self._made.get(id(tensors[-1]))
+            own = _torch.storage_or_none(tensors[0])
+            is_own = made is not None and made[0]() is tensors[-1] and made[1] == own
+            # The mix is what is copied, or the target was scaled before the rest was added to it.
+            return is_own and (bool(made and made[2]) if op == "copy_" else own in self._scaled)
+        is_mix = op.strip("_").removeprefix("r") in _MIXES and type(result) in _torch.PLAIN_TENSORS
+        if is_mix and len(self._made) >= _STACKS:
+            self._made = {key: one for key, one in self._made.items() if one[0]() is not None}
+        if is_mix and len(self._made) < _STACKS:
+            origins = set(map(self._origin, tensors))
+            if len(origins) == 1 and _torch.storage_or_none(result) not in origins:
+                self._made[id(result)] = weakref.ref(result), origins.pop(), len(tensors) > 1
+        return False
+
+    def _origin(self, tensor: Any) -> int:
+        """The memory that a tensor was mixed from, else its own."""
+        made = self._made.get(id(tensor))
+        return made[1] if made is not None and made[0]() is tensor else _torch.storage_or_none(tensor)
+
+
+def _reads_at(known: Failure, frame: Frame) -> bool:
+    """Whether a failure tells of a gradient kept by reference that is read at the line of ``frame``."""
+    sites = [one.site for one in known.clues if one.role == "read" and one.site is not None]
+    places = [one.user_frame for one in sites if known.row == "kept_gradient_changed"]
+    return any(one is not None and (one.file, one.line) == (frame.file, frame.line) for one in places)
+
+
+def _compared(frame: Frame, is_leaf: bool) -> tuple[str, str] | None:
+    """What an operation at ``frame`` compares, by two names; of tensors that are no leaves one must be a gradient."""
+    names = [re.sub(r"\.(data|detach\(\))", "", one) for one in source.operand_expressions(frame)]
+    if len(names) != 2 or names[0] == names[1]:
+        return None
+    return (names[0], names[1]) if is_leaf or any(one.endswith(".grad") for one in names) else None

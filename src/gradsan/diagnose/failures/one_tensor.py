@@ -1,0 +1,116 @@
+"""GS216 of what is one tensor where the program takes it for two.
+
+A second name, a list, an argument; what computes with itself; the state of a network that was kept without a copy.
+"""
+
+from __future__ import annotations
+
+from gradsan import source
+from gradsan.diagnose import labels as label_texts
+from gradsan.diagnose.failures import parts
+from gradsan.model import Diagnosis, Failure, Message
+
+_SHOWN = 40
+"""Characters of a statement that stands in a sentence as it is."""
+_KEPT_GRADIENT = "kept_gradient_changed"
+_RETURNED = "results_are_one"
+SECOND_NAME_ROWS = ("second_name_changed", "list_of_one", "argument_changed", _RETURNED, _KEPT_GRADIENT)
+
+
+def second_name(failure: Failure) -> Diagnosis | None:
+    """Every such failure: a warning."""
+    bound, written, read = (parts.clue(failure, role) for role in ("bound", "written", "read"))
+    frame = None if written is None or written.site is None else written.site.user_frame
+    if written is None or read is None or frame is None or not written.name or not read.name or bound is None:
+        return None
+    statement = source.statement_at(frame)
+    is_short = statement is not None and len(statement.text) <= _SHOWN and "\n" not in statement.text
+    writer = statement.text if statement is not None and is_short else label_texts.as_written(written.op)
+    # The name that was there before was meant to stay: of ``noisy = clean.add_(noise)`` it is ``clean``.
+    names = (written.name, read.name) if written.values.get("is_result") else (read.name, written.name)
+    values = {"name": names[0], "written": names[1], "writer": writer, "function": bound.name or ""}
+    caller = bound.site.frames[-1] if bound.site is not None and bound.name else None
+    if failure.row == _KEPT_GRADIENT:
+        change = source.copy_kept_gradient(frame, read.name)
+    elif failure.row == _RETURNED:
+        change = None
+    elif caller is not None:
+        change = source.copy_argument(caller, read.name)
+    else:
+        change = source.copy_second_name(frame, written.name)
+    lines = () if change is None else source.changed_lines((caller or frame).file, change)
+    help_key = {_KEPT_GRADIENT: "help.gradient_copied", _RETURNED: "help.result_copied"}.get(
+        failure.row, "help.second_name_copied"
+    )
+    used = Message("label.new_value_used", {"name": names[0]})
+    return parts.diagnosis(
+        failure,
+        "GS216",
+        "forward_alias",
+        values=values,
+        severity="warning",
+        title=f"title.{failure.row}",
+        explanation=f"explanation.{failure.row}",
+        labels=(
+            *parts.label_of(bound, "note", f"label.{failure.row}_bound", values),
+            *parts.label_of(written, "written", f"label.{failure.row}_written", values),
+            *parts.label_of(read, "saved", f"label.{failure.row}_read", values),
+            *(() if failure.row == _KEPT_GRADIENT else label_texts.at("used", failure.site, used)),
+        ),
+        tensor=parts.tensor_of(written, written.name if failure.row == "list_of_one" else names[0]),
+        fixes=(parts.fix("copy_second_name", "changed", values, lines=lines, summary=help_key),),
+    )
+
+
+OWN_OPERAND_ROWS = ("own_operand", "own_difference")
+
+
+def own_operand(failure: Failure) -> Diagnosis | None:
+    """GS216, a warning, of an in-place operation or a difference that computes with itself under another name."""
+    written, read = parts.clue(failure, "written"), parts.clue(failure, "read")
+    if written is None or read is None:
+        return None
+    is_written = failure.row == "own_operand"
+    values = {"name": read.name, "written": written.name, "writer": label_texts.as_written(written.op)}
+    return parts.diagnosis(
+        failure,
+        "GS216",
+        "forward_alias",
+        values=values,
+        severity="warning",
+        title=f"title.{failure.row}",
+        explanation=f"explanation.{failure.row}",
+        labels=(
+            *parts.label_of(written, "written" if is_written else "saved", f"label.{failure.row}", values),
+            *label_texts.at("used", failure.site, Message("label.new_value_used", {"name": written.name})),
+        ),
+        tensor=parts.tensor_of(written),
+        fixes=(parts.fix("copy_second_name", "changed", values, summary="help.own_operand"),),
+    )
+
+
+KEPT_STATE_ROWS = ("state_restored_itself", "states_are_one")
+
+
+def kept_state(failure: Failure) -> Diagnosis | None:
+    """GS216, a warning, of the state of a module that was kept without a copy."""
+    bound, written = parts.clue(failure, "bound"), parts.clue(failure, "written")
+    if bound is None or written is None or not written.name:
+        return None
+    values = {"name": written.name, "module": written.values["module"]}
+    help_key = "help.state_copied"
+    return parts.diagnosis(
+        failure,
+        "GS216",
+        "forward_alias",
+        values=values,
+        severity="warning",
+        title=f"title.{failure.row}",
+        explanation=f"explanation.{failure.row}",
+        labels=(
+            *parts.label_of(bound, "note", f"label.{failure.row}_bound", values),
+            *parts.label_of(written, "written", f"label.{failure.row}_written", values),
+        ),
+        tensor=parts.tensor_of(written),
+        fixes=(parts.fix("copy_second_name", "changed", values, summary=help_key),),
+    )
