@@ -116,11 +116,17 @@ class ChangedArrays(Detector):
                 raws.append(raw)
         if not any(raw.op in SCALES for raw in raws) or not all(raw.op in SCALES or raw.op in SHIFTS for raw in raws):
             return []
+        # Another tensor may have got this address since: the line must write what the call gave in the same function.
+        lent = symbolise(last.stack).user_frame
+        statement = None if lent is None else source.statement_at(lent)
+        given = [] if statement is None else source.assigned_names(statement)
         found = []
         for raw in raws:
             site = symbolise(raw.stack)
-            name = None if site.user_frame is None else source.written_expression(site.user_frame, raw.op)
-            found += [] if name is None else [(site, name, raw.op)]
+            frame = site.user_frame
+            is_there = frame is not None and lent is not None and frame.function == lent.function
+            name = source.written_expression(frame, raw.op) if frame is not None and is_there else None
+            found += [(site, name, raw.op)] if name in given and name is not None else []
         return found if len(found) == len(raws) else []
 
     @staticmethod
