@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 import copy
+import functools
+import signal
 import sys
-from types import FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from gradsan import _torch
+
+
+def is_of_signal(failure: BaseException) -> bool:
+    """Whether a handler of signals raised it: it is the program's, a time limit, and only came while gradsan worked."""
+    codes = set()
+    trace = failure.__traceback__
+    while trace is not None:
+        codes.add(trace.tb_frame.f_code)
+        trace = trace.tb_next
+    return any(_code_of(signal.getsignal(number)) in codes for number in signal.valid_signals())
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    if not isinstance(handler, (FunctionType, MethodType)):
+        handler = getattr(type(handler), "__call__", None)  # noqa: B004
+    code = getattr(handler, "__code__", None)
+    return code if isinstance(code, CodeType) else None
 
 
 class FunctionWriter:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from gradsan import _torch
 from gradsan._errors import GradsanError
 from gradsan.model import Message
+from gradsan.record._writer_pure import is_of_signal
 
 
 class Guard:
@@ -34,7 +35,8 @@ class Guard:
     def run(self, work: Callable[[], object]) -> None:
         """Do some work, unseen by the program's dispatch modes.
 
-        Raises only :class:`GradsanError`, by which gradsan stops a program on request.
+        Raises only :class:`GradsanError`, by which gradsan stops a program on request, and what a signal's handler of
+        the program's has raised meanwhile.
         """
         try:
             if _torch.has_dispatch_modes():
@@ -45,6 +47,8 @@ class Guard:
         except GradsanError:
             raise
         except Exception as failure:
+            if is_of_signal(failure):
+                raise
             self.note_failure(failure)
 
     def run_hushed(self, work: Callable[[], object]) -> None:

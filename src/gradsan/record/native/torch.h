@@ -18,7 +18,7 @@ static struct {
     PyObject *attribute_names[ATTRIBUTES], *method_names[METHODS], *cdata_name;
     PyGetSetDef *attributes[ATTRIBUTES], *cdata; /* NULL: not the kind of descriptor expected, go by attribute */
     PyObject *methods[METHODS];                  /* NULL: as above */
-    PyObject *sequence_number, *is_grad_enabled, *weak_identity, *dress, *optimizer_folder, *reduction;
+    PyObject *sequence_number, *is_grad_enabled, *weak_identity, *dress, *optimizer_folder, *reduction, *is_of_signal;
     PyObject *has_function_modes, *hush, *unhush;
 } torch;
 
@@ -94,6 +94,7 @@ static int find_torch(void)
         (torch.dress = attribute_of_module(here, "dress")) == NULL ||
         (torch.optimizer_folder = attribute_of_module(here, "optimizer_folder")) == NULL ||
         (torch.reduction = attribute_of_module("gradsan.record._writer_pure", "reduction")) == NULL ||
+        (torch.is_of_signal = attribute_of_module("gradsan.record._writer_pure", "is_of_signal")) == NULL ||
         (torch.has_function_modes = attribute_of_module(here, "has_function_modes")) == NULL ||
         (torch.hush = attribute_of_module(here, "hush")) == NULL ||
         (torch.unhush = attribute_of_module(here, "unhush")) == NULL ||

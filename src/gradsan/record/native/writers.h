@@ -138,7 +138,20 @@ static int forgive(Core *core)
     if (!PyErr_ExceptionMatches(PyExc_Exception) ||
         (is_set(core->lets_pass) && PyErr_ExceptionMatches(core->lets_pass)))
         return -1;
-    PyErr_Clear();
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (traceback != NULL) {
+        PyException_SetTraceback(value, traceback);
+        if (truth(PyObject_CallOneArg(torch.is_of_signal, value)) > 0) {
+            PyErr_Restore(type, value, traceback);
+            return -1;
+        }
+        PyErr_Clear();
+    }
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(traceback);
     core->log_errors++;
     return 0;
 }
