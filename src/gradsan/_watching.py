@@ -22,7 +22,6 @@ from gradsan.detect.kept_gradients import KeptGradients
 from gradsan.detect.life import Life
 from gradsan.detect.lost_updates import LostUpdates
 from gradsan.detect.meaning.changed_again import ChangedAgain
-from gradsan.detect.meaning.changed_arrays import ChangedArrays
 from gradsan.detect.meaning.changed_losses import ChangedLosses
 from gradsan.detect.meaning.constant_penalties import ConstantPenalties
 from gradsan.detect.meaning.constant_terms import ConstantTerms
@@ -58,6 +57,7 @@ from gradsan.record.steps import Settling, as_backward, read_backward
 
 if TYPE_CHECKING:
     from gradsan.detect.compiled_inputs import CompiledInputs
+    from gradsan.detect.meaning.changed_arrays import ChangedArrays
     from gradsan.detect.nonfinite.search import NonFiniteSearch
 
 
@@ -129,7 +129,6 @@ class Watching:
             KeptStates(core, found),
             StaleValues(core, steps, recorder.backwards, found),
             ChangedAgain(core, found),
-            ChangedArrays(core, self.exports, found),
             self.constant_terms,
             making,
             ConstantPenalties(core, self._listeners, lambda: self._settling.optimizers, found),
@@ -152,7 +151,8 @@ class Watching:
         """What gradsan cannot do on this torch; None as long as nothing was watched."""
         core.on_round, core.on_quiet, core.on_write = self._on_round, self._on_quiet, self._on_write
         core.on_differentiable, core.on_gradients = self._on_differentiable, self._on_gradients
-        self.exports.on_hand_out = self._on_hand_out
+        self.exports.on_hand_out, self.exports.on_lent = self._on_hand_out, self._on_lent
+        self._changed_arrays: ChangedArrays | None = None
 
     @cached_property
     def _compiled_inputs(self) -> CompiledInputs:
@@ -175,6 +175,7 @@ class Watching:
             self.problems = self_check.before_watching()
         recorder.core.active = True
         self._findings.forget()
+        self._changed_arrays = None
         for one in overriding(self.detectors, "forget"):
             one.forget()
         self._listeners.follow()
@@ -327,6 +328,13 @@ class Watching:
             # In deep mode what a Node is given is compared, whoever wrote.
             if not self._is_deep:
                 guard.run_hushed(partial(self.hook_writes.before_round, backward, rounds))
+
+    def _on_lent(self, array: Any, tensor: Any, stack: Any) -> None:
+        if self._changed_arrays is None:
+            from gradsan.detect.meaning.changed_arrays import ChangedArrays
+
+            self._changed_arrays = ChangedArrays(self._recorder.core, self._keep_failure)
+        self._changed_arrays.lent(array, tensor, stack)
 
     def _on_hand_out(self, storage: int) -> None:
         if not self._is_deep:

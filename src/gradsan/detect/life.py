@@ -27,7 +27,6 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 
 from gradsan import _torch
-from gradsan.detect.bypassed import bypassed
 from gradsan.detect.lost_updates import Graph
 from gradsan.graph import naming, walk
 from gradsan.graph.live import live_clues
@@ -95,6 +94,8 @@ class Life(Detector):
         if replaced:
             self._report_lost(optimizer, replaced, counts, site, clues)
             return
+        from gradsan.detect.bypassed import bypassed
+
         past_graph = bypassed(self._core, missing)
         for parameter in [one for one in missing if id(one) in past_graph]:
             read = past_graph[id(parameter)]

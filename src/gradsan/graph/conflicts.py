@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from gradsan import _torch
-from gradsan.graph import borrowed, naming, stale_slots, walk
+from gradsan.graph import naming, stale_slots, walk
 from gradsan.model import Bridge, Conflict, Frame, Passed, Region, Save, Site, TensorInfo, Use, Write
 from gradsan.overlap import overlap
 from gradsan.record import ledger
@@ -55,6 +55,8 @@ def _with_borrowed(
     if backwards is None or not any(write.kind == "step" or write.is_parameter for write in conflict.writes):
         return conflict
     since = conflict.save.clock
+    from gradsan.graph import borrowed
+
     found = borrowed.by_later_loss(core, steps, backwards, backward, since, frame)
     kept = borrowed.retained_for(backwards, backward, since) if found else None
     return replace(conflict, borrowed=found, retained_at=kept)
@@ -202,6 +204,8 @@ def bridge_over(
     cut = walk.crossing(walk.path(list(backward.roots), node), moment)
     if cut is None:
         return None
+    from gradsan.graph import borrowed
+
     return Bridge(
         older=cut.older.name(),
         younger=cut.younger.name(),

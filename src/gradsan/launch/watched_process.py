@@ -16,12 +16,14 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gradsan._imports import imports_by
-from gradsan.launch.starts import Starts
 from gradsan.model import Conflict, Failure, Message, Program, Report
 from gradsan_start import log, shown
+
+if TYPE_CHECKING:
+    from gradsan.launch.starts import Starts
 
 _LAST_WORDS_SECONDS = 20.0
 """How long the report of a process that wants to be gone may take."""

@@ -2,15 +2,16 @@
 
 ``from_numpy`` and ``as_tensor`` copy nothing, and each call makes a new tensor, with a counter of its own; nothing logs
 what NumPy itself writes (``window -= mean``). So the numbers are compared: memory of one array, handed out again and
-again with training in between, each time holds what it held the time before, scaled by one factor (and shifted), or by
-powers of one where the windows overlap. An array that is filled anew does not. Told of two parts or more, none of which
-was ever anything else.
+again with training in between, each time holds what it held the time before, scaled by the same far factor (and
+shifted), or by powers of it where the windows overlap. An array that is filled anew does not, whatever random gain it
+is given then, and what fades or grows slowly is meant. Told of two parts or more, none of which was ever anything else.
 
 Row: ``data_changed_again``, as of ``changed_again.py``.
 """
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,11 +19,9 @@ from typing import Any, NamedTuple
 import torch
 
 from gradsan import _torch, source
-from gradsan.detect.exports import Exports
 from gradsan.detect.meaning.changed_again import FACTORS, FADES, ROW, SCALES, SHIFTS
 from gradsan.detect.one_tensor.second_names import at_line
 from gradsan.model import Clue, Failure
-from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawWrite
 from gradsan.record.log import Core
 from gradsan.record.stacks import is_user_file, symbolise
@@ -42,21 +41,15 @@ class _Lent(NamedTuple):
     times: int
 
 
-class ChangedArrays(Detector):
-    """Compares what arrays hold whenever they are handed to torch; what it finds goes to ``found``."""
+class ChangedArrays:
+    """Compares what arrays hold whenever they are handed to torch; made when one is, for one stretch of watching."""
 
-    def __init__(self, core: Core, exports: Exports, found: Callable[[Failure], None]) -> None:
-        """``exports`` tells of arrays."""
+    def __init__(self, core: Core, found: Callable[[Failure], None]) -> None:
+        """What it finds goes to ``found``."""
         self._core, self._found = core, found
         self._parts: dict[tuple[int, ...], _Lent] = {}
         self._refuted: set[Any] = set()
-        self._described = False
-        exports.on_lent = self.lent
-
-    def forget(self) -> None:
-        """Begin anew, as a stretch of watching does."""
-        self._parts.clear()
-        self._refuted.clear()
+        self._factors: dict[Any, float] = {}
         self._described = False
 
     def lent(self, array: Any, tensor: Any, stack: Any) -> None:
@@ -79,7 +72,7 @@ class ChangedArrays(Detector):
         if before is not None:
             if not log or log[-1][0] <= before.clock:
                 return
-            if not _is_scaled(before.numbers, numbers):
+            if not self._is_scaled_again(stack, _factor(before.numbers, numbers)):
                 self._refuted.add(stack)
                 return
             times = before.times + 1
@@ -89,6 +82,16 @@ class ChangedArrays(Detector):
         )
         if before is not None:
             self._judge(before._replace(storage=storage), log[-1][1])
+
+    def _is_scaled_again(self, stack: Any, factor: float | None) -> bool:
+        """Whether ``factor`` is the one of all times before at ``stack``, or a power of it, and far from 1."""
+        if factor is None or FADES < factor < 1 / FADES:
+            return False
+        known = self._factors.setdefault(stack, factor)
+        least, most = sorted((math.log(known), math.log(factor)), key=abs)
+        self._factors[stack] = math.exp(least)
+        times = most / least
+        return times > 0 and abs(times - round(times)) < _NEAR * times
 
     def _judge(self, last: _Lent, used: Any) -> None:
         scaled = [one for one in self._parts.values() if one.stack == last.stack and one.times]
@@ -147,29 +150,29 @@ def _root_and_place(array: Any) -> tuple[Any, tuple[int, ...]]:
     return root, (id(root), int(array.__array_interface__["data"][0]), *array.shape)
 
 
-def _is_scaled(before: torch.Tensor, now: torch.Tensor) -> bool:
-    """Whether ``now`` is ``before`` times one factor, plus one number; or times powers of one factor."""
+def _factor(before: torch.Tensor, now: torch.Tensor) -> float | None:
+    """What ``before`` was scaled by where ``now`` is that, plus one number; or what it had powers of; None for neither.
+
+    Both are float64 of one dimension; a factor is positive.
+    """
     if before.shape != now.shape or not (before.isfinite().all() and now.isfinite().all()):
-        return False
+        return None
     if len(before.unique()) < _DISTINCT or len(now.unique()) < _DISTINCT:
-        return False
+        return None
     apart = before - before.mean()
     factor = float(apart.dot(now - now.mean()) / apart.dot(apart))
     left = (now - now.mean() - factor * apart).abs().max()
     if bool(left <= 1e-4 * (now - now.mean()).abs().max()):
-        return abs(factor - 1) > _NEAR
+        return factor if factor > 0 else None
     known = before != 0
     ratios = now[known] / before[known]
     if not bool((ratios > 0).all()):
-        return False
+        return None
     powers = ratios.log()
-    if powers.sign().unique().numel() > 1:
-        return False
-    levels = powers.abs().sort().values
-    gaps = torch.cat([levels[:1], levels.diff()])
-    least = gaps[gaps > _NEAR]
-    times = powers / (least.min() if len(least) else 1)
-    return bool(levels[0] > _NEAR and (times - times.round()).abs().max() < _NEAR)
+    least = float(powers[powers.abs().argmin()])
+    times = powers / least if abs(least) > _NEAR else powers.new_zeros(1)
+    is_power = bool((times > 0).all()) and bool((times - times.round()).abs().max() < _NEAR)
+    return math.exp(least) if is_power else None
 
 
 def _is_of_program(stack: Any) -> bool:
