@@ -276,3 +276,20 @@ def test_the_operand_that_decided_has_its_own_name(loss_of):
     (found,) = watched.diagnoses
     why = found.nonfinite.why
     assert (found.title.key, why.key, why.values["operand"]) == SAID[loss_of]
+
+
+def test_memory_is_not_asked_for_where_a_mode_or_a_trace_would_see_it():
+    class Listening(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            heard.append(function)
+            return function(*args, **(kwargs or {}))
+
+    look = pytest.importorskip("gradsan.record._native").holds_nonfinite
+    heard, seen = [], []
+    one = torch.full((2,), float("nan"))
+    with Listening():
+        seen.append(look(one))
+    traced = torch.jit.trace(lambda x: (seen.append(look(x)), x + 1)[1], torch.ones(2), check_trace=False)
+    assert (heard, seen) == ([], [None, None])
+    assert "size" not in str(traced.inlined_graph)
+    assert look(one) is True

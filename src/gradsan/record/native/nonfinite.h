@@ -69,9 +69,6 @@ static enum seen look_at_scalar(PyObject *tensor, int dtype)
 
 static enum seen look_at_elements(PyObject *tensor, int dtype, long long most)
 {
-    /* A trace would see these questions. */
-    if (truth(PyObject_Vectorcall(is_tracing, NULL, 0, NULL)) != 0)
-        return UNSEEN;
     PyObject *layout = attribute(tensor, LAYOUT);
     Py_XDECREF(layout);
     if (layout != strided || truth(method(tensor, IS_CONTIGUOUS)) != 1)
@@ -113,7 +110,10 @@ static enum seen look_for_nonfinite(PyObject *tensor, long long most)
 {
     if (!is_plain(tensor))
         return UNSEEN;
+    /* Modes, and a trace of torch.jit, would see these questions. */
     int listens = truth(PyObject_Vectorcall(torch.has_function_modes, NULL, 0, NULL));
+    if (listens == 0)
+        listens = truth(PyObject_Vectorcall(is_tracing, NULL, 0, NULL));
     enum seen found = listens == 0 ? look_at_plain(tensor, most) : UNSEEN;
     if (found == UNSEEN)
         PyErr_Clear();
