@@ -80,3 +80,14 @@ def test_a_log_that_was_emptied_is_forgotten() -> None:
     log.clear()
     log.write(2)
     assert clocks(recent) == {2: [3]}
+
+
+def test_so_is_one_that_has_grown_longer_since() -> None:
+    log = Log()
+    recent = RecentWrites(log)
+    log.write(7)
+    recent.by_storage()
+    log.clear()
+    for _ in range(3):
+        log.write(8)
+    assert clocks(recent) == {8: [2, 3, 4]}

@@ -188,7 +188,12 @@ class ChangedValues(Detector):
             touching = [(raw, write) for raw, write in touching if raw in alive and _has_moved(raw, logged, origin)]
         computed = self.made(origin, thread)
         if computed is not None:
-            touching = [(raw, write) for raw, write in touching if not within_torch(raw.stack, computed.stack)]
+            # An earlier thread had the same numbers, and another tensor the address.
+            touching = [
+                (raw, write)
+                for raw, write in touching
+                if raw.clock > computed.clock and not within_torch(raw.stack, computed.stack)
+            ]
         if passes_straight(by_number.get(origin), [(raw.stack, raw.op) for raw, _ in touching]):
             return [], None
         return touching, None if computed is None else symbolise(computed.stack)
@@ -389,12 +394,14 @@ class RecentWrites:
     def by_storage(self) -> Mapping[int, Sequence[RawWrite]]:
         """Up to now, of each storage the oldest first."""
         with self._lock:
-            if self._core.write_count < self._counted:
-                self._read_to = -1
+            entries, count = self._core.writes_after(self._read_to), self._core.write_count
+            # More entries than writes since the last time, or fewer writes: the log was emptied in between.
+            if len(entries) > count - self._counted:
+                entries = self._core.writes_after(-1)
                 self._order.clear()
                 self._found.clear()
-            self._counted = self._core.write_count
-            for entry in self._core.writes_after(self._read_to):
+            self._counted = count
+            for entry in entries:
                 self._read_to = entry[0]
                 if entry[_STORAGE] and not entry[_IS_PARAMETER] and entry[_KIND] not in QUIET_KINDS:
                     self._add(RawWrite(*entry))
