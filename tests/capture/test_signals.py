@@ -7,6 +7,7 @@ import pytest
 import torch
 from core_kit import CORES
 
+from gradsan import _torch
 from gradsan.record import log
 from gradsan.record.guarding import Guard
 
@@ -42,6 +43,38 @@ def fail(*_):
     raise KeyError("gradsan's own")
 
 
+def arrive_within_a_block(*_):
+    """As between two lines of a context manager: modes are changed, and nobody puts them back."""
+    _torch.hush()
+    torch._C._set_grad_enabled(False)
+    arrive()
+
+
+def modes():
+    return str(torch._C._get_torch_function_state()), torch.is_grad_enabled()
+
+
+def test_the_c_core_puts_modes_back(limited):
+    if not log.native_available():
+        pytest.skip("the C core was not built for this Python")
+    core = log.make_core(True)
+    core.active = True
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    calls = {
+        "before_write": lambda: core.writer(torch.Tensor.add_, "add_", "inplace", 0, None)(torch.zeros(2), 1),
+        "on_result": lambda: core.writer(torch.exp, "exp", "plain", -1, None)(torch.zeros(2)),
+        "on_step_begin": lambda: core.step_begin(optimizer),
+        "on_enter": lambda: core.engine(lambda *_: None)((torch.zeros(()),)),
+    }
+    before = modes()
+    for listener, call in calls.items():
+        setattr(core, listener, arrive_within_a_block)
+        with pytest.raises(TimeLimitError):
+            call()
+        assert modes() == before, listener
+        setattr(core, listener, None)
+
+
 @pytest.mark.parametrize("native", CORES)
 def test_a_core_lets_them_pass(limited, native):
     core = log.make_core(native)
@@ -58,9 +91,11 @@ def test_a_core_lets_them_pass(limited, native):
 
 
 def test_a_guard_lets_them_pass(limited):
-    guard = Guard()
+    guard, before = Guard(), modes()
     guard.run(fail)
     assert len(guard.blind_spots) == 1
-    with pytest.raises(TimeLimitError):
-        guard.run(arrive)
+    for run in (guard.run, guard.run_hushed):
+        with pytest.raises(TimeLimitError):
+            run(arrive_within_a_block)
+        assert modes() == before
     assert len(guard.blind_spots) == 1

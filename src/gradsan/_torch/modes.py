@@ -49,6 +49,21 @@ def unhush(before: Any) -> None:
         torch._C._set_torch_function_state(before)  # type: ignore[attr-defined]
 
 
+def modes_now() -> tuple[Any, bool]:
+    """Whether ``__torch_function__`` is asked, and whether gradients are recorded, for :func:`put_modes_back`."""
+    return function_state(), is_grad_enabled()
+
+
+def put_modes_back(state: Any, records: bool) -> None:
+    """Have it as it was: an exception of a signal's handler may come between two lines of any context manager."""
+    unhush(state)
+    torch._C._set_grad_enabled(records)
+
+
+# Missing: not put back.
+function_state: Callable[[], Any] = getattr(torch._C, "_get_torch_function_state", lambda: None)
+
+
 @contextlib.contextmanager
 def hushed() -> Iterator[None]:
     """A block in which neither ``__torch_function__`` nor the ``__torch_dispatch__`` of a mode is asked, nor jit.trace.

@@ -36,25 +36,30 @@ class Guard:
         """Do some work, unseen by the program's dispatch modes.
 
         Raises only :class:`GradsanError`, by which gradsan stops a program on request, and what a signal's handler of
-        the program's has raised meanwhile.
+        the program's has raised meanwhile, with the modes as they were.
         """
+        before = _torch.modes_now()
         try:
             if _torch.has_dispatch_modes():
                 with _torch.without_dispatch_modes():
                     work()
             else:
                 work()
-        except GradsanError:
-            raise
-        except Exception as failure:
-            if is_of_signal(failure):
+        except BaseException as failure:
+            _torch.put_modes_back(*before)
+            if not isinstance(failure, Exception) or isinstance(failure, GradsanError) or is_of_signal(failure):
                 raise
             self.note_failure(failure)
 
     def run_hushed(self, work: Callable[[], object]) -> None:
         """The same for work that only reads tensors: the program's own ``__torch_function__`` is not asked."""
-        with _torch.hushed():
-            self.run(work)
+        before = _torch.modes_now()
+        try:
+            with _torch.hushed():
+                self.run(work)
+        except BaseException:
+            _torch.put_modes_back(*before)
+            raise
 
     def install(self, name: str, part: Callable[[], None]) -> None:
         """Run the part ``name`` of the installation; where this torch does not take it, the program runs on without it.

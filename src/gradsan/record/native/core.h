@@ -450,6 +450,27 @@ static int is_set(PyObject *callback)
     return callback != NULL && callback != Py_None;
 }
 
+/* Calls a listener that the caller holds. An exception of a signal's handler may come between two lines of a context
+ * manager of ours: whatever ends the call, modes that it has changed are put back then. */
+static PyObject *call_listener(PyObject *callback, PyObject *arguments)
+{
+    PyObject *state = PyObject_Vectorcall(torch.function_state, NULL, 0, NULL);
+    PyObject *records = state == NULL ? NULL : PyObject_Vectorcall(torch.is_grad_enabled, NULL, 0, NULL);
+    PyObject *told = records == NULL ? NULL : PyObject_CallObject(callback, arguments);
+    if (told == NULL && records != NULL) {
+        PyObject *type, *value, *traceback;
+        PyErr_Fetch(&type, &value, &traceback);
+        PyObject *done = PyObject_CallFunctionObjArgs(torch.put_modes_back, state, records, NULL);
+        if (done == NULL)
+            PyErr_Clear();
+        Py_XDECREF(done);
+        PyErr_Restore(type, value, traceback);
+    }
+    Py_XDECREF(state);
+    Py_XDECREF(records);
+    return told;
+}
+
 /* Calls a callback with arguments as Py_BuildValue takes them, in a tuple; it may be replaced or taken away, by itself or
  * by another thread. None where there is none. */
 static PyObject *call_held(PyObject *callback, const char *format, ...)
@@ -461,7 +482,7 @@ static PyObject *call_held(PyObject *callback, const char *format, ...)
     va_start(given, format);
     PyObject *arguments = Py_VaBuildValue(format, given);
     va_end(given);
-    PyObject *told = arguments == NULL ? NULL : PyObject_CallObject(callback, arguments);
+    PyObject *told = arguments == NULL ? NULL : call_listener(callback, arguments);
     Py_XDECREF(arguments);
     Py_DECREF(callback);
     return told;

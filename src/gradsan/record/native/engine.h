@@ -188,9 +188,7 @@ static PyObject *tell_step(Core *core, PyObject *told, PyObject *optimizer)
         return NULL;
     if (known > 0)
         Py_RETURN_NONE;
-    Py_INCREF(told);
-    PyObject *done = PyObject_CallOneArg(told, optimizer);
-    Py_DECREF(told);
+    PyObject *done = call_held(told, "(O)", optimizer);
     if (done == NULL)
         return NULL;
     Py_DECREF(done);

@@ -19,7 +19,7 @@ static struct {
     PyGetSetDef *attributes[ATTRIBUTES], *cdata; /* NULL: not the kind of descriptor expected, go by attribute */
     PyObject *methods[METHODS];                  /* NULL: as above */
     PyObject *sequence_number, *is_grad_enabled, *weak_identity, *dress, *optimizer_folder, *reduction, *is_of_signal;
-    PyObject *has_function_modes, *hush, *unhush;
+    PyObject *has_function_modes, *hush, *unhush, *function_state, *put_modes_back;
 } torch;
 
 /* The C getter behind `type.name`, NULL without an exception where there is none. The type keeps the descriptor alive. */
@@ -98,6 +98,8 @@ static int find_torch(void)
         (torch.has_function_modes = attribute_of_module(here, "has_function_modes")) == NULL ||
         (torch.hush = attribute_of_module(here, "hush")) == NULL ||
         (torch.unhush = attribute_of_module(here, "unhush")) == NULL ||
+        (torch.function_state = attribute_of_module(here, "function_state")) == NULL ||
+        (torch.put_modes_back = attribute_of_module(here, "put_modes_back")) == NULL ||
         (torch.cdata_name = PyUnicode_InternFromString("_cdata")) == NULL || let_compilers_trace() < 0)
         return -1;
     for (int i = 0; i < ATTRIBUTES; i++) {

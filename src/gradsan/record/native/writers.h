@@ -169,8 +169,10 @@ static int tell_call(PyObject *listener, PyObject *name, PyObject *const *args, 
         failed = PyDict_SetItem(named, PyTuple_GET_ITEM(keywords, i), args[count + i]) < 0;
     if (!failed) {
         Py_INCREF(listener);
-        told = name == NULL ? PyObject_CallFunctionObjArgs(listener, given, named, NULL)
-                            : PyObject_CallFunctionObjArgs(listener, name, given, named, result, NULL);
+        PyObject *arguments =
+            name == NULL ? PyTuple_Pack(2, given, named) : PyTuple_Pack(4, name, given, named, result);
+        told = arguments == NULL ? NULL : call_listener(listener, arguments);
+        Py_XDECREF(arguments);
         Py_DECREF(listener);
     }
     Py_XDECREF(given);
@@ -243,9 +245,7 @@ static int tell_before(Writer *writer, PyObject *const *args, Py_ssize_t count, 
     PyObject *target = target_of(writer, args, count, keywords);
     if (target == NULL)
         return 0;
-    PyObject *before_write = Py_NewRef(writer->core->before_write);
-    PyObject *told = PyObject_CallOneArg(before_write, target);
-    Py_DECREF(before_write);
+    PyObject *told = call_held(writer->core->before_write, "(O)", target);
     Py_XDECREF(told);
     return told == NULL ? forgive(writer->core) : 0;
 }
