@@ -8,13 +8,37 @@ from __future__ import annotations
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts
-from gradsan.model import Diagnosis, Failure, Message
+from gradsan.model import Diagnosis, Failure, Label, Message, NamedTensor
 
 _SHOWN = 40
 """Characters of a statement that stands in a sentence as it is."""
 _KEPT_GRADIENT = "kept_gradient_changed"
 _RETURNED = "results_are_one"
 SECOND_NAME_ROWS = ("second_name_changed", "list_of_one", "argument_changed", _RETURNED, _KEPT_GRADIENT)
+
+
+def _warning(
+    failure: Failure,
+    values: dict[str, object],
+    *,
+    labels: tuple[Label, ...],
+    tensor: NamedTensor | None,
+    lines: tuple[tuple[str, int, str], ...] = (),
+    help_key: str,
+) -> Diagnosis:
+    """GS216 in the words of the failure's row, with a copy as what helps."""
+    return parts.diagnosis(
+        failure,
+        "GS216",
+        "forward_alias",
+        values=values,
+        severity="warning",
+        title=f"title.{failure.row}",
+        explanation=f"explanation.{failure.row}",
+        labels=labels,
+        tensor=tensor,
+        fixes=(parts.fix("copy_second_name", "changed", values, lines=lines, summary=help_key),),
+    )
 
 
 def second_name(failure: Failure) -> Diagnosis | None:
@@ -43,14 +67,9 @@ def second_name(failure: Failure) -> Diagnosis | None:
         failure.row, "help.second_name_copied"
     )
     used = Message("label.new_value_used", {"name": names[0]})
-    return parts.diagnosis(
+    return _warning(
         failure,
-        "GS216",
-        "forward_alias",
-        values=values,
-        severity="warning",
-        title=f"title.{failure.row}",
-        explanation=f"explanation.{failure.row}",
+        values,
         labels=(
             *parts.label_of(bound, "note", f"label.{failure.row}_bound", values),
             *parts.label_of(written, "written", f"label.{failure.row}_written", values),
@@ -58,7 +77,8 @@ def second_name(failure: Failure) -> Diagnosis | None:
             *(() if failure.row == _KEPT_GRADIENT else label_texts.at("used", failure.site, used)),
         ),
         tensor=parts.tensor_of(written, written.name if failure.row == "list_of_one" else names[0]),
-        fixes=(parts.fix("copy_second_name", "changed", values, lines=lines, summary=help_key),),
+        lines=lines,
+        help_key=help_key,
     )
 
 
@@ -72,20 +92,15 @@ def own_operand(failure: Failure) -> Diagnosis | None:
         return None
     is_written = failure.row == "own_operand"
     values = {"name": read.name, "written": written.name, "writer": label_texts.as_written(written.op)}
-    return parts.diagnosis(
+    return _warning(
         failure,
-        "GS216",
-        "forward_alias",
-        values=values,
-        severity="warning",
-        title=f"title.{failure.row}",
-        explanation=f"explanation.{failure.row}",
+        values,
         labels=(
             *parts.label_of(written, "written" if is_written else "saved", f"label.{failure.row}", values),
             *label_texts.at("used", failure.site, Message("label.new_value_used", {"name": written.name})),
         ),
         tensor=parts.tensor_of(written),
-        fixes=(parts.fix("copy_second_name", "changed", values, summary="help.own_operand"),),
+        help_key="help.own_operand",
     )
 
 
@@ -98,19 +113,13 @@ def kept_state(failure: Failure) -> Diagnosis | None:
     if bound is None or written is None or not written.name:
         return None
     values = {"name": written.name, "module": written.values["module"]}
-    help_key = "help.state_copied"
-    return parts.diagnosis(
+    return _warning(
         failure,
-        "GS216",
-        "forward_alias",
-        values=values,
-        severity="warning",
-        title=f"title.{failure.row}",
-        explanation=f"explanation.{failure.row}",
+        values,
         labels=(
             *parts.label_of(bound, "note", f"label.{failure.row}_bound", values),
             *parts.label_of(written, "written", f"label.{failure.row}_written", values),
         ),
         tensor=parts.tensor_of(written),
-        fixes=(parts.fix("copy_second_name", "changed", values, summary=help_key),),
+        help_key="help.state_copied",
     )
