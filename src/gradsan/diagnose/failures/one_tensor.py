@@ -5,6 +5,8 @@ A second name, a list, an argument; what computes with itself; the state of a ne
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts
@@ -19,7 +21,7 @@ SECOND_NAME_ROWS = ("second_name_changed", "list_of_one", "argument_changed", _R
 
 def _warning(
     failure: Failure,
-    values: dict[str, object],
+    values: Mapping[str, object],
     *,
     labels: tuple[Label, ...],
     tensor: NamedTensor | None,
