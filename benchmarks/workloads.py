@@ -17,12 +17,16 @@ Step = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A training step with a name; ``aim`` is the highest ratio gradsan's watch mode is meant to cost on it."""
+    """A training step with a name; ``aim`` is the highest ratio gradsan's watch mode is meant to cost on it.
+
+    ``smallest`` builds a step of the same operations on the smallest tensors, where that is another one.
+    """
 
     key: str
     title: str
     aim: float
     build: Callable[[], Step]
+    smallest: Callable[[], Step] | None = None
 
 
 def small_rnn() -> Step:
@@ -100,7 +104,7 @@ def linear_classifier() -> Step:
     return step
 
 
-def convolutional_gan() -> Step:
+def convolutional_gan(batch: int = 64) -> Step:
     """Generator and discriminator of a small convolutional GAN, one update of each."""
 
     def up(channels: int, out: int) -> list[nn.Module]:
@@ -120,9 +124,9 @@ def convolutional_gan() -> Step:
     discriminator = nn.Sequential(*down(3, 32), *down(32, 64), *down(64, 128), nn.Flatten(), nn.Linear(128 * 4 * 4, 1))
     generator_optimizer = torch.optim.Adam(generator.parameters(), lr=1e-5, betas=(0.5, 0.999))
     discriminator_optimizer = torch.optim.Adam(discriminator.parameters(), lr=1e-5, betas=(0.5, 0.999))
-    real = torch.rand(64, 3, 32, 32) * 2 - 1
-    noise = torch.randn(64, 100)
-    ones, zeros = torch.ones(64, 1), torch.zeros(64, 1)
+    real = torch.rand(batch, 3, 32, 32) * 2 - 1
+    noise = torch.randn(batch, 100)
+    ones, zeros = torch.ones(batch, 1), torch.zeros(batch, 1)
     loss_of = nn.BCEWithLogitsLoss()
 
     def step() -> None:
@@ -137,14 +141,14 @@ def convolutional_gan() -> Step:
     return step
 
 
-def bert() -> Step:
-    """Sequence classification with a four-layer encoder of width 256, batch 8 of 64 tokens.
+def bert(batch: int = 8, length: int = 64) -> Step:
+    """Sequence classification with a four-layer encoder of width 256, ``batch`` sequences of ``length`` tokens.
 
     ``transformers``' BertModel with random weights; where transformers is not installed, torch's own encoder of the
     same sizes.
     """
-    tokens = torch.randint(1000, (8, 64))
-    classes = torch.randint(2, (8,))
+    tokens = torch.randint(1000, (batch, length))
+    classes = torch.randint(2, (batch,))
     encoder: nn.Module
     first_token: Callable[[], torch.Tensor]
     try:
@@ -182,6 +186,6 @@ WORKLOADS = (
     Workload("mlp", "20-layer MLP, width 32", 1.25, deep_mlp),
     Workload("lstm", "LSTM cell loop, 50 steps", 1.25, lstm_cell_loop),
     Workload("linear", "linear classifier on CIFAR shapes, Adam", 1.05, linear_classifier),
-    Workload("gan", "GAN (conv), batch 64", 1.01, convolutional_gan),
-    Workload("bert", "BERT 4 × 256, batch 8 × 64", 1.01, bert),
+    Workload("gan", "GAN (conv), batch 64", 1.01, convolutional_gan, lambda: convolutional_gan(1)),
+    Workload("bert", "BERT 4 × 256, batch 8 × 64", 1.01, bert, lambda: bert(1, 2)),
 )

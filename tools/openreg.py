@@ -36,7 +36,7 @@ _SECONDS_TO_FETCH = 120
 _SECONDS_TO_BUILD = 900
 
 
-class NotBuilt(Exception):
+class NotBuiltError(Exception):
     """The reason, as one sentence."""
 
 
@@ -56,7 +56,7 @@ def fetch(repository: str, into: Path) -> Path:
     """The sources that belong to the installed torch, without the rest of its repository.
 
     Raises:
-        NotBuilt: there is no git, no such address, or no release of this name.
+        NotBuiltError: there is no git, no such address, or no release of this name.
     """
     tag = "v" + metadata.version("torch").partition("+")[0]
     clone = ["clone", "--depth=1", "--filter=blob:none", "--sparse", "--branch", tag, repository, str(into)]
@@ -67,17 +67,17 @@ def fetch(repository: str, into: Path) -> Path:
 
 
 def build(source: Path, scratch: Path, target: Path) -> None:
-    """Compile, without the tests that belong to the sources (they need GoogleTest), and put the package into ``target``.
+    """Compile without the sources' own tests (they need GoogleTest), and put the package into ``target``.
 
     Raises:
-        NotBuilt: ``source`` is something else, a tool is missing, or compiling fails.
+        NotBuiltError: ``source`` is something else, a tool is missing, or compiling fails.
     """
     package = source / NAME
     if not (source / "CMakeLists.txt").is_file() or not package.is_dir():
-        raise NotBuilt(f"{source} is no folder with the sources of {NAME}")
+        raise NotBuiltError(f"{source} is no folder with the sources of {NAME}")
     spec = util.find_spec("torch")
     if spec is None or spec.origin is None:
-        raise NotBuilt("torch is not installed for this Python")
+        raise NotBuiltError("torch is not installed for this Python")
     made, include = scratch / "made" / NAME, sysconfig.get_paths()["include"]
     shutil.copytree(package, made)
     configure = ["cmake", "-S", str(source), "-B", str(scratch / "build"), "-DUSE_TEST=OFF"]
@@ -101,16 +101,17 @@ def _run(command: Sequence[str], failure: str, seconds: int) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=environment, check=False)
     except FileNotFoundError as error:
-        raise NotBuilt(f"{failure}: there is no {command[0]} here") from error
+        raise NotBuiltError(f"{failure}: there is no {command[0]} here") from error
     except subprocess.TimeoutExpired as error:
-        raise NotBuilt(f"{failure} within {seconds} s") from error
+        raise NotBuiltError(f"{failure} within {seconds} s") from error
     if done.returncode:
         lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
         said = next((line for line in lines if "error" in line.lower() or line.startswith("fatal")), "no reason given")
-        raise NotBuilt(f"{failure}: {said}")
+        raise NotBuiltError(f"{failure}: {said}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Build where there is no build, and print its folder."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--source", type=Path, help="a folder with the sources, instead of fetching them")
     parser.add_argument("--repository", default=_REPOSITORY, help="the repository to fetch them from")
@@ -126,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print("openreg: compiling (about a minute)", file=sys.stderr)
                 build(source, Path(folder), target)
             print(f"openreg: built in {time.monotonic() - began:.0f} s", file=sys.stderr)
-    except NotBuilt as error:
+    except NotBuiltError as error:
         print(f"openreg: {error}", file=sys.stderr)
         return 2
     print(target)

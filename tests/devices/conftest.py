@@ -1,19 +1,22 @@
-"""Tests on a device: ``pytest tests/devices --device NAME``, with ``simulated`` or a name of torch's (``cuda``).
+"""Tests on a device: ``pytest tests/devices --device NAME``, a name as ``cuda``, ``simulated`` or ``openreg``.
 
-They run in a pytest of their own, as the simulated device becomes the accelerator of its process. Where the device is
+They run in a pytest of their own, as a simulated device becomes the accelerator of its process. Where the device is
 not to be had, all of them are skipped, with one sentence that says why.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 
 import pytest
 
 _here = Path(__file__).parent
-sys.path[:0] = [str(_here), str(_here.parent / "capture")]
-_missing = ""
+sys.path[:0] = [str(_here), str(_here.parent / "capture"), str(_here.parents[1] / "tools")]
+
+# Devices that are registered by the import of a module.
+FROM_OUTSIDE = {"simulated": "simulated", "openreg": "torch_openreg"}
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -31,9 +34,15 @@ def why_missing(name):
     """Why a device is not to be had here, and what the tests need of it; empty where it is."""
     if not name:
         return "no --device"
-    if name == "simulated":
+    if name == "openreg":
+        import openreg
+
+        if not openreg.is_built():
+            return "torch_openreg is not built for this torch: python tools/openreg.py"
+        sys.path.insert(0, str(openreg.installed()))
+    if name in FROM_OUTSIDE:
         try:
-            import simulated  # noqa: F401
+            importlib.import_module(FROM_OUTSIDE[name])
         except ImportError as error:
             return str(error)
         return ""

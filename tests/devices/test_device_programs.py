@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import openreg
 import pytest
 
 HEAD = """\
@@ -20,6 +21,8 @@ from torch import nn
 device = sys.argv[1]
 if device.startswith("simulated"):
     import simulated
+if device.startswith("openreg"):
+    import torch_openreg
 torch.manual_seed(0)
 """
 PROGRAMS = {
@@ -74,7 +77,7 @@ def run_on(device: str, folder: Path, program: str, *options: str, command: str 
     file, report = folder / "train.py", folder / "report.json"
     file.write_text(HEAD + program, encoding="utf-8")
     report.unlink(missing_ok=True)
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(Path(__file__).parent), str(openreg.installed()), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-m", "gradsan", command, *options, "--json", str(report), str(file), device],
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},

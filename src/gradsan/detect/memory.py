@@ -136,7 +136,12 @@ class Uncounted(Detector):
         """Watch for bypasses until ``patches`` is undone; ``guard`` keeps gradsan's own mistakes from the program."""
         core = self._core
 
-        def after(owner: Any, name: str, note: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], object]) -> None:
+        def after(
+            owner: Any,
+            name: str,
+            note: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], object],
+            is_due: Callable[[tuple[Any, ...], dict[str, Any]], bool] = lambda args, kwargs: True,
+        ) -> None:
             original = standing(owner, name)
             if original is None:
                 return
@@ -144,7 +149,7 @@ class Uncounted(Detector):
             @functools.wraps(original)
             def watched(*args: Any, **kwargs: Any) -> Any:
                 result = original(*args, **kwargs)
-                if not _torch.is_compiling() and core.active:
+                if not _torch.is_compiling() and core.active and is_due(args, kwargs):
                     stack = core.stack(1)
                     guard(lambda: note(result, args, kwargs, stack))
                 return result
@@ -170,7 +175,7 @@ class Uncounted(Detector):
                 list(args[0]), "kernel_without_schema", "GradScaler.unscale_", "op", stack
             ),
         )
-        after(torch.nn.functional, "batch_norm", self._normalised)
+        after(torch.nn.functional, "batch_norm", self._normalised, self._is_normalising_due)
         if torch.distributed.is_available():
             for name, position in _COLLECTIVES.items():
                 after(torch.distributed, name, functools.partial(self._communicated, name, position))
@@ -221,6 +226,10 @@ class Uncounted(Detector):
 
     def _mapped(self, name: str, _: Any, args: tuple[Any, ...], __: Any, stack: Any) -> None:
         self.log(args[0], "kernel_without_schema", name, "op", stack)
+
+    def _is_normalising_due(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a batch_norm has saved or written statistics that a gradient may need: not if all so far trained."""
+        return bool(self._evaluated) or (args[5] if len(args) > 5 else kwargs.get("training")) is not True
 
     def _normalised(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stack: Any) -> None:
         given = dict(zip(("input", "running_mean", "running_var", "weight", "bias", "training"), args, strict=False))

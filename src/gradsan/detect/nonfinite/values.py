@@ -43,12 +43,13 @@ class Searched:
 
     def __init__(self, tensor: Any) -> None:
         """Look at ``tensor``, which must have one; modes and wrappers must be off."""
-        values = tensor.detach()
+        # A device need not have every operator, nor memory to spare.
+        values = tensor.detach().cpu()
         bad = ~torch.isfinite(values)
         flat = bad.reshape(-1)
         first = int(flat.to(torch.uint8).argmax()) if flat.numel() else 0
         self.elements, self.of = int(bad.sum()), values.numel()
-        self.shape, self.device = tuple(values.shape), str(values.device)
+        self.shape, self.device = tuple(values.shape), str(tensor.device)
         self.dtype = str(values.dtype).removeprefix("torch.")
         self.index = unravelled(first, self.shape)
         self.has_nan = bool(torch.isnan(values).any())
@@ -73,7 +74,7 @@ def operands_of(
 
 
 def _operand(argument: str, tensor: Any, index: tuple[int, ...], shape: tuple[int, ...]) -> Operand:
-    values = tensor.detach()
+    values = tensor.detach().cpu()
     where = _broadcast_index(tuple(values.shape), index, shape)
     finite = values[torch.isfinite(values)] if _torch.can_be_nonfinite(values) else values
     is_ordered = finite.numel() > 0 and not finite.is_complex()
@@ -81,7 +82,7 @@ def _operand(argument: str, tensor: Any, index: tuple[int, ...], shape: tuple[in
         argument,
         tuple(values.shape),
         str(values.dtype).removeprefix("torch."),
-        str(values.device),
+        str(tensor.device),
         index=where,
         at=None if where is None else _shown(values[where].item()),
         low=float(finite.min()) if is_ordered else None,
