@@ -16,7 +16,7 @@ help:
 	@echo "make test    run the tests"
 	@echo "make test-long  the long ones, too"
 	@echo "make test-native  the C core under sanitizers (Linux, gcc)"
-	@echo "make test-devices  the tests on a simulated accelerator (Linux, a C++ compiler; else they are skipped)"
+	@echo "make test-devices  the tests on two simulated accelerators (Linux, a C++ compiler, cmake; else they are skipped)"
 	@echo "make test-gpu  the same on the GPU of this machine (DEVICE=cuda, xpu, mps)"
 	@echo "make lint    ruff check and ruff format --check"
 	@echo "make types   strict mypy"
@@ -49,6 +49,8 @@ test-native: $(STAMPS)/test
 
 test-devices: $(STAMPS)/test
 	$(BIN)/python -m pytest tests/devices --device simulated -rs
+	$(BIN)/python tools/openreg.py || true
+	$(BIN)/python -m pytest tests/devices --device openreg -rs
 
 test-gpu: $(STAMPS)/test
 	$(BIN)/python -m pytest tests/devices --device $(DEVICE) -rs

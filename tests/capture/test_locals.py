@@ -1,9 +1,12 @@
-"""Looking through a frame's variables keeps none of them alive, and leaves what the program took by locals() alone."""
+"""Variables of frames that gradsan looks through: none is kept alive, and what the program took by locals() stays."""
 
+import re
 import sys
 import weakref
+from pathlib import Path
 
-from gradsan.graph import naming
+import gradsan
+from gradsan.graph import live, naming
 
 
 class Thing:
@@ -27,3 +30,46 @@ def test_what_the_program_took_by_locals_stays():
     taken = locals()
     look()
     assert taken["kept"] == kept
+
+
+def test_what_a_function_gives_another_value_is_freed_whoever_looked():
+    thing = Thing()
+    alive = weakref.ref(thing)
+    live.tensor_of(sys._getframe(), "thing")
+    thing = None
+    assert alive() is None
+
+
+def test_names_that_exec_has_made_stay():
+    exec("made = 3")
+    look()
+    assert eval("made") == 3
+
+
+def test_within_a_trace_function_nothing_is_unbound():
+    def trace(frame, event, arg):
+        look()
+        naming.find(frame, lambda tensor: False)
+        return trace
+
+    def traced():
+        kept = 3
+        other = kept + 1
+        return kept + other
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        assert traced() == 7
+    finally:
+        sys.settrace(before)
+
+
+def test_variables_of_frames_are_read_in_one_place():
+    package = Path(gradsan.__file__).parent
+    elsewhere = [
+        str(file.relative_to(package))
+        for file in package.rglob("*.py")
+        if re.search(r"\.f_locals\b", file.read_text(encoding="utf-8")) and file.parent.name != "_torch"
+    ]
+    assert elsewhere == []

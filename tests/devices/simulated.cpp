@@ -53,7 +53,8 @@ std::map<char*, Block> blocks;
 std::set<const void*> pinned;
 std::map<std::string, long> counts;
 std::deque<std::function<void()>> late_copies;
-long live_bytes = 0, most_bytes = 0;
+long live_bytes = 0, most_bytes = 0, limit_of_bytes = 0;
+bool only_the_known = false;
 
 thread_local c10::DeviceIndex current_device = 0;
 thread_local c10::StreamId current_streams[kDevices] = {};
@@ -119,6 +120,10 @@ struct DeviceAllocator final : c10::Allocator {
     if (bytes == 0) return {nullptr, nullptr, &free_block, device};
     Lock lock(one_at_a_time);
     const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE)), size = (bytes + page - 1) / page * page;
+    TORCH_CHECK_WITH(
+        OutOfMemoryError,
+        !limit_of_bytes || live_bytes + static_cast<long>(size) <= limit_of_bytes,
+        "the simulated device is out of memory");
     void* memory = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     TORCH_CHECK(memory != MAP_FAILED, "simulated device: out of memory");
     blocks[static_cast<char*>(memory)] = {size, 0, current_device};
@@ -349,7 +354,11 @@ void record_stream(at::Tensor&, at::Stream) { count("record_stream"); }
 
 void run_on_the_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack, const char* name) {
   finish_late_copies();
-  if (!inside_a_kernel) count(std::string("kernel: ") + name);
+  if (!inside_a_kernel) {
+    const auto what = std::string("kernel: ") + name;
+    TORCH_CHECK(!only_the_known || counts.count(what), "the simulated device has no ", name);
+    count(what);
+  }
   ++inside_a_kernel;
   try {
     at::native::cpu_fallback(op, stack);
@@ -431,6 +440,11 @@ void simulated_forget() {
   Lock lock(one_at_a_time);
   counts.clear();
   most_bytes = live_bytes;
+}
+// From now on only kernels that have been counted, and no more than so many bytes; 0 for any.
+void simulated_restrict(bool to_the_known, long bytes) {
+  only_the_known = to_the_known;
+  limit_of_bytes = bytes;
 }
 // What was counted, a line each: "count what".
 const char* simulated_counts() {

@@ -81,6 +81,16 @@ def forget() -> None:
     _c.simulated_forget()
 
 
+@contextlib.contextmanager
+def restricted(*, to_known_kernels: bool = False, bytes: int = 0) -> Iterator[None]:
+    """A block in which the device has no kernel but those counted so far, or no more than so many bytes (0: any)."""
+    _c.simulated_restrict(to_known_kernels, ctypes.c_long(bytes))
+    try:
+        yield
+    finally:
+        _c.simulated_restrict(False, ctypes.c_long(0))
+
+
 def most_bytes() -> int:
     """The most bytes of both devices that were in use at one time, in whole pages."""
     return int(_c.simulated_most_bytes())

@@ -62,6 +62,8 @@ from gradsan._torch.engine import (
     is_function_call,
     is_hook_frame,
     is_module_call,
+    is_module_level,
+    locals_of,
     puts_back_what_it_writes,
 )
 from gradsan._torch.finite import can_be_nonfinite, is_nonfinite, is_seen_finite, is_view_of
@@ -309,6 +311,7 @@ __all__ = [
     "is_hook_frame",
     "is_hooked",
     "is_module_call",
+    "is_module_level",
     "is_nonfinite",
     "is_of_checkpoint",
     "is_of_flat_parameter",
@@ -330,6 +333,7 @@ __all__ = [
     "learn_words",
     "lent",
     "let_go",
+    "locals_of",
     "makes_view",
     "may_be_saving",
     "may_communicate",

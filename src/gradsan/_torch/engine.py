@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -45,6 +47,34 @@ class EngineCall(NamedTuple):
     accumulates: bool
     retain_graph: bool
     trace: Any
+
+
+def locals_of(frame: FrameType) -> dict[str, Any]:
+    """The local variables of a function's frame, which is left to keep none of them alive.
+
+    Before Python 3.13 a frame keeps the dict that it was asked for: what the function deletes, or gives another value,
+    would live on in it. Its variables are taken out where nobody but the frame has the dict (a program gets it by
+    ``locals()``) and no trace function runs, after which CPython takes over what stands there.
+    """
+    kept = frame.f_locals
+    code = frame.f_code
+    if _HAS_SNAPSHOTS and code.co_flags & inspect.CO_OPTIMIZED:
+        found = dict(kept)
+        if sys.getrefcount(kept) <= _FRAMES_OWN and sys.gettrace() is None:
+            for name in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
+                kept.pop(name, None)
+        return found
+    return dict(kept)
+
+
+def is_module_level(frame: FrameType) -> bool:
+    """Whether the variables of a frame are those of its module."""
+    return not frame.f_code.co_flags & inspect.CO_OPTIMIZED and frame.f_locals is frame.f_globals
+
+
+_HAS_SNAPSHOTS = sys.version_info < (3, 13)
+# The frame's reference, that of the variable, and that of the call which counts them.
+_FRAMES_OWN = 3
 
 
 def frames_of(error: BaseException) -> Iterator[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,8 @@ except ImportError:
     _search: Callable[[int, int, int], int] | None = None  # type: ignore[no-redef]
     _look: Callable[[Any], bool | None] | None = None  # type: ignore[no-redef]
 
+# Of torch as it is without gradsan's wrappers, which would take a sum that is not finite for one of the program's.
+_sum, _number = torch.sum, torch.Tensor.item
 _pointer: Callable[[Any], int] = getattr(torch.Tensor, "const_data_ptr", torch.Tensor.data_ptr)
 
 
@@ -55,9 +58,11 @@ def is_nonfinite(tensor: Any) -> bool:
         return False
     values = tensor.detach()
     try:
-        return not bool(torch.isfinite(values).all())
+        # The sum is finite only if all are; it takes no memory, but may be too large where they are not.
+        total = _number(_sum(values, dtype=torch.float32 if tensor.element_size() == 2 else None))
+        return not cmath.isfinite(total) and not bool(torch.isfinite(values).all())
     except RuntimeError:
-        # A device need not have every operator, for every layout.
+        # A device need not have every operator for every layout, nor memory to spare.
         return not bool(torch.isfinite(values.cpu()).all())
 
 

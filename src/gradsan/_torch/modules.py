@@ -13,6 +13,7 @@ import torch
 from torch.nn import utils
 from torch.nn.utils import clip_grad
 
+from gradsan._torch.engine import locals_of
 from gradsan._torch.nodes import function_class
 
 
@@ -123,7 +124,7 @@ def cached_parametrizations() -> dict[str, Any]:
 def wrapped_by_ddp(frames: Iterable[Any]) -> Any:
     """The module within the DistributedDataParallel that the frames know. Missing: None, no parameter has a name."""
     for frame in frames:
-        for value in (frame.f_locals.get("self"), *frame.f_locals.values(), *frame.f_globals.values()):
+        for value in (*locals_of(frame).values(), *frame.f_globals.values()):
             if isinstance(value, torch.nn.parallel.DistributedDataParallel):
                 return value.module
     return None

@@ -66,7 +66,7 @@ class Checkpoints(Detector):
             return conflict
         known = _torch.checkpoint_module()
         for frame in _torch.frames_of(error) if known is not None else ():
-            holder = frame.f_locals.get("self")
+            holder = _torch.locals_of(frame).get("self")
             call = self._calls.get(holder) if known is not None and isinstance(holder, known[2]) else None
             if call is not None:
                 save = replace(conflict.save, site=symbolise(call.stack), node="checkpoint", slot="input")

@@ -180,7 +180,7 @@ def _arguments(frame: Any) -> Iterator[tuple[str, Any]]:
     """The arguments of a frame that are tensors, or tuples with tensors."""
     code = frame.f_code
     count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
-    values = frame.f_locals
+    values = _torch.locals_of(frame)
     for name in code.co_varnames[:count]:
         value = values.get(name)
         if _torch.is_tensor(value) or (isinstance(value, tuple) and any(map(_torch.is_tensor, value))):

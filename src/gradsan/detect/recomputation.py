@@ -266,17 +266,20 @@ def fingerprint(tensor: Any) -> Fingerprint | None:
     if tensor.dtype is torch.uint8 or not fits_its_memory(tensor):
         return None
     with torch.no_grad(), _torch.hushed():
-        flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
-        flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
-        tolerance = _TOLERANCE.get(flat.dtype, 0.0)
-        flat = flat.to(torch.float64)
-        sums = [
-            float(flat.sum()),
-            float(flat[::2].sum()),
-            float(flat[::3].sum()),
-            float(flat[: flat.numel() // 2].sum()),
-        ]
-        return Fingerprint(tuple(sums), float(flat.abs().sum()), tolerance)
+        try:
+            return _sums_of(tensor.detach())
+        except RuntimeError:
+            # A device need not have every operator, nor memory to spare.
+            return None if tensor.is_cpu else _sums_of(tensor.detach().cpu())
+
+
+def _sums_of(tensor: Any) -> Fingerprint:
+    flat = tensor.resolve_conj().resolve_neg().reshape(-1)
+    flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
+    tolerance = _TOLERANCE.get(flat.dtype, 0.0)
+    flat = flat.to(torch.float64)
+    parts = flat, flat[::2], flat[::3], flat[: flat.numel() // 2]
+    return Fingerprint(tuple(float(one.sum()) for one in parts), float(flat.abs().sum()), tolerance)
 
 
 class Tally:

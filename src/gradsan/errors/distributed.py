@@ -66,7 +66,7 @@ def _checkpoints(context: Context) -> Iterator[Clue]:
     if entry is None:
         return
     yield Clue("outer_backward", context.site, op="backward")
-    roots = [one.grad_fn for one in entry.f_locals["t_outputs"] if getattr(one, "grad_fn", None) is not None]
+    roots = [one.grad_fn for one in _torch.locals_of(entry)["t_outputs"] if getattr(one, "grad_fn", None) is not None]
     nodes = [node for node in walk.engine_order(roots) if _torch.function_class(node) is _torch.reentrant_checkpoint()]
     for node in sorted(nodes, key=lambda one: _torch.node_sequence(one) or 0):
         call = of_node(context.core, node, "checkpoint_call")

@@ -59,7 +59,7 @@ def gather_custom_functions(context: Context) -> tuple[Clue, ...]:
 def _running(context: Context) -> Any:
     """The Node whose backward, a function of the program's, is the innermost of the stack."""
     for frame in reversed(context.frames):
-        for value in frame.f_locals.values():
+        for value in _torch.locals_of(frame).values():
             if isinstance(value, type):
                 continue
             if _torch.function_class(value) is not None:
@@ -71,7 +71,8 @@ def _applied(context: Context) -> Any:
     """The Function that is being applied."""
     for frame in reversed(context.frames):
         if is_application(frame.f_code):
-            applied = frame.f_locals.get("cls", frame.f_locals.get("kind"))
+            known = _torch.locals_of(frame)
+            applied = known.get("cls", known.get("kind"))
             if isinstance(applied, type):
                 return applied
     return None
@@ -112,7 +113,7 @@ def _codes(stack: Any) -> tuple[Any, ...]:
 def _dispatchers(frame: Any) -> Iterator[Clue]:
     """The classes with a ``__torch_dispatch__`` of their own that the user's frames know by name, nearest first."""
     while frame is not None:
-        for value in (*frame.f_locals.values(), *frame.f_globals.values()):
+        for value in (*_torch.locals_of(frame).values(), *frame.f_globals.values()):
             kind = value if isinstance(value, type) else type(value)
             method = vars(kind).get("__torch_dispatch__")
             code = getattr(inspect.unwrap(getattr(method, "__func__", method)), "__code__", None) if method else None

@@ -191,7 +191,7 @@ def gather_views(context: Context) -> tuple[Clue, ...]:
 
 def _hooked_modules(context: Context) -> tuple[Clue, ...]:
     """The modules being called that have backward hooks, else those that live variables reach."""
-    called = [frame.f_locals.get("self") for frame in context.frames if frame.f_code.co_name == "_call_impl"]
+    called = [_torch.locals_of(frame).get("self") for frame in context.frames if frame.f_code.co_name == "_call_impl"]
     running = [one for one in called if isinstance(one, nn.Module) and _torch.has_backward_hooks(one)]
     if running:
         return tuple(_module_clue("", one, True) for one in running[-1:])
@@ -199,7 +199,7 @@ def _hooked_modules(context: Context) -> tuple[Clue, ...]:
     if frame is None:
         return ()
     found: dict[int, Clue] = {}
-    for name, value in {**frame.f_globals, **frame.f_locals}.items():
+    for name, value in {**frame.f_globals, **_torch.locals_of(frame)}.items():
         if isinstance(value, nn.Module):
             for inner, module in value.named_modules():
                 if _torch.has_backward_hooks(module):

@@ -59,7 +59,7 @@ def own_attribute(owner: Any, name: str, missing: Any) -> Any:
 
 def _value(node: ast.expr, frame: FrameType) -> Any:
     if isinstance(node, ast.Name):
-        local = frame.f_locals
+        local = _torch.locals_of(frame)
         return local[node.id] if node.id in local else frame.f_globals.get(node.id, _MISSING)
     if isinstance(node, ast.Attribute):
         return own_attribute(_value(node.value, frame), node.attr, _MISSING)
@@ -107,7 +107,7 @@ def live_clues(
 def _of_frame(frame: Any, requires_grad: Callable[[Any], bool]) -> Clue:
     requires: dict[str, bool] = {}
     callees: dict[str, tuple[str, int, str]] = {}
-    variables = {**frame.f_globals, **frame.f_locals}
+    variables = {**frame.f_globals, **_torch.locals_of(frame)}
     named = [(name, value) for name, value in variables.items() if not name.startswith("__")]
     own = variables.get("self")
     if own is not None and hasattr(own, "__dict__"):

@@ -148,7 +148,7 @@ def _in_frames(error: BaseException, *attributes: str) -> Iterator[Any]:
         frames.append(trace.tb_frame)
         trace = trace.tb_next
     for frame in reversed(frames):
-        for value in frame.f_locals.values():
+        for value in _torch.locals_of(frame).values():
             if all(hasattr(type(value), attribute) for attribute in attributes):
                 yield value
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dis
 import functools
-import inspect
 import sys
 import types
 from collections import deque
@@ -190,32 +189,14 @@ def spaces_of(frame: Any) -> list[Space]:
     for one in frames:
         code = one.f_code
         file = file_of(code)
-        if one.f_locals is not one.f_globals:
+        if not _torch.is_module_level(one):
             scope = Scope(file, qualified_name(code))
-            spaces.append(Space(scope, _locals_of(one), _loop_variables(code)))
+            spaces.append(Space(scope, _torch.locals_of(one), _loop_variables(code)))
         if id(one.f_globals) not in globals_seen:
             globals_seen.add(id(one.f_globals))
             loops = of_modules.get(id(one.f_globals), frozenset())
             spaces.append(Space(Scope(file, "<module>"), dict(one.f_globals), loops))
     return spaces
-
-
-def _locals_of(frame: types.FrameType) -> dict[str, Any]:
-    """The local variables of a function's frame, which is left to keep none of them alive.
-
-    Before Python 3.13 a frame keeps the dict that it was asked for, and what the function deletes later would live on
-    in it. It is emptied where nobody but the frame has it: one that the program took by ``locals()`` stays as it is.
-    """
-    kept = frame.f_locals
-    found = dict(kept)
-    if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-        if sys.getrefcount(kept) <= _FRAMES_OWN:
-            kept.clear()
-    return found
-
-
-# The frame's reference, that of the variable, and that of the call which counts them.
-_FRAMES_OWN = 3
 
 
 def is_loop_variable(frame: types.FrameType, name: str) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 from transformers import Trainer, TrainerCallback
 
+from gradsan import _torch
 from gradsan._session import Mode
 from gradsan.integrations._training import Language, Training, options_of, rank_among
 from gradsan.model import Report
@@ -93,7 +94,7 @@ def _trainer_of(callback: TrainerCallback) -> Any:
     """The Trainer that is calling ``callback``, which is given everything but its Trainer; None where unknown."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        owner = frame.f_locals.get("self")
+        owner = _torch.locals_of(frame).get("self")
         if isinstance(owner, Trainer) and callback in owner.callback_handler.callbacks:
             return owner
         frame = frame.f_back

@@ -252,7 +252,9 @@ class Deep:
         return kept
 
     def _look_inside(self, kept: Kept) -> None:
-        """Keep what a wrapper holds; of other kinds that have no elements of their own, say so."""
+        """Keep what a wrapper holds; of what else has no original, say why."""
+        if _torch.has_elements(kept.alias):
+            return self._note(Message("blind.no_memory_for_originals", {"device": str(kept.alias.device)}))
         inner = _torch.inner_tensors(kept.alias)
         kept.parts = tuple(self.keep_original(one, kept.clock, kept.stack) for _, one in inner)
         if not inner and _torch.has_values(kept.alias):

@@ -148,7 +148,7 @@ class Kept:
         if not (keeps_original and has_elements):
             self.original = None
         else:
-            self.original = self.alias.clone() if self.is_copied else _torch.lazy_clone(self.alias)
+            self.original = _copied(self.alias) if self.is_copied else _torch.lazy_clone(self.alias)
         self.parts: tuple[Kept, ...] = ()
         self.reported = 0
         self.heals: bool | None = None
@@ -246,11 +246,12 @@ class Kept:
         current = self.current
         if self.original is None or current.shape != self.original.shape or current.dtype != self.original.dtype:
             return None
-        different = _differing(current, self.original)
+        # A device need not have every operator, nor memory to spare.
+        now, before = current.cpu(), self.original.cpu()
+        different = _differing(now, before)
         places = torch.nonzero(different)[:_SAMPLES]
         samples = tuple(
-            (tuple(place), _shown(self.original[tuple(place)]), _shown(current[tuple(place)]))
-            for place in places.tolist()
+            (tuple(place), _shown(before[tuple(place)]), _shown(now[tuple(place)])) for place in places.tolist()
         )
         return ByteChange(int(different.sum()), different.numel(), samples)
 
@@ -272,7 +273,21 @@ def have_same_bytes(one: Any, other: Any) -> bool:
     """Whether two tensors are the same in shape, dtype and every bit."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    return torch.equal(_as_integers(one), _as_integers(other))
+    try:
+        return torch.equal(_as_integers(one), _as_integers(other))
+    except RuntimeError:
+        if one.is_cpu:
+            raise
+        # The device lacks the operator, or memory for it.
+        return torch.equal(_as_integers(one.cpu()), _as_integers(other.cpu()))
+
+
+def _copied(tensor: Any) -> Any:
+    """A copy of a tensor; None where its device has no memory left for one."""
+    try:
+        return tensor.clone()
+    except torch.OutOfMemoryError:
+        return None
 
 
 def _differing(one: Any, other: Any) -> Any:

@@ -58,7 +58,7 @@ def rehearse(
 def _read(own: Sequence[FrameType], used: Frame | None, script: Script, is_backward: bool) -> None:
     """Read from the outermost frame; where that does not lead to the failing line, from the next one."""
     walk = Walk(script)
-    walk.live_frames = {_key(frame): frame.f_locals for frame in own}
+    walk.live_frames = {_key(frame): _torch.locals_of(frame) for frame in own}
     cells = [place for place, frame in enumerate(own) if source.is_cell(file_of(frame.f_code))]
     if cells:
         # What runs a notebook is no part of it, but the cells that ran before are.
@@ -106,14 +106,14 @@ def _read_frame(walk: Walk, frame: FrameType) -> None:
         return
     walk.frames, walk.bound, walk.records = (), (), True
     module = walk.module_of(frame.f_globals, file_of(code))
-    if frame.f_locals is frame.f_globals:
+    if _torch.is_module_level(frame):
         module.file = file_of(code)
         walk.block(text.module.body, module)
         return
     definition = definition_at(text, code.co_firstlineno, code.co_name)
     if definition is None:
         return
-    space = Namespace(file_of(code), _key(frame)[1], {}, frame.f_locals, None, module)
+    space = Namespace(file_of(code), _key(frame)[1], {}, _torch.locals_of(frame), None, module)
     body = definition.body
     if isinstance(body, ast.expr):
         walk.value(body, space)

@@ -118,7 +118,7 @@ def _is_at(place: Frame, frame: FrameType) -> bool:
 
 def _held(frame: FrameType, gradients: dict[int, Any]) -> Iterator[tuple[str, Any]]:
     """The variables of a frame that hold one of the gradients, by themselves or in lists and dicts."""
-    for name, value in list(frame.f_locals.items()):
+    for name, value in _torch.locals_of(frame).items():
         for tensor in _torch.tensors_in(value, most=_ITEMS):
             storage = _torch.storage_or_none(tensor)
             if storage in gradients:

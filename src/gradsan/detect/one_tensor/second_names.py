@@ -179,7 +179,7 @@ def _collected(raws: list[RawWrite], frame: FrameType | None) -> _Found | None:
 def _is_held(name: str, storage: int, frame: FrameType | None) -> bool:
     """Whether a variable of that name in a function that runs at ``frame`` is a tensor of that memory."""
     while frame is not None:
-        held = frame.f_locals.get(name) if is_user_file(frame.f_code.co_filename) else None
+        held = _torch.locals_of(frame).get(name) if is_user_file(frame.f_code.co_filename) else None
         if type(held) in _torch.PLAIN_TENSORS and _torch.storage_or_none(held) == storage:
             return True
         frame = frame.f_back
