@@ -60,8 +60,7 @@ class Deep:
         self._core = core
         self.leaves_alone: Callable[[int], bool] = lambda storage: False
         self.describe, self._keep, self._is_healed = describe, keep, is_healed
-        self._emptied = emptied
-        self._note = note
+        self._emptied, self._note = emptied, note
         self._reading: Literal["", "original", "current"] = ""
         self._node_aside: Any = None
         self._deviation: Deviation | None = None
@@ -254,7 +253,8 @@ class Deep:
     def _look_inside(self, kept: Kept) -> None:
         """Keep what a wrapper holds; of what else has no original, say why."""
         if _torch.has_elements(kept.alias):
-            return self._note(Message("blind.no_memory_for_originals", {"device": str(kept.alias.device)}))
+            self._note(Message("blind.no_memory_for_originals", {"device": str(kept.alias.device)}))
+            return
         inner = _torch.inner_tensors(kept.alias)
         kept.parts = tuple(self.keep_original(one, kept.clock, kept.stack) for _, one in inner)
         if not inner and _torch.has_values(kept.alias):
