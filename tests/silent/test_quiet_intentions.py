@@ -190,6 +190,7 @@ def states_that_fade() -> None:
         for name in widths:
             width = widths[name]
             width.mul_(0.95)
+            width.sub_(0.01)
 
 
 class _Rounded(nn.Module):
@@ -273,6 +274,16 @@ class Calm(nn.Module):
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.gain
 
 
+def layers_tied_by_their_memory() -> None:
+    embedding, decoder = nn.Embedding(10, 6), nn.Linear(6, 10, bias=False)
+    optimizer = torch.optim.SGD(embedding.parameters(), lr=0.1)
+    for _ in range(4):
+        decoder.weight.data = embedding.weight.data
+        for _ in range(3):
+            ids = torch.randint(0, 10, (8,))
+            _fit(embedding, optimizer, F.cross_entropy(decoder(embedding(ids)), ids))
+
+
 def gains_that_stay_as_they_are() -> None:
     net = nn.Sequential(nn.Linear(6, 8), Calm(8), nn.Tanh(), nn.Linear(8, 8), Calm(8), nn.Linear(8, 1))
     layers = [one for one in net if isinstance(one, nn.Linear)]
@@ -320,6 +331,7 @@ PROGRAMS = (
     values_made_once_that_stay_true,
     casts_made_anew_in_each_round,
     made_by_a_network_that_waits,
+    layers_tied_by_their_memory,
     penalties_that_others_train_or_take_care_of,
     both_sides_of_one_value,
     one_loss_whose_optimizers_take_turns,

@@ -124,12 +124,12 @@ class KeptGradients(Detector):
         writes: dict[int, list[RawWrite]] = {}
         for item in self._core.writes_after(since):
             writes.setdefault(item[1], []).append(RawWrite(*item))
-        kept = []
+        kept, alive = [], functools.cache(naming.optimizers_alive)
         for standing in earlier:
             leaf = standing.leaf()
             if leaf is None or not self._stands(standing, leaf, writes):
                 continue
-            updates = self._updates(leaf, since, writes)
+            updates = self._updates(leaf, since, writes, alive)
             ends = [*borders[1:], clock]
             if updates and _in_every_round(updates, borders, ends) and bool(leaf.grad.any()):
                 kept.append((standing, updates[-1]))
@@ -146,12 +146,19 @@ class KeptGradients(Detector):
             for raw in writes.get(standing.storage, ())
         )
 
-    def _updates(self, leaf: Any, since: int, writes: dict[int, list[RawWrite]]) -> list[Update]:
+    def _updates(
+        self, leaf: Any, since: int, writes: dict[int, list[RawWrite]], alive: Callable[[], list[Any]]
+    ) -> list[Update]:
         storage = _torch.storage_or_none(leaf)
+        # Whose memory is another's, too, may be updated by an optimizer that never reads this gradient.
+        is_shared = self._uncounted.replacement_of(leaf) is not None
+        optimizers = alive() if is_shared else ()
+        others = {id(one) for one in optimizers if all(held is not leaf for held in _torch.parameters_of(one))}
         found = [
             Update(record.end, record.stack, f"{record.optimizer}.step")
             for record in self._steps.steps
             if record.end is not None and record.end > since and _has_written(record, storage)
+            if record.identity not in others
         ]
         found += [
             Update(raw.clock, raw.stack, raw.op)

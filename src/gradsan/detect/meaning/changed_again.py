@@ -1,12 +1,13 @@
 """Data that is scaled in place anew in every epoch: ``x = x.float(); x /= 255``, where ``float()`` has copied nothing.
 
 Read off the log of writes in the 16th, 64th, 256th … round and at the end: memory that only the same one or two lines
-write, each part of it again and again, the last of them by a factor or a function such as the logarithm. A counter of
-versions without gaps tells that it is the same memory, and that nobody else fills it anew. The source must show that
-the line, or the caller of its function, takes it for its own: a result of a conversion, or an element of something
-larger. Where the value's own statistics are used, the second time is harmless. A state that takes something in and
-fades, as a running mean or a trace does, is written again on purpose: it is added to, or a factor a little below one
-stands there. Whether another factor is one to scale data, nobody knows, unless a data loader calls the line.
+write, each part of it again and again, one by a factor or a function such as the logarithm, the other perhaps by a
+shift, which is a number in the source where it comes last. A counter of versions without gaps tells that it is the same
+memory, and that nobody else fills it anew. The source must show that the line, or the caller of its function, takes it
+for its own: a result of a conversion, or an element of something larger. Where the value's own statistics are used, the
+second time is harmless. A state that takes something in and fades, as a running mean or a trace does, is written again
+on purpose: it is added to, or a factor a little below one stands there. Whether another factor is one to scale data,
+nobody knows, unless a data loader calls the line.
 
 Row: ``data_changed_again``. Roles: ``changed`` (a line; ``name`` is what it writes, ``op`` by what; ``values``:
 ``shape``, ``dtype``, ``device``, ``times``, ``parts``, ``is_factor``, whether it is multiplied by what is no number in
@@ -113,16 +114,19 @@ class ChangedAgain(Detector):
             return
         if any(one is not None and source.is_of_itself(one, name) for one in places):
             return
-        self._described.add(stacks)
         ops = _ops(self._core, stacks, self._since)
         numbers = [None if one is None else source.number_given(one) for one in places]
         takes_in = any(op in _ADDS and number is None for op, number in zip(ops, numbers, strict=True))
-        is_factor, factor = ops[-1] in FACTORS, numbers[-1]
+        scaled = max(at for at, op in enumerate(ops) if op in SCALES)
+        if any(number is None for number in numbers[scaled + 1 :]):
+            return
+        is_factor, factor = ops[scaled] in FACTORS, numbers[scaled]
         folder = Path(_torch.package_folder(), "utils", "data")
         is_loaded = any(folder in Path(code.co_filename).parents for stack in stacks for code in stack.codes)
         fades = is_factor and factor is not None and FADES <= abs(factor) < 1
         if not is_loaded and (takes_in or fades):
             return
+        self._described.add(stacks)
         last = parts[0].last
         values = {"shape": last.shape, "dtype": "?", "device": "?", "times": times, "parts": len(parts)}
         values["is_factor"] = is_factor and factor is None and not is_loaded
@@ -149,8 +153,8 @@ def _parts(raws: list[RawWrite]) -> Iterator[_Part]:
         rounds = [written[at * len(stacks)].sequence for at in range(times)]
         has_elements = all(raw.shape and max(raw.shape) > 1 for raw in written)
         has_graphs_between = all(before < after for before, after in itertools.pairwise(rounds))
-        is_scaled = has_elements and has_graphs_between and written[-1].op in SCALES
-        if is_repeated and is_scaled and len(stacks) <= _LINES and times > 1:
+        is_scaled = any(raw.op in SCALES for raw in written)
+        if is_repeated and is_scaled and has_elements and has_graphs_between and len(stacks) <= _LINES and times > 1:
             yield _Part(stacks, times, written[-1])
 
 

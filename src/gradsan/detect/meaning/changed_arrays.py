@@ -127,7 +127,7 @@ class ChangedArrays:
         for raw in raws:
             site = symbolise(raw.stack)
             frame = site.user_frame
-            is_there = frame is not None and lent is not None and frame.function == lent.function
+            is_there = _own_code(raw.stack) is _own_code(last.stack)
             name = source.written_expression(frame, raw.op) if frame is not None and is_there else None
             found += [(site, name, raw.op)] if name in given and name is not None else []
         return found if len(found) == len(raws) else []
@@ -173,6 +173,11 @@ def _factor(before: torch.Tensor, now: torch.Tensor) -> float | None:
     times = powers / least if abs(least) > _NEAR else powers.new_zeros(1)
     is_power = bool((times > 0).all()) and bool((times - times.round()).abs().max() < _NEAR)
     return math.exp(least) if is_power else None
+
+
+def _own_code(stack: Any) -> Any:
+    """The program's own function at the top of a stack."""
+    return next((code for code in stack.codes if is_user_file(code.co_filename)), None)
 
 
 def _is_of_program(stack: Any) -> bool:

@@ -1,9 +1,10 @@
 """Gradients that are cleared before any step uses them, and clips of gradients that are not there or are spent.
 
 Some rounds of a line are looked at as a whole: the gradients of its backward, what reads them, where they are cleared,
-where gradients are clipped, and the steps. Each is told when it has happened in two of these rounds. A line whose
-gradients were used in one of them is left alone, but where the source shows that they were to be added up for a step
-of several rounds; and so is a program whose own code reads gradients.
+where gradients are clipped, and the steps. Each is told when it has happened in two of these rounds: of all gradients,
+or of those of one optimizer, where nothing fills these anew before its step. A line whose gradients were used in one of
+them is left alone, but where the source shows that they were to be added up for a step of several rounds; and so is a
+program whose own code reads gradients.
 
 Rows: ``gradient_thrown_away``. Roles: ``gradient`` (a leaf that no other backward reached before the step, where there
 is one; ``values``: ``shape``, ``dtype``, ``device``, ``leaves``, ``is_refilled``, whether there is none,
@@ -156,39 +157,72 @@ class SpentGradients(RoundDetector):
             return
         if adds_up_parts(before.stack, entry.stack, step.stack):
             self._described.add(entry.stack)
-            self._report_cleared(entry, before, step, is_part=True)
+            self._report_cleared(entry, before, step, self._gradients, is_part=True)
 
     def _judge_cleared(self, entry: RawBackward, steps: list[StepRecord], writes: list[RawWrite]) -> None:
         clearings = [self._cleared_at(one, writes) for one in self._gradients]
-        if any(one is None for one in clearings):
+        is_whole = not any(one is None for one in clearings)
+        if is_whole and self._judge_cleared_of(entry, entry.stack, self._gradients, clearings, steps, writes):
             return
+        for optimizer, _ in self._making.optimizers():
+            held = set(map(id, _torch.parameters_of(optimizer)))
+            own = [one for one in zip(self._gradients, clearings, strict=True) if id(one[0].leaf()) in held]
+            gradients, cleared = [one for one, _ in own], [one for _, one in own]
+            if 0 < len(own) < len(self._gradients) and not any(one is None for one in cleared):
+                self._judge_cleared_of(entry, (entry.stack, id(optimizer)), gradients, cleared, steps, writes)
+
+    def _judge_cleared_of(
+        self,
+        entry: RawBackward,
+        key: Any,
+        gradients: list[_Gradient],
+        clearings: list[Clearing | None],
+        steps: list[StepRecord],
+        writes: list[RawWrite],
+    ) -> bool:
+        """Judge the clearing of all gradients of the round, or of those of one optimizer; whether nothing used any."""
         first = min((one for one in clearings if one is not None), key=lambda one: one.clock)
-        own = {one.own for one in self._gradients}
+        own = {one.own for one in gradients}
         used = any(record.clock < first.clock and not own.isdisjoint(record.storages) for record in steps)
         moved = any(raw.storage in own and raw.clock < first.clock for raw in writes)
         later = [one for one in steps if one.clock > first.clock and not own.isdisjoint(one.storages)]
         # A backward before many steps is there for something else, or belongs to an outer loop.
         is_alone = bool(later) and len({one.identity for one in later}) == len(later)
-        if not (used or moved or later):
+        is_whole = key is entry.stack
+        if is_whole and not (used or moved or later):
             self._unstepped.setdefault(entry.stack, first)
         if used or moved:
-            self._used.add(entry.stack)
-        if entry.stack in self._used or not is_alone or not self._is_second(entry.stack):
-            return
-        self._report_cleared(entry, first, later[0])
+            self._used.add(key)
+        # One loss often reaches what another trains: that is cleared, and filled anew before its step.
+        is_told = is_whole or (bool(later) and not self._is_filled_between(gradients, first, later[0]))
+        if key not in self._used and is_alone and is_told and self._is_second(key):
+            self._report_cleared(entry, first, later[0], gradients)
+        return not (used or moved)
 
-    def _report_cleared(self, entry: RawBackward, first: Clearing, step: StepRecord, *, is_part: bool = False) -> None:
+    def _is_filled_between(self, gradients: list[_Gradient], first: Clearing, step: StepRecord) -> bool:
         between = [reached for clock, reached in self._refilled if first.clock < clock < step.clock]
-        leaves = [leaf for one in self._gradients if (leaf := one.leaf()) is not None]
+        return any(id(one.leaf()) in reached for one in gradients for reached in between)
+
+    def _report_cleared(
+        self,
+        entry: RawBackward,
+        first: Clearing,
+        step: StepRecord,
+        gradients: list[_Gradient],
+        *,
+        is_part: bool = False,
+    ) -> None:
+        between = [reached for clock, reached in self._refilled if first.clock < clock < step.clock]
+        leaves = [leaf for one in gradients if (leaf := one.leaf()) is not None]
         starved = [leaf for leaf in leaves if not any(id(leaf) in reached for reached in between)]
         frame = sys._getframe(1)
-        if len(leaves) < len(self._gradients) or program_reads_gradients(frame):
+        if len(leaves) < len(gradients) or program_reads_gradients(frame):
             return
         leaf = (starved or leaves)[0]
         names = naming.names_of(leaf, frame)
         facts = {
             **_torch.facts_of(leaf),
-            "leaves": len(self._gradients),
+            "leaves": len(gradients),
             "is_refilled": not starved,
             "is_part": "yes" if is_part else "",
         }

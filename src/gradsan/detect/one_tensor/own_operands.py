@@ -155,7 +155,9 @@ class OwnOperands(RoundDetector):
         """
         self._given[id(tensor)] = self._core.clock
         given, read = self._uncounted.replacement_of(tensor), self._behind.get(id(tensor))
-        if given is None or read is None or read() is not tensor:
+        # Who trains it, too, has tied the two.
+        is_read = read is not None and read() is tensor
+        if given is None or not is_read or tensor.grad is not None:
             return
         site, first = symbolise(stack), symbolise(given.stack).user_frame
         frame = site.user_frame
