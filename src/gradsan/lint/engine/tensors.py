@@ -267,7 +267,7 @@ class Tensors(Base):
             return target
         clock = self.tick()
         counted = target.is_counted and not target.is_array
-        text = target.text or _written_text(node)
+        text = target.text or (_called_text(node) if kind == "module" else _written_text(node))
         shown = shown or _shown(node, name)
         made = Write(clock, site, name, kind, state.way, text, counted, shown, maker)
         for memory in target.memories:
@@ -327,6 +327,12 @@ def _is_open(value: Value) -> bool:
 def _text(node: ast.AST) -> str:
     """What a person would call the value of an expression: nothing for a call."""
     return (chain_key(node) or "") if isinstance(node, ast.Name | ast.Attribute) else ""
+
+
+def _called_text(node: ast.AST) -> str:
+    """What a value inside of a call is known by: ``self.layers(…)``."""
+    called = chain_key(node.func) if isinstance(node, ast.Call) else None
+    return f"{called}(…)" if called else ""
 
 
 def _written_text(node: ast.AST) -> str:
