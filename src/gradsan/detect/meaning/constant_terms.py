@@ -1,23 +1,25 @@
 """Terms of a loss that are made of gradients taken without ``create_graph=True``: constants, which train nothing.
 
 What is computed from such gradients is followed by the results of calls, from the 1st, 2nd, 4th and 8th call of
-``autograd.grad`` at a line to the next ``backward``. It is a term if, without a graph, it was added to a value of one
+``autograd.grad`` at a line to the next ``backward``; so are those that a backward with ``retain_graph=True`` leaves in
+``.grad``. It is a term if, without a graph, it was added to a value of one
 element that has one, and only sums and constant factors lie between there and the loss. It is part of a residual if it
 was added to, or compared with, a value of any size that was computed from what was differentiated. Where a gradient is
 a factor or an input of what is differentiated, or was detached, it is data on purpose, and nothing is said.
 
-Row: ``term_is_constant``. Roles: ``asked`` (the call of ``autograd.grad``; ``values``: ``shape``, ``dtype``,
-``device``), ``added`` (where the term joined the loss).
+Row: ``term_is_constant``. Roles: ``asked`` (the call that gave the gradient; ``name`` of a ``.grad``; ``values``:
+``shape``, ``dtype``, ``device``), ``added`` (where the term joined the loss).
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from gradsan import _torch
-from gradsan.graph import walk
+from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
 from gradsan.record.detector import Detector
 from gradsan.record.listeners import Listeners
@@ -41,7 +43,8 @@ class _Followed:
     """Gradients of one call, and what was computed from them: weak references by ``id``.
 
     ``outputs`` are the numbers of the Nodes that were differentiated, ``joined`` the sums with what has a graph, and
-    ``residuals`` those with what was computed from the outputs.
+    ``residuals`` those with what was computed from the outputs. ``leaves`` are those that have the gradients, and
+    ``leaf`` the one whose was read first.
     """
 
     stack: Any
@@ -51,6 +54,8 @@ class _Followed:
     held: dict[int, Any] = field(default_factory=dict)
     joined: list[tuple[int | None, Any]] = field(default_factory=list)
     residuals: list[tuple[int | None, Any]] = field(default_factory=list)
+    leaves: dict[int, Any] = field(default_factory=dict)
+    leaf: Any = None
     is_data: bool = False
     calls: int = 0
 
@@ -62,6 +67,7 @@ class ConstantTerms(Detector):
         """``core`` gives the stacks."""
         self._core, self._found, self._listeners = core, found, listeners
         self._wanted = 0
+        self._retained: tuple[int, list[Any]] = (0, [])
         self._followed: list[_Followed] = []
         self._described: set[Any] = set()
 
@@ -76,8 +82,26 @@ class ConstantTerms(Detector):
 
     def before_round(self, entry: RawBackward, rounds: int) -> None:
         """Note which calls to look at; as ``on_round`` of the core."""
-        if rounds in _ROUNDS and not entry.accumulates:
+        if rounds not in _ROUNDS:
+            return
+        if not entry.accumulates:
             self._wanted = entry.clock
+        elif read_backward(entry).retain_graph and entry.stack not in self._described and not _torch.is_compiling():
+            leaves = walk.leaves_of(walk.engine_order(read_backward(entry).roots))
+            self._retained = entry.clock, [_torch.weak_tensor(one) for one in leaves]
+            self._listeners.call_after_backward(self.after_backward)
+
+    @_torch.hushed()
+    def after_backward(self, entry: RawBackward) -> None:
+        """Follow gradients that a backward has left; as ``listeners.AfterBackward``."""
+        clock, leaves = self._retained
+        if entry.clock != clock:
+            return
+        self._listeners.call_after_backward(self.after_backward, False)
+        held = {id(leaf.grad): leaf for weak in leaves if (leaf := weak()) is not None and leaf.grad is not None}
+        self._begin(entry, [leaf.grad for leaf in held.values()])
+        if self._followed:
+            self._followed[-1].leaves = {key: _torch.weak_tensor(leaf) for key, leaf in held.items()}
 
     @_torch.hushed()
     def gradients(self, entry: RawBackward, inputs: Any, result: Any) -> None:
@@ -89,7 +113,10 @@ class ConstantTerms(Detector):
             or _torch.is_transformed()
         ):
             return
-        taken = [one for one in result if type(one) in _torch.PLAIN_TENSORS and not one.requires_grad]
+        self._begin(entry, result)
+
+    def _begin(self, entry: RawBackward, gradients: Any) -> None:
+        taken = [one for one in gradients if type(one) in _torch.PLAIN_TENSORS and not one.requires_grad]
         if taken:
             facts = _torch.facts_of(taken[0])
             numbers = frozenset(map(_torch.node_sequence, read_backward(entry).roots)) - {None}
@@ -110,8 +137,12 @@ class ConstantTerms(Detector):
                 stack = _joined_at(one, read_backward(entry).roots)
                 if stack is not None and one.stack not in self._described:
                     self._described.add(one.stack)
+                    leaf = None if one.leaf is None else one.leaf()
+                    names = [] if leaf is None else naming.names_of(leaf, sys._getframe(1))
+                    name = f"{names[0].text}.grad" if names else None
+                    facts = one.facts if leaf is None else _torch.facts_of(leaf)
                     clues = (
-                        Clue("asked", symbolise(one.stack), values=one.facts),
+                        Clue("asked", symbolise(one.stack), name=name, values=facts),
                         Clue("added", symbolise(stack)),
                     )
                     self._found(Failure(ROW, "", "", symbolise(entry.stack), clues, raised=False))
@@ -119,6 +150,7 @@ class ConstantTerms(Detector):
     def _stop(self) -> None:
         self._followed.clear()
         self._listen(False)
+        self._listeners.call_after_backward(self.after_backward, False)
 
     def _listen(self, wanted: bool) -> None:
         self._listeners.call_on_result(self._on_result, wanted)
@@ -129,7 +161,9 @@ class ConstantTerms(Detector):
         given = list(_torch.tensors_in((args, kwargs)))
         for one in self._followed:
             one.calls += 1
-            if one.calls < _CALLS_FOLLOWED and any(_holds(one.held, tensor) for tensor in given):
+            read = [tensor for tensor in given if _holds(one.held, tensor)]
+            if one.calls < _CALLS_FOLLOWED and read:
+                one.leaf = one.leaf or next((one.leaves[id(held)] for held in read if id(held) in one.leaves), None)
                 self._follow(one, op, given, result)
 
     def _follow(self, one: _Followed, op: str, given: list[Any], result: Any) -> None:

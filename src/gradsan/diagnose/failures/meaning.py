@@ -227,7 +227,7 @@ def _constant_joined(
     computed, added = parts.clue(failure, role), parts.clue(failure, "added")
     if computed is None or added is None:
         return None
-    name = parts.assigned_at(computed)
+    name = computed.name or parts.assigned_at(computed)
     values = {"name": name or Message(f"label.the_{noun}")}
     return parts.diagnosis(
         failure,
