@@ -77,6 +77,21 @@ def one_loss_whose_optimizers_take_turns() -> None:
         (first if at % 2 else second).step()
 
 
+def heads_that_take_turns_and_all_step() -> None:
+    trunk, heads = nn.Linear(4, 6), [nn.Linear(6, 1) for _ in range(3)]
+    optimizers = [torch.optim.Adam(one.parameters()) for one in (trunk, *heads)]
+    scales = torch.full((3, 6), 0.01)
+    for at in range(12):
+        x = torch.relu(trunk(torch.randn(8, 4)))
+        for one in optimizers:
+            one.zero_grad()
+        heads[at % 3](x * scales[at % 3]).pow(2).mean().backward()
+        for one in optimizers:
+            one.step()
+        scale = scales[at % 3]
+        scale *= 2
+
+
 class _Tap(torch.autograd.Function):
     seen: list[float] = []  # noqa: RUF012
 
@@ -332,6 +347,7 @@ PROGRAMS = (
     casts_made_anew_in_each_round,
     made_by_a_network_that_waits,
     layers_tied_by_their_memory,
+    heads_that_take_turns_and_all_step,
     penalties_that_others_train_or_take_care_of,
     both_sides_of_one_value,
     one_loss_whose_optimizers_take_turns,

@@ -1,6 +1,7 @@
 """Parameters that no gradient reaches, and graphs that are kept: what PyTorch does not report about a graph's life.
 
-Both are looked for a few times only. Parameters: when an optimizer steps for the first time. Graphs: when one line
+Both are looked for a few times only. Parameters: when an optimizer steps for the first time; one that has no gradient
+at all beside others that have is given some rounds, as several tasks may take turns. Graphs: when one line
 calls backward for the 16th and the 32nd time; a variable whose graph reaches back over nearly all of these rounds keeps
 them alive. Where these rounds leave that graph as it is, it may be kept for a backward that is yet to come (forces of
 every sample, for one loss): it is reported at the end, if no backward has run it.
@@ -56,6 +57,7 @@ class Life(Detector):
         self._found = found
         self._sizes: dict[tuple[int, str], tuple[int, int]] = {}
         self._awaited: list[list[tuple[Graph, Failure]]] = []
+        self._unfed: list[tuple[list[tuple[Any, int]], Failure]] = []
         self._lost: weakref.WeakKeyDictionary[Optimizer, set[int]] = weakref.WeakKeyDictionary()
         """The parameters that have been reported, which their optimizer keeps alive, by ``id``."""
 
@@ -64,6 +66,7 @@ class Life(Detector):
         for graph, _ in itertools.chain.from_iterable(self._awaited):
             graph.let_go()
         self._awaited.clear()
+        self._unfed.clear()
 
     def settle(self) -> None:
         """Watching has ended: of the graphs that grew together, the first that no backward has run is reported."""
@@ -71,10 +74,13 @@ class Life(Detector):
             unused = next((failure for graph, failure in grown if not graph.was_used), None)
             if unused is not None:
                 self._found(unused)
+        self._look_at_unfed(is_last=True)
         self.forget()
 
     def before_round(self, entry: RawBackward, rounds: int) -> None:
         """Look at the graphs after some rounds of a line that calls backward; as ``on_round`` of the core."""
+        if self._unfed:
+            self._look_at_unfed(is_last=rounds >= _FIRST_LOOK)
         if rounds in (_FIRST_LOOK, _SECOND_LOOK):
             self._look_at_graphs(entry, rounds)
 
@@ -115,7 +121,24 @@ class Life(Detector):
             clues.append(naming.clue_of(path, frame, facts))
         if is_all:
             clues += self._last_backward(held, frame)
-        self._found(Failure("parameter_not_reached", "", "", site, tuple(clues), raised=False))
+        failure = Failure("parameter_not_reached", "", "", site, tuple(clues), raised=False)
+        if is_all and any(_has_gradient(one) for one in naming.optimizers_alive() if one is not optimizer):
+            self._unfed.append(([(_torch.weak_tensor(one), int(one._version)) for one in held], failure))
+        else:
+            self._found(failure)
+
+    @_torch.hushed()
+    def _look_at_unfed(self, is_last: bool) -> None:
+        """Forget the optimizers that have updated something by now, and at last tell of the others."""
+        waiting, self._unfed = self._unfed, []
+        for held, failure in waiting:
+            alive = [(leaf, version) for weak, version in held if (leaf := weak()) is not None]
+            if any(int(leaf._version) > version for leaf, version in alive):
+                continue
+            if is_last:
+                self._found(failure)
+            else:
+                self._unfed.append((held, failure))
 
     def _last_backward(self, held: list[Any], frame: Any) -> Iterator[Clue]:
         """The backward that should have reached them, and which live variables hang on one of them.
@@ -196,6 +219,10 @@ class Life(Detector):
                 return
             awaited.append((Graph([one.tensor for one in members]), failure))
         self._awaited.append(awaited)
+
+
+def _has_gradient(optimizer: Optimizer) -> bool:
+    return any(one.grad is not None for one in _torch.parameters_of(optimizer))
 
 
 def _is_spent(backward: BackwardRecord, ran: set[Any], members: list[Found], border: int) -> bool:

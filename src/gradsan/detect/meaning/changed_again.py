@@ -121,9 +121,13 @@ class ChangedAgain(Detector):
         if any(number is None for number in numbers[scaled + 1 :]):
             return
         is_factor, factor = ops[scaled] in FACTORS, numbers[scaled]
+        if not is_factor and ops[scaled] not in _BENDS and factor:
+            factor = 1 / factor
         folder = Path(_torch.package_folder(), "utils", "data")
         is_loaded = any(folder in Path(code.co_filename).parents for stack in stacks for code in stack.codes)
-        fades = is_factor and factor is not None and FADES <= abs(factor) < 1
+        # What is halved or doubled, and not shifted, is a schedule.
+        is_slow = factor is not None and ops[scaled] not in _BENDS and FADES <= abs(factor) <= 1 / FADES
+        fades = is_slow and (len(ops) == 1 or (is_factor and abs(factor or 0) < 1))
         if not is_loaded and (takes_in or fades):
             return
         self._described.add(stacks)

@@ -85,7 +85,7 @@ class ChangedArrays:
 
     def _is_scaled_again(self, stack: Any, factor: float | None) -> bool:
         """Whether ``factor`` is the one of all times before at ``stack``, or a power of it, and far from 1."""
-        if factor is None or FADES < factor < 1 / FADES:
+        if factor is None or FADES - _NEAR < factor < 1 / FADES + _NEAR:
             return False
         known = self._factors.setdefault(stack, factor)
         least, most = sorted((math.log(known), math.log(factor)), key=abs)
@@ -103,8 +103,6 @@ class ChangedArrays:
         self._described = True
         site, _, op = clues[-1]
         factor = None if op not in FACTORS or site.user_frame is None else source.number_given(site.user_frame)
-        if factor is not None and FADES <= abs(factor) < 1:
-            return
         facts: dict[str, Any] = {"shape": tuple(last.numbers.shape), "dtype": "?", "device": "cpu"}
         facts["is_factor"] = op in FACTORS and factor is None
         facts |= {"times": max(one.times for one in scaled) + 1, "parts": len(scaled)}
