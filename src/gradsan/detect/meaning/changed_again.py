@@ -6,8 +6,8 @@ shift, which is a number in the source where it comes last. A counter of version
 memory, and that nobody else fills it anew. The source must show that the line, or the caller of its function, takes it
 for its own: a result of a conversion, or an element of something larger. Where the value's own statistics are used, the
 second time is harmless. A state that takes something in and fades, as a running mean or a trace does, is written again
-on purpose: it is added to, or a factor a little below one stands there. Whether another factor is one to scale data,
-nobody knows, unless a data loader calls the line.
+on purpose: it is added to, or a factor near one stands there. Whether another factor is one to scale data, nobody
+knows, unless a data loader calls the line.
 
 Row: ``data_changed_again``. Roles: ``changed`` (a line; ``name`` is what it writes, ``op`` by what; ``values``:
 ``shape``, ``dtype``, ``device``, ``times``, ``parts``, ``is_factor``, whether it is multiplied by what is no number in

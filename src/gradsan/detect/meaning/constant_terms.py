@@ -73,12 +73,13 @@ class ConstantTerms(Detector):
 
     def forget(self) -> None:
         """Begin anew, as a stretch of watching does."""
-        self._stop()
+        self.settle()
         self._described.clear()
 
     def settle(self) -> None:
         """Nothing is watched any more."""
         self._stop()
+        self._listeners.call_after_backward(self.after_backward, False)
 
     def before_round(self, entry: RawBackward, rounds: int) -> None:
         """Note which calls to look at; as ``on_round`` of the core."""
@@ -99,9 +100,8 @@ class ConstantTerms(Detector):
             return
         self._listeners.call_after_backward(self.after_backward, False)
         held = {id(leaf.grad): leaf for weak in leaves if (leaf := weak()) is not None and leaf.grad is not None}
-        self._begin(entry, [leaf.grad for leaf in held.values()])
-        if self._followed:
-            self._followed[-1].leaves = {key: _torch.weak_tensor(leaf) for key, leaf in held.items()}
+        leaves_held = {key: _torch.weak_tensor(leaf) for key, leaf in held.items()}
+        self._begin(entry, [leaf.grad for leaf in held.values()], leaves_held)
 
     @_torch.hushed()
     def gradients(self, entry: RawBackward, inputs: Any, result: Any) -> None:
@@ -113,14 +113,14 @@ class ConstantTerms(Detector):
             or _torch.is_transformed()
         ):
             return
-        self._begin(entry, result)
+        self._begin(entry, result, {})
 
-    def _begin(self, entry: RawBackward, gradients: Any) -> None:
+    def _begin(self, entry: RawBackward, gradients: Any, leaves: dict[int, Any]) -> None:
         taken = [one for one in gradients if type(one) in _torch.PLAIN_TENSORS and not one.requires_grad]
         if taken:
             facts = _torch.facts_of(taken[0])
             numbers = frozenset(map(_torch.node_sequence, read_backward(entry).roots)) - {None}
-            followed = _Followed(entry.stack, entry.thread, facts, numbers)
+            followed = _Followed(entry.stack, entry.thread, facts, numbers, leaves=leaves)
             followed.held.update((id(one), _torch.weak_tensor(one)) for one in taken)
             self._followed.append(followed)
             self._listen(True)
@@ -150,7 +150,6 @@ class ConstantTerms(Detector):
     def _stop(self) -> None:
         self._followed.clear()
         self._listen(False)
-        self._listeners.call_after_backward(self.after_backward, False)
 
     def _listen(self, wanted: bool) -> None:
         self._listeners.call_on_result(self._on_result, wanted)
