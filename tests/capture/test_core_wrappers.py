@@ -269,3 +269,80 @@ def test_is_told_of_operators_that_are_not_quiet(core):
     assert run(object()) == 7
     assert core.log_errors == 1
     assert core.writes() == []
+
+
+def test_a_listener_hears_of_calls(core):
+    heard = []
+
+    def before(args, kwargs):
+        heard.append((args, kwargs))
+        return kwargs.get("noted")
+
+    def after(noted, args, kwargs, result):
+        heard.append((noted, args, kwargs, result))
+
+    listener = core.listener(lambda *args, noted=None: len(args), before, after)
+    assert listener(1, 2) == 2
+    assert heard == []
+    core.active = True
+    assert listener(1, 2) == 2
+    assert heard == [((1, 2), {})]
+    heard.clear()
+    assert listener(1, noted="yes") == 1
+    assert heard == [((1,), {"noted": "yes"}), ("yes", (1,), {"noted": "yes"}, 1)]
+    heard.clear()
+    assert core.listener(len, None, after)("abc") == 3
+    assert heard == [(None, ("abc",), {}, 3)]
+    with pytest.raises(TypeError, match="has no len"):
+        core.listener(len, None, after)(1)
+    assert len(heard) == 1
+
+
+def test_what_goes_wrong_in_a_listener_is_counted(core):
+    core.active = True
+    errors = core.log_errors
+    assert core.listener(len, lambda args, kwargs: 1 / 0, None)("abc") == 3
+    assert core.listener(len, None, lambda *_: 1 / 0)("abc") == 3
+    assert core.log_errors == errors + 2
+    for wrong in ((1, None, None), (len, 1, None), (len, None, 1)):
+        if core.is_native:
+            with pytest.raises(TypeError):
+                core.listener(*wrong)
+
+
+def test_a_listener_binds_and_looks_like_what_it_wraps(core):
+    class Owner:
+        method = core.listener(torch.nn.functional.dropout, None, None)
+        function = core.listener(len, None, None)
+        of_class = classmethod(core.listener(lambda kind: kind.__name__, None, None))
+
+    owner = Owner()
+    assert owner.function("ab") == 2
+    assert isinstance(owner.method, types.MethodType)
+    assert owner.of_class() == Owner.of_class() == "Owner"
+    assert Owner.method == torch.nn.functional.dropout
+    assert {torch.nn.functional.dropout: 1}[Owner.method] == 1
+    assert inspect.signature(Owner.method) == inspect.signature(torch.nn.functional.dropout)
+    for original in (torch.from_numpy, torch.Tensor.numpy, torch.Tensor.set_):
+        assert pickle.loads(pickle.dumps(core.listener(original, None, None))) is original
+
+
+def test_a_listener_takes_the_stack_of_who_called(core):
+    stacks = []
+    listener = core.listener(len, lambda *_: stacks.append(core.stack(1)), lambda *_: stacks.append(core.stack(1)))
+    core.active = True
+    listener("abc")
+    inner = core.listener(listener, None, lambda *_: stacks.append(core.stack(1)))
+    inner("abc")
+    assert {stack.codes[0] for stack in stacks} == {sys._getframe().f_code}
+    assert len(stacks) == 3
+
+
+@needs_native
+def test_no_frame_stands_between_a_caller_and_what_is_listened_to():
+    core = log.make_core(native=True)
+    core.active = True
+    seen = []
+    listener = core.listener(lambda: seen.append(sys._getframe(1)), lambda *_: True, lambda *_: None)
+    listener()
+    assert seen == [sys._getframe()]

@@ -241,18 +241,17 @@ class BufferSync(Detector):
             return
         core, original = self._core, getattr(owner, name)
 
-        @functools.wraps(original)
-        def synced(parallel: Any, *args: Any, **kwargs: Any) -> Any:
+        def syncs(args: tuple[Any, ...], _: dict[str, Any]) -> Any:
             before: list[tuple[Any, Any]] = []
-            if core.active and not _torch.is_compiling():
-                guard(lambda: before.extend(self._copies(parallel)))
-            result = original(parallel, *args, **kwargs)
-            if before:
-                stack = core.stack(1)
-                guard(lambda: self._log(before, stack))
-            return result
+            if not _torch.is_compiling():
+                guard(lambda: before.extend(self._copies(args[0])))
+            return before or None
 
-        patches.set(owner, name, synced)
+        def synced(before: Any, *_: Any) -> None:
+            stack = core.stack(1)
+            guard(lambda: self._log(before, stack))
+
+        patches.set(owner, name, core.listener(original, syncs, synced))
 
     def _copies(self, parallel: Any) -> list[tuple[Any, Any]]:
         buffers = [one for one in parallel.module.buffers() if one.layout is torch.strided]

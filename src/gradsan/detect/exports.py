@@ -10,8 +10,6 @@ have been saved since the last backward; else a write is taken for a change.
 
 from __future__ import annotations
 
-import functools
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -21,6 +19,7 @@ import torch
 
 from gradsan import _torch
 from gradsan.model import Message
+from gradsan.record._writer_pure import caller
 from gradsan.record.detector import Detector
 from gradsan.record.log import Core
 from gradsan.record.patches import Patches, standing
@@ -171,20 +170,20 @@ class Exports(Detector):
         if original is None:
             return
 
-        @functools.wraps(original)
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            inner = name == "data_ptr" and sys._getframe(1).f_code.co_filename.startswith(folder)
-            if given and not inner and not _torch.is_compiling() and core.active:
+        def before(args: tuple[Any, ...], _: dict[str, Any]) -> None:
+            inner = name == "data_ptr" and caller(1).f_code.co_filename.startswith(folder)
+            if args and not inner and not _torch.is_compiling():
                 stack = core.stack(1)
                 guard(lambda: self.hand_out(args[0], name, stack))
-            result = original(*args, **kwargs)
-            if not given and core.active and args and not torch.is_tensor(args[0]) and _shares(args[0]):
+
+        def after(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+            if args and not torch.is_tensor(args[0]) and _shares(args[0]):
                 stack = core.stack(1)
                 guard(lambda: self.on_lent(args[0], result, stack))
                 guard(lambda: self.hand_out(result, name, stack, fresh=True))
-            return result
 
-        patches.set(owner, name, watched)
+        listener = core.listener(original, before, None) if given else core.listener(original, None, after)
+        patches.set(owner, name, listener)
 
     def _fits(self, size: int) -> bool:
         while self._saved and self._bytes + size > BYTES_KEPT:

@@ -94,17 +94,15 @@ class Functions(Detector):
         core = self._core
         owner, name, original = _torch.function_apply()
 
-        @functools.wraps(original)
-        def apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
-            if not core.active or _torch.is_compiling() or _is_torchs(kind) or not _torch.is_grad_enabled():
-                return original(kind, *args, **kwargs)
-            before = self._before(args)
-            result = original(kind, *args, **kwargs)
-            if before is not None:
-                guard(lambda: self._applied(kind, result, args, before))
-            return result
+        def applies(args: tuple[Any, ...], _: dict[str, Any]) -> Any:
+            if _torch.is_compiling() or _is_torchs(args[0]) or not _torch.is_grad_enabled():
+                return None
+            return self._before(args[1:])
 
-        patches.set(owner, name, classmethod(apply))
+        def applied(before: Any, args: tuple[Any, ...], _: dict[str, Any], result: Any) -> None:
+            guard(lambda: self._applied(args[0], result, args[1:], before))
+
+        patches.set(owner, name, classmethod(core.listener(original, applies, applied)))
 
     def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look at what Functions of the graph behind the outputs have kept and written."""

@@ -146,14 +146,12 @@ class Uncounted(Detector):
             if original is None:
                 return
 
-            @functools.wraps(original)
-            def watched(*args: Any, **kwargs: Any) -> Any:
-                result = original(*args, **kwargs)
-                if not _torch.is_compiling() and core.active and is_due(args, kwargs):
+            def called(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+                if is_due(args, kwargs) and not _torch.is_compiling():
                     stack = core.stack(1)
                     guard(lambda: note(result, args, kwargs, stack))
-                return result
 
+            watched = core.listener(original, None, called)
             patches.set(owner, name, watched)
             patches.on_undo(_torch.show_to_modes([(original, watched)]))
 
@@ -183,29 +181,28 @@ class Uncounted(Detector):
     def _watch_data(self, patches: Patches, guard: Callable[[Callable[[], object]], None]) -> None:
         core = self._core
         descriptor = standing(torch.Tensor, "data")
-        get, put = descriptor.__get__, descriptor.__set__
-
-        def data(tensor: Any) -> Any:
-            if core.active and not _torch.is_compiling():
-                stack = core.stack(1)
-                guard(lambda: self._open_data(tensor, stack))
-            return get(tensor)
 
         def unseen(tensor: Any) -> Any:
             with _torch.hushed():
                 return _memory(tensor)
 
-        def set_data(tensor: Any, value: Any) -> None:
-            before = unseen(tensor) if core.active else None
-            put(tensor, value)
-            if before is not None and unseen(tensor) != before:
+        def asked(args: tuple[Any, ...], _: dict[str, Any]) -> None:
+            if not _torch.is_compiling():
+                stack = core.stack(1)
+                guard(lambda: self._open_data(args[0], stack))
+
+        def given(before: Any, args: tuple[Any, ...], _: dict[str, Any], __: Any) -> None:
+            tensor = args[0]
+            if unseen(tensor) != before:
                 stack = core.stack(1)
                 guard(lambda: self._replace(tensor, stack))
-            elif before is not None and self.replacement_of(tensor) is not None:
+            elif self.replacement_of(tensor) is not None:
                 stack = core.stack(1)
                 guard(lambda: self.on_given_again(tensor, stack))
 
-        patches.set(torch.Tensor, "data", property(data, set_data, descriptor.__delete__))
+        get = core.listener(descriptor.__get__, asked, None)
+        put = core.listener(descriptor.__set__, lambda args, _: unseen(args[0]), given)
+        patches.set(torch.Tensor, "data", property(get, put, descriptor.__delete__))
 
     def _open_data(self, tensor: Any, stack: Any) -> None:
         if self.open(tensor, "data_attribute", stack):

@@ -6,7 +6,6 @@ right before the Node that needs it runs, because sharded training gives it back
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -57,18 +56,15 @@ class Emptied(Detector):
         if resize is None:
             return
 
-        @functools.wraps(resize)
-        def resized(storage: Any, *args: Any, **kwargs: Any) -> Any:
-            if _torch.is_compiling() or not core.active:
-                return resize(storage, *args, **kwargs)
-            before = storage.nbytes()
-            result = resize(storage, *args, **kwargs)
-            if storage.nbytes() < before:
-                stack = core.stack(1)
-                guard(lambda: self._note(storage, stack))
-            return result
+        def resizes(args: tuple[Any, ...], _: dict[str, Any]) -> Any:
+            return None if _torch.is_compiling() else args[0].nbytes()
 
-        patches.set(torch.UntypedStorage, "resize_", resized)
+        def resized(before: int, args: tuple[Any, ...], _: dict[str, Any], __: Any) -> None:
+            if args[0].nbytes() < before:
+                stack = core.stack(1)
+                guard(lambda: self._note(args[0], stack))
+
+        patches.set(torch.UntypedStorage, "resize_", core.listener(resize, resizes, resized))
 
     def _note(self, storage: Any, stack: Any) -> None:
         core = self._core

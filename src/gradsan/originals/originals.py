@@ -7,7 +7,6 @@ such a writer does not ask (and after a move would write somewhere else), so the
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -52,31 +51,21 @@ class KnownOutside:
         return True
 
     def _opening(self, original: Any) -> Any:
-        known = self
+        def opened(_: Any, args: tuple[Any, ...], __: dict[str, Any], ___: Any) -> None:
+            with _torch.hushed():
+                storage = _torch.storage_reference(args[0])
+                if storage is not None:
+                    self._storages[_torch.storage_or_none(args[0])] = storage
 
-        @functools.wraps(original)
-        def opened(self: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(self, *args, **kwargs)
-            if known._core.active:
-                with _torch.hushed():
-                    storage = _torch.storage_reference(self)
-                    if storage is not None:
-                        known._storages[_torch.storage_or_none(self)] = storage
-            return result
-
-        return opened
+        return self._core.listener(original, None, opened)
 
     def _resizing(self, resize: Any) -> Any:
-        core = self._core
-
-        @functools.wraps(resize)
-        def resized(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if core.active:
+        def resizes(args: tuple[Any, ...], _: dict[str, Any]) -> None:
+            if args:
                 with _torch.hushed():
-                    _torch.give_own_memory(self)
-            return resize(self, *args, **kwargs)
+                    _torch.give_own_memory(args[0])
 
-        return resized
+        return self._core.listener(resize, resizes, None)
 
 
 _SAMPLES = 4

@@ -130,11 +130,7 @@ class Core:
 
         It is empty where no Python frame is left: a hook called in a thread of the engine.
         """
-        frame: Any = sys._getframe().f_back
-        while skip > 0 and frame is not None:
-            frame = frame.f_back
-            skip -= 1
-        return self.stack_from(frame)
+        return self.stack_from(_writer_pure.caller(skip + 1))
 
     def stack_from(self, frame: Any) -> Stack:
         codes: list[CodeType] = []
@@ -256,6 +252,10 @@ class Core:
         ``quiet_operators``.
         """
         return _writer_pure.wrap(self, original, op, kind, position, keyword)
+
+    def listener(self, original: Any, before: Callable[..., Any] | None, after: Callable[..., Any] | None) -> Any:
+        """As :func:`gradsan.record._writer_pure.listen` says, while the core is active."""
+        return _writer_pure.listen(self, original, before, after)
 
     def watch_indexing(self, wanted: bool) -> None:
         """Log the Nodes that ``tensor[index]`` makes from now on, or no longer.

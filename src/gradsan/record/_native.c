@@ -145,6 +145,9 @@ static PyMethodDef Core_methods[] = {
     {"writer", (PyCFunction)(void (*)(void))Core_writer, METH_FASTCALL | METH_KEYWORDS,
      "writer($self, original, op, kind, position, keyword)\n--\n\n"
      "Wrap original so that what it writes is logged after it returned."},
+    {"listener", (PyCFunction)(void (*)(void))Core_listener, METH_FASTCALL | METH_KEYWORDS,
+     "listener($self, original, before, after)\n--\n\n"
+     "Wrap original so that before and after hear of its calls, without a frame in between."},
     {"watch_indexing", (PyCFunction)Core_watch_indexing, METH_O,
      "watch_indexing($self, wanted, /)\n--\n\nLog the Nodes that tensor[index] makes from now on, or no longer."},
     {"step_begin", (PyCFunction)(void (*)(void))Core_step_begin, METH_FASTCALL,

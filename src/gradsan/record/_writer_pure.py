@@ -101,7 +101,7 @@ class FunctionWriter:
 
     def _log_nodes(self, first: int, end: int) -> None:
         try:
-            self._core.log_nodes(first, end, _caller())
+            self._core.log_nodes(first, end, caller())
         except Exception as failure:
             self._core.forgive(failure)
 
@@ -134,8 +134,7 @@ class FunctionWriter:
     def _log(self, target: Any, index: Any) -> None:
         core = self._core
         try:
-            caller = _caller()
-            stack = core.stack_from(caller)
+            stack = core.stack_from(caller())
             if _torch.is_tensor(target):
                 core.log_write(target, self._op, self._kind, index, stack)
             elif isinstance(target, (tuple, list)):
@@ -180,6 +179,44 @@ class MethodWriter(FunctionWriter):
         return self if instance is None else MethodType(self, instance)
 
 
+class FunctionListener(FunctionWriter):
+    """A wrapper that logs nothing itself, around a callable that does not become a method in a class."""
+
+    __slots__ = ("_after", "_before")
+
+    def __init__(self, core: Any, original: Any, before: Any, after: Any) -> None:
+        """The arguments of :func:`listen`."""
+        super().__init__(core, original, "", "plain", -1, None)
+        self._before, self._after = before, after
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the original between the two."""
+        core = self._core
+        if _torch.is_traced_by_dynamo():
+            return traced_call(self, *args, **kwargs)
+        is_told, noted = core.active, None
+        if is_told and self._before is not None:
+            try:
+                noted = self._before(args, kwargs)
+            except Exception as failure:
+                core.forgive(failure)
+            is_told = noted is not None
+        result = self._original(*args, **kwargs)
+        if is_told and core.active and self._after is not None:
+            try:
+                self._after(noted, args, kwargs, result)
+            except Exception as failure:
+                core.forgive(failure)
+        return result
+
+
+class MethodListener(FunctionListener):
+    """The same for a callable that becomes a method in a class."""
+
+    __slots__ = ()
+    __get__ = MethodWriter.__get__
+
+
 def traced_call(wrapper: Any, /, *args: Any, **kwargs: Any) -> Any:
     """What torch.compile sees as the ``__call__`` of a wrapper in C, which it cannot look into; else a call of it.
 
@@ -198,22 +235,39 @@ _HERE = globals()
 
 def _called_by_optimizer(core: Any) -> bool:
     """Whether the code that called lies in torch's optimizers, whose inner writes are accounted for per step."""
-    caller = _caller()
-    return caller is not None and caller.f_code.co_filename.startswith(core.optimizer_folder)
+    frame = caller()
+    return frame is not None and frame.f_code.co_filename.startswith(core.optimizer_folder)
 
 
-def _caller() -> Any:
-    """The frame that called: one call may pass several wrappers, and what called the outermost one counts."""
-    caller: Any = sys._getframe()
-    while caller is not None and caller.f_globals is _HERE:
-        caller = caller.f_back
-    return caller
+def caller(skip: int = 0) -> Any:
+    """The frame that called, ``skip`` frames further out, not counting frames of wrappers.
+
+    One call may pass several wrappers, and what called the outermost one counts.
+    """
+    frame: Any = sys._getframe(1)
+    while frame is not None and (skip > 0 or frame.f_globals is _HERE):
+        skip -= frame.f_globals is not _HERE
+        frame = frame.f_back
+    return frame
 
 
 def wrap(core: Any, original: Any, op: str, kind: str, position: int, keyword: str | None) -> FunctionWriter:
     """A wrapper around ``original`` that becomes a method where ``original`` does."""
     kind_of_wrapper = MethodWriter if hasattr(type(original), "__get__") else FunctionWriter
     wrapper = kind_of_wrapper(core, original, op, kind, position, keyword)
+    _torch.dress(wrapper, original)
+    return wrapper
+
+
+def listen(core: Any, original: Any, before: Any, after: Any) -> FunctionListener:
+    """Wrap ``original`` so that ``before(args, kwargs)`` and ``after(noted, args, kwargs, result)`` hear of its calls.
+
+    Either may be None. ``noted`` is what ``before`` answered; if that is None, ``after`` is not called. What goes wrong
+    in them is counted. In C there is no frame between the caller's and that of ``original``: warnings and tracebacks
+    are as without the wrapper.
+    """
+    kind_of_wrapper = MethodListener if hasattr(type(original), "__get__") else FunctionListener
+    wrapper = kind_of_wrapper(core, original, before, after)
     _torch.dress(wrapper, original)
     return wrapper
 

@@ -126,6 +126,9 @@ class Core(Log, Protocol):
     def writer(self, original: Any, op: str, kind: str, position: int, keyword: str | None) -> Callable[..., Any]:
         """Wrap ``original`` so that what it writes is logged after it returned."""
 
+    def listener(self, original: Any, before: Callable[..., Any] | None, after: Callable[..., Any] | None) -> Any:
+        """Wrap ``original`` so that ``before`` and ``after`` hear of its calls, without a frame in between."""
+
     def watch_indexing(self, wanted: bool, /) -> None:
         """Log the Nodes that ``tensor[index]`` makes from now on, or no longer."""
 

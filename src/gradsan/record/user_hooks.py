@@ -74,7 +74,8 @@ def watch_user_hooks(core: Core, patches: Patches, watcher: Watcher, guard: Guar
     @functools.wraps(enter)
     def enter_watched(self: Any) -> Any:
         pack, unpack = self.pack_hook, self.unpack_hook
-        if not core.active or isinstance(pack, _Composed):
+        # Of what cannot be called, torch itself says so.
+        if not core.active or isinstance(pack, _Composed) or not callable(pack) or not callable(unpack):
             return enter(self)
         self.pack_hook, self.unpack_hook = _compose(core, pack, unpack, watcher, guard)
         try:
@@ -175,17 +176,13 @@ class TensorHooks:
     def install(self, patches: Patches) -> None:
         """Watch hooks being registered, until ``patches`` is undone."""
         register = standing(torch.Tensor, "register_hook")
-        known = self
 
-        @functools.wraps(register)
-        def registering(self: Any, hook: Any) -> Any:
-            handle = register(self, hook)
-            if known._core.active and not _torch.is_compiling():
+        def registered(_: Any, args: tuple[Any, ...], __: dict[str, Any], ___: Any) -> None:
+            if not _torch.is_compiling():
                 with contextlib.suppress(RuntimeError), _torch.hushed():
-                    known._remember(self)
-            return handle
+                    self._remember(args[0])
 
-        patches.set(torch.Tensor, "register_hook", registering)
+        patches.set(torch.Tensor, "register_hook", self._core.listener(register, None, registered))
 
     def at(self, node: Any) -> list[tuple[int, list[Any]]]:
         """The outputs of a Node that have hooks, each with its hooks in their order."""

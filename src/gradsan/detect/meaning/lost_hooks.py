@@ -11,7 +11,6 @@ what used the view before the write.
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 import threading
 from collections.abc import Callable
@@ -71,15 +70,12 @@ class LostHooks(Detector):
         """Watch hooks being registered."""
         register, core = standing(torch.Tensor, "register_hook"), self._core
 
-        @functools.wraps(register)
-        def registering(self_: Any, hook: Any) -> Any:
-            handle = register(self_, hook)
-            if core.active and not _torch.is_compiling():
+        def registered(_: Any, args: tuple[Any, ...], __: dict[str, Any], handle: Any) -> None:
+            if not _torch.is_compiling():
                 stack = core.stack(1)
-                guard(lambda: self._remember(self_, handle, stack))
-            return handle
+                guard(lambda: self._remember(args[0], handle, stack))
 
-        patches.set(torch.Tensor, "register_hook", registering)
+        patches.set(torch.Tensor, "register_hook", core.listener(register, None, registered))
 
     def forget(self) -> None:
         """Begin anew, as a stretch of watching does."""

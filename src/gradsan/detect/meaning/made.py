@@ -6,7 +6,6 @@ and the registration of parameters.
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -81,15 +80,11 @@ class Making(Detector):
     ) -> None:
         original, core = standing(owner, name), self._core
 
-        @functools.wraps(original)
-        def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(self, *args, **kwargs)
-            if core.active:
-                stack = core.stack(1)
-                guard(lambda: note(self, stack))
-            return result
+        def called(_: Any, args: tuple[Any, ...], __: dict[str, Any], ___: Any) -> None:
+            stack = core.stack(1)
+            guard(lambda: note(args[0], stack))
 
-        patches.set(owner, name, watched)
+        patches.set(owner, name, core.listener(original, None, called))
 
     def _grouped(self, optimizer: Any, stack: Any) -> None:
         if id(optimizer) not in self._optimizers or self._optimizers[id(optimizer)].weak() is not optimizer:

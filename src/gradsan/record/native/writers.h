@@ -15,6 +15,7 @@ typedef struct {
     char is_operator;          /* calls an operator, its first argument: `on_operator` knows what that writes */
     PyObject *op, *kind;
     PyObject *keyword; /* NULL: none */
+    PyObject *before, *after; /* what a listener calls around the original; NULL: nothing, or no listener */
     PyObject *dictionary, *weak_references;
 } Writer;
 
@@ -156,10 +157,10 @@ static int forgive(Core *core)
     return 0;
 }
 
-/* Calls `listener` with `name` (where it is not NULL), the positional and the named arguments of a call, and `result`
-(where it is not NULL). */
-static int tell_call(PyObject *listener, PyObject *name, PyObject *const *args, Py_ssize_t count, PyObject *keywords,
-                     PyObject *result)
+/* New reference: what `listener` answers, called with `first` (where it is not NULL), the positional and the named
+ * arguments of a call, and then `result`. */
+static PyObject *answer_to_call(PyObject *listener, PyObject *first, PyObject *const *args, Py_ssize_t count,
+                                PyObject *keywords, PyObject *result)
 {
     PyObject *given = PyTuple_New(count), *named = PyDict_New(), *told = NULL;
     int failed = given == NULL || named == NULL;
@@ -170,13 +171,20 @@ static int tell_call(PyObject *listener, PyObject *name, PyObject *const *args, 
     if (!failed) {
         Py_INCREF(listener);
         PyObject *arguments =
-            name == NULL ? PyTuple_Pack(2, given, named) : PyTuple_Pack(4, name, given, named, result);
+            first == NULL ? PyTuple_Pack(2, given, named) : PyTuple_Pack(4, first, given, named, result);
         told = arguments == NULL ? NULL : call_listener(listener, arguments);
         Py_XDECREF(arguments);
         Py_DECREF(listener);
     }
     Py_XDECREF(given);
     Py_XDECREF(named);
+    return told;
+}
+
+static int tell_call(PyObject *listener, PyObject *first, PyObject *const *args, Py_ssize_t count, PyObject *keywords,
+                     PyObject *result)
+{
+    PyObject *told = answer_to_call(listener, first, args, count, keywords, result);
     Py_XDECREF(told);
     return told == NULL ? -1 : 0;
 }
@@ -292,9 +300,34 @@ static PyObject *Writer_vectorcall(PyObject *self, PyObject *const *args, size_t
     return result;
 }
 
+/* The call of a listener. Between the program's frame and the original's there is none of ours, so that warnings, their
+ * stack levels, tracebacks and the depth of recursion are as without it. */
+static PyObject *Listener_vectorcall(PyObject *self, PyObject *const *args, size_t flagged_count, PyObject *keywords)
+{
+    Writer *listener = (Writer *)self;
+    Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
+    Core *core = listener->core;
+    PyObject *noted = NULL;
+    if (core->active && listener->before != NULL) {
+        noted = answer_to_call(listener->before, NULL, args, count, keywords, NULL);
+        if (noted == NULL && forgive(core) < 0)
+            return NULL;
+    } else if (core->active)
+        noted = Py_NewRef(Py_None);
+    PyObject *result = PyObject_Vectorcall(listener->original, args, flagged_count, keywords);
+    int is_told = noted != NULL && (listener->before == NULL || noted != Py_None);
+    if (result != NULL && is_told && core->active && listener->after != NULL &&
+        tell_call(listener->after, noted, args, count, keywords, result) < 0 && forgive(core) < 0)
+        Py_CLEAR(result);
+    Py_XDECREF(noted);
+    return result;
+}
+
 static int Writer_traverse(Writer *self, visitproc visit, void *arg)
 {
     Py_VISIT(self->original);
+    Py_VISIT(self->before);
+    Py_VISIT(self->after);
     Py_VISIT(self->core);
     Py_VISIT(self->dictionary);
     return 0;
@@ -313,6 +346,8 @@ static void Writer_dealloc(Writer *self)
     if (self->weak_references != NULL)
         PyObject_ClearWeakRefs((PyObject *)self);
     Py_XDECREF(self->original);
+    Py_XDECREF(self->before);
+    Py_XDECREF(self->after);
     Py_XDECREF(self->op);
     Py_XDECREF(self->kind);
     Py_XDECREF(self->keyword);
@@ -406,6 +441,49 @@ static void find_indexing(Writer *writer)
     writer->indexed = owner;
 }
 
+/* New reference, not yet tracked: a wrapper of `original` without a task. */
+static Writer *new_writer(Core *core, PyObject *original, vectorcallfunc call)
+{
+    int binds = Py_TYPE(original)->tp_descr_get != NULL;
+    Writer *writer = PyObject_GC_New(Writer, binds ? &MethodWriter_Type : &FunctionWriter_Type);
+    if (writer == NULL)
+        return NULL;
+    memset((char *)writer + sizeof(PyObject), 0, sizeof(Writer) - sizeof(PyObject));
+    writer->vectorcall = call;
+    writer->original = Py_NewRef(original);
+    writer->position = -1;
+    writer->core = (Core *)Py_NewRef((PyObject *)core);
+    return writer;
+}
+
+/* Tracks a new wrapper, and gives it the name of what it wraps. */
+static PyObject *dressed(Writer *writer)
+{
+    PyObject_GC_Track(writer);
+    PyObject *dressed = PyObject_CallFunctionObjArgs(torch.dress, writer, writer->original, NULL);
+    Py_DECREF(writer);
+    return dressed;
+}
+
+static PyObject *Core_listener(Core *self, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    static const char *const names[] = {"original", "before", "after"};
+    PyObject *given[3];
+    if (take_arguments("listener", names, 3, 3, args, count, keywords, given) < 0)
+        return NULL;
+    for (int i = 0; i < 3; i++)
+        if (!PyCallable_Check(given[i]) && (i == 0 || given[i] != Py_None)) {
+            PyErr_SetString(PyExc_TypeError, "listener() needs a callable and two that may be None");
+            return NULL;
+        }
+    Writer *writer = new_writer(self, given[0], Listener_vectorcall);
+    if (writer == NULL)
+        return NULL;
+    writer->before = given[1] == Py_None ? NULL : Py_NewRef(given[1]);
+    writer->after = given[2] == Py_None ? NULL : Py_NewRef(given[2]);
+    return dressed(writer);
+}
+
 static PyObject *Core_writer(Core *self, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
     static const char *const names[] = {"original", "op", "kind", "position", "keyword"};
@@ -420,17 +498,12 @@ static PyObject *Core_writer(Core *self, PyObject *const *args, Py_ssize_t count
     Py_ssize_t position = PyLong_AsSsize_t(given[3]);
     if (position == -1 && PyErr_Occurred())
         return NULL;
-    int binds = Py_TYPE(given[0])->tp_descr_get != NULL;
-    Writer *writer = PyObject_GC_New(Writer, binds ? &MethodWriter_Type : &FunctionWriter_Type);
+    Writer *writer = new_writer(self, given[0], Writer_vectorcall);
     if (writer == NULL)
         return NULL;
-    memset((char *)writer + sizeof(PyObject), 0, sizeof(Writer) - sizeof(PyObject));
-    writer->vectorcall = Writer_vectorcall;
-    writer->original = Py_NewRef(given[0]);
     writer->op = Py_NewRef(given[1]);
     writer->kind = Py_NewRef(given[2]);
     writer->position = position;
-    writer->core = (Core *)Py_NewRef((PyObject *)self);
     writer->is_setitem = PyUnicode_CompareWithASCIIString(given[2], "setitem") == 0;
     writer->is_operator = PyUnicode_CompareWithASCIIString(given[2], "operator") == 0;
     writer->is_plain = writer->is_operator || PyUnicode_CompareWithASCIIString(given[2], "plain") == 0;
@@ -439,10 +512,7 @@ static PyObject *Core_writer(Core *self, PyObject *const *args, Py_ssize_t count
         PyUnicode_InternInPlace(&writer->keyword);
     }
     find_indexing(writer);
-    PyObject_GC_Track(writer);
-    PyObject *dressed = PyObject_CallFunctionObjArgs(torch.dress, writer, given[0], NULL);
-    Py_DECREF(writer);
-    return dressed;
+    return dressed(writer);
 }
 
 /* ---- indexing --------------------------------------------------------------------------------------------------- */

@@ -1,0 +1,155 @@
+"""While watching, functions of torch pickle, warn, ask subclasses and call from the same place as without gradsan."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import gradsan
+from gradsan.record import log
+
+needs_native = pytest.mark.skipif(not log.native_available(), reason="C core not built")
+
+
+class Warns(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        for level in (1, 2, 3):
+            warnings.warn("forward", stacklevel=level)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        warnings.warn("backward", stacklevel=2)
+        return gradient * 2
+
+
+class Groups(torch.optim.SGD):
+    def add_param_group(self, group: dict[str, Any]) -> None:
+        super().add_param_group(group)
+
+
+class Rates(torch.optim.lr_scheduler.LRScheduler):
+    def get_lr(self) -> list[float]:
+        warnings.warn("rate", stacklevel=5)
+        return [0.1 for _ in self.base_lrs]
+
+
+class Asked(torch.Tensor):
+    frames: ClassVar[list[str]] = []
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.frames.append(f"{function.__name__} {traceback.extract_stack(limit=2)[0].name}")
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def read_only() -> Any:
+    array = np.ones(3)
+    array.flags.writeable = False
+    return array
+
+
+def twice() -> list[torch.Tensor]:
+    return [torch.ones(1, requires_grad=True)] * 2
+
+
+LEAF = torch.ones(2, requires_grad=True)
+CALLS: tuple[Callable[[], Any], ...] = (
+    lambda: torch.from_numpy(read_only()),
+    lambda: torch.as_tensor(read_only()),
+    lambda: torch.asarray(read_only()),
+    lambda: torch.frombuffer(b"1234", dtype=torch.int32),
+    lambda: np.asarray(torch.ones(2)),
+    lambda: torch.ones(2).data.copy_(torch.ones(2, dtype=torch.cfloat)),
+    lambda: Warns.apply(LEAF).sum().backward(),
+    lambda: Groups([LEAF], 0.1).add_param_group({"params": twice()}),
+    lambda: torch.optim.SGD(twice(), 0.1),
+    lambda: Rates(torch.optim.SGD([LEAF], 0.1)),
+    lambda: setattr(torch.ones(2), "data", torch.ones(3)),
+    lambda: nn.functional.batch_norm(torch.ones(1, 2), None, None, training=True),
+    lambda: torch.ones(1, requires_grad=True).register_hook(),  # type: ignore[call-arg]
+    lambda: torch.ones(1).register_hook(print),
+    lambda: torch.from_numpy(3),
+    lambda: LEAF.numpy(),
+    lambda: setattr(LEAF, "data", 3),
+    lambda: torch.ones(2).apply_(lambda number: 1 / 0),
+    lambda: torch.optim.SGD([LEAF], 0.1).add_param_group(3),
+    lambda: torch.optim.lr_scheduler.StepLR(3, 1),
+    lambda: torch.ones(2).as_subclass(Asked).numpy(),
+    lambda: torch.ones(2).as_subclass(Asked).data,
+    lambda: setattr(torch.ones(2).as_subclass(Asked), "data", torch.ones(2)),
+    lambda: torch.ones(2).as_subclass(Asked).set_(torch.ones(2)),
+    lambda: torch.ones(2).as_subclass(Asked).data_ptr(),
+)
+
+
+def shown() -> list[Any]:
+    """Each call's warnings with their places, the frames of its exception, and those that a subclass is asked from."""
+    found = []
+    torch.set_warn_always(True)
+    for number, call in enumerate(CALLS):
+        error = None
+        Asked.frames.clear()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                call()
+            except Exception as failure:
+                frames = traceback.extract_tb(failure.__traceback__)
+                error = type(failure).__name__, str(failure), [(one.filename, one.lineno) for one in frames]
+        places = [(str(one.message), one.filename, one.lineno) for one in caught]
+        found.append((number, places, error, tuple(Asked.frames)))
+    torch.set_warn_always(False)
+    return found
+
+
+@needs_native
+@pytest.mark.parametrize("mode", ["watch", "deep", "nonfinite"])
+def test_warnings_and_tracebacks_are_from_the_same_places(mode: str) -> None:
+    plain = shown()
+    assert sum(len(places) for _, places, *_ in plain) > 10
+    with gradsan.watch(mode):  # type: ignore[arg-type]
+        assert shown() == plain
+    assert shown() == plain
+
+
+def test_functions_of_torch_can_be_sent_to_other_processes() -> None:
+    """As DataLoader's workers are sent ``collate_fn=torch.as_tensor``, and a saved module its activation."""
+
+    def standing() -> list[Any]:
+        builtins = ("add", "relu_", "from_numpy", "as_tensor", "frombuffer", "unsafe_chunk")
+        methods = ("numpy", "set_", "apply_", "add_", "data_ptr", "register_hook", "__reduce_ex__")
+        return [
+            *(getattr(torch, name) for name in builtins),
+            *(getattr(torch.Tensor, name) for name in methods),
+            nn.functional.batch_norm,
+            nn.functional.relu,
+            nn.Module.state_dict,
+            torch.optim.Optimizer.add_param_group,
+        ]
+
+    plain = [pickle.dumps(one) for one in standing()]
+    with gradsan.watch():
+        watched = standing()
+        assert [pickle.dumps(one) for one in watched] == plain
+        assert [pickle.loads(pickle.dumps(one)) == one for one in watched] == [True] * len(watched)
+
+
+def test_hooks_that_cannot_be_called_are_refused_where_they_are_given() -> None:
+    def entered() -> str:
+        with pytest.raises(TypeError) as caught:
+            torch.autograd.graph.saved_tensors_hooks(1, 2).__enter__()  # type: ignore[arg-type]
+        return str(caught.value)
+
+    plain = entered()
+    with gradsan.watch():
+        assert entered() == plain
