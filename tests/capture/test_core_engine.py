@@ -1,5 +1,6 @@
 """Backward calls while they run, in both cores."""
 
+import gc
 import inspect
 import sys
 import threading
@@ -540,3 +541,18 @@ def test_some_errors_may_pass(core):
 
 def stop(_):
     raise KeyError("stop")
+
+
+def test_no_garbage_is_collected_while_the_frames_of_threads_are_made(monkeypatch):
+    """A ``threading.local`` that ends meanwhile waits for a lock that its own thread holds (CPython's issue 106883)."""
+    current, collects = sys._current_frames, []
+    monkeypatch.setattr(sys, "_current_frames", lambda: collects.append(gc.isenabled()) or current())
+    assert threading.get_ident() in _torch.frames_of_threads()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        _torch.frames_of_threads()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    assert collects == [False, False]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import sys
 from collections.abc import Iterator
@@ -134,6 +135,21 @@ def is_engine_frame(frame: Any) -> bool:
     return bool(code.co_name == "_engine_run_backward" and code.co_filename == _graph.__file__)
 
 
+def frames_of_threads() -> dict[int, FrameType]:
+    """The innermost frame of each thread, by its ident.
+
+    While CPython makes them it holds a lock that the end of a ``threading.local`` needs, too: collected as garbage
+    meanwhile, one would wait for ever (3.11.7; https://github.com/python/cpython/issues/106883).
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if collects:
+            gc.enable()
+
+
 def callers_of_engine(frame: Any) -> list[Any]:
     """Where ``frame`` runs in a thread of the engine's own, the frames by which other threads wait for the engine.
 
@@ -146,7 +162,7 @@ def callers_of_engine(frame: Any) -> list[Any]:
             return []
         frame = frame.f_back
     callers = []
-    for other in sys._current_frames().values():
+    for other in frames_of_threads().values():
         at: Any = other
         while at is not None and not is_engine_frame(at):
             at = at.f_back

@@ -196,7 +196,7 @@ def others_run(core: Log, entry: RawBackward) -> bool:
     To read ``.grad`` while the engine sets it in another thread can end the process.
     """
     callers = {one[2] for one in (*core.backward_log, *core.running)}
-    return not callers.isdisjoint(sys._current_frames().keys() - {entry.thread})
+    return not callers.isdisjoint(_torch.frames_of_threads().keys() - {entry.thread})
 
 
 def _in_every_round(updates: list[Update], begins: list[int], ends: list[int]) -> bool:

@@ -169,7 +169,7 @@ def _still_runs(stack: Any) -> bool:
     # The hook that took the stack has returned long ago.
     own = int(_torch.is_untraced_call(stack.codes[0])) if stack.codes else 0
     codes, offsets = stack.codes[own:], stack.lastis[own:]
-    for frame in sys._current_frames().values():
+    for frame in _torch.frames_of_threads().values():
         at: FrameType | None = frame
         while at is not None:
             if at.f_code is codes[0] and _calls_agree(at.f_back, codes[1:], offsets[1:]):
