@@ -18,6 +18,7 @@ from gradsan import _torch
 from gradsan.graph import naming, walk
 from gradsan.model import Conflict, Deviation, Message
 from gradsan.originals import side_backward
+from gradsan.originals.comparing import Comparing, is_rounding, is_same, relative_error
 from gradsan.originals.default_hooks import DefaultHooks
 from gradsan.originals.emptied import Emptied, freed
 from gradsan.originals.handed_out import HandedOut
@@ -31,7 +32,6 @@ from gradsan.record.user_hooks import HookedSave, TensorHooks
 Mode = Literal["deep", "heal"]
 _LEAVES_MEASURED = 1_000
 _WORTH_MOST = 3
-_ROUNDINGS = 8
 
 
 class Deep:
@@ -64,9 +64,9 @@ class Deep:
         self._reading: Literal["", "original", "current"] = ""
         self._node_aside: Any = None
         self._deviation: Deviation | None = None
-        self._changed_before: set[int] = set()
-        self._measured_with: set[int] = set()
+        self._changed_before, self._measured_with = set[int](), set[int]()
         self._known_outside = KnownOutside(core)
+        self._comparing = Comparing(core, self._known_outside)
         self._tensor_hooks = TensorHooks(core)
         self._hooks = DefaultHooks(core, self._pack, self._unpack, note)
         self._handed_out = HandedOut(core)
@@ -103,12 +103,13 @@ class Deep:
         outputs = entry.outputs
         roots = [node for one in outputs if (node := getattr(one, "grad_fn", None)) is not None]
         order = walk.engine_order(roots)
-        changed = {
+        suspects = {
             id(kept): kept
             for node, slot, kept in _kept_of(order)
             # What its kernel changes itself, and backward does not read, is no reason to run anything.
-            if not kept.is_as_saved and (kept.moved or _torch.is_read_by_backward(node, slot)) and kept.changed
+            if not kept.is_as_saved and (kept.moved or _torch.is_read_by_backward(node, slot))
         }
+        changed = {id(kept): kept for kept in self._comparing.changed_among(suspects.values())}
         self._changed_before = set(changed)
         # The inside of a wrapper subclass is compared, not put together anew: there is nothing to measure with.
         if self.measures and changed and all(kept.original is not None for kept in changed.values()):
@@ -184,7 +185,7 @@ class Deep:
                     except RuntimeError:
                         return None
                 reached.append(hooks.reached)
-            others = frozenset(place for place, one in reached[0].items() if not _is_same(one, reached[1].get(place)))
+            others = frozenset(place for place, one in reached[0].items() if not is_same(one, reached[1].get(place)))
             if not others:
                 return found
             closed |= others
@@ -314,7 +315,7 @@ class Deep:
             return self.given_aside(kept)
         if self._is_refused(kept):
             raise RuntimeError(_torch.DETACHED)
-        moved, changed = kept.moved, kept.changed
+        moved, changed = kept.moved, self._comparing.has_changed(kept)
         if not (moved or changed):
             return kept.alias
         if not moved:
@@ -388,27 +389,6 @@ def _worth(raises: bool, changed: bool, deviation: Deviation | None) -> int:
     if raises:
         return _WORTH_MOST
     return 1 if not changed or (deviation is not None and not deviation.errors) else 2
-
-
-def relative_error(right: Any, wrong: Any) -> float:
-    """How far ``wrong`` is from ``right``; elements that are NaN in both, or infinite, are the same."""
-    same = (wrong == right) | (wrong.isnan() & right.isnan())
-    gap, size = _norm((wrong - right).masked_fill(same, 0)), _norm(right)
-    return gap / size if size else (float("inf") if gap else 0.0)
-
-
-def is_rounding(error: float, right: Any) -> bool:
-    """Whether only rounding tells a gradient from the right one: then it is the same."""
-    return bool(error <= _ROUNDINGS * torch.finfo(right.dtype).eps)
-
-
-def _is_same(right: Any, wrong: Any) -> bool:
-    return torch.is_tensor(wrong) and is_rounding(relative_error(right, wrong), right)
-
-
-def _norm(tensor: Any) -> float:
-    parts = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-    return float(torch.linalg.vector_norm(parts.to(torch.float64)))
 
 
 def _kept_of(nodes: list[Any]) -> Iterator[tuple[Any, str, Kept]]:

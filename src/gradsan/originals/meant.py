@@ -18,7 +18,8 @@ import torch
 from gradsan import _torch
 from gradsan.graph import naming, walk
 from gradsan.model import Deviation
-from gradsan.originals.deep import Deep, is_rounding, relative_error
+from gradsan.originals.comparing import is_rounding, relative_error
+from gradsan.originals.deep import Deep
 from gradsan.originals.side_backward import UNKNOWN, HooksOnTheWay
 from gradsan.record.ledger import RawWrite
 

@@ -96,6 +96,7 @@ class Kept:
         "parts",
         "reported",
         "requires_grad",
+        "same_at",
         "source",
         "stack",
         "thread",
@@ -140,6 +141,8 @@ class Kept:
             self.original = _copied(self.alias) if self.is_copied else _torch.lazy_clone(self.alias)
         self.parts: tuple[Kept, ...] = ()
         self.reported = 0
+        # The clock of the last comparison that found it as it was; -1 where there was none.
+        self.same_at = -1
         self.heals: bool | None = None
         self.hooks: tuple[Any, Any] | None = None
         self.source = None if is_result else _torch.weak_tensor(tensor)
@@ -263,12 +266,12 @@ def have_same_bytes(one: Any, other: Any) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     try:
-        return torch.equal(_as_integers(one), _as_integers(other))
+        return torch.equal(as_integers(one), as_integers(other))
     except RuntimeError:
         if one.is_cpu:
             raise
         # The device lacks the operator, or memory for it.
-        return torch.equal(_as_integers(one.cpu()), _as_integers(other.cpu()))
+        return torch.equal(as_integers(one.cpu()), as_integers(other.cpu()))
 
 
 def _copied(tensor: Any) -> Any:
@@ -280,12 +283,12 @@ def _copied(tensor: Any) -> Any:
 
 
 def _differing(one: Any, other: Any) -> Any:
-    first, second = _as_integers(one), _as_integers(other)
+    first, second = as_integers(one), as_integers(other)
     different = first != second
     return different.any(-1) if different.dim() > one.dim() else different
 
 
-def _as_integers(tensor: Any) -> Any:
+def as_integers(tensor: Any) -> Any:
     """The bits of a tensor, so that a NaN equals itself."""
     tensor = tensor.resolve_conj().resolve_neg()
     if tensor.dtype == torch.complex128:
