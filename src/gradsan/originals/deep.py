@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
@@ -22,12 +22,14 @@ from gradsan.originals.comparing import Comparing, is_rounding, is_same, relativ
 from gradsan.originals.default_hooks import DefaultHooks
 from gradsan.originals.emptied import Emptied, freed
 from gradsan.originals.handed_out import HandedOut
-from gradsan.originals.holdings import Holdings
 from gradsan.originals.originals import Kept, KnownOutside
 from gradsan.record.log import Core
 from gradsan.record.patches import Patches
 from gradsan.record.steps import RawBackward, running_here
 from gradsan.record.user_hooks import HookedSave, TensorHooks
+
+if TYPE_CHECKING:
+    from gradsan.originals.holdings import Holdings
 
 Mode = Literal["deep", "heal"]
 _LEAVES_MEASURED = 1_000

@@ -17,7 +17,6 @@ from gradsan._errors import GradsanError
 from gradsan.graph import walk
 from gradsan.model import Conflict, Site, Use
 from gradsan.originals.deep import Deep
-from gradsan.originals.holdings import Holdings
 from gradsan.originals.originals import Kept
 from gradsan.record.demands import FOUND_AT_WRITE, Demands
 from gradsan.record.log import Core
@@ -50,6 +49,8 @@ class Overwriting:
                 self._hook = None
             return
         if deep.holdings is None:
+            from gradsan.originals.holdings import Holdings
+
             deep.holdings = Holdings(bound)
             self._core.tells_all_writes = True
             self._hook = register_optimizer_step_post_hook(self._stepped)
