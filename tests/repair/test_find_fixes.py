@@ -57,6 +57,23 @@ b = w.sigmoid()
 b *= 2
 b.sum().backward()
 """
+TWO_STATES = """
+def run(cell, head, optimizer, fresh=True):
+    for _ in range(2):
+        if fresh:
+            hx, cx = torch.zeros(2, 3), torch.zeros(2, 3)
+        else:
+            hx = hx * 1.0
+        loss, fresh = 0.0, False
+        for _ in range(2):
+            hx, cx = cell(torch.randn(2, 2), (hx, cx))
+            loss = loss + head(hx).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+cell, head = torch.nn.LSTMCell(2, 3), torch.nn.Linear(3, 1)
+run(cell, head, torch.optim.SGD([*cell.parameters(), *head.parameters()], lr=0.1))
+"""
 ONE_BACKWARD = """
 w, v = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
 a = w.exp()
@@ -114,6 +131,12 @@ def test_two_faults_are_mended_one_after_the_other(tmp_path, monkeypatch):
     assert "a = a + 1" in text
     assert "b = b * 2" in text
     assert found.left is None
+
+
+def test_what_one_statement_carries_beside_a_state_that_was_cut(tmp_path, monkeypatch):
+    found = search(tmp_path, monkeypatch, TWO_STATES)
+    assert [diagnosis.code for diagnosis in found.diagnoses] == ["GS401", "GS401"]
+    assert passed(found) == [("detach_carried_state", "changed")]
 
 
 @pytest.mark.long

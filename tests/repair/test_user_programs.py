@@ -10,6 +10,14 @@ import user_programs as programs
 from gradsan.repair.patch import Patch, PatchError
 
 ALWAYS = {
+    "adjacency_kept_by_trainer",
+    "best_state_restored",
+    "critic_left_frozen",
+    "encoder_of_two_optimizers",
+    "images_scaled_by_epoch",
+    "losses_walked_in_turn",
+    "weights_of_losses_plain",
+    "images_of_two_generators",
     "adapters_merged_for_a_look",
     "actor_critic_advantage",
     "batch_clamped_through_data",

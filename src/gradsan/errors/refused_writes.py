@@ -35,7 +35,7 @@ from gradsan.errors.tensors import described, inner_frames, made_by, writes_to
 from gradsan.graph import naming
 from gradsan.graph.live import first_named, live_clues, tensor_of, value_of
 from gradsan.graph.walk import learns_elsewhere
-from gradsan.model import Clue, Frame
+from gradsan.model import Clue, Frame, Site
 from gradsan.record.ledger import call_that_made
 from gradsan.record.stacks import symbolise
 from gradsan.source.tree import header_nodes
@@ -212,6 +212,7 @@ def _module_clue(name: str, module: Any, certain: bool) -> Clue:
 
 
 LIVE_ROWS = ("no_graph",)
+_MOST_BACKWARDS = 16
 
 
 def gather_live(context: Context) -> tuple[Clue, ...]:
@@ -225,7 +226,23 @@ def gather_live(context: Context) -> tuple[Clue, ...]:
         )
         for one in losses[:1]
     ]
+    if _has_run_before(context):
+        found.append(Clue("ran_before"))
     return (*live_clues(context.frame), *reversed(found))
+
+
+def _has_run_before(context: Context) -> bool:
+    """Whether an earlier round has called the same backward by the same lines, and so had a loss with a graph."""
+    backward = context.backward
+    if backward is None or context.backwards is None:
+        return False
+    past = context.backwards.before_in_thread(backward.clock)[-_MOST_BACKWARDS:]
+    own = _user_lines(context.site)
+    return any(_user_lines(symbolise(one.stack)) == own for one in reversed(past))
+
+
+def _user_lines(site: Site) -> list[tuple[str, int]]:
+    return [(one.file, one.line) for one in site.frames if one.is_user]
 
 
 NON_LEAF_ROWS = ("grad_of_non_leaf",)

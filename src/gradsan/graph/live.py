@@ -94,7 +94,8 @@ def live_clues(
     """A clue ``live`` for each of the user's frames from ``frame`` outwards, outermost first.
 
     ``values``: ``requires_grad`` (expression -> what ``requires_grad`` says of the tensor; of a module, whether any
-    parameter does) and ``callees`` (expression -> file, first line and name of what runs).
+    parameter does), ``callees`` (expression -> file, first line and name of what runs) and ``switched_off`` (the
+    modules of which no parameter requires grad, though an optimizer has them).
     """
     found = []
     while frame is not None:
@@ -128,7 +129,15 @@ def _of_frame(frame: Any, requires_grad: Callable[[Any], bool]) -> Clue:
         if code is not None and is_user_file(code.co_filename):
             callees[name] = (file_of(code), code.co_firstlineno, code.co_name)
     code = frame.f_code
-    return Clue("live", name=code.co_name, values={"requires_grad": requires, "callees": callees})
+    optimizers = [value for _, value in named if isinstance(value, torch.optim.Optimizer)]
+    held = {id(one) for one in _torch.parameters_of(*optimizers)}
+    switched_off = [
+        name
+        for name, value in named[:_MOST_NAMES]
+        if requires.get(name) is False and isinstance(value, nn.Module) and held & set(map(id, value.parameters()))
+    ]
+    values = {"requires_grad": requires, "callees": callees, "switched_off": switched_off}
+    return Clue("live", name=code.co_name, values=values)
 
 
 def _answer(value: Any, requires_grad: Callable[[Any], bool]) -> bool | None:

@@ -218,8 +218,8 @@ def _loss(comparison: Comparison, training: Training, fix: Fix) -> Message | Non
         return Message("fix.no_longer_written", {"names": ", ".join(training.frozen)})
     if training.drawn:
         return Message("fix.drawn_again", {"what": ", ".join(training.drawn)})
-    if comparison.is_equal and training.kept:
-        # The gradients are the same: what the program keeps has no reason to be another.
+    if comparison.is_equal and training.kept and fix.kind not in _SPARES:
+        # The gradients are the same: what the program keeps has no reason to be another, unless it was to be a copy.
         return Message("fix.keeps_another", {"names": ", ".join(training.kept)})
     return None
 
@@ -283,7 +283,7 @@ IMPLIED = frozenset(
         *("reset_state", "reset_modules", "recompute_forward", "recompute_after_change", "rebuild_in_loop"),
         *("rebuild_in_function", "as_property", "record_the_change", "change_a_copy", "leave_the_argument"),
         *("clear_gradient", "clear_by_optimizer", "detach_built_once", "collect_each_value", "forget_collected"),
-        *("give_to_optimizer", "cache_each_round", "create_graph", "copy_second_name", "clip_between"),
+        *("give_to_optimizer", "cache_each_round", "switch_on", "create_graph", "copy_second_name", "clip_between"),
         *("clear_elsewhere", "give_parameters", "scale_out_of_place"),
         *("undo_item", "undo_new_tensor", "undo_gradient", "cut_at_use", "schedule_anew"),
         *("differentiate_base", "compute_each_round", "functional_fast_weights"),

@@ -108,6 +108,7 @@ if TYPE_CHECKING:
     from gradsan.source.rewrite.suggest import drop_keyword as drop_keyword
     from gradsan.source.rewrite.suggest import has_keyword as has_keyword
     from gradsan.source.rewrite.suggest import inplace_false as inplace_false
+    from gradsan.source.rewrite.suggest import switch_on_before as switch_on_before
     from gradsan.source.rewrite.suggest import undone as undone
     from gradsan.source.rewrite.uncut import Uncut as Uncut
     from gradsan.source.rewrite.uncut import cut_at_use as cut_at_use
@@ -122,6 +123,7 @@ if TYPE_CHECKING:
     from gradsan.source.rounds import in_same_loops as in_same_loops
     from gradsan.source.rounds import is_computed_in_rounds as is_computed_in_rounds
     from gradsan.source.rounds import is_item_of_loop as is_item_of_loop
+    from gradsan.source.rounds import is_read_afterwards as is_read_afterwards
     from gradsan.source.rounds import is_read_between as is_read_between
     from gradsan.source.rounds import keep_graph as keep_graph
     from gradsan.source.rounds import shape_bound_at as shape_bound_at
@@ -181,12 +183,14 @@ _NAMES = {
     "rewrite.out_of_place": "argument_out_of_place out_of_place recorded written_for_others",
     "rewrite.renewing": "run_again run_again_for_next_round",
     "rewrite.scatter": "element_out_of_place part_out_of_place",
-    "rewrite.suggest": "clone_at_save clone_before detach_at drop_keyword has_keyword inplace_false undone",
+    "rewrite.suggest": (
+        "clone_at_save clone_before detach_at drop_keyword has_keyword inplace_false switch_on_before undone"
+    ),
     "rewrite.uncut": "Uncut cut_at_use term_uncut",
     "rounds": (
         "backward_of_sum detach_after detach_after_round enter_each_round enter_once_more frames_between "
-        "in_same_function in_same_loops is_computed_in_rounds is_item_of_loop is_read_between keep_graph "
-        "shape_bound_at"
+        "in_same_function in_same_loops is_computed_in_rounds is_item_of_loop is_read_afterwards is_read_between "
+        "keep_graph shape_bound_at"
     ),
     "targets": (
         "Operation assigned_data called_expression first_argument mixed_operand operand_expressions operation_at "

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, add_keyword, apply_change, edited, insert_after, insert_before
-from gradsan.source.identifiers import ADDING_METHODS, bindings_of, chain_key, consumed_names, leaf_name
+from gradsan.source.identifiers import ADDING_METHODS, bindings_of, chain_key, consumed_names, leaf_name, local_nodes
 from gradsan.source.locate import Expression, expression_at, scope_of, statement_at
 from gradsan.source.modules import Shape, detached_form, object_cut, shape_in_source
 from gradsan.source.targets import aliased_expression
@@ -27,6 +27,7 @@ __all__ = [
     "in_same_loops",
     "is_computed_in_rounds",
     "is_item_of_loop",
+    "is_read_afterwards",
     "is_read_between",
     "keep_graph",
     "shape_bound_at",
@@ -136,6 +137,16 @@ def shape_bound_at(frame: Frame, name: str) -> Shape | None:
             known = shape_in_source(statement.source, binding)
             return "list" if known is None and binding.method in ADDING_METHODS else known
     return None
+
+
+def is_read_afterwards(frame: Frame) -> bool:
+    """Whether a later statement of the same function reads what the statement at ``frame`` writes."""
+    written = statement_at(frame)
+    if written is None or written.function is None or isinstance(written.function, ast.Lambda):
+        return False
+    names = {one.name for one in bindings_of(written.node)}
+    later = (one for one in local_nodes(written.function) if isinstance(one, ast.stmt))
+    return any(names & set(consumed_names(one)) for one in later if one.lineno > written.span.end_line)
 
 
 def is_computed_in_rounds(bound_at: Frame, used_at: Frame) -> bool:

@@ -18,8 +18,10 @@ def loss_without_graph(failure: Failure) -> Diagnosis | None:
     """Every such failure."""
     frames = user_frames(failure.site)
     name = (source.method_receiver(frames[-1]) if frames else None) or Message("label.the_loss")
-    found = _cuts(failure)
     used = label_texts.at("used", failure.site, Message("label.loss_at"), op="backward")
+    if switched_off := _switched_off(failure):
+        return _trained_no_more(failure, name, switched_off, used)
+    found = _cuts(failure)
     if not found:
         return _nothing_requires_grad(failure, name, used)
     cuts = _likely(found)
@@ -36,6 +38,44 @@ def loss_without_graph(failure: Failure) -> Diagnosis | None:
         labels=(*_in_order(cuts), *used),
         tensor=_tensor(failure, name),
         fixes=undone_cuts(found),
+    )
+
+
+def _switched_off(failure: Failure) -> str | None:
+    """The module of the innermost frame that an optimizer has, and of which no parameter requires grad any more.
+
+    Only of a backward that has run before: what cuts the graph off in every round did so then, too. None where
+    gradients are switched off altogether, or several such modules would do.
+    """
+    mode = parts.clue(failure, "mode")
+    if parts.clue(failure, "ran_before") is None or (mode is not None and not mode.values["grad_enabled"]):
+        return None
+    for clue in reversed(parts.clues(failure, "live")):
+        names = clue.values["switched_off"]
+        if names:
+            return str(names[0]) if len(names) == 1 else None
+    return None
+
+
+def _trained_no_more(failure: Failure, name: str | Message, module: str, used: tuple[Label, ...]) -> Diagnosis:
+    frames = user_frames(failure.site)
+    made = source.definition_of(frames[-1], name) if frames and isinstance(name, str) else None
+    change = None if made is None else source.switch_on_before(made.frame, module)
+    lines = () if change is None or made is None else source.changed_lines(made.frame.file, change)
+    values = {"name": name, "module": module}
+    created = (
+        () if made is None else label_texts.at("created", Site((made.frame,)), Message("label.switched_off", values))
+    )
+    return parts.diagnosis(
+        failure,
+        "GS405",
+        "loss_without_graph",
+        values=values,
+        title="title.loss_without_graph_switched_off",
+        explanation="explanation.loss_without_graph_switched_off",
+        labels=(*created, *used),
+        tensor=_tensor(failure, name),
+        fixes=(parts.fix("switch_on", "changed", values, lines=lines),),
     )
 
 

@@ -327,7 +327,10 @@ def _out_of_place(changed: Sequence[Clue]) -> tuple[tuple[str, int, str], ...]:
     for one in changed:
         frame = None if one.site is None else place(one.site)
         change = None if frame is None else source.out_of_place(frame, one.op or "")
-        if frame is None or change is None or "parameter_not_returned" in change.notes:
+        if frame is None or change is None:
+            return ()
+        if "parameter_not_returned" in change.notes and not source.is_read_afterwards(frame):
+            # The caller reads what the function has written: it would read it as it was.
             return ()
         lines += [line for line in source.changed_lines(frame.file, change) if line not in lines]
     return tuple(lines)

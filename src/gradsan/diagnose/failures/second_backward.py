@@ -207,6 +207,8 @@ def _once(case: _Case) -> Diagnosis:
             notes=(Message(note, values),),
         )
     borrowed = detach_other_network(_borrowed(case.failure), None)
+    # Without an update, computed anew it would be what it was: the losses of several tasks, one after another.
+    kept = () if case.updated is not None else (_keep_graph(case),)
     again = parts.fix("recompute_forward", "changed", values, summary="help.build_each_round")
     lines, summary = _cut_off(case), "help.build_without_graph"
     if not lines:
@@ -225,7 +227,7 @@ def _once(case: _Case) -> Diagnosis:
         case,
         ONCE,
         bridge="label.built_once",
-        fixes=(*borrowed, again, without),
+        fixes=(*borrowed, *kept, again, without),
         notes=(Message(note, values),),
     )
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from gradsan.model import Diagnosis, Fix, Label
 from gradsan.repair.fixes import _blocks as blocks
-from gradsan.source.change import Edit, changed_lines, edited
+from gradsan.source.change import Edit, changed_lines, edited, text_with
 from gradsan.source.identifiers import leaf_name, local_nodes
 from gradsan.source.rewrite.renewing import run_again, run_again_for_next_round
 from gradsan.source.tree import SourceFile, header_nodes
@@ -276,32 +276,52 @@ def _depending(between: list[ast.stmt], wanted: set[str]) -> list[ast.stmt]:
 
 
 def _as_property(made: Label) -> Fix | None:
-    """``self.x = …`` of ``__init__``, computed from ``self`` alone, as a property that computes it at every reading."""
+    """``self.x = …`` of a method, computed from ``self`` alone, as a property that computes it at every reading.
+
+    What the method was given and keeps as it is (``self.net = net``) is read from there.
+    """
     for place in blocks.placements(made):
         source, node = place.source, place.statement
         function = source.function(node)
         target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
-        if not isinstance(function, ast.FunctionDef) or function.name != "__init__" or not isinstance(node, ast.Assign):
+        if not isinstance(function, ast.FunctionDef) or source.owner_class(node) is None:
             continue
-        if not isinstance(target, ast.Attribute) or not isinstance(target.value, ast.Name):
+        if not isinstance(node, ast.Assign) or not isinstance(target, ast.Attribute):
             continue
-        own = target.value.id
-        local = {
+        own = target.value.id if isinstance(target.value, ast.Name) else ""
+        if not function.args.args or own != function.args.args[0].arg or node not in function.body:
+            continue
+        stored = {
             one.id for one in local_nodes(function) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
         }
-        local |= {one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg)}
-        if blocks.names_read([node.value]) & (local - {own}) or not blocks.is_whole_lines(source, node):
+        given = {one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg)} - {own}
+        kept = _kept_arguments(source, function, own, given - stored)
+        if blocks.names_read([node.value]) & ((stored | given) - set(kept)) or not blocks.is_whole_lines(source, node):
             return None
         if len(place.block) < 2 or _is_bound_elsewhere(source, node, target):
             return None
-        return _property(source, function, node, own, target.attr)
+        reads = (one for one in ast.walk(node.value) if isinstance(one, ast.Name) and one.id in kept)
+        value = text_with(source, source.span(node.value), [Edit(source.span(one), kept[one.id]) for one in reads])
+        return _property(source, function, node, value, own, target.attr)
     return None
 
 
-def _property(source: SourceFile, function: ast.FunctionDef, node: ast.Assign, own: str, name: str) -> Fix:
+def _kept_arguments(source: SourceFile, function: ast.FunctionDef, own: str, given: set[str]) -> dict[str, str]:
+    """The arguments that the function keeps as they are in attributes, by name, and which attribute that is."""
+    found: dict[str, str] = {}
+    for node in function.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Name) or node.value.id not in given:
+            continue
+        is_own = isinstance(target, ast.Attribute) and ast.unparse(target.value) == own
+        if isinstance(target, ast.Attribute) and is_own and not _is_bound_elsewhere(source, node, target):
+            found[node.value.id] = ast.unparse(target)
+    return found
+
+
+def _property(source: SourceFile, function: ast.FunctionDef, node: ast.Assign, value: str, own: str, name: str) -> Fix:
     indent = " " * (source.span(function).column - 1)
     unit = blocks.indentation_of(source)
-    value = source.slice(source.span(node.value))
     text = f"\n{indent}@property\n{indent}def {name}({own}):\n{indent}{unit}return {value}"
     changes = blocks.removed(source, node)
     end = source.span(function).end_line

@@ -47,6 +47,45 @@ def register_container(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     return (blocks.fix("give_parameters", lines, "register_container", **values),) if lines else ()
 
 
+def register_parameter(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """``nn.Parameter(…)`` for the tensor that a module holds as a plain attribute."""
+    advice = blocks.advice(diagnosis, "give_parameters")
+    name = _name(diagnosis)
+    attribute = name.rpartition(".")[2]
+    if advice is None or advice.summary.key != "help.give_unregistered" or attribute == name or "[" in attribute:
+        return ()
+    found = [
+        (source, value)
+        for source in blocks.user_sources(diagnosis)
+        for value in _bound_to_attribute(source, attribute)
+        if isinstance(value, ast.Call) and leaf_name(value.func) != "Parameter"
+    ]
+    if len(found) != 1:
+        return ()
+    source, value = found[0]
+    module = _nn_in(source)
+    if module is None:
+        return ()
+    change = edited(source, [Edit(source.span(value), f"{module}.Parameter({_plain_leaf(source, value)})")], "register")
+    lines = () if change is None else changed_lines(source.file, change)
+    values = dict(advice.summary.values) | {"container": f"{module}.Parameter", "attribute": f"self.{attribute}"}
+    return (blocks.fix("give_parameters", lines, "register_parameter", **values),) if lines else ()
+
+
+def _plain_leaf(source: SourceFile, value: ast.Call) -> str:
+    """The call that makes a leaf, without the ``requires_grad`` that a Parameter has by itself."""
+    func = value.func
+    if isinstance(func, ast.Attribute) and func.attr == "requires_grad_":
+        return source.text(func.value)
+    span, last = source.span(value), value.keywords[-1] if value.keywords else None
+    before = [*value.args, *(one.value for one in value.keywords[:-1])]
+    if last is None or last.arg != "requires_grad" or not before:
+        return source.slice(span)
+    end, kept = source.span(last.value), max(map(source.span, before), key=lambda one: (one.end_line, one.end_column))
+    tail = source.slice(Span(end.end_line, end.end_column, span.end_line, span.end_column))
+    return source.slice(Span(span.line, span.column, kept.end_line, kept.end_column)) + tail
+
+
 def _name(diagnosis: Diagnosis) -> str:
     return (diagnosis.tensor.name if diagnosis.tensor is not None else None) or ""
 

@@ -15,6 +15,7 @@ from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Edit, changed_lines, edited
 from gradsan.source.cut_scopes import Live, Scope, definitions_of, scope_at
 from gradsan.source.identifiers import chain_key, imported_as, leaf_name
+from gradsan.source.locate import expression_at
 from gradsan.source.tree import SourceFile
 
 _DEEPEST = 8
@@ -45,6 +46,22 @@ def copy_where_made(diagnosis: Diagnosis) -> tuple[Fix, ...]:
                 values = {**advice.summary.values, "value": source.text(kept)}
                 found.append(blocks.fix("copy_second_name", lines, "copy_where_made", **values))
     return tuple(found)
+
+
+def copy_state_where_taken(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """A copy of each tensor where ``best = model.state_dict()`` keeps the module's own."""
+    advice, taken = blocks.advice(diagnosis, "copy_second_name"), blocks.first(diagnosis, "note")
+    found = None if taken is None else expression_at(taken.frame)
+    if advice is None or advice.summary.key != "help.state_copied" or found is None:
+        return ()
+    parent, field = found.source.parents[found.node]
+    # ``net.state_dict`` is the place where the frame has no columns of the call.
+    value = parent if field == "func" else found.node
+    if not isinstance(value, ast.Call) or leaf_name(value.func) != "state_dict" or _handed_out(value) is None:
+        return ()
+    lines, _ = _copied(found.source, value, False)
+    values = {**advice.summary.values, "value": found.source.text(value)}
+    return (blocks.fix("copy_second_name", lines, "copy_state", **values),) if lines else ()
 
 
 def _makers(node: ast.expr, scope: Scope, is_module: bool) -> Iterator[tuple[SourceFile, ast.expr, bool]]:

@@ -53,7 +53,7 @@ def state_in_module(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     if kept is None or forward is None:
         return ()
     first, backward = forward
-    model = _model_called(first)
+    model = _model_called(first, kept)
     if model is None:
         return ()
     steps = (blocks.in_one_block(label, used) for label in blocks.labels(diagnosis, "note", "written"))
@@ -99,15 +99,18 @@ def _round(label: Label, used: Label) -> tuple[blocks.Placed, blocks.Placed] | N
     return pair if pair is not None and pair[0].index < pair[1].index else None
 
 
-def _model_called(place: blocks.Placed) -> str | None:
-    """The one name or attribute that the statement calls as a model: ``net(…)``, ``self.model.step(…)``."""
+def _model_called(place: blocks.Placed, kept: _Kept) -> str | None:
+    """The one name or attribute that the statement calls as a model: ``net`` of ``net(…)`` and ``net.step(…)``."""
+    classes = [one for one in place.source.nodes if isinstance(one, ast.ClassDef)]
+    methods = {one.name for owner in (*classes, kept.owner) for one in owner.body if isinstance(one, ast.FunctionDef)}
     called: list[str] = []
     for node in ast.walk(place.statement):
         if isinstance(node, ast.Call) and node.args:
             key = chain_key(node.func)
             root = (key or "").split(".")[0]
             if key is not None and root.isidentifier() and _is_bound_in_program(place.source, root):
-                called.append(key)
+                owner, _, name = key.rpartition(".")
+                called.append(owner if owner and name in methods else key)
     return called[0] if len(set(called)) == 1 else None
 
 

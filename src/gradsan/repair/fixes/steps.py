@@ -101,24 +101,37 @@ def _outermost_pair(first: Label, second: Label) -> tuple[blocks.Placed, blocks.
 
 
 def _with_kept_gradients(backward: blocks.Placed, steps: list[ast.stmt]) -> list[Fix]:
-    """A copy of the gradients where the step stood, put back right before it: without what the later backward adds."""
+    """A copy of the gradients where the step stood, put back right before it: without what the later backward adds.
+
+    Once more with what that backward gave put back in its turn: a parameter that the next optimizer has, too.
+    """
     source = backward.source
     call = blocks.method_call(steps[0], "step")
     if len(steps) != 1 or call is None or call.args or call.keywords:
         return []
     assert isinstance(call.func, ast.Attribute)
     optimizer = source.text(call.func.value)
-    params, kept, p, grad = (blocks.fresh_name(source, name) for name in ("params", "kept", "p", "grad"))
+    names = ("params", "kept", "later", "p", "grad")
+    params, kept, later, p, grad = (blocks.fresh_name(source, name) for name in names)
     start, end = source.span(steps[0]), source.span(backward.statement).end_line
     indent = source.lines[start.line - 1][: start.column - 1]
-    changes = {
+    step, unit = blocks.text_of(source, steps[0]), blocks.indentation_of(source)
+    away = {
         **blocks.removed(source, steps[0]),
         start.line: f'{indent}{params} = [{p} for group in {optimizer}.param_groups for {p} in group["params"]]\n'
         f"{indent}{kept} = [None if {p}.grad is None else {p}.grad.clone() for {p} in {params}]",
-        end: f"{source.lines[end - 1]}\n{indent}for {p}, {grad} in zip({params}, {kept}):\n"
-        f"{indent}{blocks.indentation_of(source)}{p}.grad = {grad}\n{blocks.text_of(source, steps[0])}",
     }
-    return [blocks.fix("reorder_step", blocks.lines_changed(source, changes), "reorder_step_kept")]
+
+    def put_back(gradients: str) -> str:
+        return f"{indent}for {p}, {grad} in zip({params}, {gradients}):\n{indent}{unit}{p}.grad = {grad}"
+
+    last = source.lines[end - 1]
+    with_later = f"{indent}{later} = [{p}.grad for {p} in {params}]\n{put_back(kept)}\n{step}\n{put_back(later)}"
+    texts = {"reorder_step_kept": f"{put_back(kept)}\n{step}", "reorder_step_both_kept": with_later}
+    return [
+        blocks.fix("reorder_step", blocks.lines_changed(source, {**away, end: f"{last}\n{text}"}), words)
+        for words, text in texts.items()
+    ]
 
 
 _HANDING_ON = frozenset({"data", "state_dict", "load_state_dict", "parameters", "named_parameters"})

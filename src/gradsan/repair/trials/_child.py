@@ -255,9 +255,14 @@ def _runs_alone() -> bool:
 
 def _written(diagnosis: Diagnosis) -> frozenset[str]:
     frames = [label.frame for label in diagnosis.labels if label.role == "written"]
-    # Of a graph that is needed again, nobody wrote: the tensor by which the loss hangs on it.
+    # Of a graph that is needed again, nobody wrote: the tensor by which the loss hangs on it, which others of one
+    # statement may do, too (``h, c = cell(x, (h, c))``).
+    tensor = None if frames else diagnosis.tensor
+    name = "" if tensor is None else f"{tensor.name} ({tensor.op}) of "
     frames = frames or [label.frame for label in diagnosis.labels if label.role == "bridge"]
-    return frozenset(f"{frame.function}: {(source_line(frame.file, frame.line) or '').strip()}" for frame in frames)
+    return frozenset(
+        f"{name}{frame.function}: {(source_line(frame.file, frame.line) or '').strip()}" for frame in frames
+    )
 
 
 if __name__ == "__main__":

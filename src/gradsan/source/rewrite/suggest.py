@@ -9,8 +9,15 @@ from typing import TypeVar
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited, insert_after, insert_before, with_keyword, without_keyword
 from gradsan.source.flow import reaching
-from gradsan.source.identifiers import ADDING_METHODS, Binding, assigned_names, bindings_of, chain_key, leaf_name
-from gradsan.source.locate import Expression, Statement, expression_at, expressions_at, statements_at
+from gradsan.source.identifiers import (
+    ADDING_METHODS,
+    Binding,
+    assigned_names,
+    bindings_of,
+    chain_key,
+    leaf_name,
+)
+from gradsan.source.locate import Expression, Statement, expression_at, expressions_at, statement_at, statements_at
 from gradsan.source.modules import (
     DETACHED,
     Shape,
@@ -141,6 +148,14 @@ def drop_keyword(frame: Frame, keyword: str) -> Change | None:
     source, call = found
     edit = without_keyword(source, call, keyword)
     return None if edit is None else edited(source, [edit], "drop_keyword")
+
+
+def switch_on_before(frame: Frame, module: str) -> Change | None:
+    """``D.requires_grad_(True)`` before the statement at ``frame``; None where that does not read ``D``."""
+    found = statement_at(frame)
+    if found is None or not any(isinstance(one, ast.expr) and chain_key(one) == module for one in ast.walk(found.node)):
+        return None
+    return insert_before(found.source, found.node, f"{module}.requires_grad_(True)", "switch_on")
 
 
 def has_keyword(frame: Frame, keyword: str) -> bool:

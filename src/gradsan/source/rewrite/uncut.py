@@ -13,6 +13,7 @@ from typing import NamedTuple
 from gradsan.model import Frame
 from gradsan.source.change import Edit, edited_lines
 from gradsan.source.cuts import cuts_taken
+from gradsan.source.flow import reaching
 from gradsan.source.identifiers import bindings_of, chain_key, consumed_names, leaf_name, local_nodes
 from gradsan.source.locate import expression_at, statement_at
 from gradsan.source.tree import FunctionNode, SourceFile, Span
@@ -160,10 +161,19 @@ def _reads_of_others(
         if other is not end and _calls_backward(source, other)
         for one in _behind(statements, other)
     }
-    reads = [one for node in others for one in _values_read(source, node, names)]
+    reads = [one for node in others if _reaches(scope, made, node, names) for one in _values_read(source, node, names)]
     if any(source.statement(one) in kept for one in reads):
         return None
     return reads
+
+
+def _reaches(scope: FunctionNode | ast.Module, made: ast.stmt, node: ast.stmt, names: set[str]) -> bool:
+    """Whether ``node`` may read what ``made`` binds to one of ``names``, not what was bound to that name since."""
+    if not isinstance(scope.body, list):
+        return True
+    state = reaching(scope.body, node, lambda _: isinstance(scope, ast.Module))
+    found = [one for name in names for one in state.get(name, ())]
+    return not found or any(one.statement is made for one in found)
 
 
 def _behind(statements: Sequence[ast.stmt], end: ast.stmt) -> Iterator[ast.stmt]:
