@@ -61,3 +61,9 @@ def test_what_changes_the_training_is_not_written_unasked(
     found = command.is_wanted(fix(kind, training), number, asks=asks, language="en")
     assert found is is_wanted
     assert ("--apply 1" in capsys.readouterr().err) is not is_wanted
+
+
+def test_a_training_that_could_not_be_compared_is_not_said_to_change(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert not command.is_wanted(fix("no_grad", None), None, asks=False, language="en")
+    assert "is not known" in capsys.readouterr().err

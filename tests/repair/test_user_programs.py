@@ -10,6 +10,7 @@ import user_programs as programs
 from gradsan.repair.patch import Patch, PatchError
 
 ALWAYS = {
+    "snapshot_by_method",
     "adjacency_kept_by_trainer",
     "best_state_restored",
     "critic_left_frozen",

@@ -284,9 +284,10 @@ def is_wanted(fix: Fix, number: int | None, *, asks: bool, language: Language) -
     if not asks and (fix.meaning == "preserved" or is_implied(fix)):
         return True
     how = "?" if fix.how_changed is None else say(fix.how_changed, language)
-    if asks and _is_answered(Message("fix.ask_changed", {"how": how}), language):
+    is_known = fix.verification.training is not None
+    if asks and _is_answered(Message("fix.ask_changed" if is_known else "fix.ask_unknown", {"how": how}), language):
         return True
-    complain(Message("fix.not_the_same", {"how": how, "number": 1}), language)
+    complain(Message("fix.not_the_same" if is_known else "fix.not_known_same", {"how": how, "number": 1}), language)
     return False
 
 

@@ -14,7 +14,7 @@ from gradsan.model import Diagnosis, Fix
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Edit, changed_lines, edited
 from gradsan.source.cut_scopes import Live, Scope, definitions_of, scope_at
-from gradsan.source.identifiers import chain_key, imported_as, leaf_name
+from gradsan.source.identifiers import chain_key, imported_as, leaf_name, local_nodes
 from gradsan.source.locate import expression_at
 from gradsan.source.tree import SourceFile
 
@@ -154,6 +154,8 @@ def _copied(source: SourceFile, value: ast.expr, is_module: bool) -> tuple[tuple
             else f"[one.detach().clone() for one in {text}]"
         )
         edit = Edit(source.span(value), anew)
+    elif isinstance(value, ast.Call) and (returned := _returned(source, value)) is not None:
+        edit = _copied_of_function(source, value, returned)
     elif is_module and isinstance(value, ast.Name | ast.Attribute | ast.Subscript):
         needs_copy = imported_as(source, "copy") is None
         edit = Edit(source.span(value), f"{imported_as(source, 'copy') or 'copy'}.deepcopy({source.text(value)})")
@@ -170,6 +172,24 @@ def _copied(source: SourceFile, value: ast.expr, is_module: bool) -> tuple[tuple
         else:
             lines = ((source.file, first.lineno, f"import copy\n{source.lines[first.lineno - 1]}"), *lines)
     return lines, kept
+
+
+def _returned(source: SourceFile, call: ast.Call) -> ast.expr | None:
+    """What the one function of the file that a call runs returns, by the one statement of it that returns."""
+    functions = [one for one in source.nodes if isinstance(one, ast.FunctionDef) and one.name == leaf_name(call.func)]
+    returns = [one.value for function in functions for one in local_nodes(function) if isinstance(one, ast.Return)]
+    return returns[0] if len(functions) == len(returns) == 1 else None
+
+
+def _copied_of_function(source: SourceFile, call: ast.Call, returned: ast.expr) -> Edit | None:
+    """Copies of what ``self.snapshot()`` returns, where it is called: others may call it for the tensors themselves."""
+    text = source.text(call)
+    given = _handed_out(returned)
+    if isinstance(returned, ast.DictComp) or (given is not None and leaf_name(given.func) == "state_dict"):
+        return Edit(source.span(call), f"{{key: one.detach().clone() for key, one in {text}.items()}}")
+    if isinstance(returned, ast.ListComp) or (given is not None and leaf_name(given.func) not in _NAMED):
+        return Edit(source.span(call), f"[one.detach().clone() for one in {text}]")
+    return None
 
 
 def _handed_out(value: ast.expr) -> ast.Call | None:
