@@ -127,11 +127,26 @@ def _with_kept_gradients(backward: blocks.Placed, steps: list[ast.stmt]) -> list
 
     last = source.lines[end - 1]
     with_later = f"{indent}{later} = [{p}.grad for {p} in {params}]\n{put_back(kept)}\n{step}\n{put_back(later)}"
-    texts = {"reorder_step_kept": f"{put_back(kept)}\n{step}", "reorder_step_both_kept": with_later}
+    texts = {"reorder_step_kept": f"{put_back(kept)}\n{step}"}
+    if _shares_parameters(source, optimizer):
+        texts["reorder_step_both_kept"] = with_later
     return [
         blocks.fix("reorder_step", blocks.lines_changed(source, {**away, end: f"{last}\n{text}"}), words)
         for words, text in texts.items()
     ]
+
+
+def _shares_parameters(source: SourceFile, optimizer: str) -> bool:
+    """Whether the file gives what it gives to this optimizer (``encoder.parameters()``) to another object, too."""
+    made = [one for one in source.nodes if isinstance(one, ast.Assign) and isinstance(one.value, ast.Call)]
+    given: dict[str, set[str]] = {}
+    for node in made:
+        calls = [
+            one for one in ast.walk(node.value) if isinstance(one, ast.Call) and leaf_name(one.func) == "parameters"
+        ]
+        given.setdefault(ast.unparse(node.targets[0]), set()).update(map(ast.unparse, calls))
+    own = given.pop(optimizer, set())
+    return any(own & others for others in given.values())
 
 
 _HANDING_ON = frozenset({"data", "state_dict", "load_state_dict", "parameters", "named_parameters"})
