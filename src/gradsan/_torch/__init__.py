@@ -81,6 +81,7 @@ from gradsan._torch.hooks import (
     without_hooks,
 )
 from gradsan._torch.kinds import (
+    dispatches,
     facts_of,
     has_elements,
     has_values,
@@ -252,6 +253,7 @@ __all__ = [
     "current_node",
     "detached",
     "determinism_checks",
+    "dispatches",
     "draw_as_eager",
     "dress",
     "engine_call",

@@ -90,7 +90,9 @@ class Exports(Detector):
             return
         thread = threading.get_ident()
         holders = holder if isinstance(holder, (tuple, list)) else (holder,)
-        waiting = [one.grad_fn for one in holders if torch.is_tensor(one) and one.grad_fn is not None]
+        # To ask a tensor whose class dispatches, of a compiler's trace for one, is to call an operator.
+        tensors = [one for one in holders if torch.is_tensor(one) and not _torch.dispatches(type(one))]
+        waiting = [one.grad_fn for one in tensors if one.grad_fn is not None]
         seen = set()
         while waiting:
             node = waiting.pop()
