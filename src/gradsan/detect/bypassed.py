@@ -50,16 +50,14 @@ def bypassed(core: Log, missing: Iterable[Any]) -> dict[int, Bypass]:
     if not wanted:
         return {}
     found: dict[int, Bypass] = {}
-    modules = modules_alive(_may_bypass)
-    written = _written_in_forward(core) if modules else frozenset()
-    for module in modules:
+    for module in modules_alive(_may_bypass):
+        kind: Any = type(module)
         for chain, parameter in _own_parameters(module):
-            if id(parameter) in wanted and _torch.storage_or_none(parameter) not in written:
-                kind: Any = type(module)
-                bypass = _bypass(kind, chain)
-                if bypass is not None:
-                    found[id(parameter)] = bypass
-    return found
+            bypass = _bypass(kind, chain) if id(parameter) in wanted else None
+            if bypass is not None:
+                found[id(parameter)] = bypass
+    written = _written_in_forward(core) if found else frozenset()
+    return {key: one for key, one in found.items() if _torch.storage_or_none(wanted[key]) not in written}
 
 
 @functools.lru_cache(maxsize=4096)
@@ -150,8 +148,7 @@ def _with_inner(code: CodeType) -> Iterator[CodeType]:
 
 def _written_in_forward(core: Log) -> frozenset[int]:
     """The storages that the forward of a module has written: statistics and codebooks that it keeps itself."""
-    return frozenset(
-        raw.storage
-        for raw in map(RawWrite._make, core.writes())
-        if any(_torch.is_module_call(code.co_filename) for code in raw.stack.codes)
-    )
+    raws = list(map(RawWrite._make, core.writes()))
+    stacks = {raw.stack for raw in raws}
+    calls = {one for one in stacks if any(_torch.is_module_call(code.co_filename) for code in one.codes)}
+    return frozenset(raw.storage for raw in raws if raw.stack in calls)

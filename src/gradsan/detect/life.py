@@ -21,6 +21,7 @@ import itertools
 import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -41,6 +42,7 @@ from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord, RawBackward, read_backward
 
 _FIRST_LOOK, _SECOND_LOOK = 16, 32
+_LOOKS_AT_A_LINE = 32
 _NODE_BYTES = 400
 _SHOWN = 3
 _NAMED = 12
@@ -57,6 +59,7 @@ class Life(Detector):
         self._found = found
         self._sizes: dict[tuple[int, str], tuple[int, int]] = {}
         self._awaited: list[list[tuple[Graph, Failure]]] = []
+        self._looks = Counter[Any]()
         self._unfed: list[tuple[list[tuple[Any, int]], Failure]] = []
         self._lost: weakref.WeakKeyDictionary[Optimizer, set[int]] = weakref.WeakKeyDictionary()
         """The parameters that have been reported, which their optimizer keeps alive, by ``id``."""
@@ -67,6 +70,7 @@ class Life(Detector):
             graph.let_go()
         self._awaited.clear()
         self._unfed.clear()
+        self._looks.clear()
 
     def settle(self) -> None:
         """Watching has ended: of the graphs that grew together, the first that no backward has run is reported."""
@@ -89,9 +93,12 @@ class Life(Detector):
         held = [one for one in _torch.parameters_of(optimizer) if one.requires_grad]
         # A tensor without elements has nothing to learn; sharded training leaves such ones to most ranks.
         missing = [one for one in held if one.grad is None and not is_lazy(one) and one.numel()]
-        if not missing:
+        stack = self._core.stack()
+        if not missing or self._looks[stack] >= _LOOKS_AT_A_LINE:
             return
-        site = symbolise(self._core.stack())
+        # A program may make an optimizer for every task: what is not told of the first is not true of the later ones.
+        self._looks[stack] += 1
+        site = symbolise(stack)
         counts = {"missing": len(missing), "total": len(held)}
         name = type(optimizer).__name__
         replaced = list(_replacements(held, missing, frame))

@@ -226,7 +226,9 @@ class Uncounted(Detector):
 
     def _is_normalising_due(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a batch_norm has saved or written statistics that a gradient may need: not if all so far trained."""
-        return bool(self._evaluated) or (args[5] if len(args) > 5 else kwargs.get("training")) is not True
+        if (args[5] if len(args) > 5 else kwargs.get("training")) is True:
+            return bool(self._evaluated)
+        return _torch.is_grad_enabled()
 
     def _normalised(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stack: Any) -> None:
         given = dict(zip(("input", "running_mean", "running_var", "weight", "bias", "training"), args, strict=False))
