@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print the table, write what was asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--turns", type=int, default=9, metavar="N", help="turns for each workload (default 9)")
-    parser.add_argument("--write", type=page_with("host-time"), metavar="PAGE", help="put the table into PAGE")
+    parser.add_argument("--write", type=page_with("host"), metavar="PAGE", help="put the table into PAGE")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     progress("")
     print(text)
     if options.write:
-        replace_between(options.write, "host-time", text)
+        replace_between(options.write, "host", text)
 
 
 if __name__ == "__main__":
