@@ -2,10 +2,12 @@
 
 import re
 import sys
+import threading
 import weakref
 from pathlib import Path
 
 import gradsan
+from gradsan import _torch
 from gradsan.graph import live, naming
 
 
@@ -50,6 +52,27 @@ def test_within_a_trace_function_nothing_is_unbound():
     def trace(frame, event, arg):
         look()
         naming.find(frame, lambda tensor: False)
+        return trace
+
+    def traced():
+        kept = 3
+        other = kept + 1
+        return kept + other
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        assert traced() == 7
+    finally:
+        sys.settrace(before)
+
+
+def test_another_thread_unbinds_nothing_in_a_frame_that_is_traced():
+    def trace(frame, event, arg):
+        if frame.f_code is traced.__code__:
+            thread = threading.Thread(target=_torch.locals_of, args=(frame,))
+            thread.start()
+            thread.join()
         return trace
 
     def traced():

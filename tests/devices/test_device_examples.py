@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import openreg
+from device_runs import run_python
 
 from example_programs import BROKEN, EXAMPLES
 
@@ -44,17 +41,7 @@ def run_on(device: str, folder: Path, example: str, *command: str) -> tuple[Any,
     place = folder / example
     shutil.copytree(EXAMPLES / example, place, dirs_exist_ok=True)
     (place / "start.py").write_text(START, encoding="utf-8")
-    paths = [str(Path(__file__).parent), str(openreg.installed()), os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [sys.executable, *command, "start.py", device],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
-        cwd=place,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        timeout=250,
-        check=False,
-    )
+    done = run_python(place, *command, "start.py", device)
     report = place / "report.json"
     return json.loads(report.read_text(encoding="utf-8")) if report.exists() else None, done.stderr
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import openreg
 import pytest
+from device_runs import run_python
 
 HEAD = """\
 import sys
@@ -77,17 +74,7 @@ def run_on(device: str, folder: Path, program: str, *options: str, command: str 
     file, report = folder / "train.py", folder / "report.json"
     file.write_text(HEAD + program, encoding="utf-8")
     report.unlink(missing_ok=True)
-    path = os.pathsep.join([str(Path(__file__).parent), str(openreg.installed()), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-m", "gradsan", command, *options, "--json", str(report), str(file), device],
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        timeout=250,
-        check=False,
-    )
+    done = run_python(folder, "-m", "gradsan", command, *options, "--json", str(report), str(file), device)
     assert report.is_file(), done.stderr
     return done.returncode, json.loads(report.read_text(encoding="utf-8")), done.stderr
 

@@ -55,13 +55,13 @@ def locals_of(frame: FrameType) -> dict[str, Any]:
 
     Before Python 3.13 a frame keeps the dict that it was asked for: what the function deletes, or gives another value,
     would live on in it. Its variables are taken out where nobody but the frame has the dict (a program gets it by
-    ``locals()``) and no trace function runs, after which CPython takes over what stands there.
+    ``locals()``) and no trace function runs, here or for that frame, after which CPython takes over what stands there.
     """
     kept = frame.f_locals
     code = frame.f_code
     if _HAS_SNAPSHOTS and code.co_flags & inspect.CO_OPTIMIZED:
         found = dict(kept)
-        if sys.getrefcount(kept) <= _FRAMES_OWN and sys.gettrace() is None:
+        if sys.getrefcount(kept) <= _FRAMES_OWN and sys.gettrace() is None and frame.f_trace is None:
             for name in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
                 kept.pop(name, None)
         return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from gradsan.model import Diagnosis, Fix, Label
 from gradsan.repair.fixes import _blocks as blocks
@@ -31,20 +31,7 @@ def register_container(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     found: list[tuple[SourceFile, ast.expr]] = []
     for source in blocks.user_sources(diagnosis):
         found += [(source, value) for value in _bound_to_attribute(source, attribute) if _is_plain(value, is_dict)]
-    if len(found) != 1:
-        return ()
-    source, value = found[0]
-    module = _nn_in(source)
-    if module is None:
-        return ()
-    is_empty = isinstance(value, ast.Call) or not (getattr(value, "elts", None) or getattr(value, "keys", None))
-    is_empty = is_empty and not isinstance(value, ast.ListComp | ast.DictComp)
-    span = source.span(value)
-    text = "" if is_empty else source.slice(span)
-    change = edited(source, [Edit(span, f"{module}.{kind}({text})")], "give_parameters")
-    lines = () if change is None else changed_lines(source.file, change)
-    values = dict(advice.summary.values) | {"container": f"{module}.{kind}", "attribute": f"self.{attribute}"}
-    return (blocks.fix("give_parameters", lines, "register_container", **values),) if lines else ()
+    return _registered(advice, found, kind, attribute, _contents, "register_container")
 
 
 def register_parameter(diagnosis: Diagnosis) -> tuple[Fix, ...]:
@@ -60,20 +47,41 @@ def register_parameter(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         for value in _bound_to_attribute(source, attribute)
         if isinstance(value, ast.Call) and leaf_name(value.func) != "Parameter"
     ]
+    return _registered(advice, found, "Parameter", attribute, _plain_leaf, "register_parameter")
+
+
+def _registered(
+    advice: Fix,
+    found: Sequence[tuple[SourceFile, ast.expr]],
+    kind: str,
+    attribute: str,
+    inside: Callable[[SourceFile, ast.expr], str],
+    words: str,
+) -> tuple[Fix, ...]:
+    """``nn.KIND(…)`` around the one value that the attribute is bound to; ``inside`` is what stands in its brackets."""
     if len(found) != 1:
         return ()
     source, value = found[0]
     module = _nn_in(source)
     if module is None:
         return ()
-    change = edited(source, [Edit(source.span(value), f"{module}.Parameter({_plain_leaf(source, value)})")], "register")
+    change = edited(source, [Edit(source.span(value), f"{module}.{kind}({inside(source, value)})")], "give_parameters")
     lines = () if change is None else changed_lines(source.file, change)
-    values = dict(advice.summary.values) | {"container": f"{module}.Parameter", "attribute": f"self.{attribute}"}
-    return (blocks.fix("give_parameters", lines, "register_parameter", **values),) if lines else ()
+    values = dict(advice.summary.values) | {"container": f"{module}.{kind}", "attribute": f"self.{attribute}"}
+    return (blocks.fix("give_parameters", lines, words, **values),) if lines else ()
 
 
-def _plain_leaf(source: SourceFile, value: ast.Call) -> str:
+def _contents(source: SourceFile, value: ast.expr) -> str:
+    """What a list or dict is made of, as it is written; nothing of an empty one."""
+    is_empty = isinstance(value, ast.Call) or not (getattr(value, "elts", None) or getattr(value, "keys", None))
+    is_empty = is_empty and not isinstance(value, ast.ListComp | ast.DictComp)
+    return "" if is_empty else source.slice(source.span(value))
+
+
+def _plain_leaf(source: SourceFile, value: ast.expr) -> str:
     """The call that makes a leaf, without the ``requires_grad`` that a Parameter has by itself."""
+    if not isinstance(value, ast.Call):
+        return source.text(value)
     func = value.func
     if isinstance(func, ast.Attribute) and func.attr == "requires_grad_":
         return source.text(func.value)
