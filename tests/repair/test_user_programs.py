@@ -10,6 +10,9 @@ import user_programs as programs
 from gradsan.repair.patch import Patch, PatchError
 
 ALWAYS = {
+    "cells_grown_in_argument",
+    "critic_cleared_by_generator",
+    "critics_frozen_by_list",
     "snapshot_by_method",
     "adjacency_kept_by_trainer",
     "best_state_restored",

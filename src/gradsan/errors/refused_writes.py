@@ -36,6 +36,7 @@ from gradsan.graph import naming
 from gradsan.graph.live import first_named, live_clues, tensor_of, value_of
 from gradsan.graph.walk import learns_elsewhere
 from gradsan.model import Clue, Frame, Site
+from gradsan.record.backwards import PastBackward
 from gradsan.record.ledger import call_that_made
 from gradsan.record.stacks import symbolise
 from gradsan.source.tree import header_nodes
@@ -226,17 +227,17 @@ def gather_live(context: Context) -> tuple[Clue, ...]:
         )
         for one in losses[:1]
     ]
-    if _has_run_before(context):
-        found.append(Clue("ran_before"))
+    if context.backward is not None and context.backwards is not None:
+        past = context.backwards.before_in_thread(context.backward.clock)[-_MOST_BACKWARDS:]
+        if past:
+            found.append(Clue("others_ran_before"))
+        if _has_run_before(context, past):
+            found.append(Clue("ran_before"))
     return (*live_clues(context.frame), *reversed(found))
 
 
-def _has_run_before(context: Context) -> bool:
+def _has_run_before(context: Context, past: list[PastBackward]) -> bool:
     """Whether an earlier round has called the same backward by the same lines, and so had a loss with a graph."""
-    backward = context.backward
-    if backward is None or context.backwards is None:
-        return False
-    past = context.backwards.before_in_thread(backward.clock)[-_MOST_BACKWARDS:]
     own = _user_lines(context.site)
     return any(_user_lines(symbolise(one.stack)) == own for one in reversed(past))
 

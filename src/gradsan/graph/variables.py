@@ -90,11 +90,12 @@ class _Step(NamedTuple):
 
 
 class Space(NamedTuple):
-    """The variables of a function that runs, or of a module."""
+    """The variables of a function that runs, or of a module, and the line at which it stands (0: at none)."""
 
     scope: Scope
     variables: dict[str, Any]
     loop_variables: frozenset[str]
+    line: int = 0
 
 
 def search(frame: Any, wanted: Callable[[Any], bool]) -> Iterator[Found]:
@@ -183,7 +184,7 @@ def spaces_of(frame: Any) -> list[Space]:
             if is_user_file(at.f_code.co_filename):
                 frames.append(at)
             at = at.f_back
-    of_modules = {id(one.f_globals): _loop_variables(one.f_code) for one in frames if one.f_code.co_name == "<module>"}
+    of_modules = {id(one.f_globals): one for one in frames if one.f_code.co_name == "<module>"}
     spaces: list[Space] = []
     globals_seen: set[int] = set()
     for one in frames:
@@ -191,11 +192,12 @@ def spaces_of(frame: Any) -> list[Space]:
         file = file_of(code)
         if not _torch.is_module_level(one):
             scope = Scope(file, qualified_name(code))
-            spaces.append(Space(scope, _torch.locals_of(one), _loop_variables(code)))
+            spaces.append(Space(scope, _torch.locals_of(one), _loop_variables(code), one.f_lineno))
         if id(one.f_globals) not in globals_seen:
             globals_seen.add(id(one.f_globals))
-            loops = of_modules.get(id(one.f_globals), frozenset())
-            spaces.append(Space(Scope(file, "<module>"), dict(one.f_globals), loops))
+            module = of_modules.get(id(one.f_globals))
+            loops, line = (_loop_variables(module.f_code), module.f_lineno) if module is not None else (frozenset(), 0)
+            spaces.append(Space(Scope(file, "<module>"), dict(one.f_globals), loops, line))
     return spaces
 
 

@@ -21,10 +21,11 @@ _MOST_NAMES = 8
 class Training:
     """In what a candidate's training differs from that of the healed original; names are expressions of the program.
 
-    ``frozen``: changes in the original and no longer in the candidate. ``kept``: is kept from round to round, and
-    differs. ``passing``: differs, and is a local variable, or what a layer counts by itself. ``drawn``: drawn more
-    often. ``overwritten``: holds a gradient by reference that a later backward writes into. ``numbers``: of ``loss``,
-    ``random numbers`` and ``printed numbers`` those that differ. ``parameters``: whether they do after any step.
+    ``frozen``: changes in the original and no longer in the candidate, and lives on in the next round. ``kept``: is
+    kept from round to round, and differs. ``passing``: differs, and is a local variable, or what a layer counts by
+    itself. ``drawn``: drawn more often. ``overwritten``: holds a gradient by reference that a later backward writes
+    into. ``numbers``: of ``loss``, ``random numbers`` and ``printed numbers`` those that differ. ``parameters``:
+    whether they do after any step.
     """
 
     frozen: tuple[str, ...] = ()
@@ -87,7 +88,7 @@ def compare_trainings(reference: Recording, candidate: Recording, printed: tuple
             is_kept = is_kept and not _comes_later(name, other, pairs[: position if not right.is_end else 0])
             (kept if is_kept else passing).append(name)
     for name in dict.fromkeys([*kept, *passing]) if has_rounds else ():
-        if _is_frozen(name, pairs):
+        if not any(name in right.passing for right, _ in pairs) and _is_frozen(name, pairs):
             frozen.append(name)
     if len(reference.begun) == len(candidate.begun) and not _near(reference.begun, candidate.begun, reference.dtype):
         numbers.append("loss")

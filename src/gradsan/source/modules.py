@@ -205,6 +205,7 @@ _MAKING_CLASSES = frozenset({"NamedTuple", "make_dataclass", "namedtuple"})
 DETACHED: dict[Shape, str] = {
     "tensor": "{}.detach()",
     "tuple": "tuple(s.detach() for s in {})",
+    "namedtuple": "{0}._make(s.detach() for s in {0})",
     "list": "[s.detach() for s in {}]",
     "dict": "{{key: s.detach() for key, s in {}.items()}}",
     "tuple/tuple": "tuple(tuple(s.detach() for s in part) for part in {})",

@@ -17,6 +17,7 @@ from gradsan.source.tree import SourceFile, Span, header_nodes, parses, read_sou
 __all__ = [
     "after_round",
     "backward_of_sum",
+    "bound_each_round",
     "deque_made",
     "detach_after",
     "detach_after_round",
@@ -59,6 +60,36 @@ def frames_between(first: Frame, last: Frame) -> list[Frame]:
         and (low <= node.lineno <= high if low <= high else not high < node.lineno < low)
     ]
     return [_frame_of(source, node, first) for node in sorted(found, key=source.span)]
+
+
+def bound_each_round(file: str, line: int) -> frozenset[str]:
+    """The variables that the function at ``line`` gives a value before it reads them, in every round of its loop there.
+
+    The outermost loop around the line decides; of a function without one, which each round calls anew, all that it
+    binds; of a module without one nothing.
+    """
+    source = read_source(file)
+    statements = [] if source is None else [one for one in source.nodes if isinstance(one, ast.stmt)]
+    at = max(
+        (one for one in statements if one.lineno <= line <= (one.end_lineno or 0)),
+        key=lambda one: one.lineno,
+        default=None,
+    )
+    if source is None or at is None:
+        return frozenset()
+    function = source.function(at)
+    around = [one for one, _ in source.ancestors(at) if source.function(one) is function]
+    loops = [one for one in around if isinstance(one, ast.For | ast.AsyncFor | ast.While)]
+    body = loops[-1].body if loops else getattr(function, "body", [])
+    bound, read = set[str](), set[str]()
+    for node in body if isinstance(body, list) else []:
+        names = [one for one in ast.walk(node) if isinstance(one, ast.Name)]
+        read |= {one.id for one in names if isinstance(one.ctx, ast.Load)} - bound
+        for target in node.targets if isinstance(node, ast.Assign) else ():
+            bound |= {
+                one.id for one in ast.walk(target) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
+            } - read
+    return frozenset(bound)
 
 
 def in_same_function(first: Frame, second: Frame) -> bool:

@@ -19,8 +19,9 @@ def loss_without_graph(failure: Failure) -> Diagnosis | None:
     frames = user_frames(failure.site)
     name = (source.method_receiver(frames[-1]) if frames else None) or Message("label.the_loss")
     used = label_texts.at("used", failure.site, Message("label.loss_at"), op="backward")
-    if switched_off := _switched_off(failure):
-        return _trained_no_more(failure, name, switched_off, used)
+    made = source.definition_of(frames[-1], name) if frames and isinstance(name, str) else None
+    if switched_off := _switched_off(failure, made):
+        return _trained_no_more(failure, name, switched_off, made, used)
     found = _cuts(failure)
     if not found:
         return _nothing_requires_grad(failure, name, used)
@@ -41,25 +42,29 @@ def loss_without_graph(failure: Failure) -> Diagnosis | None:
     )
 
 
-def _switched_off(failure: Failure) -> str | None:
+def _switched_off(failure: Failure, made: source.Made | None) -> str | None:
     """The module of the innermost frame that an optimizer has, and of which no parameter requires grad any more.
 
-    Only of a backward that has run before: what cuts the graph off in every round did so then, too. None where
-    gradients are switched off altogether, or several such modules would do.
+    Only of a backward that has run before: what cuts the graph off in every round did so then, too. Where only others
+    have, or there are several such modules, the one that the statement which ``made`` the loss reads. None where
+    gradients are switched off altogether, or several modules would do.
     """
     mode = parts.clue(failure, "mode")
-    if parts.clue(failure, "ran_before") is None or (mode is not None and not mode.values["grad_enabled"]):
+    ran_before, others = (parts.clue(failure, name) is not None for name in ("ran_before", "others_ran_before"))
+    if not (ran_before or others) or (mode is not None and not mode.values["grad_enabled"]):
         return None
     for clue in reversed(parts.clues(failure, "live")):
-        names = clue.values["switched_off"]
+        names = [str(name) for name in clue.values["switched_off"]]
         if names:
-            return str(names[0]) if len(names) == 1 else None
+            if len(names) > 1 or not ran_before:
+                names = [one for one in names if made and source.switch_on_before(made.frame, one) is not None]
+            return names[0] if len(names) == 1 else None
     return None
 
 
-def _trained_no_more(failure: Failure, name: str | Message, module: str, used: tuple[Label, ...]) -> Diagnosis:
-    frames = user_frames(failure.site)
-    made = source.definition_of(frames[-1], name) if frames and isinstance(name, str) else None
+def _trained_no_more(
+    failure: Failure, name: str | Message, module: str, made: source.Made | None, used: tuple[Label, ...]
+) -> Diagnosis:
     change = None if made is None else source.switch_on_before(made.frame, module)
     lines = () if change is None or made is None else source.changed_lines(made.frame.file, change)
     values = {"name": name, "module": module}

@@ -60,7 +60,7 @@ def _has_result(function: ast.FunctionDef) -> bool:
 
 
 def clear_gradients(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """``zero_grad()`` before a backward that is alone in its block, and behind the step; ``w.grad = None`` by hand."""
+    """``zero_grad()`` before the step's own backwards, or behind the step; ``w.grad = None`` by hand."""
     if diagnosis.cause != "gradient_never_cleared":
         return ()
     used = blocks.first(diagnosis, "used")
@@ -86,16 +86,36 @@ def _by_optimizer(used: Label, written: Label) -> list[Change]:
         return []
     # A scaler steps with the optimizer that it is given; an optimizer may be given a closure. A run tells them apart.
     names = [*call.args[:1], call.func.value]
-    index = blocks.at_block(used, step.block)
+    first = _first_backward(step, used, written)
     found: list[Change | None] = []
     for name in names:
         text = f"{step.source.text(name)}.zero_grad()"
-        if index is not None and index < step.index and used.frame.file == written.frame.file:
-            backwards = [node for node in step.block if _runs_backward(node)]
-            if len(backwards) == 1 and backwards[0] is step.block[index]:
-                found.append(insert_before(step.source, backwards[0], text, "clear_gradients"))
-        found.append(insert_after(step.source, step.statement, text, "clear_gradients"))
+        if first is not None:
+            found.append(insert_before(step.source, first, text, "clear_gradients"))
+        else:
+            found.append(insert_after(step.source, step.statement, text, "clear_gradients"))
     return [change for change in found if change is not None]
+
+
+def _first_backward(step: blocks.Placed, used: Label, written: Label) -> ast.stmt | None:
+    """The first statement of the step's block that walks a loss for this step.
+
+    What was walked before the step of another optimizer, or by another function, was for that one: the loss of a
+    generator, whose backward leaves gradients in the critic, too. Cleared behind the step, they would stay. None where
+    ``used``, the backward that adds, runs around the block: the step may wait for several of them.
+    """
+    index = blocks.at_block(used, step.block)
+    helpers = {one.name for one in step.source.nodes if isinstance(one, ast.FunctionDef) and _runs_backward(one)}
+    found: list[int] = []
+    for position, node in enumerate(step.block[: step.index]):
+        calls = {leaf_name(one.func) for one in ast.walk(node) if isinstance(one, ast.Call)}
+        if _runs_backward(node) or calls & helpers:
+            found.append(position)
+        if "step" in calls:
+            found.clear()
+    around = {(one.file, one.function) for one in blocks.user_frames(written)}
+    is_around = index is None and (used.frame.file, used.frame.function) in around
+    return step.block[found[0]] if found and not is_around else None
 
 
 def _runs_backward(node: ast.stmt) -> bool:

@@ -36,6 +36,7 @@ from gradsan import _torch
 from gradsan._imports import call_after_import
 from gradsan.graph.variables import Space, reached
 from gradsan.repair.trials.trial import Standing, Value
+from gradsan.source.rounds import bound_each_round
 
 __all__ = ["lasting", "random_states", "tensors_of", "value_of", "values_of"]
 
@@ -61,16 +62,19 @@ def _lasts(value: Any) -> bool:
 def values_of(spaces: Iterable[Space]) -> tuple[dict[str, Value], frozenset[str]]:
     """What ``spaces`` reach, by ``function: expression``, and what of it passes by.
 
-    What passes by begins with the variable of a loop: it names something else in the next round.
+    What passes by begins with the variable of a loop, or is one that every round binds anew before it reads it: it
+    names something else in the next round.
     """
     found: dict[str, Value] = {}
     passing: set[str] = set()
+    spaces = list(spaces)
+    bound = {space.scope: bound_each_round(space.scope.file, space.line) for space in spaces if space.line}
     for one in reached(spaces):
         value = value_of(one.value)
         if value is not None:
             name = f"{one.scope.function}: {one.path}"
             found.setdefault(name, value)
-            if one.passing:
+            if one.passing or one.path in bound.get(one.scope, ()):
                 passing.add(name)
     return found, frozenset(passing)
 

@@ -94,9 +94,9 @@ class Moment:
 
     ``begun`` counts the backwards before, ``steps`` the steps that each optimizer had made, by its key; ``ordinal`` the
     moments with the same counts before this one. ``values`` are what the program's variables reach, by function and
-    expression; ``passing`` those of them that begin with the variable of a loop. ``random`` are checksums of the random
-    generators' states by their names, ``drawn`` what was drawn so far, by its kind: batches of a DataLoader, tensors of
-    random numbers.
+    expression; ``passing`` those of them that name something else in the next round. ``random`` are checksums of the
+    random generators' states by their names, ``drawn`` what was drawn so far, by its kind: batches of a DataLoader,
+    tensors of random numbers.
     """
 
     steps: tuple[tuple[str, int], ...]

@@ -254,7 +254,8 @@ def _has_own_value(binding: Binding) -> bool:
 
 def _takes_detached(binding: Binding, shape: Shape) -> bool:
     """Whether the name is cut off its graph when the value written in the statement is."""
-    if not _has_own_value(binding):
+    # What makes a named tuple anew names the value twice.
+    if not _has_own_value(binding) or shape == "namedtuple":
         return False
     if isinstance(binding.statement, ast.AugAssign):
         return isinstance(binding.statement.op, ast.Add | ast.Sub) and shape == "tensor"
