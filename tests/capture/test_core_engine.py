@@ -268,7 +268,7 @@ def test_the_wrapper_looks_like_what_it_wraps(core):
         """What it does."""
 
     wrapped = core.engine(original)
-    assert (wrapped.__name__, wrapped.__doc__, wrapped.__wrapped__) == ("original", "What it does.", original)
+    assert (wrapped.__name__, wrapped.__doc__, wrapped._gradsan_original) == ("original", "What it does.", original)
     assert inspect.signature(wrapped) == inspect.signature(original)
 
 

@@ -197,7 +197,7 @@ def test_a_core_in_a_cycle_is_collected(core):
     owner.engine = owner.core.engine(len)
     owner.engine.home = owner
     owner.writer = owner.core.writer(torch.Tensor.add_, "add_", "inplace", 0, None)
-    owner.writer.home = owner
+    owner.listener = owner.core.listener(len, None, owner.failed)
     owner.core.active = True
     owner.writer(torch.ones(1), 1)
     plain(owner.core, torch.exp)(torch.ones(1, requires_grad=True))

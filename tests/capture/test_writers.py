@@ -33,7 +33,7 @@ def core(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 def is_watched(value: Any) -> bool:
-    return hasattr(value, "__wrapped__")
+    return hasattr(value, "_gradsan_original")
 
 
 def test_every_mutable_schema_with_a_binding_is_watched(core: Any) -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import collections
+import inspect
 import pickle
+import sys
 import traceback
+import types
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import gradsan
 from gradsan.record import log
@@ -62,6 +68,23 @@ def twice() -> list[torch.Tensor]:
     return [torch.ones(1, requires_grad=True)] * 2
 
 
+class Told(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.register_state_dict_post_hook(lambda *_: warnings.warn("state", stacklevel=3))
+        self.register_load_state_dict_pre_hook(lambda *_: warnings.warn("load", stacklevel=4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for level in range(1, 9):
+            warnings.warn("forward", stacklevel=level)
+        return super().forward(x) / (0 if x.sum() < 0 else 1)
+
+
+def checkpointed(sign: int, reentrant: bool) -> None:
+    x = torch.full((1, 2), float(sign), requires_grad=True)
+    checkpoint(Told() if sign > 0 else lambda _: 1 / 0, x, use_reentrant=reentrant).sum().backward()
+
+
 LEAF = torch.ones(2, requires_grad=True)
 CALLS: tuple[Callable[[], Any], ...] = (
     lambda: torch.from_numpy(read_only()),
@@ -89,6 +112,15 @@ CALLS: tuple[Callable[[], Any], ...] = (
     lambda: setattr(torch.ones(2).as_subclass(Asked), "data", torch.ones(2)),
     lambda: torch.ones(2).as_subclass(Asked).set_(torch.ones(2)),
     lambda: torch.ones(2).as_subclass(Asked).data_ptr(),
+    lambda: nn.Sequential(Told()).load_state_dict(nn.Sequential(Told()).state_dict()),
+    lambda: Told().state_dict({}, "a."),
+    lambda: Told().load_state_dict({}),
+    lambda: Told().load_state_dict(3),  # type: ignore[arg-type]
+    lambda: Told().state_dict(of="all"),  # type: ignore[call-overload]
+    lambda: checkpointed(1, False),
+    lambda: checkpointed(1, True),
+    lambda: checkpointed(-1, False),
+    lambda: checkpointed(-1, True),
 )
 
 
@@ -120,6 +152,67 @@ def test_warnings_and_tracebacks_are_from_the_same_places(mode: str) -> None:
     with gradsan.watch(mode):  # type: ignore[arg-type]
         assert shown() == plain
     assert shown() == plain
+
+
+def step(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    net(torch.ones(3, 2)).square().sum().backward()
+    nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    optimizer.step()
+    net.load_state_dict(net.state_dict())
+    torch.from_numpy(net.weight.detach().numpy()).add_(1)
+    LEAF.data.mul_(2)
+
+
+@needs_native
+def test_tracers_and_profilers_of_python_see_none_of_what_listens() -> None:
+    torch.manual_seed(0)
+    net = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    package = str(Path(gradsan.__file__).parent)
+    seen: collections.Counter[str] = collections.Counter()
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        seen[frame.f_code.co_filename] += event == "call"
+        return trace
+
+    with gradsan.watch():
+        for _ in range(4):  # the 1st, 2nd and 4th backward of a line are looked at
+            sys.settrace(trace)
+            step(net, optimizer)
+            sys.settrace(None)
+            sys.setprofile(trace)
+            step(net, optimizer)
+            sys.setprofile(None)
+    assert sum(seen.values()) > 100
+    assert sum(many for file, many in seen.items() if file.startswith(package)) <= 4 * 8, "the hooks of steps"
+
+
+@needs_native
+def test_functions_of_torch_are_taken_for_what_they_are() -> None:
+    def looks() -> list[Any]:
+        found = [torch.add, torch.relu_, torch.Tensor.add_, torch.from_numpy, torch.Tensor.numpy, nn.functional.relu]
+        found += [nn.Module.state_dict, torch.optim.Optimizer.add_param_group, torch.Tensor.register_hook]
+        kinds = types.BuiltinFunctionType, types.FunctionType, types.MethodDescriptorType
+        asked = inspect.isbuiltin, inspect.isfunction, inspect.isroutine, inspect.ismethoddescriptor, inspect.getdoc
+        names = "__self__", "__code__", "__defaults__", "__wrapped__", "__text_signature__", "__module__"
+        return [
+            [
+                one.__class__,
+                [isinstance(one, kind) for kind in kinds],
+                [ask(one) for ask in asked],
+                [hasattr(one, name) for name in names],
+                inspect.getsource(one) if inspect.isfunction(one) else None,
+            ]
+            for one in found
+        ] + [len(inspect.getmembers(owner, inspect.isroutine)) for owner in (torch, torch.Tensor, nn.functional)]
+
+    plain = looks()
+    with gradsan.watch():
+        assert looks() == plain
+        torch.nn.functional.relu.tag = 1  # type: ignore[attr-defined]
+    assert torch.nn.functional.relu.tag == 1  # type: ignore[attr-defined]
+    del torch.nn.functional.relu.tag  # type: ignore[attr-defined]
 
 
 def test_functions_of_torch_can_be_sent_to_other_processes() -> None:

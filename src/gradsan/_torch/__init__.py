@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gradsan._torch.checkpoints import (
     cached_in_checkpoint,
-    checkpoint_module,
+    checkpoint_classes,
     checkpointed_functions,
     determinism_checks,
     is_of_checkpoint,
@@ -200,6 +200,7 @@ from gradsan._torch.operations import (
     function_apply,
     function_namespaces,
     introduce_to_jit,
+    marks_of,
     operator_called,
     operator_class,
     operator_packet_class,
@@ -243,7 +244,7 @@ __all__ = [
     "can_be_cloned_lazily",
     "can_be_nonfinite",
     "checked_operator",
-    "checkpoint_module",
+    "checkpoint_classes",
     "checkpointed_functions",
     "clip_functions",
     "code_of_builder",
@@ -339,6 +340,7 @@ __all__ = [
     "let_go",
     "locals_of",
     "makes_view",
+    "marks_of",
     "may_be_saving",
     "may_communicate",
     "memory_of",

@@ -40,18 +40,16 @@ def reentrant_checkpoint() -> Any:
     return getattr(_checkpoint, "CheckpointFunction", None)
 
 
-def checkpoint_module() -> tuple[Any, str, Any] | None:
-    """(owner, name, class of frames) of what stands behind ``checkpoint(use_reentrant=False)``.
+def checkpoint_classes() -> tuple[type, type] | None:
+    """The hooks in which ``checkpoint(use_reentrant=False)`` runs a forward, and the frames that it makes for them.
 
-    Since 2.15 the older name only passes on. Missing: None, that form is not watched.
+    Missing: None, that form is not watched.
     """
-    names = ("_checkpoint_without_reentrant_generator_impl", "_checkpoint_without_reentrant_generator")
-    name = next((one for one in names if hasattr(_checkpoint, one)), names[-1])
-    frames = getattr(_checkpoint, "_CheckpointFrame", None)
+    hooks, frames = getattr(_checkpoint, "_checkpoint_hook", None), getattr(_checkpoint, "_CheckpointFrame", None)
     needed = ("save_inputs", "get_inputs", "check_recomputed_tensors_match")
-    if not hasattr(_checkpoint, name) or not all(hasattr(frames, one) for one in needed):
+    if hooks is None or frames is None or not all(hasattr(frames, one) for one in needed):
         return None
-    return _checkpoint, name, frames
+    return hooks, frames
 
 
 def cached_in_checkpoint(frames: Iterable[Any]) -> tuple[Any, str] | None:

@@ -31,14 +31,15 @@ def has_leaf_hooks(tensor: Any) -> bool:
     return bool(getattr(tensor, "_backward_hooks", None) or getattr(tensor, "_post_accumulate_grad_hooks", None))
 
 
-def clip_functions() -> list[tuple[Any, str]]:
-    """Where the functions stand that clip gradients, by owner and name, each given the parameters and a bound first.
+def clip_functions() -> list[tuple[Any, str, bool]]:
+    """Where the functions stand that clip gradients, by owner and name, each given the parameters and a bound first;
+    and whether these parameters are a list.
 
     ``clip_grad_norm_`` ends in one of its module's own, however it was imported. Missing: by its public name.
     """
     inner = "_clip_grads_with_norm_"
-    norms = [(clip_grad, inner)] if hasattr(clip_grad, inner) else [(utils, "clip_grad_norm_")]
-    return [*norms, (utils, "clip_grad_value_"), (clip_grad, "clip_grad_value_")]
+    norm = (clip_grad, inner, True) if hasattr(clip_grad, inner) else (utils, "clip_grad_norm_", False)
+    return [norm, (utils, "clip_grad_value_", False), (clip_grad, "clip_grad_value_", False)]
 
 
 def is_empty_generator(given: Any, caller: FrameType | None) -> bool:

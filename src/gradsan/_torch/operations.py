@@ -41,13 +41,17 @@ def package_folder() -> str:
 _METHODS_IN_C = (MethodDescriptorType, WrapperDescriptorType)
 
 
-def dress(wrapper: Callable[..., Any], original: Any) -> Callable[..., Any]:
-    """Give ``wrapper`` the name, documentation and signature of ``original``.
+def marks_of(original: Any) -> dict[str, Any]:
+    """What a wrapper says of its original: itself, and its name where it is a method in C, looked up on an instance."""
+    is_method = isinstance(getattr(original, "_gradsan_original", original), _METHODS_IN_C)
+    method = original.__name__ if is_method else None
+    return {"_gradsan_original": original, "_gradsan_method": method}
 
-    ``names_method`` tells whether ``__name__`` is that of a method in C, which may be looked up on an instance.
-    """
+
+def dress(wrapper: Callable[..., Any], original: Any) -> Callable[..., Any]:
+    """Give ``wrapper`` the name, documentation and signature of ``original``, and the marks of a wrapper."""
     dressed = functools.wraps(original)(wrapper)
-    dressed.names_method = getattr(original, "names_method", isinstance(original, _METHODS_IN_C))  # type: ignore[attr-defined]
+    vars(dressed).update(marks_of(original))
     return dressed
 
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,6 +30,15 @@ from gradsan.record.stacks import is_own_file, symbolise
 
 Guard = Callable[[Callable[[], object]], None]
 Fingerprints = tuple[Fingerprint | None, ...]
+
+
+class _Forward(NamedTuple):
+    """A checkpointed function that runs: the frame that checkpoint made for it, its arguments, where it was called."""
+
+    frame: Any
+    args: Sequence[Any]
+    inputs: Fingerprints
+    stack: Any
 
 
 class Checkpoints(Detector):
@@ -52,10 +61,10 @@ class Checkpoints(Detector):
 
     def install(self, patches: Patches, guard: Guard) -> None:
         """Watch both forms of checkpoint until ``patches`` is undone."""
-        module, function = _torch.checkpoint_module(), _torch.reentrant_checkpoint()
+        module, function = _torch.checkpoint_classes(), _torch.reentrant_checkpoint()
         if module is not None:
-            self._watch_generator(patches, guard, *module)
-            self._watch_frames(patches, guard, module[2])
+            self._watch_forwards(patches, guard, *module)
+            self._watch_frames(patches, guard, module[1])
             compare_values(patches, lambda: self.compares_values and self._core.active, self._tally)
         if function is not None:
             self._watch_reentrant(patches, guard, function)
@@ -64,124 +73,106 @@ class Checkpoints(Detector):
         """``conflict`` with checkpoint as what saved the value, where ``error`` arose while it took its inputs."""
         if conflict is None or conflict.save.node is not None:
             return conflict
-        known = _torch.checkpoint_module()
+        known = _torch.checkpoint_classes()
         for frame in _torch.frames_of(error) if known is not None else ():
             holder = _torch.locals_of(frame).get("self")
-            call = self._calls.get(holder) if known is not None and isinstance(holder, known[2]) else None
+            call = self._calls.get(holder) if known is not None and isinstance(holder, known[1]) else None
             if call is not None:
                 save = replace(conflict.save, site=symbolise(call.stack), node="checkpoint", slot="input")
                 return replace(conflict, save=save)
         return conflict
 
-    def _watch_generator(self, patches: Patches, guard: Guard, owner: Any, name: str, _: Any) -> None:
-        core, local, original = self._core, self._local, getattr(owner, name)
+    def _watch_forwards(self, patches: Patches, guard: Guard, hooks: Any, frames: Any) -> None:
+        """What a function reaches is noted when the hooks are left in which its forward ran."""
+        core, local = self._core, self._local
+        forwards: weakref.WeakKeyDictionary[Any, _Forward] = weakref.WeakKeyDictionary()
 
-        def followed(inner: Any, stack: Any) -> Generator[None, None, None]:
+        def saved(_: Any, args: tuple[Any, ...], __: dict[str, Any], ___: Any) -> None:
+            frame, *given = args
+            inputs = self._inputs(guard, given)
+            local.saved = None if _torch.is_compiling() else _Forward(frame, given, inputs, core.stack(1))
+
+        def made(_: Any, args: tuple[Any, ...], __: dict[str, Any], ___: Any) -> None:
+            forward: _Forward | None = getattr(local, "saved", None)
             local.saved = None
-            try:
-                next(inner)
-            finally:
-                # A recomputation may stop right here, and nothing of it is to stay.
-                saved, local.saved = local.saved, None
-            try:
-                yield
-            except BaseException as error:
-                try:
-                    inner.throw(error)
-                except StopIteration:
-                    return
-                raise
-            for _ in inner:
-                yield
-            if saved is not None and core.active:
-                guard(lambda: self._begin(saved[0], saved[1], saved[2], stack))
+            if forward is not None and forward.frame in args:
+                forwards[args[0]] = forward
 
-        @functools.wraps(original)
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            inner = original(*args, **kwargs)
-            return followed(inner, core.stack(1)) if core.active and not _torch.is_compiling() else inner
+        def left(_: Any, args: tuple[Any, ...], __: dict[str, Any], ___: Any) -> None:
+            forward = forwards.pop(args[0], None)
+            if forward is not None and args[1] is None:
+                guard(lambda: self._begin(forward))
 
-        patches.set(owner, name, watched)
+        patches.set(frames, "save_inputs", core.listener(frames.save_inputs, None, saved))
+        patches.set(hooks, "__init__", core.listener(hooks.__init__, None, made))
+        patches.set(hooks, "__exit__", core.listener(hooks.__exit__, None, left))
 
     def _watch_frames(self, patches: Patches, guard: Guard, frames: Any) -> None:
-        core, local = self._core, self._local
-        save, load, check = frames.save_inputs, frames.get_inputs, frames.check_recomputed_tensors_match
+        core = self._core
+        load, check = frames.get_inputs, frames.check_recomputed_tensors_match
 
-        @functools.wraps(save)
-        def save_inputs(frame: Any, *args: Any) -> Any:
-            local.saved = (frame, args, self._inputs(guard, args) if core.active else ())
-            return save(frame, *args)
-
-        @functools.wraps(load)
-        def get_inputs(frame: Any) -> Any:
-            arguments = load(frame)
-            call = self._calls.get(frame) if core.active else None
+        def loaded(_: Any, args: tuple[Any, ...], __: dict[str, Any], arguments: Any) -> None:
+            frame = args[0]
+            call = self._calls.get(frame)
             if call is not None:
                 guard(lambda: self._examine(call, frame, arguments))
                 if call.inputs:
                     guard(lambda: None if _same(call.inputs, _fingerprints(arguments)) else self._altered.add(frame))
-            return arguments
 
-        @functools.wraps(check)
-        def check_recomputed(frame: Any, *args: Any) -> Any:
-            found = self._changes.pop(frame, None)
+        def checks(args: tuple[Any, ...], _: dict[str, Any]) -> Any:
             self._tally.begin()
-            result = check(frame, *args)
-            call = self._calls.get(frame) if core.active else None
+            return self._calls.get(args[0]), self._changes.pop(args[0], None)
+
+        def checked(noted: Any, args: tuple[Any, ...], _: dict[str, Any], __: Any) -> None:
+            frame, (call, found) = args[0], noted
             if call is not None and found is not None:
                 guard(lambda: self._report(call, found, None if frame in self._altered else self._verdict(frame)))
-            return result
 
-        patches.set(frames, "save_inputs", save_inputs)
-        patches.set(frames, "get_inputs", get_inputs)
-        patches.set(frames, "check_recomputed_tensors_match", check_recomputed)
+        patches.set(frames, "get_inputs", core.listener(load, None, loaded))
+        patches.set(frames, "check_recomputed_tensors_match", core.listener(check, checks, checked))
 
     def _watch_reentrant(self, patches: Patches, guard: Guard, function: Any) -> None:
-        core, backward = self._core, function.backward
+        core = self._core
 
-        @functools.wraps(torch.autograd.Function.apply)
-        def apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
-            inputs = self._inputs(guard, args[2:]) if core.active and not _torch.is_compiling() else ()
-            result = super(function, kind).apply(*args, **kwargs)  # type: ignore[misc]
-            if core.active and not _torch.is_compiling():
+        def runs(args: tuple[Any, ...], _: dict[str, Any]) -> Fingerprints | None:
+            return None if _torch.is_compiling() else self._inputs(guard, args[3:])
+
+        def ran(inputs: Fingerprints, args: tuple[Any, ...], _: dict[str, Any], result: Any) -> None:
+            # What a Function calls its context is the Node that it makes.
+            if any(args[0].needs_input_grad):
                 stack = core.stack(1)
-                guard(lambda: self._begin_reentrant(result, args, stack, inputs))
-            return result
+                guard(lambda: self._begin_reentrant(args[0], args[1], args[3:], result, stack, inputs))
 
-        @functools.wraps(backward)
-        def run_backward(ctx: Any, *gradients: Any) -> Any:
-            call = self._calls.get(ctx) if core.active else None
+        def runs_again(args: tuple[Any, ...], _: dict[str, Any]) -> Any:
+            context = args[0]
+            call = self._calls.get(context)
             if call is None:
-                return backward(ctx, *gradients)
-            run, found = ctx.run_function, list[Change]()
-            guard(
-                lambda: found.extend(
-                    recomputation.compare(self._notes, call, run, _by_name(run, ctx.inputs)) if call.marks else ()
-                )
-            )
+                return None
+            run, found = context.run_function, list[Change]()
+            if call.marks:
+                arguments = _by_name(run, context.inputs)
+                guard(lambda: found.extend(recomputation.compare(self._notes, call, run, arguments)))
             if not call.values:
                 guard(lambda: self._report(call, found, None))
-                return backward(ctx, *gradients)
+                return None
 
-            def observed(*args: Any) -> Any:
-                outputs = run(*args)
+            def ran_again(_: Any, args: tuple[Any, ...], __: dict[str, Any], outputs: Any) -> None:
                 # Results may be the same where what led to them, and the gradient, is not.
                 is_unknown = _same(call.values, _fingerprints(outputs))
                 if call.inputs and not is_unknown:
                     is_unknown = not _same(call.inputs, _fingerprints(args))
                 guard(lambda: self._report(call, found, None if is_unknown else False))
-                return outputs
 
-            ctx.run_function = observed
-            try:
-                return backward(ctx, *gradients)
-            finally:
-                ctx.run_function = run
+            context.run_function = core.listener(run, None, ran_again)
+            return run
 
-        patches.set(function, "apply", classmethod(apply))
-        patches.set(function, "backward", staticmethod(run_backward))
+        def has_run_again(run: Any, args: tuple[Any, ...], _: dict[str, Any], __: Any) -> None:
+            args[0].run_function = run
 
-    def _inputs(self, guard: Guard, args: tuple[Any, ...]) -> Fingerprints:
+        patches.set(function, "forward", staticmethod(core.listener(function.forward, runs, ran)))
+        patches.set(function, "backward", staticmethod(core.listener(function.backward, runs_again, has_run_again)))
+
+    def _inputs(self, guard: Guard, args: Sequence[Any]) -> Fingerprints:
         """Fingerprints of what hooks of the program's are about to keep: they may give back other values (halves, say).
 
         Empty where there are no such hooks, or values are not compared.
@@ -195,20 +186,20 @@ class Checkpoints(Detector):
                 guard(lambda: found.extend(_fingerprints(args)))
         return tuple(found)
 
-    def _begin(self, frame: Any, args: tuple[Any, ...], inputs: Fingerprints, stack: Any) -> None:
-        called = _torch.recomputed_call(frame)
+    def _begin(self, forward: _Forward) -> None:
+        called = _torch.recomputed_call(forward.frame)
         if called is not None:
             function, keywords = called
-            self._remember(frame, function, {**_by_name(function, args), **keywords}, stack, inputs=inputs)
+            arguments = {**_by_name(function, forward.args), **keywords}
+            self._remember(forward.frame, function, arguments, forward.stack, inputs=forward.inputs)
 
-    def _begin_reentrant(self, result: Any, args: tuple[Any, ...], stack: Any, inputs: Fingerprints) -> None:
-        outputs = result if isinstance(result, tuple) else (result,)
-        node = next((one.grad_fn for one in outputs if torch.is_tensor(one) and one.grad_fn is not None), None)
-        if node is not None and len(args) > 1:
-            # The tensors among the arguments are saved, and looked at like those of every other Node.
-            arguments = [None if torch.is_tensor(one) else one for one in args[2:]]
-            values = _fingerprints(result) if self.compares_values else ()
-            self._remember(node, args[0], _by_name(args[0], arguments), stack, values, inputs)
+    def _begin_reentrant(
+        self, node: Any, function: Any, args: tuple[Any, ...], result: Any, stack: Any, inputs: Fingerprints
+    ) -> None:
+        # The tensors among the arguments are saved, and looked at like those of every other Node.
+        arguments = [None if torch.is_tensor(one) else one for one in args]
+        values = _fingerprints(result) if self.compares_values else ()
+        self._remember(node, function, _by_name(function, arguments), stack, values, inputs)
 
     def _remember(
         self,

@@ -138,7 +138,7 @@ def _is_harmless_value(value: Any) -> bool:
     if not isinstance(name, str) or not _is_function(torch, name):
         return False
     standing = getattr(torch, name)
-    return standing is value or getattr(standing, "__wrapped__", None) is value
+    return standing is value or getattr(standing, "_gradsan_original", None) is value
 
 
 def _is_harmless(name: str) -> bool:

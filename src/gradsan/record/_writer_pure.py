@@ -31,6 +31,11 @@ def _code_of(handler: Any) -> CodeType | None:
     return code if isinstance(code, CodeType) else None
 
 
+_OWN = "__call__ __get__ __eq__ __ne__ __hash__ __reduce__ __reduce_ex__ _gradsan_original _gradsan_method"
+OWN_NAMES = frozenset(_OWN.split())
+"""What a wrapper in C tells of itself; all else it is asked for is its original's."""
+
+
 class FunctionWriter:
     """A wrapper around a callable that does not become a method in a class, as builtin functions do not.
 
@@ -144,6 +149,14 @@ class FunctionWriter:
         except Exception as failure:
             core.forgive(failure)
 
+    def __getattr__(self, name: str) -> Any:
+        """What a wrapper is asked for is told by its original.
+
+        In C its ``__class__``, too, so that isinstance and inspect take it for that; a class in Python that said so
+        would be taken for it by torch.compile, which reads the attributes of such an object by itself.
+        """
+        return getattr(self._original, name)
+
     def __repr__(self) -> str:
         """As the original's."""
         return repr(self._original)
@@ -225,9 +238,9 @@ def traced_call(wrapper: Any, /, *args: Any, **kwargs: Any) -> Any:
     """
     if not _torch.is_traced_by_dynamo():
         return wrapper(*args, **kwargs)
-    if wrapper.names_method:
-        return getattr(args[0], wrapper.__name__)(*args[1:], **kwargs)
-    return wrapper.__wrapped__(*args, **kwargs)
+    if wrapper._gradsan_method is not None:
+        return getattr(args[0], wrapper._gradsan_method)(*args[1:], **kwargs)
+    return wrapper._gradsan_original(*args, **kwargs)
 
 
 _HERE = globals()

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradsan import _torch
+from gradsan.record import _writer_pure as writer_pure
 from gradsan.record.guarding import Guard
 from gradsan.record.log import Core
 from gradsan.record.patches import Patches, standing
@@ -66,34 +66,37 @@ class ClipCalls:
         self.end()
         self.clearings, self.clips = [], []
         for owner in (Optimizer, nn.Module):
-            self._watch(owner, "zero_grad", self._cleared)
-        for owner, name in _torch.clip_functions():
-            self._watch(owner, name, self._clipped)
+            self._watch(owner, "zero_grad", self._cleared, False)
+        for owner, name, is_given_list in _torch.clip_functions():
+            self._watch(owner, name, self._clipped, not is_given_list)
 
     def end(self) -> None:
         """Put everything back."""
         self._patches.undo()
 
-    def _watch(self, owner: Any, name: str, note: Callable[[str, Any, Any, Any], None]) -> None:
+    def _watch(self, owner: Any, name: str, note: Callable[[str, Any, Any, Any], None], lists: bool) -> None:
+        """``lists`` says whether a generator may be given, which has to be kept for the call itself."""
         original, core = standing(owner, name), self._core
 
-        @functools.wraps(original)
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            if not core.active or _torch.is_compiling():
-                return original(*args, **kwargs)
-            given: Any = args[0] if args else None
-            # What it gives has to be kept for the call itself.
-            is_run_out = name != "zero_grad" and _torch.is_empty_generator(given, sys._getframe(1))
-            if args and name != "zero_grad" and not torch.is_tensor(given) and not is_run_out:
-                args = (list(given), *args[1:])
-            if args:
-                stack, taken = core.stack(1), [] if is_run_out else args[0]
+        def called(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if args and not _torch.is_compiling():
+                stack, caller = core.stack(1), writer_pure.caller(1)
                 bound = kwargs.get("max_norm", args[1] if len(args) > 1 else None)
+                is_run_out = name != "zero_grad" and _torch.is_empty_generator(args[0], caller)
+                taken = [] if is_run_out else args[0]
                 with _torch.hushed(), torch.no_grad():
                     self._guard.run(functools.partial(note, name, taken, (bound, is_run_out), stack))
-            return original(*args, **kwargs)
 
-        self._patches.set(owner, name, watched)
+        listener = core.listener(original, called, None)
+
+        @functools.wraps(original)
+        def listed(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            is_used = core.active and not _torch.is_compiling() and isinstance(parameters, Iterator)
+            if is_used and not _torch.is_empty_generator(parameters, None):
+                parameters = list(parameters)
+            return listener(parameters, *args, **kwargs)
+
+        self._patches.set(owner, name, listed if lists else listener)
 
     def _cleared(self, name: str, owner: Any, _: Any, stack: Any) -> None:
         held = owner.parameters() if isinstance(owner, nn.Module) else _torch.parameters_of(owner)

@@ -13,7 +13,6 @@ the class of the module).
 from __future__ import annotations
 
 import collections
-import functools
 import itertools
 import sys
 import weakref
@@ -72,24 +71,20 @@ class KeptStates(Detector):
         core = self._core
         give, take = standing(nn.Module, "state_dict"), standing(nn.Module, "load_state_dict")
 
-        @functools.wraps(give)
-        def state_dict(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            state = give(module, *args, **kwargs)
+        def given(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: Any) -> None:
             # A module asks those inside it with a destination.
-            if core.active and not args and kwargs.get("destination") is None and not _torch.is_compiling():
+            if len(args) == 1 and kwargs.get("destination") is None and not _torch.is_compiling():
                 stack, frame = core.stack(1), sys._getframe(1)
-                guard(lambda: self._given(module, state, stack, frame))
-            return state
+                guard(lambda: self._given(args[0], state, stack, frame))
 
-        @functools.wraps(take)
-        def load_state_dict(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if core.active and self._states and not _torch.is_compiling():
+        def taken(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if args and self._states and not _torch.is_compiling():
                 stack, frame = core.stack(1), sys._getframe(1)
-                guard(lambda: self._taken(module, args[0] if args else kwargs.get("state_dict"), stack, frame))
-            return take(module, *args, **kwargs)
+                state = args[1] if len(args) > 1 else kwargs.get("state_dict")
+                guard(lambda: self._taken(args[0], state, stack, frame))
 
-        patches.set(nn.Module, "state_dict", state_dict)
-        patches.set(nn.Module, "load_state_dict", load_state_dict)
+        patches.set(nn.Module, "state_dict", core.listener(give, None, given))
+        patches.set(nn.Module, "load_state_dict", core.listener(take, taken, None))
 
     def _given(self, module: nn.Module, state: Any, stack: Any, frame: FrameType) -> None:
         if not _is_of_program(stack) or not isinstance(state, Mapping):

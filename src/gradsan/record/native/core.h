@@ -450,13 +450,36 @@ static int is_set(PyObject *callback)
     return callback != NULL && callback != Py_None;
 }
 
+/* While gradsan's own Python code runs, the program's tracers and profilers see nothing of it. */
+static inline PyThreadState *enter_own_code(void)
+{
+    PyThreadState *thread = PyThreadState_Get();
+#if PY_VERSION_HEX >= 0x030B0000
+    PyThreadState_EnterTracing(thread);
+#else
+    thread->tracing++;
+#endif
+    return thread;
+}
+
+static inline void leave_own_code(PyThreadState *thread)
+{
+#if PY_VERSION_HEX >= 0x030B0000
+    PyThreadState_LeaveTracing(thread);
+#else
+    thread->tracing--;
+#endif
+}
+
 /* Calls a listener that the caller holds. An exception of a signal's handler may come between two lines of a context
  * manager of ours: whatever ends the call, modes that it has changed are put back then. */
 static PyObject *call_listener(PyObject *callback, PyObject *arguments)
 {
     PyObject *state = PyObject_Vectorcall(torch.function_state, NULL, 0, NULL);
     PyObject *records = state == NULL ? NULL : PyObject_Vectorcall(torch.is_grad_enabled, NULL, 0, NULL);
+    PyThreadState *thread = enter_own_code();
     PyObject *told = records == NULL ? NULL : PyObject_CallObject(callback, arguments);
+    leave_own_code(thread);
     if (told == NULL && records != NULL) {
         PyObject *type, *value, *traceback;
         PyErr_Fetch(&type, &value, &traceback);

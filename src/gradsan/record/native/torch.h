@@ -18,7 +18,8 @@ static struct {
     PyObject *attribute_names[ATTRIBUTES], *method_names[METHODS], *cdata_name;
     PyGetSetDef *attributes[ATTRIBUTES], *cdata; /* NULL: not the kind of descriptor expected, go by attribute */
     PyObject *methods[METHODS];                  /* NULL: as above */
-    PyObject *sequence_number, *is_grad_enabled, *weak_identity, *dress, *optimizer_folder, *reduction, *is_of_signal;
+    PyObject *sequence_number, *is_grad_enabled, *weak_identity, *dress, *marks_of, *own_names;
+    PyObject *optimizer_folder, *reduction, *is_of_signal;
     PyObject *has_function_modes, *hush, *unhush, *function_state, *put_modes_back;
 } torch;
 
@@ -92,6 +93,8 @@ static int find_torch(void)
         (torch.is_grad_enabled = attribute_of_module(here, "is_grad_enabled")) == NULL ||
         (torch.weak_identity = attribute_of_module(here, "weak_identity")) == NULL ||
         (torch.dress = attribute_of_module(here, "dress")) == NULL ||
+        (torch.marks_of = attribute_of_module(here, "marks_of")) == NULL ||
+        (torch.own_names = attribute_of_module("gradsan.record._writer_pure", "OWN_NAMES")) == NULL ||
         (torch.optimizer_folder = attribute_of_module(here, "optimizer_folder")) == NULL ||
         (torch.reduction = attribute_of_module("gradsan.record._writer_pure", "reduction")) == NULL ||
         (torch.is_of_signal = attribute_of_module("gradsan.record._writer_pure", "is_of_signal")) == NULL ||

@@ -366,6 +366,22 @@ static PyObject *Writer_repr(Writer *self)
     return PyObject_Repr(self->original);
 }
 
+/* What a wrapper is asked for is told by its original, `__class__` too, so that isinstance and inspect take it for that;
+ * but how it is called, compared and pickled is its own. */
+static PyObject *Writer_getattro(PyObject *self, PyObject *name)
+{
+    int is_own = PySet_Contains(torch.own_names, name);
+    if (is_own < 0)
+        return NULL;
+    return is_own ? PyObject_GenericGetAttr(self, name) : PyObject_GetAttr(((Writer *)self)->original, name);
+}
+
+/* What the program sets on a function of torch's stays there when nobody watches any more. */
+static int Writer_setattro(PyObject *self, PyObject *name, PyObject *value)
+{
+    return PyObject_SetAttr(((Writer *)self)->original, name, value);
+}
+
 /* A writer equals what it wraps: torch hands the writer to __torch_function__, where programs look functions up in tables
  * that they filled before. */
 static Py_hash_t Writer_hash(Writer *self)
@@ -408,7 +424,8 @@ static PyGetSetDef Writer_getset[] = {
     .tp_dictoffset = offsetof(Writer, dictionary), .tp_weaklistoffset = offsetof(Writer, weak_references),             \
     .tp_call = PyVectorcall_Call, .tp_repr = (reprfunc)Writer_repr, .tp_hash = (hashfunc)Writer_hash,                  \
     .tp_richcompare = Writer_compare, .tp_traverse = (traverseproc)Writer_traverse, .tp_clear = (inquiry)Writer_clear, \
-    .tp_dealloc = (destructor)Writer_dealloc, .tp_methods = Writer_methods, .tp_getset = Writer_getset
+    .tp_dealloc = (destructor)Writer_dealloc, .tp_methods = Writer_methods, .tp_getset = Writer_getset,                \
+    .tp_getattro = Writer_getattro, .tp_setattro = Writer_setattro
 
 static PyTypeObject MethodWriter_Type = {
     PyVarObject_HEAD_INIT(NULL, 0)
@@ -456,13 +473,14 @@ static Writer *new_writer(Core *core, PyObject *original, vectorcallfunc call)
     return writer;
 }
 
-/* Tracks a new wrapper, and gives it the name of what it wraps. */
+/* Tracks a new wrapper, and gives it what it says of its original. */
 static PyObject *dressed(Writer *writer)
 {
     PyObject_GC_Track(writer);
-    PyObject *dressed = PyObject_CallFunctionObjArgs(torch.dress, writer, writer->original, NULL);
-    Py_DECREF(writer);
-    return dressed;
+    writer->dictionary = PyObject_CallOneArg(torch.marks_of, writer->original);
+    if (writer->dictionary == NULL)
+        Py_CLEAR(writer);
+    return (PyObject *)writer;
 }
 
 static PyObject *Core_listener(Core *self, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
