@@ -30,12 +30,12 @@ def run_watched(program: Path) -> tuple[Report, tuple[type[BaseException], ...]]
     return call_forked(watched_here, program) if makes_group else watched_here(program)
 
 
-def watched_here(program: Path) -> tuple[Report, tuple[type[BaseException], ...]]:
+def watched_here(program: Path, mode: str = "watch") -> tuple[Report, tuple[type[BaseException], ...]]:
     """Run a program in a thread of its own: what calls it is no code of the user's, as under ``gradsan run``."""
     # Threads and storages get the numbers of earlier ones again; in one program that is rare, here it is the rule.
     recorder().core.clear()
     recorder().guard.blind_spots.clear()
-    watch = gradsan.watch()
+    watch = gradsan.watch(mode)
     failures: list[type[BaseException]] = []
     always = torch.is_warn_always_enabled()
     torch.set_warn_always(True)

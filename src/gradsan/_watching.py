@@ -105,6 +105,7 @@ class Watching:
         )
         self.notice = Notice(core, self._listeners, steps, self._settling, recorder.nonfinite.append)
         self._errors = WatchedErrors(recorder, self.checkpoints, self._keep_failure)
+        operands = OwnOperands(core, self._listeners, self.uncounted, steps, making, found, lambda: recorder.failures)
         self.detectors: tuple[Detector, ...] = (
             self.uncounted,
             self.exports,
@@ -124,9 +125,9 @@ class Watching:
             ChangedLosses(core, self.uncounted, self.changed_values.meant, found),
             ReusedInputs(core, found),
             SecondNames(core, self._listeners, self.changed_values, found),
-            OwnOperands(core, self._listeners, self.uncounted, steps, making, found, lambda: recorder.failures),
+            operands,
             KeptReferences(core, self._listeners, found),
-            KeptStates(core, found),
+            KeptStates(core, found, operands.state_taken),
             StaleValues(core, steps, recorder.backwards, found),
             ChangedAgain(core, found),
             self.constant_terms,

@@ -14,7 +14,7 @@ import torch
 
 import gradsan
 from cases import each
-from golden_reports import assert_golden, run_watched
+from golden_reports import assert_golden, run_watched, watched_here
 from gradsan.text import LANGUAGES, codes
 
 HERE = Path(__file__).parent
@@ -36,6 +36,13 @@ def test_one_diagnosis_with_a_page_at_lines_of_the_program(program):
     assert diagnosis.labels
     lines = len(program.read_text().splitlines())
     assert all(Path(label.frame.file) == program and label.frame.line <= lines for label in diagnosis.labels)
+
+
+def test_deep_mode_shows_what_a_compiled_function_overwrites():
+    report, _ = watched_here(HERE / "programs" / "compiled_result_overwritten.py", "deep")
+    (diagnosis,) = report.diagnoses
+    found = [(label.role, label.frame.line) for label in diagnosis.labels]
+    assert found == [("saved", 6), ("written", 7), ("used", 11)]
 
 
 def test_a_watched_block_keeps_no_tensor_alive():

@@ -2,7 +2,8 @@
 
 Looked for when a line calls backward for the 4th, the 8th and the 16th time, against what stood there half as many
 rounds before: the same memory holds the gradient of the same leaf, nothing but the engine has written it meanwhile, and
-the leaf has been updated in every round. Several backwards before one update are gradients accumulated on purpose.
+the leaf has been updated in every round, or in several of them. Several backwards before one update are gradients
+accumulated on purpose: those of one update, and not of the next.
 
 Row: ``gradient_never_cleared``. Roles: ``gradient`` (the leaf; ``values``: ``shape``, ``dtype``, ``device``, ``rounds``
 and ``leaves``, how many there are), ``updated`` (where; ``op`` is what was called).
@@ -32,7 +33,8 @@ from gradsan.record.log import Log
 from gradsan.record.stacks import is_user_file, symbolise
 from gradsan.record.steps import RawBackward, Steps, read_backward
 
-_ROUNDS = (2, 4, 8, 16)
+_ROUNDS = (2, 4, 8, 16, 32)
+_UPDATES = 2
 _SHOWN = 3
 _LEAVES_NOTED = 4_096
 _USER_FRAMES_READ = 2
@@ -131,7 +133,7 @@ class KeptGradients(Detector):
                 continue
             updates = self._updates(leaf, since, writes, alive)
             ends = [*borders[1:], clock]
-            if updates and _in_every_round(updates, borders, ends) and bool(leaf.grad.any()):
+            if updates and _are_regular(updates, borders, ends) and bool(leaf.grad.any()):
                 kept.append((standing, updates[-1]))
         reached = _leaves_of(entry) if kept else frozenset()
         return [(standing, update) for standing, update in kept if id(standing.leaf()) in reached]
@@ -199,12 +201,13 @@ def others_run(core: Log, entry: RawBackward) -> bool:
     return not callers.isdisjoint(_torch.frames_of_threads().keys() - {entry.thread})
 
 
-def _in_every_round(updates: list[Update], begins: list[int], ends: list[int]) -> bool:
-    """Whether there is an update in each round; of ``data =`` only the last of all is known."""
-    return all(
+def _are_regular(updates: list[Update], begins: list[int], ends: list[int]) -> bool:
+    """Whether there is an update in each round, or in several; of ``data =`` only the last of all is known."""
+    updated = [
         any(begin < one.clock < end or (one.is_last and one.clock >= end) for one in updates)
         for begin, end in zip(begins, ends, strict=True)
-    )
+    ]
+    return all(updated) or sum(updated) >= _UPDATES
 
 
 def _has_written(record: Any, storage: int) -> bool:

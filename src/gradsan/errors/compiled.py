@@ -30,7 +30,8 @@ def gather_traced(context: Context) -> tuple[Clue, ...]:
     graph = _torch.traced_graph(context.error)
     if graph is None:
         return ()
-    with torch.enable_grad(), _torch.hushed(), _torch.without_data(graph):
+    # Hooks that deep mode has put in the way of what is saved would hide it.
+    with torch.enable_grad(), _torch.hushed(), _torch.without_hooks(), _torch.without_data(graph):
         run = _Run(graph)
         results = run.outputs([_without_data(one.meta.get("example_value")) for one in run.placeholders()])
         if context.row == "compiled_inputs_share":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch import nn
@@ -25,13 +25,19 @@ _MODULE_OWN = frozenset(vars(nn.Module()))
 class Evidence:
     """What shows that a leaf was left out by mistake, in one graph with one set of trained parameters."""
 
-    def __init__(self, core: Log, making: Making, owned: set[int], order: list[Any], entry: RawBackward) -> None:
+    def __init__(
+        self,
+        core: Log,
+        making: Making,
+        owned: set[int],
+        order: list[Any],
+        entry: RawBackward,
+        was_frozen: Callable[[Any], bool],
+    ) -> None:
         """``order`` are the Nodes of the backward ``entry``, ``owned`` the parameters of optimizers by ``id``."""
         self._core, self._making, self._owned, self._order = core, making, owned, order
-        self._stack, self._thread = entry.stack, entry.thread
-        self._modules = [one for one in naming.all_modules_alive() if _is_complete(one)]
-        inner = {id(child) for one in self._modules for child in one.children()}
-        self._tops = [one for one in self._modules if id(one) not in inner]
+        self._stack, self._thread, self._was_frozen = entry.stack, entry.thread, was_frozen
+        self._tops = _top_modules()
         self._leads = self._leading()
 
     def of(self, leaf: Any) -> str | None:
@@ -47,6 +53,8 @@ class Evidence:
             made = self._made_last(others)
             if made is not None and all(self._making.is_late(one, made) for one in rest):
                 return "late"
+            if self._was_frozen(leaf):
+                return None if _reads_gradients(self._stack) else "unfrozen"
             size, whole = sum(one.numel() for one in rest), sum(one.numel() for one in others)
             is_part = size < _PART * whole and self._is_left_whole(top, leaf)
             if not is_part or self._meeting(leaf) is None:
@@ -184,6 +192,20 @@ class Evidence:
         while len(children := _children(node)) == 1:
             node = children[0]
         return getattr(node, "variable", None) is leaf
+
+
+def frozen_beside(owned: set[int]) -> list[Any]:
+    """The parameters without a gradient of live models that have some of ``owned``, which are told by ``id``."""
+    models = [list(one.parameters()) for one in _top_modules()]
+    beside = [held for held in models if any(id(one) in owned for one in held)]
+    return [one for held in beside for one in held if not one.requires_grad]
+
+
+def _top_modules() -> list[nn.Module]:
+    """The live modules that are no part of others."""
+    modules = [one for one in naming.all_modules_alive() if _is_complete(one)]
+    inner = {id(child) for one in modules for child in one.children()}
+    return [one for one in modules if id(one) not in inner]
 
 
 def _is_complete(module: nn.Module) -> bool:

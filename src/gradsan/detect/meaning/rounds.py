@@ -37,7 +37,7 @@ class RoundDetector(Detector):
     def begins(self, entry: RawBackward) -> bool:
         """Whether the round that begins with this backward is to be looked at; what was noted before is forgotten.
 
-        The round before the first backward begins with an entry that has a clock and a thread only.
+        A round that no backward begins has an entry with a clock and a thread only.
         """
         return True
 
@@ -51,8 +51,13 @@ class RoundDetector(Detector):
         """Begin anew, as a stretch of watching does."""
         self._end()
         self._has_backward = False
+        if self.from_start:
+            self.begin_here()
+
+    def begin_here(self) -> None:
+        """Open a round that the next backward of this thread ends, whichever line calls it; not where one is open."""
         start = RawBackward(self._core.clock, None, threading.get_ident(), (), None, True)
-        if self.from_start and self.begins(start):
+        if self._entry is None and self.begins(start):
             self._open(start)
 
     def settle(self) -> None:

@@ -8,6 +8,7 @@ head alone is trained, adapters, a network that judges another), so something mu
 ``unregistered_one``  the same behind trained parts of a module alone in its list, as one hides what is not
                   to be trained
 ``late``          a module was given it after the optimizer had been made, and all others of the model are trained
+``unfrozen``      it did not require a gradient when training began, and does now, beside trained parts of its model
 ``left_out``      a small part of a model, with all its module has, stands between trained parts
 ``left_out_end``  the same behind trained parts, which may be meant
 ``left_out_chosen``  the same, where the program chooses among the names of parameters
@@ -28,7 +29,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradsan import _torch
-from gradsan.detect.meaning.evidence import Evidence
+from gradsan.detect.meaning.evidence import Evidence, frozen_beside
 from gradsan.detect.meaning.made import Making
 from gradsan.detect.memory import Uncounted
 from gradsan.graph import naming, walk
@@ -40,9 +41,9 @@ from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
 ROW = "parameter_without_optimizer"
-_LATEST, _ROUNDS_PASSED, _SHOWN = 512, 2, 3
+_LATEST, _ROUNDS_PASSED, _SHOWN, _LINES = 512, 2, 3, 4
 _STRENGTH = (
-    *("unregistered", "late", "left_out", "alone", "criterion"),
+    *("unregistered", "late", "unfrozen", "left_out", "alone", "criterion"),
     *("unregistered_one", "left_out_end", "left_out_chosen"),
 )
 
@@ -80,12 +81,16 @@ class Unowned(Detector):
         self._stepped, self._found, self._known = stepped, found, known
         self._candidates: dict[int, _Candidate] = {}
         self._dismissed: dict[int, Any] = {}
+        self._frozen: dict[int, Any] = {}
+        self._lines = 0
         making.on_group = self._grouped
 
     def forget(self) -> None:
         """Begin anew, as a stretch of watching does."""
         self._candidates.clear()
         self._dismissed.clear()
+        self._frozen.clear()
+        self._lines = 0
 
     def _grouped(self, optimizer: Any) -> None:
         for one in _torch.parameters_of(optimizer):
@@ -108,6 +113,10 @@ class Unowned(Detector):
         live = [*stepped, *(one for one, _ in self._making.optimizers())]
         owned = set(map(id, _torch.parameters_of(*live)))
         trained = set(map(id, _torch.parameters_of(*stepped)))
+        if rounds == _ROUNDS_PASSED and self._lines < _LINES:
+            # Later rounds may have unfrozen some; the heap is walked for that once a line.
+            self._lines += 1
+            self._frozen |= {id(one): _torch.weak_tensor(one) for one in frozen_beside(owned)}
         strangers = [one for one in reversed(leaves) if id(one) not in owned and self._is_eligible(one)]
         if strangers and any(id(one) in trained for one in leaves):
             fresh = [one for one in strangers if id(one) not in self._candidates]
@@ -121,8 +130,12 @@ class Unowned(Detector):
         is_plain = type(leaf) in _torch.PLAIN_TENSORS and leaf.is_floating_point() and bool(leaf.numel())
         return is_plain and not (known is not None and known() is leaf) and not _torch.has_leaf_hooks(leaf)
 
+    def _was_frozen(self, leaf: Any) -> bool:
+        known = self._frozen.get(id(leaf))
+        return known is not None and known() is leaf
+
     def _meet(self, entry: RawBackward, order: list[Any], fresh: list[Any], owned: set[int]) -> None:
-        evidence = Evidence(self._core, self._making, owned, order, entry)
+        evidence = Evidence(self._core, self._making, owned, order, entry, self._was_frozen)
         kinds = {id(one): evidence.of(one) for one in fresh}
         for one in fresh:
             if kinds[id(one)] is None:

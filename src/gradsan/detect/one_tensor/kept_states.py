@@ -53,9 +53,9 @@ class KeptStates(Detector):
 
     part = "states of modules"
 
-    def __init__(self, core: Core, found: Callable[[Failure], None]) -> None:
-        """``core`` keeps the clock and takes stacks."""
-        self._core, self._found = core, found
+    def __init__(self, core: Core, found: Callable[[Failure], None], on_older: Callable[[], None]) -> None:
+        """``core`` takes stacks; ``on_older`` is called where a state is asked for and an older one is out of date."""
+        self._core, self._found, self._on_older = core, found, on_older
         self._states: list[_State] = []
         self._described: set[Any] = set()
         self._searches = 0
@@ -90,6 +90,8 @@ class KeptStates(Detector):
         if not _is_of_program(stack) or not isinstance(state, Mapping):
             return
         self._compare(module, stack, frame)
+        if any(one.module() is module and one.tensor() is not None for one in self._states):
+            self._on_older()
         tensors = [one for one in state.values() if type(one) in _torch.PLAIN_TENSORS and _torch.storage_or_none(one)]
         noted = tuple((weakref.ref(one), int(one._version)) for one in tensors[:_TENSORS])
         kept = [one for one in self._states if any(weak() is not None for weak, _ in one.tensors)]

@@ -3,7 +3,9 @@
 ``average``, ``backup`` or ``momentum`` was made without a copy. Looked for in a few whole rounds, and told where all
 that the line was given is so: a network that shares some layers with its average has them on both sides on purpose. A
 part of larger memory may be filled by whatever is a view of it already. A difference is looked at, too, if it is that
-of a leaf that is trained or of a gradient: ``p - anchor``, ``p.grad - first`` are zero without a copy.
+of a leaf that is trained or of a gradient: ``p - anchor``, ``p.grad - first`` are zero without a copy. What is done
+with the states of modules is done once in many rounds: it is looked at from where one is asked for while an older one
+is kept.
 
 Rows: ``own_operand`` and ``own_difference``. Roles: ``written`` (the update or the difference; ``name``; ``op``;
 ``values``: ``shape``, ``dtype``, ``device``, ``is_leaf``) and ``read`` (``name`` of the other side).
@@ -28,7 +30,7 @@ from gradsan.record.stacks import is_user_file, symbolise
 from gradsan.record.steps import RawBackward, Steps
 
 OWN, DIFFERENCE = "own_operand", "own_difference"
-_STACKS = 256
+_STACKS, _STATES = 256, 4
 _COMPARES = frozenset({"__sub__", "sub", "subtract", "mse_loss", "l1_loss", "dist"})
 _MIXES = frozenset({"mul", "multiply", "add", "sub", "div", "truediv"})
 _SCALES = frozenset({"mul_", "__imul__"})
@@ -60,6 +62,7 @@ class OwnOperands(RoundDetector):
         self._mixes = Mixes()
         self._behind: dict[int, weakref.ref[Any]] = {}
         self._given: dict[int, int] = {}
+        self._states = 0
         uncounted.on_given_again = self.given_again
 
     def forget(self) -> None:
@@ -70,6 +73,13 @@ class OwnOperands(RoundDetector):
         self._described.clear()
         self._behind.clear()
         self._given.clear()
+        self._states = 0
+
+    def state_taken(self) -> None:
+        """A module was asked for its state while an older one is kept; as ``KeptStates.on_older``."""
+        self._states += 1
+        if self._states <= _STATES:
+            self.begin_here()
 
     def begins(self, entry: RawBackward) -> bool:
         """Forget what the round before has computed."""
