@@ -40,6 +40,23 @@ def sets_up(function: str) -> bool:
     return not _SETTING_UP.isdisjoint(function.rpartition(".")[2].lower().split("_"))
 
 
+_STAYING = frozenset(
+    {
+        *("adv", "advantage", "advantages", "baseline", "label", "labels", "old", "ref", "reference", "returns"),
+        *("target", "targets", "teacher", "tgt"),
+    }
+)
+
+
+def stays_as_computed(name: str) -> bool:
+    """Whether a value has the name of one that a loss compares with and that trains nothing: ``old_logp``, ``adv``.
+
+    Asked for by targets and advantages computed once for several rounds over one batch. Puts their ``detach()`` before
+    the fix that computes them in every round (GS403), and holds both back from being written unasked.
+    """
+    return not _STAYING.isdisjoint(name.lower().replace(".", "_").split("_"))
+
+
 def class_names(names: Iterable[str]) -> set[str]:
     """Those that look like a class: they begin with a capital letter.
 

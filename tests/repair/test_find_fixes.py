@@ -82,6 +82,29 @@ a += 1
 b *= 2
 (a + b).sum().backward()
 """
+OLD_VALUES = """
+critic = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+policy = torch.nn.Linear(3, 1)
+optimizer = torch.optim.Adam([*critic.parameters(), *policy.parameters()], 1e-2)
+obs, returns = torch.randn(16, 3), torch.randn(16)
+advantage = returns - critic(obs).squeeze(-1)
+for _ in range(3):
+    loss = -(policy(obs).squeeze(-1).tanh() * advantage).mean() + (returns - critic(obs).squeeze(-1)).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+PROTOTYPES = """
+encoder = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))
+optimizer = torch.optim.Adam(encoder.parameters(), 1e-2)
+support = torch.randn(5, 3)
+prototypes = encoder(support)
+for _ in range(3):
+    loss = torch.cdist(encoder(torch.randn(10, 3)), prototypes).logsumexp(1).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
 CLEAN = """
 w = torch.ones(3, requires_grad=True)
 w.exp().sum().backward()
@@ -117,6 +140,14 @@ def test_a_step_between_two_losses(tmp_path, monkeypatch):
 def test_a_carried_state_is_cut(tmp_path, monkeypatch):
     found = search(tmp_path, monkeypatch, CARRIED)
     assert ("detach_carried_state", "changed") in passed(found)
+
+
+def test_old_values_that_each_round_computes_by_itself_stay(tmp_path, monkeypatch):
+    found = search(tmp_path, monkeypatch, OLD_VALUES)
+    assert ".detach()" in found.diagnoses[0].fixes[0].diff
+    assert "fix.computes_twice" in {fix.how_changed.key for fix in found.diagnoses[0].fixes if fix.how_changed}
+    found = search(tmp_path, monkeypatch, PROTOTYPES)
+    assert passed(found)[0] == ("recompute_forward", "changed")
 
 
 def test_a_step_in_a_loop_of_losses(tmp_path, monkeypatch):

@@ -100,6 +100,8 @@ class Judge:
             how = fix.how_changed or self._how_changed(comparison)
             if self.is_of_values and not has_numbers and self.is_replayable:
                 how = Message("fix.with_nothing_finite", {"how": how})
+            if fix.kind == "recompute_forward" and _repeats(self.reference.recording, trial.recording):
+                how = Message(_TWICE, {"how": how})
             tested = replace(tested, meaning="changed", how_changed=how)
         else:
             # Whatever was suggested, nothing of it has been measured to its end.
@@ -224,6 +226,12 @@ def _loss(comparison: Comparison, training: Training, fix: Fix) -> Message | Non
     return None
 
 
+def _repeats(reference: Recording, candidate: Recording) -> bool:
+    """Whether the candidate calls modules twice for the same more often, for each of its backwards."""
+    begun = len(reference.begun), len(candidate.begun)
+    return candidate.repeated * begun[0] > reference.repeated * begun[1]
+
+
 def faults_of(trial: Trial) -> list[Diagnosis]:
     """What is to be mended, what ended the program first: errors, then what PyTorch does not report."""
     found = [one for one in trial.diagnoses if one.severity in ("error", "warning")]
@@ -284,7 +292,7 @@ IMPLIED = frozenset(
         *("rebuild_in_function", "as_property", "record_the_change", "change_a_copy", "leave_the_argument"),
         *("clear_gradient", "clear_by_optimizer", "detach_built_once", "collect_each_value", "forget_collected"),
         *("give_to_optimizer", "cache_each_round", "switch_on", "create_graph", "copy_second_name", "clip_between"),
-        *("clear_elsewhere", "give_parameters", "scale_out_of_place"),
+        *("clear_elsewhere", "clear_after_step", "give_parameters", "scale_out_of_place"),
         *("undo_item", "undo_new_tensor", "undo_gradient", "cut_at_use", "schedule_anew"),
         *("differentiate_base", "compute_each_round", "functional_fast_weights"),
         *("stable_form", "double_where", "clamp_input", "eps_inside", "clamp_count", "nonzero_denominator"),
@@ -296,12 +304,30 @@ IMPLIED = frozenset(
 at updated parameters, a change that is recorded at last, a finite value where there was none. Any other kind says that
 the gradients stay; where they do not, it is not what anybody meant."""
 
+_TWICE, _UNSURE = "fix.computes_twice", "fix.stays_or_follows"
 _VERDICTS = ("same", "gradients")
 
 
 def is_implied(fix: Fix) -> bool:
-    """Whether the change that ``fix`` makes to the training is the one that the cause of the fault implies."""
+    """Whether the change that ``fix`` makes to the training is the one that the cause of the fault implies.
+
+    What every round computes for itself anyway, nobody wants computed anew: the earlier value was to stay. Where only
+    a name says so, somebody is asked.
+    """
+    if fix.how_changed is not None and fix.how_changed.key in (_TWICE, _UNSURE):
+        return False
     return fix.kind in IMPLIED or fix.summary.key in _MEANT
+
+
+def settled(tried: list[Tried]) -> list[Tried]:
+    """``tried``, no longer unsure whether a value was to stay where a run has shown that each round computes it."""
+    hows = [one.fix.how_changed for one in tried]
+    if not any(how is not None and how.key == _TWICE for how in hows):
+        return tried
+    return [
+        one if how is None or how.key != _UNSURE else replace(one, fix=replace(one.fix, how_changed=how.values["how"]))
+        for one, how in zip(tried, hows, strict=True)
+    ]
 
 
 def measured(tried: Sequence[Tried], measure: Callable[[Sequence[Patch]], Sequence[Cost | None]]) -> list[Tried]:

@@ -17,7 +17,7 @@ from gradsan.model import Diagnosis, Fix, Message, Seen
 from gradsan.present._places import shown_path
 from gradsan.repair import libraries
 from gradsan.repair.finite import is_nonfinite
-from gradsan.repair.judging import Judge, Say, Tried, faults_of, measured, ranked_fixes
+from gradsan.repair.judging import Judge, Say, Tried, faults_of, measured, ranked_fixes, settled
 from gradsan.repair.libraries import untried
 from gradsan.repair.patch import Patch, PatchError, on_disk
 from gradsan.repair.trials.runner import Runner, cores_for_trials
@@ -239,7 +239,8 @@ def _find(
     progress(Message("fix.running_healed"))
     # As long as the plain program ran to its failure, and three rounds beyond it in any case.
     past, seconds = len(current.recording.begun), max(_LEAST_SECONDS, current.seconds)
-    request = replace(request, past=past, enough_seconds=seconds if limits.steps else 0.0)
+    is_once = any(fault.cause == "graph_built_once" for fault in faults_of(current))
+    request = replace(request, past=past, enough_seconds=seconds if limits.steps else 0.0, hears_calls=is_once)
     reference = reference_for(request, faults_of(current))
     healed = runner.run(reference)
     judge = Judge(healed, is_replayable(current, healed), say, cwd)
@@ -361,7 +362,7 @@ def _try_all(search: _Search, fault: Diagnosis, patch: Patch, before: Trial) -> 
     tried = [
         judge.tried(fix, candidate, trial, before) for (fix, candidate), trial in zip(candidates, trials, strict=True)
     ]
-    return tried, [*advice, *libraries.advice(fault)]
+    return settled(tried), [*advice, *libraries.advice(fault)]
 
 
 def _unrecorded(fault: Diagnosis) -> Message | None:

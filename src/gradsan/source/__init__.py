@@ -125,6 +125,7 @@ if TYPE_CHECKING:
     from gradsan.source.rounds import is_item_of_loop as is_item_of_loop
     from gradsan.source.rounds import is_read_afterwards as is_read_afterwards
     from gradsan.source.rounds import is_read_between as is_read_between
+    from gradsan.source.rounds import is_target_in_rounds as is_target_in_rounds
     from gradsan.source.rounds import keep_graph as keep_graph
     from gradsan.source.rounds import shape_bound_at as shape_bound_at
     from gradsan.source.targets import Operation as Operation
@@ -190,7 +191,7 @@ _NAMES = {
     "rounds": (
         "backward_of_sum detach_after detach_after_round enter_each_round enter_once_more frames_between "
         "in_same_function in_same_loops is_computed_in_rounds is_item_of_loop is_read_afterwards is_read_between "
-        "keep_graph shape_bound_at"
+        "is_target_in_rounds keep_graph shape_bound_at"
     ),
     "targets": (
         "Operation assigned_data called_expression first_argument mixed_operand operand_expressions operation_at "

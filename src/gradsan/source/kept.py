@@ -147,19 +147,33 @@ def _asks_for_gradient(test: ast.expr) -> bool:
 
 
 def uses_in(definition: Frame, attribute: str) -> tuple[Used, ...] | None:
-    """Where the method defined at ``definition`` reads ``self.<attribute>``; None where the source does not decide."""
+    """Where the method defined at ``definition``, or one of its class that it calls, reads ``self.<attribute>``.
+
+    None where the source does not decide.
+    """
     source = read_source(definition.file)
     function = None if source is None else _defined_at(source, definition)
     if source is None or function is None or not function.args.args:
         return None
-    own = function.args.args[0].arg
-    found = []
-    for node in local_nodes(function):
-        is_read = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == own
-        if is_read and isinstance(node, ast.Attribute) and node.attr == attribute:
-            mode = mode_around(source, node, function) or mode_of_decorators(source, function)
-            place = None if mode is None else _frame(source, definition, mode[1])
-            found.append(Used(_frame(source, definition, node), place))
+    owner = source.owner_class(function)
+    methods = {
+        one.name: one for one in getattr(owner, "body", ()) if isinstance(one, ast.FunctionDef) and one.args.args
+    }
+    waiting, met, found = [function], {function}, list[Used]()
+    while waiting:
+        function = waiting.pop(0)
+        own = function.args.args[0].arg
+        for node in local_nodes(function):
+            if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name) or node.value.id != own:
+                continue
+            called = methods.get(node.attr)
+            if node.attr == attribute:
+                mode = mode_around(source, node, function) or mode_of_decorators(source, function)
+                place = None if mode is None else _frame(source, definition, mode[1])
+                found.append(Used(_frame(source, definition, node), place))
+            elif called is not None and called not in met:
+                met.add(called)
+                waiting.append(called)
     return tuple(found)
 
 

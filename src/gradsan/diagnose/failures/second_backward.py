@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from gradsan import source
+from gradsan import heuristics, source
 from gradsan.diagnose import carriers
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.collected import detach_collected, detach_held, detach_other_network, forget_collected
@@ -220,6 +220,7 @@ def _once(case: _Case) -> Diagnosis:
         lines=lines,
         summary=summary if lines else "help.build_without_graph",
     )
+    first = _which_first(case, used, again, without)
     if case.bound_at is not None and used is not None and source.is_computed_in_rounds(case.bound_at, used):
         # Both are compared, as old and new probabilities are: computed anew, the old one would be the new one.
         return _diagnosis(case, ONCE, bridge="label.built_once", fixes=(without,), notes=(Message(note, values),))
@@ -227,9 +228,21 @@ def _once(case: _Case) -> Diagnosis:
         case,
         ONCE,
         bridge="label.built_once",
-        fixes=(*borrowed, *kept, again, without),
+        fixes=(*borrowed, *kept, *first),
         notes=(Message(note, values),),
     )
+
+
+def _which_first(case: _Case, used: Frame | None, again: Fix, without: Fix) -> tuple[Fix, Fix]:
+    """The target of a loss stays as it was computed; a name that says so puts the cut first, and a run decides."""
+    if not isinstance(case.name, str):
+        return again, without
+    if case.bound_at is not None and used is not None and source.is_target_in_rounds(case.bound_at, used, case.name):
+        return without, again
+    if heuristics.stays_as_computed(case.name):
+        how = {"how": without.how_changed}
+        return replace(without, how_changed=Message("fix.stays_or_follows", how)), again
+    return again, without
 
 
 def _cut_off(case: _Case) -> tuple[tuple[str, int, str], ...]:

@@ -38,6 +38,7 @@ _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
     gradients.clear_gradients,
     gradients.clip_before_step,
     gradients.clear_before_backward,
+    gradients.clear_after_step,
     gradients.set_to_none,
     gradients.differentiate_base,
     copies.record_change,

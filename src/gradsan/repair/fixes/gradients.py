@@ -178,6 +178,28 @@ def clear_before_backward(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     return () if advice is None or cleared is None else _moved_before(advice, cleared, blocks.first(diagnosis, "used"))
 
 
+def clear_after_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """What clears gradients in every round, moved behind the step that waits for several of them (under an ``if``)."""
+    advice, cleared = blocks.advice(diagnosis, "clear_after_step"), blocks.first(diagnosis, "written")
+    stepped = blocks.first(diagnosis, "note")
+    if advice is None or cleared is None or stepped is None:
+        return ()
+    clear, step = (next(blocks.placements(one), None) for one in (cleared, stepped))
+    if clear is None or step is None or blocks.at_block(stepped, clear.block) is None or step.block is clear.block:
+        return ()
+    source, nodes = step.source, (clear.statement, step.statement)
+    is_plain = (
+        blocks.method_call(nodes[0], "zero_grad") is not None and blocks.method_call(nodes[1], "step") is not None
+    )
+    if not is_plain or not all(blocks.is_whole_lines(source, node) for node in nodes):
+        return ()
+    span = source.span(step.statement)
+    indent = source.lines[span.line - 1][: span.column - 1]
+    behind = f"{source.lines[span.end_line - 1]}\n{indent}{source.text(clear.statement)}"
+    lines = blocks.lines_changed(source, {**blocks.removed(source, clear.statement), span.end_line: behind})
+    return (replace(advice, lines=lines, applicability="review"),)
+
+
 def _moved_before(advice: Fix, label: Label, other: Label | None) -> tuple[Fix, ...]:
     """``advice`` with the statement of ``label`` right before that of ``other``, where both stand in one block.
 

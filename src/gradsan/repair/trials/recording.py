@@ -18,6 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from gradsan.graph.variables import Scope, Space, spaces_of
 from gradsan.record.recorder import recorder
 from gradsan.record.steps import RawBackward
+from gradsan.repair.trials.calls import RepeatedCalls
 from gradsan.repair.trials.state import Draws, LeftOver, lasting, random_states, tensors_of, value_of, values_of
 from gradsan.repair.trials.trial import Gradients, Moment, Parameters, Recording, Request
 
@@ -76,6 +77,7 @@ class Recorder:
         self._ends_with_backward = False
         self._left_over = LeftOver()
         self._draws = Draws()
+        self._calls = RepeatedCalls() if request.hears_calls else None
         self._dtype = ""
         self._held: list[tuple[str, Any, int]] = []
         self._lasting: list[Space] = []
@@ -86,6 +88,8 @@ class Recorder:
         """Begin to listen to optimizers, and to what is drawn."""
         self._left_over.start()
         self._draws.start()
+        if self._calls is not None:
+            self._calls.start()
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
 
@@ -110,6 +114,7 @@ class Recorder:
             tuple(self._parameters),
             tuple(self._moments),
             frozenset(self._overwritten),
+            0 if self._calls is None else self._calls.count,
         )
 
     def look_at_end(self, main: Any) -> None:
@@ -139,6 +144,8 @@ class Recorder:
             values = [value_of(one) for one in parameters]
         self._parameters.append(Parameters(key, tuple(one for one in values if one is not None)))
         self._made[key] += 1
+        if self._calls is not None:
+            self._calls.step()
         self._ends_with_backward = False
         if self._is_enough():
             self._end()

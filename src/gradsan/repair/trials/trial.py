@@ -36,7 +36,8 @@ class Request:
     are counted as the user's own code, ``allowances`` name what PyTorch refuses and this run carries out (see
     ``repair.allowances``); ``result`` is the file for the answer, beside which files that the program writes are kept;
     with ``lets_through`` it may write past that, and start processes. ``searches``: where NaN and Inf come from is
-    looked for. ``compiling``: the run is one of those that compare compiled code with eager code.
+    looked for. ``compiling``: the run is one of those that compare compiled code with eager code. ``hears_calls``:
+    calls of modules are counted that repeat another.
     """
 
     target: tuple[str, str, tuple[str, ...]]
@@ -53,6 +54,7 @@ class Request:
     lets_through: bool = False
     searches: bool = False
     compiling: Compiling | None = None
+    hears_calls: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,8 @@ class Recording:
     to its end or to the limit of steps. ``left`` is what the last backward left where no step came after it,
     ``undecided`` what optimizers end with of which the run does not show whether it is cleared (see ``state.py``).
     ``was_ended`` says that it was not let run to its end. ``dtype`` is the coarsest of its gradients. ``overwritten``
-    are the variables that hold a gradient by reference which a later backward then wrote into.
+    are the variables that hold a gradient by reference which a later backward then wrote into. ``repeated`` counts the
+    calls of modules that repeat one of the same round, where a request asks for it.
     """
 
     steps: tuple[Gradients, ...] = ()
@@ -142,6 +145,7 @@ class Recording:
     parameters: tuple[Parameters, ...] = ()
     moments: tuple[Moment, ...] = ()
     overwritten: frozenset[str] = frozenset()
+    repeated: int = 0
 
 
 @dataclass(frozen=True, slots=True)

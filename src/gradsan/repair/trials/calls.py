@@ -1,0 +1,41 @@
+"""Calls of modules that repeat one of the same round: the same module, given the very same tensors.
+
+What was computed before a loop and is computed in every round anyway was to stay as it was: old values, targets.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+
+class RepeatedCalls:
+    """Counts them from :meth:`start` on; a round ends with the step of an optimizer."""
+
+    def __init__(self) -> None:
+        """Nothing was called yet."""
+        self.count = 0
+        self._met: set[tuple[Any, ...]] = set()
+        self._held: list[Any] = []
+
+    def start(self) -> None:
+        """Listen to every module, for as long as this process lives."""
+        register_module_forward_pre_hook(self._hear)
+
+    def step(self) -> None:
+        """Parameters have changed: the same call computes something else."""
+        self._met.clear()
+        self._held.clear()
+
+    def _hear(self, module: Any, args: tuple[Any, ...]) -> None:
+        given = [one for one in args if torch.is_tensor(one)]
+        if torch.compiler.is_compiling() or not given or not torch.is_grad_enabled():
+            return
+        if all(one.layout is torch.strided for one in given) and any(p.requires_grad for p in module.parameters()):
+            key = (id(module), *((id(one), one._version) for one in given))
+            self.count += key in self._met
+            self._met.add(key)
+            # As long as they live, no other tensor has their places.
+            self._held.append((module, given))
