@@ -42,7 +42,8 @@ static int add_parameters(PyObject *optimizer, int with_storage, Numbers *number
         Py_DECREF(group);
         PyObject *parameters = given == NULL ? NULL : PySequence_Fast(given, "params cannot be iterated");
         Py_XDECREF(given);
-        if (parameters == NULL)
+        if (parameters == NULL ||
+            reserve_numbers(numbers, PySequence_Fast_GET_SIZE(parameters) * (with_storage ? 2 : 1)) < 0)
             done = -1;
         for (Py_ssize_t j = 0; done == 0 && j < PySequence_Fast_GET_SIZE(parameters); j++) {
             PyObject *parameter = Py_NewRef(PySequence_Fast_GET_ITEM(parameters, j));

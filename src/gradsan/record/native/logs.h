@@ -165,19 +165,29 @@ static void forget_numbers(Numbers *numbers)
     start_numbers(numbers);
 }
 
+/* Makes place for so many more; -1 with an exception. */
+static int reserve_numbers(Numbers *numbers, Py_ssize_t more)
+{
+    Py_ssize_t needed = numbers->count + more, doubled = 2 * (Py_ssize_t)numbers->capacity;
+    if (needed <= numbers->capacity)
+        return 0;
+    Py_ssize_t capacity = needed > doubled ? needed : doubled;
+    long long *wider = capacity > INT_MAX ? NULL : PyMem_Realloc(numbers->many, capacity * sizeof *wider);
+    if (wider == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    if (numbers->many == NULL)
+        memcpy(wider, numbers->few, sizeof numbers->few);
+    numbers->many = wider;
+    numbers->capacity = (int)capacity;
+    return 0;
+}
+
 static int add_number(Numbers *numbers, long long number)
 {
-    if (numbers->count == numbers->capacity) {
-        long long *wider = PyMem_Realloc(numbers->many, numbers->capacity * 2 * sizeof *wider);
-        if (wider == NULL) {
-            PyErr_NoMemory();
-            return -1;
-        }
-        if (numbers->many == NULL)
-            memcpy(wider, numbers->few, sizeof numbers->few);
-        numbers->many = wider;
-        numbers->capacity *= 2;
-    }
+    if (numbers->count == numbers->capacity && reserve_numbers(numbers, 1) < 0)
+        return -1;
     items_of(numbers)[numbers->count++] = number;
     return 0;
 }
