@@ -136,8 +136,8 @@ def is_compiled_autograd() -> bool:
     return bool(getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "compiled_autograd_enabled", False))
 
 
-# torch._C._functorch.maybe_current_level() says it too, but makes a state of the thread, which the engine then copies three
-# times for every Node: 0.1 µs each (torch 2.13).
+# torch._C._functorch.maybe_current_level() says it too, but makes a state of the thread, which the engine then copies
+# three times for every Node: 0.1 µs (torch 2.13).
 _OF_TRANSFORMS: Any = getattr(torch._C.DispatchKey, "FuncTorchDynamicLayerFrontMode", None)
 _dispatches_to: Callable[[Any], bool] | None = (
     None if _OF_TRANSFORMS is None else getattr(torch._C, "_dispatch_tls_is_dispatch_key_included", None)
