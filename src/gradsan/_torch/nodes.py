@@ -189,13 +189,34 @@ def is_read_by_backward(node: Any, slot: str | None) -> bool:
     """Whether backward reads what stands in a slot.
 
     Batch norm saves its running statistics in training too, where its backward goes by the batch's own (the formula of
-    native_batch_norm in derivatives.yaml); the kernel updates them right after the save.
+    native_batch_norm in derivatives.yaml); the kernel updates them right after the save. Pooling, padding and some
+    others save what they are given for its sizes alone.
     """
+    if slot in ("self", "source"):
+        return not (node is not None and node.name() in _SAVED_FOR_SIZES and _is_of_known_kernels(node))
     if slot not in ("running_mean", "running_var"):
         return True
     if node is not None and node.name().startswith("BatchNormWithUpdate"):
         return False
     return not any(getattr(node, name, False) is True for name in ("_saved_training", "_saved_train", "_saved_update"))
+
+
+_SAVED_FOR_SIZES = frozenset(
+    f"{name}Backward0"
+    for name in (
+        *("AdaptiveAvgPool2D", "AdaptiveAvgPool3D", "AdaptiveMaxPool2D", "AdaptiveMaxPool3D", "AvgPool2D", "AvgPool3D"),
+        *("FractionalMaxPool2D", "FractionalMaxPool3D", "MaxPool2DWithIndices", "MaxPool3DWithIndices"),
+        *("ReflectionPad1D", "ReflectionPad2D", "ReflectionPad3D"),
+        *("ReplicationPad1D", "ReplicationPad2D", "ReplicationPad3D"),
+        *("FftR2C", "Gather", "IndexAdd", "IndexCopy", "NllLoss", "NllLoss2D"),
+    )
+)
+
+
+def _is_of_known_kernels(node: Any) -> bool:
+    """Whether CPU or CUDA computed it: other devices have kernels that pool the saved input once more."""
+    made = output_info(node, 0)
+    return made is not None and made[2].partition(":")[0] in ("cpu", "cuda", "meta")
 
 
 def is_filled_after_save(node: Any, slot: str | None) -> bool:

@@ -120,7 +120,7 @@ class HookedValues:
             return result
         node = _torch.current_node()
         slot = _torch.slot_of(node, save)
-        if stale is None and (not _torch.is_read_by_backward(node, slot) or _torch.is_filled_after_save(node, slot)):
+        if not _torch.is_read_by_backward(node, slot) or (stale is None and _torch.is_filled_after_save(node, slot)):
             return result
         if save.kept is not None and save.kept.original is not None:
             return self._by_original(save, save.kept, stale is not None, node, slot, result)

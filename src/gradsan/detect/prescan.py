@@ -90,6 +90,8 @@ class Prescan(Detector):
                     self._look_at(backward, node, number, slot, tensor)
 
     def _look_at(self, backward: Any, node: Any, number: int, slot: str, tensor: Any) -> None:
+        if not _torch.is_read_by_backward(node, slot):
+            return
         storage = _torch.storage_or_none(tensor)
         made = self._made(number, backward.thread)
         replaced = self._uncounted.replacement_of(tensor)
@@ -99,7 +101,7 @@ class Prescan(Detector):
             info = conflicts.tensor_info(tensor, was_leaf=tensor.is_leaf)
             writes = (_write(replaced.clock, replaced.stack, "data =", "op", info.region, replaced.sequence),)
             bypass_stack = replaced.stack
-        elif storage in self._uncounted.bypasses and _torch.is_read_by_backward(node, slot):
+        elif storage in self._uncounted.bypasses:
             info = conflicts.tensor_info(tensor, was_leaf=tensor.is_leaf)
             raws = [
                 raw
