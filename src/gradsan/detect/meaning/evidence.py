@@ -32,9 +32,12 @@ class Evidence:
         owned: set[int],
         order: list[Any],
         entry: RawBackward,
-        was_frozen: Callable[[Any], bool],
+        was_frozen: Callable[[Any, int], bool],
     ) -> None:
-        """``order`` are the Nodes of the backward ``entry``, ``owned`` the parameters of optimizers by ``id``."""
+        """``order`` are the Nodes of the backward ``entry``, ``owned`` the parameters of optimizers by ``id``.
+
+        ``was_frozen`` tells whether a leaf was seen without a gradient after some clock.
+        """
         self._core, self._making, self._owned, self._order = core, making, owned, order
         self._stack, self._thread, self._was_frozen = entry.stack, entry.thread, was_frozen
         self._tops = _top_modules()
@@ -53,7 +56,7 @@ class Evidence:
             made = self._made_last(others)
             if made is not None and all(self._making.is_late(one, made) for one in rest):
                 return "late"
-            if self._was_frozen(leaf):
+            if made is not None and self._was_frozen(leaf, made):
                 return None if _reads_gradients(self._stack) else "unfrozen"
             size, whole = sum(one.numel() for one in rest), sum(one.numel() for one in others)
             is_part = size < _PART * whole and self._is_left_whole(top, leaf)

@@ -8,7 +8,8 @@ head alone is trained, adapters, a network that judges another), so something mu
 ``unregistered_one``  the same behind trained parts of a module alone in its list, as one hides what is not
                   to be trained
 ``late``          a module was given it after the optimizer had been made, and all others of the model are trained
-``unfrozen``      it did not require a gradient when training began, and does now, beside trained parts of its model
+``unfrozen``      it did not require a gradient when training began, and does now, beside trained parts of its model,
+                  whose optimizers are still those of then
 ``left_out``      a small part of a model, with all its module has, stands between trained parts
 ``left_out_end``  the same behind trained parts, which may be meant
 ``left_out_chosen``  the same, where the program chooses among the names of parameters
@@ -81,7 +82,7 @@ class Unowned(Detector):
         self._stepped, self._found, self._known = stepped, found, known
         self._candidates: dict[int, _Candidate] = {}
         self._dismissed: dict[int, Any] = {}
-        self._frozen: dict[int, Any] = {}
+        self._frozen: dict[int, tuple[Any, int]] = {}
         self._lines = 0
         making.on_group = self._grouped
 
@@ -116,7 +117,7 @@ class Unowned(Detector):
         if rounds == _ROUNDS_PASSED and self._lines < _LINES:
             # Later rounds may have unfrozen some; the heap is walked for that once a line.
             self._lines += 1
-            self._frozen |= {id(one): _torch.weak_tensor(one) for one in frozen_beside(owned)}
+            self._frozen |= {id(one): (_torch.weak_tensor(one), entry.clock) for one in frozen_beside(owned)}
         strangers = [one for one in reversed(leaves) if id(one) not in owned and self._is_eligible(one)]
         if strangers and any(id(one) in trained for one in leaves):
             fresh = [one for one in strangers if id(one) not in self._candidates]
@@ -130,9 +131,9 @@ class Unowned(Detector):
         is_plain = type(leaf) in _torch.PLAIN_TENSORS and leaf.is_floating_point() and bool(leaf.numel())
         return is_plain and not (known is not None and known() is leaf) and not _torch.has_leaf_hooks(leaf)
 
-    def _was_frozen(self, leaf: Any) -> bool:
-        known = self._frozen.get(id(leaf))
-        return known is not None and known() is leaf
+    def _was_frozen(self, leaf: Any, clock: int) -> bool:
+        weak, seen = self._frozen.get(id(leaf), (None, 0))
+        return weak is not None and weak() is leaf and seen > clock
 
     def _meet(self, entry: RawBackward, order: list[Any], fresh: list[Any], owned: set[int]) -> None:
         evidence = Evidence(self._core, self._making, owned, order, entry, self._was_frozen)
