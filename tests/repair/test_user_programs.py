@@ -10,6 +10,8 @@ import user_programs as programs
 from gradsan.repair.patch import Patch, PatchError
 
 ALWAYS = {
+    "accumulated_and_cleared",
+    "targets_of_sweeps",
     "cells_grown_in_argument",
     "critic_cleared_by_generator",
     "critics_frozen_by_list",

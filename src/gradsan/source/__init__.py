@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from gradsan.source.kept import additions as additions
     from gradsan.source.kept import assignments as assignments
     from gradsan.source.kept import chooses_parameters as chooses_parameters
+    from gradsan.source.kept import is_computed_in_rounds as is_computed_in_rounds
+    from gradsan.source.kept import is_target_in_rounds as is_target_in_rounds
     from gradsan.source.kept import uses_in as uses_in
     from gradsan.source.locate import Expression as Expression
     from gradsan.source.locate import Statement as Statement
@@ -121,11 +123,9 @@ if TYPE_CHECKING:
     from gradsan.source.rounds import frames_between as frames_between
     from gradsan.source.rounds import in_same_function as in_same_function
     from gradsan.source.rounds import in_same_loops as in_same_loops
-    from gradsan.source.rounds import is_computed_in_rounds as is_computed_in_rounds
     from gradsan.source.rounds import is_item_of_loop as is_item_of_loop
     from gradsan.source.rounds import is_read_afterwards as is_read_afterwards
     from gradsan.source.rounds import is_read_between as is_read_between
-    from gradsan.source.rounds import is_target_in_rounds as is_target_in_rounds
     from gradsan.source.rounds import keep_graph as keep_graph
     from gradsan.source.rounds import shape_bound_at as shape_bound_at
     from gradsan.source.targets import Operation as Operation
@@ -167,7 +167,10 @@ _NAMES = {
     "cuts": "Cut Live find_cuts grad_switched_off read_with_graph takes_cut",
     "gradients": "clears_each_part copy_kept_gradient graph_for_gradient kept_gradient makes_discrete reads_gradients",
     "identifiers": "assigned_names consumed_names",
-    "kept": "Addition Used added_to_optimizer additions assignments chooses_parameters uses_in",
+    "kept": (
+        "Addition Used added_to_optimizer additions assignments chooses_parameters is_computed_in_rounds "
+        "is_target_in_rounds uses_in"
+    ),
     "locate": "Expression Statement expression_at expressions_at statement_at statements_at",
     "modules": "DETACHED Shape inplace_layer_false",
     "reuse": (
@@ -190,8 +193,8 @@ _NAMES = {
     "rewrite.uncut": "Uncut cut_at_use term_uncut",
     "rounds": (
         "backward_of_sum detach_after detach_after_round enter_each_round enter_once_more frames_between "
-        "in_same_function in_same_loops is_computed_in_rounds is_item_of_loop is_read_afterwards is_read_between "
-        "is_target_in_rounds keep_graph shape_bound_at"
+        "in_same_function in_same_loops is_item_of_loop is_read_afterwards is_read_between "
+        "keep_graph shape_bound_at"
     ),
     "targets": (
         "Operation assigned_data called_expression first_argument mixed_operand operand_expressions operation_at "

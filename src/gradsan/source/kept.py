@@ -1,4 +1,4 @@
-"""Values that the program keeps: in a list, a sum, an attribute, an optimizer; and what a forward uses.
+"""Values that the program keeps: in a list, a sum, an attribute, an optimizer, or as computed; what a forward uses.
 
 Expressions are compared as Python writes them, so that ``self.log['loss']`` and ``self.log["loss"]`` are one.
 """
@@ -6,17 +6,28 @@ Expressions are compared as Python writes them, so that ``self.log['loss']`` and
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited, insert_after
 from gradsan.source.cuts import mode_around, mode_of_decorators
-from gradsan.source.identifiers import leaf_name, local_nodes
+from gradsan.source.identifiers import assigned_names, chain_key, leaf_name, local_nodes
 from gradsan.source.locate import statement_at
+from gradsan.source.modules import constructors
 from gradsan.source.tree import FunctionNode, SourceFile, read_source
 
-__all__ = ["Addition", "Used", "added_to_optimizer", "additions", "assignments", "chooses_parameters", "uses_in"]
+__all__ = [
+    "Addition",
+    "Used",
+    "added_to_optimizer",
+    "additions",
+    "assignments",
+    "chooses_parameters",
+    "is_computed_in_rounds",
+    "is_target_in_rounds",
+    "uses_in",
+]
 
 _ADDING = {"append": 0, "appendleft": 0, "add": 0, "put": 0, "insert": 1}
 _JOINING = ("cat", "concat", "hstack", "vstack")
@@ -175,6 +186,52 @@ def uses_in(definition: Frame, attribute: str) -> tuple[Used, ...] | None:
                 met.add(called)
                 waiting.append(called)
     return tuple(found)
+
+
+def is_computed_in_rounds(bound_at: Frame, used_at: Frame) -> bool:
+    """Whether a loop around ``used_at`` has in it the very call whose value the statement at ``bound_at`` binds."""
+    bound, used = statement_at(bound_at), statement_at(used_at)
+    value = getattr(None if bound is None else bound.node, "value", None)
+    if bound is None or used is None or not isinstance(value, ast.Call) or bound.source is not used.source:
+        return False
+    known = ast.dump(value)
+    rounds = [loop for loop in used.loops if loop not in bound.loops]
+    return any(isinstance(node, ast.Call) and ast.dump(node) == known for loop in rounds for node in ast.walk(loop))
+
+
+_LOSSES = frozenset(
+    {
+        *("binary_cross_entropy", "binary_cross_entropy_with_logits", "cross_entropy", "gaussian_nll_loss"),
+        *("huber_loss", "kl_div", "l1_loss", "mse_loss", "nll_loss", "poisson_nll_loss", "smooth_l1_loss"),
+    }
+)
+"""Functions of torch.nn.functional whose second argument is called ``target``."""
+
+
+def is_target_in_rounds(bound_at: Frame, used_at: Frame, name: str) -> bool:
+    """Whether a loop around ``used_at`` gives ``name``, bound before it, to a loss of PyTorch's as the target.
+
+    Beside something that the loop computes: the two arguments are often given the other way round.
+    """
+    bound, used = statement_at(bound_at), statement_at(used_at)
+    if bound is None or used is None or bound.source is not used.source:
+        return False
+    rounds = [node for loop in used.loops if loop not in bound.loops for node in ast.walk(loop)]
+    computed = {name for node in rounds if isinstance(node, ast.Assign) for name in assigned_names(node)}
+    for call in rounds:
+        made = constructors(used.source, call.func) if isinstance(call, ast.Call) else []
+        if not isinstance(call, ast.Call) or not call.args or not _is_loss(call, made):
+            continue
+        given = [*call.args[1:2], *(one.value for one in call.keywords if one.arg == "target")]
+        is_given = any(chain_key(part) == name for one in given for part in ast.walk(one))
+        if is_given and any(isinstance(one, ast.Call) or chain_key(one) in computed for one in ast.walk(call.args[0])):
+            return True
+    return False
+
+
+def _is_loss(call: ast.Call, made: Sequence[ast.expr]) -> bool:
+    kinds = (leaf_name(one.func) or "" for one in made if isinstance(one, ast.Call))
+    return leaf_name(call.func) in _LOSSES or any(one.endswith("Loss") for one in kinds)
 
 
 def _as_python(path: str) -> str | None:

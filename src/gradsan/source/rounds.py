@@ -8,9 +8,16 @@ from dataclasses import replace
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, add_keyword, apply_change, edited, insert_after, insert_before
-from gradsan.source.identifiers import ADDING_METHODS, bindings_of, chain_key, consumed_names, leaf_name, local_nodes
+from gradsan.source.identifiers import (
+    ADDING_METHODS,
+    bindings_of,
+    chain_key,
+    consumed_names,
+    leaf_name,
+    local_nodes,
+)
 from gradsan.source.locate import Expression, expression_at, scope_of, statement_at
-from gradsan.source.modules import Shape, constructors, detached_form, object_cut, shape_in_source
+from gradsan.source.modules import Shape, detached_form, object_cut, shape_in_source
 from gradsan.source.targets import aliased_expression
 from gradsan.source.tree import SourceFile, Span, header_nodes, parses, read_source
 
@@ -26,11 +33,9 @@ __all__ = [
     "frames_between",
     "in_same_function",
     "in_same_loops",
-    "is_computed_in_rounds",
     "is_item_of_loop",
     "is_read_afterwards",
     "is_read_between",
-    "is_target_in_rounds",
     "keep_graph",
     "shape_bound_at",
 ]
@@ -179,43 +184,6 @@ def is_read_afterwards(frame: Frame) -> bool:
     names = {one.name for one in bindings_of(written.node)}
     later = (one for one in local_nodes(written.function) if isinstance(one, ast.stmt))
     return any(names & set(consumed_names(one)) for one in later if one.lineno > written.span.end_line)
-
-
-def is_computed_in_rounds(bound_at: Frame, used_at: Frame) -> bool:
-    """Whether a loop around ``used_at`` has in it the very call whose value the statement at ``bound_at`` binds."""
-    bound, used = statement_at(bound_at), statement_at(used_at)
-    value = getattr(None if bound is None else bound.node, "value", None)
-    if bound is None or used is None or not isinstance(value, ast.Call) or bound.source is not used.source:
-        return False
-    known = ast.dump(value)
-    rounds = [loop for loop in used.loops if loop not in bound.loops]
-    return any(isinstance(node, ast.Call) and ast.dump(node) == known for loop in rounds for node in ast.walk(loop))
-
-
-_LOSSES = frozenset(
-    {
-        *("binary_cross_entropy", "binary_cross_entropy_with_logits", "cross_entropy", "gaussian_nll_loss"),
-        *("huber_loss", "kl_div", "l1_loss", "mse_loss", "nll_loss", "poisson_nll_loss", "smooth_l1_loss"),
-    }
-)
-"""Functions of torch.nn.functional whose second argument is called ``target``."""
-
-
-def is_target_in_rounds(bound_at: Frame, used_at: Frame, name: str) -> bool:
-    """Whether a loop around ``used_at`` gives ``name``, bound before it, to a loss of PyTorch's as the target."""
-    bound, used = statement_at(bound_at), statement_at(used_at)
-    if bound is None or used is None or bound.source is not used.source:
-        return False
-    rounds = [loop for loop in used.loops if loop not in bound.loops]
-    calls = [node for loop in rounds for node in ast.walk(loop) if isinstance(node, ast.Call)]
-    for call in calls:
-        made = constructors(used.source, call.func) if leaf_name(call.func) not in _LOSSES else []
-        kinds = {leaf_name(one.func) or "" for one in made if isinstance(one, ast.Call)}
-        if leaf_name(call.func) in _LOSSES or any(one.endswith("Loss") for one in kinds):
-            given = [*call.args[1:2], *(one.value for one in call.keywords if one.arg == "target")]
-            if any(chain_key(part) == name for one in given for part in ast.walk(one)):
-                return True
-    return False
 
 
 def enter_each_round(used_at: Frame, context: str) -> Change | None:
