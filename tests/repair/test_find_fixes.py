@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from gradsan.repair import Limits, find_fixes
+from gradsan.repair import Limits, find_fixes, is_implied
 from gradsan.text import say
 
 HEAD = """
@@ -148,6 +148,7 @@ def test_old_values_that_each_round_computes_by_itself_stay(tmp_path, monkeypatc
     assert "fix.computes_twice" in {fix.how_changed.key for fix in found.diagnoses[0].fixes if fix.how_changed}
     found = search(tmp_path, monkeypatch, PROTOTYPES)
     assert passed(found)[0] == ("recompute_forward", "changed")
+    assert not is_implied(found.diagnoses[0].fixes[0])
 
 
 def test_a_step_in_a_loop_of_losses(tmp_path, monkeypatch):

@@ -95,7 +95,8 @@ def live_clues(
 
     ``values``: ``requires_grad`` (expression -> what ``requires_grad`` says of the tensor; of a module, whether any
     parameter does), ``callees`` (expression -> file, first line and name of what runs) and ``switched_off`` (the
-    modules of which no parameter requires grad, though an optimizer has them).
+    modules of which no parameter requires grad, though an optimizer has them) and ``in_vain`` (of these the ones of an
+    optimizer that has nothing else).
     """
     found = []
     while frame is not None:
@@ -130,14 +131,22 @@ def _of_frame(frame: Any, requires_grad: Callable[[Any], bool]) -> Clue:
             callees[name] = (file_of(code), code.co_firstlineno, code.co_name)
     code = frame.f_code
     optimizers = [value for _, value in named if isinstance(value, torch.optim.Optimizer)]
-    held = {id(one) for one in _torch.parameters_of(*optimizers)}
+    held, variables_of = {id(one) for one in _torch.parameters_of(*optimizers)}, dict(named)
     switched_off = [
         name
         for name, value in named[:_MOST_NAMES]
         if requires.get(name) is False and isinstance(value, nn.Module) and held & set(map(id, value.parameters()))
     ]
-    values = {"requires_grad": requires, "callees": callees, "switched_off": switched_off}
+    idle = {id(one) for optimizer in optimizers for one in _held_in_vain(optimizer)}
+    in_vain = [name for name in switched_off if idle & set(map(id, variables_of[name].parameters()))]
+    values = {"requires_grad": requires, "callees": callees, "switched_off": switched_off, "in_vain": in_vain}
     return Clue("live", name=code.co_name, values=values)
+
+
+def _held_in_vain(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """The parameters of an optimizer that has none that requires grad."""
+    parameters = list(_torch.parameters_of(optimizer))
+    return [] if any(one.requires_grad for one in parameters) else parameters
 
 
 def _answer(value: Any, requires_grad: Callable[[Any], bool]) -> bool | None:

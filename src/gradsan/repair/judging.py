@@ -304,6 +304,7 @@ IMPLIED = frozenset(
 at updated parameters, a change that is recorded at last, a finite value where there was none. Any other kind says that
 the gradients stay; where they do not, it is not what anybody meant."""
 
+_CUTS = ("help.build_without_graph", "help.build_under_no_grad")
 _TWICE, _UNSURE = "fix.computes_twice", "fix.stays_or_follows"
 _VERDICTS = ("same", "gradients")
 
@@ -320,14 +321,29 @@ def is_implied(fix: Fix) -> bool:
 
 
 def settled(tried: list[Tried]) -> list[Tried]:
-    """``tried``, no longer unsure whether a value was to stay where a run has shown that each round computes it."""
+    """``tried``, sure that a value was to stay where a run has shown that each round computes it.
+
+    Where nothing shows whether it was to stay or to be computed anew, both go, and the rounds run networks by
+    themselves, nobody is sure of either.
+    """
     hows = [one.fix.how_changed for one in tried]
-    if not any(how is not None and how.key == _TWICE for how in hows):
+    if any(how is not None and how.key == _TWICE for how in hows):
+        return [
+            _told(one, how.values["how"]) if how is not None and how.key == _UNSURE else one
+            for one, how in zip(tried, hows, strict=True)
+        ]
+    passed = [one for one in tried if one.passed and one.fix.meaning == "changed"]
+    anew = [one for one in passed if one.fix.kind == "recompute_forward"]
+    busy = [one for one in passed if one.trial.recording.called * 2 > len(one.trial.recording.steps)]
+    cuts = [one for one in busy if one.fix.summary.key in _CUTS]
+    if not anew or not cuts or tried.index(cuts[0]) < tried.index(anew[0]):
         return tried
-    return [
-        one if how is None or how.key != _UNSURE else replace(one, fix=replace(one.fix, how_changed=how.values["how"]))
-        for one, how in zip(tried, hows, strict=True)
-    ]
+    unsure = [*anew, *cuts]
+    return [_told(one, Message(_UNSURE, {"how": one.fix.how_changed})) if one in unsure else one for one in tried]
+
+
+def _told(tried: Tried, how: Message) -> Tried:
+    return replace(tried, fix=replace(tried.fix, how_changed=how))
 
 
 def measured(tried: Sequence[Tried], measure: Callable[[Sequence[Patch]], Sequence[Cost | None]]) -> list[Tried]:

@@ -46,7 +46,8 @@ def _switched_off(failure: Failure, made: source.Made | None) -> str | None:
     """The module of the innermost frame that an optimizer has, and of which no parameter requires grad any more.
 
     Only of a backward that has run before: what cuts the graph off in every round did so then, too. Where only others
-    have, or there are several such modules, the one that the statement which ``made`` the loss reads. None where
+    have, one whose optimizer has nothing else to train: what is frozen on purpose may have been given to one, too. Of
+    several modules the one that the statement which ``made`` the loss reads. None where
     gradients are switched off altogether, or several modules would do.
     """
     mode = parts.clue(failure, "mode")
@@ -54,7 +55,7 @@ def _switched_off(failure: Failure, made: source.Made | None) -> str | None:
     if not (ran_before or others) or (mode is not None and not mode.values["grad_enabled"]):
         return None
     for clue in reversed(parts.clues(failure, "live")):
-        names = [str(name) for name in clue.values["switched_off"]]
+        names = [str(name) for name in clue.values["switched_off" if ran_before else "in_vain"]]
         if names:
             if len(names) > 1 or not ran_before:
                 names = [one for one in names if made and source.switch_on_before(made.frame, one) is not None]

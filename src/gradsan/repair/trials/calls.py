@@ -1,6 +1,7 @@
-"""Calls of modules that repeat one of the same round: the same module, given the very same tensors.
+"""Calls of modules, and those that repeat one of the same round: the same module, given the very same tensors.
 
-What was computed before a loop and is computed in every round anyway was to stay as it was: old values, targets.
+What was computed before a loop and is computed in every round anyway was to stay as it was: old values, targets. What
+the rounds call no module for was to be computed in each of them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ class RepeatedCalls:
 
     def __init__(self) -> None:
         """Nothing was called yet."""
-        self.count = 0
+        self.count = self.rounds = 0
         self._met: set[tuple[Any, ...]] = set()
         self._held: list[Any] = []
 
@@ -25,7 +26,8 @@ class RepeatedCalls:
         register_module_forward_pre_hook(self._hear)
 
     def step(self) -> None:
-        """Parameters have changed: the same call computes something else."""
+        """Parameters have changed: the same call computes something else. Rounds with a call count."""
+        self.rounds += bool(self._met)
         self._met.clear()
         self._held.clear()
 

@@ -115,6 +115,7 @@ class Recorder:
             tuple(self._moments),
             frozenset(self._overwritten),
             0 if self._calls is None else self._calls.count,
+            0 if self._calls is None else self._calls.rounds,
         )
 
     def look_at_end(self, main: Any) -> None:

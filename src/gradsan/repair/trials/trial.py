@@ -128,7 +128,7 @@ class Recording:
     ``undecided`` what optimizers end with of which the run does not show whether it is cleared (see ``state.py``).
     ``was_ended`` says that it was not let run to its end. ``dtype`` is the coarsest of its gradients. ``overwritten``
     are the variables that hold a gradient by reference which a later backward then wrote into. ``repeated`` counts the
-    calls of modules that repeat one of the same round, where a request asks for it.
+    calls of modules that repeat one of the same round, ``called`` the rounds with calls, where a request asks for it.
     """
 
     steps: tuple[Gradients, ...] = ()
@@ -146,6 +146,7 @@ class Recording:
     moments: tuple[Moment, ...] = ()
     overwritten: frozenset[str] = frozenset()
     repeated: int = 0
+    called: int = 0
 
 
 @dataclass(frozen=True, slots=True)
