@@ -12,6 +12,7 @@ import pytest
 from side_by_side import Runner
 
 from cases import each
+from gradsan.record import log
 
 SURROUNDINGS = """
 import os, sys
@@ -23,6 +24,22 @@ for name, value in sorted(vars(__main__).items()):
         print(getattr(value, "name", None))
 print(sys.argv, sys.path, os.getcwd(), type(__builtins__), sys.modules["__main__"] is __main__)
 print(sys.flags, sys.getrecursionlimit(), sys.meta_path if "torch" in sys.modules else "", sys.stdin.read())
+"""
+
+if log.native_available() and sys.version_info < (3, 14):
+    SURROUNDINGS += """
+import inspect, warnings
+def recurse(depth):
+    try:
+        return recurse(depth + 1)
+    except RecursionError:
+        return depth
+print([one.function for one in inspect.stack()], recurse(0))
+try:
+    print(sys._getframe(9))
+except ValueError as error:
+    print(error)
+warnings.warn("from the outermost", stacklevel=2)
 """
 
 

@@ -148,7 +148,7 @@ def _script_launch(target: Target) -> Launch:
     def start(main: ModuleType) -> None:
         code = loader.get_code("__main__") if is_compiled else _compiled(source, path)
         assert code is not None
-        exec(code, vars(main))
+        _alone(exec, code, vars(main))
 
     entry = os.path.dirname(os.path.realpath(path))  # noqa: PTH120
     return Launch(start, argv, entry, variables={"__file__": path, "__cached__": None, "__loader__": loader})
@@ -156,7 +156,7 @@ def _script_launch(target: Target) -> Launch:
 
 def _stdin_launch(target: Target) -> Launch:
     def start(main: ModuleType) -> None:
-        exec(_compiled(sys.stdin.buffer.read(), _STDIN_NAME), vars(main))
+        _alone(exec, _compiled(sys.stdin.buffer.read(), _STDIN_NAME), vars(main))
 
     variables = {"__file__": _STDIN_NAME, "__cached__": None}
     return Launch(start, ("-", *target.arguments), "", variables=variables)
@@ -168,7 +168,7 @@ def _code_launch(target: Target) -> Launch:
     def start(main: ModuleType) -> None:
         code = _compiled(source + "\n", CODE_NAME)
         _remember_source(code, source)
-        exec(code, vars(main))
+        _alone(exec, code, vars(main))
 
     return Launch(start, ("-c", *target.arguments), "")
 
@@ -176,14 +176,24 @@ def _code_launch(target: Target) -> Launch:
 def _module_launch(target: Target) -> Launch:
     def start(main: ModuleType) -> None:
         # The function that `python -m` itself calls, so that its frames and its sentences are python's.
-        runpy._run_module_as_main(target.name)  # type: ignore[attr-defined]
+        _alone(runpy._run_module_as_main, target.name)  # type: ignore[attr-defined]
 
     return Launch(start, ("-m", *target.arguments), _working_directory())
 
 
 def _run_container(main: ModuleType) -> None:
     # What python calls for a directory or a zip file.
-    runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
+    _alone(runpy._run_module_as_main, "__main__", False)  # type: ignore[attr-defined]
+
+
+def _alone(function: Callable[..., Any], *args: Any) -> None:
+    """Call it with no frame of gradsan's below: a program asks for its stack, and its outermost frame is its own."""
+    try:
+        from gradsan.record._native import call_alone
+    except ImportError:
+        function(*args)
+    else:
+        call_alone(function, *args)
 
 
 def _compiled(source: bytes | str, name: str) -> CodeType:

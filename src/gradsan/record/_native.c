@@ -294,6 +294,8 @@ static PyObject *lend(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssi
 }
 
 static PyMethodDef functions[] = {
+    {"call_alone", (PyCFunction)(void (*)(void))call_alone, METH_FASTCALL,
+     "call_alone(function, /, *args)\n--\n\nCall it as a thread does its first function: no frame is seen below its own."},
     {"first_nonfinite", (PyCFunction)(void (*)(void))first_nonfinite, METH_FASTCALL,
      "The index of the first NaN or Inf among numbers in memory: (address, count, kind); -1 where there is none."},
     {"holds_nonfinite", (PyCFunction)holds_nonfinite, METH_O,

@@ -1,5 +1,6 @@
 """The C extension shows the interface of the pure core, and lends memory."""
 
+from collections.abc import Callable
 from typing import Any
 
 from gradsan.record._core_pure import DEPTH_KEPT as DEPTH_KEPT
@@ -8,6 +9,9 @@ from gradsan.record._core_pure import STACKS_KEPT as STACKS_KEPT
 from gradsan.record._core_pure import WRITES_KEPT as WRITES_KEPT
 from gradsan.record._core_pure import Core as Core
 from gradsan.record._core_pure import Stack as Stack
+
+def call_alone(function: Callable[..., Any], /, *args: Any) -> Any:
+    """Call it as a thread does its first function: no frame is seen below its own, and it may recurse as deep."""
 
 def first_nonfinite(address: int, count: int, kind: int, /) -> int:
     """The index of the first NaN or Inf among ``count`` numbers at ``address``; -1 where there is none.

@@ -471,6 +471,48 @@ static inline void leave_own_code(PyThreadState *thread)
 #endif
 }
 
+/* Where CPython keeps the frame that runs in a thread. */
+#if PY_VERSION_HEX < 0x030B0000
+#define RUNNING_FRAME(thread) ((thread)->frame)
+typedef PyFrameObject *RunningFrame;
+#elif PY_VERSION_HEX < 0x030D0000
+#define RUNNING_FRAME(thread) ((thread)->cframe->current_frame)
+typedef struct _PyInterpreterFrame *RunningFrame;
+#elif PY_VERSION_HEX < 0x030E0000
+#define RUNNING_FRAME(thread) ((thread)->current_frame)
+typedef struct _PyInterpreterFrame *RunningFrame;
+#endif
+
+/* Calls a function as a thread calls its first one: what it asks for frames ends with its own, and it may recurse as deep. */
+static PyObject *call_alone(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    if (count < 1)
+        return PyErr_Format(PyExc_TypeError, "call_alone() needs a function");
+#ifdef RUNNING_FRAME
+    PyThreadState *thread = PyThreadState_Get();
+    RunningFrame below = RUNNING_FRAME(thread);
+    RUNNING_FRAME(thread) = NULL;
+#if PY_VERSION_HEX >= 0x030C0000
+    int used = thread->py_recursion_limit - thread->py_recursion_remaining;
+    thread->py_recursion_remaining += used;
+#elif PY_VERSION_HEX >= 0x030B0000
+    /* A function in C, which itself only calls the first one in Python, counts as one more. */
+    int used = thread->recursion_limit - thread->recursion_remaining + (PyCFunction_Check(args[0]) ? 1 : 0);
+    thread->recursion_remaining += used;
+#endif
+#endif
+    PyObject *result = PyObject_Vectorcall(args[0], args + 1, (size_t)count - 1, NULL);
+#ifdef RUNNING_FRAME
+    RUNNING_FRAME(thread) = below;
+#if PY_VERSION_HEX >= 0x030C0000
+    thread->py_recursion_remaining -= used;
+#elif PY_VERSION_HEX >= 0x030B0000
+    thread->recursion_remaining -= used;
+#endif
+#endif
+    return result;
+}
+
 /* Calls a listener that the caller holds. An exception of a signal's handler may come between two lines of a context
  * manager of ours: whatever ends the call, modes that it has changed are put back then. */
 static PyObject *call_listener(PyObject *callback, PyObject *arguments)
