@@ -237,6 +237,29 @@ def test_functions_of_torch_can_be_sent_to_other_processes() -> None:
         assert [pickle.loads(pickle.dumps(one)) == one for one in watched] == [True] * len(watched)
 
 
+class Named(torch.Tensor):
+    """A subclass whose own attributes have the names of torch's."""
+
+    @property
+    def is_leaf(self) -> Any:
+        raise KeyError("the tree has no leaf")
+
+    _version = requires_grad = grad_fn = output_nr = shape = property(lambda self: 1 / 0)  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("mode", ["watch", "deep", "heal", "nonfinite"])
+def test_a_subclass_may_have_attributes_of_any_name(mode: str) -> None:
+    def gradient() -> Any:
+        leaf = torch.arange(3.0, requires_grad=True)
+        value = (leaf * 2).as_subclass(Named)
+        (value * value).exp().as_subclass(torch.Tensor).sum().backward()
+        return leaf.grad
+
+    plain = gradient()
+    with gradsan.watch(mode):  # type: ignore[arg-type]
+        assert torch.equal(gradient(), plain)
+
+
 def test_hooks_that_cannot_be_called_are_refused_where_they_are_given() -> None:
     def entered() -> str:
         with pytest.raises(TypeError) as caught:

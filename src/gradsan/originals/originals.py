@@ -119,8 +119,8 @@ class Kept:
 
         ``shared`` is the same elements in the program's own memory, where ``tensor`` only stands for that.
         """
-        self.was_leaf, self.requires_grad = tensor.is_leaf, tensor.requires_grad
-        maker = None if self.was_leaf else tensor.grad_fn
+        self.was_leaf, self.requires_grad = _torch.is_leaf(tensor), _torch.requires_grad(tensor)
+        maker = None if self.was_leaf else _torch.grad_fn(tensor)
         # Its number, because the Node itself would close a circle: it may keep what is kept here.
         self.maker = None if maker is None else _torch.node_sequence(maker)
         # All but results PyTorch keeps as the very tensor, and later reads what that has become (``tensor.data = …``).
@@ -132,7 +132,7 @@ class Kept:
             self.alias = _torch.detached(tensor)
         else:
             self.alias = tensor.detach() if is_result else tensor
-        self.version = 0 if tensor.is_inference() else int(self.alias._version)
+        self.version = _version_of(self.alias)
         self.clock, self.stack, self.thread = clock, stack, thread
         self.is_copied = is_known_outside or not has_elements or not _torch.can_be_cloned_lazily(self.alias)
         if not (keeps_original and has_elements):
@@ -146,7 +146,7 @@ class Kept:
         self.heals: bool | None = None
         self.hooks: tuple[Any, Any] | None = None
         self.source = None if is_result else _torch.weak_tensor(tensor)
-        self.output = tensor.output_nr if is_result else None
+        self.output = _torch.output_nr(tensor) if is_result else None
         # A leaf PyTorch holds itself; what is no leaf may be, unseen, a result of the Node that saves it.
         self._leaf = tensor if self.was_leaf else None
 
@@ -164,7 +164,7 @@ class Kept:
     @property
     def is_as_saved(self) -> bool:
         """Whether it is certain, without a look at its bytes, that nobody has written it since it was saved."""
-        if self.is_copied or self.original is None or self.alias._version != self.version:
+        if self.is_copied or self.original is None or _torch.version_of(self.alias) != self.version:
             return False
         source = self.source
         return _torch.at_same_address(self.alias, self.original, None if source is None else source())
@@ -180,7 +180,7 @@ class Kept:
         if self.was_leaf or self.source is None:
             return False
         source = self.source()
-        return source is not None and bool(source.is_leaf)
+        return source is not None and _torch.is_leaf(source)
 
     @property
     def current(self) -> Any:
@@ -258,7 +258,7 @@ def fits_its_memory(tensor: Any) -> bool:
 
 
 def _version_of(tensor: Any) -> int:
-    return 0 if tensor.is_inference() else int(tensor._version)
+    return 0 if tensor.is_inference() else _torch.version_of(tensor)
 
 
 def have_same_bytes(one: Any, other: Any) -> bool:
