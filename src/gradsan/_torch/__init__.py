@@ -214,19 +214,7 @@ from gradsan._torch.operations import (
     vf_module,
     with_lookup,
 )
-from gradsan._torch.saved import (
-    SAVED_TENSORS,
-    give_memory,
-    grad_fn,
-    is_hooked,
-    is_leaf,
-    let_go,
-    output_nr,
-    packed_object,
-    requires_grad,
-    shown_when_read,
-    version_of,
-)
+from gradsan._torch.saved import SAVED_TENSORS, give_memory, is_hooked, let_go, packed_object, shown_when_read
 
 __all__ = [
     "COMPILER_ERRORS",
@@ -288,7 +276,6 @@ __all__ = [
     "gave_up_compiling",
     "give_memory",
     "give_own_memory",
-    "grad_fn",
     "gradients_given",
     "graph_builder",
     "graphs_numbered",
@@ -328,7 +315,6 @@ __all__ = [
     "is_grad_enabled",
     "is_hook_frame",
     "is_hooked",
-    "is_leaf",
     "is_module_call",
     "is_module_level",
     "is_nonfinite",
@@ -369,7 +355,6 @@ __all__ = [
     "operator_packet_class",
     "optimizer_folder",
     "output_info",
-    "output_nr",
     "own_tensors",
     "owner_of_hooks",
     "package_folder",
@@ -384,7 +369,6 @@ __all__ = [
     "reentrant_checkpoint",
     "refused_tensor",
     "removal_of",
-    "requires_grad",
     "run_compiled_backward",
     "same_memory",
     "saved_in_checkpoint",
@@ -416,7 +400,6 @@ __all__ = [
     "use_count",
     "variable_function",
     "version_error",
-    "version_of",
     "vf_module",
     "was_freed",
     "weak_identity",

@@ -60,14 +60,6 @@ class _Reading(threading.local):
 _reading = _Reading()
 _UNKNOWN = _UnknownPacked()
 
-# As torch itself reads them: a subclass may have attributes of these names.
-_TENSOR: Any = torch.Tensor
-is_leaf: Callable[[Any], bool] = _TENSOR.is_leaf.__get__
-requires_grad: Callable[[Any], bool] = _TENSOR.requires_grad.__get__
-grad_fn: Callable[[Any], Any] = _TENSOR.grad_fn.__get__
-output_nr: Callable[[Any], int] = _TENSOR.output_nr.__get__
-version_of: Callable[[Any], int] = _TENSOR._version.__get__
-
 
 def saved_tensor(node: Any, attribute: str, position: int | None, saved: Any) -> Any:
     """A SavedTensor that tells what it holds: ``saved`` itself where this torch's does.

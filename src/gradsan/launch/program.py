@@ -9,6 +9,7 @@ in its own encoding gets the SyntaxError that importing it gives.
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
 import pkgutil
@@ -188,12 +189,13 @@ def _run_container(main: ModuleType) -> None:
 
 def _alone(function: Callable[..., Any], *args: Any) -> None:
     """Call it with no frame of gradsan's below: a program asks for its stack, and its outermost frame is its own."""
-    try:
-        from gradsan.record._native import call_alone
-    except ImportError:
+    call: Callable[..., Any] | None = None
+    with contextlib.suppress(ImportError):
+        from gradsan.record._native import call_alone as call
+    if call is None:
         function(*args)
     else:
-        call_alone(function, *args)
+        call(function, *args)
 
 
 def _compiled(source: bytes | str, name: str) -> CodeType:

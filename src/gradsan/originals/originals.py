@@ -17,6 +17,11 @@ from gradsan.model import ByteChange
 from gradsan.record.log import Core
 from gradsan.record.patches import Patches, standing
 
+# As torch itself reads them: a subclass may have attributes of these names.
+_TENSOR: Any = torch.Tensor
+_is_leaf, _requires_grad = _TENSOR.is_leaf.__get__, _TENSOR.requires_grad.__get__
+_grad_fn, _output_nr, _version = _TENSOR.grad_fn.__get__, _TENSOR.output_nr.__get__, _TENSOR._version.__get__
+
 _FUNCTIONS = ("numpy", "__array__", "__dlpack__", "data_ptr", "share_memory_")
 _RESIZED = ((torch.UntypedStorage, "resize_"), (torch.Tensor, "resize_"), (torch.Tensor, "resize_as_"))
 
@@ -119,8 +124,8 @@ class Kept:
 
         ``shared`` is the same elements in the program's own memory, where ``tensor`` only stands for that.
         """
-        self.was_leaf, self.requires_grad = _torch.is_leaf(tensor), _torch.requires_grad(tensor)
-        maker = None if self.was_leaf else _torch.grad_fn(tensor)
+        self.was_leaf, self.requires_grad = _is_leaf(tensor), _requires_grad(tensor)
+        maker = None if self.was_leaf else _grad_fn(tensor)
         # Its number, because the Node itself would close a circle: it may keep what is kept here.
         self.maker = None if maker is None else _torch.node_sequence(maker)
         # All but results PyTorch keeps as the very tensor, and later reads what that has become (``tensor.data = …``).
@@ -146,7 +151,7 @@ class Kept:
         self.heals: bool | None = None
         self.hooks: tuple[Any, Any] | None = None
         self.source = None if is_result else _torch.weak_tensor(tensor)
-        self.output = _torch.output_nr(tensor) if is_result else None
+        self.output = _output_nr(tensor) if is_result else None
         # A leaf PyTorch holds itself; what is no leaf may be, unseen, a result of the Node that saves it.
         self._leaf = tensor if self.was_leaf else None
 
@@ -164,7 +169,7 @@ class Kept:
     @property
     def is_as_saved(self) -> bool:
         """Whether it is certain, without a look at its bytes, that nobody has written it since it was saved."""
-        if self.is_copied or self.original is None or _torch.version_of(self.alias) != self.version:
+        if self.is_copied or self.original is None or _version(self.alias) != self.version:
             return False
         source = self.source
         return _torch.at_same_address(self.alias, self.original, None if source is None else source())
@@ -180,7 +185,7 @@ class Kept:
         if self.was_leaf or self.source is None:
             return False
         source = self.source()
-        return source is not None and _torch.is_leaf(source)
+        return source is not None and bool(_is_leaf(source))
 
     @property
     def current(self) -> Any:
@@ -258,7 +263,7 @@ def fits_its_memory(tensor: Any) -> bool:
 
 
 def _version_of(tensor: Any) -> int:
-    return 0 if tensor.is_inference() else _torch.version_of(tensor)
+    return 0 if tensor.is_inference() else int(_version(tensor))
 
 
 def have_same_bytes(one: Any, other: Any) -> bool:
