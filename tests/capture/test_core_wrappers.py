@@ -6,7 +6,9 @@ import pickle
 import sys
 import threading
 import types
+import warnings
 import weakref
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from core_kit import constants, needs_native, plain
 
 from gradsan import _torch
 from gradsan.record import log
+from gradsan.record._writer_pure import is_relay
 
 
 def test_a_wrapper_looks_like_what_it_wraps(core):
@@ -300,6 +303,36 @@ def test_a_listener_hears_of_calls(core):
     with pytest.raises(TypeError, match="has no len"):
         core.listener(len, None, after)(1)
     assert len(heard) == 1
+
+
+def test_a_relay_changes_what_a_hook_is_given_and_gives(core):
+    answers, heard = [None], []
+
+    def after(noted, given, result):
+        heard.append((noted, given, result, core.stack(1).codes[0]))
+        return -result
+
+    here = sys._getframe().f_code
+    relay = core.relay(len, lambda given: answers[0], after)
+    assert relay("abc") == 3
+    answers[0] = ("instead",)
+    assert relay("abc") == "instead"
+    assert heard == []
+    answers[0] = ("ab", "noted")
+    assert relay("abc") == -2
+    assert heard.pop() == ("noted", "ab", 2, here)
+    alone = core.relay(len, None, after)
+    assert alone("abc") == 3
+    core.active = True
+    assert alone("abc") == -3
+    assert heard == [(None, "abc", 3, here)]
+    assert is_relay(relay)
+    assert not any(map(is_relay, (len, core.listener(len, None, None), Mock(), warnings)))
+    for broken in (core.relay(len, lambda _: 1 / 0, after), core.relay(len, None, lambda *_: 1 / 0)):
+        with pytest.raises(ZeroDivisionError):
+            broken("abc")
+    with pytest.raises(TypeError):
+        relay("abc", "d")
 
 
 def test_what_goes_wrong_in_a_listener_is_counted(core):

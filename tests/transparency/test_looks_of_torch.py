@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -85,6 +86,28 @@ def checkpointed(sign: int, reentrant: bool) -> None:
     checkpoint(Told() if sign > 0 else lambda _: 1 / 0, x, use_reentrant=reentrant).sum().backward()
 
 
+def warned(tensor: torch.Tensor) -> torch.Tensor:
+    for level in (1, 2, 3):
+        warnings.warn("hook", stacklevel=level)
+    return tensor
+
+
+def fails(_: torch.Tensor) -> Any:
+    raise KeyError("of the hook")
+
+
+def hooked(pack: Any, unpack: Any, allowed: bool = True) -> None:
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+    if allowed:
+        with hooks:
+            loss = (LEAF * LEAF).exp().sum()
+        loss.backward()
+    else:
+        with torch.autograd.graph.disable_saved_tensors_hooks("not here"), hooks:
+            pass
+    assert (hooks.pack_hook, hooks.unpack_hook) == (pack, unpack)
+
+
 LEAF = torch.ones(2, requires_grad=True)
 CALLS: tuple[Callable[[], Any], ...] = (
     lambda: torch.from_numpy(read_only()),
@@ -121,6 +144,13 @@ CALLS: tuple[Callable[[], Any], ...] = (
     lambda: checkpointed(1, True),
     lambda: checkpointed(-1, False),
     lambda: checkpointed(-1, True),
+    lambda: hooked(warned, warned),
+    lambda: hooked(fails, warned),
+    lambda: hooked(warned, fails),
+    lambda: hooked(torch.clone, torch.neg),
+    lambda: hooked(Mock(side_effect=warned), Mock(side_effect=warned)),
+    lambda: hooked(1, warned),
+    lambda: hooked(warned, warned, allowed=False),
 )
 
 

@@ -23,8 +23,7 @@ WRITES_KEPT = 32_768
 NODES_KEPT = 1_048_576
 STACKS_KEPT = 65_536
 DEPTH_KEPT = 128
-STEPS_KEPT = 1024
-"""Beginnings and ends, each one."""
+STEPS_KEPT = 1024  # beginnings and ends, each one
 BACKWARDS_KEPT = 256
 QUIET_NODES = 1024
 """So many Nodes after the last backward are looked at first."""
@@ -245,11 +244,9 @@ class Core:
 
         ``position`` is the written positional argument (-1: none), ``keyword`` the keyword that names written tensors
         (``out``). What goes wrong while logging never reaches the caller; ``log_errors`` counts it. Like ``original``,
-        the wrapper becomes a method in a class or it does not (a builtin function does not).
-
-        Of the kinds, ``plain`` writes nothing; nor does ``operator`` as far as the core knows: the first argument is an
-        operator, and ``on_operator`` is given the arguments, positional and named, unless its id is in
-        ``quiet_operators``.
+        the wrapper becomes a method in a class or not. Of the kinds, ``plain`` writes nothing; nor does ``operator`` as
+        far as the core knows: of the first argument, an operator, ``on_operator`` is told, with the arguments,
+        positional and named, unless its id is in ``quiet_operators``.
         """
         return _writer_pure.wrap(self, original, op, kind, position, keyword)
 
@@ -257,11 +254,14 @@ class Core:
         """As :func:`gradsan.record._writer_pure.listen` says, while the core is active."""
         return _writer_pure.listen(self, original, before, after)
 
-    def watch_indexing(self, wanted: bool) -> None:
-        """Log the Nodes that ``tensor[index]`` makes from now on, or no longer.
+    def relay(self, original: Any, before: Any, after: Any) -> Any:
+        """Make a :class:`gradsan.record._writer_pure.Relay`."""
+        return _writer_pure.Relay(self, original, before, after)
 
-        Python can do that only by setting ``__getitem__``, which would make a sequence of every tensor, so here nothing
-        is done: such a Node is placed between the logged calls before and after it.
+    def watch_indexing(self, wanted: bool) -> None:
+        """Nothing: Python could only set ``__getitem__``, which would make a sequence of every tensor.
+
+        A Node that ``tensor[index]`` makes is placed between the logged calls before and after it.
         """
 
     def step_begin(self, optimizer: Any, *_: Any) -> None:

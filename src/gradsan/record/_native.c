@@ -148,6 +148,9 @@ static PyMethodDef Core_methods[] = {
     {"listener", (PyCFunction)(void (*)(void))Core_listener, METH_FASTCALL | METH_KEYWORDS,
      "listener($self, original, before, after)\n--\n\n"
      "Wrap original so that before and after hear of its calls, without a frame in between."},
+    {"relay", (PyCFunction)(void (*)(void))Core_relay, METH_FASTCALL | METH_KEYWORDS,
+     "relay($self, original, before, after)\n--\n\n"
+     "Wrap original so that before changes what it is given and after what it gives, without a frame in between."},
     {"watch_indexing", (PyCFunction)Core_watch_indexing, METH_O,
      "watch_indexing($self, wanted, /)\n--\n\nLog the Nodes that tensor[index] makes from now on, or no longer."},
     {"step_begin", (PyCFunction)(void (*)(void))Core_step_begin, METH_FASTCALL,

@@ -31,8 +31,8 @@ def _code_of(handler: Any) -> CodeType | None:
     return code if isinstance(code, CodeType) else None
 
 
-_OWN = "__call__ __get__ __eq__ __ne__ __hash__ __reduce__ __reduce_ex__ _gradsan_original _gradsan_method"
-OWN_NAMES = frozenset(_OWN.split())
+_OWN = "__call__ __get__ __eq__ __ne__ __hash__ __reduce__ __reduce_ex__"
+OWN_NAMES = frozenset(_OWN.split()) | {"_gradsan_original", "_gradsan_method", "_gradsan_relay"}
 """What a wrapper in C tells of itself; all else it is asked for is its original's."""
 
 
@@ -228,6 +228,40 @@ class MethodListener(FunctionListener):
 
     __slots__ = ()
     __get__ = MethodWriter.__get__
+
+
+class Relay(FunctionListener):
+    """A wrapper around a saved-tensor hook of the program's that changes what it is given, and what it gives.
+
+    ``before(given)`` answers None (the hook is called, and nothing else), a tuple of what is given instead of calling
+    it, or what it is called with and what is noted; then ``after(noted, given, result)`` answers the result. Without
+    ``before``, ``after`` is called while the core is active. What they raise reaches the program.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, core: Any, original: Any, before: Any, after: Any) -> None:
+        """The two as above."""
+        super().__init__(core, original, before, after)
+        _torch.dress(self, original)
+        vars(self)["_gradsan_relay"] = True
+
+    def __call__(self, given: Any, /) -> Any:
+        """Call the original between the two."""
+        noted, is_told = None, self._core.active
+        if self._before is not None:
+            told = self._before(given)
+            is_told = told is not None
+            if is_told and len(told) == 1:
+                return told[0]
+            given, noted = told if is_told else (given, None)
+        result = self._original(given)
+        return self._after(noted, given, result) if is_told else result
+
+
+def is_relay(hook: Any) -> bool:
+    """Whether a saved-tensor hook is one of the program's within a relay."""
+    return getattr(hook, "_gradsan_relay", False) is True
 
 
 def traced_call(wrapper: Any, /, *args: Any, **kwargs: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -12,6 +11,7 @@ import torch
 from torch.autograd import graph
 
 from gradsan import _torch
+from gradsan.record._writer_pure import is_relay
 from gradsan.record.log import Core
 from gradsan.record.patches import Patches, standing
 
@@ -68,27 +68,24 @@ Guard = Callable[[Callable[[], object]], None]
 
 def watch_user_hooks(core: Core, patches: Patches, watcher: Watcher, guard: Guard) -> None:
     """Check what the program's hooks keep, whenever it enters ``saved_tensors_hooks`` from now on."""
-    enter = graph.saved_tensors_hooks.__enter__
     hooks_class = graph.saved_tensors_hooks
 
-    @functools.wraps(enter)
-    def enter_watched(self: Any) -> Any:
-        pack, unpack = self.pack_hook, self.unpack_hook
-        # Of what cannot be called, torch itself says so.
-        if not core.active or isinstance(pack, _Composed) or not callable(pack) or not callable(unpack):
-            return enter(self)
-        self.pack_hook, self.unpack_hook = _compose(core, pack, unpack, watcher, guard)
-        try:
-            return enter(self)
-        finally:
-            self.pack_hook, self.unpack_hook = pack, unpack
+    def entering(args: tuple[Any, ...], _: dict[str, Any]) -> Any:
+        hooks = args[0]
+        pack, unpack = hooks.pack_hook, hooks.unpack_hook
+        # Of what cannot be called, and where no hooks may be, torch itself says so.
+        is_refused = not callable(pack) or not callable(unpack) or _torch.hooks_forbidden() is not None
+        if is_refused or is_relay(pack):
+            return None
+        hooks.pack_hook, hooks.unpack_hook = _compose(core, pack, unpack, watcher, guard)
+        return pack, unpack
 
-    patches.set(hooks_class, "__enter__", enter_watched)
+    def entered(noted: Any, args: tuple[Any, ...], _: dict[str, Any], __: Any) -> None:
+        args[0].pack_hook, args[0].unpack_hook = noted
+
+    patches.set(hooks_class, "__enter__", core.listener(hooks_class.__enter__, entering, entered))
     _show_the_programs(patches, "data", lambda held: held.packed if isinstance(held, HookedSave) else held)
-    _show_the_programs(patches, "unpack_hook", lambda hook: getattr(hook, _OF_PROGRAM, hook))
-
-
-_OF_PROGRAM = "_gradsan_of_program"
+    _show_the_programs(patches, "unpack_hook", lambda hook: hook._gradsan_original if is_relay(hook) else hook)
 
 
 def _show_the_programs(patches: Patches, name: str, shown: Callable[[Any], Any]) -> None:
@@ -99,28 +96,13 @@ def _show_the_programs(patches: Patches, name: str, shown: Callable[[Any], Any])
         patches.set(kind, name, property(lambda saved: shown(read.__get__(saved))))
 
 
-class _Composed:
-    """A pack hook made of the user's own and gradsan's bookkeeping."""
-
-    __slots__ = ("_call",)
-
-    def __init__(self, call: Callable[[Any], Any]) -> None:
-        self._call = call
-
-    def __call__(self, tensor: Any) -> Any:
-        return self._call(tensor)
-
-
 def _compose(
     core: Core, pack: Callable[[Any], Any], unpack: Callable[[Any], Any], watcher: Watcher, guard: Guard
 ) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     # What checkpoint computes again is compared in checkpoints.py.
     computes_again = _torch.is_of_checkpoint(pack)
 
-    def pack_watched(tensor: Any) -> Any:
-        packed = pack(tensor)
-        if not core.active:
-            return packed
+    def packed_by(_: Any, tensor: Any, packed: Any) -> HookedSave:
         clock = core.tick()
         core.saves += 1
         storage = _torch.storage_identity(tensor)
@@ -134,13 +116,15 @@ def _compose(
             guard(lambda: watcher.look(save, tensor))
         return save
 
-    def unpack_watched(save: Any) -> Any:
+    def unpacks(save: Any) -> Any:
         if not isinstance(save, HookedSave):
-            return unpack(save)
+            return None
         if watcher.is_measuring:
-            return watcher.aside(save)
-        stale = next((alias for alias, version in save.aliases if alias._version != version), None)
-        result = unpack(save.packed)
+            return (watcher.aside(save),)
+        return save.packed, (save, next((alias for alias, version in save.aliases if alias._version != version), None))
+
+    def unpacked(noted: Any, _: Any, result: Any) -> Any:
+        save, stale = noted
         # A hook that checks for itself and raises has hidden nothing.
         if computes_again or (stale is None and not watcher.must_judge(save)):
             return watcher.handed(result)
@@ -148,9 +132,7 @@ def _compose(
         guard(lambda: given.append(watcher.judge(save, stale, result)))
         return watcher.handed(given[-1])
 
-    unpack_hook = _torch.shown_when_read(unpack_watched)
-    setattr(unpack_hook, _OF_PROGRAM, unpack)
-    return _Composed(pack_watched), unpack_hook
+    return core.relay(pack, None, packed_by), _torch.shown_when_read(core.relay(unpack, unpacks, unpacked))
 
 
 _KEY = "gradsan.hooks"

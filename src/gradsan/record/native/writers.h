@@ -323,6 +323,52 @@ static PyObject *Listener_vectorcall(PyObject *self, PyObject *const *args, size
     return result;
 }
 
+/* What a relay's `before` answers to what is given: puts into `given` and `noted` what the call goes on with, 1 if `after`
+ * is told; or gives its result to `result` and 0; -1 with an exception. */
+static int ask_relay(Writer *relay, PyObject **given, PyObject **noted, PyObject **result)
+{
+    if (relay->before == NULL)
+        return relay->core->active;
+    PyObject *arguments = PyTuple_Pack(1, *given);
+    PyObject *told = arguments == NULL ? NULL : call_listener(relay->before, arguments);
+    Py_XDECREF(arguments);
+    if (told == NULL)
+        return -1;
+    int answer = told != Py_None;
+    if (answer && (!PyTuple_Check(told) || PyTuple_GET_SIZE(told) < 1 || PyTuple_GET_SIZE(told) > 2)) {
+        PyErr_SetString(PyExc_TypeError, "a relay was answered neither None nor a tuple of one or two");
+        answer = -1;
+    } else if (answer && PyTuple_GET_SIZE(told) == 1) {
+        *result = Py_NewRef(PyTuple_GET_ITEM(told, 0));
+        answer = 0;
+    } else if (answer) {
+        Py_SETREF(*given, Py_NewRef(PyTuple_GET_ITEM(told, 0)));
+        Py_SETREF(*noted, Py_NewRef(PyTuple_GET_ITEM(told, 1)));
+    }
+    Py_DECREF(told);
+    return answer;
+}
+
+/* The call of a relay, which _writer_pure.py describes; as of a listener, without a frame of ours. */
+static PyObject *Relay_vectorcall(PyObject *self, PyObject *const *args, size_t flagged_count, PyObject *keywords)
+{
+    Writer *relay = (Writer *)self;
+    if (PyVectorcall_NARGS(flagged_count) != 1 || (keywords != NULL && PyTuple_GET_SIZE(keywords) > 0))
+        return PyErr_Format(PyExc_TypeError, "a saved-tensor hook takes one argument");
+    PyObject *given = Py_NewRef(args[0]), *noted = Py_NewRef(Py_None), *result = NULL;
+    int is_told = ask_relay(relay, &given, &noted, &result);
+    if (is_told >= 0 && result == NULL)
+        result = PyObject_CallOneArg(relay->original, given);
+    if (is_told > 0 && result != NULL) {
+        PyObject *arguments = PyTuple_Pack(3, noted, given, result);
+        Py_SETREF(result, arguments == NULL ? NULL : call_listener(relay->after, arguments));
+        Py_XDECREF(arguments);
+    }
+    Py_DECREF(given);
+    Py_DECREF(noted);
+    return result;
+}
+
 static int Writer_traverse(Writer *self, visitproc visit, void *arg)
 {
     Py_VISIT(self->original);
@@ -500,6 +546,23 @@ static PyObject *Core_listener(Core *self, PyObject *const *args, Py_ssize_t cou
     writer->before = given[1] == Py_None ? NULL : Py_NewRef(given[1]);
     writer->after = given[2] == Py_None ? NULL : Py_NewRef(given[2]);
     return dressed(writer);
+}
+
+static PyObject *Core_relay(Core *self, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    static const char *const names[] = {"original", "before", "after"};
+    PyObject *given[3];
+    if (take_arguments("relay", names, 3, 3, args, count, keywords, given) < 0)
+        return NULL;
+    Writer *writer = new_writer(self, given[0], Relay_vectorcall);
+    if (writer == NULL)
+        return NULL;
+    writer->before = given[1] == Py_None ? NULL : Py_NewRef(given[1]);
+    writer->after = Py_NewRef(given[2]);
+    PyObject *relay = dressed(writer);
+    if (relay != NULL && PyDict_SetItemString(writer->dictionary, "_gradsan_relay", Py_True) < 0)
+        Py_CLEAR(relay);
+    return relay;
 }
 
 static PyObject *Core_writer(Core *self, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
