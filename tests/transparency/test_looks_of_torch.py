@@ -267,6 +267,38 @@ def test_functions_of_torch_can_be_sent_to_other_processes() -> None:
         assert [pickle.loads(pickle.dumps(one)) == one for one in watched] == [True] * len(watched)
 
 
+@needs_native
+@pytest.mark.parametrize("mode", ["watch", "nonfinite"])
+def test_a_program_may_use_up_its_depth_of_recursion(mode: str) -> None:
+    def run(depth: int) -> None:
+        if depth:
+            return run(depth - 1)
+        value = LEAF * 2
+        value += 1
+        return value.square().sum().backward()
+
+    def outcomes() -> list[str]:
+        found = []
+        for depth in range(4, 64, 2):
+            before, frame, above = sys.getrecursionlimit(), sys._getframe(), 0
+            while frame is not None:
+                frame, above = frame.f_back, above + 1  # type: ignore[assignment]
+            try:
+                sys.setrecursionlimit(above + 50)
+                run(depth)
+                found.append("ran")
+            except RecursionError:
+                found.append("too deep")
+            finally:
+                sys.setrecursionlimit(before)
+        return found
+
+    plain = outcomes().count("ran")
+    assert 3 < plain < 30
+    with gradsan.watch(mode):  # type: ignore[arg-type]
+        assert plain - outcomes().count("ran") <= 2, "CPython 3.11 counts the calls of wrappers in C, too"
+
+
 class Named(torch.Tensor):
     """A subclass whose own attributes have the names of torch's."""
 

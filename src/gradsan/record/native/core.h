@@ -450,23 +450,37 @@ static int is_set(PyObject *callback)
     return callback != NULL && callback != Py_None;
 }
 
-/* While gradsan's own Python code runs, the program's tracers and profilers see nothing of it. */
+/* The frames that gradsan's own code may take where the program has used up its own. */
+#define OWN_DEPTH 200
+
+/* While gradsan's own Python code runs, the program's tracers and profilers see nothing of it, and its limit of recursion
+ * does not count. */
 static inline PyThreadState *enter_own_code(void)
 {
     PyThreadState *thread = PyThreadState_Get();
-#if PY_VERSION_HEX >= 0x030B0000
+#if PY_VERSION_HEX >= 0x030C0000
     PyThreadState_EnterTracing(thread);
+    thread->py_recursion_remaining += OWN_DEPTH;
+#elif PY_VERSION_HEX >= 0x030B0000
+    PyThreadState_EnterTracing(thread);
+    thread->recursion_remaining += OWN_DEPTH;
 #else
     thread->tracing++;
+    thread->recursion_depth -= OWN_DEPTH;
 #endif
     return thread;
 }
 
 static inline void leave_own_code(PyThreadState *thread)
 {
-#if PY_VERSION_HEX >= 0x030B0000
+#if PY_VERSION_HEX >= 0x030C0000
+    thread->py_recursion_remaining -= OWN_DEPTH;
+    PyThreadState_LeaveTracing(thread);
+#elif PY_VERSION_HEX >= 0x030B0000
+    thread->recursion_remaining -= OWN_DEPTH;
     PyThreadState_LeaveTracing(thread);
 #else
+    thread->recursion_depth += OWN_DEPTH;
     thread->tracing--;
 #endif
 }
@@ -517,11 +531,10 @@ static PyObject *call_alone(PyObject *Py_UNUSED(module), PyObject *const *args, 
  * manager of ours: whatever ends the call, modes that it has changed are put back then. */
 static PyObject *call_listener(PyObject *callback, PyObject *arguments)
 {
+    PyThreadState *thread = enter_own_code();
     PyObject *state = PyObject_Vectorcall(torch.function_state, NULL, 0, NULL);
     PyObject *records = state == NULL ? NULL : PyObject_Vectorcall(torch.is_grad_enabled, NULL, 0, NULL);
-    PyThreadState *thread = enter_own_code();
     PyObject *told = records == NULL ? NULL : PyObject_CallObject(callback, arguments);
-    leave_own_code(thread);
     if (told == NULL && records != NULL) {
         PyObject *type, *value, *traceback;
         PyErr_Fetch(&type, &value, &traceback);
@@ -531,6 +544,7 @@ static PyObject *call_listener(PyObject *callback, PyObject *arguments)
         Py_XDECREF(done);
         PyErr_Restore(type, value, traceback);
     }
+    leave_own_code(thread);
     Py_XDECREF(state);
     Py_XDECREF(records);
     return told;
