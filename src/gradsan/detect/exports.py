@@ -179,9 +179,11 @@ class Exports(Detector):
                 guard(lambda: self.hand_out(args[0], name, stack))
 
         def after(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-            if args and not torch.is_tensor(args[0]) and _shares(args[0]):
+            is_shared = bool(args) and not torch.is_tensor(args[0]) and _shares(args[0])
+            if is_shared or (args and name == "frombuffer"):
                 stack = core.stack(1)
-                guard(lambda: self.on_lent(args[0], result, stack))
+                if is_shared:
+                    guard(lambda: self.on_lent(args[0], result, stack))
                 guard(lambda: self.hand_out(result, name, stack, fresh=True))
 
         listener = core.listener(original, before, None) if given else core.listener(original, None, after)

@@ -27,6 +27,7 @@ __all__ = ["copy_kept_gradient", "graph_for_gradient", "kept_gradient", "makes_d
 
 _CONSTANT = frozenset({"sign", "sgn", "round", "floor", "ceil"})
 """Operations whose derivative is zero: what they give is data, too."""
+_ABOUT = ("size", "shape", "device", "dtype", "new_")
 _DISCRETE = re.compile(
     r"(^|_)(sign|sgn|round|floor|ceil|trunc)(_|$)|heaviside|binar|ternar|quant|discret|bernoulli|argmax|one_hot"
 )
@@ -99,11 +100,45 @@ def _is_gradient_read(source: SourceFile, node: ast.AST) -> bool:
 
 
 def makes_discrete(frame: Frame) -> bool:
-    """Whether the statement at ``frame`` rounds, or takes signs: what it gives has no derivative of its own."""
+    """Whether the statement at ``frame`` rounds, or takes signs: what it gives has no derivative of its own.
+
+    A factor that is drawn without reading what it scales, as ``x *= torch.bernoulli(keep)``, makes nothing discrete.
+    """
     statement = statement_at(frame)
-    nodes = () if statement is None else header_nodes(statement.node)
-    called = [leaf_name(one.func) for one in nodes if isinstance(one, ast.Call)]
-    return any(name is not None and _DISCRETE.search(name.lower()) for name in called)
+    if statement is None:
+        return False
+    scaled = _scaled_name(statement.node)
+    calls = [one for one in header_nodes(statement.node) if isinstance(one, ast.Call)]
+    named = [(leaf_name(one.func), one) for one in calls]
+    found = [one for name, one in named if name is not None and _DISCRETE.search(name.lower())]
+    return any(scaled is None or scaled in _names_read(one) for one in found)
+
+
+def _scaled_name(statement: ast.stmt) -> str | None:
+    """``x`` of ``x *= …``, ``x.mul_(…)`` and ``x.data.mul_(…).div_(…)``."""
+    target: ast.expr | None = None
+    if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Mult):
+        target = statement.target
+    elif isinstance(statement, ast.Expr):
+        target = statement.value
+        while isinstance(target, ast.Call):
+            called = target.func
+            target = called.value if isinstance(called, ast.Attribute) and called.attr in ("mul_", "div_") else None
+    if isinstance(target, ast.Attribute) and target.attr == "data":
+        target = target.value
+    return target.id if isinstance(target, ast.Name) else None
+
+
+def _names_read(node: ast.AST) -> set[str]:
+    """The names whose values an expression reads; not those that it asks for a size, or for memory like theirs."""
+    if isinstance(node, ast.Name):
+        return {node.id}
+    if isinstance(node, ast.Attribute) and node.attr.startswith(_ABOUT):
+        return set()
+    name = leaf_name(node.func) if isinstance(node, ast.Call) else None
+    if name is not None and name.endswith("_like"):
+        return set()
+    return {name for child in ast.iter_child_nodes(node) for name in _names_read(child)}
 
 
 def graph_for_gradient(frame: Frame) -> Change | None:
