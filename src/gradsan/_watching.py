@@ -44,7 +44,7 @@ from gradsan.detect.prescan import Prescan, way_of
 from gradsan.detect.wrapped import Wrapped
 from gradsan.errors.watched import WatchedErrors
 from gradsan.graph import self_check, walk
-from gradsan.model import Conflict, Deviation, Failure, Message
+from gradsan.model import Conflict, Copies, Deviation, Failure, Message
 from gradsan.originals import kept_conflicts
 from gradsan.originals.deep import Deep
 from gradsan.originals.emptied import Emptied
@@ -217,6 +217,10 @@ class Watching:
         """Watching ends; the patches are out already."""
         for one in overriding(self.detectors, "settle"):
             self._recorder.guard.run(one.settle)
+
+    def copies(self) -> tuple[Copies, ...]:
+        """How much memory of devices copies of saved values took, by device."""
+        return self.deep.copies.most() if self.deep.copies is not None else ()
 
     def _watch_user_hooks(self) -> None:
         recorder = self._recorder

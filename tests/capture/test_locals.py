@@ -48,44 +48,39 @@ def test_names_that_exec_has_made_stay():
     assert eval("made") == 3
 
 
+def run_traced(trace):
+    """What a function of two variables gives while ``trace`` is the trace function of this thread."""
+
+    def traced():
+        kept = 3
+        other = kept + 1
+        return kept + other
+
+    before = sys.gettrace()
+    sys.settrace(lambda frame, event, arg: trace(frame) if frame.f_code is traced.__code__ else None)
+    try:
+        return traced()
+    finally:
+        sys.settrace(before)
+
+
 def test_within_a_trace_function_nothing_is_unbound():
-    def trace(frame, event, arg):
+    def trace(frame, *_):
         look()
         naming.find(frame, lambda tensor: False)
         return trace
 
-    def traced():
-        kept = 3
-        other = kept + 1
-        return kept + other
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        assert traced() == 7
-    finally:
-        sys.settrace(before)
+    assert run_traced(trace) == 7
 
 
 def test_another_thread_unbinds_nothing_in_a_frame_that_is_traced():
-    def trace(frame, event, arg):
-        if frame.f_code is traced.__code__:
-            thread = threading.Thread(target=_torch.locals_of, args=(frame,))
-            thread.start()
-            thread.join()
+    def trace(frame, *_):
+        thread = threading.Thread(target=_torch.locals_of, args=(frame,))
+        thread.start()
+        thread.join()
         return trace
 
-    def traced():
-        kept = 3
-        other = kept + 1
-        return kept + other
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        assert traced() == 7
-    finally:
-        sys.settrace(before)
+    assert run_traced(trace) == 7
 
 
 def test_variables_of_frames_are_read_in_one_place():

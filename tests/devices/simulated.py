@@ -23,6 +23,8 @@ import torch
 NAME = "simulated"
 _SOURCE = Path(__file__).with_name("simulated.cpp")
 _SECONDS_TO_BUILD = 600
+_LARGEST = 1 << 34
+_limit = 0
 
 
 class NotBuilt(ImportError):
@@ -84,11 +86,14 @@ def forget() -> None:
 @contextlib.contextmanager
 def restricted(*, to_known_kernels: bool = False, bytes: int = 0) -> Iterator[None]:
     """A block in which the device has no kernel but those counted so far, or no more than so many bytes (0: any)."""
+    global _limit
     _c.simulated_restrict(to_known_kernels, ctypes.c_long(bytes))
+    _limit = bytes
     try:
         yield
     finally:
         _c.simulated_restrict(False, ctypes.c_long(0))
+        _limit = 0
 
 
 def most_bytes() -> int:
@@ -130,6 +135,19 @@ def set_device(device: Any) -> None:
 
 def synchronize(device: Any = None) -> None:
     _c.simulated_synchronize()
+
+
+def mem_get_info(device: Any = None) -> tuple[int, int]:
+    """What is free on the device, and what there is, in bytes."""
+    total = _limit or _LARGEST
+    return total - live_bytes(), total
+
+
+def memory_reserved(device: Any = None) -> int:
+    return live_bytes()
+
+
+memory_allocated = memory_reserved
 
 
 def manual_seed(seed: int) -> None:

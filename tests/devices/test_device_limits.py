@@ -143,6 +143,26 @@ def test_with_the_memory_of_the_plain_program(name: str, mode: Any, device: str)
 
 
 @pytest.mark.filterwarnings("ignore")
+@each("mode", ("deep", "heal"))
+def test_copies_leave_as_much_memory_as_they_take(mode: Any, device: str) -> None:
+    """The program has the memory that it needs, and the report says how much the copies took."""
+    import simulated
+
+    page, saved, values = mmap.PAGESIZE, 4, 40
+    inputs = [torch.randn(saved * page // 4).to(device).requires_grad_() for _ in range(values)]
+    # Were every value copied, the last results would have no memory.
+    total = simulated.live_bytes() + 13 * saved * page * values // 8
+    with gradsan.watch(mode) as watched, simulated.restricted(bytes=total):
+        results = [one.sin() for one in inputs]
+        while results:
+            results.pop().sum().backward()
+    (copies,) = watched.report.seen.copies
+    assert (copies.device, copies.bytes // (saved * page) + copies.left_out) == (device, values)
+    assert 0 < copies.left_out < values
+    assert all(torch.equal(one.grad.cpu(), one.detach().cpu().cos()) for one in inputs)
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_what_had_no_copy_is_named(device: str) -> None:
     import simulated
 

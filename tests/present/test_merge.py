@@ -5,9 +5,10 @@ import dataclasses
 import pytest
 from sample_reports import bridge, false_alarm, nothing_found, unknown_writer
 
-from gradsan.model import Event, Program, Seen
+from gradsan.model import Copies, Event, Program, Seen
 from gradsan.present.merge import merged
 from gradsan.present.read_json import plain
+from gradsan.present.terminal import render_terminal
 
 
 def at_step(made, step):
@@ -85,6 +86,15 @@ def test_counts_are_added_and_blind_spots_are_said_once():
     one = dataclasses.replace(nothing_found(), seen=Seen(1, 2, 3, 4, spots[:1]))
     other = dataclasses.replace(nothing_found(), seen=Seen(10, 20, 30, 40, spots))
     assert merged([("a", one), ("b", other)]).seen == Seen(11, 22, 33, 44, spots, processes=2)
+
+
+def test_copies_on_a_device_are_the_most_of_one_process():
+    one = dataclasses.replace(nothing_found(), seen=Seen(copies=(Copies("cuda:0", 10, 1), Copies("cuda:1", 5, 0))))
+    other = dataclasses.replace(nothing_found(), seen=Seen(copies=(Copies("cuda:0", 30, 2),)))
+    both = merged([("a", one), ("b", other)])
+    said = render_terminal(both, language="en", color=False, width=200, stacks=False)
+    assert both.seen.copies == (Copies("cuda:0", 30, 3), Copies("cuda:1", 5, 0))
+    assert "copies of up to 30 B on cuda:0, none of 3 values, copies of up to 5 B on cuda:1" in said
 
 
 def test_one_failed_program_makes_a_failed_report():

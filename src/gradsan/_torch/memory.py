@@ -76,6 +76,16 @@ _modes_entered: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack
 is_profiled: Callable[[], bool] = getattr(torch._C._autograd, "_profiler_enabled", lambda: True)
 
 
+def free_memory(device: torch.device) -> int | None:
+    """The bytes that a device has left, with those that its allocator holds unused; None where it does not say."""
+    module: Any = getattr(torch, device.type, None)
+    try:
+        free = int(module.mem_get_info(device)[0])
+        return free + int(module.memory_reserved(device) - module.memory_allocated(device))
+    except (AttributeError, RuntimeError):
+        return None
+
+
 def storage_or_none(tensor: Any) -> int:
     """The identity of an ordinary storage, 0 where the tensor has none (sparse, nested)."""
     try:

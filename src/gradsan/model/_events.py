@@ -305,6 +305,15 @@ class Conflict:
 
 
 @dataclass(frozen=True, slots=True)
+class Copies:
+    """The most that copies of saved values took on a device at once, and how many values were not copied."""
+
+    device: str
+    bytes: int
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True)
 class Seen:
     """How much of the run gradsan saw, in how many processes, and what it could not see (keys of texts)."""
 
@@ -314,6 +323,7 @@ class Seen:
     steps: int = 0
     blind_spots: tuple[Message, ...] = ()
     processes: int = 1
+    copies: tuple[Copies, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

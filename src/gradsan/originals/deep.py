@@ -22,13 +22,14 @@ from gradsan.originals.comparing import Comparing, is_rounding, is_same, relativ
 from gradsan.originals.default_hooks import DefaultHooks
 from gradsan.originals.emptied import Emptied, freed
 from gradsan.originals.handed_out import HandedOut
-from gradsan.originals.originals import Kept, KnownOutside
+from gradsan.originals.originals import Kept, KnownOutside, cloned
 from gradsan.record.log import Core
 from gradsan.record.patches import Patches
 from gradsan.record.steps import RawBackward, running_here
 from gradsan.record.user_hooks import HookedSave, TensorHooks
 
 if TYPE_CHECKING:
+    from gradsan.originals.device_copies import DeviceCopies
     from gradsan.originals.holdings import Holdings
 
 Mode = Literal["deep", "heal"]
@@ -59,6 +60,7 @@ class Deep:
         self.mode: Mode = "deep"
         self.is_on = False
         self.holdings: Holdings | None = None
+        self.copies: DeviceCopies | None = None
         self._core = core
         self.leaves_alone: Callable[[int], bool] = lambda storage: False
         self.describe, self._keep, self._is_healed = describe, keep, is_healed
@@ -80,7 +82,10 @@ class Deep:
 
     def start(self, patches: Patches) -> None:
         """Install the hooks in this thread and in those that start from now on."""
+        from gradsan.originals.device_copies import DeviceCopies
+
         self.is_on = True
+        self.copies = DeviceCopies()
         patches.on_undo(self._stopped)
         _torch.learn_words()
         self._hooks.install(patches)
@@ -246,7 +251,16 @@ class Deep:
         shared = _torch.shared_of(tensor)
         storage = _torch.storage_or_none(tensor if shared is None else shared)
         known, keeps = self._known_outside.holds(storage), not self.leaves_alone(storage)
-        kept = Kept(tensor, known, clock, stack, threading.get_ident(), keeps_original=keeps, shared=shared)
+        kept = Kept(
+            tensor,
+            known,
+            clock,
+            stack,
+            threading.get_ident(),
+            keeps_original=keeps,
+            shared=shared,
+            copied=cloned if self.copies is None else self.copies.copied,
+        )
         if kept.original is None and keeps:
             self._look_inside(kept)
         if self.holdings is not None:

@@ -8,6 +8,7 @@ such a writer does not ask (and after a move would write somewhere else), so the
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -73,6 +74,14 @@ class KnownOutside:
         return self._core.listener(resize, resizes, None)
 
 
+def cloned(tensor: Any) -> Any:
+    """A copy of a tensor; None where its device has no memory left for one."""
+    try:
+        return tensor.clone()
+    except torch.OutOfMemoryError:
+        return None
+
+
 _SAMPLES = 4
 _SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -119,10 +128,12 @@ class Kept:
         *,
         keeps_original: bool = True,
         shared: Any = None,
+        copied: Callable[[Any], Any] = cloned,
     ) -> None:
         """Keep ``tensor`` as it is now. ``stack`` and ``thread`` are those of the operation that saves it.
 
-        ``shared`` is the same elements in the program's own memory, where ``tensor`` only stands for that.
+        ``shared`` is the same elements in the program's own memory, where ``tensor`` only stands for that. ``copied``
+        makes a copy, or None.
         """
         self.was_leaf, self.requires_grad = _is_leaf(tensor), _requires_grad(tensor)
         maker = None if self.was_leaf else _grad_fn(tensor)
@@ -143,7 +154,7 @@ class Kept:
         if not (keeps_original and has_elements):
             self.original = None
         else:
-            self.original = _copied(self.alias) if self.is_copied else _torch.lazy_clone(self.alias)
+            self.original = copied(self.alias) if self.is_copied else _torch.lazy_clone(self.alias)
         self.parts: tuple[Kept, ...] = ()
         self.reported = 0
         # The clock of the last comparison that found it as it was; -1 where there was none.
@@ -277,14 +288,6 @@ def have_same_bytes(one: Any, other: Any) -> bool:
             raise
         # The device lacks the operator, or memory for it.
         return torch.equal(as_integers(one.cpu()), as_integers(other.cpu()))
-
-
-def _copied(tensor: Any) -> Any:
-    """A copy of a tensor; None where its device has no memory left for one."""
-    try:
-        return tensor.clone()
-    except torch.OutOfMemoryError:
-        return None
 
 
 def _differing(one: Any, other: Any) -> Any:

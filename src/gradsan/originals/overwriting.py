@@ -1,5 +1,6 @@
-"""Checks at the moment of a write: how much memory originals take, and ``early``.
-and, where the program is to be stopped early, whether a live graph still holds what was overwritten.
+"""Checks at the moment of a write: the bound on what originals take, and ``early``.
+
+Where the program is to be stopped early, it is asked whether a live graph still holds what was overwritten.
 """
 
 from __future__ import annotations

@@ -175,7 +175,12 @@ def describe_gradient(gradient: Gradient, silent: bool, canvas: Canvas) -> str |
 
 
 def describe_watched(seen: Seen, canvas: Canvas) -> str:
-    """Return how many saves, writes, backwards and steps were seen, and in how many processes where it is not one."""
+    """Return how many saves, writes, backwards and steps were seen, and in how many processes where it is not one, and
+    what copies of saved values took on devices."""
     counts = {"saves": seen.saves, "writes": seen.writes, "backwards": seen.backwards, "steps": seen.steps}
     counts |= {"processes": seen.processes} if seen.processes > 1 else {}
-    return canvas.word("comma").join(canvas.word(name, count=count) for name, count in counts.items())
+    said = [canvas.word(name, count=count) for name, count in counts.items()]
+    for one in seen.copies:
+        name = "copies_on_and_without" if one.left_out else "copies_on"
+        said.append(canvas.word(name, bytes=one.bytes, device=one.device, left_out=one.left_out))
+    return canvas.word("comma").join(said)

@@ -82,6 +82,7 @@ def _seen(seen: Seen, language: str) -> dict[str, Any]:
         "backwards": seen.backwards,
         "steps": seen.steps,
         "processes": seen.processes,
+        "copies": [{"device": one.device, "bytes": one.bytes, "left_out": one.left_out} for one in seen.copies],
         "blind_spots": [_text(text.say(spot, language)) for spot in seen.blind_spots],
     }
 

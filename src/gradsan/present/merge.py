@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from gradsan.model import Diagnosis, Message, Program, Report, Seen
+from gradsan.model import Copies, Diagnosis, Message, Program, Report, Seen
 
 _NEVER = 2**62
 
@@ -90,6 +90,15 @@ def _seen(reports: Sequence[Report]) -> Seen:
         steps=sum(report.seen.steps for report in reports),
         blind_spots=tuple(spots.values()),
         processes=sum(report.seen.processes for report in reports),
+        copies=_copies([one for report in reports for one in report.seen.copies]),
+    )
+
+
+def _copies(found: Sequence[Copies]) -> tuple[Copies, ...]:
+    of_devices = {one.device: [other for other in found if other.device == one.device] for one in found}
+    return tuple(
+        Copies(device, max(one.bytes for one in ones), sum(one.left_out for one in ones))
+        for device, ones in of_devices.items()
     )
 
 

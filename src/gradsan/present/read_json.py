@@ -13,6 +13,7 @@ from gradsan.model import (
     Applicability,
     Born,
     Confidence,
+    Copies,
     Deviation,
     Diagnosis,
     Event,
@@ -204,7 +205,12 @@ def _seen(data: Mapping[str, Any]) -> Seen:
         steps=whole(data["steps"]),
         blind_spots=each(_said, data["blind_spots"]),
         processes=whole(data.get("processes", 1)),
+        copies=each(_copies, data.get("copies", ())),
     )
+
+
+def _copies(data: Mapping[str, Any]) -> Copies:
+    return Copies(text(data["device"]), whole(data["bytes"]), whole(data["left_out"]))
 
 
 def _diagnosis(data: Mapping[str, Any]) -> Diagnosis:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from gradsan.model import Conflict, Evidence, Failure, Message, Moment, NonFinite, Seen
+from gradsan.model import Conflict, Copies, Evidence, Failure, Message, Moment, NonFinite, Seen
 from gradsan.record import log, writes
 from gradsan.record.backwards import Backwards, moments
 from gradsan.record.demands import Asked, Demands, Found
@@ -48,6 +48,9 @@ class Findings(Protocol):
 
     def settle(self) -> None:
         """The last stretch has ended."""
+
+    def copies(self) -> tuple[Copies, ...]:
+        """How much memory of devices copies of saved values took."""
 
     def backward_failed(self, entry: Any, error: BaseException) -> Conflict | Failure | None:
         """A backward ended with an exception; returns what was found of it."""
@@ -156,6 +159,7 @@ class Recorder:
                 backwards=core.backwards - backwards,
                 steps=core.steps - steps,
                 blind_spots=tuple(self.guard.blind_spots.values()),
+                copies=self.watching.copies(),
             ),
         )
 

@@ -8,14 +8,7 @@ from dataclasses import replace
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, add_keyword, apply_change, edited, insert_after, insert_before
-from gradsan.source.identifiers import (
-    ADDING_METHODS,
-    bindings_of,
-    chain_key,
-    consumed_names,
-    leaf_name,
-    local_nodes,
-)
+from gradsan.source.identifiers import ADDING_METHODS, bindings_of, chain_key, consumed_names, leaf_name, local_nodes
 from gradsan.source.locate import Expression, expression_at, scope_of, statement_at
 from gradsan.source.modules import Shape, detached_form, object_cut, shape_in_source
 from gradsan.source.targets import aliased_expression
@@ -89,13 +82,19 @@ def bound_each_round(file: str, line: int) -> frozenset[str]:
     body = loops[-1].body if loops else getattr(function, "body", [])
     bound, read = set[str](), set[str]()
     for node in body if isinstance(body, list) else []:
-        names = [one for one in ast.walk(node) if isinstance(one, ast.Name)]
-        read |= {one.id for one in names if isinstance(one.ctx, ast.Load)} - bound
+        read |= _names_read(node) - bound
         for target in node.targets if isinstance(node, ast.Assign) else ():
             bound |= {
                 one.id for one in ast.walk(target) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
             } - read
     return frozenset(bound)
+
+
+def _names_read(statement: ast.AST) -> set[str]:
+    """The names that a statement reads, the target of an ``x += …`` among them."""
+    nodes = list(ast.walk(statement))
+    added = {one.target.id for one in nodes if isinstance(one, ast.AugAssign) and isinstance(one.target, ast.Name)}
+    return added | {one.id for one in nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
 
 
 def in_same_function(first: Frame, second: Frame) -> bool:

@@ -25,9 +25,10 @@ def say(message: Message, language: str) -> str:
     """The sentence that ``message`` stands for.
 
     Fields such as ``{name}`` are filled from ``message.values``; a value that is itself a Message is said first, in the
-    same language. Where the key leads to two sentences, ``one`` and ``other``, the value ``count`` chooses (``one`` for
-    1). A key that ``language`` lacks is said in English, and one that English lacks too appears as itself; a field
-    without a value appears as ``{field}``. So a user always gets a report.
+    same language; ``{name:memory}`` shows a number of bytes in units. Where the key leads to two sentences, ``one`` and
+    ``other``, the value ``count`` chooses (``one`` for 1). A key that ``language`` lacks is said in English, and one
+    that English lacks too appears as itself; a field without a value appears as ``{field}``. So a user always gets a
+    report.
 
     Raises:
         KeyError: for a missing key or value, only where the environment has ``GRADSAN_TEXT=strict`` (tests).
@@ -106,11 +107,23 @@ class _Formatter(string.Formatter):
 
     def format_field(self, value: Any, format_spec: str) -> str:
         try:
+            if format_spec == "memory":
+                return _as_memory(value)
             return str(format(value, format_spec))
         except (TypeError, ValueError):
             if _is_strict():
                 raise
             return str(value)
+
+
+def _as_memory(count: float) -> str:
+    """A number of bytes as people write it."""
+    size = float(max(count, 0))
+    for unit in ("B", "KB", "MB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GB"
 
 
 def _is_strict() -> bool:

@@ -45,10 +45,10 @@ def loss_without_graph(failure: Failure) -> Diagnosis | None:
 def _switched_off(failure: Failure, made: source.Made | None) -> str | None:
     """The module of the innermost frame that an optimizer has, and of which no parameter requires grad any more.
 
-    Only of a backward that has run before: what cuts the graph off in every round did so then, too. Where only others
-    have, one whose optimizer has nothing else to train: what is frozen on purpose may have been given to one, too. Of
-    several modules the one that the statement which ``made`` the loss reads. None where
-    gradients are switched off altogether, or several modules would do.
+    It is looked for only where this backward has run before: what cuts the graph off in every round did so then, too.
+    Where only others have run, the optimizer must have nothing else to train, because what is frozen on purpose may
+    have been given to one as well. Of several modules, the one that the statement which ``made`` the loss reads. None
+    where gradients are switched off altogether, or several modules would do.
     """
     mode = parts.clue(failure, "mode")
     ran_before, others = (parts.clue(failure, name) is not None for name in ("ran_before", "others_ran_before"))

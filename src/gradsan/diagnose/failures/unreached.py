@@ -222,7 +222,7 @@ def _grows(failure: Failure) -> Diagnosis:
         "name": _name(grown),
         "rounds": facts.get("rounds", "?"),
         "depth": facts.get("nodes", "?"),
-        "bytes": _bytes(facts.get("bytes_per_round", 0)),
+        "bytes": facts.get("bytes_per_round", 0),
     }
     is_unused = bool(facts.get("unused"))
     used = failure.site.user_frame
@@ -252,7 +252,7 @@ def _grows(failure: Failure) -> Diagnosis:
             *((parts.fix("no_grad", "changed", values, summary="help.no_grad_rounds"),) if is_unused else ()),
             _cut_growth(failure, grown, added, values),
         ),
-        notes=(Message("note.graph_growth", {**values, "bytes": _bytes(facts.get("bytes", 0))}),),
+        notes=(Message("note.graph_growth", {**values, "bytes": facts.get("bytes", 0)}),),
     )
 
 
@@ -322,13 +322,3 @@ def _tensor(found: Clue | None) -> NamedTensor | None:
     if found is None or "shape" not in found.values or not found.name:
         return None
     return parts.tensor_of(found)
-
-
-def _bytes(count: int) -> str:
-    """A number of bytes as people write it."""
-    size = float(max(count, 0))
-    for unit in ("B", "KB", "MB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GB"

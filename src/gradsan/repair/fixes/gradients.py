@@ -98,9 +98,9 @@ def _by_optimizer(used: Label, written: Label) -> list[Change]:
 
 
 def _first_backward(step: blocks.Placed, used: Label, written: Label) -> ast.stmt | None:
-    """The first statement of the step's block that walks a loss for this step.
+    """The first statement of the step's block that runs the backward of a loss for this step.
 
-    What was walked before the step of another optimizer, or by another function, was for that one: the loss of a
+    A backward before the step of another optimizer, or by another function, was for that one: the loss of a
     generator, whose backward leaves gradients in the critic, too. Cleared behind the step, they would stay. None where
     ``used``, the backward that adds, runs around the block: the step may wait for several of them.
     """

@@ -1,0 +1,86 @@
+"""Copies of saved values on devices: a bound by the memory that is free there, and how much they took."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+import torch
+
+from gradsan import _torch
+from gradsan.model import Copies
+from gradsan.originals.originals import cloned
+
+# Asking a device for its free memory takes some ten microseconds.
+_COPIES_BETWEEN_LOOKS = 64
+_SHARE_BETWEEN_LOOKS = 8
+
+
+class DeviceCopies:
+    """Makes the copies of a run, and counts those that live.
+
+    Those on a device may take as much memory as they leave free there, by what the device says; one that does not say
+    gives what it has. Copies on the CPU have no bound.
+    """
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._accounts: dict[torch.device, _Account] = {}
+
+    def copied(self, tensor: Any) -> Any:
+        """A copy of ``tensor``, a plain tensor with elements; None where it would take too much."""
+        device = tensor.device
+        if device.type == "cpu":
+            return cloned(tensor)
+        account = self._accounts.get(device)
+        if account is None:
+            account = self._accounts.setdefault(device, _Account(device))
+        nbytes = tensor.numel() * tensor.element_size()
+        copy = cloned(tensor) if account.has_room(nbytes) else None
+        if copy is None:
+            account.left_out += 1
+        else:
+            account.add(copy, nbytes)
+        return copy
+
+    def most(self) -> tuple[Copies, ...]:
+        """The most that they took at once on each device, and how many values were not copied."""
+        return tuple(Copies(str(one.device), one.most, one.left_out) for one in self._accounts.values())
+
+
+class _Account:
+    """The living copies on one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.left_out = self.most = 0
+        self._bytes = self._bytes_at_look = self._until_look = 0
+        self._bound: int | None = None
+        self._live: dict[int, weakref.ref[Any]] = {}
+        # Copies die in the engine's threads too; and in the collector, which may come while the lock is held.
+        self._lock = threading.RLock()
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether a copy of ``nbytes`` leaves as much free as all copies take."""
+        after = self._bytes + nbytes
+        is_much = self._bound is not None and after - self._bytes_at_look > self._bound // _SHARE_BETWEEN_LOOKS
+        if is_much or self._until_look <= 0:
+            free = _torch.free_memory(self.device)
+            self._bound = None if free is None else (self._bytes + free) // 2
+            self._bytes_at_look, self._until_look = self._bytes, _COPIES_BETWEEN_LOOKS
+        self._until_look -= 1
+        return self._bound is None or after <= self._bound
+
+    def add(self, copy: Any, nbytes: int) -> None:
+        """Count a copy for as long as it lives."""
+
+        def gone(_: Any, key: int = id(copy)) -> None:
+            with self._lock:
+                self._bytes -= nbytes
+                del self._live[key]
+
+        with self._lock:
+            self._bytes += nbytes
+            self.most = max(self.most, self._bytes)
+            self._live[id(copy)] = weakref.ref(copy, gone)

@@ -1,0 +1,30 @@
+"""Which variables a round of a loop binds anew, before it reads them."""
+
+import textwrap
+
+from cases import each
+from gradsan.source.rounds import bound_each_round
+
+
+@each(
+    ("body", "bound"),
+    [
+        ("loss = step(batch)\nloss.backward()", {"loss"}),
+        ("loss, aux = step(batch)", {"loss", "aux"}),
+        ("print(loss)\nloss = step(batch)", set()),
+        ("mean += value\nmean = mean / 2", set()),
+        ("mean += value\nother = value\nmean = 0.0", {"other"}),
+        ("mean = 0.0\nmean += value", {"mean"}),
+        ("if first:\n    loss = step(batch)\nprint(loss)", set()),
+        ("for part in batch:\n    seen += part\nseen = 0", set()),
+    ],
+)
+def test_variables_bound_before_they_are_read(tmp_path, body, bound):
+    (tmp_path / "loop.py").write_text("for batch in data:\n" + textwrap.indent(body, "    ") + "\n")
+    assert bound_each_round(str(tmp_path / "loop.py"), 2) == bound
+
+
+def test_in_a_function_that_each_round_calls_its_whole_body_counts(tmp_path):
+    (tmp_path / "loop.py").write_text("def step(batch):\n    out = net(batch)\n    kept.append(out)\n\nlast = 3\n")
+    assert bound_each_round(str(tmp_path / "loop.py"), 2) == {"out"}
+    assert bound_each_round(str(tmp_path / "loop.py"), 5) == frozenset()
