@@ -7,7 +7,7 @@ Usage::
 
 What it is: an example of a device from outside PyTorch, in its tree under
 ``test/cpp_extensions/open_registration_extension/torch_openreg``. It has two devices whose memory the host may not
-touch, streams, events, pinned memory and autocast; its kernels fall back to the CPU. ``make test-openreg`` runs
+touch, streams, events, pinned memory and autocast; its kernels fall back to the CPU. ``make test-devices`` runs
 ``tests/devices`` on it. Nothing of it is part of this project: sources and build lie in the user's folder of caches,
 one build for each release of torch, and are used again.
 
