@@ -20,6 +20,7 @@ from gradsan.detect.memory import Uncounted
 from gradsan.detect.prescan import Prescan
 from gradsan.graph import walk
 from gradsan.record.detector import Detector
+from gradsan.record.guarding import before_node
 from gradsan.record.log import Core
 from gradsan.record.steps import RawBackward, read_backward, running_here
 
@@ -87,7 +88,7 @@ class HookWrites(Detector):
         for node in nodes:
             found = frozenset(self._unchanged(node, entry.thread, storage))
             if found:
-                node.register_prehook(functools.partial(self._about_to_run, entry.clock, found))
+                before_node(node, functools.partial(self._about_to_run, entry.clock, found))
 
     def _unchanged(self, node: Any, thread: int, storage: int) -> Iterator[tuple[str, int]]:
         """The slots whose memory was handed out and has the bytes that were saved; others are reported elsewhere."""

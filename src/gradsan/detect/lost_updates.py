@@ -28,6 +28,7 @@ from gradsan.detect.memory import Uncounted
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
 from gradsan.record.detector import Detector
+from gradsan.record.guarding import before_node
 from gradsan.record.ledger import RawWrite
 from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise, within_torch
@@ -246,7 +247,7 @@ class Graph:
 
         nodes = {gradient.grad_fn for gradient in gradients}
         self._alive = weakref.ref(used)
-        self._handles = [node.register_prehook(used) for node in nodes]
+        self._handles = [before_node(node, used) for node in nodes]
 
     @property
     def is_gone(self) -> bool:

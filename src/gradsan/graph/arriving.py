@@ -15,7 +15,7 @@ import torch
 from gradsan import _torch
 from gradsan.model import Region
 from gradsan.overlap import narrowed
-from gradsan.record.guarding import Guard
+from gradsan.record.guarding import Guard, before_node
 
 _SELECTIVE = ("index", "masked", "put", "scatter", "setitem", "fill_diagonal")
 _SCALING = ("mul", "imul", "multiply", "div", "itruediv", "divide", "true_divide")
@@ -53,7 +53,7 @@ class Arrival:
         """Have ``node`` looked at when it runs; ``parts`` of what it made have been written since."""
         self._parts, self._guard = tuple(parts), guard
         self._has_run = self._is_known = self._is_reached = False
-        self._handle = node.register_prehook(self._look)
+        self._handle = before_node(node, self._look)
 
     def is_harmless(self, has_ended: bool = True) -> bool:
         """Whether no gradient has reached what was written; asked once, after the backward, which may have failed."""

@@ -230,11 +230,11 @@ class Deep:
         finally:
             self._core.active, self._reading, self._node_aside = was_active, "", None
 
-    def _pack(self, tensor: Any) -> Any:
+    def _pack(self, tensor: Any) -> tuple[Kept]:
         if _torch.has_modes():
             with _torch.hushed():
-                return self._kept(tensor)
-        return self._kept(tensor)
+                return (self._kept(tensor),)
+        return (self._kept(tensor),)
 
     def _kept(self, tensor: Any) -> Kept:
         core = self._core
@@ -286,17 +286,16 @@ class Deep:
         """What the change of a value does, if it was there to be measured: not what a hook has written since."""
         return self._deviation if id(kept) in self._measured_with else None
 
-    def _unpack(self, kept: Kept) -> Any:
+    def _unpack(self, kept: Kept) -> tuple[Any] | None:
         self._handed_out.unpacks(kept)
         if kept.hooks is not None:
-            packed, unpack = kept.hooks
             if self._reading:
-                raise side_backward.NotOnTheSideError(side_backward.name_of(unpack))
-            return unpack(packed)
+                raise side_backward.NotOnTheSideError(side_backward.name_of(kept.hooks[1]))
+            return None
         if _torch.has_modes():
             with _torch.hushed():
-                return self._handed(kept)
-        return self._handed(kept)
+                return (self._handed(kept),)
+        return (self._handed(kept),)
 
     def _handed(self, kept: Kept) -> Any:
         """A value as who reads it is to get it: Python code the very tensor, a kernel memory of no lazy clone."""

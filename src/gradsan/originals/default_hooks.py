@@ -18,11 +18,19 @@ class DefaultHooks:
     """One pair of hooks, pushed where it may be."""
 
     def __init__(
-        self, core: Core, pack: Callable[[Any], Any], unpack: Callable[[Any], Any], note: Callable[[Message], None]
+        self,
+        core: Core,
+        pack: Callable[[Any], tuple[Any]],
+        unpack: Callable[[Any], tuple[Any] | None],
+        note: Callable[[Message], None],
     ) -> None:
-        """``note`` is called where hooks are forbidden for a while."""
-        self._core, self._pack, self._note = core, pack, note
-        self._unpack = _torch.shown_when_read(unpack)
+        """What the hooks do, each as the ``before`` of a relay; ``unpack`` may leave a value to the program's own hook.
+
+        ``note`` is called where hooks are forbidden for a while.
+        """
+        self._core, self._note = core, note
+        self._pack = core.relay(pack, pack, None)
+        self._unpack = _torch.shown_when_read(core.relay(_by_the_programs, unpack, None))
         self._local = threading.local()
 
     def install(self, patches: Patches) -> None:
@@ -113,3 +121,8 @@ class DefaultHooks:
 
         patches.set(kind, "__enter__", entered)
         patches.set(kind, "__exit__", left)
+
+
+def _by_the_programs(kept: Any) -> Any:
+    packed, unpack = kept.hooks
+    return unpack(packed)

@@ -19,6 +19,7 @@ from gradsan.model import Conflict, Message, Save, Site, Write
 from gradsan.originals.kept_conflicts import PastCounter
 from gradsan.originals.originals import fits_its_memory
 from gradsan.record.detector import Detector
+from gradsan.record.guarding import before_node
 from gradsan.record.ledger import call_that_made
 from gradsan.record.log import Core
 from gradsan.record.patches import Patches, standing
@@ -118,7 +119,7 @@ class Emptied(Detector):
                 return  # PyTorch's own check raises before it reads the memory, and says why.
             self._stop(running, slot, tensor, thread)
 
-        handle = node.register_prehook(look)
+        handle = before_node(node, look)
 
     def _stop(self, node: Any, slot: str, tensor: Any, thread: int) -> None:
         made = call_that_made(self._core, _torch.node_sequence(node), thread)

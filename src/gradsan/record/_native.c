@@ -4,20 +4,34 @@
  * descriptors that torch.Tensor shows to Python. Everything runs under the GIL; on a free-threaded build importing this
  * module brings the GIL back, which is CPython's default for a module that does not say otherwise.
  *
- * One thing is not of the public API: 3.11 and 3.12 make an object for every frame that somebody asks for, so there the
- * frames are read where the interpreter keeps them. Where the header is not installed, the public way is taken.
+ * Two things are not of the public API. 3.11 and 3.12 make an object for every frame that somebody asks for, so there the
+ * frames are read where the interpreter keeps them; where the header is not installed, the public way is taken. And until
+ * 3.13 the interpreter is told to keep signals until gradsan's own code has run; without the header it does not.
  */
 #define PY_SSIZE_T_CLEAN
 #include <patchlevel.h>
+#if PY_VERSION_HEX < 0x030E0000 && defined(__has_include)
+#if __has_include("internal/pycore_runtime.h")
+#define SIGNALS_CAN_WAIT 1
+#ifndef Py_BUILD_CORE_MODULE
+#define Py_BUILD_CORE_MODULE 1
+#endif
+#endif
+#endif
 #if PY_VERSION_HEX >= 0x030B0000 && PY_VERSION_HEX < 0x030D0000 && defined(__has_include)
 #if __has_include("internal/pycore_frame.h")
 #define FRAMES_IN_PLACE 1
+#ifndef Py_BUILD_CORE_MODULE
 #define Py_BUILD_CORE_MODULE 1
+#endif
 #endif
 #endif
 #include <Python.h>
 #ifdef FRAMES_IN_PLACE
 #include "internal/pycore_frame.h"
+#endif
+#ifdef SIGNALS_CAN_WAIT
+#include "internal/pycore_runtime.h"
 #endif
 #include <structmember.h>
 #if PY_VERSION_HEX < 0x030B0000
@@ -299,6 +313,8 @@ static PyObject *lend(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssi
 static PyMethodDef functions[] = {
     {"call_alone", (PyCFunction)(void (*)(void))call_alone, METH_FASTCALL,
      "call_alone(function, /, *args)\n--\n\nCall it as a thread does its first function: no frame is seen below its own."},
+    {"call_own", (PyCFunction)(void (*)(void))call_own, METH_FASTCALL,
+     "call_own(function, /, *args)\n--\n\nCall it as gradsan's own: none of the program's code comes in between."},
     {"first_nonfinite", (PyCFunction)(void (*)(void))first_nonfinite, METH_FASTCALL,
      "The index of the first NaN or Inf among numbers in memory: (address, count, kind); -1 where there is none."},
     {"holds_nonfinite", (PyCFunction)holds_nonfinite, METH_O,

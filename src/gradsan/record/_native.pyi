@@ -13,6 +13,9 @@ from gradsan.record._core_pure import Stack as Stack
 def call_alone(function: Callable[..., Any], /, *args: Any) -> Any:
     """Call it as a thread does its first function: no frame is seen below its own, and it may recurse as deep."""
 
+def call_own(function: Callable[..., Any], /, *args: Any) -> Any:
+    """Call it as gradsan's own: none of the program's code comes in between, handlers of signals and finalisers."""
+
 def first_nonfinite(address: int, count: int, kind: int, /) -> int:
     """The index of the first NaN or Inf among ``count`` numbers at ``address``; -1 where there is none.
 

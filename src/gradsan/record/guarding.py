@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import traceback
 from collections.abc import Callable
+from typing import Any
 
 from gradsan import _torch
 from gradsan._errors import GradsanError
 from gradsan.model import Message
 from gradsan.record._writer_pure import is_of_signal
+
+# Missing: handlers of signals and finalisers of the program's may run in the middle of a hook of gradsan's.
+try:
+    from gradsan.record._native import call_own as _call_own
+except ImportError:
+
+    def _call_own(hook: Callable[..., Any], /, *args: Any) -> Any:
+        return hook(*args)
+
+
+def before_node(node: Any, hook: Callable[[Any], object]) -> Any:
+    """Have ``hook``, which is gradsan's own, called before a Node runs in a backward; gives the handle."""
+    return node.register_prehook(functools.partial(_call_own, hook))
+
+
+def after_node(node: Any, hook: Callable[[Any, Any], object]) -> Any:
+    """The same after it has run."""
+    return node.register_hook(functools.partial(_call_own, hook))
 
 
 class Guard:

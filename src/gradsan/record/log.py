@@ -129,7 +129,7 @@ class Core(Log, Protocol):
     def listener(self, original: Any, before: Callable[..., Any] | None, after: Callable[..., Any] | None) -> Any:
         """Wrap ``original`` so that ``before`` and ``after`` hear of its calls, without a frame in between."""
 
-    def relay(self, original: Any, before: Callable[..., Any] | None, after: Callable[..., Any]) -> Any:
+    def relay(self, original: Any, before: Callable[..., Any] | None, after: Callable[..., Any] | None) -> Any:
         """Wrap a saved-tensor hook so that the two change what it is given and gives, without a frame in between."""
 
     def watch_indexing(self, wanted: bool, /) -> None:

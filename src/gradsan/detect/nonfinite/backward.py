@@ -13,6 +13,7 @@ from gradsan.detect.nonfinite.origins import How, Origin, Origins, first_cause
 from gradsan.detect.nonfinite.values import Searched, operands_of
 from gradsan.graph import walk
 from gradsan.model import Frame, Operand
+from gradsan.record.guarding import after_node, before_node
 from gradsan.record.ledger import call_that_made
 from gradsan.record.log import Core
 from gradsan.record.stacks import symbolise
@@ -64,14 +65,14 @@ class Backward:
             if leaf is not None:
                 run.leaves.append(leaf)
                 if _torch.has_backward_hooks(leaf):
-                    run.handles.append(node.register_prehook(partial(self._before_leaf, run, node)))
+                    run.handles.append(before_node(node, partial(self._before_leaf, run, node)))
             elif kind in _MOVING and node not in roots and not has_tensor_hooks(node):
                 continue
             elif len(run.nodes) >= walk.NODES_WALKED:
                 self._on_cut()
                 break
             else:
-                run.handles.append(node.register_hook(partial(self._after, run, len(run.nodes))))
+                run.handles.append(after_node(node, partial(self._after, run, len(run.nodes))))
                 run.nodes.append(node)
 
     def end(self, clock: int) -> list[tuple[Any, Origin]]:

@@ -453,11 +453,26 @@ static int is_set(PyObject *callback)
 /* The frames that gradsan's own code may take where the program has used up its own. */
 #define OWN_DEPTH 200
 
+#if defined(SIGNALS_CAN_WAIT) && PY_VERSION_HEX < 0x030D0000
+static int wake_for_signals(void *Py_UNUSED(nothing))
+{
+    return 0;
+}
+#endif
+
+/* What leave_own_code() puts back. */
+typedef struct {
+    PyThreadState *thread;
+    int collects, keeps_signals;
+} OwnCode;
+
 /* While gradsan's own Python code runs, the program's tracers and profilers see nothing of it, and its limit of recursion
- * does not count. */
-static inline PyThreadState *enter_own_code(void)
+ * does not count. None of the program's own code comes in between, under modes that are not its own: garbage is collected
+ * afterwards, and so are handlers of signals called, which the interpreter calls in what it takes for the main thread. */
+static inline OwnCode enter_own_code(void)
 {
     PyThreadState *thread = PyThreadState_Get();
+    OwnCode code = {thread, PyGC_Disable(), 0};
 #if PY_VERSION_HEX >= 0x030C0000
     PyThreadState_EnterTracing(thread);
     thread->py_recursion_remaining += OWN_DEPTH;
@@ -468,11 +483,28 @@ static inline PyThreadState *enter_own_code(void)
     thread->tracing++;
     thread->recursion_depth -= OWN_DEPTH;
 #endif
-    return thread;
+#ifdef SIGNALS_CAN_WAIT
+    if (_PyRuntime.main_thread == PyThread_get_thread_ident()) {
+        _PyRuntime.main_thread = 0;
+        code.keeps_signals = 1;
+    }
+#endif
+    return code;
 }
 
-static inline void leave_own_code(PyThreadState *thread)
+static inline void leave_own_code(OwnCode code)
 {
+    PyThreadState *thread = code.thread;
+#ifdef SIGNALS_CAN_WAIT
+    if (code.keeps_signals) {
+        _PyRuntime.main_thread = PyThread_get_thread_ident();
+#if PY_VERSION_HEX < 0x030D0000
+        /* The interpreter has looked meanwhile, and seen that it had nothing to do. */
+        if (_Py_atomic_load_relaxed(&_PyRuntime.ceval.signals_pending))
+            Py_AddPendingCall(wake_for_signals, NULL);
+#endif
+    }
+#endif
 #if PY_VERSION_HEX >= 0x030C0000
     thread->py_recursion_remaining -= OWN_DEPTH;
     PyThreadState_LeaveTracing(thread);
@@ -483,6 +515,8 @@ static inline void leave_own_code(PyThreadState *thread)
     thread->recursion_depth += OWN_DEPTH;
     thread->tracing--;
 #endif
+    if (code.collects)
+        PyGC_Enable();
 }
 
 /* Where CPython keeps the frame that runs in a thread. */
@@ -531,7 +565,7 @@ static PyObject *call_alone(PyObject *Py_UNUSED(module), PyObject *const *args, 
  * manager of ours: whatever ends the call, modes that it has changed are put back then. */
 static PyObject *call_listener(PyObject *callback, PyObject *arguments)
 {
-    PyThreadState *thread = enter_own_code();
+    OwnCode code = enter_own_code();
     PyObject *state = PyObject_Vectorcall(torch.function_state, NULL, 0, NULL);
     PyObject *records = state == NULL ? NULL : PyObject_Vectorcall(torch.is_grad_enabled, NULL, 0, NULL);
     PyObject *told = records == NULL ? NULL : PyObject_CallObject(callback, arguments);
@@ -544,10 +578,25 @@ static PyObject *call_listener(PyObject *callback, PyObject *arguments)
         Py_XDECREF(done);
         PyErr_Restore(type, value, traceback);
     }
-    leave_own_code(thread);
+    leave_own_code(code);
     Py_XDECREF(state);
     Py_XDECREF(records);
     return told;
+}
+
+/* Calls a function as gradsan's own: a hook that the engine calls. */
+static PyObject *call_own(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    if (count < 1)
+        return PyErr_Format(PyExc_TypeError, "call_own() needs a function");
+    if (find_torch() < 0)
+        return NULL;
+    PyObject *arguments = PyTuple_New(count - 1);
+    for (Py_ssize_t i = 1; arguments != NULL && i < count; i++)
+        PyTuple_SET_ITEM(arguments, i - 1, Py_NewRef(args[i]));
+    PyObject *result = arguments == NULL ? NULL : call_listener(args[0], arguments);
+    Py_XDECREF(arguments);
+    return result;
 }
 
 /* Calls a callback with arguments as Py_BuildValue takes them, in a tuple; it may be replaced or taken away, by itself or
