@@ -75,12 +75,11 @@ class ChangedValues(Detector):
         self, core: Log, listeners: Listeners, steps: Any, findings: Findings, uncounted: Uncounted, deep: Deep
     ) -> None:
         """The logs of who wrote; ``uncounted`` knows what was there before, ``deep`` what recorded writes would do."""
-        self.meant = Meant(deep)
+        self.meant, self._keeps = Meant(deep), deep.live.lie_in
         self._listeners, self._pending = listeners, list[_Pending]()
         self._snapshots, self._bypasses = uncounted.snapshots, uncounted.bypasses
         self._core, self._steps, self._findings = core, steps, findings
-        self._recent = RecentWrites(core)
-        self.looks_always = False
+        self._recent, self.looks_always = RecentWrites(core), False
 
     def forget(self) -> None:
         """Begin anew, as a stretch of watching does."""
@@ -97,8 +96,9 @@ class ChangedValues(Detector):
             self._look(entry, ())
 
     def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Look at every backward; the arguments are those of ``listeners.BeforeBackward``."""
-        self._look(entry, tuple(args[3]) if len(args) > 3 and args[3] else ())
+        """Look at every backward by which a written value may be read, as ``listeners.BeforeBackward``."""
+        if self._keeps(self._recent.by_storage()):
+            self._look(entry, tuple(args[3]) if len(args) > 3 and args[3] else ())
 
     def _look(self, entry: RawBackward, inputs: tuple[Any, ...]) -> None:
         writes = self._recent.by_storage()

@@ -1,8 +1,9 @@
-"""Comparison of saved values with their originals, those on one device at once with one wait, and of gradients."""
+"""Comparison of saved values with their originals, those on one device with one wait, and of gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import weakref
+from collections.abc import Container, Iterable
 from typing import Any
 
 import torch
@@ -14,6 +15,54 @@ from gradsan.record.log import Log
 
 _STORAGE = RawWrite._fields.index("storage")
 _ROUNDINGS = 8
+
+# A walk of the graph takes some ten times as long for a value as a look at it does.
+_LIVE_FOR_ONE_REACHED = 8
+_REACHED_AT_LEAST = 64
+_COMPARED_UNREACHED = 256
+_BACKWARDS_BETWEEN_WALKS = 32
+_DEAD_BETWEEN_LOOKS = 10_000
+
+
+class LiveValues:
+    """The kept values that live, of all graphs: where none of them has changed, no graph need be walked."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._live: list[weakref.ref[Kept]] = []
+        self._most = _DEAD_BETWEEN_LOOKS
+        self._reached = self._until_walk = 0
+
+    def add(self, kept: Kept) -> None:
+        """Follow a value that was just saved."""
+        self._live.append(weakref.ref(kept))
+        if len(self._live) > self._most:
+            self._look()
+
+    def walked(self, reached: int) -> None:
+        """A graph with so many values has been walked."""
+        self._reached, self._until_walk = reached, _BACKWARDS_BETWEEN_WALKS
+
+    def are_as_saved(self) -> bool:
+        """Whether no value that lives has changed; False where a walk of one graph is less work than to know."""
+        self._until_walk -= 1
+        live = self._look()
+        if self._until_walk < 0 or len(live) > _LIVE_FOR_ONE_REACHED * max(self._reached, _REACHED_AT_LEAST):
+            return False
+        doubtful = [kept for kept in live if not kept.is_as_saved]
+        return len(doubtful) <= _COMPARED_UNREACHED and not any(kept.moved or kept.changed for kept in doubtful)
+
+    def lie_in(self, storages: Container[int]) -> bool:
+        """Whether any value that lives lies in one of these."""
+        return any(_torch.storage_or_none(kept.alias) in storages for kept in self._look())
+
+    def _look(self) -> list[Kept]:
+        # Other threads add meanwhile, and what dies in a collection adds nothing.
+        seen, self._live = self._live, []
+        live = [kept for one in seen if (kept := one()) is not None]
+        self._live += [one for one in seen if one() is not None]
+        self._most = 2 * len(live) + _DEAD_BETWEEN_LOOKS
+        return live
 
 
 class Comparing:

@@ -18,7 +18,7 @@ from gradsan import _torch
 from gradsan.graph import naming, walk
 from gradsan.model import Conflict, Deviation, Message
 from gradsan.originals import side_backward
-from gradsan.originals.comparing import Comparing, is_rounding, is_same, relative_error
+from gradsan.originals.comparing import Comparing, LiveValues, is_rounding, is_same, relative_error
 from gradsan.originals.default_hooks import DefaultHooks
 from gradsan.originals.emptied import Emptied, freed
 from gradsan.originals.handed_out import HandedOut
@@ -70,7 +70,7 @@ class Deep:
         self._deviation: Deviation | None = None
         self._changed_before, self._measured_with = set[int](), set[int]()
         self._known_outside = KnownOutside(core)
-        self._comparing = Comparing(core, self._known_outside)
+        self._comparing, self.live = Comparing(core, self._known_outside), LiveValues()
         self._tensor_hooks = TensorHooks(core)
         self._hooks = DefaultHooks(core, self._pack, self._unpack, note)
         self._handed_out = HandedOut(core)
@@ -106,13 +106,17 @@ class Deep:
     def _look_at_graph(self, entry: RawBackward, args: tuple[Any, ...]) -> None:
         if self.holdings is not None and self.holdings.max_bytes is not None:
             self.holdings.look_at_all()
-        self._deviation = None
+        self._deviation, self._changed_before = None, set()
+        if self.live.are_as_saved():
+            return
         outputs = entry.outputs
         roots = [node for one in outputs if (node := getattr(one, "grad_fn", None)) is not None]
         order = walk.engine_order(roots)
+        reached = list(_kept_of(order))
+        self.live.walked(len(reached))
         suspects = {
             id(kept): kept
-            for node, slot, kept in _kept_of(order)
+            for node, slot, kept in reached
             # What its kernel changes itself, and backward does not read, is no reason to run anything.
             if not kept.is_as_saved and (kept.moved or _torch.is_read_by_backward(node, slot))
         }
@@ -239,7 +243,10 @@ class Deep:
     def _kept(self, tensor: Any) -> Kept:
         core = self._core
         if self._reading or not core.active:
-            return Kept(tensor, False, core.clock, core.stack(2), threading.get_ident())
+            kept = Kept(tensor, False, core.clock, core.stack(2), threading.get_ident())
+            if not self._reading:
+                self.live.add(kept)
+            return kept
         core.clock += 1
         stack = core.stack(2)
         if not stack.codes and (running := running_here(core)) is not None:
@@ -251,18 +258,12 @@ class Deep:
         shared = _torch.shared_of(tensor)
         storage = _torch.storage_or_none(tensor if shared is None else shared)
         known, keeps = self._known_outside.holds(storage), not self.leaves_alone(storage)
-        kept = Kept(
-            tensor,
-            known,
-            clock,
-            stack,
-            threading.get_ident(),
-            keeps_original=keeps,
-            shared=shared,
-            copied=cloned if self.copies is None else self.copies.copied,
-        )
+        copied = cloned if self.copies is None else self.copies.copied
+        thread = threading.get_ident()
+        kept = Kept(tensor, known, clock, stack, thread, keeps_original=keeps, shared=shared, copied=copied)
         if kept.original is None and keeps:
             self._look_inside(kept)
+        self.live.add(kept)
         if self.holdings is not None:
             self.holdings.add(kept)
         return kept

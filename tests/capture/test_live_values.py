@@ -1,0 +1,99 @@
+"""Graphs that deep mode walks before a backward: those of which a saved value may have changed."""
+
+import torch
+
+import gradsan
+from cases import each
+from gradsan.originals.comparing import LiveValues
+from gradsan.originals.originals import Kept
+from gradsan.record.recorder import recorder
+
+
+def kept(tensor):
+    return Kept(tensor, False, 0, None, 0)
+
+
+def values_of(count):
+    live = LiveValues()
+    live.walked(count)
+    all_kept = [kept(torch.ones(3)) for _ in range(count)]
+    for one in all_kept:
+        live.add(one)
+    return live, all_kept
+
+
+def test_without_a_change_nothing_need_be_walked():
+    live, _held = values_of(10)
+    assert live.are_as_saved()
+
+
+@each("write", [lambda one: one.add_(1), lambda one: one.data.add_(1), lambda one: one.numpy().fill(2)])
+def test_a_change_of_any_value_that_lives_is_seen(write):
+    live, held = values_of(10)
+    tensor = torch.ones(3)
+    held.append(kept(tensor))
+    live.add(held[-1])
+    write(tensor)
+    assert not live.are_as_saved()
+    held.pop()
+    assert live.are_as_saved()
+
+
+def test_what_writes_other_elements_of_its_storage_changes_nothing():
+    live, held = values_of(10)
+    both = torch.ones(2, 3)
+    held.append(kept(both[0]))
+    live.add(held[-1])
+    both.data[1].add_(1)
+    assert live.are_as_saved()
+
+
+def test_now_and_then_the_graph_is_walked_all_the_same():
+    live, _held = values_of(10)
+    assert [live.are_as_saved() for _ in range(40)].index(False) == 32
+
+
+def test_of_many_other_graphs_the_values_are_not_all_looked_at():
+    live, held = values_of(600)
+    live.walked(3)
+    assert not live.are_as_saved()
+    held.clear()
+    assert live.are_as_saved()
+
+
+def test_dead_values_are_forgotten():
+    live = LiveValues()
+    for _ in range(30_000):
+        live.add(kept(torch.ones(1)))
+    assert len(live._live) <= 10_001
+
+
+def test_a_training_walks_few_of_its_graphs(monkeypatch):
+    # What other tests have left alive may have changed.
+    live, walked = LiveValues(), []
+    monkeypatch.setattr(recorder().watching.deep, "live", live)
+    monkeypatch.setattr(live, "walked", lambda reached: walked.append(reached) or LiveValues.walked(live, reached))
+    layer = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    with gradsan.watch("deep") as watched:
+        for _ in range(60):
+            optimizer.zero_grad()
+            layer(torch.ones(2, 3)).tanh().sum().backward()
+            optimizer.step()
+    assert not watched.report.diagnoses
+    assert walked == [2, 2]
+
+
+def test_what_changes_after_many_right_rounds_is_measured():
+    weight = torch.ones(3, requires_grad=True)
+    graphs = []
+    with gradsan.watch("deep") as watched:
+        for number in range(20):
+            graphs.append(weight.exp().sum())
+            factor = weight.detach().exp()
+            loss = (weight * factor).sum()
+            if number == 18:
+                factor.data.mul_(3)
+            loss.backward()
+    [found] = [one for one in watched.report.diagnoses if one.silent]
+    assert abs(found.gradient.relative_error - 2) < 1e-6
