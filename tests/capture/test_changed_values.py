@@ -369,6 +369,23 @@ def test_a_forward_in_a_thread_of_its_own(mode: str) -> None:
     assert codes(watched) == []
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_other_threads_log_between_an_operation_and_its_write(threads: int) -> None:
+    with gradsan.watch("watch") as watched:
+        core = recorder().core
+        if threads == 2:
+            other = threading.Thread(target=lambda: in_place_layers().backward())
+            other.start()
+            other.join()
+        in_place_layers().backward()
+        core.on_nodes = lambda *_: [core.tick() for _ in range(3)]
+        h = leaf() * 2
+        h.mul_(0.5)
+        core.on_nodes = None
+        h.pow(2).sum().backward()
+    assert codes(watched) == ([] if threads == 2 else ["GS215"]), "the clock alone tells nothing of two threads"
+
+
 class Subtracts(nn.Module):
     def __init__(self) -> None:
         super().__init__()

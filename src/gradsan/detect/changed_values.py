@@ -31,6 +31,7 @@ from gradsan.originals.meant import Meant, Value, place_of
 from gradsan.originals.originals import Kept
 from gradsan.overlap import overlap
 from gradsan.record import ledger
+from gradsan.record.backwards import run_in_threads
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawCall, RawWrite, call_that_made
 from gradsan.record.listeners import Listeners
@@ -41,8 +42,7 @@ from gradsan.record.steps import RawBackward, read_backward
 UNRECORDED, CALLERS = "no_grad_write", "forward_alias"
 
 _REPLACES = frozenset({"copy_", "data ="})
-_LOGGED_TOGETHER = 2
-"""By how much the clock may have moved from the entry of an operation's Node to that of its write."""
+_LOGGED_TOGETHER = 2  # how far one thread moves the clock from the entry of an operation's Node to that of its write
 
 
 class Read(NamedTuple):
@@ -155,8 +155,7 @@ class ChangedValues(Detector):
         if read.maker is None or self._findings.has(key):
             self._findings.add(key, conflict)
             return
-        maker = by_number.get(read.maker)
-        if maker is not None:
+        if (maker := by_number.get(read.maker)) is not None:
             parts = [part(read.alias, info.region, write.op, write.region) for write in written]
             found = replace(conflict(), if_meant=self._if_meant(backward, read, maker))
             self._pending.append(_Pending(backward.clock, key, found, Arrival(maker, parts, self._listeners.guard)))
@@ -261,16 +260,14 @@ class ChangedValues(Detector):
         has an older Node, ``maker``, is not what got that one: ``loss.data += penalty`` gives it to ``loss.data``.
         """
         # What the forward of a custom Function writes is looked at in functions.py.
-        if any(is_application(code) for code in raw.stack.codes):
-            return True
-        if begin_elsewhere(raw.stack, reader.stack):
+        if any(is_application(code) for code in raw.stack.codes) or begin_elsewhere(raw.stack, reader.stack):
             return True
         if not raw.grad_enabled:
             return False
         made = self.made(raw.sequence - 1, thread)
         if made is None or (maker is not None and maker < made.first):
             return False
-        return has_made(made, raw)
+        return has_made(made, raw, self._core)
 
     def has_found(self, stack: Any) -> bool:
         """Whether a write at ``stack`` is known as that of a conflict, or of one that waits for a gradient."""
@@ -282,10 +279,11 @@ class ChangedValues(Detector):
         return call_that_made(self._core, number, thread)
 
 
-def has_made(made: RawCall, raw: RawWrite) -> bool:
+def has_made(made: RawCall, raw: RawWrite, core: Log) -> bool:
     """Whether the call that a write belongs to is the one that made the last Nodes before it, an entry of the log."""
     if made.stack is raw.stack:
-        return bool(made.clock <= raw.clock) and (raw.kind == "foreach" or raw.clock <= made.clock + _LOGGED_TOGETHER)
+        is_next = raw.kind == "foreach" or raw.clock <= made.clock + _LOGGED_TOGETHER or run_in_threads(core)
+        return is_next and bool(made.clock <= raw.clock)
     # Of operators called directly the write is logged last, and further in.
     return (raw.kind == "op" or made.clock > raw.clock) and is_around(made.stack, raw.stack)
 

@@ -79,11 +79,11 @@ class Uncounted(Detector):
                 self.prune()
                 self._prune_at = max(1_024, 2 * len(self.bypasses))
             self._alive[key] = _torch.weak_storage(storage)
-            known = self.bypasses[key] = []
+            # Other threads may read it at once.
+            self.bypasses[key] = [Bypass(way, self._core.tick(), stack)]
             self._opened()
-        if all(bypass.way != way for bypass in known):
-            core = self._core
-            known.append(Bypass(way, core.tick(), stack))
+        elif all(bypass.way != way for bypass in known):
+            known.append(Bypass(way, self._core.tick(), stack))
         return key
 
     @property
@@ -110,7 +110,8 @@ class Uncounted(Detector):
                 fresh.append(RawWrite(*entry))
         self._read_up_to = self._core.clock
         for raw in reversed(fresh):
-            if raw.clock > self.bypasses[raw.storage][0].clock and not _is_put_back(raw):
+            opened = self.bypasses.get(raw.storage)
+            if opened and raw.clock > opened[0].clock and not _is_put_back(raw):
                 kept = self._writes.setdefault(raw.storage, [])
                 kept.append(raw)
                 del kept[:-_WRITES_OF_A_STORAGE]

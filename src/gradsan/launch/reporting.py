@@ -9,7 +9,6 @@ import secrets
 import shutil
 import stat
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from gradsan.launch.program import CODE_NAME
 from gradsan.launch.sentences import complain, flush_output, write_to_stderr, write_to_stdout
 from gradsan.model import Message, Report
 from gradsan.options import STANDARD_OUTPUT, Options, OptionsError
+from gradsan.source.tree import no_warnings
 from gradsan.text import Language, language_on
 
 _Part = Callable[[Report, "Presentation"], Message | None]
@@ -82,8 +82,7 @@ def own_surroundings(path: Sequence[str] | None, code: str | None) -> Iterator[N
     Meanwhile imports go by ``path`` (the program may have a ``rich.py``), no warning is shown or raised, and the lines
     of ``code``, the text of ``-c``, can be found.
     """
-    with imports_by(path), warnings.catch_warnings(), _source_at_hand(code):
-        warnings.simplefilter("ignore")
+    with imports_by(path), no_warnings(), _source_at_hand(code):
         yield
 
 

@@ -85,6 +85,11 @@ class Backwards:
         return [one for one in found if not _torch.is_within_graph_capture(one.stack.codes)]
 
 
+def run_in_threads(core: Log) -> bool:
+    """Whether the backward calls in the log are of several threads, which log their events between each other's."""
+    return len({entry[8] for entry in core.backward_log}) > 1
+
+
 def _read(entry: tuple[Any, ...]) -> PastBackward:
     """An entry of the core's log, whose fields ``Core.engine`` names."""
     clock, stack, thread, retain, accumulate, begun_at, sequence, step, life, outputs = entry

@@ -176,11 +176,24 @@ def parses(text: str) -> bool:
     return _module(text) is not None
 
 
+@contextmanager
+def no_warnings() -> Iterator[None]:
+    """A block in which no warning is shown or raised.
+
+    ``warnings.catch_warnings`` makes Python forget which of the program's lines have warned: each would once more.
+    """
+    before = warnings.filters
+    warnings.filters = [("ignore", None, Warning, None, 0)]
+    try:
+        yield
+    finally:
+        warnings.filters = before
+
+
 def _module(text: str) -> ast.Module | None:
     try:
         # -W error must not turn a warning about the source into a source that cannot be read.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with no_warnings():
             return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None

@@ -81,7 +81,7 @@ class ReusedInputs(Detector):
         copies that it has saved (``silu_``).
         """
         made = call_that_made(self._core, raw.sequence - 1, thread)
-        if made is None or not has_made(made, raw):
+        if made is None or not has_made(made, raw, self._core):
             return None
         first = max(made.first, raw.sequence - _NODES_OF_A_CALL)
         return next((one for one in range(raw.sequence - 1, first - 1, -1) if one in by_number), None)
