@@ -9,7 +9,7 @@ import pytest
 from cases import each
 from gradsan.repair.compare import compare
 from gradsan.repair.training import compare_trainings
-from gradsan.repair.trials.trial import Gradients, Moment, Recording, Value
+from gradsan.repair.trials.trial import Gradients, Moment, Parameters, Recording, Value
 
 
 def gradients(*values, key="step 2"):
@@ -140,3 +140,17 @@ def test_runs_that_the_limit_ended_after_different_steps_are_not_compared_at_the
     assert compare_trainings(ended(3), ended(4)).differs_in == ()
     different = replace(ended(4), was_ended=False), replace(ended(3), was_ended=False)
     assert compare_trainings(*different).differs_in == ("net.weight",)
+
+
+def test_a_parameter_may_be_written_before_a_backward_or_behind_it():
+    def run(seen, stepped):
+        def value(number):
+            return Value((1,), "float32", number, array("d", [float(number), float(number)]).tobytes(), "leaf", 7)
+
+        names = [Moment((("step 1", i),) if i else (), 0, {"f: net.weight": value(one)}) for i, one in enumerate(seen)]
+        parameters = tuple(Parameters("step 1", (value(one),)) for one in stepped)
+        return Recording(finished=True, moments=tuple(names), parameters=parameters)
+
+    pruned, whole = run((2, 4, 6), (3, 5, 7)), run((1, 3, 5), (3, 5, 7))
+    assert compare_trainings(pruned, whole).kept == ()
+    assert compare_trainings(pruned, replace(whole, parameters=run((), (3, 5, 8)).parameters)).kept == ("net.weight",)

@@ -77,6 +77,11 @@ ALWAYS = {
     "derivatives_of_slices",
     "value_kept_for_next",
     "heads_in_dict",
+    "critic_stepped_by_helper",
+    "inner_steps_in_ordered_dict",
+    "value_of_last_state",
+    "parts_cleared_in_method",
+    "quantile_terms_in_tensor",
 }
 """Each code with each kind of first help, and each kind of candidate, is met by one of these; the others are long."""
 

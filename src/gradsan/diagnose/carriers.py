@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from gradsan import source
 from gradsan.diagnose.levels import lifted, shared_level, user_frames
-from gradsan.model import Bridge, Frame, Held, Site
+from gradsan.model import Bridge, Fix, Frame, Held, Message, Site
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +107,29 @@ def cut(used: Site, updated: Site | None, carrier: Carrier) -> tuple[source.Chan
     else:
         behind = source.detach_after_round(done, shapes)
     return None if behind is None else (behind, used_at)
+
+
+def cut_term(fixes: tuple[Fix, ...], updated: Site | None, carrier: Carrier | None) -> tuple[Fix, ...]:
+    """``fixes``, which cut a state that is a term of the loss, behind one that computes it anew for the next round.
+
+    Cut, no loss trains what computed it: of a value of the state before, as an actor and its critic have it, nothing
+    is learned. As it is where the source does not show what computed it.
+    """
+    if carrier is None or carrier.bound_at is None or updated is None:
+        return fixes
+    found = source.run_again_for_state(carrier.name, carrier.bound_at, user_frames(updated))
+    if found is None:
+        return fixes
+    values = {"bridge": carrier.name, "value": found[0]}
+    again = Fix(
+        kind="recompute_forward",
+        meaning="changed",
+        summary=Message("help.recompute_term", values),
+        how_changed=Message("help.recompute_term_how", values),
+        applicability="review",
+        lines=found[1],
+    )
+    return (again, *(replace(one, how_changed=Message("help.cut_term_how", values)) for one in fixes))
 
 
 def _shape(carrier: Carrier, name: str, one: source.Carried) -> source.Shape | None:

@@ -90,6 +90,7 @@ def gather_second_backward(context: Context) -> tuple[Clue, ...]:
                 "younger": "" if join.younger is None else join.younger.name(),
                 "cached": cached is not None,
                 "made_after": younger is not None and younger >= by.sequence,
+                "is_term": not walk.meets_parameters(order, join.older),
                 "ran_again": _ran_again(context, (joined_at, saved_at), order, by),
                 **({} if info is None else dict(zip(("shape", "dtype", "device"), info, strict=True))),
             },

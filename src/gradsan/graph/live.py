@@ -160,6 +160,9 @@ def _answer(value: Any, requires_grad: Callable[[Any], bool]) -> bool | None:
 def _code_of(value: Any) -> Any:
     if isinstance(value, nn.Module):
         value = type(value).forward
+    elif not isinstance(value, type) and not hasattr(value, "__code__"):
+        # An object that is called as a function is: a loss with a ``__call__`` of its own.
+        value = next((vars(one)["__call__"] for one in type(value).__mro__ if "__call__" in vars(one)), value)
     value = getattr(value, "__func__", value)
     # A decorator that keeps what it wraps (no_grad does) hides no line of the user's.
     while isinstance(value, types.FunctionType) and hasattr(value, "__wrapped__"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import re
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -170,6 +171,38 @@ def leaves_of(nodes: Iterable[Any]) -> list[Any]:
             if _torch.is_tensor(leaf):
                 leaves[id(leaf)] = leaf
     return list(leaves.values())
+
+
+_OF_ONE_LEAF = re.compile(
+    "(T|Transpose|View|UnsafeView|ReshapeAlias|Permute|Expand|Unsqueeze|Select|Slice|Clone|Exp|Sigmoid|Softplus|Tanh)"
+    r"Backward\d+"
+)
+_STEPS_TO_LEAF = 5
+
+
+def meets_parameters(order: Iterable[Any], target: Any) -> bool:
+    """Whether a Node between the roots and ``target`` computes with a leaf, too: a hidden state meets weights.
+
+    The value of a state, an old prediction or a sum of losses meets none: it is a term of the loss. ``order`` is that
+    of :func:`engine_order`.
+    """
+    leading = {target}
+    for node in reversed(list(order)):
+        if any(child in leading for child, _ in node.next_functions):
+            leading.add(node)
+    children = [child for node in leading - {target} for child, _ in node.next_functions]
+    return any(_is_parameter(child) for child in children if child is not None and child not in leading)
+
+
+def _is_parameter(node: Any) -> bool:
+    for _ in range(_STEPS_TO_LEAF):
+        if _torch.is_tensor(getattr(node, "variable", None)):
+            return True
+        children = [child for child, _ in node.next_functions if child is not None]
+        if len(children) != 1 or not _OF_ONE_LEAF.fullmatch(node.name()):
+            return False
+        node = children[0]
+    return False
 
 
 def learns_elsewhere(value: Any, written: Any) -> bool:

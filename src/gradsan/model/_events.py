@@ -194,7 +194,8 @@ class Bridge:
     ``made_near`` those around the operation that made it: one where that operation saved something itself, else the
     save before it and the save after it. ``forward_ran_again`` says that the code which saved the overwritten value ran
     again after the write: a loop that carries its state, rather than one forward used after a step. ``held`` are the
-    live variables from which the graph leads back to the overwritten value, among them what is carried.
+    live variables from which the graph leads back to the overwritten value, among them what is carried. ``is_term``:
+    the tensor comes to the loss without meeting a parameter, as the value of a state does and a hidden state does not.
     """
 
     older: str
@@ -204,6 +205,7 @@ class Bridge:
     made_near: tuple[Site, ...] = ()
     forward_ran_again: bool = False
     held: tuple[Held, ...] = ()
+    is_term: bool = False
 
 
 @dataclass(frozen=True, slots=True)

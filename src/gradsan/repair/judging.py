@@ -305,7 +305,7 @@ at updated parameters, a change that is recorded at last, a finite value where t
 the gradients stay; where they do not, it is not what anybody meant."""
 
 _CUTS = ("help.build_without_graph", "help.build_under_no_grad")
-_TWICE, _UNSURE = "fix.computes_twice", "fix.stays_or_follows"
+_TWICE, _UNSURE, _CUT_TERM = "fix.computes_twice", "fix.stays_or_follows", "help.cut_term_how"
 _VERDICTS = ("same", "gradients")
 
 
@@ -315,7 +315,7 @@ def is_implied(fix: Fix) -> bool:
     What every round computes for itself anyway, nobody wants computed anew: the earlier value was to stay. Where only
     a name says so, somebody is asked.
     """
-    if fix.how_changed is not None and fix.how_changed.key in (_TWICE, _UNSURE):
+    if fix.how_changed is not None and fix.how_changed.key in (_TWICE, _UNSURE, _CUT_TERM):
         return False
     return fix.kind in IMPLIED or fix.summary.key in _MEANT
 

@@ -72,6 +72,9 @@ def compare_trainings(reference: Recording, candidate: Recording, printed: tuple
     at_end = frozenset(pairs[-1][0].values) & frozenset(pairs[-1][1].values) if _have_ended(pairs) else frozenset()
     # What a program without rounds holds at its end goes on nowhere: a difference is told, and costs nothing.
     has_rounds = sum(not right.is_end for right, _ in pairs) > 1
+    parameters = _parameters_differ(reference, candidate)
+    # What is the same after every step may be written before a backward or behind it.
+    stepped = set() if parameters else {value.memory for one in reference.parameters for value in one.values} - {0}
     for position, (right, tried) in enumerate(pairs):
         # Where a round has fewer steps than it had, only the end is the same place in both.
         if right.is_end or (not _have_ended(pairs) and right.begun == tried.begun):
@@ -82,7 +85,9 @@ def compare_trainings(reference: Recording, candidate: Recording, printed: tuple
             other = tried.values.get(name)
             if other is None or value.standing == other.standing == "graph" or _alike(value, other, position):
                 continue
-            if (name in at_end and not right.is_end) or _is_setting(name, reference, candidate):
+            if not right.is_end and (name in at_end or value.memory in stepped):
+                continue
+            if _is_setting(name, reference, candidate):
                 continue
             is_kept = has_rounds and name not in right.passing and _is_kept(name, value, reference.moments)
             is_kept = is_kept and not _comes_later(name, other, pairs[: position if not right.is_end else 0])
@@ -101,7 +106,7 @@ def compare_trainings(reference: Recording, candidate: Recording, printed: tuple
         tuple(sorted(drawn)),
         _shown(sorted(candidate.overwritten - reference.overwritten)),
         tuple(dict.fromkeys(numbers)),
-        _parameters_differ(reference, candidate),
+        parameters,
     )
 
 

@@ -102,6 +102,7 @@ if TYPE_CHECKING:
     from gradsan.source.rewrite.out_of_place import written_for_others as written_for_others
     from gradsan.source.rewrite.renewing import run_again as run_again
     from gradsan.source.rewrite.renewing import run_again_for_next_round as run_again_for_next_round
+    from gradsan.source.rewrite.renewing import run_again_for_state as run_again_for_state
     from gradsan.source.rewrite.scatter import element_out_of_place as element_out_of_place
     from gradsan.source.rewrite.scatter import part_out_of_place as part_out_of_place
     from gradsan.source.rewrite.suggest import clone_at_save as clone_at_save
@@ -185,7 +186,7 @@ _NAMES = {
     "rewrite.listing": "list_and_stack rebuilt_list",
     "rewrite.moving": "bound_names detach_given detach_reads move_behind taken_from within_block",
     "rewrite.out_of_place": "argument_out_of_place out_of_place recorded written_for_others",
-    "rewrite.renewing": "run_again run_again_for_next_round",
+    "rewrite.renewing": "run_again run_again_for_next_round run_again_for_state",
     "rewrite.scatter": "element_out_of_place part_out_of_place",
     "rewrite.suggest": (
         "clone_at_save clone_before detach_at drop_keyword has_keyword inplace_false switch_on_before undone"

@@ -51,14 +51,17 @@ def reads_gradients(file: str) -> bool:
 def clears_each_part(cleared: Frame, backward: Frame, step: Frame) -> bool:
     """Whether a loop divides its loss by the number of rounds after which it steps, and clears gradients in each.
 
-    ``loss = loss / k``, ``if (i + 1) % k == 0: optimizer.step()``, and a ``zero_grad()`` outside of that ``if``.
+    ``loss = loss / k``, ``if (i + 1) % k == 0: optimizer.step()``, and a ``zero_grad()`` outside of that ``if``. A
+    function without a loop is what is called in each round.
     """
     places = [statement_at(one) for one in (cleared, backward, step)]
     clears, runs, steps = places
-    if clears is None or runs is None or steps is None or not steps.loops:
+    if clears is None or runs is None or steps is None:
         return False
-    loop = steps.loops[-1]
-    if any(one.function is not steps.function or not is_inside(one.node, loop) for one in (clears, runs)):
+    loop = steps.loops[-1] if steps.loops else steps.function
+    if not isinstance(loop, ast.stmt) or any(one.function is not steps.function for one in (clears, runs)):
+        return False
+    if not all(is_inside(one.node, loop) for one in (clears, runs)):
         return False
     for node in ast.walk(loop):
         if not isinstance(node, ast.If) or not is_inside(steps.node, node):

@@ -44,6 +44,10 @@ class RoundDetector(Detector):
     def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """A call in the thread of the round has ended; as ``listeners.OnResult``."""
 
+    def goes_on(self, entry: RawBackward) -> bool:
+        """Whether the round that begins with this backward is looked at, too, because of what the last one showed."""
+        return False
+
     def looks(self, entry: RawBackward, is_last: bool) -> None:
         """A backward begins in the thread of the round; the last is the one by which the line begins its next round."""
 
@@ -70,11 +74,14 @@ class RoundDetector(Detector):
         if self.takes_gradients and entry.accumulates and not self._has_backward:
             self._has_backward = True
             self._end()
+        goes_on = False
         if self._entry is not None and self._is_last(entry):
             self.looks(entry, True)
             self._end()
+            goes_on = self.goes_on(entry)
         is_round = entry.accumulates or (self.takes_gradients and not self._has_backward)
-        if self._entry is None and rounds in self.rounds and is_round and self.begins(entry):
+        is_wanted = rounds in self.rounds or goes_on
+        if self._entry is None and is_wanted and is_round and self.begins(entry):
             # The outputs would keep the graph alive until the round ends.
             self._open(entry._replace(outputs=()))
 
@@ -89,6 +96,8 @@ class RoundDetector(Detector):
         if entry.thread == opened.thread:
             self.looks(entry, is_last)
         self._count_backward(is_last)
+        if is_last and self.goes_on(entry) and self.begins(entry):
+            self._open(entry._replace(outputs=()))
 
     def _is_last(self, entry: RawBackward) -> bool:
         """Whether this backward ends the open round: the first of all does that of the start, whichever line calls."""

@@ -40,6 +40,7 @@ THROWN, CLIPPED = "gradient_thrown_away", "clip_without_effect"
 _CLEARS = frozenset({"zero_", "_foreach_zero_", "fill_"})
 _NO_READ = _CLEARS | {"detach", "detach_", "requires_grad_"}
 _HOOKED = "BackwardHookFunctionBackward"
+_ROUNDS_WITHOUT_STEP = 16
 
 
 class _Gradient(NamedTuple):
@@ -72,7 +73,7 @@ class SpentGradients(RoundDetector):
         self._refilled: list[tuple[int, frozenset[int]]] = []
         self._used: set[Any] = set()
         self._unstepped: dict[Any, Clearing] = {}
-        self._begun = 0
+        self._begun = self._gone_on = 0
         self._met: collections.Counter[Any] = collections.Counter()
         self._described: set[Any] = set()
 
@@ -83,6 +84,7 @@ class SpentGradients(RoundDetector):
         self._used.clear()
         self._unstepped.clear()
         self._described.clear()
+        self._gone_on = 0
 
     def begins(self, entry: RawBackward) -> bool:
         """Take the leaves, where all of them are some optimizer's and nobody hooks into the graph."""
@@ -104,6 +106,12 @@ class SpentGradients(RoundDetector):
         self._calls_of_program.begin()
         self._listeners.call_after_backward(self.after_backward)
         return True
+
+    def goes_on(self, entry: RawBackward) -> bool:
+        """Where gradients were cleared in a round without a step."""
+        is_wanted = entry.stack in self._unstepped and entry.stack not in self._described
+        self._gone_on += is_wanted
+        return is_wanted and self._gone_on <= _ROUNDS_WITHOUT_STEP
 
     def _end(self) -> None:
         if self._entry is not None:

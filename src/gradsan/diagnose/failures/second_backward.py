@@ -108,14 +108,14 @@ def _carried(case: _Case) -> Diagnosis:
         collected = detach_held(used, case.updated, held, name)
         if collected is None and not lines:
             collected = detach_held(used, case.updated, held, or_renewed=True)
+    cuts: tuple[Fix, ...] = (cut if collected is None else collected,)
+    if case.bridge.values.get("is_term"):
+        cuts = carriers.cut_term(cuts, case.updated, case.carrier)
     return _diagnosis(
         case,
         CARRIED,
         bridge="label.bridge",
-        fixes=(
-            cut if collected is None else collected,
-            parts.fix("reset_state", "changed", values),
-        ),
+        fixes=(*cuts, parts.fix("reset_state", "changed", values)),
         notes=(Message(note, values),),
     )
 

@@ -83,6 +83,11 @@ def new_tensor(failure: Failure, values: Mapping[str, Any], *, of_view: bool = F
         return ()
     op = target.op or ""
     fixes = []
+    frame = failure.site.user_frame
+    if not of_view and frame is not None and source.written_for_others(frame, op):
+        # A name of the loop bound anew would be nobody's: the list is.
+        rebuilt = changed(failure, partial(source.rebuilt_list, op=op, are_results=True))
+        return (parts.fix("out_of_place", "preserved", values, lines=rebuilt),)
     for kind, suggest in (("out_of_place", _new_value), ("clone_before_mutation", source.clone_before)):
         lines, is_hidden = _lines_and_notes(failure, partial(suggest, op=op))
         fix = parts.fix(kind, "changed" if of_view or is_hidden else "preserved", values, lines=lines)

@@ -251,10 +251,11 @@ def _purpose(failure: Failure) -> str:
     """``update``, ``initialisation`` or ``computation``: what the source and the tensor say of the write."""
     frame, target = failure.site.user_frame, parts.clue(failure, "target")
     facts = {} if target is None else target.values
-    if facts.get("has_grad") or (frame is not None and source.reads_gradient(frame)):
-        return "update"
+    # An update by gradients with a graph of their own is part of what is trained: the inner step of MAML.
     if facts.get("value_learns"):
         return "computation"
+    if facts.get("has_grad") or (frame is not None and source.reads_gradient(frame)):
+        return "update"
     op = "" if target is None else target.op or ""
     if facts.get("is_parameter") and facts.get("backwards"):
         return "update"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from gradsan.model import Diagnosis, Fix, Frame, Label, Message
 from gradsan.source.change import Change, changed_lines
 from gradsan.source.identifiers import leaf_name
 from gradsan.source.locate import statement_at
-from gradsan.source.rewrite.moving import is_whole_lines
+from gradsan.source.rewrite.moving import is_whole_lines, until_apart
 from gradsan.source.rewrite.renewing import constructs
 from gradsan.source.tree import SourceFile, read_source
 
@@ -75,8 +75,11 @@ def user_frames(label: Label) -> tuple[Frame, ...]:
 
 def placements(label: Label) -> Iterator[Placed]:
     """Every block that the label's stack passes through, the innermost first."""
-    frames = [frame for frame in reversed(label.site.frames) if frame.is_user] or [label.frame]
-    for frame in frames:
+    return _placed(user_frames(label))
+
+
+def _placed(frames: Sequence[Frame]) -> Iterator[Placed]:
+    for frame in reversed(frames):
         found = statement_at(frame)
         if found is None:
             continue
@@ -97,8 +100,9 @@ def placements(label: Label) -> Iterator[Placed]:
 
 def in_one_block(first: Label, second: Label) -> tuple[Placed, Placed] | None:
     """The places of both labels in the innermost block that has them as two statements; None where there is none."""
-    others = list(placements(second))
-    for one in placements(first):
+    above, below = until_apart(user_frames(first), user_frames(second))
+    others = list(_placed(below))
+    for one in _placed(above):
         for other in others:
             if one.block is other.block and one.statement is not other.statement:
                 return one, other

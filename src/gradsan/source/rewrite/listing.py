@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited, elements_of, is_all, is_gap, is_number, may_be_number
-from gradsan.source.identifiers import Binding, bindings_of, binds, imported_as, local_nodes
+from gradsan.source.identifiers import Binding, bindings_of, binds, imported_as, leaf_name, local_nodes
 from gradsan.source.locate import statement_at
 from gradsan.source.modules import shape_in_source
 from gradsan.source.rewrite.out_of_place import augmented_value, chain_value
@@ -273,10 +273,12 @@ def rebuilt_list(frame: Frame, op: str, are_results: bool = False) -> Change | N
     if not isinstance(whole, ast.Name) or not can_rebind(source, whole):
         return None
     bindings = _bindings(source, loop, whole.id)
-    if not are_results and not _are_computed(bindings):
+    if not _are_computed(bindings) and not (are_results and _is_taken_up(source, loop, whole.id)):
         return None
     head, iterated = source.text(loop.target), source.text(loop.iter)
-    if of_dict:
+    if isinstance(variable, ast.Tuple):
+        text = f"{whole.id} = {{{source.text(variable.elts[0])}: {value} for {head} in {iterated}}}"
+    elif of_dict:
         key = "key" if "key" not in (head + iterated + value) else "key_"
         at, around = source.span(variable), source.span(loop.target)
         start, end = at.column - around.column, at.end_column - around.column
@@ -316,8 +318,26 @@ def _value(source: SourceFile, statement: ast.stmt, node: ast.AST) -> str | None
     return chain[1] if chain[0] is whole else None
 
 
-def _walked(target: ast.expr, walked: ast.expr, name: str) -> tuple[ast.Name, ast.expr] | None:
-    """The variable ``name`` and what it takes its elements from: ``fast``, or ``fast.values()``."""
+def _is_taken_up(source: SourceFile, loop: ast.AST, name: str) -> bool:
+    """Whether anything but the loop, and what asks for gradients, reads ``name``: a list of its own that nobody reads
+    is none of a module's parameters."""
+    function = source.function(loop)
+    own = set(ast.walk(loop))
+    for node in local_nodes(source.module if function is None else function):
+        if not isinstance(node, ast.Name) or node.id != name or not isinstance(node.ctx, ast.Load) or node in own:
+            continue
+        around = [one for one, _ in source.ancestors(node) if isinstance(one, ast.Call)]
+        if not any(leaf_name(one.func) == "grad" for one in around):
+            return True
+    return False
+
+
+def _walked(target: ast.expr, walked: ast.expr, name: str) -> tuple[ast.Name | ast.Tuple, ast.expr] | None:
+    """The variable ``name`` and what it takes its elements from: ``fast``, ``fast.values()``; of ``fast.items()`` both
+    variables."""
+    is_items = isinstance(walked, ast.Call) and leaf_name(walked.func) == "items" and not walked.args
+    if is_items and isinstance(target, ast.Tuple) and [leaf_name(one) for one in target.elts[1:]] == [name]:
+        return target, walked
     if isinstance(target, ast.Name) and target.id == name:
         function = walked.func if isinstance(walked, ast.Call) and not walked.args else None
         is_values = isinstance(function, ast.Attribute) and function.attr == "values"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from types import UnionType
 
 from gradsan.model import Frame
@@ -25,6 +26,7 @@ __all__ = [
     "names_bound",
     "names_read",
     "taken_from",
+    "until_apart",
     "within_block",
 ]
 
@@ -60,7 +62,7 @@ def move_behind(written: Sequence[Sequence[Frame]], used: Sequence[Frame]) -> Mo
     moved, between, use = block[first : last + 1], block[last + 1 : backward], block[backward]
     if not all(is_whole_lines(source, node) for node in (*moved, use)):
         return None
-    if any(_must_stay(node) for node in moved) or any(_reads_gradients(source, use, stack) for stack in written):
+    if any(_must_stay(node) for node in moved) or any(_takes_gradients(source, use, stack) for stack in written):
         return None
     if names_bound(moved) & names_read([*between, use]) or names_bound([*between, use]) & names_read(moved):
         return None
@@ -115,6 +117,24 @@ def blocks_around(stack: Sequence[Frame]) -> Iterator[tuple[SourceFile, list[ast
             node = parent
 
 
+def until_apart(first: Sequence[Frame], second: Sequence[Frame]) -> tuple[Sequence[Frame], Sequence[Frame]]:
+    """Two stacks, outermost first, up to the frame in which they go apart.
+
+    Deeper frames of one function belong to two calls of it: what stands later in one of them may have run before what
+    stands earlier in the other.
+    """
+    if not first or not second or (first[0].file, first[0].function) != (second[0].file, second[0].function):
+        # One of them lacks the frames above: the source alone has told its place.
+        return first, second
+    pairs = zip(first, second, strict=False)
+    together = sum(1 for _ in takewhile(lambda pair: _position(pair[0]) == _position(pair[1]), pairs))
+    return first[: together + 1], second[: together + 1]
+
+
+def _position(frame: Frame) -> tuple[str, int, int | None]:
+    return frame.file, frame.line, frame.column
+
+
 def is_whole_lines(source: SourceFile, node: ast.stmt) -> bool:
     """Whether nothing but the statement stands on its lines."""
     span = source.span(node)
@@ -126,7 +146,7 @@ def is_whole_lines(source: SourceFile, node: ast.stmt) -> bool:
 def _in_one_block(
     written: Sequence[Sequence[Frame]], used: Sequence[Frame]
 ) -> tuple[SourceFile, list[ast.stmt], int, int, int] | None:
-    places = [list(blocks_around(stack)) for stack in written]
+    places = [list(blocks_around(until_apart(stack, used)[0])) for stack in written]
     for source, block, use in blocks_around(used):
         at = [[node for _, other, node in stack if other is block] for stack in places]
         if not at or not all(at):
@@ -139,13 +159,17 @@ def _in_one_block(
     return None
 
 
-def _reads_gradients(source: SourceFile, use: ast.stmt, stack: Sequence[Frame]) -> bool:
-    """Whether a function that the block calls on the way to the write reads ``.grad``."""
+def _takes_gradients(source: SourceFile, use: ast.stmt, stack: Sequence[Frame]) -> bool:
+    """Whether a function that the block calls on the way to the write reads ``.grad``, or runs a backward itself."""
     around = source.function(use)
     statements = [statement_at(frame) for frame in stack]
     level = max((at for at, one in enumerate(statements) if one is not None and one.function is around), default=-1)
     return any(
-        one is None or one.function is None or _mentions_gradients(one.function) for one in statements[level + 1 :]
+        one is None
+        or one.function is None
+        or _mentions_gradients(one.function)
+        or any(_calls(node, "backward") for node in ast.walk(one.function))
+        for one in statements[level + 1 :]
     )
 
 

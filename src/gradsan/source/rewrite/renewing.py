@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 from gradsan.heuristics import class_names
 from gradsan.model import Frame
-from gradsan.source.identifiers import leaf_name
-from gradsan.source.rewrite.moving import blocks_around, is_whole_lines, names_bound, names_read
+from gradsan.source.identifiers import bindings_of, chain_key, leaf_name
+from gradsan.source.locate import statement_at
+from gradsan.source.rewrite.moving import blocks_around, is_whole_lines, names_bound, names_read, until_apart
 from gradsan.source.tree import SourceFile
 
-__all__ = ["constructs", "run_again", "run_again_for_next_round"]
+__all__ = ["constructs", "run_again", "run_again_for_next_round", "run_again_for_state"]
 
 Lines = tuple[tuple[str, int, str], ...]
 
@@ -84,17 +85,47 @@ def run_again_for_next_round(
     return []
 
 
+def run_again_for_state(name: str, bound: Frame, updated: Sequence[Frame]) -> tuple[str, Lines] | None:
+    """What the next round takes over as ``name``, computed once more behind the update: the value, and the lines.
+
+    ``value = next_value`` of a round that computed ``next_value = critic(state)``. None where the value hangs on what
+    was taken over before (a hidden state, a running sum), or where the source does not show what computed it.
+    """
+    own = statement_at(bound)
+    places = [] if own is None else [(block, node) for _, block, node in blocks_around(updated) if own.node in block]
+    value = None if own is None else next((one.value for one in bindings_of(own.node) if one.name == name), None)
+    if own is None or not places or not isinstance(value, ast.Name):
+        return None
+    source, (block, update) = own.source, places[0]
+    before = block[: block.index(update)]
+    computed = [node for node in before if value.id in names_bound([node])]
+    again = computed[-1:] if update is not own.node else []
+    behind = [*again, *([own.node] if own.node in before else [])]
+    if not again or not all(is_whole_lines(source, one) for one in (*behind, update)):
+        return None
+    made = again[0]
+    if not isinstance(made, ast.Assign) or [ast.unparse(one) for one in made.targets] != [value.id]:
+        return None
+    has_call = any(isinstance(one, ast.Call) for one in ast.walk(made))
+    if not has_call or {name, value.id} & {chain_key(one) for one in ast.walk(made.value)}:
+        return None
+    copies = [line for one in map(source.span, behind) for line in source.lines[one.line - 1 : one.end_line]]
+    end = source.span(update).end_line
+    return value.id, ((source.file, end, "\n".join([source.lines[end - 1], *copies])),)
+
+
 def _behind_writes(
     written: Sequence[Sequence[Frame]], used: Sequence[Frame]
 ) -> tuple[SourceFile, list[ast.stmt], int, int] | None:
     """The innermost block that has each write and the backward as two statements; the last write's and its index."""
     found: list[tuple[SourceFile, list[ast.stmt], int, int]] = []
     for stack in written:
-        own = [(block, node) for _, block, node in blocks_around(stack)]
+        above, below = until_apart(stack, used)
+        own = [(block, node) for _, block, node in blocks_around(above)]
         pair = next(
             (
                 (source, block, block.index(node), block.index(use))
-                for source, block, use in blocks_around(used)
+                for source, block, use in blocks_around(below)
                 for other, node in own
                 if other is block and node is not use
             ),
