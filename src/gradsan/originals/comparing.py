@@ -43,14 +43,14 @@ class LiveValues:
         """A graph with so many values has been walked."""
         self._reached, self._until_walk = reached, _BACKWARDS_BETWEEN_WALKS
 
-    def are_as_saved(self) -> bool:
-        """Whether no value that lives has changed; False where a walk of one graph is less work than to know."""
+    def doubtful(self) -> list[Kept] | None:
+        """Those that may have changed; None where a walk of one graph is less work than to compare them."""
         self._until_walk -= 1
         live = self._look()
         if self._until_walk < 0 or len(live) > _LIVE_FOR_ONE_REACHED * max(self._reached, _REACHED_AT_LEAST):
-            return False
+            return None
         doubtful = [kept for kept in live if not kept.is_as_saved]
-        return len(doubtful) <= _COMPARED_UNREACHED and not any(kept.moved or kept.changed for kept in doubtful)
+        return doubtful if len(doubtful) <= _COMPARED_UNREACHED else None
 
     def lie_in(self, storages: Container[int]) -> bool:
         """Whether any value that lives lies in one of these."""
@@ -88,6 +88,11 @@ class Comparing:
                 if differs:
                     changed.append(kept)
         return changed
+
+    def are_as_saved(self, live: LiveValues) -> bool:
+        """Whether it is known that none of the values that live has been written."""
+        doubtful = live.doubtful()
+        return doubtful is not None and not any(one.moved for one in doubtful) and not self.changed_among(doubtful)
 
     def has_changed(self, kept: Kept) -> bool:
         """Whether a byte of it has changed; no second look where nobody has written since the last one."""

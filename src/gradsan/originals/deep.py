@@ -107,7 +107,7 @@ class Deep:
         if self.holdings is not None and self.holdings.max_bytes is not None:
             self.holdings.look_at_all()
         self._deviation, self._changed_before = None, set()
-        if self.live.are_as_saved():
+        if self._comparing.are_as_saved(self.live):
             return
         outputs = entry.outputs
         roots = [node for one in outputs if (node := getattr(one, "grad_fn", None)) is not None]
