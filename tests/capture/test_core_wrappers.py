@@ -91,7 +91,7 @@ def test_a_wrapper_of_a_method_binds(core):
     tensor = torch.zeros(3).as_subclass(Holder)
     assert tensor.add_(1) is tensor
     bound = tensor.add_
-    assert isinstance(bound, types.MethodType)
+    assert isinstance(bound, types.BuiltinMethodType if core.is_native else types.MethodType)
     assert bound.__self__ is tensor
     bound(1)
     Holder.add_(tensor, other=1)
@@ -99,6 +99,49 @@ def test_a_wrapper_of_a_method_binds(core):
     assert Holder.__dict__["add_"].__get__(None, Holder) is Holder.add_
     assert tensor.tolist() == [3, 9, 3]
     assert len(core.writes()) == 4
+
+
+@needs_native
+def test_a_method_got_from_a_tensor_is_as_without_a_wrapper():
+    core, heard = log.make_core(True), []
+
+    class Holder(torch.Tensor):
+        __torch_function__ = torch._C._disabled_torch_function_impl
+        addcmul_ = core.writer(torch.Tensor.addcmul_, "addcmul_", "inplace", 0, None)
+        abs_ = core.writer(torch.Tensor.abs_, "abs_", "inplace", 0, None)
+        apply_ = core.listener(torch.Tensor.apply_, None, lambda *told: heard.append(told[1:3]))
+
+    class Plain(torch.Tensor):
+        __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def told(kind):
+        tensor = torch.ones(2).as_subclass(kind)
+        method = tensor.addcmul_
+        with pytest.raises(TypeError) as failed:
+            getattr(tensor, "abs_")(1)  # noqa: B009
+        apply = tensor.apply_
+        apply(lambda value: value)
+        return (
+            (inspect.isbuiltin(method), inspect.ismethod(method), method.__self__ is tensor, method == tensor.addcmul_),
+            (method.__name__, method.__qualname__.replace(kind.__name__, ""), hash(method) == hash(tensor.addcmul_)),
+            repr(method).split(" at ")[0].replace(kind.__name__, ""),
+            str(failed.value).replace(kind.__name__, ""),
+            method(torch.ones(2), tensor2=torch.ones(2), value=3).tolist(),
+        )
+
+    core.active = True
+    assert told(Holder) == told(Plain)
+    assert [entry[3] for entry in core.writes()] == ["addcmul_"]
+    assert [(type(args[0]), len(args), named) for args, named in heard] == [(Holder, 2, {})]
+    # More arguments than fit beside the frame, and one that goes away with its only reference.
+    with pytest.raises(TypeError, match="abs_"):
+        torch.ones(2).as_subclass(Holder).abs_.__call__(*range(20))
+    gone = weakref.ref(torch.ones(2).as_subclass(Holder))
+    method = torch.ones(2).as_subclass(Holder).abs_
+    kept = weakref.ref(method.__self__)
+    del method
+    assert gone() is None
+    assert kept() is None
 
 
 def test_a_wrapper_of_a_builtin_function_does_not_bind(core):

@@ -22,14 +22,19 @@ except ImportError:
         return hook(*args)
 
 
+def own(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook of gradsan's own as torch is to call it: tracers do not see it, nor does the program's code come in."""
+    return functools.partial(_call_own, hook)
+
+
 def before_node(node: Any, hook: Callable[[Any], object]) -> Any:
     """Have ``hook``, which is gradsan's own, called before a Node runs in a backward; gives the handle."""
-    return node.register_prehook(functools.partial(_call_own, hook))
+    return node.register_prehook(own(hook))
 
 
 def after_node(node: Any, hook: Callable[[Any, Any], object]) -> Any:
     """The same after it has run."""
-    return node.register_hook(functools.partial(_call_own, hook))
+    return node.register_hook(own(hook))
 
 
 class Guard:

@@ -16,6 +16,7 @@ typedef struct {
     PyObject *op, *kind;
     PyObject *keyword; /* NULL: none */
     PyObject *before, *after; /* what a listener calls around the original; NULL: nothing, or no listener */
+    PyObject *unbound;        /* of a method in C of one tensor: the writer that stands in the class; else NULL */
     PyObject *dictionary, *weak_references;
 } Writer;
 
@@ -258,9 +259,10 @@ static int tell_before(Writer *writer, PyObject *const *args, Py_ssize_t count, 
     return told == NULL ? forgive(writer->core) : 0;
 }
 
-static PyObject *Writer_vectorcall(PyObject *self, PyObject *const *args, size_t flagged_count, PyObject *keywords)
+/* The call of a writer; through `bound`, where it is not NULL, which has the first argument for its own. */
+static PyObject *call_writer(Writer *writer, PyObject *bound, PyObject *const *args, size_t flagged_count,
+                             PyObject *keywords)
 {
-    Writer *writer = (Writer *)self;
     Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
     Core *core = writer->core;
     int is_active = is_logged(core);
@@ -271,7 +273,9 @@ static PyObject *Writer_vectorcall(PyObject *self, PyObject *const *args, size_t
         return NULL;
     long long first = is_active ? sequence_here() : 0;
     PyObject *result;
-    if (writer->assign != NULL && count == 3 && keywords == NULL && PyObject_TypeCheck(args[0], writer->indexed))
+    if (bound != NULL)
+        result = PyObject_Vectorcall(bound, args + 1, (size_t)count - 1, keywords);
+    else if (writer->assign != NULL && count == 3 && keywords == NULL && PyObject_TypeCheck(args[0], writer->indexed))
         result = writer->assign(args[0], args[1], args[2]) < 0 ? NULL : Py_NewRef(Py_None);
     else
         result = PyObject_Vectorcall(writer->original, args, flagged_count, keywords);
@@ -300,11 +304,16 @@ static PyObject *Writer_vectorcall(PyObject *self, PyObject *const *args, size_t
     return result;
 }
 
+static PyObject *Writer_vectorcall(PyObject *self, PyObject *const *args, size_t flagged_count, PyObject *keywords)
+{
+    return call_writer((Writer *)self, NULL, args, flagged_count, keywords);
+}
+
 /* The call of a listener. Between the program's frame and the original's there is none of ours, so that warnings, their
  * stack levels, tracebacks and the depth of recursion are as without it. */
-static PyObject *Listener_vectorcall(PyObject *self, PyObject *const *args, size_t flagged_count, PyObject *keywords)
+static PyObject *call_between(Writer *listener, PyObject *bound, PyObject *const *args, size_t flagged_count,
+                              PyObject *keywords)
 {
-    Writer *listener = (Writer *)self;
     Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
     Core *core = listener->core;
     PyObject *noted = NULL;
@@ -314,12 +323,38 @@ static PyObject *Listener_vectorcall(PyObject *self, PyObject *const *args, size
             return NULL;
     } else if (core->active)
         noted = Py_NewRef(Py_None);
-    PyObject *result = PyObject_Vectorcall(listener->original, args, flagged_count, keywords);
+    PyObject *result = bound != NULL ? PyObject_Vectorcall(bound, args + 1, (size_t)count - 1, keywords)
+                                     : PyObject_Vectorcall(listener->original, args, flagged_count, keywords);
     int is_told = noted != NULL && (listener->before == NULL || noted != Py_None);
     if (result != NULL && is_told && core->active && listener->after != NULL &&
         tell_call(listener->after, noted, args, count, keywords, result) < 0 && forgive(core) < 0)
         Py_CLEAR(result);
     Py_XDECREF(noted);
+    return result;
+}
+
+static PyObject *Listener_vectorcall(PyObject *self, PyObject *const *args, size_t flagged_count, PyObject *keywords)
+{
+    return call_between((Writer *)self, NULL, args, flagged_count, keywords);
+}
+
+/* The call of a method in C that was got from a tensor, `add = x.add_`: as of the writer or listener in the class. */
+static PyObject *Bound_vectorcall(PyObject *self, PyObject *const *args, size_t flagged_count, PyObject *keywords)
+{
+    Writer *method = (Writer *)self, *wrapper = (Writer *)method->unbound;
+    Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
+    Py_ssize_t all = 1 + count + (keywords == NULL ? 0 : PyTuple_GET_SIZE(keywords));
+    PyObject *few[8], **given = all <= 8 ? few : PyMem_Malloc((size_t)all * sizeof(PyObject *));
+    if (given == NULL)
+        return PyErr_NoMemory();
+    given[0] = PyCFunction_GET_SELF(method->original);
+    for (Py_ssize_t i = 1; i < all; i++)
+        given[i] = args[i - 1];
+    PyObject *result = wrapper->vectorcall == Writer_vectorcall
+                           ? call_writer(wrapper, method->original, given, (size_t)count + 1, keywords)
+                           : call_between(wrapper, method->original, given, (size_t)count + 1, keywords);
+    if (given != few)
+        PyMem_Free(given);
     return result;
 }
 
@@ -374,6 +409,7 @@ static int Writer_traverse(Writer *self, visitproc visit, void *arg)
     Py_VISIT(self->original);
     Py_VISIT(self->before);
     Py_VISIT(self->after);
+    Py_VISIT(self->unbound);
     Py_VISIT(self->core);
     Py_VISIT(self->dictionary);
     return 0;
@@ -394,6 +430,7 @@ static void Writer_dealloc(Writer *self)
     Py_XDECREF(self->original);
     Py_XDECREF(self->before);
     Py_XDECREF(self->after);
+    Py_XDECREF(self->unbound);
     Py_XDECREF(self->op);
     Py_XDECREF(self->kind);
     Py_XDECREF(self->keyword);
@@ -402,10 +439,7 @@ static void Writer_dealloc(Writer *self)
     PyObject_GC_Del(self);
 }
 
-static PyObject *Writer_get(PyObject *self, PyObject *instance, PyObject *Py_UNUSED(owner))
-{
-    return instance == NULL || instance == Py_None ? Py_NewRef(self) : PyMethod_New(self, instance);
-}
+static PyObject *Writer_get(PyObject *self, PyObject *instance, PyObject *owner);
 
 static PyObject *Writer_repr(Writer *self)
 {
@@ -517,6 +551,31 @@ static Writer *new_writer(Core *core, PyObject *original, vectorcallfunc call)
     writer->position = -1;
     writer->core = (Core *)Py_NewRef((PyObject *)core);
     return writer;
+}
+
+/* What a program gets that asks an instance for a method: of one in C a wrapper of what it would get, which says of itself
+ * what that says. */
+static PyObject *Writer_get(PyObject *self, PyObject *instance, PyObject *owner)
+{
+    Writer *writer = (Writer *)self;
+    if (instance == NULL || instance == Py_None)
+        return Py_NewRef(self);
+    if (!Py_IS_TYPE(writer->original, &PyMethodDescr_Type) ||
+        (writer->vectorcall != Writer_vectorcall && writer->vectorcall != Listener_vectorcall))
+        return PyMethod_New(self, instance);
+    PyObject *original = Py_TYPE(writer->original)->tp_descr_get(writer->original, instance, owner);
+    if (original == NULL || !PyCFunction_Check(original))
+        return original;
+    Writer *bound = new_writer(writer->core, original, Bound_vectorcall);
+    if (bound != NULL) {
+        bound->unbound = Py_NewRef(self);
+        bound->dictionary = Py_BuildValue("{sOsO}", "_gradsan_original", original, "_gradsan_method", Py_None);
+        PyObject_GC_Track(bound);
+        if (bound->dictionary == NULL)
+            Py_CLEAR(bound);
+    }
+    Py_DECREF(original);
+    return (PyObject *)bound;
 }
 
 /* Tracks a new wrapper, and gives it what it says of its original. */
