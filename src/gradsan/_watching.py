@@ -77,7 +77,8 @@ class Watching:
         self.overwriting = Overwriting(core, self.deep, recorder.demands, recorder.keep, guard.run_hushed)
         self.uncounted = Uncounted(core, self._scan_before_backward)
         self.exports = Exports(core, guard.note, self._listen_to_nodes)
-        self.prescan = Prescan(core, steps, self.uncounted, self.exports, recorder.conflicts, FINDINGS_KEPT)
+        found_in = (recorder.conflicts, FINDINGS_KEPT)
+        self.prescan = Prescan(core, self._listeners, steps, self.uncounted, self.exports, *found_in)
         self.hooked = HookedValues(core, steps, self.uncounted, self.exports, self.deep, recorder.keep)
         notes = Notes(core, steps, self.uncounted, self.exports)
         self._findings = Findings(recorder.conflicts, FINDINGS_KEPT)
@@ -289,6 +290,8 @@ class Watching:
     def _scan_before_backward(self) -> None:
         """Have graphs looked through from now on: something can be written past the version counter."""
         self._listeners.call_before_backward(self.prescan.before_backward)
+        # Before those that ask what has been found by then.
+        self._listeners.call_after_backward(self.prescan.after_backward)
 
     def _scan_emptied(self) -> None:
         """Have graphs looked through from now on: memory has been taken away from under a storage."""

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.utils.dlpack
 
 from gradsan import _torch
 from gradsan.model import Message
@@ -114,18 +115,21 @@ class Exports(Detector):
 
     def changed(self, storage: int, number: int, thread: int, slot: str, tensor: Any, made: Any) -> Export | None:
         """The export through which the bytes of a saved value have changed; None where they are what they were."""
+        before = self.before(storage, number, thread, slot, tensor, made)
+        return None if before is None or torch.equal(before, _bytes(tensor)) else self._exports[storage]
+
+    def before(self, storage: int, number: int, thread: int, slot: str, tensor: Any, made: Any) -> Any:
+        """The bytes of a saved value as they were; None where its memory was not handed out, or they are not known."""
         export = self._exports.get(storage)
         if export is None or export.weak.expired():
             return None
         copied = self._saved.get((thread, number, slot))
         if copied is not None and copied[0] == storage:
-            before = copied[1]
-        elif export.snapshot is not None and made is not None and made.clock < export.clock:
+            return copied[1]
+        if export.snapshot is not None and made is not None and made.clock < export.clock:
             whole = torch.empty(0, dtype=tensor.dtype).set_(export.snapshot)
-            before = _bytes(whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()))
-        else:
-            return None
-        return None if torch.equal(before, _bytes(tensor)) else export
+            return _bytes(whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()))
+        return None
 
     def of(self, storage: int) -> Export | None:
         """Where the memory of a storage was handed out; None where it was not."""
@@ -164,6 +168,8 @@ class Exports(Detector):
         """Watch the ways by which memory leaves and enters, until ``patches`` is undone."""
         for name in ("numpy", "__array__", "__dlpack__", "data_ptr", "share_memory_"):
             self._watch(patches, guard, torch.Tensor, name, given=True)
+        for owner in (torch, torch.utils.dlpack):
+            self._watch(patches, guard, owner, "to_dlpack", given=True)
         for name in ("from_numpy", "frombuffer", "as_tensor", "asarray"):
             self._watch(patches, guard, torch, name, given=False)
 
@@ -295,18 +301,29 @@ class Snapshots:
         ``is_counted``. ``writes`` are the clocks of the writes to its storage; copies made on the other side of one of
         them tell nothing.
         """
-        at, known = list(writes), False
+        known = False
+        for memory in self._taken_at(tensor, clock, writes, is_counted):
+            known = True
+            if _same(memory, tensor):
+                return "same"
+            if _is_near(memory, tensor):
+                return "near"
+        return "different" if known else None
+
+    def before(self, tensor: Any, clock: int, writes: Iterable[int]) -> Any:
+        """The bytes that ``tensor`` had at ``clock``, by the arguments of :meth:`compared`; None where not known."""
+        memory = next(self._taken_at(tensor, clock, writes, False), None)
+        if memory is None:
+            return None
+        return _bytes(memory.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()))
+
+    def _taken_at(self, tensor: Any, clock: int, writes: Iterable[int], is_counted: bool) -> Iterator[Any]:
+        at = list(writes)
         for one in self._copies.get(_torch.storage_or_none(tensor), ()):
             first, last = sorted((clock, one.clock))
             is_moved = not is_counted and one.version != tensor._version
-            if is_moved or any(first < write <= last for write in at):
-                continue
-            known = True
-            if _same(one.memory, tensor):
-                return "same"
-            if _is_near(one.memory, tensor):
-                return "near"
-        return "different" if known else None
+            if not is_moved and not any(first < write <= last for write in at):
+                yield one.memory
 
     def forget(self) -> None:
         """Begin anew: between two stretches of watching nothing is logged."""

@@ -7,42 +7,111 @@ there are bypassed storages (``memory.py``) that were written, or exported memor
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
 import sys
+import threading
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from gradsan import _torch
 from gradsan.detect.exports import Exports
 from gradsan.detect.memory import Uncounted
+from gradsan.detect.stale_effects import Trial, can_be_tried
 from gradsan.graph import conflicts, naming, walk
 from gradsan.graph.conflicts import passed
-from gradsan.model import Conflict, Region, Save, Site, Write
+from gradsan.model import Conflict, Deviation, Region, Save, Site, Write
 from gradsan.originals.kept_conflicts import PastCounter
 from gradsan.originals.originals import Kept
 from gradsan.overlap import overlap
 from gradsan.record import ledger
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawCall, call_that_made
-from gradsan.record.log import Log
+from gradsan.record.listeners import Listeners
+from gradsan.record.log import Core
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
 
-class Prescan(Detector):
-    """The listener before each backward."""
+class _Pending(NamedTuple):
+    """What is reported unless its trial in the backward at ``clock`` shows that no gradient is another."""
 
-    def __init__(self, core: Log, steps: Any, uncounted: Uncounted, exports: Exports, found: list[Conflict], most: int):
+    clock: int
+    key: tuple[Any, ...]
+    conflict: Conflict
+    trial: Trial
+
+
+class Prescan(Detector):
+    """The listener before each backward, and after it."""
+
+    def __init__(
+        self,
+        core: Core,
+        listeners: Listeners,
+        steps: Any,
+        uncounted: Uncounted,
+        exports: Exports,
+        found: list[Conflict],
+        most: int,
+    ) -> None:
         """Conflicts go to ``found``, up to ``most`` of them there."""
         self._most = most
-        self._core, self._steps, self._found = core, steps, found
+        self._core, self._guard, self._steps, self._found = core, listeners.guard, steps, found
         self._uncounted, self._exports = uncounted, exports
         self._known: dict[tuple[Any, ...], int] = {}
+        self._pending: list[_Pending] = []
+        self._harmless = collections.Counter[tuple[Any, ...]]()
+        self._told_at = -1
 
     def forget(self) -> None:
         """Begin anew: what an earlier stretch of watching has found does not count for this one."""
         self._known.clear()
+        self._pending.clear()
+        self._harmless.clear()
         self._uncounted.snapshots.forget()
+
+    def settle(self) -> None:
+        """Report what waits for the end of a backward that has failed."""
+        self._report(self._pending, has_ended=False)
+        self._pending.clear()
+
+    @_torch.hushed()
+    def after_backward(self, entry: RawBackward) -> None:
+        """Report what was tried in a backward; as ``listeners.AfterBackward``."""
+        if self._pending:
+            due = [one for one in self._pending if one.clock == entry.clock]
+            self._pending = [one for one in self._pending if one.clock != entry.clock]
+            self._report(due, has_ended=True)
+
+    def _report(self, due: Iterable[_Pending], has_ended: bool) -> None:
+        for one in due:
+            outcome = one.trial.outcome(has_ended)
+            # What one Node has spoilt arrives at the others: of these nothing is known then.
+            if outcome == "unknown" or (outcome == "harmless" and one.clock == self._told_at):
+                self._add(one.key, one.conflict)
+            elif outcome == "harmless":
+                self._harmless[one.key] += 1
+                self._add((*one.key, "harmless"), dataclasses.replace(one.conflict, deviation=Deviation()))
+
+    def _tell(self, key: tuple[Any, ...], conflict: Conflict, clock: int) -> None:
+        """Report a conflict of the backward at ``clock`` that makes a gradient another, or may."""
+        self._told_at = clock
+        self._add(key, conflict)
+
+    def _add(self, key: tuple[Any, ...], conflict: Conflict) -> None:
+        if not self._count(key) and len(self._found) < self._most:
+            self._known[key] = len(self._found)
+            self._found.append(conflict)
+
+    def _count(self, key: tuple[Any, ...]) -> bool:
+        """Count what is known by ``key``, if it is."""
+        at = self._known.get(key)
+        if at is None or at >= len(self._found):
+            return False
+        self._found[at] = dataclasses.replace(self._found[at], count=self._found[at].count + 1)
+        return True
 
     def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look at the graph behind the outputs; the arguments are those of ``listeners.BeforeBackward``."""
@@ -72,7 +141,7 @@ class Prescan(Detector):
                 tensor = _torch.packed_object(saved)
                 is_there = _torch.is_tensor(tensor) and _torch.storage_or_none(tensor) == storage
                 if is_there and not _torch.is_hooked(saved):
-                    self._look_at(backward, node, _torch.node_sequence(node) or 0, slot, tensor)
+                    self._look_at(backward, node, _torch.node_sequence(node) or 0, slot, tensor, is_running=True)
 
     def _look_through(self, entry: RawBackward, args: tuple[Any, ...], written: dict[int, list[Any]]) -> None:
         uncounted = self._uncounted
@@ -89,7 +158,9 @@ class Prescan(Detector):
                 if _torch.is_tensor(tensor) and not _torch.is_hooked(saved):
                     self._look_at(backward, node, number, slot, tensor)
 
-    def _look_at(self, backward: Any, node: Any, number: int, slot: str, tensor: Any) -> None:
+    def _look_at(
+        self, backward: Any, node: Any, number: int, slot: str, tensor: Any, *, is_running: bool = False
+    ) -> None:
         if not _torch.is_read_by_backward(node, slot):
             return
         storage = _torch.storage_or_none(tensor)
@@ -127,48 +198,55 @@ class Prescan(Detector):
         if not _reads(node, slot):
             return
         key = (made and made.stack, slot, way, writes[0].op, bypass_stack, node.name(), compared)
-        at = self._known.get(key)
-        if at is not None and at < len(self._found):
-            self._found[at] = dataclasses.replace(self._found[at], count=self._found[at].count + 1)
+        if self._count(key):
+            self._told_at = backward.clock
+        if key in self._known or len(self._found) >= self._most:
             return
-        if len(self._found) >= self._most:
+        times = self._harmless[key]
+        if times & (times - 1):
+            # Each of what has been harmless is tried at the 2nd, 4th, 8th … time.
+            self._harmless[key] += 1
             return
         from gradsan.graph import compiled
 
         clock = made.clock if made else 0
         is_output = slot.startswith("result") or (not tensor.requires_grad and getattr(tensor, "grad_fn", None) is None)
-        self._known[key] = len(self._found)
-        self._found.append(
-            compiled.as_uncompiled(
-                Conflict(
-                    save=Save(
-                        clock=clock,
-                        site=symbolise(made.stack) if made else Site(),
-                        tensor=info,
-                        version=tensor._version,
-                        node=node.name(),
-                        slot=slot,
-                        is_output=is_output and slot.startswith("result"),
-                        sequence=number,
-                        step=conflicts.steps_before(self._steps, clock, self._core.steps),
-                    ),
-                    writes=writes,
-                    use=conflicts.use_of(self._core, backward, tensor._version),
-                    names=naming.names_of(tensor, sys._getframe(1)),
-                    root_sequence=backward.root_sequence,
-                    raised=False,
-                    way=way,
-                    alias_site=symbolise(bypass_stack) if bypass_stack is not None else None,
-                    unchanged=compared == "same",
-                    compared=compared,
-                    passed=passed(self._core, backward.roots, node, conflicts.moment_of(writes)),
+        conflict = compiled.as_uncompiled(
+            Conflict(
+                save=Save(
+                    clock=clock,
+                    site=symbolise(made.stack) if made else Site(),
+                    tensor=info,
+                    version=tensor._version,
+                    node=node.name(),
+                    slot=slot,
+                    is_output=is_output and slot.startswith("result"),
+                    sequence=number,
+                    step=conflicts.steps_before(self._steps, clock, self._core.steps),
                 ),
-                node,
-                slot,
-                tensor,
-                backward,
-            )
+                writes=writes,
+                use=conflicts.use_of(self._core, backward, tensor._version),
+                names=naming.names_of(tensor, sys._getframe(1)),
+                root_sequence=backward.root_sequence,
+                raised=False,
+                way=way,
+                alias_site=symbolise(bypass_stack) if bypass_stack is not None else None,
+                unchanged=compared == "same",
+                compared=compared,
+                passed=passed(self._core, backward.roots, node, conflicts.moment_of(writes)),
+            ),
+            node,
+            slot,
+            tensor,
+            backward,
         )
+        before = None if is_running or not can_be_tried(node, tensor) else self._before(number, slot, tensor, made)
+        if before is None:
+            self._tell(key, conflict, backward.clock)
+        else:
+            tell = functools.partial(self._tell, key, conflict, backward.clock)
+            trial = Trial(self._core, node, tensor, before, self._guard, tell)
+            self._pending.append(_Pending(backward.clock, key, conflict, trial))
 
     def _compared(self, storage: int, tensor: Any, made: Any) -> Literal["same", "near", "different"] | None:
         """How a value stands to what it was when it was saved; None where nothing is left to compare it with."""
@@ -176,6 +254,15 @@ class Prescan(Detector):
             return None
         logged = self._uncounted.writes().get(storage, ())
         return self._uncounted.snapshots.compared(tensor, made.clock, [raw.clock for raw in logged])
+
+    def _before(self, number: int, slot: str, tensor: Any, made: Any) -> Any:
+        """What a saved value was when it was saved, where a copy of that is left."""
+        storage = _torch.storage_or_none(tensor)
+        found = self._exports.before(storage, number, threading.get_ident(), slot, tensor, made)
+        if found is None and made is not None and self._exports.of(storage) is None:
+            logged = self._uncounted.writes().get(storage, ())
+            found = self._uncounted.snapshots.before(tensor, made.clock, [raw.clock for raw in logged])
+        return None if found is None else found.view(tensor.dtype).reshape(tensor.shape)
 
     def _made(self, number: int, thread: int) -> Any:
         return call_that_made(self._core, number, thread)

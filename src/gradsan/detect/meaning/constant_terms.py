@@ -119,7 +119,10 @@ class ConstantTerms(Detector):
         taken = [one for one in gradients if type(one) in _torch.PLAIN_TENSORS and not one.requires_grad]
         if taken:
             facts = _torch.facts_of(taken[0])
-            numbers = frozenset(map(_torch.node_sequence, read_backward(entry).roots)) - {None}
+            roots = read_backward(entry).roots
+            # ``autograd.grad(u.sum(), x)`` differentiates u.
+            summed = [child for node in linear_below(roots) for child, _ in node.next_functions]
+            numbers = frozenset(_torch.node_sequence(node) for node in (*roots, *summed) if node is not None) - {None}
             followed = _Followed(entry.stack, entry.thread, facts, numbers, leaves=leaves)
             followed.held.update((id(one), _torch.weak_tensor(one)) for one in taken)
             self._followed.append(followed)

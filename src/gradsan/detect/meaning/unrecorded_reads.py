@@ -37,7 +37,7 @@ ROW = "value_changed"
 _READS = 64
 _BOUNDS = ("clamp", "clip", "nan_to_num", "renorm")
 """Operations that may have had nothing to do."""
-_HANDED_OUT = frozenset({"numpy", "__array__", "__dlpack__"})
+_HANDED_OUT = frozenset({"numpy", "__array__", "__dlpack__", "to_dlpack"})
 
 
 class _Read(NamedTuple):
