@@ -25,6 +25,7 @@ from gradsan.detect.meaning.changed_again import ChangedAgain
 from gradsan.detect.meaning.changed_losses import ChangedLosses
 from gradsan.detect.meaning.constant_penalties import ConstantPenalties
 from gradsan.detect.meaning.constant_terms import ConstantTerms
+from gradsan.detect.meaning.cut_terms import CutTerms
 from gradsan.detect.meaning.idle_schedules import IdleSchedules
 from gradsan.detect.meaning.lost_hooks import LostHooks
 from gradsan.detect.meaning.lost_terms import LostTerms
@@ -134,6 +135,7 @@ class Watching:
             self.constant_terms,
             making,
             ConstantPenalties(core, self._listeners, lambda: self._settling.optimizers, found),
+            CutTerms(core, self._listeners, found),
             UnrecordedReads(core, self._listeners, self.uncounted, self.exports, self.changed_values, found),
             SpentGradients(core, self._listeners, steps, making, found),
             IdleSchedules(steps, making, found),

@@ -13,12 +13,11 @@ import functools
 import sys
 import threading
 from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from gradsan import _torch
 from gradsan.detect.exports import Exports
 from gradsan.detect.memory import Uncounted
-from gradsan.detect.stale_effects import Trial, can_be_tried
 from gradsan.graph import conflicts, naming, walk
 from gradsan.graph.conflicts import passed
 from gradsan.model import Conflict, Deviation, Region, Save, Site, Write
@@ -32,6 +31,9 @@ from gradsan.record.listeners import Listeners
 from gradsan.record.log import Core
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
+
+if TYPE_CHECKING:
+    from gradsan.originals.stale_effects import Trial
 
 
 class _Pending(NamedTuple):
@@ -208,6 +210,7 @@ class Prescan(Detector):
             self._harmless[key] += 1
             return
         from gradsan.graph import compiled
+        from gradsan.originals.stale_effects import Trial, can_be_tried
 
         clock = made.clock if made else 0
         is_output = slot.startswith("result") or (not tensor.requires_grad and getattr(tensor, "grad_fn", None) is None)

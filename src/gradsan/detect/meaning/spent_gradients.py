@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 from gradsan import _torch
 from gradsan.detect.kept_gradients import program_reads_gradients
 from gradsan.detect.meaning.clip_calls import Clearing, Clip, ClipCalls
-from gradsan.detect.meaning.evidence import adds_up_parts
 from gradsan.detect.meaning.made import Making
 from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.graph import naming, walk
@@ -163,6 +162,8 @@ class SpentGradients(RoundDetector):
         before = self._unstepped.get(entry.stack)
         if step is None or before is None or entry.stack in self._described:
             return
+        from gradsan.detect.meaning.evidence import adds_up_parts
+
         if adds_up_parts(before.stack, entry.stack, step.stack):
             self._described.add(entry.stack)
             self._report_cleared(entry, before, step, self._gradients, is_part=True)

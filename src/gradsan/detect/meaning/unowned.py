@@ -30,7 +30,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradsan import _torch
-from gradsan.detect.meaning.evidence import Evidence, frozen_beside
 from gradsan.detect.meaning.made import Making
 from gradsan.detect.memory import Uncounted
 from gradsan.graph import naming, walk
@@ -117,6 +116,8 @@ class Unowned(Detector):
         if rounds == _ROUNDS_PASSED and self._lines < _LINES:
             # Later rounds may have unfrozen some; the heap is walked for that once a line.
             self._lines += 1
+            from gradsan.detect.meaning.evidence import frozen_beside
+
             self._frozen |= {id(one): (_torch.weak_tensor(one), entry.clock) for one in frozen_beside(owned)}
         strangers = [one for one in reversed(leaves) if id(one) not in owned and self._is_eligible(one)]
         if strangers and any(id(one) in trained for one in leaves):
@@ -136,6 +137,8 @@ class Unowned(Detector):
         return weak is not None and weak() is leaf and seen > clock
 
     def _meet(self, entry: RawBackward, order: list[Any], fresh: list[Any], owned: set[int]) -> None:
+        from gradsan.detect.meaning.evidence import Evidence
+
         evidence = Evidence(self._core, self._making, owned, order, entry, self._was_frozen)
         kinds = {id(one): evidence.of(one) for one in fresh}
         for one in fresh:

@@ -53,6 +53,7 @@ _CAUSES: tuple[tuple[tuple[str, ...], Callable[[Failure], Diagnosis | None]], ..
     (meaning.TERM_CONSTANT_ROWS, meaning.term_constant),
     (meaning.VALUE_CHANGED_ROWS, meaning.value_changed),
     (meaning.PENALTY_CONSTANT_ROWS, meaning.penalty_constant),
+    (meaning.TERM_CUT_ROWS, meaning.term_cut),
     (meaning.TERM_LOST_ROWS, meaning.term_lost),
     (meaning.DATA_CHANGED_ROWS, meaning.data_changed),
     (training.WITHOUT_OPTIMIZER_ROWS, training.without_optimizer),

@@ -220,6 +220,17 @@ def penalty_constant(failure: Failure) -> Diagnosis | None:
     return _constant_joined(failure, "read", "penalty_is_constant", "penalty", "penalty_with_graph")
 
 
+TERM_CUT_ROWS = ("term_is_cut",)
+
+
+def term_cut(failure: Failure) -> Diagnosis | None:
+    """Every such failure: a warning."""
+    read = parts.clue(failure, "read")
+    is_discrete = read is not None and read.values.get("how") == "discrete"
+    words, kind = ("term_is_discrete", "smooth_term") if is_discrete else ("term_is_cut", "term_with_graph")
+    return _constant_joined(failure, "read", words, "cut_term", kind)
+
+
 def _constant_joined(
     failure: Failure, role: str, words: str, noun: str, kind: str, lines: tuple[tuple[str, int, str], ...] = ()
 ) -> Diagnosis | None:
@@ -228,7 +239,7 @@ def _constant_joined(
     if computed is None or added is None:
         return None
     name = computed.name or parts.assigned_at(computed)
-    values = {"name": name or Message(f"label.the_{noun}")}
+    values = {"name": name or Message(f"label.the_{noun}"), "op": computed.op or ""}
     return parts.diagnosis(
         failure,
         "GS220",

@@ -1,0 +1,196 @@
+"""Terms of a loss that were computed from its own graph where nothing recorded it: constants, which train nothing.
+
+``loss = pixel + 0.5 * perceptual(sr, hr)`` with a ``perceptual`` under ``no_grad``, or ``ce + (logits.argmax(1) !=
+y).float().mean()``. What calls make of values with a graph, and has none, is followed in some rounds. It is a term if
+it was added to a value of one element that has a graph, and only sums and constant factors lie between there and the
+loss, whose backward runs through what it was computed from. Where anything computed from the same is a factor, an
+input, an index or a bound of what has a graph, or is subtracted as it is, it is data or a baseline; and what was
+detached is a constant on purpose.
+
+Row: ``term_is_cut``. Roles: ``read`` (where the graph was left; ``op``; ``values``: ``shape``, ``dtype``, ``device``
+of the term, ``how``: ``no_grad`` or ``discrete``), ``added`` (where the term joined the loss; ``name``).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from gradsan import _torch
+from gradsan.detect.meaning.constant_terms import LISTED, SUMS, sums_below
+from gradsan.detect.meaning.rounds import RoundDetector
+from gradsan.graph import naming, walk
+from gradsan.model import Clue, Failure
+from gradsan.record.listeners import Listeners
+from gradsan.record.log import Core
+from gradsan.record.patches import Patches, standing
+from gradsan.record.stacks import symbolise
+from gradsan.record.steps import RawBackward, read_backward
+
+ROW = "term_is_cut"
+_TENSORS_FOLLOWED = 1_024
+_ON_PURPOSE = frozenset({"detach", "detach_", "clone", "copy_"})
+_ADDS = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__", "stack", "cat"})
+_CONVERSIONS = ("to", "float", "double", "half", "bfloat16", "type", "int", "long", "bool")
+"""Methods that are no operators, of whose results nobody tells: they are replaced for the length of a round."""
+_SCALES = frozenset({"mul", "__mul__", "__rmul__", "div", "__truediv__", "true_divide", "mul_", "div_"})
+
+
+@dataclass(slots=True, eq=False)
+class _Cut:
+    """Where the graph of a value was left, the number of the value's Node, and whether the result became data."""
+
+    stack: Any
+    op: str
+    source: int | None
+    how: str
+    is_data: bool = False
+
+
+class _Held(NamedTuple):
+    """What was computed from cuts; ``unscaled`` is what it is a multiple of, where it is one."""
+
+    weak: Any
+    cuts: tuple[_Cut, ...]
+    unscaled: Any
+
+
+class _Joined(NamedTuple):
+    number: int | None
+    cuts: tuple[_Cut, ...]
+    stack: Any
+    name: str | None
+    facts: dict[str, Any]
+
+
+class CutTerms(RoundDetector):
+    """Follows what is computed from values with a graph in some rounds; what it finds goes to ``found``."""
+
+    from_start = True
+
+    def __init__(self, core: Core, listeners: Listeners, found: Callable[[Failure], None]) -> None:
+        """``listeners`` tell of calls."""
+        super().__init__(core, listeners)
+        self._found = found
+        self._patches = Patches()
+        self._held: dict[int, _Held] = {}
+        self._joined: list[_Joined] = []
+        self._described: set[Any] = set()
+
+    def forget(self) -> None:
+        """Begin anew, as a stretch of watching does."""
+        self._end()
+        self._described.clear()
+        super().forget()
+
+    def begins(self, entry: RawBackward) -> bool:
+        """Let go of what was followed before."""
+        self._held.clear()
+        self._joined.clear()
+        for name in _CONVERSIONS:
+            original = standing(torch.Tensor, name)
+            converted = partial(self._converted, name)
+            self._patches.set(torch.Tensor, name, self._core.listener(original, None, converted))
+        return True
+
+    def _end(self) -> None:
+        self._patches.undo()
+        super()._end()
+
+    def _converted(self, name: str, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        guard = self._listeners.guard
+        guard.run_hushed(lambda: self._on_result(name, args, kwargs, result))
+
+    def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Follow what leaves the graph, and see where it comes back."""
+        given = list(_torch.tensors_in((args, kwargs)))
+        held = [known for one in given if (known := self._of(one)) is not None]
+        cuts = tuple(dict.fromkeys(cut for one in held for cut in one.cuts))
+        for made in _torch.tensors_in(result):
+            if made.requires_grad:
+                self._came_back(op, made, held, cuts)
+            elif op in _ON_PURPOSE:
+                _are_data(cuts)
+            elif len(self._held) < _TENSORS_FOLLOWED and not _is_of_shape_only(op):
+                self._follow(op, made, given, cuts)
+
+    def _of(self, tensor: Any) -> _Held | None:
+        known = self._held.get(id(tensor))
+        return known if known is not None and known.weak() is tensor else None
+
+    def _came_back(self, op: str, made: Any, held: list[_Held], cuts: tuple[_Cut, ...]) -> None:
+        node = made.grad_fn
+        name = "" if node is None else node.name()
+        is_term = name in SUMS and (made.numel() == 1 or name in LISTED)
+        if is_term and (op in _ADDS or all(one.unscaled is not None for one in held)):
+            if cuts:
+                facts = {**_torch.facts_of(made), "shape": ()}
+                name = _name_of(held[0], sys._getframe(1))
+                self._joined.append(_Joined(_torch.node_sequence(node), cuts, self._core.stack(), name, facts))
+        else:
+            _are_data(cuts)
+
+    def _follow(self, op: str, made: Any, given: list[Any], cuts: tuple[_Cut, ...]) -> None:
+        # A view that was taken where nothing is recorded has the graph of its base.
+        nodes = [one.grad_fn or (None if one._base is None else one._base.grad_fn) for one in given]
+        sources = [node for node in nodes if node is not None]
+        if sources:
+            how = "discrete" if _torch.is_grad_enabled() else "no_grad"
+            stack = self._core.stack()
+            cuts = (*cuts, *(_Cut(stack, op, _torch.node_sequence(one), how) for one in sources))
+        if cuts:
+            unscaled = next((one for one in given if self._of(one) is not None), None) if op in _SCALES else None
+            self._held[id(made)] = _Held(
+                _torch.weak_tensor(made), cuts, None if unscaled is None else _torch.weak_tensor(unscaled)
+            )
+        else:
+            self._held.pop(id(made), None)
+
+    def looks(self, entry: RawBackward, is_last: bool) -> None:
+        """See whether such a term has joined this loss."""
+        joined, self._joined = self._joined, []
+        if not joined or entry.stack in self._described:
+            return
+        roots = read_backward(entry).roots
+        sums = set(sums_below(roots))
+        own = [one for one in joined if one.number in sums and not any(cut.is_data for cut in one.cuts)]
+        if not own:
+            return
+        ran = set(map(_torch.node_sequence, walk.engine_order(roots)))
+        for one in own:
+            cut = one.cuts[0]
+            # A running average of the loss is made of a sum that lies on the way.
+            if all(each.source in ran and each.source not in sums for each in one.cuts):
+                self._described.add(entry.stack)
+                clues = (
+                    Clue("read", symbolise(cut.stack), name=one.name, op=cut.op, values={**one.facts, "how": cut.how}),
+                    Clue("added", symbolise(one.stack)),
+                )
+                self._found(Failure(ROW, "", "", symbolise(entry.stack), clues, raised=False))
+                return
+
+
+def _are_data(cuts: tuple[_Cut, ...]) -> None:
+    for cut in cuts:
+        cut.is_data = True
+
+
+def _name_of(held: _Held, frame: FrameType) -> str | None:
+    """What the program calls a term, or what it is a multiple of."""
+    for weak in (held.weak, held.unscaled):
+        tensor = None if weak is None else weak()
+        names = [] if tensor is None else naming.names_of(tensor, frame)
+        if names:
+            return names[0].text
+    return None
+
+
+def _is_of_shape_only(op: str) -> bool:
+    """Whether an operation reads nothing of a tensor but its shape and kind."""
+    return op.endswith("_like") or op.startswith("new_")

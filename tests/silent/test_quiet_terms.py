@@ -1,0 +1,93 @@
+"""Right losses with a part that was computed from their own graph and has none: not a warning."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from quiet_programs import warnings_about
+from torch import nn
+
+ROUNDS = 6
+
+
+def _fit(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def bounds_that_the_rest_takes_away_again() -> None:
+    net = nn.Linear(5, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(ROUNDS):
+        x = net(torch.randn(5))
+        each = net(torch.randn(16, 5)).pow(2).sum(1)
+        with torch.no_grad():
+            highest, worst = x.max(), torch.quantile(each, 0.8)
+        tail = worst + torch.relu(each - worst).mean() / 0.2
+        _fit(optimizer, highest + (x - highest).exp().sum().log() - x[1] + tail)
+
+
+def entropies_of_what_is_fixed_in_this_step() -> None:
+    means, data = nn.Parameter(torch.randn(3, 2)), torch.randn(30, 2)
+    optimizer = torch.optim.SGD([means], lr=0.1)
+    for _ in range(ROUNDS):
+        likelihood = -0.5 * torch.cdist(data, means).pow(2)
+        with torch.no_grad():
+            shares = likelihood.softmax(1)
+            entropy = -(shares * shares.clamp_min(1e-9).log()).sum()
+        _fit(optimizer, -((shares * likelihood).sum() + entropy) / len(data))
+
+
+def baselines_and_running_averages() -> None:
+    net, average = nn.Linear(4, 1), torch.zeros(())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(ROUNDS):
+        out = net(torch.randn(8, 4))
+        loss = out.pow(2).mean()
+        with torch.no_grad():
+            before = (out - 0.1).pow(2).mean()
+            average = 0.9 * average + 0.1 * loss
+        _fit(optimizer, loss / (average + 1) + 0.1 * loss - before + 0.1 * loss.detach())
+
+
+def choices_that_weigh_and_point() -> None:
+    gate, experts = nn.Linear(4, 3), nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+    optimizer = torch.optim.Adam([*gate.parameters(), *experts.parameters()])
+    for _ in range(ROUNDS):
+        x = torch.randn(16, 4)
+        shares = gate(x).softmax(1)
+        chosen = shares.argmax(1)
+        load = F.one_hot(chosen, 3).float().mean(0)
+        out = torch.stack([experts[int(j)](x[k]) * shares[k, j] for k, j in enumerate(chosen)])
+        with torch.no_grad():
+            likeness = out @ out.t()
+            nearest, count = likeness.fill_diagonal_(-9).argmax(1), (likeness > 0).sum().clamp_min(1)
+        _fit(optimizer, (out - out[nearest]).pow(2).sum() / count + 0.03 * (load * shares.mean(0)).sum())
+
+
+def measures_that_are_only_listed() -> None:
+    net = nn.Linear(6, 5)
+    optimizer = torch.optim.AdamW(net.parameters())
+    for _ in range(ROUNDS):
+        y = torch.randint(0, 5, (7,))
+        logits = net(torch.randn(7, 6))
+        total = torch.zeros_like(logits.mean()) + logits.new_zeros(())
+        parts = {"ce": F.cross_entropy(logits, y), "size": logits.pow(2).mean()}
+        parts["error"] = (logits.argmax(1) != y).float().mean()
+        _fit(optimizer, total + sum(parts[name] for name in ("ce", "size")))
+
+
+PROGRAMS = (
+    bounds_that_the_rest_takes_away_again,
+    entropies_of_what_is_fixed_in_this_step,
+    baselines_and_running_averages,
+    choices_that_weigh_and_point,
+    measures_that_are_only_listed,
+)
+
+
+@pytest.mark.parametrize("mode", ["watch", "deep"])
+def test_not_a_warning(mode: str) -> None:
+    assert warnings_about(PROGRAMS, mode) == {}
