@@ -34,7 +34,7 @@ EXCEPTIONS = {
     *((f"_torch.{name}", "record") for name in ("finite", "memory")),
     # Sentences that a person asked for: str(diagnosis), diagnosis.title.
     *(("model._findings", package) for package in ("present", "text")),
-    ("model._message", "text"),
+    ("model._events", "text"),
     # Whether a function hands on what it was given is read off its source while the program runs.
     ("detect.changed_values", "source"),
     # So is whether forward has saved what it writes afterwards.

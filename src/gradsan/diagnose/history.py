@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from gradsan.diagnose.facts import Facts
 from gradsan.diagnose.levels import place
-from gradsan.model import Conflict, Diagnosis, Event, EventKind, Failure, Moment, Passed, PathNode
+from gradsan.model import Conflict, Diagnosis, Event, EventKind, Failure, Moment, Passed, PathClue, PathNode
 
 LONGEST_REPEATED = 12
 """Nodes of one round of a loop, at most."""
@@ -127,15 +127,15 @@ def way_of_failure(failure: Failure, *, carries: bool) -> tuple[PathNode, ...]:
     ``carries`` says that a tensor of an earlier round leads there: it is a bridge.
     """
     clues = {clue.role: clue for clue in failure.clues if clue.role in ("way", "bridge", "saved", "needed", "freed_by")}
-    passed = clues["way"].values["passed"] if "way" in clues else ()
-    if not passed:
+    way = clues.get("way")
+    if not isinstance(way, PathClue) or not way.passed:
         return ()
     bridge, saved = clues.get("bridge"), clues.get("saved")
     over = (PathNode("bridge", bridge.name),) if bridge is not None and carries else ()
-    steps = [clues[role].values.get("step") if role in clues else None for role in ("needed", "freed_by")]
+    steps = [clues[role].count("step") if role in clues else None for role in ("needed", "freed_by")]
     frame = None if saved is None or saved.site is None else place(saved.site)
-    loss, kept = PathNode("loss", None, steps[0]), PathNode("saved", passed[-1].name, steps[1], frame=frame)
-    return (loss, *_between(passed, over), kept)
+    loss, kept = PathNode("loss", None, steps[0]), PathNode("saved", way.passed[-1].name, steps[1], frame=frame)
+    return (loss, *_between(way.passed, over), kept)
 
 
 def _between(passed: Sequence[Passed], over: tuple[PathNode, ...]) -> tuple[PathNode, ...]:

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gradsan import _torch
 from gradsan.graph import borrowed, compiled, naming, walk
 from gradsan.graph.conflicts import passed
-from gradsan.model import Clue
+from gradsan.model import Clue, HeldClue, PathClue
 from gradsan.record.backwards import PastBackward
 from gradsan.record.ledger import RawCall, call_that_made
 from gradsan.record.log import Log
@@ -100,10 +99,10 @@ def gather_second_backward(context: Context) -> tuple[Clue, ...]:
     if join.younger is not None:
         clues += [Clue("bridge_taken", site) for site in borrowed.sites_near(core, join.younger, backward.thread)]
     way = passed(core, backward.roots, node, by.sequence)
-    clues.append(Clue("way", values={"passed": way}))
+    clues.append(PathClue("way", passed=way))
     nodes = [node, *_others_freed(order, node, by.sequence)]
     held = naming.held_graphs(nodes, context.frame, by.sequence)
-    clues += [Clue("held", name=one.path, values=asdict(one)) for one in held]
+    clues += [HeldClue("held", name=one.path, held=one) for one in held]
     for step in context.steps.steps:
         if by.clock < step.clock < backward.clock:
             clues.append(Clue("updated", symbolise(step.stack), op=step.optimizer))

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from gradsan import _torch
-from gradsan.model import Clue
+from gradsan.model import LiveClue
 from gradsan.record.stacks import file_of, is_user_file
 
 _MISSING = object()
@@ -90,7 +90,7 @@ _MOST_NAMES = 300
 
 def live_clues(
     frame: Any, requires_grad: Callable[[Any], bool] = lambda tensor: bool(tensor.requires_grad)
-) -> tuple[Clue, ...]:
+) -> tuple[LiveClue, ...]:
     """A clue ``live`` for each of the user's frames from ``frame`` outwards, outermost first.
 
     ``values``: ``requires_grad`` (expression -> what ``requires_grad`` says of the tensor; of a module, whether any
@@ -106,7 +106,7 @@ def live_clues(
     return tuple(reversed(found))
 
 
-def _of_frame(frame: Any, requires_grad: Callable[[Any], bool]) -> Clue:
+def _of_frame(frame: Any, requires_grad: Callable[[Any], bool]) -> LiveClue:
     requires: dict[str, bool] = {}
     callees: dict[str, tuple[str, int, str]] = {}
     variables = {**frame.f_globals, **_torch.locals_of(frame)}
@@ -139,8 +139,14 @@ def _of_frame(frame: Any, requires_grad: Callable[[Any], bool]) -> Clue:
     ]
     idle = {id(one) for optimizer in optimizers for one in _held_in_vain(optimizer)}
     in_vain = [name for name in switched_off if idle & set(map(id, variables_of[name].parameters()))]
-    values = {"requires_grad": requires, "callees": callees, "switched_off": switched_off, "in_vain": in_vain}
-    return Clue("live", name=code.co_name, values=values)
+    return LiveClue(
+        "live",
+        name=code.co_name,
+        requires_grad=requires,
+        callees=callees,
+        switched_off=tuple(switched_off),
+        in_vain=tuple(in_vain),
+    )
 
 
 def _held_in_vain(optimizer: torch.optim.Optimizer) -> list[Any]:

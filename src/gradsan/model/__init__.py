@@ -5,10 +5,10 @@ classes. They hold no tensor, no frame and no torch object, so they can be writt
 process and kept for ever. Terms are those of ``docs/architecture.md``.
 """
 
+from gradsan.model._clues import Clue, HeldClue, LiveClue, PathClue
 from gradsan.model._events import (
     Bridge,
     ByteChange,
-    Clue,
     Confidence,
     Conflict,
     Copies,
@@ -18,6 +18,7 @@ from gradsan.model._events import (
     Frame,
     Held,
     Layer,
+    Message,
     Moment,
     Name,
     Passed,
@@ -52,7 +53,6 @@ from gradsan.model._findings import (
     Verification,
     Why,
 )
-from gradsan.model._message import Message
 from gradsan.model._nonfinite import Birth, Born, NonFinite, NonFiniteSeen, NonFiniteValue, Operand
 
 __all__ = [
@@ -76,8 +76,10 @@ __all__ = [
     "Gradient",
     "GradientStatus",
     "Held",
+    "HeldClue",
     "Label",
     "Layer",
+    "LiveClue",
     "Message",
     "Moment",
     "Name",
@@ -89,6 +91,7 @@ __all__ = [
     "Operand",
     "Outcome",
     "Passed",
+    "PathClue",
     "PathNode",
     "PathNodeKind",
     "Program",

@@ -1,20 +1,38 @@
-"""Events of a run: all that diagnosis is made from."""
+"""Events of a run, all that diagnosis is made from, and sentences before they are put into a language."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from gradsan.model._message import Message
-
 if TYPE_CHECKING:
+    from gradsan.model._clues import Clue
     from gradsan.model._nonfinite import NonFinite
 
 Confidence = Literal["recorded", "certain", "likely", "possible"]
 WriteKind = Literal[
     "inplace", "setitem", "out", "foreach", "step", "metadata", "op", "collective", "statistics", "outside"
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A sentence by its key in ``gradsan/text/<language>/*.toml`` and the values that fill it.
+
+    Words live in the text package only; a Message becomes a ``str`` when a presenter asks for it in a language.
+    A value may itself be a Message.
+    """
+
+    key: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """The sentence, in the language of the environment."""
+        from gradsan.text import choose_language, say
+
+        return say(self, choose_language("auto", os.environ))
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,22 +344,6 @@ class Seen:
     blind_spots: tuple[Message, ...] = ()
     processes: int = 1
     copies: tuple[Copies, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Clue:
-    """Something capture found out about a failure, by its ``role``.
-
-    Roles are named where they are gathered (``gradsan.errors``): ``leaf``, ``view_made``, ``base_written``,
-    ``freed_by``, ``graph_cut`` … ``name`` is what the tensor is called, ``op`` the operation or Node, ``site`` where it
-    happened, ``values`` further plain facts (numbers, strings, booleans).
-    """
-
-    role: str
-    site: Site | None = None
-    name: str | None = None
-    op: str | None = None
-    values: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

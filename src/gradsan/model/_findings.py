@@ -6,8 +6,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gradsan.model._events import Confidence, Deviation, Frame, Seen, Site
-from gradsan.model._message import Message
+from gradsan.model._events import Confidence, Deviation, Frame, Message, Seen, Site
 from gradsan.model._nonfinite import Born, NonFiniteValue
 
 Severity = Literal["error", "warning", "note"]

@@ -132,8 +132,7 @@ def _uncompiled(values: Mapping[str, Any]) -> tuple[Fix, ...]:
 def _tensor(save: Clue | None, name: str | None) -> NamedTensor | None:
     if save is None:
         return None
-    facts = save.values
-    return NamedTensor(name, facts["shape"], facts["dtype"], facts["device"], save.op, facts["slot"])
+    return NamedTensor(name, save.shape, save.dtype, save.device, save.op, str(save.values["slot"]))
 
 
 def _why(need: Need | None, values: Mapping[str, Any]) -> Why | None:

@@ -30,7 +30,7 @@ def gradient_kept(failure: Failure) -> Diagnosis | None:
         "name": f"{leaf.name}.grad",
         "leaf": leaf.name,
         "rounds": leaf.values["rounds"],
-        "others": leaf.values["leaves"] - 1,
+        "others": leaf.count("leaves") - 1,
         "writer": _writer(leaf.name, updated.op or "?"),
     }
     return parts.diagnosis(
@@ -108,7 +108,7 @@ def update_lost(failure: Failure) -> Diagnosis | None:
     values = {
         "name": updated.name,
         "writer": _update_shown(updated),
-        "others": updated.values["leaves"] - 1,
+        "others": updated.count("leaves") - 1,
     }
     return parts.diagnosis(
         failure,

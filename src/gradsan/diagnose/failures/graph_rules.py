@@ -79,7 +79,7 @@ def graph_rules(failure: Failure) -> Diagnosis | None:
         "name": name or Message("label.the_tensor"),
         "op": op_name(node.op) if node is not None and node.op else "?",
         "function": "?",
-        "shape": list(told.values.get("shape", ())) if told is not None else "?",
+        "shape": list(told.shape) if told is not None else "?",
         **failure.values,
     }
     fixes = rule.fixes
@@ -110,8 +110,9 @@ def _lines(failure: Failure, kind: str) -> tuple[tuple[str, int, str], ...]:
     frame = None if defined is None or defined.site is None else place(defined.site)
     if kind != "return_one_each" or failure.row != "custom_backward_count" or frame is None or node is None:
         return ()
-    needs, many = tuple(node.values.get("needs", ())), int(str(failure.values.get("got", 0)))
-    changes = source.gradients_for_inputs(frame, needs, many)
+    needs = node.values.get("needs")
+    many = int(str(failure.values.get("got", 0)))
+    changes = source.gradients_for_inputs(frame, needs if isinstance(needs, tuple) else (), many)
     return tuple(line for change in changes for line in source.changed_lines(frame.file, change))
 
 

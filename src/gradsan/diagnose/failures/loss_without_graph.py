@@ -54,8 +54,8 @@ def _switched_off(failure: Failure, made: source.Made | None) -> str | None:
     ran_before, others = (parts.clue(failure, name) is not None for name in ("ran_before", "others_ran_before"))
     if not (ran_before or others) or (mode is not None and not mode.values["grad_enabled"]):
         return None
-    for clue in reversed(parts.clues(failure, "live")):
-        names = [str(name) for name in clue.values["switched_off" if ran_before else "in_vain"]]
+    for clue in reversed(parts.live(failure)):
+        names = list(clue.switched_off if ran_before else clue.in_vain)
         if names:
             if len(names) > 1 or not ran_before:
                 names = [one for one in names if made and source.switch_on_before(made.frame, one) is not None]
@@ -88,10 +88,7 @@ def _trained_no_more(
 def _cuts(failure: Failure) -> tuple[source.Cut, ...]:
     """The cuts on the way to the loss, the likeliest first."""
     frames = user_frames(failure.site)
-    live = [
-        source.Live(clue.values["requires_grad"], clue.values["callees"])
-        for clue in parts.clues(failure, "live")[-len(frames) :]
-    ]
+    live = [source.Live(clue.requires_grad, clue.callees) for clue in parts.live(failure)[-len(frames) :]]
     mode = parts.clue(failure, "mode")
     if mode is not None and not mode.values["grad_enabled"]:
         off = source.grad_switched_off(frames)

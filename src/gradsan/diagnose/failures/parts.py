@@ -17,6 +17,7 @@ from gradsan.model import (
     Fix,
     Gradient,
     Label,
+    LiveClue,
     Message,
     NamedTensor,
     Role,
@@ -34,6 +35,11 @@ def clues(failure: Failure, role: str) -> tuple[Clue, ...]:
     return tuple(one for one in failure.clues if one.role == role)
 
 
+def live(failure: Failure) -> list[LiveClue]:
+    """What was alive in the functions around a failure, the outermost first."""
+    return [one for one in failure.clues if isinstance(one, LiveClue)]
+
+
 def op_of(found: Clue | None) -> str:
     """The operation of a clue in plain words: ``silu`` of ``SiluBackward0``."""
     return op_name(found.op) if found is not None and found.op else "?"
@@ -46,8 +52,7 @@ def label_of(found: Clue | None, role: Role, key: str, values: Mapping[str, Any]
 
 def tensor_of(found: Clue, name: str | None = None) -> NamedTensor:
     """The tensor that a clue with ``shape``, ``dtype`` and ``device`` is about; its own name where none is given."""
-    facts = found.values
-    return NamedTensor(name or found.name, facts["shape"], facts["dtype"], facts["device"], None, None)
+    return NamedTensor(name or found.name, found.shape, found.dtype, found.device, None, None)
 
 
 def assigned_at(found: Clue) -> str | None:

@@ -17,7 +17,19 @@ from gradsan.diagnose.collected import detach_collected, detach_held, detach_oth
 from gradsan.diagnose.failures import parts
 from gradsan.diagnose.levels import place, shared_level, user_frames
 from gradsan.diagnose.value_fixes import LEFT_CONSTANT
-from gradsan.model import Bridge, Clue, Diagnosis, Failure, Fix, Frame, Held, Label, Layer, Message, NamedTensor, Site
+from gradsan.model import (
+    Bridge,
+    Clue,
+    Diagnosis,
+    Failure,
+    Fix,
+    Frame,
+    Held,
+    HeldClue,
+    Label,
+    Message,
+    Site,
+)
 
 SECOND_BACKWARD_ROWS = ("freed_graph",)
 CARRIED = ("GS401", "freed_state_carried_over")
@@ -173,9 +185,7 @@ def _shared(case: _Case) -> Diagnosis:
 
 
 def _held(failure: Failure) -> tuple[Held, ...]:
-    clues = parts.clues(failure, "held")
-    layers = (tuple(Layer(**layer) for layer in one.values["around"]) for one in clues)
-    return tuple(Held(**{**one.values, "around": around}) for one, around in zip(clues, layers, strict=True))
+    return tuple(one.held for one in failure.clues if isinstance(one, HeldClue))
 
 
 def _borrowed(failure: Failure) -> list[Bridge]:
@@ -293,10 +303,9 @@ def _diagnosis(
     explanation: str | None = None,
 ) -> Diagnosis:
     values = {"bridge": case.name, "name": case.name, "op": parts.op_of(case.bridge)}
-    shape, dtype, device = (case.bridge.values.get(key) for key in ("shape", "dtype", "device"))
     tensor = None
     if isinstance(case.name, str):
-        tensor = NamedTensor(case.name, tuple(shape or ()), str(dtype or "?"), str(device or "?"), case.bridge.op, None)
+        tensor = replace(parts.tensor_of(case.bridge, case.name), op=case.bridge.op)
     saved = parts.clue(case.failure, "saved")
     certain = bool(case.freed_by.values.get("certain"))
     labels = (

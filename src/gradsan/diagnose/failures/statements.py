@@ -43,10 +43,9 @@ def named_tensor(target: Clue | None) -> NamedTensor | None:
     """The tensor as the report shows it; None where it was not found."""
     if target is None:
         return None
-    facts = target.values
-    if "shape" not in facts:
+    if "shape" not in target.values:
         return NamedTensor(target.name, (), "?", "cpu", None, None) if target.name else None
-    return NamedTensor(target.name, facts["shape"], facts["dtype"], facts["device"], None, None)
+    return NamedTensor(target.name, target.shape, target.dtype, target.device, None, None)
 
 
 def created(failure: Failure, target: Clue | None) -> tuple[Label, ...]:

@@ -28,7 +28,7 @@ def without_optimizer(failure: Failure) -> Diagnosis | None:
     kind = _VARIANTS.sub("", evidence)
     values = {"name": parameters[0].name, "holder": holder.name if holder is not None else "?"}
     others = [one.name for one in parameters[1:] if one.name]
-    more = facts["parameters"] - 1 - len(others)
+    more = parameters[0].count("parameters") - 1 - len(others)
     key = "note.also_untrained_and_more" if more else "note.also_untrained"
     notes = (Message(key, {"names": ", ".join(others), "more": more}),) if others else ()
     return parts.diagnosis(

@@ -80,7 +80,7 @@ def _not_reached(failure: Failure) -> Diagnosis:
         ),
         tensor=_tensor(parameter),
         fixes=(*_with_graph(failure), parts.fix("use_it", "changed", values)),
-        notes=_others(parts.clues(failure, "parameter"), counts.get("missing", 0)),
+        notes=_others(parts.clues(failure, "parameter"), 0 if parameter is None else parameter.count("missing")),
     )
 
 
@@ -89,8 +89,7 @@ def _with_graph(failure: Failure) -> tuple[Fix, ...]:
     backward = parts.clue(failure, "backward")
     used = user_frames(backward.site) if backward is not None and backward.site is not None else ()
     step = user_frames(failure.site)
-    clues = parts.clues(failure, "live")[-len(used) :]
-    live = [source.Live(one.values["requires_grad"], one.values["callees"]) for one in clues]
+    live = [source.Live(one.requires_grad, one.callees) for one in parts.live(failure)[-len(used) :]]
     is_one_round = len(used) == len(step) == len(live)
     if not is_one_round or not all(source.in_same_function(*pair) for pair in zip(used, step, strict=True)):
         return ()

@@ -313,7 +313,7 @@ def _found_late(failure: Failure) -> Diagnosis:
     made = None if frame is None or written is None else source.definition_of(frame, written.target)
     copied = () if frame is None or written is None else statements.copied_where_made(frame, written.target)
     # Backward begins with what was computed last.
-    passing = made.elements[clues[-1].values.get("turn", 0) % len(made.elements)] if made and made.elements else None
+    passing = made.elements[clues[-1].count("turn") % len(made.elements)] if made and made.elements else None
     key = "label.taken_in_turn" if made is not None and made.is_loop else "label.bound"
     created = (
         ()
@@ -329,9 +329,9 @@ def _found_late(failure: Failure) -> Diagnosis:
         labels=(*created, *labels.values(), *label_texts.at("used", failure.site, Message("label.overlap_found"))),
         tensor=NamedTensor(
             passing or (name if isinstance(name, str) else None),
-            clues[-1].values.get("shape", ()),
-            clues[-1].values.get("dtype", "?"),
-            clues[-1].values.get("device", "cpu"),
+            clues[-1].shape,
+            clues[-1].dtype,
+            clues[-1].device,
             None,
             None,
         ),
