@@ -82,6 +82,8 @@ ALWAYS = {
     "value_of_last_state",
     "parts_cleared_in_method",
     "quantile_terms_in_tensor",
+    "hinges_as_numbers",
+    "documents_cached_by_key",
 }
 """Each code with each kind of first help, and each kind of candidate, is met by one of these; the others are long."""
 

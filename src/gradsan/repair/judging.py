@@ -207,7 +207,7 @@ def _begins_with_another_loss(reference: Recording, candidate: Recording) -> boo
 
 
 _SPARES = frozenset({"scale_out_of_place", "copy_second_name"})
-"""Kinds whose purpose is that one value of the program is no longer written."""
+"""Kinds whose purpose is that one value of the program is no longer written, with all tensors in it."""
 
 
 def _loss(comparison: Comparison, training: Training, fix: Fix) -> Message | None:
@@ -216,7 +216,7 @@ def _loss(comparison: Comparison, training: Training, fix: Fix) -> Message | Non
         return Message("fix.trains_nothing", {"count": comparison.lost})
     if training.overwritten:
         return Message("fix.overwrites_gradients", {"names": ", ".join(training.overwritten)})
-    if training.frozen and not (fix.kind in _SPARES and len(training.frozen) == 1):
+    if training.frozen and not (fix.kind in _SPARES and len({name.partition("[")[0] for name in training.frozen}) == 1):
         return Message("fix.no_longer_written", {"names": ", ".join(training.frozen)})
     if training.drawn:
         return Message("fix.drawn_again", {"what": ", ".join(training.drawn)})

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from gradsan.source.cuts import Live as Live
     from gradsan.source.cuts import find_cuts as find_cuts
     from gradsan.source.cuts import grad_switched_off as grad_switched_off
-    from gradsan.source.cuts import read_with_graph as read_with_graph
     from gradsan.source.cuts import takes_cut as takes_cut
     from gradsan.source.cutting import detach_held as detach_held
     from gradsan.source.gradients import clears_each_part as clears_each_part
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
     from gradsan.source.kept import assignments as assignments
     from gradsan.source.kept import chooses_parameters as chooses_parameters
     from gradsan.source.kept import is_computed_in_rounds as is_computed_in_rounds
+    from gradsan.source.kept import is_filled_once as is_filled_once
     from gradsan.source.kept import is_target_in_rounds as is_target_in_rounds
     from gradsan.source.kept import uses_in as uses_in
     from gradsan.source.locate import Expression as Expression
@@ -113,8 +113,10 @@ if TYPE_CHECKING:
     from gradsan.source.rewrite.suggest import inplace_false as inplace_false
     from gradsan.source.rewrite.suggest import switch_on_before as switch_on_before
     from gradsan.source.rewrite.suggest import undone as undone
+    from gradsan.source.rewrite.suggest import undone_numbers as undone_numbers
     from gradsan.source.rewrite.uncut import Uncut as Uncut
     from gradsan.source.rewrite.uncut import cut_at_use as cut_at_use
+    from gradsan.source.rewrite.uncut import read_with_graph as read_with_graph
     from gradsan.source.rewrite.uncut import term_uncut as term_uncut
     from gradsan.source.rounds import backward_of_sum as backward_of_sum
     from gradsan.source.rounds import detach_after as detach_after
@@ -165,12 +167,12 @@ _NAMES = {
     "collected": "detach_collected forget_collected",
     "cut_scopes": "context_around",
     "cutting": "detach_held",
-    "cuts": "Cut Live find_cuts grad_switched_off read_with_graph takes_cut",
+    "cuts": "Cut Live find_cuts grad_switched_off takes_cut",
     "gradients": "clears_each_part copy_kept_gradient graph_for_gradient kept_gradient makes_discrete reads_gradients",
     "identifiers": "assigned_names consumed_names",
     "kept": (
         "Addition Used added_to_optimizer additions assignments chooses_parameters is_computed_in_rounds "
-        "is_target_in_rounds uses_in"
+        "is_filled_once is_target_in_rounds uses_in"
     ),
     "locate": "Expression Statement expression_at expressions_at statement_at statements_at",
     "modules": "DETACHED Shape inplace_layer_false",
@@ -189,9 +191,10 @@ _NAMES = {
     "rewrite.renewing": "run_again run_again_for_next_round run_again_for_state",
     "rewrite.scatter": "element_out_of_place part_out_of_place",
     "rewrite.suggest": (
-        "clone_at_save clone_before detach_at drop_keyword has_keyword inplace_false switch_on_before undone"
+        "clone_at_save clone_before detach_at drop_keyword has_keyword inplace_false switch_on_before undone "
+        "undone_numbers"
     ),
-    "rewrite.uncut": "Uncut cut_at_use term_uncut",
+    "rewrite.uncut": "Uncut cut_at_use read_with_graph term_uncut",
     "rounds": (
         "backward_of_sum detach_after detach_after_round enter_each_round enter_once_more frames_between "
         "in_same_function in_same_loops is_item_of_loop is_read_afterwards is_read_between "

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gradsan.model import Frame
-from gradsan.source.change import Change, Edit, edited
 from gradsan.source.cut_scopes import (
     Live,
     Scope,
@@ -47,7 +46,6 @@ __all__ = [
     "mode_around",
     "mode_of",
     "mode_of_decorators",
-    "read_with_graph",
     "takes_cut",
 ]
 
@@ -67,7 +65,7 @@ class Cut:
     ``kind``: ``detach``, ``data``, ``item``, ``numpy``, ``index`` (argmax and the like), ``comparison``, ``integer``,
     ``new_tensor``, ``no_grad``, ``inference_mode``, ``grad_mode_off``, ``set_late`` (requires_grad set after the value
     was used), ``gradient`` (``autograd.grad`` without a graph). ``is_certain``: what it was applied to is known to
-    require grad. ``is_covered``: what it gives is cut off once more.
+    require grad. ``is_covered``: what it gives is cut off once more, ``covered_by`` the kind and place of that.
     """
 
     kind: str
@@ -75,6 +73,7 @@ class Cut:
     operand: str
     is_certain: bool = False
     is_covered: bool = False
+    covered_by: tuple[str, Frame] | None = None
 
 
 def find_cuts(frames: Sequence[Frame], live: Sequence[Live]) -> tuple[Cut, ...]:
@@ -161,7 +160,11 @@ class _Walk:
     def _cut(self, kind: str, node: ast.expr, operands: list[ast.expr], scope: Scope) -> bool:
         first = len(self.cuts)
         behind = [(operand, self.follow(operand, scope)) for operand in operands]
-        self.cuts[first:] = [(depth, replace(cut, is_covered=True)) for depth, cut in self.cuts[first:]]
+        by = kind, _frame_of(scope, node)
+        self.cuts[first:] = [
+            (depth, replace(cut, is_covered=True, covered_by=None if cut.is_covered else by))
+            for depth, cut in self.cuts[first:]
+        ]
         for operand, may_require in behind:
             if may_require:
                 known = requires(operand, scope)
@@ -260,19 +263,16 @@ class _Walk:
         return self.cuts[-1][1]
 
     def _add(self, kind: str, node: ast.AST, scope: Scope, operand: ast.expr, is_certain: bool) -> None:
-        span = scope.source.span(node)
-        has_block = hasattr(node, "body")
-        frame = Frame(
-            scope.source.file,
-            span.line,
-            scope.source.scope_name(node),
-            None if has_block else span.column,
-            None if has_block else span.end_line,
-            None if has_block else span.end_column,
-            True,
-        )
         text = scope.source.text(operand) if kind != "no_grad" or chain_key(operand) else ast.unparse(operand)
-        self.cuts.append((scope.depth, Cut(kind, frame, text, is_certain)))
+        self.cuts.append((scope.depth, Cut(kind, _frame_of(scope, node), text, is_certain)))
+
+
+def _frame_of(scope: Scope, node: ast.AST) -> Frame:
+    span = scope.source.span(node)
+    name = scope.source.scope_name(node)
+    if hasattr(node, "body"):
+        return Frame(scope.source.file, span.line, name, None, None, None, True)
+    return Frame(scope.source.file, span.line, name, span.column, span.end_line, span.end_column, True)
 
 
 def _within(node: ast.ListComp | ast.GeneratorExp | ast.SetComp, scope: Scope) -> Scope:
@@ -398,20 +398,3 @@ def mode_of(node: ast.expr) -> str | None:
         value = node.args[0]
         return "no_grad" if isinstance(value, ast.Constant) and value.value is False else None
     return _MODES.get(name)
-
-
-def read_with_graph(frame: Frame) -> Change | None:
-    """The line of ``frame`` without the ``.data`` or ``.detach()`` that it stood at; None where it stood at neither."""
-    place = expression_at(frame)
-    if place is None or not isinstance(place.node, ast.Attribute):
-        return None
-    read: ast.expr = place.node
-    if place.node.attr == "detach":
-        calls = [one for one in header_nodes(place.statement) if isinstance(one, ast.Call) and one.func is place.node]
-        if len(calls) != 1 or calls[0].args or calls[0].keywords:
-            return None
-        read = calls[0]
-    elif place.node.attr != "data":
-        return None
-    source = place.source
-    return edited(source, [Edit(source.span(read), source.text(place.node.value))], "read_with_graph")

@@ -25,7 +25,10 @@ __all__ = [
     "assignments",
     "chooses_parameters",
     "is_computed_in_rounds",
+    "is_filled_once",
+    "is_kept_here",
     "is_target_in_rounds",
+    "kept_since",
     "uses_in",
 ]
 
@@ -324,3 +327,58 @@ def _frame(source: SourceFile, like: Frame, node: ast.AST) -> Frame:
     if place is not None and isinstance(node, ast.expr):
         function = source.scope_name(place.node)
     return Frame(like.file, span.line, function, span.column, span.end_line, span.end_column, True)
+
+
+_CONTAINERS = frozenset({"dict", "list", "OrderedDict", "WeakKeyDictionary", "WeakValueDictionary"})
+
+
+def is_filled_once(frame: Frame) -> bool:
+    """Whether the statement at ``frame`` computes what is not there yet: ``if key not in cache: cache[key] = …``."""
+    statement = statement_at(frame)
+    guard = None if statement is None else statement.source.parents[statement.node][0]
+    if statement is None or not isinstance(guard, ast.If) or guard.orelse:
+        return False
+    kept = kept_since(guard)
+    return kept is not None and is_kept_here(statement.source, guard, kept)
+
+
+def kept_since(guard: ast.If) -> ast.expr | None:
+    """What the condition asks for (``self.x``, ``cache[key]``) and the body computes, which does nothing else."""
+    test = ast.unparse(guard.test)
+    for node in guard.body:
+        if not isinstance(node, ast.Assign) or node.lineno == guard.lineno:
+            return None
+        for target in node.targets:
+            text = ast.unparse(target)
+            questions = [f"{text} is None"]
+            if isinstance(target, ast.Attribute):
+                questions.append(f"not hasattr({ast.unparse(target.value)}, {target.attr!r})")
+            elif isinstance(target, ast.Subscript):
+                questions.append(f"{ast.unparse(target.slice)} not in {ast.unparse(target.value)}")
+            if test in questions:
+                return target
+    return None
+
+
+def is_kept_here(source: SourceFile, guard: ast.If, kept: ast.expr) -> bool:
+    """Whether nothing but the body gives ``kept`` a value: what is computed on and on from itself is a state."""
+    texts = {ast.unparse(kept), ast.unparse(kept.value) if isinstance(kept, ast.Subscript) else ""}
+    inner = set(ast.walk(guard))
+    is_own = ast.unparse(kept).startswith("self.")
+    for node in ast.walk((is_own and source.owner_class(guard)) or source.module):
+        stored = isinstance(node, ast.Attribute | ast.Subscript | ast.Name) and not isinstance(node.ctx, ast.Load)
+        if not stored or node in inner or not ({ast.unparse(node), ast.unparse(getattr(node, "value", node))} & texts):
+            continue
+        statement = source.statement(node)
+        if not isinstance(statement, ast.Assign | ast.AnnAssign) or not _is_nothing(statement.value):
+            return False
+    return True
+
+
+def _is_nothing(value: ast.expr | None) -> bool:
+    """``None``, an empty container, or several of them."""
+    if isinstance(value, ast.Tuple | ast.List):
+        return all(map(_is_nothing, value.elts))
+    if isinstance(value, ast.Call):
+        return leaf_name(value.func) in _CONTAINERS and not value.args
+    return value is None or isinstance(value, ast.Constant) or (isinstance(value, ast.Dict) and not value.keys)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts
@@ -122,7 +124,18 @@ def _likely(found: tuple[source.Cut, ...]) -> tuple[source.Cut, ...]:
 def undone_cuts(found: tuple[source.Cut, ...]) -> tuple[Fix, ...]:
     """Help for each of the likeliest cuts of ``find_cuts``; with its line where nothing else can be meant."""
     fixes = [_fix(one, _is_the_one(one, found)) for one in (_likely(found) if found else ())]
+    if fixes and (lines := _numbers_undone(found)):
+        return (replace(fixes[0], lines=lines),)
     return tuple(sorted(fixes, key=lambda fix: not fix.lines))
+
+
+def _numbers_undone(found: tuple[source.Cut, ...]) -> tuple[tuple[str, int, str], ...]:
+    """The lines that keep tensors where all cuts make numbers of them, of which one new tensor is made."""
+    around = {cut.covered_by for cut in found if cut.kind == "item"}
+    by = around.pop() if len(around) == 1 and all(cut.kind == "item" for cut in found) else None
+    if by is None or by[0] != "new_tensor":
+        return ()
+    return source.undone_numbers([cut.frame for cut in found], by[1])
 
 
 def _is_the_one(cut: source.Cut, found: tuple[source.Cut, ...]) -> bool:

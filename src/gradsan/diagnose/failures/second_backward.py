@@ -72,6 +72,10 @@ def second_backward(failure: Failure) -> Diagnosis | None:
         )
     if freed_by.values.get("same_loss"):
         return _same(_case(failure, needed, freed_by, bridge))
+    made = None if bridge.site is None else bridge.site.user_frame
+    if bridge.values.get("made_after") and made is not None and source.is_filled_once(made):
+        # The line may have run again all the same: for another key of the cache.
+        return _once(_case(failure, needed, freed_by, bridge))
     if bridge.values.get("made_after") and bridge.values.get("ran_again"):
         return _carried(_case(failure, needed, freed_by, bridge, is_carried=True))
     case = _case(failure, needed, freed_by, bridge)

@@ -15,6 +15,7 @@ from gradsan.model import Diagnosis, Fix, Label
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Edit, changed_lines, edited, text_with
 from gradsan.source.identifiers import leaf_name, local_nodes
+from gradsan.source.kept import is_kept_here, kept_since
 from gradsan.source.rewrite.renewing import run_again, run_again_for_next_round
 from gradsan.source.tree import SourceFile, header_nodes
 
@@ -339,16 +340,15 @@ def _is_bound_elsewhere(source: SourceFile, node: ast.Assign, target: ast.Attrib
     )
 
 
-_CONTAINERS = frozenset({"dict", "list", "OrderedDict", "WeakKeyDictionary", "WeakValueDictionary"})
-
-
 def _without_cache(made: Label) -> Fix | None:
     """``if self.x is None: self.x = …`` without its condition, or a method without the decorator that keeps results."""
     for place in blocks.placements(made):
         source, guard = place.source, place.source.parents[place.statement][0]
         if isinstance(guard, ast.If) and place.block is guard.body and not guard.orelse:
-            kept = _kept_since(guard)
-            if kept is None or not _is_kept_here(source, guard, kept) or not blocks.is_whole_lines(source, guard):
+            kept = kept_since(guard)
+            if kept is None or not is_kept_here(source, guard, kept) or not blocks.is_whole_lines(source, guard):
+                return None
+            if any(blocks.constructs(source, node) for node in guard.body):
                 return None
             head = source.lines[source.span(guard).line - 1][: source.span(guard).column - 1]
             body = "\n".join(blocks.text_of(source, node) for node in guard.body)
@@ -362,50 +362,6 @@ def _without_cache(made: Label) -> Fix | None:
             if lines and isinstance(function, ast.FunctionDef):
                 return blocks.fix("recompute_forward", lines, "without_cache", name=function.name)
     return None
-
-
-def _kept_since(guard: ast.If) -> ast.expr | None:
-    """What the condition asks for (``self.x``, ``cache[key]``) and the body computes, which does nothing else."""
-    test = ast.unparse(guard.test)
-    for node in guard.body:
-        if not isinstance(node, ast.Assign) or node.lineno == guard.lineno:
-            return None
-        for target in node.targets:
-            text = ast.unparse(target)
-            questions = [f"{text} is None"]
-            if isinstance(target, ast.Attribute):
-                questions.append(f"not hasattr({ast.unparse(target.value)}, {target.attr!r})")
-            elif isinstance(target, ast.Subscript):
-                questions.append(f"{ast.unparse(target.slice)} not in {ast.unparse(target.value)}")
-            if test in questions:
-                return target
-    return None
-
-
-def _is_kept_here(source: SourceFile, guard: ast.If, kept: ast.expr) -> bool:
-    """Whether nothing but the body gives ``kept`` a value: what is computed on and on from itself is a state."""
-    if any(blocks.constructs(source, node) for node in guard.body):
-        return False
-    texts = {ast.unparse(kept), ast.unparse(kept.value) if isinstance(kept, ast.Subscript) else ""}
-    inner = set(ast.walk(guard))
-    is_own = ast.unparse(kept).startswith("self.")
-    for node in ast.walk((is_own and source.owner_class(guard)) or source.module):
-        stored = isinstance(node, ast.Attribute | ast.Subscript | ast.Name) and not isinstance(node.ctx, ast.Load)
-        if not stored or node in inner or not ({ast.unparse(node), ast.unparse(getattr(node, "value", node))} & texts):
-            continue
-        statement = source.statement(node)
-        if not isinstance(statement, ast.Assign | ast.AnnAssign) or not _is_nothing(statement.value):
-            return False
-    return True
-
-
-def _is_nothing(value: ast.expr | None) -> bool:
-    """``None``, an empty container, or several of them."""
-    if isinstance(value, ast.Tuple | ast.List):
-        return all(map(_is_nothing, value.elts))
-    if isinstance(value, ast.Call):
-        return leaf_name(value.func) in _CONTAINERS and not value.args
-    return value is None or isinstance(value, ast.Constant) or (isinstance(value, ast.Dict) and not value.keys)
 
 
 def _without_decorator(source: SourceFile, decorator: ast.expr) -> tuple[tuple[str, int, str], ...]:

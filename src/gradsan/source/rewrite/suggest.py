@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from gradsan.model import Frame
-from gradsan.source.change import Change, Edit, edited, insert_after, insert_before, with_keyword, without_keyword
+from gradsan.source.change import (
+    Change,
+    Edit,
+    edited,
+    edited_lines,
+    insert_after,
+    insert_before,
+    with_keyword,
+    without_keyword,
+)
 from gradsan.source.flow import reaching
 from gradsan.source.identifiers import (
     ADDING_METHODS,
@@ -287,7 +296,7 @@ def _end(source: SourceFile, node: ast.AST) -> tuple[int, int]:
     return span.end_line, span.end_column
 
 
-__all__ = ["undone"]
+__all__ = ["undone", "undone_numbers"]
 
 _LISTS = (ast.List, ast.ListComp, ast.Tuple)
 _IS_OPERAND = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)
@@ -302,6 +311,41 @@ def undone(frame: Frame, kind: str) -> Change | None:
     place = expression_at(frame)
     edit = None if place is None else _edit(place, kind)
     return None if place is None or edit is None else edited(place.source, [edit], "undone")
+
+
+def undone_numbers(numbers: Sequence[Frame], tensor: Frame) -> tuple[tuple[str, int, str], ...]:
+    """The changed lines where tensors became ``numbers`` of which a new ``tensor`` is made: all stay tensors.
+
+    ``total += loss.item()`` and ``torch.tensor(total / n)`` become ``total += loss`` and ``total / n``. Empty where the
+    source does not tell how.
+    """
+    places = [expression_at(one) for one in dict.fromkeys(numbers)]
+    around = expression_at(tensor)
+    edits = [None if place is None else _edit(place, "item") for place in places]
+    outer = [] if around is None else _without_new_tensor(around)
+    if around is None or not outer or any(place is None or place.source is not around.source for place in places):
+        return ()
+    known = [one for one in edits if one is not None]
+    return edited_lines(around.source, [*outer, *known]) if len(known) == len(edits) else ()
+
+
+def _without_new_tensor(place: Expression) -> list[Edit]:
+    """``torch.tensor(x)`` as ``x``, of a list of tensors as ``torch.stack(xs)``, around whatever becomes of ``x``."""
+    source, call = place.source, place.node
+    is_plain = isinstance(call, ast.Call) and len(call.args) == 1
+    if not isinstance(call, ast.Call) or not is_plain or any(one.arg != "requires_grad" for one in call.keywords):
+        return []
+    value = call.args[0]
+    whole, inner = source.span(call), source.span(value)
+    head, tail = "(", ")"
+    if _is_list(source, place.statement, value):
+        if not isinstance(call.func, ast.Attribute):
+            return []
+        head = f"{source.text(call.func.value)}.stack("
+    elif isinstance(source.parents[call][0], ast.Return | ast.Assign | ast.keyword):
+        head = tail = ""
+    before = Span(whole.line, whole.column, inner.line, inner.column)
+    return [Edit(before, head), Edit(Span(inner.end_line, inner.end_column, whole.end_line, whole.end_column), tail)]
 
 
 def _edit(place: Expression, kind: str) -> Edit | None:

@@ -11,14 +11,14 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gradsan.model import Frame
-from gradsan.source.change import Edit, edited_lines
+from gradsan.source.change import Change, Edit, edited, edited_lines
 from gradsan.source.cuts import cuts_taken
 from gradsan.source.flow import reaching
 from gradsan.source.identifiers import bindings_of, chain_key, consumed_names, leaf_name, local_nodes
 from gradsan.source.locate import expression_at, statement_at
-from gradsan.source.tree import FunctionNode, SourceFile, Span
+from gradsan.source.tree import FunctionNode, SourceFile, Span, header_nodes
 
-__all__ = ["Uncut", "cut_at_use", "term_uncut"]
+__all__ = ["Uncut", "cut_at_use", "read_with_graph", "term_uncut"]
 
 _STAYING = frozenset({"detach", "detach_", "data", "shape", "size", "device", "dtype", "requires_grad", "backward"})
 _HEADED = (ast.If, ast.For, ast.While, ast.With, ast.Try)
@@ -207,3 +207,20 @@ def _values_read(source: SourceFile, node: ast.stmt, names: set[str]) -> Iterato
         is_read = isinstance(one.ctx, ast.Load) and source.statement(one) is node
         if is_read and not (isinstance(parent, ast.Attribute) and parent.attr in _STAYING):
             yield one
+
+
+def read_with_graph(frame: Frame) -> Change | None:
+    """The line of ``frame`` without the ``.data`` or ``.detach()`` that it stood at; None where it stood at neither."""
+    place = expression_at(frame)
+    if place is None or not isinstance(place.node, ast.Attribute):
+        return None
+    read: ast.expr = place.node
+    if place.node.attr == "detach":
+        calls = [one for one in header_nodes(place.statement) if isinstance(one, ast.Call) and one.func is place.node]
+        if len(calls) != 1 or calls[0].args or calls[0].keywords:
+            return None
+        read = calls[0]
+    elif place.node.attr != "data":
+        return None
+    source = place.source
+    return edited(source, [Edit(source.span(read), source.text(place.node.value))], "read_with_graph")
