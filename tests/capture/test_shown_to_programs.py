@@ -10,7 +10,9 @@ import core_kit
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+from torch.utils.hooks import RemovableHandle
 
 import gradsan
 
@@ -119,3 +121,18 @@ def test_the_program_may_swap_what_gradsan_looks_at(mode: Any, native: bool) -> 
         assert torch.utils.weakref is weakref
     finally:
         torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+def test_handles_of_the_program_have_the_numbers_that_they_have_without() -> None:
+    before = RemovableHandle.next_id
+    for mode in ("watch", "deep", "nonfinite"):
+        with gradsan.watch(mode):
+            model = torch.nn.Linear(2, 2)
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            handle = register_optimizer_step_pre_hook(lambda *_: None)
+            handle.remove()
+            assert handle.id == before
+            before += 1
+    assert RemovableHandle.next_id == before

@@ -20,6 +20,7 @@ from gradsan.model import Conflict, Site, Use
 from gradsan.originals.deep import Deep
 from gradsan.originals.originals import Kept
 from gradsan.record.demands import FOUND_AT_WRITE, Demands
+from gradsan.record.guarding import numbered_apart
 from gradsan.record.log import Core
 from gradsan.record.stacks import is_own_file
 
@@ -54,7 +55,7 @@ class Overwriting:
 
             deep.holdings = Holdings(bound)
             self._core.tells_all_writes = True
-            self._hook = register_optimizer_step_post_hook(self._stepped)
+            self._hook = numbered_apart(register_optimizer_step_post_hook(self._stepped))
         deep.holdings.max_bytes = bound
 
     def written(self, tensor: Any) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import traceback
 from collections.abc import Callable
 from typing import Any
+
+from torch.utils.hooks import RemovableHandle
 
 from gradsan import _torch
 from gradsan._errors import GradsanError
@@ -27,14 +30,28 @@ def own(hook: Callable[..., Any]) -> Callable[..., Any]:
     return functools.partial(_call_own, hook)
 
 
+_numbers = itertools.count(-1, -1)
+
+
+def numbered_apart(handle: Any) -> Any:
+    """The handle of a hook of gradsan's own, registered just now; the program's get the numbers they have without."""
+    hooks = handle.hooks_dict_ref()
+    if RemovableHandle.next_id == handle.id + 1 and handle.id in hooks:
+        hook = hooks.pop(handle.id)
+        RemovableHandle.next_id = handle.id
+        handle.id = next(_numbers)
+        hooks[handle.id] = hook
+    return handle
+
+
 def before_node(node: Any, hook: Callable[[Any], object]) -> Any:
     """Have ``hook``, which is gradsan's own, called before a Node runs in a backward; gives the handle."""
-    return node.register_prehook(own(hook))
+    return numbered_apart(node.register_prehook(own(hook)))
 
 
 def after_node(node: Any, hook: Callable[[Any, Any], object]) -> Any:
     """The same after it has run."""
-    return node.register_hook(own(hook))
+    return numbered_apart(node.register_hook(own(hook)))
 
 
 class Guard:

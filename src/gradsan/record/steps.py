@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from gradsan import _torch
 from gradsan.record.backwards import MadeByEngine
+from gradsan.record.guarding import numbered_apart
 from gradsan.record.log import Core
 from gradsan.record.patches import Patches
 
@@ -92,8 +93,8 @@ class Steps:
     def install(self, patches: Patches) -> None:
         """Watch every optimizer's ``step`` (by torch's public hooks) and every entry into the engine."""
         core = self._core
-        begin = register_optimizer_step_pre_hook(_torch.untraced(core.step_begin))
-        end = register_optimizer_step_post_hook(_torch.untraced(core.step_end))
+        begin = numbered_apart(register_optimizer_step_pre_hook(_torch.untraced(core.step_begin)))
+        end = numbered_apart(register_optimizer_step_post_hook(_torch.untraced(core.step_end)))
         patches.on_undo(begin.remove)
         patches.on_undo(end.remove)
         for namespace, name in _torch.engine_entry_points():

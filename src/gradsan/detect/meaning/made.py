@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from gradsan import _torch
 from gradsan.record.detector import Detector
+from gradsan.record.guarding import numbered_apart
 from gradsan.record.log import Core
 from gradsan.record.patches import Patches, standing
 
@@ -67,7 +68,7 @@ class Making(Detector):
             if self._optimizers and parameter is not None:
                 guard(lambda: self._registered(parameter))
 
-        handle = register_module_parameter_registration_hook(registered)
+        handle = numbered_apart(register_module_parameter_registration_hook(registered))
         patches.on_undo(handle.remove)
 
     def _watch(

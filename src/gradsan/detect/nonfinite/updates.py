@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from gradsan import _torch
 from gradsan.detect.nonfinite.origins import Origin, Origins
 from gradsan.detect.nonfinite.values import Searched, operands_of
-from gradsan.record.guarding import own
+from gradsan.record.guarding import numbered_apart, own
 from gradsan.record.log import Core
 from gradsan.record.patches import Patches
 
@@ -58,8 +58,8 @@ class Updates:
             if optimizer not in self._rounds:
                 run(lambda: self._note_before(optimizer))
 
-        patches.on_undo(register_optimizer_step_pre_hook(_torch.untraced(own(before))).remove)
-        patches.on_undo(register_optimizer_step_post_hook(_torch.untraced(own(after))).remove)
+        patches.on_undo(numbered_apart(register_optimizer_step_pre_hook(_torch.untraced(own(before)))).remove)
+        patches.on_undo(numbered_apart(register_optimizer_step_post_hook(_torch.untraced(own(after)))).remove)
 
     def forget(self) -> None:
         """Begin anew."""
