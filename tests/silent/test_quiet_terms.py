@@ -79,7 +79,21 @@ def measures_that_are_only_listed() -> None:
         _fit(optimizer, total + sum(parts[name] for name in ("ce", "size")))
 
 
+def numbers_that_shift_and_scale() -> None:
+    net, total, shown = nn.Linear(4, 2), 0.0, torch.zeros(())
+    optimizer = torch.optim.Adam(net.parameters())
+    for _ in range(ROUNDS):
+        out = net(torch.randn(8, 4))
+        one, other = out.pow(2).mean(), out.abs().mean()
+        loss = one - other.item() + other / other.item()
+        loss = loss + one * other.item()
+        total += loss.item()
+        shown += loss.item()
+        _fit(optimizer, torch.relu(loss + out.max().item()) + one)
+
+
 PROGRAMS = (
+    numbers_that_shift_and_scale,
     bounds_that_the_rest_takes_away_again,
     entropies_of_what_is_fixed_in_this_step,
     baselines_and_running_averages,

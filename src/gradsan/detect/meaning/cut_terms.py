@@ -1,11 +1,11 @@
 """Terms of a loss that were computed from its own graph where nothing recorded it: constants, which train nothing.
 
 ``loss = pixel + 0.5 * perceptual(sr, hr)`` with a ``perceptual`` under ``no_grad``, or ``ce + (logits.argmax(1) !=
-y).float().mean()``. What calls make of values with a graph, and has none, is followed in some rounds. It is a term if
-it was added to a value of one element that has a graph, and only sums and constant factors lie between there and the
-loss, whose backward runs through what it was computed from. Where anything computed from the same is a factor, an
-input, an index or a bound of what has a graph, or is subtracted as it is, it is data or a baseline; and what was
-detached is a constant on purpose.
+y).float().mean()``. What calls make of values with a graph, and has none, is followed in some rounds; a number that
+``item()`` gave only to a sum at the same line. It is a term if it was added to a value of one element that has a
+graph, and only sums and constant factors lie between there and the loss, whose backward runs through what it was
+computed from. Where anything computed from the same is a factor, an input, an index or a bound of what has a graph, or
+is subtracted as it is, it is data or a baseline; and what was detached is a constant on purpose.
 
 Row: ``term_is_cut``. Roles: ``read`` (where the graph was left; ``op``; ``values``: ``shape``, ``dtype``, ``device``
 of the term, ``how``: ``no_grad`` or ``discrete``), ``added`` (where the term joined the loss; ``name``).
@@ -13,7 +13,9 @@ of the term, ``how``: ``no_grad`` or ``discrete``), ``added`` (where the term jo
 
 from __future__ import annotations
 
+import collections
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -34,7 +36,7 @@ from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
 ROW = "term_is_cut"
-_TENSORS_FOLLOWED = 1_024
+_TENSORS_FOLLOWED, _NODES_BELOW = 1_024, 64
 _ON_PURPOSE = frozenset({"detach", "detach_", "clone", "copy_"})
 _ADDS = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__", "stack", "cat"})
 _CONVERSIONS = ("to", "float", "double", "half", "bfloat16", "type", "int", "long", "bool")
@@ -44,11 +46,14 @@ _SCALES = frozenset({"mul", "__mul__", "__rmul__", "div", "__truediv__", "true_d
 
 @dataclass(slots=True, eq=False)
 class _Cut:
-    """Where the graph of a value was left, the number of the value's Node, and whether the result became data."""
+    """Where the graph of a value was left, the numbers of the value's Node and of some below it, that one first.
+
+    ``is_data`` says whether what came of it is more than a term.
+    """
 
     stack: Any
     op: str
-    source: int | None
+    sources: tuple[int, ...]
     how: str
     is_data: bool = False
 
@@ -81,6 +86,7 @@ class CutTerms(RoundDetector):
         self._patches = Patches()
         self._held: dict[int, _Held] = {}
         self._joined: list[_Joined] = []
+        self._numbers: dict[tuple[str, int], tuple[_Cut, str | None]] = {}
         self._described: set[Any] = set()
 
     def forget(self) -> None:
@@ -93,10 +99,14 @@ class CutTerms(RoundDetector):
         """Let go of what was followed before."""
         self._held.clear()
         self._joined.clear()
+        self._numbers.clear()
         for name in _CONVERSIONS:
             original = standing(torch.Tensor, name)
             converted = partial(self._converted, name)
             self._patches.set(torch.Tensor, name, self._core.listener(original, None, converted))
+        self._patches.set(
+            torch.Tensor, "item", self._core.listener(standing(torch.Tensor, "item"), None, self._became_number)
+        )
         return True
 
     def _end(self) -> None:
@@ -107,6 +117,18 @@ class CutTerms(RoundDetector):
         guard = self._listeners.guard
         guard.run_hushed(lambda: self._on_result(name, args, kwargs, result))
 
+    def _became_number(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        opened = self._entry
+        if opened is not None and threading.get_ident() == opened.thread and type(result) is float:
+            self._listeners.guard.run_hushed(lambda: self._note_number(args[0], self._core.stack(), sys._getframe(1)))
+
+    def _note_number(self, tensor: Any, stack: Any, frame: FrameType) -> None:
+        line = symbolise(stack).user_frame
+        if tensor.grad_fn is not None and line is not None and len(self._numbers) < _TENSORS_FOLLOWED:
+            names = naming.names_of(tensor, frame)
+            cut = _Cut(stack, "item", _numbers_below(tensor.grad_fn), "discrete")
+            self._numbers[line.file, line.line] = cut, names[0].text if names else None
+
     def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Follow what leaves the graph, and see where it comes back."""
         given = list(_torch.tensors_in((args, kwargs)))
@@ -114,7 +136,7 @@ class CutTerms(RoundDetector):
         cuts = tuple(dict.fromkeys(cut for one in held for cut in one.cuts))
         for made in _torch.tensors_in(result):
             if made.requires_grad:
-                self._came_back(op, made, held, cuts)
+                self._came_back(op, args, made, held, cuts)
             elif op in _ON_PURPOSE:
                 _are_data(cuts)
             elif len(self._held) < _TENSORS_FOLLOWED and not _is_of_shape_only(op):
@@ -124,11 +146,19 @@ class CutTerms(RoundDetector):
         known = self._held.get(id(tensor))
         return known if known is not None and known.weak() is tensor else None
 
-    def _came_back(self, op: str, made: Any, held: list[_Held], cuts: tuple[_Cut, ...]) -> None:
+    def _came_back(self, op: str, args: tuple[Any, ...], made: Any, held: list[_Held], cuts: tuple[_Cut, ...]) -> None:
         node = made.grad_fn
         name = "" if node is None else node.name()
         is_term = name in SUMS and (made.numel() == 1 or name in LISTED)
-        if is_term and (op in _ADDS or all(one.unscaled is not None for one in held)):
+        if is_term and self._numbers and not held and op in _ADDS and any(type(one) is float for one in args):
+            # What a number was computed from is not known: it is one taken at the very line of the sum.
+            line = symbolise(self._core.stack()).user_frame
+            cut, number_name = self._numbers.get((line.file, line.line) if line else ("", 0), (None, None))
+            if cut is not None:
+                facts = {**_torch.facts_of(made), "shape": ()}
+                joined = _Joined(_torch.node_sequence(node), (cut,), self._core.stack(), number_name, facts)
+                self._joined.append(joined)
+        elif is_term and (op in _ADDS or all(one.unscaled is not None for one in held)):
             if cuts:
                 facts = {**_torch.facts_of(made), "shape": ()}
                 name = _name_of(held[0], sys._getframe(1))
@@ -143,7 +173,7 @@ class CutTerms(RoundDetector):
         if sources:
             how = "discrete" if _torch.is_grad_enabled() else "no_grad"
             stack = self._core.stack()
-            cuts = (*cuts, *(_Cut(stack, op, _torch.node_sequence(one), how) for one in sources))
+            cuts = (*cuts, *(_Cut(stack, op, _numbers_below(one), how) for one in sources))
         if cuts:
             unscaled = next((one for one in given if self._of(one) is not None), None) if op in _SCALES else None
             self._held[id(made)] = _Held(
@@ -166,7 +196,7 @@ class CutTerms(RoundDetector):
         for one in own:
             cut = one.cuts[0]
             # A running average of the loss is made of a sum that lies on the way.
-            if all(each.source in ran and each.source not in sums for each in one.cuts):
+            if not any(ran.isdisjoint(each.sources) or each.sources[0] in sums for each in one.cuts):
                 self._described.add(entry.stack)
                 clues = (
                     Clue("read", symbolise(cut.stack), name=one.name, op=cut.op, values={**one.facts, "how": cut.how}),
@@ -174,6 +204,18 @@ class CutTerms(RoundDetector):
                 )
                 self._found(Failure(ROW, "", "", symbolise(entry.stack), clues, raised=False))
                 return
+
+
+def _numbers_below(node: Any) -> tuple[int, ...]:
+    """The numbers of a Node and of those nearest below it."""
+    waiting, found = collections.deque([node]), dict[int, None]()
+    while waiting and len(found) < _NODES_BELOW:
+        one = waiting.popleft()
+        number = _torch.node_sequence(one)
+        if number is not None and number not in found:
+            found[number] = None
+            waiting.extend(child for child, _ in one.next_functions if child is not None)
+    return tuple(found)
 
 
 def _are_data(cuts: tuple[_Cut, ...]) -> None:
