@@ -118,7 +118,7 @@ class ConstantPenalties(RoundDetector):
             return
         own = [*read, *(one for one in given if self._origin(one) is not None)]
         shapes = {tuple(one.shape) for one in own} if op.strip("_") in _BY_ELEMENT else set()
-        if all(one.numel() == 1 or tuple(one.shape) in shapes or any(one is other for other in own) for one in given):
+        if all(_is_constant(one) or tuple(one.shape) in shapes or any(one is other for other in own) for one in given):
             if origin is None:
                 weak = (self._parameters.get(_torch.storage_or_none(one)) for one in read)
                 origin = _Origin(self._core.stack(), tuple(one for one in weak if one is not None))
@@ -166,3 +166,8 @@ class ConstantPenalties(RoundDetector):
                 if is_given and any(id(one) in own for one in group["params"]):
                     return True
         return False
+
+
+def _is_constant(tensor: Any) -> bool:
+    """Whether a value is a factor of a penalty: one number, which is no loss or other value of the data."""
+    return tensor.numel() == 1 and tensor.grad_fn is None
