@@ -63,8 +63,18 @@ def test_of_many_other_graphs_the_values_are_not_all_looked_at():
     live, held = values_of(600)
     live.walked(3)
     assert not are_as_saved(live)
+    assert live.may_lie_in({0})
     held.clear()
     assert are_as_saved(live)
+    assert not live.may_lie_in({0})
+
+
+def test_values_in_written_storages_are_known():
+    live, held = values_of(10)
+    written = held[3].alias.untyped_storage()._cdata
+    assert live.may_lie_in({0, written})
+    assert not live.may_lie_in({0})
+    assert not live.may_lie_in(())
 
 
 def test_dead_values_are_forgotten():

@@ -75,7 +75,7 @@ class ChangedValues(Detector):
         self, core: Log, listeners: Listeners, steps: Any, findings: Findings, uncounted: Uncounted, deep: Deep
     ) -> None:
         """The logs of who wrote; ``uncounted`` knows what was there before, ``deep`` what recorded writes would do."""
-        self.meant, self._keeps = Meant(deep), deep.live.lie_in
+        self.meant, self._keeps = Meant(deep), deep.live.may_lie_in
         self._listeners, self._pending = listeners, list[_Pending]()
         self._snapshots, self._bypasses = uncounted.snapshots, uncounted.bypasses
         self._core, self._steps, self._findings = core, steps, findings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ _LIVE_FOR_ONE_REACHED = 8
 _REACHED_AT_LEAST = 64
 _COMPARED_UNREACHED = 256
 _BACKWARDS_BETWEEN_WALKS = 32
+_LIVE_FOR_ONE_BACKWARD = 1024
 _DEAD_BETWEEN_LOOKS = 10_000
 
 
@@ -31,7 +32,7 @@ class LiveValues:
         """Start with none."""
         self._live: list[weakref.ref[Kept]] = []
         self._most = _DEAD_BETWEEN_LOOKS
-        self._reached = self._until_walk = 0
+        self._reached = self._until_walk = self._until_look = 0
 
     def add(self, kept: Kept) -> None:
         """Follow a value that was just saved."""
@@ -46,15 +47,28 @@ class LiveValues:
     def doubtful(self) -> list[Kept] | None:
         """Those that may have changed; None where a walk of one graph is less work than to compare them."""
         self._until_walk -= 1
-        live = self._look()
-        if self._until_walk < 0 or len(live) > _LIVE_FOR_ONE_REACHED * max(self._reached, _REACHED_AT_LEAST):
+        self._until_look -= 1
+        live = self._few()
+        if live is None or self._until_walk < 0:
             return None
         doubtful = [kept for kept in live if not kept.is_as_saved]
         return doubtful if len(doubtful) <= _COMPARED_UNREACHED else None
 
-    def lie_in(self, storages: Container[int]) -> bool:
-        """Whether any value that lives lies in one of these."""
-        return any(_torch.storage_or_none(kept.alias) in storages for kept in self._look())
+    def may_lie_in(self, storages: Collection[int]) -> bool:
+        """Whether any value that lives lies in one of these; True where a walk of one graph is less work."""
+        if not storages:
+            return False
+        live = self._few()
+        return live is None or any(_torch.storage_or_none(kept.alias) in storages for kept in live)
+
+    def _few(self) -> list[Kept] | None:
+        if self._until_look > 0:
+            return None
+        live = self._look()
+        if len(live) <= _LIVE_FOR_ONE_REACHED * max(self._reached, _REACHED_AT_LEAST):
+            return live
+        self._until_look = len(live) // _LIVE_FOR_ONE_BACKWARD
+        return None
 
     def _look(self) -> list[Kept]:
         # Other threads add meanwhile, and what dies in a collection adds nothing.
