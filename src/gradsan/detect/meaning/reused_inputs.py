@@ -80,11 +80,12 @@ class ReusedInputs(Detector):
         """The Node of the graph that the writing call has made: the last before its entry in the log, or before the
         copies that it has saved (``silu_``).
         """
+        near = range(raw.sequence - 1, raw.sequence - _NODES_OF_A_CALL - 1, -1)
+        number = next((one for one in near if one in by_number), None)
+        if number is None:
+            return None  # of another graph; to ask the log for each such write would take its time
         made = call_that_made(self._core, raw.sequence - 1, thread)
-        if made is None or not has_made(made, raw, self._core):
-            return None
-        first = max(made.first, raw.sequence - _NODES_OF_A_CALL)
-        return next((one for one in range(raw.sequence - 1, first - 1, -1) if one in by_number), None)
+        return number if made is not None and number >= made.first and has_made(made, raw, self._core) else None
 
     def _judge(self, entry: RawBackward, raw: RawWrite, node: Any, readers: list[Any]) -> None:
         before = node.next_functions[0][0] if node.next_functions else None
