@@ -74,23 +74,24 @@ class Watching:
         self.life = Life(core, recorder.backwards, self._keep_failure)
         self.unused_graphs = UnusedGraphs(core, self._keep_failure, self._await_use)
         self.emptied = Emptied(core, steps, self._scan_emptied, recorder.keep)
-        self.deep = Deep(core, self._describe, recorder.keep, self._is_healed, self.emptied, guard.note)
-        self.overwriting = Overwriting(core, self.deep, recorder.demands, recorder.keep, guard.run_hushed)
         self.uncounted = Uncounted(core, self._scan_before_backward)
         self.exports = Exports(core, guard.note, self._listen_to_nodes)
+        notes = Notes(core, steps, self.uncounted, self.exports)
+        self._findings = Findings(recorder.conflicts, FINDINGS_KEPT)
+        self.sharded = Sharded(core, steps, notes, self._findings)
+        # What sharded groups hold comes and goes; GS217 reports what changed, and copies would undo what it is for.
+        self.deep = Deep(
+            core, self._describe, recorder.keep, self._is_healed, self.emptied, guard.note, left_alone=self.sharded
+        )
+        self.overwriting = Overwriting(core, self.deep, recorder.demands, recorder.keep, guard.run_hushed)
         found_in = (recorder.conflicts, FINDINGS_KEPT)
         self.prescan = Prescan(core, self._listeners, steps, self.uncounted, self.exports, *found_in)
         self.hooked = HookedValues(core, steps, self.uncounted, self.exports, self.deep, recorder.keep)
-        notes = Notes(core, steps, self.uncounted, self.exports)
-        self._findings = Findings(recorder.conflicts, FINDINGS_KEPT)
         self.functions = Functions(core, steps, notes, self._findings, self._keep_failure, self._scan_functions)
         self.checkpoints = Checkpoints(core, steps, notes, self._findings, guard.note)
         self.changed_values = ChangedValues(core, self._listeners, steps, self._findings, self.uncounted, self.deep)
         self.wrapped = Wrapped(core, steps, self._findings)
         self.buffer_sync = BufferSync(core, self.uncounted, guard.note)
-        self.sharded = Sharded(core, steps, notes, self._findings)
-        # What they hold comes and goes; GS217 reports what changed, and copies would undo what sharding is for.
-        self.deep.leaves_alone = self.sharded.holds
         self.gradient_writes = GradientWrites(core, recorder.failures, FINDINGS_KEPT)
         self.hook_writes = HookWrites(core, self.uncounted, self.exports, self.prescan, guard.run_hushed)
         self.kept_gradients = KeptGradients(core, steps, recorder.backwards, self.uncounted, self._keep_failure)

@@ -373,4 +373,4 @@ def test_nothing_is_left_of_what_was_handed_to_kernels():
     del gradient
     gc.collect()
     assert not memory._held
-    assert not memory._StandsFor.known
+    assert not memory.lent_storages

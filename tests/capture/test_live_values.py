@@ -1,10 +1,13 @@
 """Graphs that deep mode walks before a backward: those of which a saved value may have changed."""
 
+import gc
+
+import pytest
 import torch
 
 import gradsan
 from cases import each
-from gradsan.originals.comparing import Comparing, LiveValues
+from gradsan.originals.comparing import Comparing, LiveValues, saved_values
 from gradsan.originals.originals import Kept, KnownOutside
 from gradsan.record import log
 from gradsan.record.recorder import recorder
@@ -19,48 +22,56 @@ def are_as_saved(live):
     return Comparing(core, KnownOutside(core)).are_as_saved(live)
 
 
-def values_of(count):
-    live = LiveValues()
+@pytest.fixture(params=[True, False], ids=["native", "pure"])
+def values(request):
+    if request.param and not log.native_available():
+        pytest.skip("the C core was not built")
+    core = log.make_core(request.param)
+    return saved_values(core, None, None, (), ())
+
+
+def values_of(count, values):
+    live = LiveValues(values)
     live.walked(count)
     all_kept = [kept(torch.ones(3)) for _ in range(count)]
     for one in all_kept:
-        live.add(one)
+        values.add(one)
     return live, all_kept
 
 
-def test_without_a_change_nothing_need_be_walked():
-    live, _held = values_of(10)
+def test_without_a_change_nothing_need_be_walked(values):
+    live, _held = values_of(10, values)
     assert are_as_saved(live)
 
 
 @each("write", [lambda one: one.add_(1), lambda one: one.data.add_(1), lambda one: one.numpy().fill(2)])
-def test_a_change_of_any_value_that_lives_is_seen(write):
-    live, held = values_of(10)
+def test_a_change_of_any_value_that_lives_is_seen(write, values):
+    live, held = values_of(10, values)
     tensor = torch.ones(3)
     held.append(kept(tensor))
-    live.add(held[-1])
+    values.add(held[-1])
     write(tensor)
     assert not are_as_saved(live)
     held.pop()
     assert are_as_saved(live)
 
 
-def test_what_writes_other_elements_of_its_storage_changes_nothing():
-    live, held = values_of(10)
+def test_what_writes_other_elements_of_its_storage_changes_nothing(values):
+    live, held = values_of(10, values)
     both = torch.ones(2, 3)
     held.append(kept(both[0]))
-    live.add(held[-1])
+    values.add(held[-1])
     both.data[1].add_(1)
     assert are_as_saved(live)
 
 
-def test_now_and_then_the_graph_is_walked_all_the_same():
-    live, _held = values_of(10)
+def test_now_and_then_the_graph_is_walked_all_the_same(values):
+    live, _held = values_of(10, values)
     assert [are_as_saved(live) for _ in range(40)].index(False) == 32
 
 
-def test_of_many_other_graphs_the_values_are_not_all_looked_at():
-    live, held = values_of(600)
+def test_of_many_other_graphs_the_values_are_not_all_looked_at(values):
+    live, held = values_of(600, values)
     live.walked(3)
     assert not are_as_saved(live)
     assert live.may_lie_in({0})
@@ -69,25 +80,27 @@ def test_of_many_other_graphs_the_values_are_not_all_looked_at():
     assert not live.may_lie_in({0})
 
 
-def test_values_in_written_storages_are_known():
-    live, held = values_of(10)
+def test_values_in_written_storages_are_known(values):
+    live, held = values_of(10, values)
     written = held[3].alias.untyped_storage()._cdata
     assert live.may_lie_in({0, written})
     assert not live.may_lie_in({0})
     assert not live.may_lie_in(())
 
 
-def test_dead_values_are_forgotten():
-    live = LiveValues()
+def test_dead_values_are_forgotten(values):
     for _ in range(30_000):
-        live.add(kept(torch.ones(1)))
-    assert len(live._live) <= 10_001
+        values.add(kept(torch.ones(1)))
+    assert values.count <= 10_001
+    assert not values.live()
 
 
 def test_a_training_walks_few_of_its_graphs(monkeypatch):
     # What other tests have left alive may have changed.
-    live, walked = LiveValues(), []
-    monkeypatch.setattr(recorder().watching.deep, "live", live)
+    deep, walked = recorder().watching.deep, []
+    live = LiveValues(deep._values)
+    gc.collect()
+    monkeypatch.setattr(deep, "live", live)
     monkeypatch.setattr(live, "walked", lambda reached: walked.append(reached) or LiveValues.walked(live, reached))
     layer = torch.nn.Linear(3, 3)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)

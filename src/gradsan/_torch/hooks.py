@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from gradsan._torch import memory
+
 # The innermost default saved-tensor hooks of this thread as (pack, unpack). Missing: None, hooks cannot be inspected.
 _top_hooks: Callable[[bool], Any] | None = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
@@ -106,3 +108,30 @@ def removal_of(handle: Any) -> Any:
         kept = OrderedDict({handle.id: True})
         handle.extra_dict_ref = (*handle.extra_dict_ref, weakref.ref(kept))
     return kept
+
+
+def parts_of_saves() -> dict[str, Any] | None:
+    """What the C core calls to keep an ordinary saved tensor and to hand it out, as :mod:`gradsan.originals` does.
+
+    Missing: None, and the hooks in Python do it all.
+    """
+    try:
+        base, storage = torch._C.TensorBase, torch._C.StorageBase
+        return {
+            "address": vars(base)["const_data_ptr"],
+            "detach": base.detach,
+            "dispatch_depth": torch._C._len_torch_dispatch_stack,
+            "dlpack_types": memory.DLPACK_TYPES,
+            "from_dlpack": torch._C._from_dlpack,
+            "function_node": torch._C._FunctionBase,
+            "is_cow": vars(torch._C)["_is_cow_tensor"],
+            "is_negated": base.is_neg,
+            "is_tracing": torch._C._is_tracing,
+            "lazy_clone": torch._lazy_clone,
+            "lent_storages": memory.lent_storages,
+            "nbytes": vars(storage)["nbytes"],
+            "resizable": vars(storage)["resizable"],
+            "weak_tensor": memory.weak_tensor,
+        }
+    except (AttributeError, KeyError):
+        return None

@@ -8,7 +8,7 @@ import os
 import weakref
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -211,7 +211,7 @@ _over_buffer: Callable[..., Any] = torch.frombuffer
 _from_dlpack: Callable[[Any], Any] | None = getattr(torch._C, "_from_dlpack", None)
 
 # The kinds of numbers of DLPack: (code, bits).
-_DLPACK = {
+DLPACK_TYPES = {
     torch.float16: (2, 16),
     torch.float32: (2, 32),
     torch.float64: (2, 64),
@@ -253,13 +253,16 @@ class _StandsFor:
     """The owner of lent memory of which graphs of the backward's own may save: what it is in the program's memory."""
 
     __slots__ = ("__weakref__", "owner", "shift", "storage", "tensor")
-    known: ClassVar[dict[int, weakref.ref[_StandsFor]]] = {}
 
     def __init__(self, tensor: Any, owner: Any) -> None:
         self.tensor, self.owner, self.storage, self.shift = tensor, owner, 0, 0
 
     def __del__(self) -> None:
-        self.known.pop(self.storage, None)
+        lent_storages.pop(self.storage, None)
+
+
+lent_storages: dict[int, weakref.ref[_StandsFor]] = {}
+"""What the storages of lent memory stand for, while it lives."""
 
 
 def without_sharing(tensor: Any, owner: Any) -> Any:
@@ -283,7 +286,7 @@ def lent(tensor: Any, owner: Any, has_bits: bool = False) -> Any:
     if not tensor.numel():
         return tensor  # no kernel asks for memory that is not there
     stands = _StandsFor(tensor, owner) if torch.is_grad_enabled() else None
-    kind = _DLPACK.get(tensor.dtype)
+    kind = DLPACK_TYPES.get(tensor.dtype)
     if kind is None or _lend is None or _from_dlpack is None or has_bits:
         base, made = _by_buffer(tensor, stands or owner)
     else:
@@ -294,7 +297,7 @@ def lent(tensor: Any, owner: Any, has_bits: bool = False) -> Any:
             stands.shift = offset
     if stands is not None:
         stands.storage = int(base.untyped_storage()._cdata)
-        _StandsFor.known[stands.storage] = weakref.ref(stands)
+        lent_storages[stands.storage] = weakref.ref(stands)
     return made
 
 
@@ -313,9 +316,9 @@ def _by_buffer(tensor: Any, owner: Any) -> tuple[Any, Any]:
 
 def shared_of(tensor: Any) -> Any:
     """What a tensor in memory that was :func:`lent` is in the memory that this stands for; else None."""
-    if not _StandsFor.known:
+    if not lent_storages:
         return None
-    reference = _StandsFor.known.get(storage_or_none(tensor))
+    reference = lent_storages.get(storage_or_none(tensor))
     stands = None if reference is None else reference()
     if stands is None or stands.tensor.dtype != tensor.dtype:
         return None

@@ -68,22 +68,23 @@ class Sharded(Detector):
     def __init__(self, core: Core, steps: Any, notes: Notes, findings: Findings) -> None:
         """Start with none."""
         self._core, self._steps, self._notes, self._findings = core, steps, notes, findings
-        self._wholes: dict[int, tuple[Any, Any]] = {}
+        self.storages: dict[int, tuple[Any, Any]] = {}
+        """Those of whole parameters by their ``_cdata``, with their parameter; they may have died since."""
         notes.lasting = self.shard_of
         self._gathered: weakref.WeakKeyDictionary[Any, deque[Gathering]] = weakref.WeakKeyDictionary()
 
     def holds(self, storage: int) -> bool:
         """Whether a storage is that of a whole parameter, which comes and goes with each gathering."""
-        known = self._wholes.get(storage)
+        known = self.storages.get(storage)
         if known is not None and known[0].expired():
-            del self._wholes[storage]
+            del self.storages[storage]
             return False
         return known is not None
 
     def shard_of(self, tensor: Any) -> Any:
         """The shard that a module has in the place of a whole parameter while it does not run; of others themselves."""
-        storage = _torch.storage_or_none(tensor) if self._wholes else 0
-        parameter = self._wholes[storage][1]() if storage and self.holds(storage) else None
+        storage = _torch.storage_or_none(tensor) if self.storages else 0
+        parameter = self.storages[storage][1]() if storage and self.holds(storage) else None
         return parameter.sharded_param if parameter is not None and parameter.unsharded_param is tensor else tensor
 
     def install(self, patches: Patches, guard: Guard) -> None:
@@ -128,7 +129,7 @@ class Sharded(Detector):
             whole: Any = one.unsharded_param
             storage = _torch.storage_or_none(whole)
             if storage and not self.holds(storage):
-                self._wholes[storage] = _torch.weak_storage(whole.untyped_storage()), _torch.weak_tensor(one)
+                self.storages[storage] = _torch.weak_storage(whole.untyped_storage()), _torch.weak_tensor(one)
         kept = self._gathered.setdefault(group, deque(maxlen=_GATHERINGS_KEPT))
         kept.append(Gathering(sequence, self._core.tick(), stack, noted))
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterable
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, Protocol
 
 import torch
 
 from gradsan import _torch
+from gradsan.model import Deviation
 from gradsan.originals.originals import Kept, KnownOutside, as_integers
 from gradsan.record.ledger import RawWrite
-from gradsan.record.log import Log
+from gradsan.record.log import Core, Log, has_native_core
+from gradsan.record.user_hooks import HookedSave
 
 _STORAGE = RawWrite._fields.index("storage")
 _ROUNDINGS = 8
@@ -21,24 +23,95 @@ _LIVE_FOR_ONE_REACHED = 8
 _REACHED_AT_LEAST = 64
 _COMPARED_UNREACHED = 256
 _BACKWARDS_BETWEEN_WALKS = 32
-_LIVE_FOR_ONE_BACKWARD = 1024
+_LIVE_FOR_ONE_COUNT = 1024
 _DEAD_BETWEEN_LOOKS = 10_000
+
+
+class SavedValues(Protocol):
+    """The kept values that live, and the hooks that keep and hand out."""
+
+    pack: Callable[[Any], Any]
+    unpack: Callable[[Any], Any]
+    is_off: bool
+    """Whether the hooks in Python are asked for every value."""
+    on_kept: Callable[[Kept], None] | None
+    """Called with each value that was kept without asking the hook in Python."""
+
+    @property
+    def count(self) -> int:
+        """How many live, or a few more."""
+
+    def add(self, kept: Kept, /) -> None:
+        """Follow a value that was just saved."""
+
+    def live(self) -> list[Kept]:
+        """Those that live, oldest first."""
+
+    def doubtful(self) -> list[Kept]:
+        """Those of them of which it takes a look at their bytes to know that they are as they were."""
+
+
+class _PureValues:
+    """The kept values that live, all of which the hooks in Python have kept."""
+
+    is_off = True
+    on_kept: Callable[[Kept], None] | None = None
+
+    def __init__(self, pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> None:
+        self.pack, self.unpack = pack, unpack
+        self._live: list[weakref.ref[Kept]] = []
+        self._most, self._until_look = _DEAD_BETWEEN_LOOKS, 0
+
+    @property
+    def count(self) -> int:
+        self._until_look -= 1
+        if self._until_look < 0:
+            self._until_look = len(self.live()) // _LIVE_FOR_ONE_COUNT
+        return len(self._live)
+
+    def add(self, kept: Kept, /) -> None:
+        self._live.append(weakref.ref(kept))
+        if len(self._live) > self._most:
+            self.live()
+
+    def live(self) -> list[Kept]:
+        # Other threads add meanwhile, and what dies in a collection adds nothing.
+        seen, self._live = self._live, []
+        live = [kept for one in seen if (kept := one()) is not None]
+        self._live += [one for one in seen if one() is not None]
+        self._most = 2 * len(live) + _DEAD_BETWEEN_LOOKS
+        return live
+
+    def doubtful(self) -> list[Kept]:
+        return [kept for kept in self.live() if not kept.is_as_saved]
+
+
+def saved_values(
+    core: Core,
+    pack: Callable[[Any], Any],
+    unpack: Callable[[Any], Any],
+    exempt: tuple[Collection[int], ...],
+    readers: tuple[Collection[int], ...],
+) -> SavedValues:
+    """None yet. ``pack`` and ``unpack`` are the hooks in Python, which are asked where a value is not an ordinary one.
+
+    They are asked for values in storages that are among ``exempt``, and handing out while any of ``readers`` holds
+    something.
+    """
+    if core.is_native and has_native_core():
+        from gradsan.record import _native
+
+        return _native.SavedValues(core, Kept, pack, unpack, exempt, readers)
+    return _PureValues(pack, unpack)
 
 
 class LiveValues:
     """The kept values that live, of all graphs: where none of them has changed, no graph need be walked."""
 
-    def __init__(self) -> None:
-        """Start with none."""
-        self._live: list[weakref.ref[Kept]] = []
-        self._most = _DEAD_BETWEEN_LOOKS
-        self._reached = self._until_walk = self._until_look = 0
-
-    def add(self, kept: Kept) -> None:
-        """Follow a value that was just saved."""
-        self._live.append(weakref.ref(kept))
-        if len(self._live) > self._most:
-            self._look()
+    def __init__(self, values: SavedValues) -> None:
+        """``values`` knows them."""
+        self._values = values
+        self._reached = self._until_walk = 0
 
     def walked(self, reached: int) -> None:
         """A graph with so many values has been walked."""
@@ -47,36 +120,21 @@ class LiveValues:
     def doubtful(self) -> list[Kept] | None:
         """Those that may have changed; None where a walk of one graph is less work than to compare them."""
         self._until_walk -= 1
-        self._until_look -= 1
-        live = self._few()
-        if live is None or self._until_walk < 0:
+        if self._until_walk < 0 or not self._are_few():
             return None
-        doubtful = [kept for kept in live if not kept.is_as_saved]
+        doubtful = self._values.doubtful()
         return doubtful if len(doubtful) <= _COMPARED_UNREACHED else None
 
     def may_lie_in(self, storages: Collection[int]) -> bool:
         """Whether any value that lives lies in one of these; True where a walk of one graph is less work."""
         if not storages:
             return False
-        live = self._few()
-        return live is None or any(_torch.storage_or_none(kept.alias) in storages for kept in live)
+        if not self._are_few():
+            return True
+        return any(_torch.storage_or_none(kept.alias) in storages for kept in self._values.live())
 
-    def _few(self) -> list[Kept] | None:
-        if self._until_look > 0:
-            return None
-        live = self._look()
-        if len(live) <= _LIVE_FOR_ONE_REACHED * max(self._reached, _REACHED_AT_LEAST):
-            return live
-        self._until_look = len(live) // _LIVE_FOR_ONE_BACKWARD
-        return None
-
-    def _look(self) -> list[Kept]:
-        # Other threads add meanwhile, and what dies in a collection adds nothing.
-        seen, self._live = self._live, []
-        live = [kept for one in seen if (kept := one()) is not None]
-        self._live += [one for one in seen if one() is not None]
-        self._most = 2 * len(live) + _DEAD_BETWEEN_LOOKS
-        return live
+    def _are_few(self) -> bool:
+        return self._values.count <= _LIVE_FOR_ONE_REACHED * max(self._reached, _REACHED_AT_LEAST)
 
 
 class Comparing:
@@ -132,6 +190,26 @@ def _differing(values: list[Kept]) -> list[bool]:
     except RuntimeError:
         # The device lacks an operator, or memory to spare.
         return [kept.changed for kept in values]
+
+
+WORTH_MOST = 3
+
+
+def worth_of(raises: bool, changed: bool, deviation: Deviation | None) -> int:
+    """How much there is to report; of a value that several backwards ask for, more is reported when there is more."""
+    if raises:
+        return WORTH_MOST
+    return 1 if not changed or (deviation is not None and not deviation.errors) else 2
+
+
+def kept_in(nodes: list[Any]) -> Iterator[tuple[Any, str, Kept]]:
+    """(Node, slot, what was kept) of the saved tensors of some Nodes."""
+    for node in nodes:
+        for slot, saved in _torch.saved_slots(node):
+            packed = _torch.packed_object(saved)
+            kept = packed.kept if isinstance(packed, HookedSave) else packed
+            if isinstance(kept, Kept):
+                yield node, slot, kept
 
 
 def relative_error(right: Any, wrong: Any) -> float:

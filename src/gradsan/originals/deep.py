@@ -17,16 +17,16 @@ import torch
 from gradsan import _torch
 from gradsan.graph import naming, walk
 from gradsan.model import Conflict, Deviation, Message
-from gradsan.originals import side_backward
-from gradsan.originals.comparing import Comparing, LiveValues, is_rounding, is_same, relative_error
-from gradsan.originals.default_hooks import DefaultHooks
+from gradsan.originals import comparing, side_backward
+from gradsan.originals.comparing import Comparing, LiveValues, kept_in, saved_values
+from gradsan.originals.default_hooks import DefaultHooks, relays
 from gradsan.originals.emptied import Emptied, freed
 from gradsan.originals.handed_out import HandedOut
-from gradsan.originals.originals import Kept, KnownOutside, cloned
+from gradsan.originals.originals import Kept, KnownOutside, Storages, cloned
 from gradsan.record.log import Core
 from gradsan.record.patches import Patches
 from gradsan.record.steps import RawBackward, running_here
-from gradsan.record.user_hooks import HookedSave, TensorHooks
+from gradsan.record.user_hooks import TensorHooks
 
 if TYPE_CHECKING:
     from gradsan.originals.device_copies import DeviceCopies
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 Mode = Literal["deep", "heal"]
 _LEAVES_MEASURED = 1_000
-_WORTH_MOST = 3
 
 
 class Deep:
@@ -55,14 +54,17 @@ class Deep:
         is_healed: Callable[[Callable[[], Conflict]], bool],
         emptied: Emptied,
         note: Callable[[Message], None],
+        left_alone: Storages,
     ) -> None:
-        """Prepare; nothing is installed yet. ``emptied`` knows of memory that was taken away."""
+        """Prepare; nothing is installed yet. ``emptied`` knows of memory that was taken away.
+
+        Of what lies in ``left_alone`` there are no originals.
+        """
         self.mode: Mode = "deep"
         self.is_on = False
-        self.holdings: Holdings | None = None
+        self._holdings: Holdings | None = None
         self.copies: DeviceCopies | None = None
-        self._core = core
-        self.leaves_alone: Callable[[int], bool] = lambda storage: False
+        self._core, self.left_alone = core, left_alone
         self.describe, self._keep, self._is_healed = describe, keep, is_healed
         self._emptied, self._note = emptied, note
         self._reading: Literal["", "original", "current"] = ""
@@ -70,10 +72,23 @@ class Deep:
         self._deviation: Deviation | None = None
         self._changed_before, self._measured_with = set[int](), set[int]()
         self._known_outside = KnownOutside(core)
-        self._comparing, self.live = Comparing(core, self._known_outside), LiveValues()
-        self._tensor_hooks = TensorHooks(core)
-        self._hooks = DefaultHooks(core, self._pack, self._unpack, note)
-        self._handed_out = HandedOut(core)
+        self._tensor_hooks, self._handed_out = TensorHooks(core), HandedOut(core)
+        pack, unpack = relays(core, self._pack, self._unpack)
+        exempt = (self._known_outside.storages, left_alone.storages)
+        self._values = saved_values(core, pack, unpack, exempt, self._handed_out.readers)
+        self._comparing, self.live = Comparing(core, self._known_outside), LiveValues(self._values)
+        shown = _torch.shown_when_read(unpack)
+        self._hooks = DefaultHooks(core, self._values.pack, self._values.unpack if shown is unpack else shown, note)
+
+    @property
+    def holdings(self) -> Holdings | None:
+        """Knows how much memory the originals take, where somebody asks for that."""
+        return self._holdings
+
+    @holdings.setter
+    def holdings(self, holdings: Holdings | None) -> None:
+        self._holdings = holdings
+        self._values.on_kept = None if holdings is None else holdings.add
 
     @property
     def is_measuring(self) -> bool:
@@ -112,7 +127,7 @@ class Deep:
         outputs = entry.outputs
         roots = [node for one in outputs if (node := getattr(one, "grad_fn", None)) is not None]
         order = walk.engine_order(roots)
-        reached = list(_kept_of(order))
+        reached = list(kept_in(order))
         self.live.walked(len(reached))
         suspects = {
             id(kept): kept
@@ -152,8 +167,8 @@ class Deep:
         for leaf, right, wrong in zip(leaves, *found, strict=True):
             if any(one is None or one is side_backward.UNKNOWN for one in (right, wrong)):
                 continue
-            error = relative_error(right, wrong)
-            if not is_rounding(error, right):
+            error = comparing.relative_error(right, wrong)
+            if not comparing.is_rounding(error, right):
                 names = naming.names_of(leaf, sys._getframe(1)) if torch.is_tensor(leaf) else ()
                 errors.append((names[0].text if names else str(tuple(right.shape)), error))
         for what in sorted(passed_over):
@@ -196,7 +211,9 @@ class Deep:
                     except RuntimeError:
                         return None
                 reached.append(hooks.reached)
-            others = frozenset(place for place, one in reached[0].items() if not is_same(one, reached[1].get(place)))
+            others = frozenset(
+                place for place, one in reached[0].items() if not comparing.is_same(one, reached[1].get(place))
+            )
             if not others:
                 return found
             closed |= others
@@ -228,24 +245,24 @@ class Deep:
     @contextmanager
     def _giving(self, reading: Any) -> Iterator[None]:
         """Meanwhile backward gets what ``reading`` says, nothing is reported, and no event is logged."""
-        was_active, self._core.active, self._reading = self._core.active, False, reading
+        core, values = self._core, self._values
+        was = core.active, values.is_off
+        core.active, values.is_off, self._reading = False, True, reading
         try:
             yield
         finally:
-            self._core.active, self._reading, self._node_aside = was_active, "", None
+            (core.active, values.is_off), self._reading, self._node_aside = was, "", None
 
     def _pack(self, tensor: Any) -> tuple[Kept]:
-        if _torch.has_modes():
-            with _torch.hushed():
-                return (self._kept(tensor),)
-        return (self._kept(tensor),)
+        with _torch.hushed() if _torch.has_modes() else nullcontext():
+            return (self._kept(tensor),)
 
     def _kept(self, tensor: Any) -> Kept:
         core = self._core
         if self._reading or not core.active:
             kept = Kept(tensor, False, core.clock, core.stack(2), threading.get_ident())
             if not self._reading:
-                self.live.add(kept)
+                self._values.add(kept)
             return kept
         core.clock += 1
         stack = core.stack(2)
@@ -257,13 +274,13 @@ class Deep:
         """A value that was saved just now, as it is. Raises as :meth:`Holdings.add`."""
         shared = _torch.shared_of(tensor)
         storage = _torch.storage_or_none(tensor if shared is None else shared)
-        known, keeps = self._known_outside.holds(storage), not self.leaves_alone(storage)
+        known, keeps = self._known_outside.holds(storage), not self.left_alone.holds(storage)
         copied = cloned if self.copies is None else self.copies.copied
         thread = threading.get_ident()
         kept = Kept(tensor, known, clock, stack, thread, keeps_original=keeps, shared=shared, copied=copied)
         if kept.original is None and keeps:
             self._look_inside(kept)
-        self.live.add(kept)
+        self._values.add(kept)
         if self.holdings is not None:
             self.holdings.add(kept)
         return kept
@@ -305,7 +322,10 @@ class Deep:
             raise RuntimeError(_torch.DETACHED)
         value = kept.alias if is_as_saved else self._given(kept)
         if self._is_kernel():
-            return _torch.lent(value, kept.original) if is_as_saved else _torch.without_sharing(value, kept.original)
+            if is_as_saved:
+                return _torch.lent(value, kept.original)
+            # Only the original itself is sure to hold its memory.
+            return _torch.without_sharing(value, value if value is kept.original else None)
         if kept.original is not None and value is kept.original:
             return kept.original.clone()  # what others may write must not be the original
         very = None if kept.requires_grad or value is not kept.alias else kept.very_tensor
@@ -345,7 +365,7 @@ class Deep:
                 return kept.current
         heals = self.heals(kept, lambda: self.describe(kept, moved, moved, changed, None, None))
         deviation = self.deviation_of(kept) if changed else self._deviation
-        worth = _worth(moved and not heals, changed, deviation)
+        worth = comparing.worth_of(moved and not heals, changed, deviation)
         if worth > kept.reported:
             healed = kept.nbytes if heals and changed else None
             kept.reported = worth
@@ -381,7 +401,7 @@ class Deep:
         else:
             heals = self.heals(kept, describe)
             if not kept.reported:
-                kept.reported = _WORTH_MOST
+                kept.reported = comparing.WORTH_MOST
                 self._keep(lambda: describe(kept.nbytes if heals else None))
         if heals:
             return kept.original
@@ -398,19 +418,3 @@ class Deep:
         if kept.heals is None:
             kept.heals = self._is_healed(describe)
         return kept.heals
-
-
-def _worth(raises: bool, changed: bool, deviation: Deviation | None) -> int:
-    """How much there is to report; of a value that several backwards ask for, more is reported when there is more."""
-    if raises:
-        return _WORTH_MOST
-    return 1 if not changed or (deviation is not None and not deviation.errors) else 2
-
-
-def _kept_of(nodes: list[Any]) -> Iterator[tuple[Any, str, Kept]]:
-    for node in nodes:
-        for slot, saved in _torch.saved_slots(node):
-            packed = _torch.packed_object(saved)
-            kept = packed.kept if isinstance(packed, HookedSave) else packed
-            if isinstance(kept, Kept):
-                yield node, slot, kept

@@ -14,23 +14,25 @@ from gradsan.record.log import Core
 from gradsan.record.patches import Patches
 
 
+def relays(
+    core: Core, pack: Callable[[Any], tuple[Any]], unpack: Callable[[Any], tuple[Any] | None]
+) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """A pair of hooks without a frame of their own; ``unpack`` may leave a value to the program's own hook."""
+    return core.relay(pack, pack, None), core.relay(_by_the_programs, unpack, None)
+
+
 class DefaultHooks:
     """One pair of hooks, pushed where it may be."""
 
     def __init__(
         self,
         core: Core,
-        pack: Callable[[Any], tuple[Any]],
-        unpack: Callable[[Any], tuple[Any] | None],
+        pack: Callable[[Any], Any],
+        unpack: Callable[[Any], Any],
         note: Callable[[Message], None],
     ) -> None:
-        """What the hooks do, each as the ``before`` of a relay; ``unpack`` may leave a value to the program's own hook.
-
-        ``note`` is called where hooks are forbidden for a while.
-        """
-        self._core, self._note = core, note
-        self._pack = core.relay(pack, pack, None)
-        self._unpack = _torch.shown_when_read(core.relay(_by_the_programs, unpack, None))
+        """The hooks; ``note`` is called where hooks are forbidden for a while."""
+        self._core, self._note, self._pack, self._unpack = core, note, pack, unpack
         self._local = threading.local()
 
     def install(self, patches: Patches) -> None:

@@ -35,6 +35,8 @@ class HandedOut:
         self._readers: set[int] = set()
         self.knows_readers = False
         self._unpacked: dict[int, list[Kept]] = {}
+        self.readers = (self._readers, self._unpacked)
+        """The threads that read a custom Function's values just now."""
 
     def install(self, patches: Patches) -> None:
         """Replace both until ``patches`` is undone."""

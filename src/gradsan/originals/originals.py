@@ -8,14 +8,14 @@ such a writer does not ask (and after a move would write somewhere else), so the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from gradsan import _torch
 from gradsan.model import ByteChange
-from gradsan.record.log import Core
+from gradsan.record.log import Core, has_native_core
 from gradsan.record.patches import Patches, standing
 
 # As torch itself reads them: a subclass may have attributes of these names.
@@ -27,13 +27,25 @@ _FUNCTIONS = ("numpy", "__array__", "__dlpack__", "data_ptr", "share_memory_")
 _RESIZED = ((torch.UntypedStorage, "resize_"), (torch.Tensor, "resize_"), (torch.Tensor, "resize_as_"))
 
 
+class Storages(Protocol):
+    """Some storages, by their ``_cdata``."""
+
+    @property
+    def storages(self) -> Collection[int]:
+        """All that may be among them."""
+
+    def holds(self, storage: int, /) -> bool:
+        """Whether one is among them."""
+
+
 class KnownOutside:
     """The storages whose pointer somebody has, while they live."""
 
     def __init__(self, core: Core) -> None:
         """Start with none."""
         self._core = core
-        self._storages: dict[int, Any] = {}
+        self.storages: dict[int, Any] = {}
+        """A reference to each by its ``_cdata``; it may have died since."""
 
     def install(self, patches: Patches) -> None:
         """Watch the methods by which a pointer is handed out, and those that resize, until ``patches`` is undone."""
@@ -48,11 +60,11 @@ class KnownOutside:
 
     def holds(self, storage: int) -> bool:
         """Whether the storage with this ``_cdata`` is known outside."""
-        reference = self._storages.get(storage)
+        reference = self.storages.get(storage)
         if reference is None:
             return False
         if _torch.is_gone(reference):
-            del self._storages[storage]
+            del self.storages[storage]
             return False
         return True
 
@@ -61,7 +73,7 @@ class KnownOutside:
             with _torch.hushed():
                 storage = _torch.storage_reference(args[0])
                 if storage is not None:
-                    self._storages[_torch.storage_or_none(args[0])] = storage
+                    self.storages[_torch.storage_or_none(args[0])] = storage
 
         return self._core.listener(original, None, opened)
 
@@ -86,15 +98,8 @@ _SAMPLES = 4
 _SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class Kept:
-    """A saved tensor: an alias that shares memory and version counter with it, and its original.
-
-    ``maker`` is the number of the Node that made it, None for a leaf; ``output`` is which result of the saving Node it
-    is, None for another value. ``is_copied`` says that the original was copied when it was saved. A tensor without
-    elements of its own in ordinary memory (sparse, nested, a subclass) is left alone: it has no original; its version
-    is looked at, and ``parts``, what is kept of the tensors that a wrapper subclass holds. ``hooks`` are those that the
-    program has registered for this one slot, as (what its pack hook gave, its unpack hook).
-    """
+class _SavedFields:
+    """The fields of a kept value; :class:`Kept` says what they mean."""
 
     __slots__ = (
         "__weakref__",
@@ -117,6 +122,24 @@ class Kept:
         "version",
         "was_leaf",
     )
+
+
+if not TYPE_CHECKING and has_native_core():
+    # The C core, too, makes such values.
+    from gradsan.record._native import SavedFields as _SavedFields
+
+
+class Kept(_SavedFields):
+    """A saved tensor: an alias that shares memory and version counter with it, and its original.
+
+    ``maker`` is the number of the Node that made it, None for a leaf; ``output`` is which result of the saving Node it
+    is, None for another value. ``is_copied`` says that the original was copied when it was saved. A tensor without
+    elements of its own in ordinary memory (sparse, nested, a subclass) is left alone: it has no original; its version
+    is looked at, and ``parts``, what is kept of the tensors that a wrapper subclass holds. ``hooks`` are those that the
+    program has registered for this one slot, as (what its pack hook gave, its unpack hook).
+    """
+
+    __slots__ = ()
 
     def __init__(
         self,

@@ -57,6 +57,8 @@
 #include "native/writers.h"
 #include "native/nonfinite.h"
 #include "native/engine.h"
+#include "native/lent.h"
+#include "native/saved.h"
 
 /* ---- the type Core and the module ------------------------------------------------------------------------------- */
 
@@ -233,83 +235,6 @@ static PyTypeObject Core_Type = {
     .tp_getset = Core_getset,
 };
 
-/* ---- memory lent to kernels ------------------------------------------------------------------------------------- */
-
-/* What DLPack calls a managed tensor: the layout is that of its ABI, which torch reads. */
-typedef struct Lent {
-    void *data;
-    struct { int32_t type, id; } device;
-    int32_t ndim;
-    struct { uint8_t code, bits; uint16_t lanes; } dtype;
-    int64_t *shape, *strides;
-    uint64_t byte_offset;
-    void *owner;
-    void (*give_back)(struct Lent *);
-    int64_t sizes[]; /* shape, then strides */
-} Lent;
-
-enum { DEVICE_CPU = 1 };
-
-static void Lent_give_back(Lent *lent)
-{
-    if (Py_IsInitialized()) {
-        PyGILState_STATE state = PyGILState_Ensure();
-        Py_DECREF((PyObject *)lent->owner);
-        PyGILState_Release(state);
-    }
-    free(lent);
-}
-
-static void capsule_gone(PyObject *capsule)
-{
-    if (PyCapsule_IsValid(capsule, "dltensor")) /* nobody has taken it */
-        Lent_give_back((Lent *)PyCapsule_GetPointer(capsule, "dltensor"));
-}
-
-static int read_sizes(PyObject *tuple, Py_ssize_t count, int64_t *into)
-{
-    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != count) {
-        PyErr_SetString(PyExc_TypeError, "expected one size and one stride for each dimension");
-        return -1;
-    }
-    for (Py_ssize_t i = 0; i < count; i++) {
-        into[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(tuple, i));
-        if (into[i] == -1 && PyErr_Occurred())
-            return -1;
-    }
-    return 0;
-}
-
-static PyObject *lend(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
-{
-    if (count != 6) {
-        PyErr_SetString(PyExc_TypeError, "lend() takes an address, shape, strides, code, bits and owner");
-        return NULL;
-    }
-    Py_ssize_t ndim = PyTuple_Check(args[1]) ? PyTuple_GET_SIZE(args[1]) : 0;
-    Lent *lent = (Lent *)calloc(1, sizeof(Lent) + 2 * (size_t)ndim * sizeof(int64_t));
-    if (lent == NULL)
-        return PyErr_NoMemory();
-    lent->data = PyLong_AsVoidPtr(args[0]);
-    lent->device.type = DEVICE_CPU;
-    lent->ndim = (int32_t)ndim;
-    lent->shape = lent->sizes;
-    lent->strides = lent->sizes + ndim;
-    lent->dtype.code = (uint8_t)PyLong_AsLong(args[3]);
-    lent->dtype.bits = (uint8_t)PyLong_AsLong(args[4]);
-    lent->dtype.lanes = 1;
-    lent->give_back = Lent_give_back;
-    if (PyErr_Occurred() || read_sizes(args[1], ndim, lent->shape) < 0 || read_sizes(args[2], ndim, lent->strides) < 0) {
-        free(lent);
-        return NULL;
-    }
-    lent->owner = Py_NewRef(args[5]);
-    PyObject *capsule = PyCapsule_New(lent, "dltensor", capsule_gone);
-    if (capsule == NULL)
-        Lent_give_back(lent);
-    return capsule;
-}
-
 static PyMethodDef functions[] = {
     {"call_alone", (PyCFunction)(void (*)(void))call_alone, METH_FASTCALL,
      "call_alone(function, /, *args)\n--\n\nCall it as a thread does its first function: no frame is seen below its own."},
@@ -330,12 +255,15 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__native(void)
 {
     if (PyType_Ready(&Stack_Type) < 0 || PyType_Ready(&MethodWriter_Type) < 0 || PyType_Ready(&FunctionWriter_Type) < 0 || PyType_Ready(&Engine_Type) < 0 || PyType_Ready(&Core_Type) < 0 ||
+        PyType_Ready(&SavedFields_Type) < 0 || PyType_Ready(&SavedValues_Type) < 0 ||
         PyDict_SetItemString(Core_Type.tp_dict, "is_native", Py_True) < 0)
         return NULL;
     PyType_Modified(&Core_Type);
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL || PyModule_AddObjectRef(module, "Core", (PyObject *)&Core_Type) < 0 ||
         PyModule_AddObjectRef(module, "Stack", (PyObject *)&Stack_Type) < 0 ||
+        PyModule_AddObjectRef(module, "SavedFields", (PyObject *)&SavedFields_Type) < 0 ||
+        PyModule_AddObjectRef(module, "SavedValues", (PyObject *)&SavedValues_Type) < 0 ||
         PyModule_AddIntMacro(module, WRITES_KEPT) < 0 || PyModule_AddIntMacro(module, NODES_KEPT) < 0 ||
         PyModule_AddIntMacro(module, STACKS_KEPT) < 0 || PyModule_AddIntMacro(module, DEPTH_KEPT) < 0 ||
         PyModule_AddIntMacro(module, STEPS_KEPT) < 0 || PyModule_AddIntMacro(module, BACKWARDS_KEPT) < 0) {

@@ -28,3 +28,28 @@ def holds_nonfinite(tensor: Any, /) -> bool | None:
 def lend(
     address: int, shape: tuple[int, ...], strides: tuple[int, ...], code: int, bits: int, owner: Any, /
 ) -> Any: ...
+
+class SavedFields:
+    """The fields of a saved tensor that deep mode keeps; see :class:`gradsan.originals.originals.Kept`."""
+
+class SavedValues:
+    """The kept values that live, and hooks; see :func:`gradsan.originals.comparing.saved_values`."""
+
+    pack: Callable[[Any], Any]
+    unpack: Callable[[Any], Any]
+    is_off: bool
+    on_kept: Callable[[Any], None] | None
+    count: int
+
+    def __init__(
+        self,
+        core: Any,
+        kind: type,
+        pack: Callable[[Any], Any],
+        unpack: Callable[[Any], Any],
+        exempt: tuple[Any, ...],
+        readers: tuple[Any, ...],
+    ) -> None: ...
+    def add(self, kept: Any, /) -> None: ...
+    def live(self) -> list[Any]: ...
+    def doubtful(self) -> list[Any]: ...

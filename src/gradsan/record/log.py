@@ -154,6 +154,11 @@ def native_available() -> bool:
     return True
 
 
+def has_native_core() -> bool:
+    """Whether the C core is what :func:`make_core` makes unless asked for another."""
+    return os.environ.get(_SWITCH, "1") != "0" and native_available()
+
+
 def make_core(native: bool | None = None) -> Core:
     """A fresh core. ``native``: True asks for the C extension, False for pure Python, None takes the best there is.
 
@@ -161,7 +166,7 @@ def make_core(native: bool | None = None) -> Core:
     extension is asked for and was not built. The C core is typed as the pure one, which has the same interface.
     """
     if native is None:
-        native = os.environ.get(_SWITCH, "1") != "0" and native_available()
+        native = has_native_core()
     if native:
         from gradsan.record import _native
 

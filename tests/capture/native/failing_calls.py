@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from gradsan.originals.comparing import saved_values
+from gradsan.originals.originals import Kept
 from gradsan.record import _native, log
 
 ROUNDS = 3000
@@ -39,6 +41,18 @@ def operations(core: Any) -> dict[str, Callable[[], Any]]:
     key = (slice(0, 1), 2)
     here = threading.get_ident()
 
+    values = saved_values(core, lambda tensor: Kept(tensor, False, 0, None, 0), lambda kept: kept.alias, (), ())
+    result, moved = (leaf * 1).exp(), torch.zeros(2, 3)
+    kept, others = values.pack(result), values.pack(moved[0])
+    moved.data[1] = 1
+    handing = core.engine(lambda outputs, *_, **__: [values.unpack(one) for one in (kept, others)])
+
+    def hand_out() -> None:
+        with torch.no_grad():
+            given = handing(outputs, None, False, True)
+        assert torch.equal(given[0], result)
+        assert torch.equal(given[1], moved[0])
+
     def counts() -> None:
         before = counted.item()
         try:
@@ -56,6 +70,9 @@ def operations(core: Any) -> dict[str, Callable[[], Any]]:
         "step": lambda: (core.step_begin(optimizer, (), {}), core.step_end(optimizer, (), {})),
         "backward": lambda: engine(outputs, None, False, accumulate_grad=True),
         "backward of several": lambda: engine(several, (None, None), True, True),
+        "save": lambda: (values.pack(leaf), values.pack(result)),
+        "hand out": hand_out,
+        "doubtful": values.doubtful,
         "backward that fails": lambda: failing(3),
         "stack": core.stack,
         "stacks anew": lambda: eval("core.stack()", {"core": core}),

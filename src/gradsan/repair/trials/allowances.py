@@ -116,7 +116,7 @@ def _with_gathered(deep: Deep) -> Callable[[Any, int, Any], Kept]:
     def keep_original(tensor: Any, clock: int, stack: Any) -> Kept:
         kept = keep(tensor, clock, stack)
         storage = _torch.storage_or_none(tensor)
-        if storage and deep.leaves_alone(storage):
+        if storage and deep.left_alone.holds(storage):
             kept.original, kept.is_copied = kept.alias.clone(), True
         return kept
 
