@@ -156,8 +156,13 @@ def _borrowed(context: Context, by: PastBackward) -> list[Clue]:
         return []
     found = borrowed.by_later_loss(core, context.steps, context.backwards, backward, by.clock, context.frame)
     is_later = bool(found)
-    if not found and (roots := by.live_roots()) is not None:
-        found = borrowed.by_earlier_loss(core, context.steps, roots, by.clock, backward, context.frame)
+    if not found:
+        roots = by.live_roots()
+        found = (
+            borrowed.by_gone_loss(core, context.steps, by, backward, context.frame)
+            if roots is None
+            else borrowed.by_earlier_loss(core, context.steps, roots, by.clock, backward, context.frame)
+        )
     clues: list[Clue] = []
     for number, one in enumerate(found):
         values = {"number": number, "is_later": is_later}

@@ -25,6 +25,7 @@ from gradsan.record.steps import BackwardRecord
 
 _MOVED, _OTHERS = 1, 2
 _MOST = 8
+_MOST_CALLS = 64
 
 
 def by_later_loss(
@@ -55,6 +56,50 @@ def by_earlier_loss(
     if any(edge.younger in later for edge in edges):
         return ()
     return _as_bridges(core, backward.thread, frame, edges)
+
+
+def by_gone_loss(core: Log, steps: Any, past: PastBackward, backward: BackwardRecord, frame: Any) -> tuple[Bridge, ...]:
+    """The same of an earlier loss that is gone, from what its backward has freed of the later one's graph.
+
+    Which call took the tensor for the earlier loss is not known: every call until its backward may have.
+    """
+    moved = _moved(steps, past.clock, backward.clock)
+    reached = _reached(backward.roots, _Leaves(moved).kind_of) if moved else {}
+    freed: dict[tuple[Any, int], Any] = {}
+    for node in reached:
+        if _is_before(node, past):
+            continue
+        for child, output in node.next_functions:
+            if child is not None and not _is_leaf(child) and _is_before(child, past) and _torch.was_freed(child):
+                freed.setdefault((child, output), node)
+    if len(freed) > _MOST or any(reached[older] != _OTHERS for older, _ in freed):
+        return ()
+    found: list[Bridge] = []
+    for (older, _), younger in freed.items():
+        taken = _calls_between(core, _torch.node_sequence(older) or 0, past)
+        name = naming.name_of_output(older, frame)
+        found.append(Bridge(older.name(), younger.name(), name, taken, sites_near(core, older, backward.thread)))
+    return tuple(found)
+
+
+def _is_before(node: Any, past: PastBackward) -> bool:
+    number = _torch.node_sequence(node)
+    return number is not None and number < past.begun_at
+
+
+def _calls_between(core: Log, number: int, past: PastBackward) -> tuple[Site, ...]:
+    """Where the Nodes after ``number`` were made, until the backward ``past``, and its own place."""
+    stacks: dict[int, Any] = {}
+    number += 1
+    while number < past.begun_at and len(stacks) < _MOST_CALLS:
+        near = [one for one in core.nodes_near(number, past.thread) if one[1] > number]
+        if not near:
+            break
+        first, end, _, stack = near[-1]
+        if first < past.begun_at:
+            stacks.setdefault(id(stack), stack)
+        number = end
+    return tuple(symbolise(stack) for stack in (*stacks.values(), past.stack))
 
 
 def _went_through(node: Any, past: PastBackward) -> bool:

@@ -104,7 +104,8 @@ def _was_rewritten(tensor: Any) -> bool:
 def _layer(path: str, value: Any) -> Layer:
     kind = kind_of(value)
     items = () if kind == "object" else value.values() if kind == "dict" else value
-    return Layer(path, kind, tuple(sorted({_kind_of_item(item) for item in list(items)})))
+    is_frozen = bool(getattr(getattr(type(value), "__dataclass_params__", None), "frozen", False))
+    return Layer(path, kind, tuple(sorted({_kind_of_item(item) for item in list(items)})), is_frozen)
 
 
 def _kind_of_item(item: Any) -> str:

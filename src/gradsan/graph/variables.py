@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import sys
@@ -267,9 +268,23 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         fields = getattr(value, "_fields", None)
         for position, item in enumerate(list(value)):
             yield (f"{path}.{fields[position]}" if fields else f"{path}[{position}]"), item
-    elif hasattr(value, "__dict__") and _is_plain_object(value):
-        for attribute, item in list(vars(value).items()):
+    elif _is_plain_object(value):
+        for attribute, item in _attributes(value):
             yield f"{path}.{attribute}", item
+
+
+def _attributes(value: Any) -> list[tuple[str, Any]]:
+    """What the object's dictionary and the slots of the user's own classes hold."""
+    found = list(vars(value).items()) if hasattr(value, "__dict__") else []
+    for owner in type(value).__mro__:
+        slots = owner.__dict__.get("__slots__", ())
+        names = () if owner.__module__ in sys.stdlib_module_names else (slots,) if isinstance(slots, str) else slots
+        for name in names:
+            slot = owner.__dict__.get(name)
+            if isinstance(slot, types.MemberDescriptorType):
+                with contextlib.suppress(AttributeError):
+                    found.append((name, slot.__get__(value)))
+    return found
 
 
 def _is_plain_object(value: Any) -> bool:

@@ -174,12 +174,14 @@ class Name:
 class Layer:
     """What a tensor lies in: the expression ``path``, its ``kind`` as in :class:`Held`, the kinds of its ``items``.
 
-    ``items`` are ``tensor``, ``none``, ``other`` or kinds of containers, each once; empty for an object.
+    ``items`` are ``tensor``, ``none``, ``other`` or kinds of containers, each once; empty for an object. ``is_frozen``:
+    a dataclass whose fields cannot be assigned.
     """
 
     path: str
     kind: str
     items: tuple[str, ...] = ()
+    is_frozen: bool = False
 
 
 @dataclass(frozen=True, slots=True)

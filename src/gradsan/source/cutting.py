@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from gradsan.model import Frame, Held, Layer
 from gradsan.source.change import Change
 from gradsan.source.locate import statement_at
+from gradsan.source.modules import object_cut
 from gradsan.source.rounds import after_round, deque_made
 from gradsan.source.tree import SourceFile
 
@@ -41,6 +42,10 @@ def detach_held(frames: Sequence[Frame], held: Sequence[Held]) -> tuple[Change, 
 
 def _cut(source: SourceFile, held: Held) -> tuple[str, str] | None:
     """What is bound anew, and to what."""
+    frozen = next((layer.path for layer in held.around if layer.is_frozen), None)
+    if frozen is not None:
+        cut = object_cut(source, frozen)
+        return (cut[0][0], cut[1][0]) if cut is not None and cut[0] == [frozen] else None
     last = max((place for place, layer in enumerate(held.around) if layer.kind == "object"), default=-1)
     layers = held.around[last + 1 :]
     name = layers[0].path if layers else held.path

@@ -6,7 +6,7 @@ import ast
 from typing import TypeAlias
 
 from gradsan.source.change import Change, Edit, edited
-from gradsan.source.identifiers import Binding, bindings_of, chain_key, constant_key, leaf_name
+from gradsan.source.identifiers import Binding, bindings_of, chain_key, constant_key, imported_as, leaf_name
 from gradsan.source.tree import SourceFile, read_source
 
 __all__ = [
@@ -259,8 +259,8 @@ def detached_form(source: SourceFile, name: str, shape: Shape) -> str:
 def object_cut(source: SourceFile, name: str) -> tuple[list[str], list[str]] | None:
     """What is bound, and to what, where the object that ``name`` holds is cut off its graph.
 
-    Named tuples are made anew, attributes of dataclasses are set; which of them hold tensors their annotations say.
-    None for other classes, frozen ones, and where a field may hold more than one tensor.
+    Named tuples and frozen dataclasses are made anew, attributes of others are set; which of them hold tensors their
+    annotations say. None for other classes, and where a field may hold more than one tensor.
     """
     last = name.rpartition(".")[2]
     made = {
@@ -283,9 +283,14 @@ def object_cut(source: SourceFile, name: str) -> tuple[list[str], list[str]] | N
                 return None
             if "NamedTuple" in map(leaf_name, node.bases):
                 return [name], [f"{name}._replace({', '.join(f'{one}={name}.{one}.detach()' for one in fields)})"]
-            if _is_open_dataclass(node):
+            settings = _settings_of_dataclass(node)
+            if settings is None:
+                return None
+            if "frozen" not in settings:
                 return [f"{name}.{one}" for one in fields], [f"{name}.{one}.detach()" for one in fields]
-        elif isinstance(node, ast.stmt) and _makes_class(node, kind or ""):
+            anew = _made_anew(source, node, name, fields)
+            return None if anew is None or node.bases else ([name], [anew])
+        if isinstance(node, ast.stmt) and _makes_class(node, kind or ""):
             value = getattr(node, "value", None)
             if isinstance(value, ast.Call) and leaf_name(value.func) == "namedtuple":
                 return [name], [f"{name}._make(s.detach() for s in {name})"]
@@ -306,12 +311,28 @@ def _tensor_fields(node: ast.ClassDef) -> list[str]:
     return fields
 
 
-def _is_open_dataclass(node: ast.ClassDef) -> bool:
+def _settings_of_dataclass(node: ast.ClassDef) -> set[str] | None:
+    """The arguments of the decorator that are not False; None where the class is no dataclass."""
     for decorator in node.decorator_list:
         call = decorator if isinstance(decorator, ast.Call) else None
         if leaf_name(decorator if call is None else call.func) == "dataclass":
-            return call is None or not any(one.arg == "frozen" for one in call.keywords)
-    return False
+            given = [] if call is None else call.keywords
+            off = {one.arg for one in given if isinstance(one.value, ast.Constant) and one.value.value is False}
+            return {one.arg or "" for one in given} - {one or "" for one in off}
+    return None
+
+
+def _made_anew(source: SourceFile, node: ast.ClassDef, name: str, detached: list[str]) -> str | None:
+    """The frozen dataclass ``name`` with fields detached: by ``replace`` where the file has it, else field by field."""
+    given = [f"{one}={name}.{one}.detach()" for one in detached]
+    package, replace = imported_as(source, "dataclasses"), imported_as(source, "dataclasses.replace")
+    if package or replace:
+        return f"{replace or f'{package}.replace'}({name}, {', '.join(given)})"
+    fields = [one for one in node.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)]
+    if any(isinstance(one.value, ast.Call) or "ClassVar" in ast.unparse(one.annotation) for one in fields):
+        return None
+    names = [one.target.id for one in fields if isinstance(one.target, ast.Name)]
+    return f"{node.name}({', '.join(f'{one}={name}.{one}' + '.detach()' * (one in detached) for one in names)})"
 
 
 def _shape_of_display(value: ast.expr) -> Shape | None:

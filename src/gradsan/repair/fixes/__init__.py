@@ -89,7 +89,7 @@ def with_candidates(diagnosis: Diagnosis) -> Diagnosis:
     for suggest in _SUGGESTERS:
         try:
             found.extend(suggest(diagnosis))
-        except (SyntaxError, ValueError, IndexError):
+        except (SyntaxError, ValueError, LookupError):
             # Source that does not fit the run: no suggestion from it.
             continue
     found.extend(_without_kept_graph(diagnosis, (*diagnosis.fixes, *found)))

@@ -18,7 +18,7 @@ from gradsan.source.change import Edit, apply_change, text_with
 from gradsan.source.cutting import torch_in
 from gradsan.source.identifiers import chain_key, local_nodes
 from gradsan.source.locate import statement_at
-from gradsan.source.modules import DETACHED
+from gradsan.source.modules import DETACHED, object_cut
 from gradsan.source.rewrite.out_of_place import out_of_place
 from gradsan.source.rounds import shape_bound_at
 from gradsan.source.targets import target_at
@@ -130,7 +130,10 @@ def _detached(last: blocks.Placed, model: str, kept: _Kept) -> Fix | None:
     shape = shape_bound_at(kept.frame, f"self.{kept.attribute}") or "tensor"
     end = source.span(last.statement).end_line
     condition = f"{_is_owner(source, module, kept.owner)} and {value} is not None"
-    body, torch = f"{value} = {DETACHED[shape].format(value)}", torch_in(source)
+    cut = object_cut(source, value) if shape == "object" else ([value], [DETACHED[shape].format(value)])
+    if cut is None:
+        return None
+    body, torch = f"{', '.join(cut[0])} = {', '.join(cut[1])}", torch_in(source)
     if kept.others and torch is not None and shape == "tensor":
         condition = _is_owner(source, module, kept.owner)
         names = sorted((kept.attribute, *kept.others))
