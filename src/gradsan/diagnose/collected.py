@@ -142,15 +142,24 @@ def border(bridges: Sequence[Bridge]) -> Border | None:
     """How to cut every one of ``bridges``; None where the source does not decide of one of them."""
     lines: dict[tuple[str, int], str] = {}
     names: list[str] = []
+    taking: dict[tuple[str, str, int], list[Frame]] = {}
+    changes: dict[tuple[str, str, int], source.Change] = {}
     for bridge in bridges:
         found = _cut(bridge)
-        if found is None:
+        statement = None if found is None else source.statement_at(found[1])
+        if found is None or statement is None:
             return None
         name, frame, change = found
-        for file, line, text in source.changed_lines(frame.file, change):
+        key = (frame.file, name, statement.span.line)
+        taking.setdefault(key, []).append(frame)
+        # What one statement reads for several operations is cut by one change.
+        joined = source.detach_reads(taking[key], name) if key in changes else None
+        changes[key] = change if joined is None else joined
+        names.append(name)
+    for (wanted, _, _), change in changes.items():
+        for file, line, text in source.changed_lines(wanted, change):
             if lines.setdefault((file, line), text) != text:
                 return None
-        names.append(name)
     if not lines:
         return None
     return Border(tuple((file, line, text) for (file, line), text in lines.items()), tuple(dict.fromkeys(names)))
@@ -189,7 +198,7 @@ def _cut(bridge: Bridge) -> tuple[str, Frame, source.Change] | None:
             for name, frame in _reads(user_frames(taken), user_frames(made), bridge.name):
                 if bridge.name is not None and bridge.name.startswith((f"{name}[", f"{name}.")):
                     continue  # a container: which of its tensors are another network's, no line tells
-                change = source.detach_reads(frame, name)
+                change = source.detach_reads((frame,), name)
                 if change is not None:
                     return name, frame, change
     return None

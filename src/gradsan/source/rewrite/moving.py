@@ -12,7 +12,7 @@ from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
 from gradsan.source.flow import reaching
 from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, consumed_names, leaf_name
-from gradsan.source.locate import Statement, statement_at
+from gradsan.source.locate import Statement, expression_at, statement_at
 from gradsan.source.tree import SourceFile, header_nodes
 
 __all__ = [
@@ -239,17 +239,27 @@ def bound_names(frame: Frame) -> list[str]:
     return [] if statement is None else assigned_names(statement)
 
 
-def detach_reads(frame: Frame, name: str) -> Change | None:
-    """The statement at ``frame`` with every read of ``name`` detached: ``D(fake)`` becomes ``D(fake.detach())``.
+def detach_reads(frames: Sequence[Frame], name: str) -> Change | None:
+    """The statement at ``frames`` with the reads of ``name`` detached: ``D(fake)`` becomes ``D(fake.detach())``.
 
-    None where it reads none, or binds ``name`` itself in place.
+    Those in the operations at ``frames`` where they read it, else all of the statement: one that computes two losses
+    reads a value for each. None where it reads none, or binds ``name`` itself in place.
     """
-    statement = statement_at(frame)
+    statement = statement_at(frames[0])
     if statement is None or isinstance(statement.node, ast.AugAssign):
         return None
     source = statement.source
+    taking = [one.span for frame in frames if (one := expression_at(frame)) is not None]
+    within = [] if len(taking) < len(frames) else taking
+    reads = _edits_of_reads(source, statement.node, name)
+    inner = [one for one in reads or () if any(span.contains(one.span) for span in within)]
+    return None if reads is None else edited(source, inner or reads, "detach")
+
+
+def _edits_of_reads(source: SourceFile, statement: ast.stmt, name: str) -> list[Edit] | None:
+    """``.detach()`` behind each read of ``name``; None where it is called."""
     edits: list[Edit] = []
-    for node in header_nodes(statement.node):
+    for node in header_nodes(statement):
         if not isinstance(node, ast.Name | ast.Attribute | ast.Subscript) or not isinstance(node.ctx, ast.Load):
             continue
         if chain_key(node) != name:
@@ -261,7 +271,7 @@ def detach_reads(frame: Frame, name: str) -> Change | None:
             continue
         span = source.span(node)
         edits.append(Edit.insert(span.end_line, span.end_column, ".detach()"))
-    return edited(source, edits, "detach")
+    return edits
 
 
 def detach_given(frame: Frame, taker: str, maker: str) -> tuple[str, Change] | None:
