@@ -11,6 +11,10 @@ from gradsan.repair.patch import Patch, PatchError
 
 ALWAYS = {
     "accumulated_and_cleared",
+    "frozen_state",
+    "gan_by_methods",
+    "halves_of_a_buffer",
+    "probe_in_dict_of_losses",
     "targets_of_sweeps",
     "cells_grown_in_argument",
     "critic_cleared_by_generator",

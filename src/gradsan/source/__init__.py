@@ -114,6 +114,7 @@ if TYPE_CHECKING:
     from gradsan.source.rewrite.suggest import switch_on_before as switch_on_before
     from gradsan.source.rewrite.suggest import undone as undone
     from gradsan.source.rewrite.suggest import undone_numbers as undone_numbers
+    from gradsan.source.rewrite.suggest import view_again as view_again
     from gradsan.source.rewrite.uncut import Uncut as Uncut
     from gradsan.source.rewrite.uncut import cut_at_use as cut_at_use
     from gradsan.source.rewrite.uncut import read_with_graph as read_with_graph
@@ -192,7 +193,7 @@ _NAMES = {
     "rewrite.scatter": "element_out_of_place part_out_of_place",
     "rewrite.suggest": (
         "clone_at_save clone_before detach_at drop_keyword has_keyword inplace_false switch_on_before undone "
-        "undone_numbers"
+        "undone_numbers view_again"
     ),
     "rewrite.uncut": "Uncut cut_at_use read_with_graph term_uncut",
     "rounds": (

@@ -210,13 +210,18 @@ def leaf_written(failure: Failure) -> Diagnosis | None:
     if again is not None:
         values["function"] = again.name
     is_view = again is None and _is_view_of_leaf(failure)
+    kind = "leaf_written"
+    if again is None and _is_older_view(failure):
+        kind = "older_view_written"
+    elif is_view:
+        kind = "leaf_view_written"
     return parts.diagnosis(
         failure,
         "GS301",
         "leaf_written",
         values=values,
-        title="title.leaf_view_written" if is_view else None,
-        explanation="explanation.leaf_view_written" if is_view else f"explanation.leaf_written_as_{purpose}",
+        title=f"title.{kind}",
+        explanation=f"explanation.{kind}" if kind != "leaf_written" else f"explanation.leaf_written_as_{purpose}",
         labels=(
             *statements.created(failure, target),
             *label_texts.at(
@@ -234,6 +239,12 @@ def _is_view_of_leaf(failure: Failure) -> bool:
     """Whether the written tensor is no leaf itself but a view of one: made by an operation before this statement."""
     target = parts.clue(failure, "target")
     return failure.row == "leaf_view_inplace" and target is not None and target.values.get("is_leaf") is False
+
+
+def _is_older_view(failure: Failure) -> bool:
+    """Whether PyTorch takes a view for a leaf: its base got a graph by a write through another view, made beside it."""
+    target = parts.clue(failure, "target")
+    return failure.row == "leaf_inplace" and target is not None and target.values.get("is_leaf") is False
 
 
 def _owner(target: Clue | None, is_view: bool) -> tuple[Message, ...]:
@@ -266,6 +277,9 @@ def _purpose(failure: Failure) -> str:
 
 
 def _fixes(failure: Failure, purpose: str, values: Mapping[str, Any]) -> tuple[Fix, ...]:
+    if purpose != "checkpoint" and _is_older_view(failure):
+        again = statements.changed(failure, lambda frame: source.view_again(frame, str(values["name"])))
+        return (parts.fix("view_again", "preserved", values, lines=again),)
     outside = parts.fix("no_grad", "preserved", values, lines=statements.changed(failure, source.under_no_grad))
     new = statements.new_tensor(failure, values)
     if purpose == "update":
