@@ -12,6 +12,7 @@ from gradsan.repair.patch import Patch, PatchError
 ALWAYS = {
     "accumulated_and_cleared",
     "frozen_state",
+    "attack_projected_in_chain",
     "gan_by_methods",
     "halves_of_a_buffer",
     "probe_in_dict_of_losses",

@@ -249,6 +249,9 @@ def _written_root(node: ast.stmt) -> str | None:
         target = node.targets[0]
     while isinstance(target, ast.Subscript | ast.Call | ast.Attribute):
         # ``w.mul_(a).add_(b)`` writes w; ``self.w`` is a variable of its own.
+        if isinstance(target, ast.Call) and isinstance(target.func, ast.Attribute):
+            target = target.func.value
+            continue
         if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.attr != "data":
             return f"{target.value.id}.{target.attr}"
         target = target.func if isinstance(target, ast.Call) else target.value
