@@ -9,6 +9,7 @@ from value_programs import run, training
 
 import gradsan
 from forked import call_forked
+from gradsan.graph import naming
 
 HARMLESS = {
     "half precision overflows, and the step is skipped": """
@@ -293,3 +294,16 @@ def test_memory_is_not_asked_for_where_a_mode_or_a_trace_would_see_it():
     assert (heard, seen) == ([], [None, None])
     assert "size" not in str(traced.inlined_graph)
     assert look(one) is True
+
+
+def test_no_heap_is_walked_while_all_is_finite(monkeypatch):
+    # Losses without a name that are read in every round, by gradsan itself and by the program.
+    walks = []
+    alive = naming.modules_alive
+    monkeypatch.setattr(naming, "modules_alive", lambda *wanted: walks.append(wanted) or alive(*wanted))
+    weights, total = torch.ones(3, requires_grad=True), 0.0
+    with gradsan.watch("nonfinite") as watched:
+        for _ in range(12):
+            (weights.exp() * weights).sum().backward()
+            total += (weights * 2).sum().item()
+    assert (watched.diagnoses, walks) == ((), [])

@@ -67,7 +67,7 @@ from gradsan._torch.engine import (
     locals_of,
     puts_back_what_it_writes,
 )
-from gradsan._torch.finite import can_be_nonfinite, is_nonfinite, is_seen_finite, is_view_of
+from gradsan._torch.finite import can_be_nonfinite, is_nonfinite, is_seen_finite, is_view_of, number
 from gradsan._torch.hooks import (
     SAVED_TENSOR,
     has_hooks,
@@ -351,6 +351,7 @@ __all__ = [
     "never_compile",
     "node_sequence",
     "normalisation_classes",
+    "number",
     "numbers_of",
     "operator_called",
     "operator_class",

@@ -30,7 +30,8 @@ except ImportError:
     _look: Callable[[Any], bool | None] | None = None  # type: ignore[no-redef]
 
 # Of torch as it is without gradsan's wrappers, which would take a sum that is not finite for one of the program's.
-_sum, _number = torch.sum, torch.Tensor.item
+_sum = torch.sum
+number: Callable[[Any], Any] = torch.Tensor.item
 _pointer: Callable[[Any], int] = getattr(torch.Tensor, "const_data_ptr", torch.Tensor.data_ptr)
 
 
@@ -59,7 +60,7 @@ def is_nonfinite(tensor: Any) -> bool:
     values = tensor.detach()
     try:
         # The sum is finite only if all are; it takes no memory, but may be too large where they are not.
-        total = _number(_sum(values, dtype=torch.float32 if tensor.element_size() == 2 else None))
+        total = number(_sum(values, dtype=torch.float32 if tensor.element_size() == 2 else None))
         return not cmath.isfinite(total) and not bool(torch.isfinite(values).all())
     except RuntimeError:
         # A device need not have every operator for every layout, nor memory to spare.

@@ -86,7 +86,7 @@ class CutTerms(RoundDetector):
         self._patches = Patches()
         self._held: dict[int, _Held] = {}
         self._joined: list[_Joined] = []
-        self._numbers: dict[tuple[str, int], tuple[_Cut, str | None]] = {}
+        self._numbers: dict[tuple[str, int], _Held] = {}
         self._described: set[Any] = set()
 
     def forget(self) -> None:
@@ -120,14 +120,14 @@ class CutTerms(RoundDetector):
     def _became_number(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         opened = self._entry
         if opened is not None and threading.get_ident() == opened.thread and type(result) is float:
-            self._listeners.guard.run_hushed(lambda: self._note_number(args[0], self._core.stack(), sys._getframe(1)))
+            self._listeners.guard.run_hushed(lambda: self._note_number(args[0], self._core.stack()))
 
-    def _note_number(self, tensor: Any, stack: Any, frame: FrameType) -> None:
+    def _note_number(self, tensor: Any, stack: Any) -> None:
         line = symbolise(stack).user_frame
         if tensor.grad_fn is not None and line is not None and len(self._numbers) < _TENSORS_FOLLOWED:
-            names = naming.names_of(tensor, frame)
             cut = _Cut(stack, "item", _numbers_below(tensor.grad_fn), "discrete")
-            self._numbers[line.file, line.line] = cut, names[0].text if names else None
+            # Programs read losses in every round: its name is looked for only where the number comes back.
+            self._numbers[line.file, line.line] = _Held(_torch.weak_tensor(tensor), (cut,), None)
 
     def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Follow what leaves the graph, and see where it comes back."""
@@ -153,18 +153,19 @@ class CutTerms(RoundDetector):
         if is_term and self._numbers and not held and op in _ADDS and any(type(one) is float for one in args):
             # What a number was computed from is not known: it is one taken at the very line of the sum.
             line = symbolise(self._core.stack()).user_frame
-            cut, number_name = self._numbers.get((line.file, line.line) if line else ("", 0), (None, None))
-            if cut is not None:
-                facts = {**_torch.facts_of(made), "shape": ()}
-                joined = _Joined(_torch.node_sequence(node), (cut,), self._core.stack(), number_name, facts)
-                self._joined.append(joined)
+            read = self._numbers.get((line.file, line.line) if line else ("", 0))
+            if read is not None:
+                self._join(node, made, read)
         elif is_term and (op in _ADDS or all(one.unscaled is not None for one in held)):
             if cuts:
-                facts = {**_torch.facts_of(made), "shape": ()}
-                name = _name_of(held[0], sys._getframe(1))
-                self._joined.append(_Joined(_torch.node_sequence(node), cuts, self._core.stack(), name, facts))
+                self._join(node, made, held[0]._replace(cuts=cuts))
         else:
             _are_data(cuts)
+
+    def _join(self, node: Any, made: Any, term: _Held) -> None:
+        facts = {**_torch.facts_of(made), "shape": ()}
+        name = _name_of(term, sys._getframe(1))
+        self._joined.append(_Joined(_torch.node_sequence(node), term.cuts, self._core.stack(), name, facts))
 
     def _follow(self, op: str, made: Any, given: list[Any], cuts: tuple[_Cut, ...]) -> None:
         # A view that was taken where nothing is recorded has the graph of its base.

@@ -140,7 +140,7 @@ class NonFiniteSearch:
         # A class that dispatches would be asked for its number.
         is_one = len(losses) == 1 and _torch.has_elements(losses[0]) and losses[0].numel() == 1
         if is_one and not bad and not losses[0].is_complex():
-            self._losses = [*self._losses[-_LOSSES_KEPT + 1 :], float(losses[0].item())]
+            self._losses = [*self._losses[-_LOSSES_KEPT + 1 :], float(_torch.number(losses[0]))]
         self._backward.begin(clock, roots)
         for leaf in self._backward.leaves(clock):
             # By identity: the memory of a leaf is asked for only where something bad is written.

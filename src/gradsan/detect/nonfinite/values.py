@@ -54,7 +54,7 @@ class Searched:
         self.index = unravelled(first, self.shape)
         self.has_nan = bool(torch.isnan(values).any())
         self.has_inf = not values.is_complex() and bool(torch.isposinf(values).any())
-        self.value: NonFiniteValue = kind_of(values[self.index].item()) or "nan"
+        self.value: NonFiniteValue = kind_of(_torch.number(values[self.index])) or "nan"
 
 
 def unravelled(position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -84,7 +84,7 @@ def _operand(argument: str, tensor: Any, index: tuple[int, ...], shape: tuple[in
         str(values.dtype).removeprefix("torch."),
         str(tensor.device),
         index=where,
-        at=None if where is None else _shown(values[where].item()),
+        at=None if where is None else _shown(_torch.number(values[where])),
         low=float(finite.min()) if is_ordered else None,
         high=float(finite.max()) if is_ordered else None,
         kind="nan" if _has_nan(values) else "inf" if _torch.is_nonfinite(values) else None,
