@@ -12,6 +12,8 @@ from gradsan.repair.patch import Patch, PatchError
 ALWAYS = {
     "accumulated_and_cleared",
     "frozen_state",
+    "gan_of_a_batch",
+    "weights_perturbed_by_functions",
     "attack_projected_in_chain",
     "gan_by_methods",
     "halves_of_a_buffer",

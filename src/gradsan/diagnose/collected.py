@@ -230,6 +230,19 @@ def _reads(taken: tuple[Frame, ...], made: tuple[Frame, ...], live: str | None) 
         statement = source.statement_at(frame)
         read = [] if statement is None else source.consumed_names(statement)
         yield from ((name, frame) for name in read if name in wanted)
+    yield from _given(taken[level:], {*source.bound_names(made[level]), *((live,) if live else ())})
+
+
+def _given(taken: tuple[Frame, ...], wanted: set[str]) -> Iterator[tuple[str, Frame]]:
+    """The names by which functions called from the first of ``taken`` read what that one calls ``wanted``."""
+    for depth, frame in enumerate(taken[1:], 1):
+        statement = source.statement_at(frame)
+        for name in [] if statement is None else source.consumed_names(statement):
+            outer: str | None = name
+            for inner, caller in zip(taken[depth:0:-1], taken[depth - 1 :: -1], strict=True):
+                outer = None if outer is None else source.callers_expression(outer, inner, caller)
+            if outer in wanted:
+                yield name, frame
 
 
 def _best(names: list[str], live: str | None) -> list[str]:

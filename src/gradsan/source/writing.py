@@ -33,6 +33,7 @@ __all__ = [
     "under_no_grad",
     "updated_in_place",
     "writing_at",
+    "written_root",
 ]
 
 
@@ -137,10 +138,10 @@ def under_no_grad(frame: Frame) -> Change | None:
     block = getattr(parent, field, None)
     if torch is None or not isinstance(block, list) or not _has_own_line(source, statement.node):
         return None
-    root = _written_root(statement.node)
+    root = written_root(statement.node)
     last = at = block.index(statement.node)
     for index in range(at + 1, len(block)):
-        other = _written_root(block[index]) if _has_own_line(source, block[index]) else None
+        other = written_root(block[index]) if _has_own_line(source, block[index]) else None
         if other is None:
             break
         if other == root or _mentions_gradient(block[index]):
@@ -236,7 +237,7 @@ def _has_own_line(source: SourceFile, node: ast.stmt) -> bool:
     return span.line == span.end_line and not head.strip() and (not tail or tail.startswith("#"))
 
 
-def _written_root(node: ast.stmt) -> str | None:
+def written_root(node: ast.stmt) -> str | None:
     """The variable whose tensor, or part of one, a statement writes in place; None where it is no such statement."""
     target: ast.expr | None = None
     if isinstance(node, ast.AugAssign):

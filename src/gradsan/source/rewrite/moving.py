@@ -14,6 +14,7 @@ from gradsan.source.flow import reaching
 from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, consumed_names, leaf_name
 from gradsan.source.locate import Statement, expression_at, statement_at
 from gradsan.source.tree import SourceFile, header_nodes
+from gradsan.source.writing import written_root
 
 __all__ = [
     "Moved",
@@ -66,6 +67,8 @@ def move_behind(written: Sequence[Sequence[Frame]], used: Sequence[Frame]) -> Mo
         return None
     if names_bound(moved) & names_read([*between, use]) or names_bound([*between, use]) & names_read(moved):
         return None
+    if _written_by_hand(source, moved) & _written_by_hand(source, block[backward + 1 :]):
+        return None  # a perturbation that is put back: moved, no backward would see it
     end = source.span(use).end_line
     texts = [source.lines[source.span(node).line - 1 : source.span(node).end_line] for node in moved]
     behind = "\n".join([source.lines[end - 1], *(line for text in texts for line in text)])
@@ -175,6 +178,36 @@ def _takes_gradients(source: SourceFile, use: ast.stmt, stack: Sequence[Frame]) 
 
 def _mentions_gradients(node: ast.AST) -> bool:
     return any(isinstance(one, ast.Attribute) and one.attr == "grad" for one in ast.walk(node))
+
+
+def _written_by_hand(source: SourceFile, nodes: Iterable[ast.stmt]) -> set[str]:
+    """The names whose tensors statements write in place, themselves or in functions of this file.
+
+    Of a loop's variable the names that the loop goes over. Updates by ``.grad`` are an optimizer's, and not counted.
+    """
+    found: set[str] = set()
+    functions = {one.name: one for one in source.module.body if isinstance(one, ast.FunctionDef)}
+    for node in nodes:
+        if _mentions_gradients(node):
+            continue
+        inner = list(ast.walk(node))
+        walked = {
+            name: names_read([one.iter])
+            for one in inner
+            if isinstance(one, ast.For | ast.AsyncFor)
+            for name in names_bound([one.target])
+        }
+        roots = {root.partition(".")[0] for one in inner if isinstance(one, ast.stmt) and (root := written_root(one))}
+        found |= {name for root in roots for name in walked.get(root, {root})}
+        for call in inner:
+            called = functions.get(leaf_name(call.func) or "") if isinstance(call, ast.Call) else None
+            if isinstance(call, ast.Call) and called is not None and not _mentions_gradients(called):
+                writes = any(isinstance(one, ast.stmt) and written_root(one) for one in ast.walk(called))
+                found |= names_read(call.args) if writes else set()
+    return found - _WALKING
+
+
+_WALKING = frozenset({"enumerate", "list", "reversed", "sorted", "zip"})
 
 
 def _must_stay(node: ast.stmt) -> bool:
