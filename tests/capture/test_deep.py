@@ -1,12 +1,14 @@
 """Deep and heal mode: the gradients of the program as written, whatever wrote, and nothing else changed."""
 
 import contextlib
+import ctypes
 import threading
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils import dlpack
 from torch.utils.checkpoint import checkpoint
 
 import gradsan
@@ -270,6 +272,37 @@ def test_a_right_program_computes_the_same(training, mode):
     assert all(torch.equal(one, other) for one, other in zip(parameters, same, strict=True))
     assert torch.equal(state, after)
     assert [one for one in watched.diagnoses if one.severity != "note"] == []
+
+
+def floats_at(place):
+    return (ctypes.c_float * 4).from_address(place)
+
+
+@each("mode", ["deep", "heal"])
+@each("when", ["before", "after"])
+@each(
+    "seen",
+    [
+        lambda t: t.numpy(),
+        lambda t: torch.from_dlpack(t),
+        lambda t: dlpack.from_dlpack(dlpack.to_dlpack(t)),
+        lambda t: floats_at(t.data_ptr()),
+        lambda t: floats_at(getattr(t, "const_data_ptr", t.data_ptr)()),
+        lambda t: floats_at(t.untyped_storage().data_ptr()),
+        lambda t: floats_at(t.storage().data_ptr()),
+    ],
+    ids=["numpy", "DLPack", "capsule", "pointer", "pointer to read from", "storage", "typed storage"],
+)
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_who_knows_the_memory_of_a_saved_value_sees_what_is_written_to_it(mode, when, seen):
+    with gradsan.watch(mode):
+        weights, data = torch.ones(4, requires_grad=True), torch.ones(4)
+        early = seen(data) if when == "before" else None
+        loss = (weights * data).sum()
+        outside = seen(data) if early is None else early
+        data.add_(1)
+        assert [float(one) for one in outside] == [2.0] * 4
+        del loss
 
 
 def test_everything_is_put_back():

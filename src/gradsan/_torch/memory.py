@@ -208,6 +208,7 @@ def lazy_clone(tensor: Any) -> Any:
 detached: Callable[[Any], Any] = getattr(torch._C, "TensorBase", torch.Tensor).detach
 _as_strided: Callable[..., Any] = getattr(torch._C, "TensorBase", torch.Tensor).as_strided
 _over_buffer: Callable[..., Any] = torch.frombuffer
+_writable_pointer: Callable[[Any], int] = torch.UntypedStorage.data_ptr
 _from_dlpack: Callable[[Any], Any] | None = getattr(torch._C, "_from_dlpack", None)
 
 # The kinds of numbers of DLPack: (code, bits).
@@ -337,7 +338,7 @@ def give_own_memory(holder: Any) -> None:
         storage = holder.untyped_storage() if torch.is_tensor(holder) else holder
         # Asking a storage for its pointer is asking for memory to write to. Of a fake one, torch warns.
         if storage.device.type != "meta":
-            storage.data_ptr()
+            _writable_pointer(storage)
 
 
 def at_same_address(one: Any, clone: Any, source: Any) -> bool:
@@ -380,10 +381,13 @@ def _place(tensor: Any) -> tuple[int, int]:
     return _address(tensor), tensor.storage_offset()
 
 
-def storage_reference(tensor: Any) -> Any:
-    """Something that tells whether the storage of a tensor still lives, without keeping it; None where it has none."""
+def storage_reference(holder: Any) -> Any:
+    """Something that tells whether a storage, or that of a tensor, still lives, without keeping it; None without one.
+
+    Its ``cdata`` is the ``_cdata`` of the storage.
+    """
     try:
-        return StorageWeakRef(tensor.untyped_storage())
+        return StorageWeakRef(holder.untyped_storage() if torch.is_tensor(holder) else holder.untyped())
     except RuntimeError:
         return None
 

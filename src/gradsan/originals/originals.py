@@ -15,6 +15,7 @@ import torch
 
 from gradsan import _torch
 from gradsan.model import ByteChange
+from gradsan.record._writer_pure import caller
 from gradsan.record.log import Core, has_native_core
 from gradsan.record.patches import Patches, standing
 
@@ -23,7 +24,12 @@ _TENSOR: Any = torch.Tensor
 _is_leaf, _requires_grad = _TENSOR.is_leaf.__get__, _TENSOR.requires_grad.__get__
 _grad_fn, _output_nr, _version = _TENSOR.grad_fn.__get__, _TENSOR.output_nr.__get__, _TENSOR._version.__get__
 
-_FUNCTIONS = ("numpy", "__array__", "__dlpack__", "data_ptr", "share_memory_")
+_HAND_OUT = (
+    *((torch.Tensor, name) for name in ("numpy", "__array__", "__dlpack__", "data_ptr", "share_memory_")),
+    (torch, "to_dlpack"),
+    (torch.utils.dlpack, "to_dlpack"),
+)
+_STORAGES = (torch.UntypedStorage, torch.TypedStorage)
 _RESIZED = ((torch.UntypedStorage, "resize_"), (torch.Tensor, "resize_"), (torch.Tensor, "resize_as_"))
 
 
@@ -49,10 +55,13 @@ class KnownOutside:
 
     def install(self, patches: Patches) -> None:
         """Watch the methods by which a pointer is handed out, and those that resize, until ``patches`` is undone."""
-        for name in _FUNCTIONS:
-            original = standing(torch.Tensor, name)
+        for owner, name in (*_HAND_OUT, *((kind, "data_ptr") for kind in _STORAGES)):
+            original = standing(owner, name)
             if original is not None:
-                patches.set(torch.Tensor, name, self._opening(original))
+                patches.set(owner, name, self._opening(original, owner in _STORAGES))
+        read_only = standing(torch.Tensor, "const_data_ptr")
+        if read_only is not None:
+            patches.set(torch.Tensor, "const_data_ptr", self._opening_as_it_is(read_only))
         for owner, name in _RESIZED:
             resize = standing(owner, name)
             if resize is not None:
@@ -68,14 +77,31 @@ class KnownOutside:
             return False
         return True
 
-    def _opening(self, original: Any) -> Any:
+    def _opening(self, original: Any, is_of_storage: bool) -> Any:
+        folder = _torch.package_folder()
+
         def opened(_: Any, args: tuple[Any, ...], __: dict[str, Any], ___: Any) -> None:
-            with _torch.hushed():
-                storage = _torch.storage_reference(args[0])
-                if storage is not None:
-                    self.storages[_torch.storage_or_none(args[0])] = storage
+            # By pointers torch itself only tells storages apart, all of a model's when that is written to a file.
+            if args and not (is_of_storage and caller(1).f_code.co_filename.startswith(folder)):
+                self._note(args[0])
 
         return self._core.listener(original, None, opened)
+
+    def _opening_as_it_is(self, original: Any) -> Any:
+        def opens(args: tuple[Any, ...], _: dict[str, Any]) -> None:
+            if args:
+                with _torch.hushed():
+                    # Who asks for a pointer to read from is given that of memory which others may be about to leave.
+                    _torch.give_own_memory(args[0])
+                self._note(args[0])
+
+        return self._core.listener(original, opens, None)
+
+    def _note(self, holder: Any) -> None:
+        with _torch.hushed():
+            storage = _torch.storage_reference(holder)
+            if storage is not None:
+                self.storages[storage.cdata] = storage
 
     def _resizing(self, resize: Any) -> Any:
         def resizes(args: tuple[Any, ...], _: dict[str, Any]) -> None:
