@@ -12,6 +12,7 @@ from gradsan.repair.patch import Patch, PatchError
 ALWAYS = {
     "accumulated_and_cleared",
     "frozen_state",
+    "policy_loss_on_joined_lines",
     "gan_of_a_batch",
     "weights_perturbed_by_functions",
     "attack_projected_in_chain",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from gradsan import source
 from gradsan.diagnose import failures, nonfinite
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.causes import CAUSES
@@ -84,6 +85,10 @@ def _as_sure(label: Label, confidence: Confidence) -> Label:
 
 def diagnose(evidence: Evidence) -> tuple[Diagnosis, ...]:
     """The diagnoses of everything captured: conflicts in the order in which they happened, then failures."""
+    return source.on_own_lines(evidence, _diagnose)
+
+
+def _diagnose(evidence: Evidence) -> tuple[Diagnosis, ...]:
     found: dict[object, Diagnosis] = {}
     explained = [_explain(conflict, evidence.moments) for conflict in evidence.conflicts]
     explained += [known for failure in evidence.failures if (known := _explain_failure(failure)) is not None]

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from gradsan.source.cuts import find_cuts as find_cuts
     from gradsan.source.cuts import grad_switched_off as grad_switched_off
     from gradsan.source.cuts import takes_cut as takes_cut
-    from gradsan.source.cutting import detach_held as detach_held
     from gradsan.source.gradients import clears_each_part as clears_each_part
     from gradsan.source.gradients import copy_kept_gradient as copy_kept_gradient
     from gradsan.source.gradients import graph_for_gradient as graph_for_gradient
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from gradsan.source.gradients import reads_gradients as reads_gradients
     from gradsan.source.identifiers import assigned_names as assigned_names
     from gradsan.source.identifiers import consumed_names as consumed_names
+    from gradsan.source.joined import on_own_lines as on_own_lines
     from gradsan.source.kept import Addition as Addition
     from gradsan.source.kept import Used as Used
     from gradsan.source.kept import added_to_optimizer as added_to_optimizer
@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from gradsan.source.reuse import is_made_in_round as is_made_in_round
     from gradsan.source.reuse import read_as_before as read_as_before
     from gradsan.source.reuse import second_name as second_name
+    from gradsan.source.rewrite.cutting import detach_held as detach_held
     from gradsan.source.rewrite.finite import FiniteForm as FiniteForm
     from gradsan.source.rewrite.finite import finite_forms as finite_forms
     from gradsan.source.rewrite.functions import SavedEarly as SavedEarly
@@ -167,7 +168,7 @@ _NAMES = {
     "change": "Change add_keyword apply_change changed_lines",
     "collected": "detach_collected forget_collected",
     "cut_scopes": "context_around",
-    "cutting": "detach_held",
+    "rewrite.cutting": "detach_held",
     "cuts": "Cut Live find_cuts grad_switched_off takes_cut",
     "gradients": "clears_each_part copy_kept_gradient graph_for_gradient kept_gradient makes_discrete reads_gradients",
     "identifiers": "assigned_names consumed_names",
@@ -175,6 +176,7 @@ _NAMES = {
         "Addition Used added_to_optimizer additions assignments chooses_parameters is_computed_in_rounds "
         "is_filled_once is_target_in_rounds uses_in"
     ),
+    "joined": "on_own_lines",
     "locate": "Expression Statement expression_at expressions_at statement_at statements_at",
     "modules": "DETACHED Shape inplace_layer_false",
     "reuse": (

@@ -258,6 +258,7 @@ def _characters(lines: tuple[str, ...], line: int, offset: int) -> int:
 
 
 _NOTHING: Mapping[str, Mapping[int, str]] = MappingProxyType({})
+_read_as: ContextVar[Mapping[str, tuple[str, ...]]] = ContextVar("read_as", default=MappingProxyType({}))
 _recorded: ContextVar[Mapping[str, Mapping[int, str]]] = ContextVar("recorded", default=_NOTHING)
 
 
@@ -277,6 +278,16 @@ def recorded_lines(lines: Mapping[tuple[str, int], str]) -> Iterator[None]:
         _recorded.reset(token)
 
 
+@contextmanager
+def lines_read_as(texts: Mapping[str, tuple[str, ...]]) -> Iterator[None]:
+    """A block in which the files of ``texts`` read as these lines."""
+    token = _read_as.set(texts)
+    try:
+        yield
+    finally:
+        _read_as.reset(token)
+
+
 def source_line(file: str, line: int) -> str | None:
     """Line ``line`` (from 1) of ``file`` without its line end, or None where there is no such line."""
     known = _recorded.get().get(file)
@@ -292,6 +303,9 @@ def source_lines(file: str) -> tuple[str, ...]:
     ``file`` is a path or a name such as ``<string>`` or ``<ipython-input-3>`` under which the source stands in
     ``linecache``. A file changed on disk is read again; of a deleted file the lines read before are kept.
     """
+    known = _read_as.get().get(file)
+    if known is not None:
+        return known
     lines = _from_linecache(file) or _from_loader(file) or _from_archive(file)
     return tuple(line.rstrip("\r\n") for line in lines)
 

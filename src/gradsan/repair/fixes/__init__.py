@@ -25,6 +25,7 @@ from gradsan.repair.fixes import (
     views,
 )
 from gradsan.source.change import changed_lines
+from gradsan.source.joined import on_own_lines
 from gradsan.source.rewrite.suggest import drop_keyword
 
 _SUGGESTERS: tuple[Callable[[Diagnosis], tuple[Fix, ...]], ...] = (
@@ -85,6 +86,10 @@ def with_candidates(diagnosis: Diagnosis) -> Diagnosis:
     Advice without lines gives way, in its place, to candidates of the same kind: the order of kinds decides between
     fixes that change the training.
     """
+    return on_own_lines(diagnosis, _with_candidates)
+
+
+def _with_candidates(diagnosis: Diagnosis) -> Diagnosis:
     found: list[Fix] = []
     for suggest in _SUGGESTERS:
         try:

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from gradsan.model import Diagnosis, Fix, Frame, Label
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Edit, apply_change, text_with
-from gradsan.source.cutting import torch_in
 from gradsan.source.identifiers import chain_key, local_nodes
 from gradsan.source.locate import statement_at
 from gradsan.source.modules import DETACHED, object_cut
+from gradsan.source.rewrite.cutting import torch_in
 from gradsan.source.rewrite.out_of_place import out_of_place
 from gradsan.source.rounds import shape_bound_at
 from gradsan.source.targets import target_at
