@@ -276,7 +276,7 @@ def object_cut(source: SourceFile, name: str) -> tuple[list[str], list[str]] | N
     if len(made) != 1:
         return None
     kind = made.pop()
-    for node in source.module.body:
+    for node in source.nodes:
         if isinstance(node, ast.ClassDef) and node.name == kind:
             fields = _tensor_fields(node)
             if not fields:
@@ -372,7 +372,7 @@ def _is_object(source: SourceFile, value: ast.expr) -> bool:
     return isinstance(value.func, ast.Name) and any(
         (isinstance(node, ast.ClassDef) and node.name == name and "Tensor" not in map(leaf_name, node.bases))
         or (isinstance(node, ast.stmt) and _makes_class(node, value.func.id))
-        for node in source.module.body
+        for node in source.nodes
     )
 
 

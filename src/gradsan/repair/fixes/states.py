@@ -172,7 +172,7 @@ def _is_owner(source: SourceFile, module: str, owner: ast.ClassDef) -> str:
         for alias in getattr(node, "names", ())
         if isinstance(alias, ast.alias)
     }
-    known |= {node.name for node in source.module.body if isinstance(node, ast.ClassDef)}
+    known |= {node.name for node in source.nodes if isinstance(node, ast.ClassDef)}
     if owner.name in known:
         return f"isinstance({module}, {owner.name})"
     return f'type({module}).__name__ == "{owner.name}"'

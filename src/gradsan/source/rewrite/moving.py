@@ -186,7 +186,7 @@ def _written_by_hand(source: SourceFile, nodes: Iterable[ast.stmt]) -> set[str]:
     Of a loop's variable the names that the loop goes over. Updates by ``.grad`` are an optimizer's, and not counted.
     """
     found: set[str] = set()
-    functions = {one.name: one for one in source.module.body if isinstance(one, ast.FunctionDef)}
+    functions = {one.name: one for one in source.nodes if isinstance(one, ast.FunctionDef)}
     for node in nodes:
         if _mentions_gradients(node):
             continue
