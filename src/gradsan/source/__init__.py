@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gradsan.source.bindings import bound_name as bound_name
     from gradsan.source.bindings import carried_names as carried_names
     from gradsan.source.bindings import method_receiver as method_receiver
+    from gradsan.source.bindings import passed_for_own as passed_for_own
     from gradsan.source.bindings import returns_argument as returns_argument
     from gradsan.source.bindings import taken_for_own as taken_for_own
     from gradsan.source.bindings import takes_result as takes_result
@@ -158,8 +159,8 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "bindings": (
-        "Carried binding_of binds_result bound_name carried_names method_receiver returns_argument taken_for_own "
-        "takes_result"
+        "Carried binding_of binds_result bound_name carried_names method_receiver passed_for_own returns_argument "
+        "taken_for_own takes_result"
     ),
     "calls": (
         "alias_of called_as_hook callers_expression clone_given clone_handed_out dies_with_call earlier_result "

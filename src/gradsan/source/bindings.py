@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gradsan.model import Frame
+from gradsan.source.cut_scopes import arguments_of
 from gradsan.source.flow import reaching
 from gradsan.source.identifiers import (
     ADDING_METHODS,
@@ -377,9 +378,19 @@ def taken_for_own(frame: Frame, name: str) -> Literal["conversion", "element"] |
     binding = last_binding(frame, name)
     if binding is None:
         return None
-    value, statement = binding.value, binding.statement
-    if isinstance(statement, ast.For | ast.AsyncFor):
-        return "element"
+    return "element" if isinstance(binding.statement, ast.For | ast.AsyncFor) else _own_by(binding.value)
+
+
+def passed_for_own(inner: Frame, outer: Frame, name: str) -> Literal["conversion", "element"] | None:
+    """As ``taken_for_own``, of an argument that the call at ``outer`` writes out: ``scaled(data[i])``."""
+    call, statement = expression_at(outer), statement_at(inner)
+    function = None if statement is None else statement.function
+    if call is None or not isinstance(call.node, ast.Call) or function is None or isinstance(function, ast.Lambda):
+        return None
+    return _own_by(dict(arguments_of(function, call.node)).get(name))
+
+
+def _own_by(value: ast.expr | None) -> Literal["conversion", "element"] | None:
     if isinstance(value, ast.Call):
         return "conversion" if leaf_name(value.func) in _CONVERSIONS else None
     return "element" if isinstance(value, ast.Subscript) else None

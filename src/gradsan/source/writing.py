@@ -36,6 +36,9 @@ __all__ = [
     "written_root",
 ]
 
+_STEPS_BACK = 4
+"""Bindings behind each other by which a number is followed back."""
+
 
 @dataclass(frozen=True, slots=True)
 class Written:
@@ -330,23 +333,26 @@ def _names_in_turn(node: ast.stmt) -> tuple[str, ...]:
 
 
 def is_of_itself(frame: Frame, name: str) -> bool:
-    """Whether the statement at ``frame`` computes with statistics of ``name`` itself: ``x -= x.mean()``."""
-    statement = statement_at(frame)
+    """Whether the operation at ``frame`` computes with statistics of ``name`` itself: ``x -= x.mean()``."""
+    found, statement = expression_at(frame), statement_at(frame)
     if statement is None:
         return True
-    node = statement.node
+    node: ast.AST = statement.node if found is None else found.node
     inside: list[ast.expr] = []
     if isinstance(node, ast.AugAssign):
         inside = [node.value]
+    elif isinstance(node, ast.Call):
+        # What stands before the call is what was written there before.
+        inside = [*node.args, *(keyword.value for keyword in node.keywords)]
     else:
         inside = [one for call in ast.walk(node) if isinstance(call, ast.Call) for one in call.args]
     read = {one for expression in inside for one in consumed_names(expression)}
-    if name in read:
-        return True
-    for one in read:
-        binding = last_binding(frame, one)
-        if binding is not None and binding.value is not None and name in consumed_names(binding.value):
+    for _ in range(_STEPS_BACK):
+        if name in read:
             return True
+        bindings = [last_binding(frame, one) for one in read]
+        values = [one.value for one in bindings if one is not None and one.value is not None]
+        read = {one for value in values for one in consumed_names(value)}
     return False
 
 

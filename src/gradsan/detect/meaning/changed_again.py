@@ -4,10 +4,11 @@ Read off the log of writes in the 16th, 64th, 256th … round and at the end: me
 write, each part of it again and again, one by a factor or a function such as the logarithm, the other perhaps by a
 shift, which is a number in the source where it comes last. A counter of versions without gaps tells that it is the same
 memory, and that nobody else fills it anew. The source must show that the line, or the caller of its function, takes it
-for its own: a result of a conversion, or an element of something larger. Where the value's own statistics are used, the
-second time is harmless. A state that takes something in and fades, as a running mean or a trace does, is written again
-on purpose: it is added to, or a factor near one stands there. Whether another factor is one to scale data, nobody
-knows, unless a data loader calls the line.
+for its own: a result of a conversion, or an element of something larger. Where it is scaled by the value's own
+statistics, the second time is harmless; where it is only shifted by them, and scaled by a number, it is not. A state
+that takes something in and fades, as a running mean or a trace does, is written again on purpose: it is added to, or a
+factor near one stands there. Whether another factor is one to scale data, nobody knows, unless a data loader calls the
+line.
 
 Row: ``data_changed_again``. Roles: ``changed`` (a line; ``name`` is what it writes, ``op`` by what; ``values``:
 ``shape``, ``dtype``, ``device``, ``times``, ``parts``, ``is_factor``, whether it is multiplied by what is no number in
@@ -112,13 +113,18 @@ class ChangedAgain(Detector):
         origin = _origin(sites[-1].frames, name)
         if origin is None or (len(parts) == 1 and (times < _TIMES_ALONE or origin != "conversion")):
             return
-        if any(one is not None and source.is_of_itself(one, name) for one in places):
-            return
         ops = _ops(self._core, stacks, self._since)
         numbers = [None if one is None else source.number_given(one) for one in places]
-        takes_in = any(op in _ADDS and number is None for op, number in zip(ops, numbers, strict=True))
+        is_own = [one is not None and source.is_of_itself(one, name) for one in places]
+        if any(own and op in SCALES for own, op in zip(is_own, ops, strict=True)):
+            return
+        each = list(zip(ops, numbers, is_own, strict=True))
+        takes_in = any(op in _ADDS and number is None and not own for op, number, own in each)
         scaled = max(at for at, op in enumerate(ops) if op in SCALES)
-        if any(number is None for number in numbers[scaled + 1 :]):
+        if any(number is None and not own for _, number, own in each[scaled + 1 :]):
+            return
+        # What is centred by its own mean and then scaled by who knows what is normalised, most likely.
+        if any(is_own) and numbers[scaled] is None and ops[scaled] not in _BENDS:
             return
         is_factor, factor = ops[scaled] in FACTORS, numbers[scaled]
         if not is_factor and ops[scaled] not in _BENDS and factor:
@@ -170,6 +176,9 @@ def _origin(frames: tuple[Frame, ...], name: str) -> Literal["conversion", "elem
         origin = None if named is None else source.taken_for_own(frames[inner], named)
         if origin is not None or named is None or outer is None:
             return origin
+        passed = source.passed_for_own(frames[inner], frames[outer], named)
+        if passed is not None:
+            return passed
         named = source.callers_expression(named, frames[inner], frames[outer], frames[outer + 1 : inner])
     return None
 
