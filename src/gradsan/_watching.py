@@ -23,16 +23,17 @@ from gradsan.detect.life import Life
 from gradsan.detect.lost_updates import LostUpdates
 from gradsan.detect.meaning.changed_again import ChangedAgain
 from gradsan.detect.meaning.changed_losses import ChangedLosses
-from gradsan.detect.meaning.constant_penalties import ConstantPenalties
-from gradsan.detect.meaning.constant_terms import ConstantTerms
-from gradsan.detect.meaning.cut_terms import CutTerms
 from gradsan.detect.meaning.idle_schedules import IdleSchedules
 from gradsan.detect.meaning.lost_hooks import LostHooks
-from gradsan.detect.meaning.lost_terms import LostTerms
 from gradsan.detect.meaning.made import Making
 from gradsan.detect.meaning.reused_inputs import ReusedInputs
 from gradsan.detect.meaning.spent_gradients import SpentGradients
 from gradsan.detect.meaning.stale_values import StaleValues
+from gradsan.detect.meaning.terms.constant_penalties import ConstantPenalties
+from gradsan.detect.meaning.terms.constant_terms import ConstantTerms
+from gradsan.detect.meaning.terms.cut_terms import CutTerms
+from gradsan.detect.meaning.terms.lost_terms import LostTerms
+from gradsan.detect.meaning.terms.number_terms import NumberTerms
 from gradsan.detect.meaning.unowned import Unowned
 from gradsan.detect.meaning.unrecorded_reads import UnrecordedReads
 from gradsan.detect.memory import Findings, Notes, Uncounted
@@ -137,6 +138,7 @@ class Watching:
             making,
             ConstantPenalties(core, self._listeners, lambda: self._settling.optimizers, found),
             CutTerms(core, self._listeners, found),
+            NumberTerms(core, self._listeners, found),
             UnrecordedReads(core, self._listeners, self.uncounted, self.exports, self.changed_values, found),
             SpentGradients(core, self._listeners, steps, making, found),
             IdleSchedules(steps, making, found),

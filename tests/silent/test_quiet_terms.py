@@ -92,7 +92,23 @@ def numbers_that_shift_and_scale() -> None:
         _fit(optimizer, torch.relu(loss + out.max().item()) + one)
 
 
+def numbers_that_are_meant_as_such() -> None:
+    net, lag, ratio, before = nn.Linear(4, 3), 0.1, 1.0, 0.0
+    optimizer = torch.optim.Adam(net.parameters())
+    for _ in range(ROUNDS):
+        out = net(torch.randn(8, 4))
+        fit, size, rough = out[:, 0].pow(2).mean(), out.abs().mean(), (out[1:] - out[:-1]).pow(2).mean()
+        highest, known, own = out.max().item(), size.detach().item(), float(size)
+        bound = highest + (out - highest).exp().sum().log()
+        following, straight = 0.4 * out[1, 2].item(), (rough - fit).item()
+        loss = fit + ratio * size + bound + 0.1 * known + (following - out[0, 2]) + straight + 0.2 * own / own
+        loss = loss + 0.3 * rough + 0.1 * rough.item() + 0.1 * before + max(0.5, 0.1 * fit.item())
+        ratio, before, lag = fit.item() / own, fit.item(), lag + 0.1 * (own - 1)
+        _fit(optimizer, loss + lag * size)
+
+
 PROGRAMS = (
+    numbers_that_are_meant_as_such,
     numbers_that_shift_and_scale,
     bounds_that_the_rest_takes_away_again,
     entropies_of_what_is_fixed_in_this_step,

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gradsan import _torch
-from gradsan.detect.meaning.constant_terms import linear_below
+from gradsan.detect.meaning.terms.constant_terms import linear_below
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
 from gradsan.record.backwards import Backwards, PastBackward

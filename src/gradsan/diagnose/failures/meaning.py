@@ -226,9 +226,15 @@ TERM_CUT_ROWS = ("term_is_cut",)
 def term_cut(failure: Failure) -> Diagnosis | None:
     """Every such failure: a warning."""
     read = parts.clue(failure, "read")
-    is_discrete = read is not None and read.values.get("how") == "discrete"
-    words, kind = ("term_is_discrete", "smooth_term") if is_discrete else ("term_is_cut", "term_with_graph")
+    words, kind = _CUT_WORDS.get(read.values.get("how") if read is not None else None, _CUT_WORDS["no_grad"])
     return _constant_joined(failure, "read", words, "cut_term", kind)
+
+
+_CUT_WORDS: dict[object, tuple[str, str]] = {
+    "no_grad": ("term_is_cut", "term_with_graph"),
+    "discrete": ("term_is_discrete", "smooth_term"),
+    "number": ("term_is_number", "term_as_tensor"),
+}
 
 
 def _constant_joined(

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from gradsan import _torch
-from gradsan.detect.meaning.constant_terms import LISTED, SUMS, sums_below
 from gradsan.detect.meaning.rounds import RoundDetector
+from gradsan.detect.meaning.terms.constant_terms import LISTED, SUMS, sums_below
 from gradsan.graph import walk
 from gradsan.model import Clue, Failure
 from gradsan.record.ledger import RawWrite

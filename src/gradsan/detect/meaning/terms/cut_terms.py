@@ -1,8 +1,8 @@
 """Terms of a loss that were computed from its own graph where nothing recorded it: constants, which train nothing.
 
 ``loss = pixel + 0.5 * perceptual(sr, hr)`` with a ``perceptual`` under ``no_grad``, or ``ce + (logits.argmax(1) !=
-y).float().mean()``. What calls make of values with a graph, and has none, is followed in some rounds; a number that
-``item()`` gave only to a sum at the same line. It is a term if it was added to a value of one element that has a
+y).float().mean()``. What calls make of values with a graph, and has none, is followed in some rounds; of what becomes
+a Python number see ``number_terms.py``. It is a term if it was added to a value of one element that has a
 graph, and only sums and constant factors lie between there and the loss, whose backward runs through what it was
 computed from. Where anything computed from the same is a factor, an input, an index or a bound of what has a graph, or
 is subtracted as it is, it is data or a baseline; and what was detached is a constant on purpose.
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import collections
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -25,8 +24,8 @@ from typing import Any, NamedTuple
 import torch
 
 from gradsan import _torch
-from gradsan.detect.meaning.constant_terms import LISTED, SUMS, sums_below
 from gradsan.detect.meaning.rounds import RoundDetector
+from gradsan.detect.meaning.terms.constant_terms import LISTED, SUMS, sums_below
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
 from gradsan.record.listeners import Listeners
@@ -86,7 +85,6 @@ class CutTerms(RoundDetector):
         self._patches = Patches()
         self._held: dict[int, _Held] = {}
         self._joined: list[_Joined] = []
-        self._numbers: dict[tuple[str, int], _Held] = {}
         self._described: set[Any] = set()
 
     def forget(self) -> None:
@@ -99,14 +97,10 @@ class CutTerms(RoundDetector):
         """Let go of what was followed before."""
         self._held.clear()
         self._joined.clear()
-        self._numbers.clear()
         for name in _CONVERSIONS:
             original = standing(torch.Tensor, name)
             converted = partial(self._converted, name)
             self._patches.set(torch.Tensor, name, self._core.listener(original, None, converted))
-        self._patches.set(
-            torch.Tensor, "item", self._core.listener(standing(torch.Tensor, "item"), None, self._became_number)
-        )
         return True
 
     def _end(self) -> None:
@@ -116,18 +110,6 @@ class CutTerms(RoundDetector):
     def _converted(self, name: str, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         guard = self._listeners.guard
         guard.run_hushed(lambda: self._on_result(name, args, kwargs, result))
-
-    def _became_number(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        opened = self._entry
-        if opened is not None and threading.get_ident() == opened.thread and type(result) is float:
-            self._listeners.guard.run_hushed(lambda: self._note_number(args[0], self._core.stack()))
-
-    def _note_number(self, tensor: Any, stack: Any) -> None:
-        line = symbolise(stack).user_frame
-        if tensor.grad_fn is not None and line is not None and len(self._numbers) < _TENSORS_FOLLOWED:
-            cut = _Cut(stack, "item", _numbers_below(tensor.grad_fn), "discrete")
-            # Programs read losses in every round: its name is looked for only where the number comes back.
-            self._numbers[line.file, line.line] = _Held(_torch.weak_tensor(tensor), (cut,), None)
 
     def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Follow what leaves the graph, and see where it comes back."""
@@ -150,13 +132,7 @@ class CutTerms(RoundDetector):
         node = made.grad_fn
         name = "" if node is None else node.name()
         is_term = name in SUMS and (made.numel() == 1 or name in LISTED)
-        if is_term and self._numbers and not held and op in _ADDS and any(type(one) is float for one in args):
-            # What a number was computed from is not known: it is one taken at the very line of the sum.
-            line = symbolise(self._core.stack()).user_frame
-            read = self._numbers.get((line.file, line.line) if line else ("", 0))
-            if read is not None:
-                self._join(node, made, read)
-        elif is_term and (op in _ADDS or all(one.unscaled is not None for one in held)):
+        if is_term and (op in _ADDS or all(one.unscaled is not None for one in held)):
             if cuts:
                 self._join(node, made, held[0]._replace(cuts=cuts))
         else:
@@ -174,7 +150,7 @@ class CutTerms(RoundDetector):
         if sources:
             how = "discrete" if _torch.is_grad_enabled() else "no_grad"
             stack = self._core.stack()
-            cuts = (*cuts, *(_Cut(stack, op, _numbers_below(one), how) for one in sources))
+            cuts = (*cuts, *(_Cut(stack, op, numbers_below(one), how) for one in sources))
         if cuts:
             unscaled = next((one for one in given if self._of(one) is not None), None) if op in _SCALES else None
             self._held[id(made)] = _Held(
@@ -207,12 +183,13 @@ class CutTerms(RoundDetector):
                 return
 
 
-def _numbers_below(node: Any) -> tuple[int, ...]:
-    """The numbers of a Node and of those nearest below it."""
-    waiting, found = collections.deque([node]), dict[int, None]()
-    while waiting and len(found) < _NODES_BELOW:
+def numbers_below(*nodes: Any, most: int | None = _NODES_BELOW) -> tuple[int, ...]:
+    """The numbers of Nodes and of those nearest below them, at most so many; a leaf has the ``id`` of it, negative."""
+    waiting, found = collections.deque(nodes), dict[int, None]()
+    while waiting and (most is None or len(found) < most):
         one = waiting.popleft()
-        number = _torch.node_sequence(one)
+        leaf = getattr(one, "variable", None)
+        number = _torch.node_sequence(one) if leaf is None else -id(leaf)
         if number is not None and number not in found:
             found[number] = None
             waiting.extend(child for child, _ in one.next_functions if child is not None)

@@ -1,0 +1,256 @@
+"""Terms of a loss that are Python numbers taken out of its own graph: ``self.kl = kl.item()``, then ``nll + self.kl``.
+
+A number has no history, so numbers are compared: ``item()``, ``float()`` or ``tolist()`` of a value with a graph gave
+``v`` in each of three rounds, and a line added ``w`` times that to a scalar with a graph, with one ``w`` for all of
+them. Where the number stands at the very line of the sum, one round tells. Only sums and constant factors lie between
+there and the loss, whose backward runs through what the number was computed from.
+
+Nothing is said where the same value is in the loss with its graph, too; where the number, its negative or its inverse
+is used with what has a graph in another way (a maximum that is subtracted, a weight, a loss divided by its size); where
+it is subtracted as it is, or nearly so (a baseline, a target); or where a value that was detached has given the same
+number: then it is meant for one.
+
+Row: ``term_is_cut``, as of ``cut_terms.py``. Roles: ``read`` (where the number was taken; ``name``; ``op``; ``values``:
+``shape``, ``dtype``, ``device`` of the term, ``how``: ``number``), ``added`` (where it joined the loss).
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from gradsan import _torch
+from gradsan.detect.meaning.rounds import RoundDetector
+from gradsan.detect.meaning.terms.constant_terms import SUMS, linear_below
+from gradsan.detect.meaning.terms.cut_terms import ROW, numbers_below
+from gradsan.graph import naming
+from gradsan.model import Clue, Failure
+from gradsan.record.listeners import Listeners
+from gradsan.record.log import Core
+from gradsan.record.patches import Patches, standing
+from gradsan.record.stacks import is_own_file, is_user_file, symbolise
+from gradsan.record.steps import RawBackward, read_backward
+
+_LINES, _NUMBERS, _USES = 64, 256, 64
+_ADDS = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__"})
+_TAKES = frozenset({"sub", "sub_", "__sub__", "__isub__", "subtract"})
+_NUMBERS_GIVEN = {"item": "item", "__float__": "float", "tolist": "tolist"}
+_ROUNDS_COMPARED, _EQUAL, _EQUAL_ROUNDED, _APART = 3, 1e-9, 1e-6, 1e-3
+_BASELINE = 0.5
+"""What is subtracted at more than this weight is a baseline or a discounted value."""
+
+
+@dataclass(slots=True)
+class _Taken:
+    """What a line took out of graphs in this round: the last number and the sum of all of them.
+
+    ``below`` are the numbers of some of the Nodes behind the value, that of its own Node first; ``atoms`` those of what
+    it is a sum or a multiple of.
+    """
+
+    op: str
+    name: str | None
+    below: tuple[int, ...]
+    atoms: frozenset[int]
+    last: float = 0.0
+    total: float = 0.0
+    is_clean: bool = False
+
+
+class _Use(NamedTuple):
+    """A number that a line computed with, together with what has a graph; ``number`` is the Node of a sum."""
+
+    value: float
+    op: str
+    number: int | None
+    facts: dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Series:
+    """What a line used, as multiples of what another took, in the rounds so far; None once they differ."""
+
+    weight: float | None
+    taken: list[float] = field(default_factory=list)
+
+
+class NumberTerms(RoundDetector):
+    """Compares numbers of some rounds; what it finds goes to ``found``."""
+
+    from_start = True
+
+    def __init__(self, core: Core, listeners: Listeners, found: Callable[[Failure], None]) -> None:
+        """``listeners`` tell of calls."""
+        super().__init__(core, listeners)
+        self._found = found
+        self._patches = Patches()
+        self._taken: dict[Any, _Taken] = {}
+        self._uses: dict[Any, _Use] = {}
+        self._others: list[float] = []
+        self._series: dict[tuple[Any, Any, str], _Series] = {}
+        self._data: set[Any] = set()
+        self._described: set[Any] = set()
+
+    def forget(self) -> None:
+        """Begin anew, as a stretch of watching does."""
+        self._end()
+        self._series.clear()
+        self._data.clear()
+        self._described.clear()
+        super().forget()
+
+    def begins(self, entry: RawBackward) -> bool:
+        """Let go of the numbers of the round before."""
+        self._taken.clear()
+        self._uses.clear()
+        self._others.clear()
+        for name in _NUMBERS_GIVEN:
+            original = standing(torch.Tensor, name)
+            became = partial(self._became_number, name)
+            self._patches.set(torch.Tensor, name, self._core.listener(original, None, became))
+        return True
+
+    def _end(self) -> None:
+        self._patches.undo()
+        super()._end()
+
+    def _became_number(self, name: str, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        opened = self._entry
+        if opened is not None and threading.get_ident() == opened.thread and isinstance(result, float | list):
+            stack, frame = self._core.stack(1), sys._getframe(1)
+            self._listeners.guard.run_hushed(lambda: self._note(name, args[0], result, stack, frame))
+
+    def _note(self, name: str, tensor: Any, result: Any, stack: Any, frame: FrameType) -> None:
+        values = list(_floats(result))
+        if not values or not _is_of_program(stack):
+            return
+        known = self._taken.get(stack)
+        if known is None:
+            if len(self._taken) >= _LINES:
+                return
+            node = tensor.grad_fn
+            names = [] if node is None else naming.names_of(tensor, frame)
+            text, below = names[0].text if names else None, () if node is None else numbers_below(node)
+            atoms = frozenset[int]() if node is None else frozenset(_atoms((node,)))
+            known = self._taken[stack] = _Taken(_NUMBERS_GIVEN[name], text, below, atoms)
+        known.is_clean = known.is_clean or tensor.grad_fn is None
+        known.last, known.total = values[-1], known.total + math.fsum(values)
+
+    def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Note the numbers that are computed with where a graph is."""
+        if not self._taken or type(result) not in _torch.PLAIN_TENSORS or result.grad_fn is None:
+            return
+        values = [one for one in (*args, *kwargs.values()) if isinstance(one, float)]
+        if not values:
+            return
+        name = result.grad_fn.name()
+        if name in SUMS and result.numel() == 1 and (op in _ADDS or op in _TAKES) and len(values) == 1:
+            if len(self._uses) < _USES:
+                facts = {**_torch.facts_of(result), "shape": ()}
+                number = _torch.node_sequence(result.grad_fn)
+                self._uses[self._core.stack()] = _Use(float(values[0]), op, number, facts)
+        elif len(self._others) < _NUMBERS:
+            self._others += values
+
+    def looks(self, entry: RawBackward, is_last: bool) -> None:
+        """Compare what was taken with what has joined this loss."""
+        self._set_apart_data()
+        if not self._uses or not self._taken:
+            return
+        roots = read_backward(entry).roots
+        linear = set(map(_torch.node_sequence, linear_below(roots)))
+        uses = {stack: use for stack, use in self._uses.items() if use.number in linear}
+        if not uses:
+            return
+        ran = set(numbers_below(*roots, most=None))
+        atoms = frozenset(_atoms(roots))
+        for stack, use in uses.items():
+            del self._uses[stack]
+            same = [line for line, taken in self._taken.items() if self._is_the_same(line, taken, stack, use)]
+            for line in same if not any(self._is_meant(line) for line in same) else ():
+                taken = self._taken[line]
+                is_behind = not ran.isdisjoint(taken.below) and taken.below[0] not in ran
+                if is_behind and atoms.isdisjoint(taken.atoms) and stack not in self._described:
+                    self._tell(entry, line, taken, stack, use)
+
+    def _set_apart_data(self) -> None:
+        """Note which lines took what is used otherwise, too."""
+        values, self._others = self._others, []
+        for line, taken in self._taken.items():
+            own = [one for one in (taken.last, taken.total) if one]
+            if any(_is_near(abs(one), each, _EQUAL) for one in values for v in own for each in (abs(v), 1 / abs(v))):
+                self._data.add(line)
+
+    def _is_the_same(self, line: Any, taken: _Taken, stack: Any, use: _Use) -> bool:
+        """Whether the numbers of the rounds so far tell that what was used is a multiple of what was taken."""
+        found = False
+        for which, value in (("last", taken.last), ("total", taken.total)):
+            weight = use.value / value if value and math.isfinite(value) else math.nan
+            series = self._series.setdefault((line, stack, which), _Series(weight))
+            if series.weight is None or not _is_near(weight, series.weight, _EQUAL) or not weight:
+                series.weight = None
+                continue
+            series.taken.append(value)
+            least, most = min(series.taken), max(series.taken)
+            is_same = len(series.taken) >= _ROUNDS_COMPARED and most - least > _APART * max(abs(least), abs(most))
+            found = found or ((is_same or _at_one_line(line, stack)) and _is_term(use.op, weight))
+        return found
+
+    def _tell(self, entry: RawBackward, line: Any, taken: _Taken, stack: Any, use: _Use) -> None:
+        self._described.add(stack)
+        values = {**use.facts, "how": "number"}
+        clues = (
+            Clue("read", symbolise(line), name=taken.name, op=taken.op, values=values),
+            Clue("added", symbolise(stack)),
+        )
+        self._found(Failure(ROW, "", "", symbolise(entry.stack), clues, raised=False))
+
+    def _is_meant(self, line: Any) -> bool:
+        """Whether a number is data: it was taken of a value without a graph, or is used otherwise, too."""
+        return line in self._data or self._taken[line].is_clean
+
+
+def _is_term(op: str, weight: float) -> bool:
+    return op in _ADDS or abs(weight) < _BASELINE
+
+
+def _is_near(one: float, other: float, share: float) -> bool:
+    return math.isfinite(one) and abs(one - other) <= share * abs(other)
+
+
+def _floats(result: Any) -> Iterator[float]:
+    if isinstance(result, float):
+        yield result
+    elif isinstance(result, list) and len(result) <= _NUMBERS:
+        for one in result:
+            yield from _floats(one)
+
+
+def _atoms(roots: tuple[Any, ...]) -> Iterator[int]:
+    """The numbers of what is behind the sums and constant factors of a value."""
+    linear = list(linear_below(roots))
+    ends = [child for node in linear for child, _ in node.next_functions if child is not None] or list(roots)
+    inner = set(linear)
+    for node in (*ends, *roots):
+        number = _torch.node_sequence(node)
+        if node not in inner and number is not None:
+            yield number
+
+
+def _at_one_line(line: Any, stack: Any) -> bool:
+    one, other = symbolise(line).user_frame, symbolise(stack).user_frame
+    return one is not None and other is not None and (one.file, one.line) == (other.file, other.line)
+
+
+def _is_of_program(stack: Any) -> bool:
+    """Whether the program's own code asked for the number, not what torch prints or checks."""
+    code = stack.codes[0] if stack.codes else None
+    return code is not None and is_user_file(code.co_filename) and not is_own_file(code.co_filename)
