@@ -1,12 +1,15 @@
 """Values under the program's own saved-tensor hooks: what they give back, held against the memory that was saved.
 
-Where the pack hook made a copy nothing can happen to it. Where it kept the memory itself, in whatever wrapping, a write
-to it is told: by the version counter, by the log of writes past it, by the bytes of memory that was handed out, and
-in deep mode by the original, which is only kept where what the hook returned keeps the memory alive anyway.
+Where the pack hook made a copy of its own nothing can happen to it. Where it kept the memory itself, in whatever
+wrapping, a write to it is told: by the version counter, by the log of writes past it, by the bytes of memory that was
+handed out, and in deep mode by the original, which is only kept where what the hook returned keeps the memory alive
+anyway. A copy that another save has overwritten, in one buffer for all of them, is told by the log alone.
 """
 
 from __future__ import annotations
 
+import collections
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,9 +29,13 @@ from gradsan.originals.originals import have_same_bytes
 from gradsan.originals.side_backward import NotOnTheSideError
 from gradsan.overlap import overlap
 from gradsan.record import ledger
+from gradsan.record.ledger import RawWrite
 from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
 from gradsan.record.user_hooks import HookedSave
+
+IN_ONE_BUFFER = "kept_in_one_buffer"
+_PACKED_KEPT, _COPIES_JUDGED = 4_096, 256
 
 
 class Memory(NamedTuple):
@@ -42,6 +49,13 @@ class Memory(NamedTuple):
     version: int
     place: tuple[int, int]
     copy: Any
+
+
+class _Packed(NamedTuple):
+    """A save of which hooks made a copy: when, and what was saved, as memory, version and place."""
+
+    clock: int
+    source: tuple[Any, ...]
 
 
 class _Written(NamedTuple):
@@ -68,6 +82,8 @@ class HookedValues:
         """The logs of who wrote; ``keep`` is given a function that makes a conflict."""
         self._core, self._steps, self._uncounted, self._exports = core, steps, uncounted, exports
         self._deep, self._keep = deep, keep
+        self._packed: collections.deque[_Packed] = collections.deque(maxlen=_PACKED_KEPT)
+        self._copies_judged = 0
 
     @property
     def is_measuring(self) -> bool:
@@ -90,6 +106,9 @@ class HookedValues:
         # What the hook keeps alive in sight can be asked later, but for bytes that others may write.
         if not save.aliases or self._exports.any:
             save.memory = _memory(tensor, None if tensor.is_inference() else self._exports.copy_of(tensor))
+        if save.copies and save.memory is not None:
+            memory = save.memory
+            self._packed.append(_Packed(save.clock, (memory.storage, memory.version, memory.place, memory.region)))
         if save.aliases and self._deep.is_on:
             save.kept = self._deep.keep_original(tensor, save.clock, save.stack)
             if all(alias is not tensor for alias, _ in save.aliases):
@@ -135,6 +154,47 @@ class HookedValues:
         if written is not None:
             self._keep(lambda: self._conflict(save, memory, alias, written, node, slot))
         return result
+
+    def judge_copy(self, save: HookedSave, copy: Any, result: Any) -> None:
+        """Tell of a copy that was overwritten between save and use; ``copy`` is a tensor within what was packed."""
+        is_result = torch.is_tensor(result) and _torch.storage_identity(result) == _torch.storage_identity(copy)
+        node = _torch.current_node()
+        slot = _torch.slot_of(node, save)
+        # Beside the values there may be a scale of them, of which the hooks keep a running maximum.
+        is_value = len(save.copies) == 1 or (
+            save.memory is not None and copy.numel() == math.prod(save.memory.region.shape)
+        )
+        if not (is_result or is_value) or not _torch.is_read_by_backward(node, slot):
+            return
+        self._copies_judged += 1
+        source = None if save.memory is None else save.memory.tensor()
+        if self._copies_judged > _COPIES_JUDGED or (source is not None and _is_still(source, save.memory, result)):
+            return
+        memory = _memory(copy, None)
+        writes = () if memory is None else self._overwriting(save, memory)
+        if memory is not None and writes:
+            version = next(version for one, version in save.copies if one is copy)
+            kept = memory._replace(version=version)
+            self._keep(
+                lambda: replace(
+                    self._conflict(save, kept, copy, _Written(writes, IN_ONE_BUFFER, None), node, slot),
+                    under_user_hooks=True,
+                )
+            )
+
+    def _overwriting(self, save: HookedSave, memory: Memory) -> tuple[Write, ...]:
+        """What other saves, or the program, have written over the copy that was made at ``save``."""
+        earlier = max((one.clock for one in self._packed if one.clock < save.clock), default=0)
+        raws = [raw for raw in map(RawWrite._make, self._core.writes_after(earlier)) if raw.storage == memory.storage]
+        own = [ledger.as_write(raw).region for raw in raws if raw.clock <= save.clock]
+        region = memory.region if not own or own[-1] is None else own[-1]
+        mine = next((one.source for one in self._packed if one.clock == save.clock), None)
+        later = []
+        for raw in raws:
+            by = next((one.source for one in self._packed if one.clock >= raw.clock), None)
+            if raw.clock > save.clock and (by is None or by != mine):
+                later.append(ledger.as_write(raw))
+        return _touching(region, later)
 
     def _has_moved(self, save: HookedSave, alias: Any) -> bool:
         """Whether a tensor that the hook kept elsewhere, with the counter it was saved with, has been written."""
@@ -258,6 +318,13 @@ def _memory(tensor: Any, copy: Any) -> Memory | None:
         _torch.memory_of(tensor),
         copy,
     )
+
+
+def _is_still(source: Any, memory: Memory, result: Any) -> bool:
+    """Whether what was saved still lives, and is what backward gets."""
+    if source._version != memory.version or not torch.is_tensor(result) or result.shape != source.shape:
+        return False
+    return result.dtype == source.dtype and have_same_bytes(result, source)
 
 
 def _alias(save: HookedSave, result: Any) -> Any:

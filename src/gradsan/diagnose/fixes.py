@@ -147,9 +147,11 @@ def one_backward_each_forward(facts: Facts) -> tuple[Fix, ...]:
     return (_fix("one_backward_each_forward", "preserved", facts, ()),)
 
 
-def save_copy_in_hooks(facts: Facts) -> tuple[Fix, ...]:
-    """Have the pack hook keep a copy instead of the tensor itself."""
-    return (_fix("pack_a_copy", "preserved", facts, ()),)
+def save_copy_in_hooks(facts: Facts, *, in_buffer: bool) -> tuple[Fix, ...]:
+    """Have the pack hook keep a copy instead of the tensor itself, or each of its copies in memory of its own."""
+    if in_buffer:
+        return (_fix("pack_in_own_memory", "preserved", facts, ()),)
+    return (_fix("pack_a_copy", "preserved", facts, ()), *instead_of_overwriting(facts))
 
 
 def _fix(

@@ -19,10 +19,11 @@ from gradsan.record.patches import Patches, standing
 class HookedSave:
     """A save that the user's own hooks packed: what they returned, and the tensors in it that alias the original.
 
+    ``copies`` are the other tensors in what they returned, where none does, with their versions.
     ``memory`` and ``kept`` are what :class:`gradsan.detect.hooked.HookedValues` notes of it.
     """
 
-    __slots__ = ("aliases", "clock", "kept", "memory", "packed", "stack", "unpack")
+    __slots__ = ("aliases", "clock", "copies", "kept", "memory", "packed", "stack", "unpack")
 
     def __init__(
         self, packed: Any, unpack: Callable[[Any], Any], aliases: tuple[tuple[Any, int], ...], clock: int, stack: Any
@@ -33,6 +34,7 @@ class HookedSave:
         self.aliases = aliases
         self.clock = clock
         self.stack = stack
+        self.copies: tuple[tuple[Any, int], ...] = ()
         self.memory: Any = None
         self.kept: Any = None
 
@@ -58,6 +60,9 @@ class Watcher(Protocol):
 
     def judge(self, save: HookedSave, stale: Any, result: Any) -> Any:
         """A value was unpacked; gives what backward gets."""
+
+    def judge_copy(self, save: HookedSave, copy: Any, result: Any) -> None:
+        """A value was unpacked of which the hooks had kept ``copy``, whose version has moved since."""
 
     def handed(self, result: Any) -> Any:
         """The same value, as the Node that runs may get it."""
@@ -106,12 +111,11 @@ def _compose(
         clock = core.tick()
         core.saves += 1
         storage = _torch.storage_identity(tensor)
-        aliases = tuple(
-            (alias, alias._version)
-            for alias in _torch.tensors_in(packed, in_objects=True)
-            if _torch.storage_identity(alias) == storage
-        )
+        kept = list(_torch.tensors_in(packed, in_objects=True))
+        aliases = tuple((one, one._version) for one in kept if _torch.storage_identity(one) == storage)
         save = HookedSave(packed, unpack, aliases, clock, core.stack(1))
+        if not aliases and not computes_again:
+            save.copies = tuple((one, one._version) for one in kept if not one.is_inference())
         if not computes_again and watcher.must_look(save):
             guard(lambda: watcher.look(save, tensor))
         return save
@@ -121,10 +125,14 @@ def _compose(
             return None
         if watcher.is_measuring:
             return (watcher.aside(save),)
-        return save.packed, (save, next((alias for alias, version in save.aliases if alias._version != version), None))
+        stale = next((alias for alias, version in save.aliases if alias._version != version), None)
+        copy = next((copy for copy, version in save.copies if copy._version != version), None)
+        return save.packed, (save, stale, copy)
 
     def unpacked(noted: Any, _: Any, result: Any) -> Any:
-        save, stale = noted
+        save, stale, copy = noted
+        if copy is not None:
+            guard(lambda: watcher.judge_copy(save, copy, result))
         # A hook that checks for itself and raises has hidden nothing.
         if computes_again or (stale is None and not watcher.must_judge(save)):
             return watcher.handed(result)

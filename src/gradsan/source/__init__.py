@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     from gradsan.source.bindings import takes_result as takes_result
     from gradsan.source.calls import alias_of as alias_of
     from gradsan.source.calls import called_as_hook as called_as_hook
+    from gradsan.source.calls import called_expression as called_expression
     from gradsan.source.calls import callers_expression as callers_expression
     from gradsan.source.calls import clone_given as clone_given
     from gradsan.source.calls import clone_handed_out as clone_handed_out
     from gradsan.source.calls import dies_with_call as dies_with_call
     from gradsan.source.calls import earlier_result as earlier_result
+    from gradsan.source.calls import first_argument as first_argument
     from gradsan.source.calls import reads_again as reads_again
     from gradsan.source.calls import returned_by_hook as returned_by_hook
     from gradsan.source.change import Change as Change
@@ -136,11 +138,10 @@ if TYPE_CHECKING:
     from gradsan.source.rounds import shape_bound_at as shape_bound_at
     from gradsan.source.targets import Operation as Operation
     from gradsan.source.targets import assigned_data as assigned_data
-    from gradsan.source.targets import called_expression as called_expression
-    from gradsan.source.targets import first_argument as first_argument
     from gradsan.source.targets import mixed_operand as mixed_operand
     from gradsan.source.targets import operand_expressions as operand_expressions
     from gradsan.source.targets import operation_at as operation_at
+    from gradsan.source.targets import own_difference as own_difference
     from gradsan.source.targets import target_and_operand as target_and_operand
     from gradsan.source.targets import written_expression as written_expression
     from gradsan.source.tree import is_cell as is_cell
@@ -163,8 +164,8 @@ _NAMES = {
         "taken_for_own takes_result"
     ),
     "calls": (
-        "alias_of called_as_hook callers_expression clone_given clone_handed_out dies_with_call earlier_result "
-        "reads_again returned_by_hook"
+        "alias_of called_as_hook called_expression callers_expression clone_given clone_handed_out dies_with_call "
+        "earlier_result first_argument reads_again returned_by_hook"
     ),
     "change": "Change add_keyword apply_change changed_lines",
     "collected": "detach_collected forget_collected",
@@ -205,8 +206,7 @@ _NAMES = {
         "keep_graph shape_bound_at"
     ),
     "targets": (
-        "Operation assigned_data called_expression first_argument mixed_operand operand_expressions operation_at "
-        "target_and_operand "
+        "Operation assigned_data mixed_operand operand_expressions operation_at own_difference target_and_operand "
         "written_expression"
     ),
     "tree": "is_cell source_line source_lines",

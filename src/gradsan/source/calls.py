@@ -14,7 +14,7 @@ from gradsan.model import Frame
 from gradsan.source.bindings import bound_name
 from gradsan.source.change import Change, Edit, edited
 from gradsan.source.flow import is_still_argument, reaching
-from gradsan.source.identifiers import bindings_of, binds, constant_key, leaf_name, local_nodes
+from gradsan.source.identifiers import bindings_of, binds, chain_key, constant_key, leaf_name, local_nodes
 from gradsan.source.locate import Statement, expression_at, expressions_at, statement_at
 from gradsan.source.reuse import SecondName, definitions_at, read_after, reads_value, statements_of
 from gradsan.source.targets import aliased_expression, operand_expressions
@@ -23,11 +23,13 @@ from gradsan.source.tree import FunctionNode, SourceFile
 __all__ = [
     "alias_of",
     "called_as_hook",
+    "called_expression",
     "callers_expression",
     "clone_given",
     "clone_handed_out",
     "dies_with_call",
     "earlier_result",
+    "first_argument",
     "hooked_expression",
     "reads_again",
     "returned_by_hook",
@@ -75,6 +77,21 @@ def _past_checkpoint(call: ast.Call) -> ast.Call:
     if leaf_name(call.func) != "checkpoint" or not call.args:
         return call
     return ast.Call(call.args[0], call.args[1:], [one for one in call.keywords if one.arg not in _OF_CHECKPOINT])
+
+
+def called_expression(frame: Frame) -> str | None:
+    """The callee of the call at ``frame``, ``self.final`` of ``self.final(x)``; None where there is not exactly one."""
+    calls = [expression for expression in expressions_at(frame) if isinstance(expression.node, ast.Call)]
+    if len(calls) != 1 or not isinstance(calls[0].node, ast.Call):
+        return None
+    return calls[0].source.text(calls[0].node.func)
+
+
+def first_argument(frame: Frame) -> str | None:
+    """``x`` of ``self.relu(x)`` at ``frame``; None where it has no name."""
+    found = expression_at(frame)
+    call = found.node if found is not None else None
+    return chain_key(call.args[0]) if isinstance(call, ast.Call) and call.args else None
 
 
 def alias_of(frame: Frame, name: str) -> str | None:

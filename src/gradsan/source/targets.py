@@ -29,11 +29,10 @@ __all__ = [
     "Target",
     "aliased_expression",
     "assigned_data",
-    "called_expression",
-    "first_argument",
     "mixed_operand",
     "operand_expressions",
     "operation_at",
+    "own_difference",
     "target_at",
     "written_expression",
     "written_target",
@@ -111,6 +110,26 @@ def mixed_operand(frame: Frame, op: str) -> tuple[str, str] | None:
     return (own, others.pop()) if len(others) == 1 and is_own == (op == "copy_") else None
 
 
+def own_difference(frame: Frame, op: str) -> tuple[str, str] | None:
+    """``mean`` and ``w`` of ``mean += (w - mean) / n`` and ``mean.sub_(0.1 * (mean - w.data))``; else None."""
+    found = target_at(frame, op)
+    if found is None:
+        return None
+    node, read = found[0].node, found[0].source.text
+    operand = node.args[0] if isinstance(node, ast.Call) and node.args else getattr(node, "value", None)
+    own = _ALIAS.sub("", read(found[1].node))
+    for one in ast.walk(operand) if operand is not None else ():
+        sides: list[ast.expr] = []
+        if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Sub):
+            sides = [one.left, one.right]
+        elif isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr in ("sub", "subtract"):
+            sides = [one.func.value, *one.args][-2:]
+        names = [_ALIAS.sub("", read(side)) for side in sides]
+        if own in names and len(set(names)) == 2:
+            return own, next(name for name in names if name != own)
+    return None
+
+
 def _parts_of(node: ast.AST) -> Iterator[ast.expr]:
     """The names, attributes and elements that an expression is computed from, with ``.data`` and ``.detach()``."""
     if isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
@@ -134,14 +153,6 @@ def assigned_data(frame: Frame) -> tuple[str, str] | None:
     return (names[0], names[1]) if names[0] != names[1] and chain_key(node.targets[0]) is not None else None
 
 
-def called_expression(frame: Frame) -> str | None:
-    """The callee of the call at ``frame``, ``self.final`` of ``self.final(x)``; None where there is not exactly one."""
-    calls = [expression for expression in expressions_at(frame) if isinstance(expression.node, ast.Call)]
-    if len(calls) != 1 or not isinstance(calls[0].node, ast.Call):
-        return None
-    return calls[0].source.text(calls[0].node.func)
-
-
 def operand_expressions(frame: Frame) -> list[str]:
     """The names, attributes and elements which the operation at ``frame`` reads directly, in source order.
 
@@ -153,13 +164,6 @@ def operand_expressions(frame: Frame) -> list[str]:
     source = expression.source
     found = [root for node in _operands(source, expression) for root in _roots(source, node)]
     return list(dict.fromkeys(source.text(node) for node in found))
-
-
-def first_argument(frame: Frame) -> str | None:
-    """``x`` of ``self.relu(x)`` at ``frame``; None where it has no name."""
-    found = expression_at(frame)
-    call = found.node if found is not None else None
-    return chain_key(call.args[0]) if isinstance(call, ast.Call) and call.args else None
 
 
 @dataclass(frozen=True, slots=True)

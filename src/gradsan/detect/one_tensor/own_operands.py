@@ -115,7 +115,9 @@ class OwnOperands(RoundDetector):
 
     def looks(self, entry: RawBackward, is_last: bool) -> None:
         """Tell of the lines of the round when it is over."""
-        for stack in [one for one in self._own if is_last and one not in self._described]:
+        due = [one for one in self._own if is_last and one not in self._described]
+        # What is updated with a difference tells more than the difference.
+        for stack in sorted(due, key=lambda one: self._own[one][0] in _COMPARES):
             self._described.add(stack)
             op, facts = self._own[stack]
             site = symbolise(stack)
@@ -127,8 +129,10 @@ class OwnOperands(RoundDetector):
                 pair = _compared(frame, facts["is_leaf"])
             else:
                 pair = source.mixed_operand(frame, op) if facts["is_mixed"] else source.target_and_operand(frame, op)
+                pair = pair or source.own_difference(frame, op)
             is_told = row == DIFFERENCE and any(_reads_at(one, frame) for one in self._known())
-            if pair is not None and not is_told:
+            if pair is not None and not is_told and (frame.file, frame.line) not in self._described:
+                self._described.add((frame.file, frame.line))
                 self._tell(row, site, op, facts, pair, symbolise(entry.stack))
 
     def _note_behind(self, args: tuple[Any, ...]) -> None:
@@ -189,11 +193,13 @@ class Mixes:
     def __init__(self) -> None:
         """Nothing yet."""
         self._made: dict[int, tuple[weakref.ref[Any], int, bool]] = {}
+        self._nothing: dict[int, weakref.ref[Any]] = {}
         self._scaled: set[int] = set()
 
     def forget(self) -> None:
         """Begin anew."""
         self._made.clear()
+        self._nothing.clear()
         self._scaled.clear()
 
     def computed(self, op: str, args: tuple[Any, ...], result: Any) -> bool:
@@ -208,8 +214,9 @@ class Mixes:
             made = self._made.get(id(tensors[-1]))
             own = _torch.storage_or_none(tensors[0])
             is_own = made is not None and made[0]() is tensors[-1] and made[1] == own
-            # The mix is what is copied, or the target was scaled before the rest was added to it.
-            return is_own and (bool(made and made[2]) if op == "copy_" else own in self._scaled)
+            # The mix is what is copied, or the target was scaled before the rest was added to it, or the mix is zero.
+            is_rest = own in self._scaled or self._is_nothing(tensors[-1])
+            return is_own and (bool(made and made[2]) if op == "copy_" else is_rest)
         is_mix = op.strip("_").removeprefix("r") in _MIXES and type(result) in _torch.PLAIN_TENSORS
         if is_mix and len(self._made) >= _STACKS:
             self._made = {key: one for key, one in self._made.items() if one[0]() is not None}
@@ -217,12 +224,25 @@ class Mixes:
             origins = set(map(self._origin, tensors))
             if len(origins) == 1 and _torch.storage_or_none(result) not in origins:
                 self._made[id(result)] = weakref.ref(result), origins.pop(), len(tensors) > 1
+                if self._is_nothing(tensors[0]) or _is_of_itself(op, tensors):
+                    self._nothing[id(result)] = weakref.ref(result)
         return False
+
+    def _is_nothing(self, tensor: Any) -> bool:
+        """Whether a tensor is a multiple of the difference of one memory with itself."""
+        known = self._nothing.get(id(tensor))
+        return known is not None and known() is tensor
 
     def _origin(self, tensor: Any) -> int:
         """The memory that a tensor was mixed from, else its own."""
         made = self._made.get(id(tensor))
         return made[1] if made is not None and made[0]() is tensor else _torch.storage_or_none(tensor)
+
+
+def _is_of_itself(op: str, tensors: Sequence[Any]) -> bool:
+    """Whether this is the difference of two tensors, not one, that are the same elements."""
+    is_difference = op.strip("_").removeprefix("r") == "sub" and len(tensors) == 2 and tensors[0] is not tensors[1]
+    return is_difference and len({_torch.weak_identity(one)[::2] for one in tensors}) == 1
 
 
 def _reads_at(known: Failure, frame: Frame) -> bool:

@@ -21,13 +21,16 @@ def hidden_by_saved_tensor_hooks(facts: Facts) -> Diagnosis | None:
     """Recognise a conflict under the user's own hooks. Writes to other bytes are no conflict at all there: a note."""
     if not facts.conflict.under_user_hooks:
         return None
+    words = "hidden_in_one_buffer" if facts.conflict.way == "kept_in_one_buffer" else None
     return build.diagnosis(
         facts,
         "GS201",
         "hidden_by_saved_tensor_hooks",
+        title=words,
+        explanation=words,
         severity="note" if facts.is_false_alarm else "error",
         labels=label_texts.standard(facts, writes=facts.writes or facts.missed),
-        fixes=(*fixes.save_copy_in_hooks(facts), *fixes.instead_of_overwriting(facts)),
+        fixes=fixes.save_copy_in_hooks(facts, in_buffer=words is not None),
     )
 
 
