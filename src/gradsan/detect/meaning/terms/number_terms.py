@@ -32,7 +32,7 @@ from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.detect.meaning.terms.constant_terms import SUMS, linear_below
 from gradsan.detect.meaning.terms.cut_terms import ROW, numbers_below
 from gradsan.graph import naming
-from gradsan.model import Clue, Failure
+from gradsan.model import Clue, Failure, Frame
 from gradsan.record.listeners import Listeners
 from gradsan.record.log import Core
 from gradsan.record.patches import Patches, standing
@@ -56,6 +56,7 @@ class _Taken:
     it is a sum or a multiple of.
     """
 
+    stack: Any
     op: str
     name: str | None
     below: tuple[int, ...]
@@ -92,11 +93,11 @@ class NumberTerms(RoundDetector):
         super().__init__(core, listeners)
         self._found = found
         self._patches = Patches()
-        self._taken: dict[Any, _Taken] = {}
+        self._taken: dict[Frame, _Taken] = {}
         self._uses: dict[Any, _Use] = {}
         self._others: list[float] = []
-        self._series: dict[tuple[Any, Any, str], _Series] = {}
-        self._data: set[Any] = set()
+        self._series: dict[tuple[Frame, Any, str], _Series] = {}
+        self._data: set[Frame] = set()
         self._described: set[Any] = set()
 
     def forget(self) -> None:
@@ -132,7 +133,11 @@ class NumberTerms(RoundDetector):
         values = list(_floats(result))
         if not values or not _is_of_program(stack):
             return
-        known = self._taken.get(stack)
+        # CPython calls a builtin from another instruction once it knows it, so one line has several stacks.
+        line = symbolise(stack).user_frame
+        if line is None:
+            return
+        known = self._taken.get(line)
         if known is None:
             if len(self._taken) >= _LINES:
                 return
@@ -140,7 +145,7 @@ class NumberTerms(RoundDetector):
             names = [] if node is None else naming.names_of(tensor, frame)
             text, below = names[0].text if names else None, () if node is None else numbers_below(node)
             atoms = frozenset[int]() if node is None else frozenset(_atoms((node,)))
-            known = self._taken[stack] = _Taken(_NUMBERS_GIVEN[name], text, below, atoms)
+            known = self._taken[line] = _Taken(stack, _NUMBERS_GIVEN[name], text, below, atoms)
         known.is_clean = known.is_clean or tensor.grad_fn is None
         known.last, known.total = values[-1], known.total + math.fsum(values)
 
@@ -179,7 +184,7 @@ class NumberTerms(RoundDetector):
                 taken = self._taken[line]
                 is_behind = not ran.isdisjoint(taken.below) and taken.below[0] not in ran
                 if is_behind and atoms.isdisjoint(taken.atoms) and stack not in self._described:
-                    self._tell(entry, line, taken, stack, use)
+                    self._tell(entry, taken, stack, use)
 
     def _set_apart_data(self) -> None:
         """Note which lines took what is used otherwise, too."""
@@ -189,7 +194,7 @@ class NumberTerms(RoundDetector):
             if any(_is_near(abs(one), each, _EQUAL) for one in values for v in own for each in (abs(v), 1 / abs(v))):
                 self._data.add(line)
 
-    def _is_the_same(self, line: Any, taken: _Taken, stack: Any, use: _Use) -> bool:
+    def _is_the_same(self, line: Frame, taken: _Taken, stack: Any, use: _Use) -> bool:
         """Whether the numbers of the rounds so far tell that what was used is a multiple of what was taken."""
         found = False
         for which, value in (("last", taken.last), ("total", taken.total)):
@@ -204,16 +209,16 @@ class NumberTerms(RoundDetector):
             found = found or ((is_same or _at_one_line(line, stack)) and _is_term(use.op, weight))
         return found
 
-    def _tell(self, entry: RawBackward, line: Any, taken: _Taken, stack: Any, use: _Use) -> None:
+    def _tell(self, entry: RawBackward, taken: _Taken, stack: Any, use: _Use) -> None:
         self._described.add(stack)
         values = {**use.facts, "how": "number"}
         clues = (
-            Clue("read", symbolise(line), name=taken.name, op=taken.op, values=values),
+            Clue("read", symbolise(taken.stack), name=taken.name, op=taken.op, values=values),
             Clue("added", symbolise(stack)),
         )
         self._found(Failure(ROW, "", "", symbolise(entry.stack), clues, raised=False))
 
-    def _is_meant(self, line: Any) -> bool:
+    def _is_meant(self, line: Frame) -> bool:
         """Whether a number is data: it was taken of a value without a graph, or is used otherwise, too."""
         return line in self._data or self._taken[line].is_clean
 
@@ -245,9 +250,9 @@ def _atoms(roots: tuple[Any, ...]) -> Iterator[int]:
             yield number
 
 
-def _at_one_line(line: Any, stack: Any) -> bool:
-    one, other = symbolise(line).user_frame, symbolise(stack).user_frame
-    return one is not None and other is not None and (one.file, one.line) == (other.file, other.line)
+def _at_one_line(line: Frame, stack: Any) -> bool:
+    other = symbolise(stack).user_frame
+    return other is not None and (line.file, line.line) == (other.file, other.line)
 
 
 def _is_of_program(stack: Any) -> bool:
