@@ -237,6 +237,14 @@ _CUT_WORDS: dict[object, tuple[str, str]] = {
 }
 
 
+def _made_number(computed: Clue) -> str | None:
+    """``kl`` of ``kl.item()`` and ``float(kl)`` at the place of a clue."""
+    frame = computed.site.user_frame if computed.site is not None else None
+    if frame is None or computed.values.get("how") != "number":
+        return None
+    return source.first_argument(frame) if computed.op == "float" else source.method_receiver(frame)
+
+
 def _constant_joined(
     failure: Failure, role: str, words: str, noun: str, kind: str, lines: tuple[tuple[str, int, str], ...] = ()
 ) -> Diagnosis | None:
@@ -244,7 +252,7 @@ def _constant_joined(
     computed, added = parts.clue(failure, role), parts.clue(failure, "added")
     if computed is None or added is None:
         return None
-    name = computed.name or parts.assigned_at(computed)
+    name = computed.name or _made_number(computed) or parts.assigned_at(computed)
     values = {"name": name or Message(f"label.the_{noun}"), "op": computed.op or ""}
     return parts.diagnosis(
         failure,

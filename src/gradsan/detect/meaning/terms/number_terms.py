@@ -10,19 +10,17 @@ is used with what has a graph in another way (a maximum that is subtracted, a we
 it is subtracted as it is, or nearly so (a baseline, a target); or where a value that was detached has given the same
 number: then it is meant for one.
 
-Row: ``term_is_cut``, as of ``cut_terms.py``. Roles: ``read`` (where the number was taken; ``name``; ``op``; ``values``:
+Row: ``term_is_cut``, as of ``cut_terms.py``. Roles: ``read`` (where the number was taken; ``op``; ``values``:
 ``shape``, ``dtype``, ``device`` of the term, ``how``: ``number``), ``added`` (where it joined the loss).
 """
 
 from __future__ import annotations
 
 import math
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +29,6 @@ from gradsan import _torch
 from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.detect.meaning.terms.constant_terms import SUMS, linear_below
 from gradsan.detect.meaning.terms.cut_terms import ROW, numbers_below
-from gradsan.graph import naming
 from gradsan.model import Clue, Failure, Frame
 from gradsan.record.listeners import Listeners
 from gradsan.record.log import Core
@@ -58,7 +55,6 @@ class _Taken:
 
     stack: Any
     op: str
-    name: str | None
     below: tuple[int, ...]
     atoms: frozenset[int]
     last: float = 0.0
@@ -126,10 +122,10 @@ class NumberTerms(RoundDetector):
     def _became_number(self, name: str, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         opened = self._entry
         if opened is not None and threading.get_ident() == opened.thread and isinstance(result, float | list):
-            stack, frame = self._core.stack(1), sys._getframe(1)
-            self._listeners.guard.run_hushed(lambda: self._note(name, args[0], result, stack, frame))
+            stack = self._core.stack(1)
+            self._listeners.guard.run_hushed(lambda: self._note(name, args[0], result, stack))
 
-    def _note(self, name: str, tensor: Any, result: Any, stack: Any, frame: FrameType) -> None:
+    def _note(self, name: str, tensor: Any, result: Any, stack: Any) -> None:
         values = list(_floats(result))
         if not values or not _is_of_program(stack):
             return
@@ -142,10 +138,9 @@ class NumberTerms(RoundDetector):
             if len(self._taken) >= _LINES:
                 return
             node = tensor.grad_fn
-            names = [] if node is None else naming.names_of(tensor, frame)
-            text, below = names[0].text if names else None, () if node is None else numbers_below(node)
+            below = () if node is None else numbers_below(node)
             atoms = frozenset[int]() if node is None else frozenset(_atoms((node,)))
-            known = self._taken[line] = _Taken(stack, _NUMBERS_GIVEN[name], text, below, atoms)
+            known = self._taken[line] = _Taken(stack, _NUMBERS_GIVEN[name], below, atoms)
         known.is_clean = known.is_clean or tensor.grad_fn is None
         known.last, known.total = values[-1], known.total + math.fsum(values)
 
@@ -213,7 +208,7 @@ class NumberTerms(RoundDetector):
         self._described.add(stack)
         values = {**use.facts, "how": "number"}
         clues = (
-            Clue("read", symbolise(taken.stack), name=taken.name, op=taken.op, values=values),
+            Clue("read", symbolise(taken.stack), op=taken.op, values=values),
             Clue("added", symbolise(stack)),
         )
         self._found(Failure(ROW, "", "", symbolise(entry.stack), clues, raised=False))
