@@ -213,6 +213,8 @@ def _parse(file: str, lines: tuple[str, ...]) -> SourceFile | None:
             for span in _spans_in_code(lines, node):
                 by_span.setdefault(span, []).append(node)
         for name, value in ast.iter_fields(node):
+            if isinstance(value, list) and not isinstance(node, ast.ClassDef):
+                value[:] = map(_without_annotation, value)
             for child in value if isinstance(value, list) else [value]:
                 # Contexts and operators are shared objects without a place of their own.
                 if isinstance(child, ast.AST) and not isinstance(
@@ -221,6 +223,13 @@ def _parse(file: str, lines: tuple[str, ...]) -> SourceFile | None:
                     parents[child] = (node, name)
                     pending.append(child)
     return SourceFile(file, lines, module, tuple(ast.walk(module)), parents, by_span)
+
+
+def _without_annotation(node: object) -> object:
+    """``x = f()`` in the place of ``x: Tensor = f()``; the annotations of a class, which are its fields, stay."""
+    if not isinstance(node, ast.AnnAssign) or node.value is None:
+        return node
+    return ast.copy_location(ast.Assign(targets=[node.target], value=node.value, type_comment=None), node)
 
 
 def _spans_in_code(lines: tuple[str, ...], node: ast.AST) -> Iterator[Span]:
