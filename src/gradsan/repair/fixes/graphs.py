@@ -200,12 +200,22 @@ def rebuild_in_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 
 def _moved(made: Label, used: Label) -> Iterator[Fix | None]:
     pair = blocks.in_one_block(made, used)
-    loop = None if pair is None or pair[0].index >= pair[1].index else pair[1].statement
-    if pair is None or not isinstance(loop, ast.For | ast.While):
+    loop = None if pair is None or pair[0].index >= pair[1].index else _loop_of(pair[1].statement)
+    if pair is None or loop is None:
         return
-    yield _put_into(pair[0], loop, "rebuild_in_loop")
+    yield _put_into(pair[0], loop, "rebuild_in_loop", pair[1].statement)
     if (first := _start_of(pair[0])) is not None:
-        yield _put_into(first, loop, "rebuild_in_loop")
+        yield _put_into(first, loop, "rebuild_in_loop", pair[1].statement)
+
+
+def _loop_of(node: ast.stmt) -> ast.For | ast.While | None:
+    """The loop that a statement is, or the one loop of a ``try`` or ``with`` block."""
+    while isinstance(node, ast.Try | ast.With):
+        inner = [one for one in node.body if isinstance(one, ast.For | ast.While | ast.Try | ast.With)]
+        if len(inner) != 1:
+            return None
+        node = inner[0]
+    return node if isinstance(node, ast.For | ast.While) else None
 
 
 def _start_of(made: blocks.Placed) -> blocks.Placed | None:
@@ -229,9 +239,15 @@ def _into_function(made: Label, used: Label) -> Fix | None:
     return None if first is None else _put_into(first, function, "rebuild_in_function")
 
 
-def _put_into(first: blocks.Placed, loop: ast.For | ast.While | ast.FunctionDef, words: str) -> Fix | None:
-    """The statement ``first``, and what hangs on it, at the start of ``loop``, a later statement of the same block."""
-    source, index = first.source, first.block.index(loop)
+def _put_into(
+    first: blocks.Placed, loop: ast.For | ast.While | ast.FunctionDef, words: str, around: ast.stmt | None = None
+) -> Fix | None:
+    """The statement ``first``, and what hangs on it, at the start of ``loop``.
+
+    ``around`` is the later statement of the same block that the loop stands in; None where it is that statement.
+    """
+    around = around or loop
+    source, index = first.source, first.block.index(around)
     if first.index >= index or loop.body[0].lineno == loop.lineno:
         return None
     between = first.block[first.index : index]
@@ -248,7 +264,9 @@ def _put_into(first: blocks.Placed, loop: ast.For | ast.While | ast.FunctionDef,
     text = "\n".join(textwrap.indent(textwrap.dedent(blocks.text_of(source, node)), indent) for node in moving)
     changes = {body.line: f"{text}\n{source.lines[body.line - 1]}"}
     # What somebody else reads in between, or after a loop that may have no round, stays where it was as well.
-    others = [node for node in first.block[first.index :] if node not in moving and node is not loop]
+    others = [node for node in first.block[first.index :] if node not in moving and node is not around]
+    mine = set(ast.walk(loop))
+    others += [node for node in ast.walk(around) if isinstance(node, ast.Expr | ast.Assign) and node not in mine]
     if not blocks.names_read(others) & bound:
         for node in moving:
             changes |= blocks.removed(source, node)
