@@ -135,12 +135,12 @@ def under_no_grad(frame: Frame) -> Change | None:
     torch = imported_as(source, "torch")
     parent, field = source.parents[statement.node]
     block = getattr(parent, field, None)
-    if torch is None or not isinstance(block, list) or not _has_own_line(source, statement.node):
+    if torch is None or not isinstance(block, list) or not _has_own_lines(source, statement.node):
         return None
     root = written_root(statement.node)
     last = at = block.index(statement.node)
     for index in range(at + 1, len(block)):
-        other = written_root(block[index]) if _has_own_line(source, block[index]) else None
+        other = written_root(block[index]) if _has_own_lines(source, block[index]) else None
         if other is None:
             break
         if other == root or _mentions_gradient(block[index]):
@@ -217,7 +217,7 @@ def _as_leaves(source: SourceFile, node: ast.stmt) -> list[Edit] | None:
 
 def _update_in_place(source: SourceFile, node: ast.stmt) -> str | None:
     """``w -= lr * w.grad`` for ``w = w - lr * w.grad``."""
-    if not isinstance(node, ast.Assign) or len(node.targets) != 1 or not _has_own_line(source, node):
+    if not isinstance(node, ast.Assign) or len(node.targets) != 1 or not _has_own_lines(source, node):
         return None
     target, value = node.targets[0], node.value
     sign = {ast.Sub: "-", ast.Add: "+"}.get(type(value.op)) if isinstance(value, ast.BinOp) else None
@@ -229,11 +229,14 @@ def _update_in_place(source: SourceFile, node: ast.stmt) -> str | None:
     return f"{name} {sign}= {source.text(value.right)}"
 
 
-def _has_own_line(source: SourceFile, node: ast.stmt) -> bool:
+def _has_own_lines(source: SourceFile, node: ast.stmt) -> bool:
     span = source.span(node)
     tail = source.lines[span.end_line - 1][span.end_column - 1 :].strip()
     head = source.lines[span.line - 1][: span.column - 1]
-    return span.line == span.end_line and not head.strip() and (not tail or tail.startswith("#"))
+    # The lines of a string over several lines cannot be indented.
+    texts = (one for one in ast.walk(node) if isinstance(one, ast.Constant | ast.JoinedStr))
+    is_movable = all(one.lineno == one.end_lineno for one in texts)
+    return is_movable and not head.strip() and (not tail or tail.startswith("#"))
 
 
 def written_root(node: ast.stmt) -> str | None:
