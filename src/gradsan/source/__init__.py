@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from gradsan.source.cuts import find_cuts as find_cuts
     from gradsan.source.cuts import grad_switched_off as grad_switched_off
     from gradsan.source.cuts import takes_cut as takes_cut
-    from gradsan.source.flow import changes_anew as changes_anew
     from gradsan.source.gradients import clears_each_part as clears_each_part
     from gradsan.source.gradients import copy_kept_gradient as copy_kept_gradient
     from gradsan.source.gradients import graph_for_gradient as graph_for_gradient
@@ -173,7 +172,6 @@ _NAMES = {
     "cut_scopes": "context_around",
     "rewrite.cutting": "detach_held",
     "cuts": "Cut Live find_cuts grad_switched_off takes_cut",
-    "flow": "changes_anew",
     "gradients": "clears_each_part copy_kept_gradient graph_for_gradient kept_gradient makes_discrete reads_gradients",
     "identifiers": "assigned_names consumed_names",
     "kept": (

@@ -13,7 +13,7 @@ from typing import Literal
 
 from gradsan.model import Frame
 from gradsan.source.cut_scopes import arguments_of
-from gradsan.source.flow import last_binding, plain_name, reaching
+from gradsan.source.flow import reaching
 from gradsan.source.identifiers import (
     ADDING_METHODS,
     Binding,
@@ -375,7 +375,7 @@ def taken_for_own(frame: Frame, name: str) -> Literal["conversion", "element"] |
 
     None where it came by it otherwise, or several ways.
     """
-    binding = last_binding(frame, plain_name(frame, name))
+    binding = last_binding(frame, name)
     if binding is None:
         return None
     return "element" if isinstance(binding.statement, ast.For | ast.AsyncFor) else _own_by(binding.value)
@@ -387,10 +387,24 @@ def passed_for_own(inner: Frame, outer: Frame, name: str) -> Literal["conversion
     function = None if statement is None else statement.function
     if call is None or not isinstance(call.node, ast.Call) or function is None or isinstance(function, ast.Lambda):
         return None
-    return _own_by(dict(arguments_of(function, call.node)).get(plain_name(inner, name)))
+    return _own_by(dict(arguments_of(function, call.node)).get(name))
 
 
 def _own_by(value: ast.expr | None) -> Literal["conversion", "element"] | None:
     if isinstance(value, ast.Call):
         return "conversion" if leaf_name(value.func) in _CONVERSIONS else None
     return "element" if isinstance(value, ast.Subscript) else None
+
+
+def last_binding(frame: Frame, name: str) -> Binding | None:
+    """The last binding of ``name`` before the statement at ``frame``, in its function; None where there is none."""
+    statement = statement_at(frame)
+    if statement is None or isinstance(statement.function, ast.Lambda):
+        return None
+    scope = statement.source.module if statement.function is None else statement.function
+    found: Binding | None = None
+    nodes = [node for node in local_nodes(scope) if isinstance(node, ast.Assign | ast.AnnAssign | ast.For)]
+    for node in sorted(nodes, key=lambda one: one.lineno):
+        if node.lineno < statement.node.lineno:
+            found = next((one for one in bindings_of(node) if one.name == name), found)
+    return found

@@ -11,17 +11,13 @@ import ast
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from gradsan.model import Frame
-from gradsan.source.identifiers import Binding, bindings_of, consumed_names, leaf_name, local_nodes
-from gradsan.source.locate import Statement, expression_at, statement_at
+from gradsan.source.identifiers import Binding, bindings_of
 
-__all__ = ["Definition", "Flow", "changes_anew", "is_still_argument", "last_binding", "plain_name", "reaching"]
+__all__ = ["Definition", "Flow", "is_still_argument", "reaching"]
 
 Blocks = list[list[ast.stmt]]
 State = dict[str, frozenset["Definition"]]
 _MAX_ROUNDS = 20
-STEPS_BACK = 4
-"""Bindings behind each other by which a value is followed back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,112 +229,3 @@ def _side_by_side(flows: list[Flow]) -> Flow:
         [state for flow in flows for state in flow.continues],
         [state for flow in flows for state in flow.leaves],
     )
-
-
-def last_binding(frame: Frame, name: str) -> Binding | None:
-    """The last binding of ``name`` before the statement at ``frame``, in its function; None where there is none."""
-    statement = statement_at(frame)
-    if statement is None or isinstance(statement.function, ast.Lambda):
-        return None
-    scope = statement.source.module if statement.function is None else statement.function
-    found: Binding | None = None
-    nodes = [node for node in local_nodes(scope) if isinstance(node, ast.Assign | ast.AnnAssign | ast.For)]
-    for node in sorted(nodes, key=lambda one: one.lineno):
-        if node.lineno < statement.node.lineno:
-            found = next((one for one in bindings_of(node) if one.name == name and one.replaces), found)
-    return found
-
-
-def plain_name(frame: Frame, name: str) -> str:
-    """The first name of what is called ``name`` at ``frame``: ``batch`` of ``out`` after ``out = batch``."""
-    for _ in range(STEPS_BACK):
-        binding = last_binding(frame, name)
-        if binding is None or not isinstance(binding.value, ast.Name):
-            return name
-        name = binding.value.id
-    return name
-
-
-_DRAWS = frozenset(
-    {
-        *("bernoulli", "binomial", "choice", "choices", "gauss", "multinomial", "normal", "permutation", "poisson"),
-        *("rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "random", "random_sample", "randperm"),
-        *("sample", "shuffle", "standard_normal", "uniform"),
-    }
-)
-_OF_SHAPE = frozenset(
-    {"rand_like", "randint_like", "randn_like", "ones_like", "zeros_like", "full_like", "len", "clone"}
-)
-"""What may be asked of the data itself to change it by something else."""
-_SEEDS = frozenset({"manual_seed", "seed", "default_rng", "Generator", "RandomState", "set_state", "set_rng_state"})
-
-
-def changes_anew(frame: Frame, name: str) -> bool:
-    """Whether the write at ``frame`` changes ``name`` by what is drawn anew in each round, or by what it holds itself.
-
-    ``x += 0.1 * torch.randn_like(x)``, ``ids[torch.rand(n) < p] = MASK``, ``out[:, 0] = torch.log1p(out[:, 0])``; not
-    what is drawn once for all rounds, or from a seed.
-    """
-    found, statement = expression_at(frame), statement_at(frame)
-    if statement is None or isinstance(statement.function, ast.Lambda):
-        return False
-    node: ast.AST = statement.node if found is None or isinstance(found.node, ast.Subscript) else found.node
-    if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Subscript):
-        target, value = node.targets[0], node.value
-        if _is_function_of(value, statement.source.text(target)):
-            return True
-        is_constant = isinstance(value, ast.Constant | ast.Attribute | ast.UnaryOp)
-        if isinstance(value, ast.Name):
-            binding = last_binding(frame, value.id)
-            is_constant = binding is None or isinstance(binding.value, ast.Constant | ast.Attribute | ast.UnaryOp)
-        given: list[ast.AST] = [target.slice] if is_constant else []
-        given += [value] if name in consumed_names(value) else []
-    elif isinstance(node, ast.AugAssign):
-        given = [node.value]
-    elif isinstance(node, ast.Call):
-        given = [*node.args, *(one.value for one in node.keywords)]
-    else:
-        return False
-    return _is_drawn(statement, given, name)
-
-
-def _is_function_of(value: ast.expr, own: str) -> bool:
-    """Whether a value is a logarithm, power or multiple of what is written as ``own``."""
-    if isinstance(value, ast.Call):
-        operands = [*value.args[:1], *([value.func.value] if isinstance(value.func, ast.Attribute) else [])]
-        bends = ("exp", "expm1", "log", "log10", "log1p", "log2", "pow", "sqrt", "square")
-        return leaf_name(value.func) in bends and any(ast.unparse(one) == own for one in operands)
-    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult | ast.Div | ast.Pow):
-        factor = value.right.value if isinstance(value.right, ast.Constant) else None
-        is_far = isinstance(factor, int | float) and not 0.5 <= abs(factor) <= 2
-        return ast.unparse(value.left) == own and (is_far or isinstance(value.op, ast.Pow))
-    return False
-
-
-def _is_drawn(statement: Statement, given: list[ast.AST], name: str) -> bool:
-    scope = statement.source.module if statement.function is None else statement.function
-    assert not isinstance(scope, ast.Lambda)
-    # What is drawn outside of the loops is the same in each round.
-    rounds = statement.loops[0] if statement.loops else statement.function
-    if rounds is None or any(isinstance(one, ast.Call) and leaf_name(one.func) in _SEEDS for one in ast.walk(rounds)):
-        return False
-    nodes = [one for one in local_nodes(scope) if isinstance(one, ast.Assign | ast.AnnAssign | ast.AugAssign)]
-    is_drawn = False
-    for _ in range(STEPS_BACK):
-        inside = [one for expression in given for one in ast.walk(expression)]
-        calls = [one for one in inside if isinstance(one, ast.Call)]
-        drawn = [one for one in calls if leaf_name(one.func) in _DRAWS]
-        is_drawn = is_drawn or any(all(key.arg != "generator" for key in one.keywords) for one in drawn)
-        if any(isinstance(one, ast.Attribute) and one.attr == "grad" for one in inside) or any(
-            name in consumed_names(each) for one in calls if leaf_name(one.func) not in _OF_SHAPE for each in one.args
-        ):
-            # A state that a function of itself, or a gradient, moves.
-            return False
-        read = {one.id for one in inside if isinstance(one, ast.Name)} - {name}
-        bound = [one for node in nodes for one in bindings_of(node) if one.name in read and one.value is not None]
-        given = [one.value for one in bound if one.value is not None and _is_within(one.statement, rounds)]
-    return is_drawn
-
-
-def _is_within(statement: ast.stmt, around: ast.AST) -> bool:
-    return any(one is statement for one in ast.walk(around))

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gradsan.model import Frame
+from gradsan.source.bindings import last_binding
 from gradsan.source.change import Change, Edit, edited
-from gradsan.source.flow import STEPS_BACK, last_binding, reaching
+from gradsan.source.flow import reaching
 from gradsan.source.identifiers import (
     bindings_of,
     consumed_names,
@@ -34,6 +35,9 @@ __all__ = [
     "writing_at",
     "written_root",
 ]
+
+_STEPS_BACK = 4
+"""Bindings behind each other by which a number is followed back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +350,7 @@ def is_of_itself(frame: Frame, name: str) -> bool:
     else:
         inside = [one for call in ast.walk(node) if isinstance(call, ast.Call) for one in call.args]
     read = {one for expression in inside for one in consumed_names(expression)}
-    for _ in range(STEPS_BACK):
+    for _ in range(_STEPS_BACK):
         if name in read:
             return True
         bindings = [last_binding(frame, one) for one in read]

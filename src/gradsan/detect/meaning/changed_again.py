@@ -8,23 +8,22 @@ for its own: a result of a conversion, or an element of something larger. Where 
 statistics, the second time is harmless; where it is only shifted by them, and scaled by a number, it is not. A state
 that takes something in and fades, as a running mean or a trace does, is written again on purpose: it is added to, or a
 factor near one stands there. Whether another factor is one to scale data, nobody knows, unless a data loader calls the
-line. Told, too, of parts that a line changes by what is drawn anew each time (noise, a mask, a mixture), or whose
-column it replaces by a function of itself.
+line.
 
 Row: ``data_changed_again``. Roles: ``changed`` (a line; ``name`` is what it writes, ``op`` by what; ``values``:
-``shape``, ``dtype``, ``device``, ``times``, ``parts``, ``is_factor``, whether it may be a state that fades or walks,
-``how``: ``scaled`` or ``changed``).
+``shape``, ``dtype``, ``device``, ``times``, ``parts``, ``is_factor``, whether it is multiplied by what is no number in
+the source).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from gradsan import _torch, source
-from gradsan.model import Clue, Failure, Frame, Site
+from gradsan.model import Clue, Failure, Frame
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawWrite
 from gradsan.record.log import Log
@@ -38,15 +37,13 @@ FACTORS = frozenset({"mul_", "__imul__", "multiply_"})
 _ADDS = frozenset({"add_", "__iadd__"})
 FADES = 0.5
 SHIFTS = frozenset({"add_", "sub_", "__iadd__", "__isub__", "subtract_"})
-_SETS = frozenset({"__setitem__", "masked_fill_", "index_fill_", "index_put_", "dropout_"})
 _LINES, _TIMES_ALONE = 2, 3
 
 
 class _Part(NamedTuple):
-    """A part of some memory, and how often the lines at ``stacks`` wrote it, by ``ops``; ``last`` is the last write."""
+    """A part of some memory, and how often the lines at ``stacks`` wrote it; ``last`` is the last write."""
 
     stacks: tuple[Any, ...]
-    ops: tuple[str, ...]
     times: int
     last: RawWrite
 
@@ -59,15 +56,11 @@ class ChangedAgain(Detector):
         self._core, self._found = core, found
         self._since = 0
         self._described: set[Any] = set()
-        self._stacks: dict[Any, Any] = {}
-        self._places: dict[tuple[Any, ...], Any] = {}
 
     def forget(self) -> None:
         """Begin anew, as a stretch of watching does."""
         self._since = self._core.clock
         self._described.clear()
-        self._stacks.clear()
-        self._places.clear()
 
     def before_round(self, entry: RawBackward, rounds: int) -> None:
         """Look in some of the rounds of a line that calls backward; as ``on_round`` of the core."""
@@ -92,8 +85,7 @@ class ChangedAgain(Detector):
     def _memories(self) -> Iterator[list[RawWrite]]:
         """The last writes to each memory that is scaled, as far as the counter shows all there were."""
         raws = [raw for raw in map(RawWrite._make, self._core.writes_after(self._since)) if raw.kind != "metadata"]
-        changing = SCALES | SHIFTS | _SETS
-        scaled = {raw.storage for raw in raws if raw.op in changing and not raw.is_parameter}
+        scaled = {raw.storage for raw in raws if raw.op in SCALES and not raw.is_parameter}
         found: dict[int, list[RawWrite]] = {}
         for raw in raws:
             if raw.storage in scaled:
@@ -102,28 +94,18 @@ class ChangedAgain(Detector):
                     known.clear()
                 known.append(raw)
         for known in found.values():
-            if len(known) > 1 and all(raw.op in changing for raw in known):
-                yield [raw._replace(stack=self._as_before(raw.stack)) for raw in known]
-
-    def _as_before(self, stack: Any) -> Any:
-        """The first stack of the same places: CPython goes on from another instruction once it knows what is called."""
-        known = self._stacks.get(stack)
-        if known is None:
-            places = tuple(
-                (one.file, one.line, one.column, one.end_line, one.end_column) for one in symbolise(stack).frames
-            )
-            known = self._stacks[stack] = self._places.setdefault(places, stack)
-        return known
+            if len(known) > 1 and all(raw.op in SCALES or raw.op in SHIFTS for raw in known):
+                yield known
 
     def _judge(self, used: Any, stacks: tuple[Any, ...], parts: list[_Part]) -> None:
         if not all(stack.codes and is_user_file(stack.codes[0].co_filename) for stack in stacks):
             return
-        times, ops = min(part.times for part in parts), parts[0].ops
+        times = min(part.times for part in parts)
         sites = [symbolise(stack) for stack in stacks]
         places = [_own(site.frames) for site in sites]
         named = [
             None if place is None else source.written_expression(place, raw_op, ())
-            for place, raw_op in zip(places, ops, strict=True)
+            for place, raw_op in zip(places, _ops(self._core, stacks, self._since), strict=True)
         ]
         name, place = named[-1], places[-1]
         if name is None or place is None or any(one != name for one in named):
@@ -131,15 +113,7 @@ class ChangedAgain(Detector):
         origin = _origin(sites[-1].frames, name)
         if origin is None or (len(parts) == 1 and (times < _TIMES_ALONE or origin != "conversion")):
             return
-        is_loaded = _is_loaded(stacks)
-        is_anew = len(parts) > 1 and _is_anew(places, ops, name)
-        if is_anew or (not SCALES.issuperset(ops) and not (SCALES | SHIFTS).issuperset(ops)):
-            if is_anew:
-                # A state that walks at random is changed on purpose.
-                self._tell(used, stacks, parts, sites, name, ops, not is_loaded and SHIFTS.issuperset(ops), "changed")
-            return
-        if not any(op in SCALES for op in ops):
-            return
+        ops = _ops(self._core, stacks, self._since)
         numbers = [None if one is None else source.number_given(one) for one in places]
         is_own = [one is not None and source.is_of_itself(one, name) for one in places]
         if any(own and op in SCALES for own, op in zip(is_own, ops, strict=True)):
@@ -155,47 +129,26 @@ class ChangedAgain(Detector):
         is_factor, factor = ops[scaled] in FACTORS, numbers[scaled]
         if not is_factor and ops[scaled] not in _BENDS and factor:
             factor = 1 / factor
+        folder = Path(_torch.package_folder(), "utils", "data")
+        is_loaded = any(folder in Path(code.co_filename).parents for stack in stacks for code in stack.codes)
         # What is halved or doubled, and not shifted, is a schedule.
         is_slow = factor is not None and ops[scaled] not in _BENDS and FADES <= abs(factor) <= 1 / FADES
         fades = is_slow and (len(ops) == 1 or (is_factor and abs(factor or 0) < 1))
         if not is_loaded and (takes_in or fades):
             return
-        is_factor = is_factor and factor is None and not is_loaded
-        self._tell(used, stacks, parts, sites, name, ops, is_factor, "scaled")
-
-    def _tell(
-        self,
-        used: Any,
-        stacks: tuple[Any, ...],
-        parts: list[_Part],
-        sites: list[Site],
-        name: str,
-        ops: Sequence[str],
-        is_state: bool,
-        how: str,
-    ) -> None:
         self._described.add(stacks)
-        times, last = min(part.times for part in parts), parts[0].last
+        last = parts[0].last
         values = {"shape": last.shape, "dtype": "?", "device": "?", "times": times, "parts": len(parts)}
-        values |= {"is_factor": is_state, "how": how}
+        values["is_factor"] = is_factor and factor is None and not is_loaded
         clues = tuple(
             Clue("changed", site, name=name, op=op, values=values) for site, op in zip(sites, ops, strict=True)
         )
         self._found(Failure(ROW, "", "", symbolise(used), clues, raised=False))
 
 
-def _is_anew(places: list[Frame | None], ops: Sequence[str], name: str) -> bool:
-    """Whether some of the writes change ``name`` by what is drawn in each round, or by itself, and no state goes in."""
-    known = [one for one in places if one is not None]
-    anew = [source.changes_anew(one, name) for one in known]
-    rest = [source.number_given(one) for one, is_drawn in zip(known, anew, strict=True) if not is_drawn]
-    return len(known) == len(ops) and any(anew) and all(number is not None for number in rest)
-
-
-def _is_loaded(stacks: tuple[Any, ...]) -> bool:
-    """Whether a data loader calls what writes."""
-    folder = Path(_torch.package_folder(), "utils", "data")
-    return any(folder in Path(code.co_filename).parents for stack in stacks for code in stack.codes)
+def _ops(core: Log, stacks: tuple[Any, ...], since: int) -> list[str]:
+    by_stack = {raw.stack: raw.op for raw in map(RawWrite._make, core.writes_after(since))}
+    return [by_stack[stack] for stack in stacks]
 
 
 def _parts(raws: list[RawWrite]) -> Iterator[_Part]:
@@ -210,8 +163,9 @@ def _parts(raws: list[RawWrite]) -> Iterator[_Part]:
         rounds = [written[at * len(stacks)].sequence for at in range(times)]
         has_elements = all(raw.shape and max(raw.shape) > 1 for raw in written)
         has_graphs_between = all(before < after for before, after in itertools.pairwise(rounds))
-        if is_repeated and has_elements and has_graphs_between and len(stacks) <= _LINES and times > 1:
-            yield _Part(stacks, tuple(raw.op for raw in written[: len(stacks)]), times, written[-1])
+        is_scaled = any(raw.op in SCALES for raw in written)
+        if is_repeated and is_scaled and has_elements and has_graphs_between and len(stacks) <= _LINES and times > 1:
+            yield _Part(stacks, times, written[-1])
 
 
 def _origin(frames: tuple[Frame, ...], name: str) -> Literal["conversion", "element"] | None:

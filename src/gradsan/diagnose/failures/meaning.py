@@ -331,14 +331,11 @@ def data_changed(failure: Failure) -> Diagnosis | None:
         "parts": facts["parts"],
     }
     labels = [label for one in changed for label in parts.label_of(one, "written", "label.data_changed_again", values)]
-    words = "data_drawn_again" if facts.get("how") == "changed" else "data_changed_again"
     return parts.diagnosis(
         failure,
         "GS222",
         "data_changed_again",
         values=values,
-        title=f"title.{words}",
-        explanation=f"explanation.{words}",
         severity="note" if facts["is_factor"] else "warning",
         labels=(
             *{label.frame.line: label for label in labels}.values(),

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from gradsan.model import Diagnosis, Fix, Label
 from gradsan.repair.fixes import _blocks as blocks
+from gradsan.source.bindings import last_binding
 from gradsan.source.change import Change, Edit, changed_lines, edited, edited_lines, insert_after, insert_before
-from gradsan.source.flow import last_binding
 from gradsan.source.identifiers import leaf_name, local_nodes
 from gradsan.source.inplace import is_inplace_name
 from gradsan.source.locate import expressions_at, statement_at
