@@ -107,6 +107,7 @@ if TYPE_CHECKING:
     from gradsan.source.rewrite.renewing import run_again as run_again
     from gradsan.source.rewrite.renewing import run_again_for_next_round as run_again_for_next_round
     from gradsan.source.rewrite.renewing import run_again_for_state as run_again_for_state
+    from gradsan.source.rewrite.renewing import view_again as view_again
     from gradsan.source.rewrite.scatter import element_out_of_place as element_out_of_place
     from gradsan.source.rewrite.scatter import part_out_of_place as part_out_of_place
     from gradsan.source.rewrite.suggest import clone_at_save as clone_at_save
@@ -118,7 +119,6 @@ if TYPE_CHECKING:
     from gradsan.source.rewrite.suggest import switch_on_before as switch_on_before
     from gradsan.source.rewrite.suggest import undone as undone
     from gradsan.source.rewrite.suggest import undone_numbers as undone_numbers
-    from gradsan.source.rewrite.suggest import view_again as view_again
     from gradsan.source.rewrite.uncut import Uncut as Uncut
     from gradsan.source.rewrite.uncut import cut_at_use as cut_at_use
     from gradsan.source.rewrite.uncut import read_with_graph as read_with_graph
@@ -193,11 +193,11 @@ _NAMES = {
     "rewrite.listing": "list_and_stack rebuilt_list",
     "rewrite.moving": "bound_names detach_given detach_reads move_behind taken_from within_block",
     "rewrite.out_of_place": "argument_out_of_place out_of_place recorded written_for_others",
-    "rewrite.renewing": "run_again run_again_for_next_round run_again_for_state",
+    "rewrite.renewing": "run_again run_again_for_next_round run_again_for_state view_again",
     "rewrite.scatter": "element_out_of_place part_out_of_place",
     "rewrite.suggest": (
         "clone_at_save clone_before detach_at drop_keyword has_keyword inplace_false switch_on_before undone "
-        "undone_numbers view_again"
+        "undone_numbers"
     ),
     "rewrite.uncut": "Uncut cut_at_use read_with_graph term_uncut",
     "rounds": (

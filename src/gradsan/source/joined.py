@@ -183,23 +183,22 @@ def _mapped(value: _Value, frame: Callable[[Frame], Frame], lines: Callable[[Lin
 
 def _to_parts(splits: Mapping[str, _Split], frame: Frame) -> Frame:
     split = splits.get(frame.file)
-    if split is None:
-        return frame
-    line, column = split.to_parts(frame.line, frame.column or 1)
-    if frame.column is None or frame.end_line is None or frame.end_column is None:
-        return replace(frame, line=line)
-    end_line, end_column = split.to_parts(frame.end_line, frame.end_column, is_end=True)
-    return replace(frame, line=line, column=column, end_line=end_line, end_column=end_column)
+    return frame if split is None else _moved(frame, split.to_parts, functools.partial(split.to_parts, is_end=True))
 
 
 def _to_file(splits: Mapping[str, _Split], frame: Frame) -> Frame:
     split = splits.get(frame.file)
-    if split is None:
-        return frame
-    line, column = split.to_file(frame.line, frame.column or 1)
+    return frame if split is None else _moved(frame, split.to_file, split.to_file)
+
+
+def _moved(
+    frame: Frame, start: Callable[[int, int], tuple[int, int]], end: Callable[[int, int], tuple[int, int]]
+) -> Frame:
+    """The frame with its start and its end changed; without columns, its line alone."""
+    line, column = start(frame.line, frame.column or 1)
     if frame.column is None or frame.end_line is None or frame.end_column is None:
         return replace(frame, line=line)
-    end_line, end_column = split.to_file(frame.end_line, frame.end_column)
+    end_line, end_column = end(frame.end_line, frame.end_column)
     return replace(frame, line=line, column=column, end_line=end_line, end_column=end_column)
 
 

@@ -1,4 +1,4 @@
-"""What hangs on changed parameters, computed again behind the change."""
+"""What hangs on changed parameters, computed again behind the change; a view taken again before it is written."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from collections.abc import Sequence
 
 from gradsan.heuristics import class_names
 from gradsan.model import Frame
+from gradsan.source.change import Change, insert_before
+from gradsan.source.flow import reaching
 from gradsan.source.identifiers import bindings_of, chain_key, leaf_name
 from gradsan.source.locate import statement_at
 from gradsan.source.rewrite.moving import blocks_around, is_whole_lines, names_bound, names_read, until_apart
 from gradsan.source.tree import SourceFile
+from gradsan.source.writing import definition_of
 
-__all__ = ["constructs", "run_again", "run_again_for_next_round", "run_again_for_state"]
+__all__ = ["constructs", "run_again", "run_again_for_next_round", "run_again_for_state", "view_again"]
 
 Lines = tuple[tuple[str, int, str], ...]
 
@@ -178,3 +181,26 @@ def _bound_anywhere(source: SourceFile) -> set[str]:
     return {name for node in stored if (name := leaf_name(node))} | {
         node.arg for node in nodes if isinstance(node, ast.arg)
     }
+
+
+def view_again(frame: Frame, name: str) -> Change | None:
+    """A line ``top = out[:2]`` before the statement at ``frame``, which writes the view ``name`` made so before it.
+
+    None where what the view was made of has been bound or written by its name since: that would be another view.
+    """
+    statement, made = statement_at(frame), definition_of(frame, name)
+    if statement is None or made is None or made.is_loop or made.elements or not name.isidentifier():
+        return None
+    value = ast.parse(made.value, mode="eval").body
+    first = statement_at(made.frame)
+    if first is None or first.function is not statement.function or isinstance(first.function, ast.Lambda):
+        return None
+    body = first.source.module.body if first.function is None else first.function.body
+    then, now = (reaching(body, one.node, lambda _: False) for one in (first, statement))
+    if any(then.get(one.id) != now.get(one.id) for one in ast.walk(value) if isinstance(one, ast.Name)):
+        return None
+    is_method = isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute)
+    is_own = any(isinstance(one, ast.Name) and one.id == name for one in ast.walk(value))
+    if not (isinstance(value, ast.Subscript) or is_method) or is_own:
+        return None
+    return insert_before(statement.source, statement.node, f"{name} = {made.value}", "view_again")

@@ -39,7 +39,6 @@ from gradsan.source.modules import (
 from gradsan.source.rewrite.rebinding import can_rebind, notes_on_rebinding
 from gradsan.source.targets import target_at
 from gradsan.source.tree import SourceFile, Span, header_nodes
-from gradsan.source.writing import definition_of
 
 __all__ = [
     "clone_at_save",
@@ -48,7 +47,6 @@ __all__ = [
     "drop_keyword",
     "has_keyword",
     "inplace_false",
-    "view_again",
     "wrapped",
 ]
 
@@ -89,19 +87,6 @@ def clone_before(frame: Frame, op: str, *, value_first: bool = False) -> Change 
     notes = notes_on_rebinding(source, target)
     change = _value_and_clone(source, found[0].statement, name, notes) if value_first else None
     return change or insert_before(source, found[0].statement, f"{name} = {name}.clone()", "clone_before", notes)
-
-
-def view_again(frame: Frame, name: str) -> Change | None:
-    """A line ``top = out[:2]`` before the statement at ``frame``, which writes the view ``name`` made so before it."""
-    statement, made = statement_at(frame), definition_of(frame, name)
-    if statement is None or made is None or made.is_loop or made.elements or not name.isidentifier():
-        return None
-    value = ast.parse(made.value, mode="eval").body
-    is_method = isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute)
-    is_own = any(isinstance(one, ast.Name) and one.id == name for one in ast.walk(value))
-    if not (isinstance(value, ast.Subscript) or is_method) or is_own:
-        return None
-    return insert_before(statement.source, statement.node, f"{name} = {made.value}", "view_again")
 
 
 def _value_and_clone(source: SourceFile, statement: ast.stmt, name: str, notes: tuple[str, ...]) -> Change | None:
