@@ -92,6 +92,14 @@ ALWAYS = {
     "quantile_terms_in_tensor",
     "hinges_as_numbers",
     "documents_cached_by_key",
+    "advantages_of_kept_graph",
+    "inner_steps_of_wrapped_zip",
+    "power_iteration_of_two_calls",
+    "condition_dropped_by_rows",
+    "optimizer_written_in_tabs",
+    "errors_kept_as_priorities",
+    "slow_weights_are_the_fast",
+    "hessian_vector_product",
 }
 """Each code with each kind of first help, and each kind of candidate, is met by one of these; the others are long."""
 

@@ -8,6 +8,7 @@ from source_snippets import run_with_torch, without_columns
 from cases import each
 from gradsan.model import Frame
 from gradsan.source import apply_change, element_out_of_place, part_out_of_place
+from gradsan.source.rewrite.scatter import mask_out_of_place
 
 HEAD = """
 import torch
@@ -112,3 +113,23 @@ def test_an_element_of_a_list_becomes_a_new_tensor(tmp_path, body, op, expected)
     again = run_with_torch(tmp_path, apply_change(ran.text, changes.pop()))
     assert all(torch.equal(a, b) for a, b in zip(again.names["states"], ran.names["states"], strict=True))
     assert sum(a is b for a, b in zip(again.names["states"], again.names["before"], strict=True)) == 1
+
+
+@each(
+    ("body", "is_of_rows", "expected"),
+    [
+        ("keep = mask\nx[keep] = 0", False, "x = x.masked_fill(keep, 0)"),
+        ("rare = mask[:, :, 0]\nx[rare] = -1.0", True, "x = x.masked_fill(rare.unsqueeze(-1), -1.0)"),
+        ("x[1] = 0", False, None),
+        ("x[idx] = v", False, None),
+    ],
+)
+def test_a_number_may_be_filled_in_by_what_may_be_a_mask(tmp_path, body, is_of_rows, expected):
+    torch = pytest.importorskip("torch")
+    ran = run_with_torch(tmp_path, f"{HEAD}{body}")
+    frame = next(frame for op, frame in ran.events if op == "__setitem__")
+    change = mask_out_of_place(frame, "__setitem__", is_of_rows=is_of_rows)
+    assert (None if change is None else change.new) == expected
+    if change is not None:
+        again = run_with_torch(tmp_path, apply_change(ran.text, change))
+        assert torch.equal(again.names["x"], ran.names["x"])

@@ -44,6 +44,13 @@ def instead_of_overwriting(facts: Facts, *, copy_first: bool = False) -> tuple[F
     return tuple(sorted(found, key=lambda fix: not fix.lines))
 
 
+def instead_of_writing_buffer(facts: Facts) -> tuple[Fix, ...]:
+    """Give autograd a copy where it keeps the buffer, which then stays the tensor that others hold; else as for any."""
+    others = instead_of_overwriting(facts, copy_first=True)
+    copy = _copy_for_autograd(facts) if facts.name_kind == "buffer" and not facts.conflict.save.is_output else ()
+    return (*(one for one in copy if one not in others), *others)
+
+
 def copy_handed_out(facts: Facts) -> tuple[Fix, ...]:
     """Give NumPy, DLPack or a buffer memory of its own."""
     copies = _each_line(facts.writes or facts.missed, lambda write, frame: source.clone_handed_out(frame, write.op))
@@ -299,6 +306,11 @@ def _copy_for_autograd(facts: Facts) -> tuple[Fix, ...]:
         names = operands_at_save(facts.conflict)
     if len(names) > 1 or facts.name_kind in ("parameter", "buffer"):
         names = [name for name in names if _is_called(facts, name)]
+    if not names and facts.name_kind == "buffer" and not save.is_output:
+        # One of a list of operands (einsum), or seen through a view of it.
+        statement = source.statement_at(frame)
+        read = [] if statement is None else source.consumed_names(statement)
+        names = [name for name in dict.fromkeys(read) if _is_called(facts, name)]
     change = source.clone_at_save(frame, names[0]) if len(names) == 1 else None
     if change is None:
         return ()

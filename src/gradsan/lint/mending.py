@@ -11,8 +11,8 @@ from gradsan.source.change import Change, Edit, edited, with_keyword
 from gradsan.source.kept import additions
 from gradsan.source.modules import in_place_argument
 from gradsan.source.rewrite.out_of_place import out_of_place
+from gradsan.source.rewrite.updates import under_no_grad
 from gradsan.source.tree import SourceFile, Span, read_source
-from gradsan.source.writing import under_no_grad
 
 __all__ = ["suggestion_for"]
 

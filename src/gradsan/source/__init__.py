@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from gradsan.source.kept import Used as Used
     from gradsan.source.kept import added_to_optimizer as added_to_optimizer
     from gradsan.source.kept import additions as additions
+    from gradsan.source.kept import are_later_rounds as are_later_rounds
     from gradsan.source.kept import assignments as assignments
     from gradsan.source.kept import chooses_parameters as chooses_parameters
     from gradsan.source.kept import is_computed_in_rounds as is_computed_in_rounds
@@ -123,6 +124,8 @@ if TYPE_CHECKING:
     from gradsan.source.rewrite.uncut import cut_at_use as cut_at_use
     from gradsan.source.rewrite.uncut import read_with_graph as read_with_graph
     from gradsan.source.rewrite.uncut import term_uncut as term_uncut
+    from gradsan.source.rewrite.updates import under_no_grad as under_no_grad
+    from gradsan.source.rewrite.updates import updated_in_place as updated_in_place
     from gradsan.source.rounds import backward_of_sum as backward_of_sum
     from gradsan.source.rounds import detach_after as detach_after
     from gradsan.source.rounds import detach_after_round as detach_after_round
@@ -154,8 +157,6 @@ if TYPE_CHECKING:
     from gradsan.source.writing import is_of_itself as is_of_itself
     from gradsan.source.writing import number_given as number_given
     from gradsan.source.writing import reads_gradient as reads_gradient
-    from gradsan.source.writing import under_no_grad as under_no_grad
-    from gradsan.source.writing import updated_in_place as updated_in_place
     from gradsan.source.writing import writing_at as writing_at
 
 _NAMES = {
@@ -175,7 +176,8 @@ _NAMES = {
     "gradients": "clears_each_part copy_kept_gradient graph_for_gradient kept_gradient makes_discrete reads_gradients",
     "identifiers": "assigned_names consumed_names",
     "kept": (
-        "Addition Used added_to_optimizer additions assignments chooses_parameters is_computed_in_rounds "
+        "Addition Used added_to_optimizer additions are_later_rounds assignments chooses_parameters "
+        "is_computed_in_rounds "
         "is_filled_once is_target_in_rounds uses_in"
     ),
     "joined": "on_own_lines",
@@ -200,6 +202,7 @@ _NAMES = {
         "undone_numbers"
     ),
     "rewrite.uncut": "Uncut cut_at_use read_with_graph term_uncut",
+    "rewrite.updates": "under_no_grad updated_in_place",
     "rounds": (
         "backward_of_sum detach_after detach_after_round enter_each_round enter_once_more frames_between "
         "in_same_function in_same_loops is_item_of_loop is_read_afterwards is_read_between "
@@ -211,8 +214,7 @@ _NAMES = {
     ),
     "tree": "is_cell source_line source_lines",
     "writing": (
-        "Made Written attribute_owner definition_of is_of_itself number_given reads_gradient "
-        "scaled_before under_no_grad updated_in_place writing_at"
+        "Made Written attribute_owner definition_of is_of_itself number_given reads_gradient scaled_before writing_at"
     ),
 }
 

@@ -22,6 +22,7 @@ __all__ = [
     "Used",
     "added_to_optimizer",
     "additions",
+    "are_later_rounds",
     "assignments",
     "chooses_parameters",
     "is_computed_in_rounds",
@@ -200,6 +201,16 @@ def is_computed_in_rounds(bound_at: Frame, used_at: Frame) -> bool:
     known = ast.dump(value)
     rounds = [loop for loop in used.loops if loop not in bound.loops]
     return any(isinstance(node, ast.Call) and ast.dump(node) == known for loop in rounds for node in ast.walk(loop))
+
+
+def are_later_rounds(bound_at: Frame, used_at: Frame, updated: Sequence[Frame]) -> bool:
+    """Whether one loop has ``used_at`` and one of ``updated`` in it, and ``bound_at`` stands before it."""
+    bound, used = statement_at(bound_at), statement_at(used_at)
+    if bound is None or used is None or bound.source is not used.source:
+        return False
+    updates = [one for frame in updated if (one := statement_at(frame)) is not None]
+    rounds = [loop for loop in used.loops if loop not in bound.loops]
+    return bound.function is used.function and any(loop in one.loops for loop in rounds for one in updates)
 
 
 _LOSSES = frozenset(

@@ -31,6 +31,7 @@ __all__ = [
     "SourceFile",
     "Span",
     "header_nodes",
+    "indentation_of",
     "is_cell",
     "parses",
     "read_source",
@@ -93,6 +94,11 @@ class SourceFile:
         if span.line != span.end_line or self.inside(node, ast.JoinedStr):
             return ast.unparse(node)
         return self.lines[span.line - 1][span.column - 1 : span.end_column - 1]
+
+    def indent(self, node: ast.AST) -> str:
+        """What stands before ``node`` on its line: its indentation, where it begins one."""
+        span = self.span(node)
+        return self.lines[span.line - 1][: span.column - 1]
 
     def slice(self, span: Span) -> str:
         """The characters of ``span``, line ends as ``\\n``."""
@@ -386,3 +392,15 @@ def _from_archive(file: str) -> list[str]:
 def _split(text: str) -> list[str]:
     """Split at the line ends Python knows; ``str.splitlines`` would also split at form feeds."""
     return io.StringIO(text, newline=None).readlines()
+
+
+def indentation_of(source: SourceFile) -> str:
+    """What one level of indentation is in the file: that of its first block, four spaces where it has none."""
+    for node in source.nodes:
+        body = getattr(node, "body", None)
+        if isinstance(node, ast.stmt) and isinstance(body, list) and body:
+            outer, inner = source.span(node), source.span(body[0])
+            text = source.lines[inner.line - 1][: inner.column - 1]
+            if inner.line != outer.line and not text.strip():
+                return text[outer.column - 1 :]
+    return "    "

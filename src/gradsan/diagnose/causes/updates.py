@@ -12,9 +12,10 @@ from __future__ import annotations
 from gradsan import source
 from gradsan.diagnose import build, carriers, fixes
 from gradsan.diagnose import labels as label_texts
+from gradsan.diagnose.built_once import BuiltOnce, anew_or_cut
 from gradsan.diagnose.collected import detach_held, detach_other_network, forget_collected
 from gradsan.diagnose.facts import Facts
-from gradsan.diagnose.levels import place
+from gradsan.diagnose.levels import place, user_frames
 from gradsan.model import Bridge, Diagnosis, Fix, Label, Message, Site
 
 
@@ -47,12 +48,32 @@ def step_between_forward_and_backward(facts: Facts) -> Diagnosis | None:
 def _fixes(facts: Facts) -> tuple[Fix, ...]:
     """What leaves the rest of the training as it is comes first; what other losses' gradients may feel, last."""
     again, reorder = fixes.recompute_forward(facts), fixes.reorder_step(facts)
+    once = _built_once(facts)
+    if once:
+        return (*once, *reorder)
     cut = detach_other_network(facts.conflict.borrowed, facts.conflict.retained_at)
     if all(update.kind != "step" for update in facts.updates):
         after = fixes.update_after_backward(facts)
         # A perturbation that the second backward is to see (SAM) must not move behind it.
         return (*after, *cut, *again) if after else (*cut, *again) if again[0].lines else (*cut, *again, *reorder)
     return (*cut, *again, *reorder)
+
+
+def _built_once(facts: Facts) -> tuple[Fix, ...]:
+    """What every round of a loop walks, with ``retain_graph``, though it was computed before the loop: once for all."""
+    bridge, walks = facts.conflict.bridge, user_frames(facts.conflict.use.site)
+    if bridge is None or bridge.name is None or not _went_back_before(facts):
+        return ()
+    root = bridge.name.partition("[")[0]
+    updated = [one for update in facts.updates for one in user_frames(update.site)]
+    for made in map(user_frames, bridge.made_near):
+        for used in reversed(walks):
+            # What a function returns may have the same name in it.
+            bound_at = source.binding_of([one for one in made if source.in_same_function(one, used)], root)
+            if bound_at is not None and source.are_later_rounds(bound_at, used, updated):
+                at = bound_at if root == bridge.name else None
+                return anew_or_cut(BuiltOnce(bridge.name, at, [bound_at], used))
+    return ()
 
 
 def state_carried_over(facts: Facts) -> Diagnosis | None:
@@ -125,5 +146,5 @@ def statistics_updated(facts: Facts) -> Diagnosis | None:
         facts,
         "GS112",
         "statistics_updated",
-        fixes=(*fixes.update_outside_graph(facts), *fixes.instead_of_overwriting(facts, copy_first=True)),
+        fixes=(*fixes.update_outside_graph(facts), *fixes.instead_of_writing_buffer(facts)),
     )

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from gradsan import heuristics, source
+from gradsan import source
 from gradsan.diagnose import carriers
 from gradsan.diagnose import labels as label_texts
+from gradsan.diagnose.built_once import BuiltOnce, anew_or_cut
 from gradsan.diagnose.collected import detach_collected, detach_held, detach_other_network, forget_collected
 from gradsan.diagnose.failures import parts
 from gradsan.diagnose.levels import place, shared_level, user_frames
@@ -223,21 +224,10 @@ def _once(case: _Case) -> Diagnosis:
     borrowed = detach_other_network(_borrowed(case.failure), None)
     # Without an update, computed anew it would be what it was: the losses of several tasks, one after another.
     kept = () if case.updated is not None else (_keep_graph(case),)
-    again = parts.fix("recompute_forward", "changed", values, summary="help.build_each_round")
-    lines, summary = _cut_off(case), "help.build_without_graph"
-    if not lines:
-        lines, summary = _under_no_grad(case), "help.build_under_no_grad"
-    without = parts.fix(
-        "detach_built_once" if lines else "no_grad",
-        "changed",
-        values,
-        lines=lines,
-        summary=summary if lines else "help.build_without_graph",
-    )
-    first = _which_first(case, used, again, without)
-    if case.bound_at is not None and used is not None and source.is_computed_in_rounds(case.bound_at, used):
-        # Both are compared, as old and new probabilities are: computed anew, the old one would be the new one.
-        return _diagnosis(case, ONCE, bridge="label.built_once", fixes=(without,), notes=(Message(note, values),))
+    made = () if case.bridge.site is None else user_frames(case.bridge.site)
+    first = anew_or_cut(BuiltOnce(case.name, case.bound_at, made, used))
+    if all(one.kind != "recompute_forward" for one in first):
+        return _diagnosis(case, ONCE, bridge="label.built_once", fixes=first, notes=(Message(note, values),))
     return _diagnosis(
         case,
         ONCE,
@@ -245,36 +235,6 @@ def _once(case: _Case) -> Diagnosis:
         fixes=(*borrowed, *kept, *first),
         notes=(Message(note, values),),
     )
-
-
-def _which_first(case: _Case, used: Frame | None, again: Fix, without: Fix) -> tuple[Fix, Fix]:
-    """The target of a loss stays as it was computed; a name that says so puts the cut first, and a run decides."""
-    if not isinstance(case.name, str):
-        return again, without
-    if case.bound_at is not None and used is not None and source.is_target_in_rounds(case.bound_at, used, case.name):
-        return without, again
-    if heuristics.stays_as_computed(case.name):
-        how = {"how": without.how_changed}
-        return replace(without, how_changed=Message("fix.stays_or_follows", how)), again
-    return again, without
-
-
-def _cut_off(case: _Case) -> tuple[tuple[str, int, str], ...]:
-    """The line that computes the value, cut off its graph."""
-    if case.bound_at is None or not isinstance(case.name, str):
-        return ()
-    change = source.detach_at(case.bound_at, case.name)
-    return () if change is None else source.changed_lines(case.bound_at.file, change)
-
-
-def _under_no_grad(case: _Case) -> tuple[tuple[str, int, str], ...]:
-    """The statement that binds what holds the value (``grams`` of ``grams["b"]``), under ``no_grad``."""
-    if case.bridge.site is None or not isinstance(case.name, str):
-        return ()
-    root = case.name.partition("[")[0]
-    bound_at = case.bound_at or source.binding_of(user_frames(case.bridge.site), root)
-    change = None if bound_at is None else source.under_no_grad(bound_at)
-    return () if change is None or bound_at is None else source.changed_lines(bound_at.file, change)
 
 
 def _same(case: _Case) -> Diagnosis:

@@ -99,7 +99,7 @@ def _with_candidates(diagnosis: Diagnosis) -> Diagnosis:
             continue
     found.extend(_without_kept_graph(diagnosis, (*diagnosis.fixes, *found)))
     ordered: list[Fix] = []
-    for fix in diagnosis.fixes:
+    for fix in copies.with_masks(diagnosis):
         same = [one for one in found if one.kind == fix.kind]
         ordered.extend([fix] if fix.lines or not same else [one for one in same if one not in ordered])
     ordered.extend(one for one in found if one not in ordered)

@@ -13,7 +13,7 @@ from gradsan.source.identifiers import leaf_name
 from gradsan.source.locate import statement_at
 from gradsan.source.rewrite.moving import is_whole_lines, until_apart
 from gradsan.source.rewrite.renewing import constructs
-from gradsan.source.tree import SourceFile, read_source
+from gradsan.source.tree import SourceFile, indentation_of, read_source
 
 _SWITCHING_OFF = frozenset({"no_grad", "inference_mode"})
 
@@ -157,18 +157,6 @@ def fresh_name(source: SourceFile, name: str) -> str:
     while name in known:
         name += "_"
     return name
-
-
-def indentation_of(source: SourceFile) -> str:
-    """What one level of indentation is in the file: that of its first block, four spaces where it has none."""
-    for node in source.nodes:
-        body = getattr(node, "body", None)
-        if isinstance(node, ast.stmt) and isinstance(body, list) and body:
-            outer, inner = source.span(node), source.span(body[0])
-            text = source.lines[inner.line - 1][: inner.column - 1]
-            if inner.line != outer.line and not text.strip():
-                return text[outer.column - 1 :]
-    return "    "
 
 
 def lines_changed(source: SourceFile, changes: dict[int, str]) -> tuple[tuple[str, int, str], ...]:

@@ -15,7 +15,7 @@ from gradsan.source.change import Change, Edit, changed_lines, text_with
 from gradsan.source.collected import is_kept_each_round
 from gradsan.source.locate import Expression
 from gradsan.source.rewrite.out_of_place import out_of_place, recorded
-from gradsan.source.rewrite.scatter import part_out_of_place
+from gradsan.source.rewrite.scatter import mask_out_of_place, part_out_of_place
 from gradsan.source.rewrite.suggest import clone_at_save, clone_before
 from gradsan.source.targets import Target, target_at
 from gradsan.source.tree import SourceFile
@@ -95,6 +95,22 @@ def clone_for_layer(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         lines += changed_lines(label.frame.file, change)
     name = diagnosis.tensor.name if diagnosis.tensor is not None else None
     return (blocks.fix("clone_before_mutation", tuple(dict.fromkeys(lines)), "clone_for_layer", name=name or "?"),)
+
+
+def with_masks(diagnosis: Diagnosis) -> tuple[Fix, ...]:
+    """The fixes of the diagnosis; before an ``index_put`` of one number, ``masked_fill`` by what may be a mask.
+
+    It may be one of all elements, or of rows; a run tells.
+    """
+    written, found = blocks.labels(diagnosis, "written"), list[Fix]()
+    for fix in diagnosis.fixes:
+        is_by_tensor = fix.kind == "out_of_place" and any(".index_put(" in text for _, _, text in fix.lines)
+        for is_of_rows in (False, True) if is_by_tensor and len(written) == 1 else ():
+            change = mask_out_of_place(written[0].frame, written[0].op or "", is_of_rows=is_of_rows)
+            if change is not None:
+                found.append(replace(fix, lines=changed_lines(written[0].frame.file, change)))
+        found.append(fix)
+    return tuple(found)
 
 
 def copy_on_context(diagnosis: Diagnosis) -> tuple[Fix, ...]:

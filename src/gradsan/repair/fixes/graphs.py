@@ -339,7 +339,7 @@ def _kept_arguments(source: SourceFile, function: ast.FunctionDef, own: str, giv
 
 
 def _property(source: SourceFile, function: ast.FunctionDef, node: ast.Assign, value: str, own: str, name: str) -> Fix:
-    indent = " " * (source.span(function).column - 1)
+    indent = source.indent(function)
     unit = blocks.indentation_of(source)
     text = f"\n{indent}@property\n{indent}def {name}({own}):\n{indent}{unit}return {value}"
     changes = blocks.removed(source, node)

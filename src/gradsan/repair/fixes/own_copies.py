@@ -64,9 +64,15 @@ def copy_state_where_taken(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     return (blocks.fix("copy_second_name", lines, "copy_state", **values),) if lines else ()
 
 
-def _makers(node: ast.expr, scope: Scope, is_module: bool) -> Iterator[tuple[SourceFile, ast.expr, bool]]:
-    """The expressions that may have given ``node`` its memory, of a container what it keeps; whether it is a module."""
+def _makers(
+    node: ast.expr, scope: Scope, is_module: bool, is_dict: bool = False
+) -> Iterator[tuple[SourceFile, ast.expr, bool]]:
+    """The expressions that may have given ``node`` its memory, of a container what it keeps; whether it is a module.
+
+    ``is_dict``: what is read of it is read by a name, so that it is no tensor itself.
+    """
     while isinstance(node, ast.Subscript) or (isinstance(node, ast.Attribute) and node.attr in ("data", "grad")):
+        is_dict = is_dict or (isinstance(node, ast.Subscript) and _is_word(node.slice))
         node = node.value
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _GIVING:
         yield from _makers(node.func.value, scope, node.func.attr in _OF_MODULES)
@@ -81,14 +87,20 @@ def _makers(node: ast.expr, scope: Scope, is_module: bool) -> Iterator[tuple[Sou
         part: ast.expr | None = value
         if isinstance(statement, ast.For) and value is statement.iter:
             part = _part(statement.target, statement.iter, key)
-        elif not local or _lasts(scope, statement) or _puts_into(statement, key):
+        elif _puts_into(statement, key) or (
+            (not local or _lasts(scope, statement)) and not (is_dict and isinstance(value, ast.Name | ast.Attribute))
+        ):
             yield scope.source, value, is_module
         if isinstance(part, ast.Name | ast.Attribute | ast.Subscript | ast.Call):
-            yield from _makers(part, replace(inner, at=statement), is_module)
+            yield from _makers(part, replace(inner, at=statement), is_module, is_dict)
     if not bound and key in scope.given:
         value, outer = scope.given[key]
         if isinstance(value, ast.Name | ast.Attribute | ast.Subscript | ast.Call):
-            yield from _makers(value, replace(outer, depth=scope.depth + 1), is_module)
+            yield from _makers(value, replace(outer, depth=scope.depth + 1), is_module, is_dict)
+
+
+def _is_word(key: ast.expr) -> bool:
+    return isinstance(key, ast.Constant) and isinstance(key.value, str)
 
 
 def _lasts(scope: Scope, statement: ast.stmt) -> bool:
@@ -101,9 +113,14 @@ def _lasts(scope: Scope, statement: ast.stmt) -> bool:
 
 
 def _puts_into(statement: ast.stmt, key: str) -> bool:
-    """Whether a statement puts something into the container ``key``."""
-    targets = statement.targets if isinstance(statement, ast.Assign) else []
-    return any(isinstance(one, ast.Subscript) and chain_key(one.value) == key for one in targets)
+    """Whether a statement puts something into the container ``key``, or into one that it holds."""
+    for one in statement.targets if isinstance(statement, ast.Assign) else []:
+        part: ast.expr = one
+        while isinstance(part, ast.Subscript):
+            part = part.value
+            if chain_key(part) == key:
+                return True
+    return False
 
 
 def _bound_in_class(scope: Scope, key: str) -> Iterator[tuple[ast.stmt, ast.expr]]:

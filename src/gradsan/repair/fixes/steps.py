@@ -276,6 +276,8 @@ def step_after_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     is_shared = blocks.at_block(saved, step.block) is None
     if not is_shared or len(step.block) < 2:
         return ()
+    if not blocks.names_read(loop.body) & blocks.names_bound(loop.target):
+        return ()  # without steps in between every round would do the same as the one before
     call = blocks.method_call(step.statement, "step")
     # An update by hand ends with clearing the gradients: what follows it belongs to it.
     moving = [step.statement] if call is not None else step.block[step.index :]
@@ -296,7 +298,7 @@ def _bound_before(step: blocks.Placed) -> set[str]:
 
 def _once(source: SourceFile, loop: ast.For, moving: list[ast.stmt]) -> Fix:
     lines = "\n".join(blocks.text_of(source, node) for node in moving)
-    moved = textwrap.indent(textwrap.dedent(lines), " " * (source.span(loop).column - 1))
+    moved = textwrap.indent(textwrap.dedent(lines), source.indent(loop))
     changes = {line: text for node in moving for line, text in blocks.removed(source, node).items()}
     end = source.span(loop).end_line
     changes[end] = moved if end in changes else f"{source.lines[end - 1]}\n{moved}"

@@ -265,7 +265,7 @@ def rebuilt_list(frame: Frame, op: str, are_results: bool = False) -> Change | N
         return None
     value = _value(source, statement, found[0].node)
     walked = _walked(loop.target, loop.iter, name)
-    if value is None or walked is None or source.span(loop.iter).end_line != source.span(loop.target).line:
+    if value is None or walked is None:
         return None
     variable, kept = walked
     of_dict = isinstance(kept, ast.Call)

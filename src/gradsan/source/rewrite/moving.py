@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from types import UnionType
+from typing import TypeAlias
 
 from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
@@ -67,8 +68,8 @@ def move_behind(written: Sequence[Sequence[Frame]], used: Sequence[Frame]) -> Mo
         return None
     if names_bound(moved) & names_read([*between, use]) or names_bound([*between, use]) & names_read(moved):
         return None
-    if _written_by_hand(source, moved) & _written_by_hand(source, block[backward + 1 :]):
-        return None  # a perturbation that is put back: moved, no backward would see it
+    if _is_put_back(_written_by_hand(source, moved), _written_by_hand(source, block[backward + 1 :])):
+        return None  # a perturbation: moved, no backward would see it
     end = source.span(use).end_line
     texts = [source.lines[source.span(node).line - 1 : source.span(node).end_line] for node in moved]
     behind = "\n".join([source.lines[end - 1], *(line for text in texts for line in text)])
@@ -91,7 +92,8 @@ def within_block(written: Sequence[Sequence[Frame]], used: Sequence[Frame]) -> t
     if first != last or not isinstance(node, ast.With) or node.body[0].lineno == node.lineno:
         return ()
     around = [statement_at(frame) for stack in written for frame in stack]
-    inside = [one for one in around if one is not None and one.source is source and one.node in node.body]
+    within = {part for one in node.body for part in ast.walk(one)}
+    inside = [one for one in around if one is not None and one.source is source and one.node in within]
     added = block[last + 1 : backward + 1]
     if inside or not all(is_whole_lines(source, one) for one in added):
         return ()
@@ -180,31 +182,68 @@ def _mentions_gradients(node: ast.AST) -> bool:
     return any(isinstance(one, ast.Attribute) and one.attr == "grad" for one in ast.walk(node))
 
 
-def _written_by_hand(source: SourceFile, nodes: Iterable[ast.stmt]) -> set[str]:
+Writes: TypeAlias = dict[str, set[tuple[str, frozenset[str]]]]
+"""By the name whose tensors are written, each operation and what it computes with."""
+
+
+def _is_put_back(first: Writes, later: Writes) -> bool:
+    """Whether what ``first`` wrote may be undone: written once more, and not by one operation with other operands."""
+    pairs = ((one, other) for name in first.keys() & later.keys() for one in first[name] for other in later[name])
+    return any(one[0] != other[0] or not one[1] or not other[1] or one[1] & other[1] for one, other in pairs)
+
+
+def _written_by_hand(source: SourceFile, nodes: Iterable[ast.stmt]) -> Writes:
     """The names whose tensors statements write in place, themselves or in functions of this file.
 
     Of a loop's variable the names that the loop goes over. Updates by ``.grad`` are an optimizer's, and not counted.
     """
-    found: set[str] = set()
+    found: Writes = {}
     functions = {one.name: one for one in source.nodes if isinstance(one, ast.FunctionDef)}
     for node in nodes:
         if _mentions_gradients(node):
             continue
         inner = list(ast.walk(node))
-        walked = {
-            name: names_read([one.iter])
-            for one in inner
-            if isinstance(one, ast.For | ast.AsyncFor)
-            for name in names_bound([one.target])
-        }
-        roots = {root.partition(".")[0] for one in inner if isinstance(one, ast.stmt) and (root := written_root(one))}
-        found |= {name for root in roots for name in walked.get(root, {root})}
+        walked: dict[str, set[str]] = {}
+        for one in inner:
+            if isinstance(one, ast.For | ast.AsyncFor):
+                walked |= _gone_through(one.target, one.iter)
+        for one in inner:
+            root = written_root(one) if isinstance(one, ast.stmt) else None
+            if root is None:
+                continue
+            names = walked.get(root.partition(".")[0], {root.partition(".")[0]})
+            read = {name for given in names_read([one]) for name in walked.get(given, {given})} - names
+            for name in names - _WALKING:
+                found.setdefault(name, set()).add((_operation(one), frozenset(read - _WALKING)))
         for call in inner:
             called = functions.get(leaf_name(call.func) or "") if isinstance(call, ast.Call) else None
             if isinstance(call, ast.Call) and called is not None and not _mentions_gradients(called):
                 writes = any(isinstance(one, ast.stmt) and written_root(one) for one in ast.walk(called))
-                found |= names_read(call.args) if writes else set()
-    return found - _WALKING
+                for name in names_read(call.args) - _WALKING if writes else ():
+                    found.setdefault(name, set()).add((called.name, frozenset()))
+    return found
+
+
+def _operation(node: ast.AST) -> str:
+    """What a statement that writes in place does: the name of its operator or method."""
+    if isinstance(node, ast.AugAssign):
+        return type(node.op).__name__
+    call = node.value if isinstance(node, ast.Expr) else None
+    return (leaf_name(call.func) or "") if isinstance(call, ast.Call) else ""
+
+
+def _gone_through(target: ast.expr, walked: ast.expr) -> dict[str, set[str]]:
+    """By each variable of a loop the names it goes through: ``p`` and ``g`` of ``for p, g in zip(params, grads)``."""
+    is_zip = isinstance(walked, ast.Call) and leaf_name(walked.func) == "zip"
+    if (
+        is_zip
+        and isinstance(walked, ast.Call)
+        and isinstance(target, ast.Tuple)
+        and len(target.elts) == len(walked.args)
+    ):
+        pairs = zip(target.elts, walked.args, strict=True)
+        return {name: names_read([given]) for one, given in pairs for name in names_bound([one])}
+    return {name: names_read([walked]) for name in names_bound([target])}
 
 
 _WALKING = frozenset({"enumerate", "list", "reversed", "sorted", "zip"})

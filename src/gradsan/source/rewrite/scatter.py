@@ -10,10 +10,11 @@ from gradsan.source.change import Change, Edit, edited, elements_of, is_all
 from gradsan.source.identifiers import imported_as, leaf_name
 from gradsan.source.rewrite.out_of_place import augmented_value, chain_value
 from gradsan.source.rewrite.rebinding import can_rebind, notes_on_rebinding
+from gradsan.source.rewrite.suggest import TAKES_A_METHOD_CALL
 from gradsan.source.targets import target_at
 from gradsan.source.tree import SourceFile, Span
 
-__all__ = ["element_out_of_place", "part_out_of_place", "whole_of_part"]
+__all__ = ["element_out_of_place", "mask_out_of_place", "part_out_of_place", "whole_of_part"]
 
 _MASKS = frozenset(
     {"bernoulli", "bool", "eq", "ge", "greater", "greater_equal", "gt", "isclose", "isfinite", "isinf", "isnan", "le"}
@@ -48,6 +49,28 @@ def part_out_of_place(frame: Frame, op: str, index_is_tensor: bool | None = None
     notes = notes_on_rebinding(source, part.value)
     name = source.text(part.value)
     return edited(source, [Edit(source.span(statement), f"{name} = {new}")], "out_of_place", notes)
+
+
+def mask_out_of_place(frame: Frame, op: str, *, is_of_rows: bool) -> Change | None:
+    """``x[rows] = 0`` as ``x = x.masked_fill(rows, 0)``, where the source leaves it open what the index is.
+
+    With ``is_of_rows`` for a mask that has one dimension less than ``x``. Whether the index is a mask, a run tells.
+    """
+    found = target_at(frame, op)
+    statement = None if found is None else found[0].source.statement(found[0].node)
+    if found is None or statement is None:
+        return None
+    source = found[0].source
+    part, value = _part_and_value(source, statement, found[0].node)
+    if part is None or value is None or not can_rebind(source, part.value):
+        return None
+    name, index = source.text(part.value), part.slice
+    is_open = isinstance(index, TAKES_A_METHOD_CALL) and not _is_position(source, index)
+    if not is_open or not _is_number(value) or source.text(found[1].node) not in (source.text(part), name):
+        return None
+    mask = f"{source.text(index)}.unsqueeze(-1)" if is_of_rows else source.text(index)
+    text = f"{name} = {name}.masked_fill({mask}, {value})"
+    return edited(source, [Edit(source.span(statement), text)], "out_of_place", notes_on_rebinding(source, part.value))
 
 
 def element_out_of_place(frame: Frame, op: str) -> Change | None:

@@ -150,6 +150,8 @@ def detach_at(frame: Frame, name: str, shape: Shape | None = None) -> Change | N
         if parts:
             edits = [edit for part in parts for edit in wrapped(source, part, node, DETACHED["tensor"])]
             return edited(source, edits, "detach")
+    if binding.value is not None and _is_of_own_class(binding, shape):
+        return edited(source, wrapped(source, binding.value, node, DETACHED[_shape_given(source, binding)]), "detach")
     if binding.value is not None and _takes_detached(binding, shape):
         return edited(source, wrapped(source, binding.value, node, detached_form(source, name, shape)), "detach")
     if isinstance(node, ast.Expr) and binding.method in ADDING_METHODS:
@@ -267,6 +269,21 @@ def _has_own_value(binding: Binding) -> bool:
     """Whether the value goes to this name alone, so that wrapping the value changes nothing else."""
     statement = binding.statement
     return binding.value is not None and not (isinstance(statement, ast.Assign) and len(statement.targets) > 1)
+
+
+def _is_of_own_class(binding: Binding, shape: Shape) -> bool:
+    """Whether ``replay.update(indices, errors)`` is no container's method: those take one argument."""
+    call = getattr(binding.statement, "value", None)
+    is_given_more = isinstance(call, ast.Call) and len(call.args) > 1
+    return binding.method in _ADDING_SEVERAL and is_given_more and shape not in ("object", "namedtuple")
+
+
+def _shape_given(source: SourceFile, binding: Binding) -> Shape:
+    """What the last argument holds, as the file shows it; a tensor where it shows nothing."""
+    scope = source.function(binding.statement) or source.module
+    name = None if binding.value is None else chain_key(binding.value)
+    bound = (one for node in ast.walk(scope) if isinstance(node, ast.stmt) for one in bindings_of(node))
+    return next((shape for one in bound if one.name == name and (shape := shape_in_source(source, one))), "tensor")
 
 
 def _takes_detached(binding: Binding, shape: Shape) -> bool:

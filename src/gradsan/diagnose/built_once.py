@@ -1,0 +1,83 @@
+"""Help for what was computed once and is walked in every round: computed anew, or cut off its graph (GS110, GS403)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gradsan import heuristics, source
+from gradsan.model import Fix, Frame, Message
+
+Lines = tuple[tuple[str, int, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltOnce:
+    """What is called ``name``, by the statement at ``bound_at``; ``made`` are the frames of the operation that made it,
+    outermost first, ``used`` that of the later round's backward."""
+
+    name: str | Message
+    bound_at: Frame | None
+    made: Sequence[Frame]
+    used: Frame | None
+
+
+def anew_or_cut(once: BuiltOnce) -> tuple[Fix, ...]:
+    """Both fixes, the likelier one first; the cut alone where the rounds compute the very same value themselves."""
+    values = {"name": once.name}
+    again = _fix("recompute_forward", "help.build_each_round", values, ())
+    without = _cuts(once, values)
+    bound_at, used = once.bound_at, once.used
+    if bound_at is not None and used is not None and source.is_computed_in_rounds(bound_at, used):
+        # Both are compared, as old and new probabilities are: computed anew, the old one would be the new one.
+        return without
+    if not isinstance(once.name, str):
+        return again, *without
+    # The target of a loss stays as it was computed; a name that says so puts the cut first, and a run decides.
+    if bound_at is not None and used is not None and source.is_target_in_rounds(bound_at, used, once.name):
+        return *without, again
+    if heuristics.stays_as_computed(once.name):
+        unsure = (
+            replace(one, how_changed=Message("fix.stays_or_follows", {"how": one.how_changed})) for one in without
+        )
+        return *unsure, again
+    return again, *without
+
+
+def _cuts(once: BuiltOnce, values: dict[str, str | Message]) -> tuple[Fix, ...]:
+    """The value cut off; and where its statement gives others beside it, that under ``no_grad``."""
+    cut, under = _cut_off(once), _under_no_grad(once)
+    found: list[Fix] = []
+    if cut:
+        found.append(_fix("detach_built_once", "help.build_without_graph", values, cut))
+    if under and (not cut or _gives_several(once)):
+        found.append(_fix("detach_built_once", "help.build_under_no_grad", values, under))
+    return tuple(found) or (_fix("no_grad", "help.build_without_graph", values, ()),)
+
+
+def _gives_several(once: BuiltOnce) -> bool:
+    statement = None if once.bound_at is None else source.statement_at(once.bound_at)
+    return statement is not None and len(source.assigned_names(statement)) > 1
+
+
+def _cut_off(once: BuiltOnce) -> Lines:
+    """The line that computes the value, cut off its graph."""
+    if once.bound_at is None or not isinstance(once.name, str):
+        return ()
+    change = source.detach_at(once.bound_at, once.name)
+    return () if change is None else source.changed_lines(once.bound_at.file, change)
+
+
+def _under_no_grad(once: BuiltOnce) -> Lines:
+    """The statement that binds what holds the value (``grams`` of ``grams["b"]``), under ``no_grad``."""
+    if not isinstance(once.name, str):
+        return ()
+    bound_at = once.bound_at or source.binding_of(once.made, once.name.partition("[")[0])
+    change = None if bound_at is None else source.under_no_grad(bound_at)
+    return () if change is None or bound_at is None else source.changed_lines(bound_at.file, change)
+
+
+def _fix(kind: str, key: str, values: dict[str, str | Message], lines: Lines) -> Fix:
+    applicability = "review" if lines else "manual"
+    how = Message(f"{key}_how", dict(values))
+    return Fix(kind, "changed", Message(key, dict(values)), how, applicability, lines)  # type: ignore[arg-type]

@@ -1,0 +1,169 @@
+"""An update of leaves under ``no_grad``: the statement, and what belongs to the same update."""
+
+from __future__ import annotations
+
+import ast
+
+from gradsan.model import Frame
+from gradsan.source.change import Change, Edit, edited
+from gradsan.source.identifiers import assigned_names, imported_as
+from gradsan.source.locate import statement_at
+from gradsan.source.tree import SourceFile, Span, indentation_of
+from gradsan.source.writing import written_root
+
+__all__ = ["under_no_grad", "updated_in_place"]
+
+
+def under_no_grad(frame: Frame) -> Change | None:
+    """The statement at ``frame`` put under ``with torch.no_grad():``; None where it shares its lines with others.
+
+    With it the in-place statements behind it that belong to the same update: those that write the same variable again,
+    or read gradients. What they compute with, and nobody else reads, goes along.
+    """
+    statement = statement_at(frame)
+    if statement is None or hasattr(statement.node, "body"):
+        return None
+    source = statement.source
+    torch = imported_as(source, "torch")
+    parent, field = source.parents[statement.node]
+    block = getattr(parent, field, None)
+    if torch is None or not isinstance(block, list) or not _has_own_lines(source, statement.node):
+        return None
+    last = _last_of_update(source, block, block.index(statement.node))
+    first, end = source.span(statement.node), source.span(block[last])
+    # Lines between, comments among them, go along.
+    unit = indentation_of(source)
+    within = [f"{unit}{line}" if line.strip() else line for line in source.lines[first.line - 1 : end.end_line - 1]]
+    tail = source.lines[end.end_line - 1][: end.end_column - 1]
+    text = "\n".join([f"with {torch}.no_grad():", *within, f"{unit}{tail}"])
+    whole = Span(first.line, first.column, end.end_line, end.end_column)
+    return edited(source, [Edit(whole, text)], "no_grad")
+
+
+def updated_in_place(frame: Frame) -> Change | None:
+    """``w = w - lr * w.grad`` at ``frame``, and the updates of other leaves beside it, in place under ``no_grad``.
+
+    Where the function clears no gradient, in place it would be added to: there the new value is made a leaf of its own.
+    None where the statement is no sum or difference of the leaf itself and of what is computed from its gradient.
+    """
+    statement = statement_at(frame)
+    torch = None if statement is None else imported_as(statement.source, "torch")
+    if statement is None or torch is None:
+        return None
+    source = statement.source
+    if not _clears_gradients(statement.function or source.module):
+        edit = _as_leaves(source, statement.node)
+        return None if edit is None else edited(source, edit, "new_leaf")
+    parent, field = source.parents[statement.node]
+    block = getattr(parent, field, None)
+    if not isinstance(block, list) or _update_in_place(source, statement.node) is None:
+        return None
+    first = last = block.index(statement.node)
+    while first > 0 and _update_in_place(source, block[first - 1]) is not None:
+        first -= 1
+    while last + 1 < len(block) and _update_in_place(source, block[last + 1]) is not None:
+        last += 1
+    texts = [_update_in_place(source, node) for node in block[first : last + 1]]
+    begin, end = source.span(block[first]), source.span(block[last])
+    text = "\n".join([f"with {torch}.no_grad():", *(f"{indentation_of(source)}{one}" for one in texts)])
+    indent = source.lines[begin.line - 1][: begin.column - 1]
+    whole = Span(begin.line, begin.column, end.end_line, end.end_column)
+    return edited(source, [Edit(whole, text.replace("\n", f"\n{indent}"))], "no_grad")
+
+
+def _clears_gradients(scope: ast.AST) -> bool:
+    """Whether anything in ``scope`` sets or clears some ``.grad``."""
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Attribute) and node.attr in ("zero_grad", "zero_"):
+            return True
+        if isinstance(node, ast.Attribute) and node.attr == "grad" and not isinstance(node.ctx, ast.Load):
+            return True
+    return False
+
+
+def _as_leaves(source: SourceFile, node: ast.stmt) -> list[Edit] | None:
+    """``w = (w - lr * w.grad).detach().requires_grad_()``, also for each of ``ws = [w - lr * w.grad for w in ws]``."""
+    if not isinstance(node, ast.Assign):
+        return None
+    value, target = node.value, node.targets[0]
+    if isinstance(value, ast.ListComp):
+        loop = value.generators[0]
+        if len(value.generators) != 1 or source.text(loop.iter) != source.text(target):
+            return None
+        value, target = value.elt, loop.target
+    is_update = isinstance(value, ast.BinOp) and isinstance(value.op, ast.Sub | ast.Add)
+    if not isinstance(value, ast.BinOp) or not is_update or not _mentions_gradient(node):
+        return None
+    if source.text(value.left) != source.text(target):
+        return None
+    span = source.span(value)
+    before = Edit.insert(span.line, span.column, "(")
+    return [before, Edit.insert(span.end_line, span.end_column, ").detach().requires_grad_()")]
+
+
+def _update_in_place(source: SourceFile, node: ast.stmt) -> str | None:
+    """``w -= lr * w.grad`` for ``w = w - lr * w.grad``."""
+    if not isinstance(node, ast.Assign) or len(node.targets) != 1 or not _has_own_lines(source, node):
+        return None
+    target, value = node.targets[0], node.value
+    sign = {ast.Sub: "-", ast.Add: "+"}.get(type(value.op)) if isinstance(value, ast.BinOp) else None
+    if sign is None or not isinstance(value, ast.BinOp) or not isinstance(target, ast.Name | ast.Attribute):
+        return None
+    name = source.text(target)
+    if source.text(value.left) != name or not _mentions_gradient(node) or source.span(node).line != node.end_lineno:
+        return None
+    return f"{name} {sign}= {source.text(value.right)}"
+
+
+def _has_own_lines(source: SourceFile, node: ast.stmt) -> bool:
+    span = source.span(node)
+    tail = source.lines[span.end_line - 1][span.end_column - 1 :].strip()
+    head = source.lines[span.line - 1][: span.column - 1]
+    # The lines of a string over several lines cannot be indented.
+    texts = (one for one in ast.walk(node) if isinstance(one, ast.Constant | ast.JoinedStr))
+    is_movable = all(one.lineno == one.end_lineno for one in texts)
+    return is_movable and not head.strip() and (not tail or tail.startswith("#"))
+
+
+def _last_of_update(source: SourceFile, block: list[ast.stmt], first: int) -> int:
+    """The index of the last statement of ``block`` that belongs to the update which begins at ``first``."""
+    root, last = written_root(block[first]), first
+    for index in range(first + 1, len(block)):
+        node = block[index]
+        if not _has_own_lines(source, node):
+            break
+        other = written_root(node)
+        if other is None and not _only_computes(node):
+            break
+        is_of_update = other is not None and (other == root or _mentions_gradient(node))
+        if is_of_update and _stays_within(source, block[first : index + 1]):
+            last = index
+    return last
+
+
+def _only_computes(node: ast.stmt) -> bool:
+    """Whether a statement gives a variable of its own a value, and walks no graph for it."""
+    if not isinstance(node, ast.Assign) or not all(isinstance(one, ast.Name) for one in node.targets):
+        return False
+    return not any(isinstance(one, ast.Attribute | ast.Name) and _walks(one) for one in ast.walk(node.value))
+
+
+def _walks(node: ast.Attribute | ast.Name) -> bool:
+    name = node.attr if isinstance(node, ast.Attribute) else node.id
+    return name in ("backward", "autograd", "closure")
+
+
+def _stays_within(source: SourceFile, statements: list[ast.stmt]) -> bool:
+    """Whether nothing else in the file reads what ``statements`` compute."""
+    names = {name for one in statements if isinstance(one, ast.Assign) for name in assigned_names(one)}
+    inside = {node for one in statements for node in ast.walk(one)}
+    function = source.function(statements[0])
+    scope = ast.walk(source.module if function is None else function)
+    return not any(
+        isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load) and node not in inside
+        for node in scope
+    )
+
+
+def _mentions_gradient(node: ast.stmt) -> bool:
+    return any(isinstance(one, ast.Attribute) and one.attr == "grad" for one in ast.walk(node))
