@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 
 from gradsan import _torch, source
 from gradsan.detect.functions import is_application
-from gradsan.detect.meaning.callers_values import is_of_caller
+from gradsan.detect.meaning.callers_values import WritesToCallers
 from gradsan.detect.memory import Findings, Uncounted, is_written_at
 from gradsan.graph import conflicts, naming, walk
 from gradsan.graph.arriving import Arrival, part
@@ -80,10 +80,12 @@ class ChangedValues(Detector):
         self._snapshots, self._bypasses = uncounted.snapshots, uncounted.bypasses
         self._core, self._steps, self._findings = core, steps, findings
         self._recent, self.looks_always = RecentWrites(core), False
+        self._to_callers = WritesToCallers()
 
     def forget(self) -> None:
         """Begin anew, as a stretch of watching does."""
         self._pending.clear()
+        self._to_callers.forget()
 
     def settle(self) -> None:
         """Report what waits for the end of a backward that has failed."""
@@ -137,7 +139,7 @@ class ChangedValues(Detector):
         way, alias_site = CALLERS, None
         if read.maker is None:
             site = symbolise(made.stack)
-            touching = [(raw, write) for raw, write in touching if is_of_caller(raw, write.site, site)]
+            touching = [one for one in touching if self._to_callers.has(*one, made.stack, site)]
         else:
             way = UNRECORDED
             touching, alias_site = self._unrecorded(read, touching, logged, by_number, backward.thread)

@@ -21,7 +21,7 @@ import torch.utils.dlpack
 from gradsan import _torch
 from gradsan.model import Message
 from gradsan.record._writer_pure import caller
-from gradsan.record.detector import Detector
+from gradsan.record.detector import Detector, Sweep
 from gradsan.record.log import Core
 from gradsan.record.patches import Patches, standing
 
@@ -55,7 +55,7 @@ class Exports(Detector):
         """Called with memory of others that torch was given, the tensor made of it, and where."""
         self._exports: dict[int, Export] = {}
         self._saved: OrderedDict[tuple[int, int, str], tuple[int, Any]] = OrderedDict()
-        self._bytes = 0
+        self._bytes, self._sweep = 0, Sweep()
 
     @property
     def any(self) -> bool:
@@ -206,6 +206,8 @@ class Exports(Detector):
 
     def forget_dead(self) -> None:
         """Forget storages that died and what was copied of them."""
+        if not self._sweep.is_due(len(self._exports) + len(self._saved)):
+            return
         for key in [key for key, one in self._exports.items() if one.weak.expired()]:
             snapshot = self._exports.pop(key).snapshot
             self._bytes -= 0 if snapshot is None else snapshot.nbytes()
@@ -247,7 +249,7 @@ class Snapshots:
         self._core = core
         self._copies: dict[int, list[Snapshot]] = {}
         self._alive: dict[int, Any] = {}
-        self._bytes = 0
+        self._bytes, self._sweep = 0, Sweep()
 
     def take(self, tensor: Any, stack: Any) -> None:
         """Copy the memory of ``tensor``, if it is small and may have been written since the last time.
@@ -333,6 +335,8 @@ class Snapshots:
 
     def forget_dead(self) -> None:
         """Let go of the copies of storages that died."""
+        if not self._sweep.is_due(len(self._alive)):
+            return
         for key in [key for key, weak in self._alive.items() if weak.expired()]:
             del self._alive[key]
             self._bytes -= sum(map(_size, self._copies.pop(key)))

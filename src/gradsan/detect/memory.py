@@ -19,7 +19,7 @@ from gradsan.graph import conflicts
 from gradsan.model import Conflict, Site, TensorInfo, Write
 from gradsan.overlap import overlap
 from gradsan.record import ledger
-from gradsan.record.detector import Detector
+from gradsan.record.detector import Detector, Sweep
 from gradsan.record.ledger import RawWrite
 from gradsan.record.log import Core
 from gradsan.record.patches import Patches, standing
@@ -61,7 +61,8 @@ class Uncounted(Detector):
         self._writes: dict[int, list[RawWrite]] = {}
         self._evaluated: set[int] = set()
         self._read_up_to = 0
-        self._prune_at = 1_024
+        self.youngest = 0  # a Node numbered from here on is younger than all writes and replacements so far
+        self._sweep = Sweep()
         self.snapshots = Snapshots(core)
         self.on_given_again: Callable[[Any, Any], None] = lambda tensor, stack: None
         """Called with a tensor that was given the memory which it has been given before, and where."""
@@ -75,9 +76,7 @@ class Uncounted(Detector):
             return 0  # sparse, lazy, traced: no memory of its own
         known = self.bypasses.get(key)
         if known is None:
-            if len(self.bypasses) >= self._prune_at:
-                self.prune()
-                self._prune_at = max(1_024, 2 * len(self.bypasses))
+            self.prune()
             self._alive[key] = _torch.weak_storage(storage)
             # Other threads may read it at once.
             self.bypasses[key] = [Bypass(way, self._core.tick(), stack)]
@@ -86,14 +85,11 @@ class Uncounted(Detector):
             known.append(Bypass(way, self._core.tick(), stack))
         return key
 
-    @property
-    def now(self) -> int:
-        """The clock."""
-        return int(self._core.clock)
-
     def prune(self) -> None:
         """Forget what died."""
         self.snapshots.forget_dead()
+        if not self._sweep.is_due(len(self._alive) + len(self.replaced)):
+            return
         for key in [key for key, weak in self._alive.items() if weak.expired()]:
             self._evaluated.discard(key)
             for table in (self._alive, self.bypasses, self._writes):
@@ -114,6 +110,7 @@ class Uncounted(Detector):
             if opened and raw.clock > opened[0].clock and not _is_put_back(raw):
                 kept = self._writes.setdefault(raw.storage, [])
                 kept.append(raw)
+                self.youngest = max(self.youngest, raw.sequence)
                 del kept[:-_WRITES_OF_A_STORAGE]
         return self._writes
 
@@ -215,7 +212,9 @@ class Uncounted(Detector):
         # The memory may have another name, whose counter is another one: a flat buffer, say.
         self.open(tensor, "data_attribute", stack)
         self._opened()
-        self.replaced[id(tensor)] = Replaced(_torch.weak_tensor(tensor), clock, stack, _torch.sequence_number())
+        number = _torch.sequence_number()
+        self.replaced[id(tensor)] = Replaced(_torch.weak_tensor(tensor), clock, stack, number)
+        self.youngest = max(self.youngest, number)
 
     def _storage_written(self, name: str, _: Any, args: tuple[Any, ...], __: Any, stack: Any) -> None:
         storage = args[0]

@@ -122,11 +122,10 @@ class Prescan(Detector):
             return
         uncounted.prune()
         self._exports.forget_dead()
-        written = uncounted.writes()
-        if not written and not uncounted.replaced and not self._exports.any:
+        if not uncounted.writes() and not uncounted.replaced and not self._exports.any:
             return
         with _torch.hushed():
-            self._look_through(entry, args, written)
+            self._look_through(entry, args)
 
     def is_changed_outside(self, node: Any, slot: str, tensor: Any, thread: int) -> bool:
         """Whether memory that was handed out has other bytes than those that a Node of ``thread`` has saved."""
@@ -145,11 +144,9 @@ class Prescan(Detector):
                 if is_there and not _torch.is_hooked(saved):
                     self._look_at(backward, node, _torch.node_sequence(node) or 0, slot, tensor, is_running=True)
 
-    def _look_through(self, entry: RawBackward, args: tuple[Any, ...], written: dict[int, list[Any]]) -> None:
-        uncounted = self._uncounted
+    def _look_through(self, entry: RawBackward, args: tuple[Any, ...]) -> None:
+        youngest = self._uncounted.youngest
         backward = read_backward(entry)
-        youngest = max((writes[-1].sequence for writes in written.values()), default=0)
-        youngest = max(youngest, *(one.sequence for one in uncounted.replaced.values()), 0)
         inputs = tuple(args[3]) if len(args) > 3 and args[3] else ()
         for node in walk.engine_order(backward.roots, inputs, backward.via == "backward"):
             number = _torch.node_sequence(node)
@@ -283,7 +280,7 @@ def way_of(uncounted: Uncounted, exports: Exports, kept: Kept) -> PastCounter | 
     if raw is None and export is not None:
         write = _write(export.clock, export.stack, export.op, "outside", None, 0)
         return PastCounter("memory_alias", write.site, write)
-    bypass = uncounted.bypass_before(storage, raw.clock if raw is not None else uncounted.now)
+    bypass = uncounted.bypass_before(storage, raw.clock if raw is not None else sys.maxsize)
     return None if bypass is None else PastCounter(bypass.way, symbolise(bypass.stack))
 
 

@@ -18,7 +18,7 @@ from gradsan.graph import conflicts, naming, walk
 from gradsan.model import Conflict, Message, Save, Site, Write
 from gradsan.originals.kept_conflicts import PastCounter
 from gradsan.originals.originals import fits_its_memory
-from gradsan.record.detector import Detector
+from gradsan.record.detector import Detector, Sweep
 from gradsan.record.guarding import before_node
 from gradsan.record.ledger import call_that_made
 from gradsan.record.log import Core
@@ -50,6 +50,7 @@ class Emptied(Detector):
         makes the conflict that was found."""
         self._core, self._steps, self._opened, self._keep = core, steps, opened, keep
         self._shrunk: dict[int, Shrunk] = {}
+        self._sweep = Sweep()
 
     def install(self, patches: Patches, guard: Callable[[Callable[[], object]], None]) -> None:
         """Watch the public function until ``patches`` is undone."""
@@ -163,8 +164,9 @@ class Emptied(Detector):
         )
 
     def _forget_dead(self) -> None:
-        for key in [key for key, one in self._shrunk.items() if one.weak.expired()]:
-            del self._shrunk[key]
+        if self._sweep.is_due(len(self._shrunk)):
+            for key in [key for key, one in self._shrunk.items() if one.weak.expired()]:
+                del self._shrunk[key]
 
 
 def freed(tensor: Any) -> MemoryFreedError:

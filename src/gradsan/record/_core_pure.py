@@ -162,29 +162,29 @@ class Core:
         if last is not None and last[3] == thread and last[4] is stack and last[1] == first and last[2] == self.clock:
             last[1] = end
             return
-        self.clock += 1
-        self._nodes.append([first, end, self.clock, thread, stack])
+        self._nodes.append([first, end, self.tick(), thread, stack])
 
     def nodes_near(self, sequence: int, thread: int) -> list[tuple[int, int, int, Stack]]:
         """The call that made the Node with this sequence number, else the calls just before and just after it.
 
-        Each is (first number, end of its numbers, clock, stack); of calls within calls the innermost one made the Node.
+        Each is (first number, end of its numbers, clock, stack); of calls within calls the innermost made the Node.
         A thread that has ended leaves its ident to another, whose numbers begin anew: what the calling thread has not
         come to yet is not its own.
         """
         exact = before = after = None
         made = _torch.sequence_number() if thread == threading.get_ident() else sys.maxsize
-        for entry in list(self._nodes):  # other threads go on meanwhile
+        # The newest first. In the calling thread ends only rise: what lies behind the first that ends before is older.
+        for entry in reversed(list(self._nodes)):  # other threads go on meanwhile
             first, end, _, owner, _ = entry
             if owner != thread or end > made:
                 continue
             if first <= sequence < end:
-                if exact is None or end - first <= exact[1] - exact[0]:
-                    exact = entry
+                exact = entry if exact is None or end - first < exact[1] - exact[0] else exact
             elif end <= sequence:
-                if before is None or end >= before[1]:
-                    before = entry
-            elif after is None or first < after[0]:
+                before = entry if before is None or end > before[1] else before
+                if made != sys.maxsize:
+                    break
+            elif after is None or first <= after[0]:
                 after = entry
         found = [exact] if exact is not None else [before, after]
         return [(entry[0], entry[1], entry[2], entry[4]) for entry in found if entry is not None]

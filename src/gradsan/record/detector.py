@@ -15,6 +15,8 @@ from gradsan.record.steps import RawBackward
 Guard = Callable[[Callable[[], object]], None]
 """Does some work of gradsan's so that its failure becomes a blind spot instead of the program's."""
 
+ENTRIES_A_QUESTION = 16
+
 
 class Detector:
     """The events that a detector may hear of; ``part`` names it where this torch does not take its patches."""
@@ -34,6 +36,27 @@ class Detector:
 
     def settle(self) -> None:
         """Watching ends: report what was waiting for more evidence."""
+
+
+class Sweep:
+    """How often a table is searched for what died: so seldom that it costs each question the same, however long it is.
+
+    What died stays a while longer; nobody else is given the number of a storage that is referred to weakly.
+    """
+
+    __slots__ = ("_asked",)
+
+    def __init__(self) -> None:
+        """Start with no question asked."""
+        self._asked = 0
+
+    def is_due(self, entries: int) -> bool:
+        """Whether to search a table of so many entries now."""
+        self._asked += 1
+        if self._asked * ENTRIES_A_QUESTION < entries:
+            return False
+        self._asked = 0
+        return True
 
 
 def overriding(detectors: Iterable[Detector], hook: str) -> tuple[Detector, ...]:

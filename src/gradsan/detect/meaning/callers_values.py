@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gradsan import _torch, source
 from gradsan.heuristics import is_named_in_place
-from gradsan.model import Frame, Site
+from gradsan.model import Frame, Site, Write
 from gradsan.record.ledger import RawWrite
+
+PAIRS_KEPT = 1024
 
 
 class Given(NamedTuple):
@@ -51,8 +53,31 @@ def given_to(raw: RawWrite, written: Site) -> Iterator[Given]:
         position = outer
 
 
-def is_of_caller(raw: RawWrite, written: Site, read: Site) -> bool:
-    """Whether a module's ``forward``, or a function whose result is taken, wrote into what its caller then read."""
+class WritesToCallers:
+    """Which writes went to a value of a caller that it then read, remembered for each pair of lines."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._known: dict[tuple[Any, str, Any], bool] = {}
+
+    def forget(self) -> None:
+        """Let go of the stacks, as a stretch of watching that begins does."""
+        self._known.clear()
+
+    def has(self, raw: RawWrite, write: Write, stack: Any, read: Site) -> bool:
+        """Whether a module's ``forward``, or a function whose result is taken, wrote into what its caller then read.
+
+        ``stack`` is that of ``read``. The answer is read off the source: once, for a loop asks again in each round.
+        """
+        key = (raw.stack, raw.op, stack)
+        if (known := self._known.get(key)) is None:
+            if len(self._known) >= PAIRS_KEPT:
+                self._known.clear()
+            known = self._known[key] = _is_of_caller(raw, write.site, read)
+        return known
+
+
+def _is_of_caller(raw: RawWrite, written: Site, read: Site) -> bool:
     return any(
         _is_read_by_caller(written.frames, one.position, one.outer, read)
         and source.is_made_in_round(written.frames[one.outer], one.name)

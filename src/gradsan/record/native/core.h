@@ -286,18 +286,21 @@ static PyObject *Core_nodes_near(Core *self, PyObject *const *args, Py_ssize_t c
     /* A thread that has ended leaves its ident to another, whose numbers begin anew. */
     long long made = thread == PyThread_get_thread_ident() ? sequence_here() : LLONG_MAX;
     LoggedNodes *exact = NULL, *before = NULL, *after = NULL;
-    for (size_t i = 0; i < self->nodes.count; i++) {
+    /* The newest first. In the calling thread ends only rise: what lies behind the first that ends before is older. */
+    for (size_t i = self->nodes.count; i-- > 0;) {
         LoggedNodes *nodes = nodes_at(&self->nodes, i);
         if (nodes->thread != thread || nodes->end > made)
             continue;
         if (nodes->first <= sequence && sequence < nodes->end) {
             /* Of calls within calls the innermost one made the Node. */
-            if (exact == NULL || nodes->end - nodes->first <= exact->end - exact->first)
+            if (exact == NULL || nodes->end - nodes->first < exact->end - exact->first)
                 exact = nodes;
         } else if (nodes->end <= sequence) {
-            if (before == NULL || nodes->end >= before->end)
+            if (before == NULL || nodes->end > before->end)
                 before = nodes;
-        } else if (after == NULL || nodes->first < after->first)
+            if (made != LLONG_MAX)
+                break;
+        } else if (after == NULL || nodes->first <= after->first)
             after = nodes;
     }
     /* Copied before anything is allocated: that can run the program's code, which can log and move what lies here. */

@@ -30,6 +30,7 @@ from gradsan.record.steps import RawBackward, read_backward
 ROW = "term_is_constant"
 _ROUNDS = (1, 2, 4, 8)
 _CALLS_FOLLOWED = 20_000
+_FOLLOWED_AT_ONCE = 16
 _TENSORS_FOLLOWED = 1_024
 SUMS = frozenset({"AddBackward0", "SubBackward0", "RsubBackward1", "StackBackward0", "CatBackward0"})
 LISTED = frozenset({"StackBackward0", "CatBackward0"})
@@ -69,6 +70,7 @@ class ConstantTerms(Detector):
         self._wanted = 0
         self._retained: tuple[int, list[Any]] = (0, [])
         self._followed: list[_Followed] = []
+        self._open: list[_Followed] = []
         self._described: set[Any] = set()
 
     def forget(self) -> None:
@@ -116,6 +118,8 @@ class ConstantTerms(Detector):
         self._begin(entry, result, {})
 
     def _begin(self, entry: RawBackward, gradients: Any, leaves: dict[int, Any]) -> None:
+        if len(self._followed) >= _FOLLOWED_AT_ONCE:
+            return
         taken = [one for one in gradients if type(one) in _torch.PLAIN_TENSORS and not one.requires_grad]
         if taken:
             facts = _torch.facts_of(taken[0])
@@ -126,6 +130,7 @@ class ConstantTerms(Detector):
             followed = _Followed(entry.stack, entry.thread, facts, numbers, leaves=leaves)
             followed.held.update((id(one), _torch.weak_tensor(one)) for one in taken)
             self._followed.append(followed)
+            self._open.append(followed)
             self._listen(True)
 
     @_torch.hushed()
@@ -152,6 +157,7 @@ class ConstantTerms(Detector):
 
     def _stop(self) -> None:
         self._followed.clear()
+        self._open.clear()
         self._listen(False)
 
     def _listen(self, wanted: bool) -> None:
@@ -161,12 +167,15 @@ class ConstantTerms(Detector):
     @_torch.hushed()
     def _on_result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         given = list(_torch.tensors_in((args, kwargs)))
-        for one in self._followed:
+        for one in self._open:
             one.calls += 1
             read = [tensor for tensor in given if _holds(one.held, tensor)]
-            if one.calls < _CALLS_FOLLOWED and read:
+            if read:
                 one.leaf = one.leaf or next((one.leaves[id(held)] for held in read if id(held) in one.leaves), None)
                 self._follow(one, op, given, result)
+        if self._open[0].calls >= _CALLS_FOLLOWED:
+            del self._open[0]
+            self._listeners.call_on_result(self._on_result, bool(self._open))
 
     def _follow(self, one: _Followed, op: str, given: list[Any], result: Any) -> None:
         if op in _ON_PURPOSE:
