@@ -68,6 +68,7 @@ class SpentGradients(RoundDetector):
         self._calls_of_program = ClipCalls(core, listeners.guard)
         self._leaves: list[Any] = []
         self._gradients: list[_Gradient] = []
+        self._storages: set[int] = set()
         self._is_read = False
         self._refilled: list[tuple[int, frozenset[int]]] = []
         self._used: set[Any] = set()
@@ -101,6 +102,7 @@ class SpentGradients(RoundDetector):
             leaves = []
         self._leaves = [_torch.weak_tensor(one) for one in reversed(leaves)]
         self._gradients, self._is_read, self._refilled = [], False, []
+        self._storages.clear()
         self._begun = entry.clock
         self._calls_of_program.begin()
         self._listeners.call_after_backward(self.after_backward)
@@ -129,12 +131,13 @@ class SpentGradients(RoundDetector):
             if grad is not None and not grad.is_sparse and (storage := _torch.storage_or_none(grad)):
                 memory = _torch.weak_storage(grad.untyped_storage())
                 self._gradients.append(_Gradient(weak, _torch.storage_or_none(leaf), storage, memory))
+                self._storages.add(storage)
 
     def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """See whether somebody reads the gradients."""
-        if self._gradients and not self._is_read and op not in _NO_READ:
-            wanted = {one.storage for one in self._gradients}
-            self._is_read = any(_torch.storage_or_none(one) in wanted for one in _torch.tensors_in((args, kwargs)))
+        if self._storages and not self._is_read and op not in _NO_READ:
+            given = _torch.tensors_in((args, kwargs))
+            self._is_read = any(_torch.storage_or_none(one) in self._storages for one in given)
 
     def looks(self, entry: RawBackward, is_last: bool) -> None:
         """Judge the round when it is over."""
@@ -169,7 +172,8 @@ class SpentGradients(RoundDetector):
             self._report_cleared(entry, before, step, self._gradients, is_part=True)
 
     def _judge_cleared(self, entry: RawBackward, steps: list[StepRecord], writes: list[RawWrite]) -> None:
-        clearings = [self._cleared_at(one, writes) for one in self._gradients]
+        clears = {raw.storage: raw for raw in reversed(writes) if raw.op in _CLEARS}
+        clearings = [self._cleared_at(one, clears.get(one.storage)) for one in self._gradients]
         is_whole = not any(one is None for one in clearings)
         if is_whole and self._judge_cleared_of(entry, entry.stack, self._gradients, clearings, steps, writes):
             return
@@ -242,15 +246,14 @@ class SpentGradients(RoundDetector):
         )
         self._found(Failure(THROWN, "", "", symbolise(entry.stack), clues, raised=False))
 
-    def _cleared_at(self, one: _Gradient, writes: list[RawWrite]) -> Clearing | None:
-        """Where a gradient was cleared; None where it stands, somebody keeps it, or it is not known."""
+    def _cleared_at(self, one: _Gradient, clear: RawWrite | None) -> Clearing | None:
+        """Where a gradient was cleared, by ``clear`` if there is one; None where it stands, or is not known."""
         leaf = one.leaf()
         if leaf is None:
             return None
         now = 0 if leaf.grad is None else _torch.storage_or_none(leaf.grad)
-        for raw in writes:
-            if raw.storage == one.storage and raw.op in _CLEARS:
-                return Clearing(raw.clock, raw.stack, raw.op, frozenset())
+        if clear is not None:
+            return Clearing(clear.clock, clear.stack, clear.op, frozenset())
         if now == one.storage or not one.memory.expired():
             return None
         return next((call for call in self._calls_of_program.clearings if id(leaf) in call.leaves), None)
