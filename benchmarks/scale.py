@@ -19,6 +19,7 @@ from typing import Any
 
 from gradsan.record.log import native_available
 from page import machine, machine_line, page_with, replace_between, table
+from scale_items import ITEMS
 
 PROBES = Path(__file__).with_name("scale_probes.py")
 
@@ -71,12 +72,27 @@ def report_table(modes: Sequence[str], nodes: int) -> tuple[str, dict[str, Any]]
     return table([f"failing graph of {nodes:,} nodes", "seconds to the report", "diagnosis"], rows), measured
 
 
+def items_table(modes: Sequence[str], counts: Sequence[int]) -> tuple[str, dict[str, Any]]:
+    """Microseconds that gradsan adds to each of few items, and to each of many."""
+    rows, measured = [], {}
+    for name in ITEMS:
+        added: list[str] = []
+        for count in counts:
+            found = {mode: probe("items", mode, name=name, count=count)["seconds"] for mode in ("plain", *modes)}
+            measured[f"{name}, {count}"] = found
+            added += [f"{(found[mode] - found['plain']) * 1e6:+,.0f}" for mode in modes]
+        rows.append([name, f"{found['plain'] * 1e6:,.0f}", *added])
+    head = ["many of", f"plain, each of {counts[-1]:,}", *(f"{mode}, {count:,}" for count in counts for mode in modes)]
+    return table(head, rows), measured
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print the tables, write what was asked for."""
     parser = argparse.ArgumentParser(description="Measure how gradsan's cost grows with the size of the program.")
     parser.add_argument("--held", type=int, default=100_000, metavar="N", help="live saves when memory is measured")
     parser.add_argument("--saves", default="10,1000,100000,1000000", metavar="N,…", help="numbers of live saves")
     parser.add_argument("--graph", type=int, default=1_000_000, metavar="N", help="nodes of the failing graph")
+    parser.add_argument("--items", default="500,8000", metavar="N,…", help="numbers of parameters, arrays, lines …")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers behind the tables")
     parser.add_argument(
         "--write", type=page_with("scale"), metavar="PAGE", help="put the tables between PAGE's scale markers"
@@ -90,15 +106,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     memory, memory_measured = memory_table(modes, options.held)
     live, live_measured = live_table(modes, counts)
     report, report_measured = report_table(modes, options.graph)
+    items, items_measured = items_table(("watch", "deep"), [int(count) for count in options.items.split(",")])
     facts = machine()
     text = (
         f"Memory, by resident size: what plain torch takes, and what gradsan adds.\n\n{memory}\n\n"
         f"Microseconds that gradsan adds, the plain time taken off.\n\n{live}\n\n"
-        f"{report}\n\n{machine_line(facts)}\n"
+        f"{report}\n\n"
+        f"Microseconds that gradsan adds to each of few and of many, the first rounds included.\n\n{items}\n\n"
+        f"{machine_line(facts)}\n"
     )
     print(text)
     if options.json:
         numbers = {"machine": facts, "memory": memory_measured, "live": live_measured, "report": report_measured}
+        numbers["items"] = items_measured
         options.json.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
     if options.write:
         replace_between(options.write, "scale", text)

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 import gradsan
+from scale_items import seconds_each
 
 BATCH = 100
 BATCHES = 60
@@ -49,8 +50,10 @@ SAVES_EACH = {"sin": 1, "sigmoid": 1, "turns": 2}
 
 
 def switch(mode: str) -> AbstractContextManager[Any]:
-    """The context of a mode: ``plain``, ``watch``, or ``pure`` for watch without the native core."""
-    return nullcontext() if mode == "plain" else gradsan.watch(native=None if mode == "watch" else False)
+    """The context of a mode: ``plain``, ``watch``, ``deep``, or ``pure`` for watch without the native core."""
+    if mode == "plain":
+        return nullcontext()
+    return gradsan.watch(deep=mode == "deep", native=False if mode == "pure" else None)
 
 
 def resident_bytes() -> int:
@@ -167,11 +170,18 @@ def failing_graph(mode: str, nodes: int) -> dict[str, Any]:
     return {"seconds": seconds, "codes": codes}
 
 
+def items(mode: str, name: str, count: int) -> dict[str, float]:
+    """Seconds for each of ``count`` items of a program of ``scale_items.py``."""
+    with switch(mode):
+        return {"seconds": seconds_each(name, count)}
+
+
 PROBES: dict[str, Callable[..., Any]] = {
     "memory": memory,
     "growth": growth,
     "live": live,
     "failing_graph": failing_graph,
+    "items": items,
 }
 
 

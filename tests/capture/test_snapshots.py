@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import gc
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import torch
 
 import gradsan
 from cases import each
+from gradsan import _torch
 from gradsan.detect import exports
 from gradsan.record.recorder import recorder
 
@@ -309,3 +311,33 @@ def test_a_view_that_has_no_graph_any_more_is_not_asked_for_one() -> None:
             row.mul_(0.5)
             row.clamp_(-1, 1)
     assert not watched.report.seen.blind_spots
+
+
+def test_what_died_is_looked_for_at_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a data set of many arrays each new one, and each backward, looks at a few others, and finds the dead."""
+    calls = collections.Counter[str]()
+    for name in ("expired", "__del__"):
+        original = getattr(_torch.weak_storage, name)
+
+        def counted(weak: Any, name: str = name, original: Any = original) -> Any:
+            calls[name] += 1
+            return original(weak)
+
+        monkeypatch.setattr(_torch.weak_storage, name, counted)
+    weight = torch.ones(4, requires_grad=True)
+    with gradsan.watch():
+        held = [torch.from_numpy(torch.ones(4).numpy()) for _ in range(500)]
+        behind = [torch.ones(4) for _ in range(500)]
+        for one in behind:
+            one.data.mul_(1)
+        calls.clear()
+        for array in held[:100]:
+            (weight * array).sum().backward()
+            held.append(torch.from_numpy(torch.ones(4).numpy()))
+        assert calls["expired"] < 100 * 150  # 300 looks at 1,000 entries or more before
+        del held, behind, one, array
+        gc.collect()
+        calls.clear()
+        for _ in range(200):
+            (weight * 2).sum().backward()
+        assert calls["__del__"] > 1_000
