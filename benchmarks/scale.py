@@ -78,7 +78,7 @@ def items_table(modes: Sequence[str], counts: Sequence[int]) -> tuple[str, dict[
     for name in ITEMS:
         added: list[str] = []
         for count in counts:
-            found = {mode: probe("items", mode, name=name, count=count)["seconds"] for mode in ("plain", *modes)}
+            found = {mode: probe("items", mode, of=name, count=count)["seconds"] for mode in ("plain", *modes)}
             measured[f"{name}, {count}"] = found
             added += [f"{(found[mode] - found['plain']) * 1e6:+,.0f}" for mode in modes]
         rows.append([name, f"{found['plain'] * 1e6:,.0f}", *added])

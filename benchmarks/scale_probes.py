@@ -53,7 +53,7 @@ def switch(mode: str) -> AbstractContextManager[Any]:
     """The context of a mode: ``plain``, ``watch``, ``deep``, or ``pure`` for watch without the native core."""
     if mode == "plain":
         return nullcontext()
-    return gradsan.watch(deep=mode == "deep", native=False if mode == "pure" else None)
+    return gradsan.watch(mode="deep" if mode == "deep" else "watch", native=False if mode == "pure" else None)
 
 
 def resident_bytes() -> int:
@@ -170,10 +170,10 @@ def failing_graph(mode: str, nodes: int) -> dict[str, Any]:
     return {"seconds": seconds, "codes": codes}
 
 
-def items(mode: str, name: str, count: int) -> dict[str, float]:
+def items(mode: str, of: str, count: int) -> dict[str, float]:
     """Seconds for each of ``count`` items of a program of ``scale_items.py``."""
     with switch(mode):
-        return {"seconds": seconds_each(name, count)}
+        return {"seconds": seconds_each(of, count)}
 
 
 PROBES: dict[str, Callable[..., Any]] = {

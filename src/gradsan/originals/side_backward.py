@@ -15,7 +15,6 @@ import torch
 
 from gradsan import _torch
 from gradsan.graph import walk
-from gradsan.originals.repeatable import is_pure, is_repeatable
 
 UNKNOWN: Any = object()
 """A gradient that depends on what was passed over."""
@@ -39,6 +38,8 @@ class HooksOnTheWay:
             gradient = received.get(number)
             if gradient is None or gradient is UNKNOWN:
                 continue
+            from gradsan.originals.repeatable import is_pure
+
             if all(map(is_pure, hooks)):
                 received[number] = _through(hooks, gradient)
             elif (node, number) in self.closed:
@@ -159,6 +160,8 @@ def _results(node: Any, received: dict[int, Any], keeps_graph: bool) -> tuple[An
 
 def _results_of_function(node: Any, function: Any, arguments: list[Any], keeps_graph: bool) -> tuple[Any, ...]:
     """One result for each edge of a custom Function whose backward does nothing but compute, or of a compiled graph."""
+    from gradsan.originals.repeatable import is_repeatable
+
     is_compiled = _torch.is_compiled_node(node)
     if not is_compiled and not is_repeatable(node, function, arguments):
         raise NotOnTheSideError(function.__qualname__)

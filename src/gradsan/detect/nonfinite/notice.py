@@ -8,12 +8,11 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from gradsan import _torch
-from gradsan.detect.nonfinite.values import Searched
 from gradsan.graph import naming, walk
 from gradsan.model import Birth, NonFinite, NonFiniteSeen
 from gradsan.record.detector import Detector
@@ -22,6 +21,9 @@ from gradsan.record.listeners import Listeners
 from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, Settling, StepRecord, Steps
+
+if TYPE_CHECKING:
+    from gradsan.detect.nonfinite.values import Searched
 
 _LARGEST_LOSS = 4_096
 _NAMED = 8
@@ -104,7 +106,7 @@ class Notice(Detector):
                     if _is_spoilt(one) and self._steps_of(one)
                 ]
                 if spoilt:
-                    self._found(spoilt, "after", None, self._core.steps, Searched(spoilt[0]))
+                    self._found(spoilt, "after", None, self._core.steps, _searched(spoilt[0]))
 
     def _look(self, entry: RawBackward, loss: Any) -> None:
         # Not the data: an input whose gradient is wanted is a leaf, too.
@@ -117,10 +119,10 @@ class Notice(Detector):
         if self._is_done:
             return
         if spoilt:
-            self._found(spoilt, "before", entry.stack, self._core.steps, Searched(loss))
+            self._found(spoilt, "before", entry.stack, self._core.steps, _searched(loss))
         else:
             known = [_torch.weak_tensor(leaf) for leaf in leaves]
-            self._await(_Pending(entry.clock, entry.stack, self._core.steps, Searched(loss), known))
+            self._await(_Pending(entry.clock, entry.stack, self._core.steps, _searched(loss), known))
 
     def _follow_up(self) -> None:
         """Whether a loss that was not finite has spoilt its leaves by now."""
@@ -200,3 +202,9 @@ def _is_spoilt(leaf: Any) -> bool:
     # Programs write -inf into parameters on purpose; where Inf is a fault, NaN is there a round later.
     is_bad = _torch.has_elements(leaf) and leaf.is_cpu and _torch.is_nonfinite(leaf)
     return bool(is_bad and torch.isnan(leaf.detach()).any())
+
+
+def _searched(tensor: Any) -> Searched:
+    from gradsan.detect.nonfinite.values import Searched  # no sound run needs it
+
+    return Searched(tensor)
