@@ -29,6 +29,7 @@ from gradsan.detect.meaning.made import Making
 from gradsan.detect.meaning.reused_inputs import ReusedInputs
 from gradsan.detect.meaning.spent_gradients import SpentGradients
 from gradsan.detect.meaning.stale_values import StaleValues
+from gradsan.detect.meaning.stopped_gradients import StoppedGradients
 from gradsan.detect.meaning.terms.constant_penalties import ConstantPenalties
 from gradsan.detect.meaning.terms.constant_terms import ConstantTerms
 from gradsan.detect.meaning.terms.cut_terms import CutTerms
@@ -107,6 +108,8 @@ class Watching:
             lambda optimizer, frame: guard.run(partial(self.life.later_step, optimizer, frame)),
             lambda optimizer: guard.run(partial(self.uncounted.stepped, optimizer)),
         )
+        stopped = StoppedGradients(core, found)
+        self._settling.on_first = lambda optimizer: guard.run(partial(stopped.first_step, optimizer))
         self.notice = Notice(core, self._listeners, steps, self._settling, recorder.nonfinite.append)
         self._errors = WatchedErrors(recorder, self.checkpoints, self._keep_failure)
         operands = OwnOperands(core, self._listeners, self.uncounted, steps, making, found, lambda: recorder.failures)
@@ -133,6 +136,7 @@ class Watching:
             KeptReferences(core, self._listeners, found),
             KeptStates(core, found, operands.state_taken),
             StaleValues(core, steps, recorder.backwards, found),
+            stopped,
             ChangedAgain(core, found),
             self.constant_terms,
             making,

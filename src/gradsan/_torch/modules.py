@@ -46,7 +46,10 @@ def is_empty_generator(given: Any, caller: FrameType | None) -> bool:
     """Whether a function that clips has been given a generator that gives nothing; ``caller`` is what called it.
 
     The inner function has a list; ``clip_grad_norm_``, which calls it, knows what that was. Missing: nothing is known.
+    ``filter`` and ``map`` show what they take from.
     """
+    if isinstance(given, filter | map):
+        return any(is_empty_generator(one, None) for one in given.__reduce__()[1][1:])
     if inspect.isgenerator(given):
         return inspect.getgeneratorstate(given) == inspect.GEN_CLOSED
     if not isinstance(given, list) or given or caller is None:

@@ -214,6 +214,8 @@ class Settling:
         self._looked_at: weakref.WeakSet[Any] = weakref.WeakSet()
         self._due: weakref.WeakSet[Any] = weakref.WeakSet()
         self._waiting: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
+        self.on_first: Callable[[Any], None] = lambda optimizer: None
+        """Called after the first step of each optimizer, while its gradients are there."""
         core.on_step_begin, core.on_step_end = self.before_step, self.after_step
 
     def look_again(self) -> None:
@@ -261,6 +263,7 @@ class Settling:
         elif optimizer in self._seen:
             self._core.settled.add(id(optimizer))
         if optimizer in self._seen and optimizer not in self._looked_at:
+            self.on_first(optimizer)
             self._looked_at.add(optimizer)
             weakref.finalize(optimizer, self._core.settled.discard, id(optimizer)).atexit = False
 

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from gradsan.source.locate import Statement as Statement
     from gradsan.source.locate import expression_at as expression_at
     from gradsan.source.locate import expressions_at as expressions_at
+    from gradsan.source.locate import is_argument as is_argument
     from gradsan.source.locate import statement_at as statement_at
     from gradsan.source.locate import statements_at as statements_at
     from gradsan.source.modules import DETACHED as DETACHED
@@ -181,7 +182,7 @@ _NAMES = {
         "is_filled_once is_target_in_rounds uses_in"
     ),
     "joined": "on_own_lines",
-    "locate": "Expression Statement expression_at expressions_at statement_at statements_at",
+    "locate": "Expression Statement expression_at expressions_at is_argument statement_at statements_at",
     "modules": "DETACHED Shape inplace_layer_false",
     "reuse": (
         "argument_read_later collected_result copy_argument copy_second_name is_made_in_round read_as_before "

@@ -201,3 +201,12 @@ def statement_text(source: SourceFile, node: ast.stmt) -> str:
     rest = source.slice(Span(*last, start.line, start.column))
     closing = "".join(line.partition("#")[0] for line in rest.partition(":")[0].split("\n")) + ":"
     return source.slice(Span(span.line, span.column, *last)) + closing
+
+
+def is_argument(frame: Frame, name: str) -> bool:
+    """Whether ``name`` is an argument of the function at ``frame``."""
+    statement = statement_at(frame)
+    if statement is None or statement.function is None:
+        return False
+    given = statement.function.args
+    return any(one.arg == name for one in (*given.posonlyargs, *given.args, *given.kwonlyargs))

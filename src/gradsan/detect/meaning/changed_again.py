@@ -1,14 +1,14 @@
 """Data that is scaled in place anew in every epoch: ``x = x.float(); x /= 255``, where ``float()`` has copied nothing.
 
-Read off the log of writes in the 16th, 64th, 256th … round and at the end: memory that only the same one or two lines
-write, each part of it again and again, one by a factor or a function such as the logarithm, the other perhaps by a
-shift, which is a number in the source where it comes last. A counter of versions without gaps tells that it is the same
-memory, and that nobody else fills it anew. The source must show that the line, or the caller of its function, takes it
-for its own: a result of a conversion, or an element of something larger. Where it is scaled by the value's own
-statistics, the second time is harmless; where it is only shifted by them, and scaled by a number, it is not. A state
-that takes something in and fades, as a running mean or a trace does, is written again on purpose: it is added to, or a
-factor near one stands there. Whether another factor is one to scale data, nobody knows, unless a data loader calls the
-line.
+Read off the log of writes in the 16th, 64th, 256th … round and at the end: memory that only the same few lines or calls
+write, each part of it again and again, one by a factor or a function such as the logarithm, the others perhaps by a
+shift, which is a number in the source where it comes last, or by a bound. A counter of versions without gaps tells that
+it is the same memory, and that nobody else fills it anew. The source must show that the line, or the caller of its
+function, takes it for its own: a result of a conversion, or an element of something larger. Where it is scaled by the
+value's own statistics, the second time is harmless; where it is only shifted by them, and scaled by a number, it is
+not. A state that takes something in and fades, as a running mean or a trace does, is written again on purpose: it is
+added to, or a factor near one stands there. Whether another factor is one to scale data, nobody knows, unless a data
+loader calls the line.
 
 Row: ``data_changed_again``. Roles: ``changed`` (a line; ``name`` is what it writes, ``op`` by what; ``values``:
 ``shape``, ``dtype``, ``device``, ``times``, ``parts``, ``is_factor``, whether it is multiplied by what is no number in
@@ -37,7 +37,9 @@ FACTORS = frozenset({"mul_", "__imul__", "multiply_"})
 _ADDS = frozenset({"add_", "__iadd__"})
 FADES = 0.5
 SHIFTS = frozenset({"add_", "sub_", "__iadd__", "__isub__", "subtract_"})
-_LINES, _TIMES_ALONE = 2, 3
+_BOUNDS = frozenset({"clamp_", "clamp_min_", "clamp_max_", "clip_", "abs_", "nan_to_num_", "neg_", "round_"})
+"""Changes by which alone nothing is scaled; ``neg_`` and ``abs_`` are parts of a longer one."""
+_LINES, _TIMES_ALONE = 4, 3
 
 
 class _Part(NamedTuple):
@@ -94,7 +96,7 @@ class ChangedAgain(Detector):
                     known.clear()
                 known.append(raw)
         for known in found.values():
-            if len(known) > 1 and all(raw.op in SCALES or raw.op in SHIFTS for raw in known):
+            if len(known) > 1 and all(raw.op in SCALES | SHIFTS | _BOUNDS for raw in known):
                 yield known
 
     def _judge(self, used: Any, stacks: tuple[Any, ...], parts: list[_Part]) -> None:
@@ -121,7 +123,7 @@ class ChangedAgain(Detector):
         each = list(zip(ops, numbers, is_own, strict=True))
         takes_in = any(op in _ADDS and number is None and not own for op, number, own in each)
         scaled = max(at for at, op in enumerate(ops) if op in SCALES)
-        if any(number is None and not own for _, number, own in each[scaled + 1 :]):
+        if any(number is None and not own and op not in _BOUNDS for op, number, own in each[scaled + 1 :]):
             return
         # What is centred by its own mean and then scaled by who knows what is normalised, most likely.
         if any(is_own) and numbers[scaled] is None and ops[scaled] not in _BENDS:
@@ -133,7 +135,8 @@ class ChangedAgain(Detector):
         is_loaded = any(folder in Path(code.co_filename).parents for stack in stacks for code in stack.codes)
         # What is halved or doubled, and not shifted, is a schedule.
         is_slow = factor is not None and ops[scaled] not in _BENDS and FADES <= abs(factor) <= 1 / FADES
-        fades = is_slow and (len(ops) == 1 or (is_factor and abs(factor or 0) < 1))
+        is_alone = sum(op not in _BOUNDS for op in ops) == 1
+        fades = is_slow and (is_alone or (is_factor and abs(factor or 0) < 1))
         if not is_loaded and (takes_in or fades):
             return
         self._described.add(stacks)

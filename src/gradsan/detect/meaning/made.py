@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch.nn.modules.module import register_module_parameter_registration_hook
@@ -42,6 +43,8 @@ class Making(Detector):
         self._optimizers: dict[int, Made] = {}
         self._schedulers: dict[int, Made] = {}
         self._late: dict[int, tuple[Any, int]] = {}
+        self.run_out: Made | None = None
+        """The optimizer that was given a group of a generator that had nothing left, the last of them."""
         self.on_group: Callable[[Any], None] = lambda optimizer: None
 
     def optimizers(self) -> list[tuple[Any, Made]]:
@@ -59,7 +62,7 @@ class Making(Detector):
 
     def install(self, patches: Patches, guard: Callable[[Callable[[], object]], None]) -> None:
         """Watch until ``patches`` is undone."""
-        self._watch(patches, guard, Optimizer, "add_param_group", self._grouped)
+        self._watch(patches, guard, Optimizer, "add_param_group", self._grouped, partial(self._given, guard))
         self._watch(patches, guard, LRScheduler, "__init__", self._scheduled)
         if "__init__" in vars(ReduceLROnPlateau):
             self._watch(patches, guard, ReduceLROnPlateau, "__init__", self._scheduled)
@@ -78,6 +81,7 @@ class Making(Detector):
         owner: Any,
         name: str,
         note: Callable[[Any, Any], None],
+        before: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None,
     ) -> None:
         original, core = standing(owner, name), self._core
 
@@ -85,7 +89,19 @@ class Making(Detector):
             stack = core.stack(1)
             guard(lambda: note(args[0], stack))
 
-        patches.set(owner, name, core.listener(original, None, called))
+        patches.set(owner, name, core.listener(original, before, called))
+
+    def _given(
+        self, guard: Callable[[Callable[[], object]], None], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        stack = self._core.stack(1)
+        guard(lambda: self._note_run_out(args, kwargs, stack))
+
+    def _note_run_out(self, args: tuple[Any, ...], kwargs: dict[str, Any], stack: Any) -> None:
+        group = args[1] if len(args) > 1 else kwargs.get("param_group")
+        given = group.get("params") if isinstance(group, dict) else None
+        if _torch.is_empty_generator(given, None):
+            self.run_out = Made(weakref.ref(args[0]), self._core.clock, stack)
 
     def _grouped(self, optimizer: Any, stack: Any) -> None:
         if id(optimizer) not in self._optimizers or self._optimizers[id(optimizer)].weak() is not optimizer:

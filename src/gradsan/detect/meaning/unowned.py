@@ -13,6 +13,7 @@ head alone is trained, adapters, a network that judges another), so something mu
 ``left_out``      a small part of a model, with all its module has, stands between trained parts
 ``left_out_end``  the same behind trained parts, which may be meant
 ``left_out_chosen``  the same, where the program chooses among the names of parameters
+``run_out``       an optimizer was given a group of parameters by a generator that had nothing left
 ``alone``         a leaf of no module's, together with what trained parts give; nobody reads a ``.grad``. What a trained
                   layer takes in, or is set against its outputs one by one, is data
 ``criterion``     the same of the own parameters of a module that the program defines, as a loss with weights is: what
@@ -43,7 +44,7 @@ from gradsan.record.steps import RawBackward, read_backward
 ROW = "parameter_without_optimizer"
 _LATEST, _ROUNDS_PASSED, _SHOWN, _LINES = 512, 2, 3, 4
 _STRENGTH = (
-    *("unregistered", "late", "unfrozen", "left_out", "alone", "criterion"),
+    *("run_out", "unregistered", "late", "unfrozen", "left_out", "alone", "criterion"),
     *("unregistered_one", "left_out_end", "left_out_chosen"),
 )
 
@@ -204,6 +205,8 @@ class Unowned(Detector):
             Clue("parameter", name=one.name, values={**one.facts, "evidence": one.evidence, "parameters": len(same)})
             for one in same[:_SHOWN]
         ]
+        run_out = self._making.run_out if same[0].evidence == "run_out" else None
+        stepped = stepped if run_out is None else [(run_out.weak(), run_out)]
         if stepped:
             optimizer, where = stepped[-1]
             clues.append(Clue("holder", symbolise(where.stack), name=type(optimizer).__name__))

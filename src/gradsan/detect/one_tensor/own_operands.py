@@ -13,6 +13,7 @@ Rows: ``own_operand`` and ``own_difference``. Roles: ``written`` (the update or 
 
 from __future__ import annotations
 
+import collections
 import itertools
 import re
 import weakref
@@ -57,6 +58,7 @@ class OwnOperands(RoundDetector):
         self._uncounted, self._steps, self._making = uncounted, steps, making
         self._found, self._known = found, known
         self._own: dict[Any, tuple[str, dict[str, Any]]] = {}
+        self._twice: collections.defaultdict[Any, set[int]] = collections.defaultdict(set)
         self._other: set[Any] = set()
         self._described: set[Any] = set()
         self._mixes = Mixes()
@@ -69,6 +71,7 @@ class OwnOperands(RoundDetector):
         """Begin anew, as a stretch of watching does."""
         super().forget()
         self._own.clear()
+        self._twice.clear()
         self._other.clear()
         self._described.clear()
         self._behind.clear()
@@ -95,8 +98,7 @@ class OwnOperands(RoundDetector):
         is_mixed = self._mixes.computed(op, args, result)
         if (op not in _TAKES_OPERAND and op not in _COMPARES) or len(self._own) > _STACKS or not is_pair:
             return
-        # A kernel of some points with themselves is given one tensor twice, and no alias of it.
-        is_leaf = given[0] is not given[1] and any(one.is_leaf and one.requires_grad for one in given)
+        is_leaf = any(one.is_leaf and one.requires_grad for one in given)
         if op in _COMPARES and not (given[0] is given[1] or is_leaf):
             return
         target = given[0]
@@ -109,6 +111,8 @@ class OwnOperands(RoundDetector):
         if ((storage, place) == (others, other) or is_mixed) and is_whole:
             facts = {**_torch.facts_of(target), "is_leaf": is_leaf, "is_mixed": is_mixed}
             self._own.setdefault(stack, (op, facts))
+            if given[0] is given[1]:
+                self._twice[stack].add(id(target))
         else:
             self._other.add(stack)
             self._own.pop(stack, None)
@@ -126,7 +130,7 @@ class OwnOperands(RoundDetector):
                 continue
             row = DIFFERENCE if op in _COMPARES else OWN
             if row == DIFFERENCE:
-                pair = _compared(frame, facts["is_leaf"])
+                pair = _compared(frame, facts["is_leaf"], len(self._twice[stack]))
             else:
                 pair = source.mixed_operand(frame, op) if facts["is_mixed"] else source.target_and_operand(frame, op)
                 pair = pair or source.own_difference(frame, op)
@@ -252,9 +256,15 @@ def _reads_at(known: Failure, frame: Frame) -> bool:
     return any(one is not None and (one.file, one.line) == (frame.file, frame.line) for one in places)
 
 
-def _compared(frame: Frame, is_leaf: bool) -> tuple[str, str] | None:
-    """What an operation at ``frame`` compares, by two names; of tensors that are no leaves one must be a gradient."""
+def _compared(frame: Frame, is_leaf: bool, twice: int) -> tuple[str, str] | None:
+    """What an operation at ``frame`` compares, by two names; of tensors that are no leaves one must be a gradient.
+
+    ``twice`` is how many tensors it was given twice, and no alias. A kernel of some points with themselves is given one
+    so, and so is a function of two arguments by who knows it; a list of parameters beside itself gives several.
+    """
     names = [re.sub(r"\.(data|detach\(\))", "", one) for one in source.operand_expressions(frame)]
     if len(names) != 2 or names[0] == names[1]:
+        return None
+    if twice and is_leaf and (twice == 1 or all(source.is_argument(frame, one) for one in names)):
         return None
     return (names[0], names[1]) if is_leaf or any(one.endswith(".grad") for one in names) else None

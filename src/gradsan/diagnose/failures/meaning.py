@@ -233,6 +233,7 @@ def term_cut(failure: Failure) -> Diagnosis | None:
 _CUT_WORDS: dict[object, tuple[str, str]] = {
     "no_grad": ("term_is_cut", "term_with_graph"),
     "discrete": ("term_is_discrete", "smooth_term"),
+    "flat": ("term_is_flat", "smooth_term"),
     "number": ("term_is_number", "term_as_tensor"),
 }
 

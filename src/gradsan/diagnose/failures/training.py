@@ -49,7 +49,7 @@ def without_optimizer(failure: Failure) -> Diagnosis | None:
 
 
 def _way(evidence: str) -> str:
-    return evidence if evidence in ("unregistered", "late", "unfrozen") else "parameters"
+    return evidence if evidence in ("unregistered", "late", "unfrozen", "run_out") else "parameters"
 
 
 THROWN_AWAY_ROWS = ("gradient_thrown_away",)

@@ -18,7 +18,7 @@ from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Label, Message, 
 
 _ATTRIBUTES_SHOWN = 4
 
-UNREACHED_ROWS = ("leaf_lost", "parameter_not_reached", "graph_grows", "grad_of_non_leaf")
+UNREACHED_ROWS = ("leaf_lost", "parameter_not_reached", "parameter_behind_flat", "graph_grows", "grad_of_non_leaf")
 
 
 def unreached(failure: Failure) -> Diagnosis | None:
@@ -29,7 +29,7 @@ def unreached(failure: Failure) -> Diagnosis | None:
         return _grows(failure)
     if failure.row == "grad_of_non_leaf":
         return _non_leaf(failure)
-    return _not_reached(failure)
+    return _behind_flat(failure) if failure.row == "parameter_behind_flat" else _not_reached(failure)
 
 
 def _lost(failure: Failure) -> Diagnosis:
@@ -211,6 +211,26 @@ def _read_past_graph(failure: Failure, read: Clue, values: dict[str, object], te
         ),
         tensor=tensor,
         fixes=(parts.fix("read_with_graph", "changed", values, lines=lines),),
+    )
+
+
+def _behind_flat(failure: Failure) -> Diagnosis:
+    parameter, flat = parts.clue(failure, "parameter"), parts.clue(failure, "flat")
+    count = 0 if parameter is None else parameter.count("parameters")
+    values = {"name": _name(parameter), "op": parts.op_of(flat), "parameters": count}
+    return parts.diagnosis(
+        failure,
+        "GS421",
+        "parameter_not_reached",
+        values=values,
+        severity="warning",
+        explanation="explanation.parameter_behind_flat",
+        labels=(
+            *parts.label_of(flat, "created", "label.gradient_ends", values),
+            *label_texts.at("used", failure.site, Message("label.gradient_is_zero", values)),
+        ),
+        tensor=_tensor(parameter),
+        fixes=(parts.fix("straight_through", "changed", values),),
     )
 
 

@@ -5,7 +5,8 @@ What is computed from such gradients is followed by the results of calls, from t
 ``.grad``. It is a term if, without a graph, it was added to a value of one
 element that has one, and only sums and constant factors lie between there and the loss. It is part of a residual if it
 was added to, or compared with, a value of any size that was computed from what was differentiated. Where a gradient is
-a factor or an input of what is differentiated, or was detached, it is data on purpose, and nothing is said.
+a factor or an input of what is differentiated, or was detached, it is data on purpose, and nothing is said. What
+``torch.autograd.functional`` detaches of its own results is followed on.
 
 Row: ``term_is_constant``. Roles: ``asked`` (the call that gave the gradient; ``name`` of a ``.grad``; ``values``:
 ``shape``, ``dtype``, ``device``), ``added`` (where the term joined the loss).
@@ -18,12 +19,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from gradsan import _torch
 from gradsan.graph import naming, walk
 from gradsan.model import Clue, Failure
 from gradsan.record.detector import Detector
 from gradsan.record.listeners import Listeners
-from gradsan.record.log import Log
+from gradsan.record.log import Core
+from gradsan.record.patches import Patches, standing
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
@@ -37,6 +41,7 @@ LISTED = frozenset({"StackBackward0", "CatBackward0"})
 _SCALED = frozenset({"MulBackward0", "DivBackward0", "NegBackward0", "SumBackward0", "MeanBackward0", "ViewBackward0"})
 _COMPARED = frozenset({"MseLossBackward0", "L1LossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0"})
 _ON_PURPOSE = frozenset({"detach", "detach_"})
+_FUNCTIONAL = torch.autograd.functional.__file__
 
 
 @dataclass(slots=True)
@@ -64,7 +69,7 @@ class _Followed:
 class ConstantTerms(Detector):
     """Follows some gradients; ``listeners`` tell of results, and of the next backward, while something is followed."""
 
-    def __init__(self, core: Log, found: Callable[[Failure], None], listeners: Listeners) -> None:
+    def __init__(self, core: Core, found: Callable[[Failure], None], listeners: Listeners) -> None:
         """``core`` gives the stacks."""
         self._core, self._found, self._listeners = core, found, listeners
         self._wanted = 0
@@ -72,6 +77,7 @@ class ConstantTerms(Detector):
         self._followed: list[_Followed] = []
         self._open: list[_Followed] = []
         self._described: set[Any] = set()
+        self._patches = Patches()
 
     def forget(self) -> None:
         """Begin anew, as a stretch of watching does."""
@@ -132,6 +138,24 @@ class ConstantTerms(Detector):
             self._followed.append(followed)
             self._open.append(followed)
             self._listen(True)
+            if any(code.co_filename == _FUNCTIONAL for code in entry.stack.codes):
+                self._follow_detached()
+
+    def _follow_detached(self) -> None:
+        """Hear of what ``torch.autograd.functional`` detaches, as long as gradients are followed: nobody else tells."""
+
+        def note(given: Any, result: Any) -> None:
+            for one in self._followed:
+                if _holds(one.held, given):
+                    one.held[id(result)] = _torch.weak_tensor(result)
+
+        def detached(_: Any, args: tuple[Any, ...], __: dict[str, Any], result: Any) -> None:
+            if self._core.stack(1).codes[0].co_filename == _FUNCTIONAL:
+                self._listeners.guard.run_hushed(lambda: note(args[0], result))
+
+        self._patches.undo()
+        called = self._core.listener(standing(torch.Tensor, "detach"), None, detached)
+        self._patches.set(torch.Tensor, "detach", called)
 
     @_torch.hushed()
     def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -158,6 +182,7 @@ class ConstantTerms(Detector):
     def _stop(self) -> None:
         self._followed.clear()
         self._open.clear()
+        self._patches.undo()
         self._listen(False)
 
     def _listen(self, wanted: bool) -> None:

@@ -215,16 +215,20 @@ def _terms(root: Any) -> list[Any]:
     while waiting and len(found) <= _TERMS:
         node = waiting.pop()
         children = [child for child, _ in node.next_functions if child is not None]
-        name = node.name()
-        if (name in ("AddBackward0", "SubBackward0") and _is_scalar(node)) or (
-            name in _SCALED and len(children) == 1 and _is_scalar(node)
-        ):
+        if is_sum_or_multiple(node, children):
             waiting += children
         else:
             found.append(node)
     return found[::-1]
 
 
-def _is_scalar(node: Any) -> bool:
+def is_sum_or_multiple(node: Any, children: list[Any]) -> bool:
+    """Whether a Node adds scalars, or makes a multiple of one."""
+    name = node.name()
+    return is_scalar(node) and (name in ("AddBackward0", "SubBackward0") or (name in _SCALED and len(children) == 1))
+
+
+def is_scalar(node: Any) -> bool:
+    """Whether a Node made one number."""
     info = _torch.output_info(node, 0)
     return info is not None and all(size == 1 for size in info[0])

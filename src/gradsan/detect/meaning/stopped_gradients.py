@@ -1,0 +1,192 @@
+"""Gradients that end at an operation whose derivative is zero everywhere: ``torch.round(z)`` on the way to the loss.
+
+The graph goes on behind ``round``, ``floor``, ``sign`` or a draw such as ``torch.bernoulli(p)``, and backward hands
+zeros on there. Two things are told. Parameters to which no backward of the program comes by another way, whose gradient
+is zero when their optimizer steps first: told at the end, as a later loss may reach them. And terms of a loss, sums of
+scalars, that have no other way either, while the rest of the loss trains what they were computed from. A
+straight-through estimate, ``z + (z.round() - z).detach()``, has no such operation in its graph.
+
+Rows: ``parameter_behind_flat``. Roles: ``parameter`` (``name``; ``values``: ``shape``, ``dtype``, ``device``,
+``parameters``, how many there are), ``flat`` (the operation; ``op``). And ``term_is_cut``, as of ``cut_terms.py``, with
+``how``: ``flat``.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.optim.optimizer import Optimizer
+
+from gradsan import _torch
+from gradsan.detect.meaning.terms.cut_terms import ROW as TERM
+from gradsan.detect.meaning.terms.lost_terms import is_scalar, is_sum_or_multiple
+from gradsan.graph import naming, walk
+from gradsan.model import Clue, Failure, Site
+from gradsan.record.detector import Detector
+from gradsan.record.ledger import call_that_made
+from gradsan.record.log import Log
+from gradsan.record.stacks import symbolise
+from gradsan.record.steps import RawBackward, read_backward
+
+PARAMETER = "parameter_behind_flat"
+_FLAT = re.compile(r"(Round|Floor|Ceil|Trunc|Sign|Bernoulli|Normal)Backward\d")
+_LEAVES, _TERMS = 4_096, 32
+
+
+@dataclass(slots=True)
+class _Stopped:
+    """What lies behind one operation: its parameters, by ``id``, with their names; ``seen`` at a first step."""
+
+    stack: Any
+    flat: Clue
+    leaves: dict[int, tuple[Any, str | None, dict[str, Any]]] = field(default_factory=dict)
+    seen: dict[int, Any] = field(default_factory=dict)
+
+
+class StoppedGradients(Detector):
+    """Looks at graphs in some rounds, and at gradients when an optimizer steps first; ``found`` is told of both."""
+
+    def __init__(self, core: Log, found: Callable[[Failure], None]) -> None:
+        """``core`` knows which call made a Node."""
+        self._core, self._found = core, found
+        self._fed: dict[int, Any] = {}
+        self._stopped: list[_Stopped] = []
+        self._described: set[Any] = set()
+
+    def forget(self) -> None:
+        """Begin anew, as a stretch of watching does."""
+        self._fed.clear()
+        self._stopped.clear()
+        self._described.clear()
+
+    @_torch.hushed()
+    def before_round(self, entry: RawBackward, rounds: int) -> None:
+        """Look at the graph of some rounds of a line that calls backward; as ``on_round`` of the core."""
+        backward = read_backward(entry)
+        order = walk.engine_order(backward.roots)
+        flat = [node for node in order if _is_flat(node)]
+        if not flat or len(order) >= walk.NODES_WALKED:
+            self._feed(walk.leaves_of(order))
+            return
+        fed = _fed_by(backward.roots)
+        self._feed(fed)
+        known = set(map(id, fed))
+        stopped = [one for one in walk.leaves_of(order) if id(one) not in known and not self._was_fed(one)]
+        if entry.accumulates:
+            for node in flat if stopped else ():
+                self._note(entry, node, stopped)
+            if entry.stack not in self._described:
+                self._look_at_terms(entry, backward.roots, known)
+
+    def _feed(self, leaves: Iterable[Any]) -> None:
+        if len(self._fed) > _LEAVES:
+            self._fed = {key: weak for key, weak in self._fed.items() if weak() is not None}
+        for one in leaves:
+            if not self._was_fed(one):
+                self._fed[id(one)] = _torch.weak_tensor(one)
+
+    def _was_fed(self, leaf: Any) -> bool:
+        weak = self._fed.get(id(leaf))
+        return weak is not None and weak() is leaf
+
+    def _note(self, entry: RawBackward, node: Any, stopped: list[Any]) -> None:
+        """Keep those of the leaves that lie behind ``node`` and are not kept yet."""
+        kept = {key for one in self._stopped for key in one.leaves}
+        fresh = {id(one): one for one in stopped if id(one) not in kept}
+        behind = [fresh[key] for key in map(id, walk.leaves_of(walk.each_behind([node]))) if key in fresh]
+        if not behind:
+            return
+        one = _Stopped(entry.stack, Clue("flat", self._made(entry, node), op=_op_of(node)))
+        for leaf in behind:
+            names = naming.names_of(leaf, sys._getframe(2))
+            name = names[0].text if names else None
+            one.leaves[id(leaf)] = _torch.weak_tensor(leaf), name, _torch.facts_of(leaf)
+        self._stopped.append(one)
+
+    def _made(self, entry: RawBackward, node: Any) -> Site | None:
+        made = call_that_made(self._core, _torch.node_sequence(node), entry.thread)
+        return None if made is None else symbolise(made.stack)
+
+    @_torch.hushed()
+    def first_step(self, optimizer: Optimizer) -> None:
+        """An optimizer steps for the first time: its gradients are what the program means them to be."""
+        if self._stopped:
+            held = {id(one): one for one in _torch.parameters_of(optimizer)}
+            for stopped in self._stopped:
+                for key in stopped.leaves.keys() & held.keys():
+                    if held[key].grad is None or not bool(held[key].grad.any()):
+                        stopped.seen[key] = _torch.weak_tensor(held[key])
+                    else:
+                        self._feed([held[key]])
+
+    def settle(self) -> None:
+        """Nothing is watched any more: what no backward has come to otherwise is told."""
+        stopped, self._stopped = self._stopped, []
+        for one in stopped:
+            own = [one.leaves[key] for key in one.seen if key not in self._fed or self._fed[key]() is None]
+            if own and one.flat.site is not None:
+                own.sort(key=lambda leaf: (leaf[1] is None, str(leaf[1]).endswith("bias")))
+                _, name, facts = own[0]
+                clues = (Clue("parameter", name=name, values={**facts, "parameters": len(own)}), one.flat)
+                self._found(Failure(PARAMETER, "", "", symbolise(one.stack), clues, raised=False))
+
+    def _look_at_terms(self, entry: RawBackward, roots: Iterable[Any], fed: set[int]) -> None:
+        for joined, term in _terms(roots):
+            behind = [node for node in walk.each_behind([term]) if _is_flat(node)]
+            # A number that is rounded, and added to what it was, is its own remainder.
+            if not behind or _is_flat(term) or _fed_by([term]):
+                continue
+            if any(id(one) in fed for one in walk.leaves_of(walk.each_behind([term]))):
+                self._described.add(entry.stack)
+                info = _torch.output_info(joined, 0)
+                facts = {"shape": (), "dtype": info[1] if info else "?", "device": info[2] if info else "?"}
+                node = behind[0]
+                clues = (
+                    Clue("read", self._made(entry, node), op=_op_of(node), values={**facts, "how": "flat"}),
+                    Clue("added", self._made(entry, joined)),
+                )
+                self._found(Failure(TERM, "", "", symbolise(entry.stack), clues, raised=False))
+                return
+
+
+def _is_flat(node: Any) -> bool:
+    return _FLAT.fullmatch(node.name()) is not None
+
+
+def _op_of(node: Any) -> str:
+    return str(node.name()).partition("Backward")[0].lower()
+
+
+def _fed_by(roots: Iterable[Any]) -> list[Any]:
+    """The leaves to which a backward from ``roots`` may hand more than zeros."""
+    waiting = list(roots)
+    seen, passed = set(waiting), []
+    while waiting:
+        node = waiting.pop()
+        if _is_flat(node):
+            continue
+        passed.append(node)
+        for child, _ in node.next_functions:
+            if child is not None and child not in seen:
+                seen.add(child)
+                waiting.append(child)
+    return walk.leaves_of(passed)
+
+
+def _terms(roots: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    """The Nodes of which a loss is the sum, constant factors left out, each with the Node of the sum."""
+    waiting: list[tuple[Any, Any]] = [(None, root) for root in roots]
+    found = 0
+    while waiting and found < _TERMS:
+        joined, node = waiting.pop()
+        children = [child for child, _ in node.next_functions if child is not None]
+        if is_sum_or_multiple(node, children):
+            is_sum = len(children) > 1
+            waiting += ((node if is_sum else joined, child) for child in children)
+        elif joined is not None and is_scalar(node):
+            found += 1
+            yield joined, node
