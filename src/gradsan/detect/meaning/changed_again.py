@@ -43,9 +43,10 @@ _LINES, _TIMES_ALONE = 4, 3
 
 
 class _Part(NamedTuple):
-    """A part of some memory, and how often the lines at ``stacks`` wrote it; ``last`` is the last write."""
+    """A part of some memory, and how often the lines at ``stacks`` wrote it, by ``ops``; ``last`` is the last write."""
 
     stacks: tuple[Any, ...]
+    ops: tuple[str, ...]
     times: int
     last: RawWrite
 
@@ -58,11 +59,15 @@ class ChangedAgain(Detector):
         self._core, self._found = core, found
         self._since = 0
         self._described: set[Any] = set()
+        self._stacks: dict[Any, Any] = {}
+        self._places: dict[Any, Any] = {}
 
     def forget(self) -> None:
         """Begin anew, as a stretch of watching does."""
         self._since = self._core.clock
         self._described.clear()
+        self._stacks.clear()
+        self._places.clear()
 
     def before_round(self, entry: RawBackward, rounds: int) -> None:
         """Look in some of the rounds of a line that calls backward; as ``on_round`` of the core."""
@@ -94,20 +99,26 @@ class ChangedAgain(Detector):
                 known = found.setdefault(raw.storage, [])
                 if known and (raw.version is None or raw.version - 1 != known[-1].version):
                     known.clear()
-                known.append(raw)
+                known.append(raw._replace(stack=self._stack_of_place(raw.stack)))
         for known in found.values():
             if len(known) > 1 and all(raw.op in SCALES | SHIFTS | _BOUNDS for raw in known):
                 yield known
 
+    def _stack_of_place(self, stack: Any) -> Any:
+        """The first stack of the same places: CPython calls a builtin from another instruction once it knows it."""
+        if stack not in self._stacks:
+            self._stacks[stack] = self._places.setdefault(symbolise(stack), stack)
+        return self._stacks[stack]
+
     def _judge(self, used: Any, stacks: tuple[Any, ...], parts: list[_Part]) -> None:
         if not all(stack.codes and is_user_file(stack.codes[0].co_filename) for stack in stacks):
             return
-        times = min(part.times for part in parts)
+        times, ops = min(part.times for part in parts), parts[0].ops
         sites = [symbolise(stack) for stack in stacks]
         places = [_own(site.frames) for site in sites]
         named = [
             None if place is None else source.written_expression(place, raw_op, ())
-            for place, raw_op in zip(places, _ops(self._core, stacks, self._since), strict=True)
+            for place, raw_op in zip(places, ops, strict=True)
         ]
         name, place = named[-1], places[-1]
         if name is None or place is None or any(one != name for one in named):
@@ -115,7 +126,6 @@ class ChangedAgain(Detector):
         origin = _origin(sites[-1].frames, name)
         if origin is None or (len(parts) == 1 and (times < _TIMES_ALONE or origin != "conversion")):
             return
-        ops = _ops(self._core, stacks, self._since)
         numbers = [None if one is None else source.number_given(one) for one in places]
         is_own = [one is not None and source.is_of_itself(one, name) for one in places]
         if any(own and op in SCALES for own, op in zip(is_own, ops, strict=True)):
@@ -134,7 +144,7 @@ class ChangedAgain(Detector):
         folder = Path(_torch.package_folder(), "utils", "data")
         is_loaded = any(folder in Path(code.co_filename).parents for stack in stacks for code in stack.codes)
         # What is halved or doubled, and not shifted, is a schedule.
-        is_slow = factor is not None and ops[scaled] not in _BENDS and FADES <= abs(factor) <= 1 / FADES
+        is_slow = factor is not None and _BENDS.isdisjoint(ops) and FADES <= abs(factor) <= 1 / FADES
         is_alone = sum(op not in _BOUNDS for op in ops) == 1
         fades = is_slow and (is_alone or (is_factor and abs(factor or 0) < 1))
         if not is_loaded and (takes_in or fades):
@@ -147,11 +157,6 @@ class ChangedAgain(Detector):
             Clue("changed", site, name=name, op=op, values=values) for site, op in zip(sites, ops, strict=True)
         )
         self._found(Failure(ROW, "", "", symbolise(used), clues, raised=False))
-
-
-def _ops(core: Log, stacks: tuple[Any, ...], since: int) -> list[str]:
-    by_stack = {raw.stack: raw.op for raw in map(RawWrite._make, core.writes_after(since))}
-    return [by_stack[stack] for stack in stacks]
 
 
 def _parts(raws: list[RawWrite]) -> Iterator[_Part]:
@@ -168,7 +173,7 @@ def _parts(raws: list[RawWrite]) -> Iterator[_Part]:
         has_graphs_between = all(before < after for before, after in itertools.pairwise(rounds))
         is_scaled = any(raw.op in SCALES for raw in written)
         if is_repeated and is_scaled and has_elements and has_graphs_between and len(stacks) <= _LINES and times > 1:
-            yield _Part(stacks, times, written[-1])
+            yield _Part(stacks, tuple(raw.op for raw in written[: len(stacks)]), times, written[-1])
 
 
 def _origin(frames: tuple[Frame, ...], name: str) -> Literal["conversion", "element"] | None:

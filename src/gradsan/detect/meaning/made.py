@@ -81,7 +81,7 @@ class Making(Detector):
         owner: Any,
         name: str,
         note: Callable[[Any, Any], None],
-        before: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None,
+        before: Callable[[tuple[Any, ...], dict[str, Any]], bool] | None = None,
     ) -> None:
         original, core = standing(owner, name), self._core
 
@@ -93,9 +93,10 @@ class Making(Detector):
 
     def _given(
         self, guard: Callable[[Callable[[], object]], None], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    ) -> bool:
         stack = self._core.stack(1)
         guard(lambda: self._note_run_out(args, kwargs, stack))
+        return True
 
     def _note_run_out(self, args: tuple[Any, ...], kwargs: dict[str, Any], stack: Any) -> None:
         group = args[1] if len(args) > 1 else kwargs.get("param_group")

@@ -109,7 +109,8 @@ class ConstantPenalties(RoundDetector):
 
     def _origin(self, tensor: Any) -> Any:
         known = self._held.get(id(tensor))
-        return known[1] if known is not None and known[0]() is tensor else None
+        # What the forward of a custom Function returns gets its graph afterwards.
+        return known[1] if known is not None and known[0]() is tensor and tensor.grad_fn is None else None
 
     def _hold(self, op: str, made: Any, origin: Any, given: list[Any]) -> None:
         read = [one for one in given if self._is_parameter(one)]

@@ -239,7 +239,8 @@ def _joined_at(one: _Followed, roots: tuple[Any, ...]) -> Any:
 
 def _holds(held: dict[int, Any], tensor: Any) -> bool:
     known = held.get(id(tensor))
-    return known is not None and known() is tensor
+    # What the forward of a custom Function returns gets its graph afterwards.
+    return known is not None and known() is tensor and tensor.grad_fn is None
 
 
 def sums_below(roots: tuple[Any, ...]) -> Iterator[int]:

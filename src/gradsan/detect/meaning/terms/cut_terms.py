@@ -126,7 +126,8 @@ class CutTerms(RoundDetector):
 
     def _of(self, tensor: Any) -> _Held | None:
         known = self._held.get(id(tensor))
-        return known if known is not None and known.weak() is tensor else None
+        # What the forward of a custom Function computes and returns has a graph by now: that of the Function.
+        return known if known is not None and known.weak() is tensor and tensor.grad_fn is None else None
 
     def _came_back(self, op: str, args: tuple[Any, ...], made: Any, held: list[_Held], cuts: tuple[_Cut, ...]) -> None:
         node = made.grad_fn
