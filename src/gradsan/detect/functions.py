@@ -27,6 +27,7 @@ from gradsan import _torch, source
 from gradsan.detect import function_conflicts
 from gradsan.detect.function_conflicts import Kept, Unmarked
 from gradsan.detect.memory import Findings, Noted, Notes
+from gradsan.detect.one_tensor.function_places import KeptForAllCalls
 from gradsan.graph import walk
 from gradsan.graph.bytecode import functions_of, getattr_static
 from gradsan.model import Clue, Failure, Site
@@ -82,10 +83,12 @@ class Functions(Detector):
         self._core, self._steps, self._notes, self._findings = core, steps, notes, findings
         self._kept: weakref.WeakKeyDictionary[Any, Kept] = weakref.WeakKeyDictionary()
         self._unmarked: deque[Unmarked] = deque(maxlen=_UNMARKED_KEPT)
+        self._places = KeptForAllCalls(found)
 
     def forget(self) -> None:
         """Begin anew, as a stretch of watching does."""
         self._unmarked.clear()
+        self._places.forget()
         self._early.clear()
         self._early_seen.clear()
 
@@ -106,13 +109,13 @@ class Functions(Detector):
 
     def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look at what Functions of the graph behind the outputs have kept and written."""
-        if not self._kept and not self._unmarked and not self._early:
+        if not self._kept and not self._unmarked and not self._early and not self._places.has_any:
             return
         backward = read_backward(entry)
         changed = [
             (node, kept, found) for node, kept in self._kept_behind(backward) for found in self._changed(node, kept)
         ]
-        if not changed and not self._unmarked and not self._early:
+        if not changed and not self._unmarked and not self._early and not self._places.has_any:
             return
         inputs = tuple(args[3]) if len(args) > 3 and args[3] else ()
         order = walk.engine_order(backward.roots, inputs, backward.via == "backward")
@@ -120,6 +123,7 @@ class Functions(Detector):
         for node in [one for one in order if one in self._early] if self._early else ():
             clues = self._early.pop(node)
             self._found(Failure(EARLY, "", "", symbolise(entry.stack), clues, raised=False))
+        self._places.before_backward(entry, order)
         for node, kept, (path, noted, overwritten) in changed:
             if node in order:
                 writer = overwritten.writes[0].site if overwritten.writes else None
@@ -177,6 +181,10 @@ class Functions(Detector):
         for position, version in enumerate(before.versions):
             if version is not None and args[position]._version != version:
                 self._look_for_early(kind, node, args[position], before)
+        tensors = [one for one in (*args, *_all_of(result)) if isinstance(one, torch.Tensor)]
+        self._places.applied(kind, node, tensors, functools.partial(self._core.stack, 1))
+        if self._places.has_any:
+            self._listen()
         # Most Functions keep nothing there.
         if not (attributes := getattr(node, "__dict__", None)):
             return
@@ -262,8 +270,12 @@ def is_application(code: CodeType) -> bool:
     return _torch.is_function_call(code.co_filename) or (code.co_filename == __file__ and code.co_name == "apply")
 
 
+def _all_of(result: Any) -> tuple[Any, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
 def _node_of(result: Any) -> Any:
-    for one in result if isinstance(result, tuple) else (result,):
+    for one in _all_of(result):
         if isinstance(one, torch.Tensor) and one.requires_grad and one.grad_fn is not None:
             return one.grad_fn
     return None

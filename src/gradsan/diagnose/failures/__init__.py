@@ -46,6 +46,7 @@ _CAUSES: tuple[tuple[tuple[str, ...], Callable[[Failure], Diagnosis | None]], ..
     (meaning.LOSS_CHANGED_ROWS, meaning.loss_changed),
     (meaning.INPUT_REUSED_ROWS, meaning.input_reused),
     (meaning.SAVED_EARLY_ROWS, meaning.saved_early),
+    (meaning.KEPT_FOR_ALL_CALLS_ROWS, meaning.kept_for_all_calls),
     (one_tensor.SECOND_NAME_ROWS, one_tensor.second_name),
     (one_tensor.OWN_OPERAND_ROWS, one_tensor.own_operand),
     (one_tensor.KEPT_STATE_ROWS, one_tensor.kept_state),

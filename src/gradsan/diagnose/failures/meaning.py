@@ -200,6 +200,33 @@ def built_once(failure: Failure) -> Diagnosis | None:
     )
 
 
+KEPT_FOR_ALL_CALLS_ROWS = ("kept_for_all_calls",)
+
+
+def kept_for_all_calls(failure: Failure) -> Diagnosis | None:
+    """Every such failure: a warning."""
+    applied, again = parts.clue(failure, "applied"), parts.clue(failure, "again")
+    if applied is None or again is None:
+        return None
+    values = {"function": applied.name or "?", "name": again.name or "?"}
+    return parts.diagnosis(
+        failure,
+        "GS211",
+        "context_attribute",
+        values=values,
+        severity="warning",
+        title="title.kept_for_all_calls",
+        explanation="explanation.kept_for_all_calls",
+        labels=(
+            *parts.label_of(applied, "saved", "label.kept_for_this_call", values),
+            *parts.label_of(again, "written", "label.kept_for_next_call", values),
+            *label_texts.at("used", failure.site, Message("label.kept_read_of_next", values)),
+        ),
+        tensor=parts.tensor_of(applied, again.name),
+        fixes=(parts.fix("save_for_each_call", "preserved", values),),
+    )
+
+
 TERM_CONSTANT_ROWS = ("term_is_constant",)
 
 
