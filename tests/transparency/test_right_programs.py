@@ -42,6 +42,8 @@ def without_finding(mode: str) -> Iterator[None]:
     with gradsan.watch(mode) as watched:  # type: ignore[arg-type]
         yield
     assert [one for one in watched.diagnoses if one.severity != "note"] == [], f"{mode}:\n{watched}"
+    failed = [one for one in watched.report.seen.blind_spots if one.key == "blind.collect_failed"]
+    assert failed == [], mode
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)

@@ -260,6 +260,8 @@ class Snapshots:
             return
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
             return
+        if tensor.is_inference():  # autograd saves none
+            return
         if not _nothing_is_saved(self._core):
             self._copy(tensor)
 

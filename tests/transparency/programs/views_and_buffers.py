@@ -60,3 +60,10 @@ with torch.no_grad():
 e = (w @ w).exp().sum()
 e.backward()
 print(w.grad.sum().item())
+kept = tr * 2
+with torch.inference_mode():
+    shown = (tr * 3).softmax(0)
+    shown.data.mul_(2)
+shown.data.clamp_(max=1.0)
+kept.sum().backward()
+print(shown.data.sum())

@@ -26,6 +26,7 @@ from gradsan.record.steps import RawBackward, read_backward
 ROW = "input_reused"
 _ROUNDS = (1, 2, 4)
 _STACKS = 256
+_GRAD_ENABLED = RawWrite._fields.index("grad_enabled")
 _NODES_OF_A_CALL = 3
 _NOT_NEGATIVE = frozenset(
     {"ReluBackward0", "SigmoidBackward0", "SoftmaxBackward0", "SoftplusBackward0", "ExpBackward0", "AbsBackward0"}
@@ -70,8 +71,10 @@ class ReusedInputs(Detector):
     def _written_by_layers(self) -> Iterator[RawWrite]:
         folder = _torch.package_folder()
         for item in self._core.writes():
+            if not item[_GRAD_ENABLED]:
+                continue  # most of a long log
             raw = RawWrite._make(item)
-            is_new = raw.grad_enabled and raw.stack not in self._seen and not raw.is_parameter
+            is_new = raw.stack not in self._seen and not raw.is_parameter
             is_layer = bool(raw.stack.codes) and raw.stack.codes[0].co_filename.startswith(folder)
             if is_new and is_layer and raw.version and raw.op.endswith("_"):
                 yield raw
