@@ -52,7 +52,7 @@ def clears_each_part(cleared: Frame, backward: Frame, step: Frame) -> bool:
     """Whether a loop divides its loss by the number of rounds after which it steps, and clears gradients in each.
 
     ``loss = loss / k``, ``if (i + 1) % k == 0: optimizer.step()``, and a ``zero_grad()`` outside of that ``if``. A
-    function without a loop is what is called in each round.
+    function without a loop is what is called in each round. Or a loop of ``k`` parts, with the step behind it.
     """
     places = [statement_at(one) for one in (cleared, backward, step)]
     clears, runs, steps = places
@@ -64,6 +64,10 @@ def clears_each_part(cleared: Frame, backward: Frame, step: Frame) -> bool:
     if not all(is_inside(one.node, loop) for one in (clears, runs)):
         return False
     for node in ast.walk(loop):
+        if isinstance(node, ast.For) and not is_inside(steps.node, node):
+            is_part = is_inside(clears.node, node) and is_inside(runs.node, node)
+            if is_part and not _lengths(node.iter).isdisjoint(_divisors(node)):
+                return True
         if not isinstance(node, ast.If) or not is_inside(steps.node, node):
             continue
         periods = {
@@ -75,6 +79,17 @@ def clears_each_part(cleared: Frame, backward: Frame, step: Frame) -> bool:
         if periods and is_outside and not periods.isdisjoint(_divisors(loop)):
             return True
     return False
+
+
+def _lengths(iterable: ast.expr) -> set[str]:
+    """How the source writes the number of rounds of a loop: ``k`` of ``range(k)``, ``len(parts)`` of ``parts``."""
+    while (
+        isinstance(iterable, ast.Call) and leaf_name(iterable.func) in ("enumerate", "tqdm", "list") and iterable.args
+    ):
+        iterable = iterable.args[0]
+    if isinstance(iterable, ast.Call) and leaf_name(iterable.func) == "range" and len(iterable.args) == 1:
+        return {ast.unparse(iterable.args[0])}
+    return {f"len({ast.unparse(iterable)})"}
 
 
 def _divisors(within: ast.AST) -> set[str]:

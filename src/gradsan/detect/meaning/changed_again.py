@@ -10,20 +10,23 @@ not. A state that takes something in and fades, as a running mean or a trace doe
 added to, or a factor near one stands there. Whether another factor is one to scale data, nobody knows, unless a data
 loader calls the line.
 
+What a data loader calls keeps no state in the data: there a shift alone is told, too, as noise that piles up.
+
 Row: ``data_changed_again``. Roles: ``changed`` (a line; ``name`` is what it writes, ``op`` by what; ``values``:
 ``shape``, ``dtype``, ``device``, ``times``, ``parts``, ``is_factor``, whether it is multiplied by what is no number in
-the source).
+the source, ``is_shifted``, whether nothing scales it).
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from gradsan import _torch, source
-from gradsan.model import Clue, Failure, Frame
+from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.detector import Detector
 from gradsan.record.ledger import RawWrite
 from gradsan.record.log import Log
@@ -92,7 +95,11 @@ class ChangedAgain(Detector):
     def _memories(self) -> Iterator[list[RawWrite]]:
         """The last writes to each memory that is scaled, as far as the counter shows all there were."""
         raws = [raw for raw in map(RawWrite._make, self._core.writes_after(self._since)) if raw.kind != "metadata"]
-        scaled = {raw.storage for raw in raws if raw.op in SCALES and not raw.is_parameter}
+        scaled = {
+            raw.storage
+            for raw in raws
+            if not raw.is_parameter and (raw.op in SCALES or (raw.op in SHIFTS and _is_loaded(raw.stack)))
+        }
         found: dict[int, list[RawWrite]] = {}
         for raw in raws:
             if raw.storage in scaled:
@@ -130,6 +137,11 @@ class ChangedAgain(Detector):
         is_own = [one is not None and source.is_of_itself(one, name) for one in places]
         if any(own and op in SCALES for own, op in zip(is_own, ops, strict=True)):
             return
+        is_loaded = any(map(_is_loaded, stacks))
+        if SCALES.isdisjoint(ops):
+            if is_loaded and len(parts) > 1 and _is_shifted_on(ops, is_own):
+                self._tell(used, stacks, parts, sites, name, ops, {"is_factor": "", "is_shifted": "yes"})
+            return
         each = list(zip(ops, numbers, is_own, strict=True))
         takes_in = any(op in _ADDS and number is None and not own for op, number, own in each)
         scaled = max(at for at, op in enumerate(ops) if op in SCALES)
@@ -141,22 +153,44 @@ class ChangedAgain(Detector):
         is_factor, factor = ops[scaled] in FACTORS, numbers[scaled]
         if not is_factor and ops[scaled] not in _BENDS and factor:
             factor = 1 / factor
-        folder = Path(_torch.package_folder(), "utils", "data")
-        is_loaded = any(folder in Path(code.co_filename).parents for stack in stacks for code in stack.codes)
         # What is halved or doubled, and not shifted, is a schedule.
         is_slow = factor is not None and _BENDS.isdisjoint(ops) and FADES <= abs(factor) <= 1 / FADES
         is_alone = sum(op not in _BOUNDS for op in ops) == 1
         fades = is_slow and (is_alone or (is_factor and abs(factor or 0) < 1))
         if not is_loaded and (takes_in or fades):
             return
+        self._tell(used, stacks, parts, sites, name, ops, {"is_factor": is_factor and factor is None and not is_loaded})
+
+    def _tell(
+        self,
+        used: Any,
+        stacks: tuple[Any, ...],
+        parts: list[_Part],
+        sites: list[Site],
+        name: str,
+        ops: tuple[str, ...],
+        how: dict[str, Any],
+    ) -> None:
         self._described.add(stacks)
-        last = parts[0].last
-        values = {"shape": last.shape, "dtype": "?", "device": "?", "times": times, "parts": len(parts)}
-        values["is_factor"] = is_factor and factor is None and not is_loaded
+        times, last = min(part.times for part in parts), parts[0].last
+        values = {"shape": last.shape, "dtype": "?", "device": "?", "times": times, "parts": len(parts), **how}
         clues = tuple(
             Clue("changed", site, name=name, op=op, values=values) for site, op in zip(sites, ops, strict=True)
         )
         self._found(Failure(ROW, "", "", symbolise(used), clues, raised=False))
+
+
+def _is_shifted_on(ops: tuple[str, ...], is_own: list[bool]) -> bool:
+    """Whether each round adds something, or takes it away, that is not put back at once, nor the data's own mean."""
+    shifts = [op for op, own in zip(ops, is_own, strict=True) if op in SHIFTS and not own]
+    return bool(shifts) and len({op in _ADDS for op in shifts}) == 1 and not any(is_own)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_loaded(stack: Any) -> bool:
+    """Whether a data loader calls what writes."""
+    folder = Path(_torch.package_folder(), "utils", "data")
+    return any(folder in Path(code.co_filename).parents for code in stack.codes)
 
 
 def _parts(raws: list[RawWrite]) -> Iterator[_Part]:
@@ -171,7 +205,7 @@ def _parts(raws: list[RawWrite]) -> Iterator[_Part]:
         rounds = [written[at * len(stacks)].sequence for at in range(times)]
         has_elements = all(raw.shape and max(raw.shape) > 1 for raw in written)
         has_graphs_between = all(before < after for before, after in itertools.pairwise(rounds))
-        is_scaled = any(raw.op in SCALES for raw in written)
+        is_scaled = any(raw.op in SCALES for raw in written) or _is_loaded(written[0].stack)
         if is_repeated and is_scaled and has_elements and has_graphs_between and len(stacks) <= _LINES and times > 1:
             yield _Part(stacks, tuple(raw.op for raw in written[: len(stacks)]), times, written[-1])
 

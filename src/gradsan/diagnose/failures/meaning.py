@@ -359,18 +359,23 @@ def data_changed(failure: Failure) -> Diagnosis | None:
         "parts": facts["parts"],
     }
     labels = [label for one in changed for label in parts.label_of(one, "written", "label.data_changed_again", values)]
+    is_shifted = bool(facts.get("is_shifted"))
+    words = "data_shifted_again" if is_shifted else "data_changed_again"
+    help_words = "help.shift_out_of_place" if is_shifted else None
     return parts.diagnosis(
         failure,
         "GS222",
         "data_changed_again",
         values=values,
         severity="note" if facts["is_factor"] else "warning",
+        title=f"title.{words}",
+        explanation=f"explanation.{words}",
         labels=(
             *{label.frame.line: label for label in labels}.values(),
             *label_texts.at("used", failure.site, Message("label.data_used_changed", values)),
         ),
         tensor=parts.tensor_of(changed[0]),
-        fixes=(parts.fix("scale_out_of_place", "changed", values, lines=_out_of_place(changed)),),
+        fixes=(parts.fix("scale_out_of_place", "changed", values, lines=_out_of_place(changed), summary=help_words),),
     )
 
 
