@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -27,7 +27,6 @@ from gradsan import _torch, source
 from gradsan.detect import function_conflicts
 from gradsan.detect.function_conflicts import Kept, Unmarked
 from gradsan.detect.memory import Findings, Noted, Notes
-from gradsan.detect.one_tensor.function_places import KeptForAllCalls
 from gradsan.graph import walk
 from gradsan.graph.bytecode import functions_of, getattr_static
 from gradsan.model import Clue, Failure, Site
@@ -37,6 +36,9 @@ from gradsan.record.log import Core
 from gradsan.record.patches import Patches
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import BackwardRecord, RawBackward, read_backward
+
+if TYPE_CHECKING:
+    from gradsan.detect.one_tensor.function_places import KeptForAllCalls
 
 Guard = Callable[[Callable[[], object]], None]
 
@@ -83,12 +85,12 @@ class Functions(Detector):
         self._core, self._steps, self._notes, self._findings = core, steps, notes, findings
         self._kept: weakref.WeakKeyDictionary[Any, Kept] = weakref.WeakKeyDictionary()
         self._unmarked: deque[Unmarked] = deque(maxlen=_UNMARKED_KEPT)
-        self._places = KeptForAllCalls(found)
+        self._places: KeptForAllCalls | None = None
 
     def forget(self) -> None:
         """Begin anew, as a stretch of watching does."""
         self._unmarked.clear()
-        self._places.forget()
+        self._places = None
         self._early.clear()
         self._early_seen.clear()
 
@@ -109,13 +111,13 @@ class Functions(Detector):
 
     def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look at what Functions of the graph behind the outputs have kept and written."""
-        if not self._kept and not self._unmarked and not self._early and not self._places.has_any:
+        if not self._kept and not self._unmarked and not self._early and not self._has_places():
             return
         backward = read_backward(entry)
         changed = [
             (node, kept, found) for node, kept in self._kept_behind(backward) for found in self._changed(node, kept)
         ]
-        if not changed and not self._unmarked and not self._early and not self._places.has_any:
+        if not changed and not self._unmarked and not self._early and not self._has_places():
             return
         inputs = tuple(args[3]) if len(args) > 3 and args[3] else ()
         order = walk.engine_order(backward.roots, inputs, backward.via == "backward")
@@ -123,7 +125,8 @@ class Functions(Detector):
         for node in [one for one in order if one in self._early] if self._early else ():
             clues = self._early.pop(node)
             self._found(Failure(EARLY, "", "", symbolise(entry.stack), clues, raised=False))
-        self._places.before_backward(entry, order)
+        if self._places is not None:
+            self._places.before_backward(entry, order)
         for node, kept, (path, noted, overwritten) in changed:
             if node in order:
                 writer = overwritten.writes[0].site if overwritten.writes else None
@@ -143,6 +146,9 @@ class Functions(Detector):
             unmarked.rounds.append(backward.clock)
             if (use is not None and not backward.retain_graph) or len(unmarked.rounds) >= _ROUNDS_KEPT:
                 self._unmarked.remove(unmarked)
+
+    def _has_places(self) -> bool:
+        return self._places is not None and self._places.has_any
 
     def _kept_behind(self, backward: BackwardRecord) -> list[tuple[Any, Kept]]:
         """Functions that keep tensors; those of the graph alone where it is small: many backwards have one of many."""
@@ -182,8 +188,12 @@ class Functions(Detector):
             if version is not None and args[position]._version != version:
                 self._look_for_early(kind, node, args[position], before)
         tensors = [one for one in (*args, *_all_of(result)) if isinstance(one, torch.Tensor)]
+        if self._places is None:
+            from gradsan.detect.one_tensor.function_places import KeptForAllCalls
+
+            self._places = KeptForAllCalls(self._found)
         self._places.applied(kind, node, tensors, functools.partial(self._core.stack, 1))
-        if self._places.has_any:
+        if self._has_places():
             self._listen()
         # Most Functions keep nothing there.
         if not (attributes := getattr(node, "__dict__", None)):

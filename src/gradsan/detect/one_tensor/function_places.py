@@ -79,11 +79,6 @@ class KeptForAllCalls:
         """Whether a graph that lives may have such a Function."""
         return bool(self._kept)
 
-    def forget(self) -> None:
-        """Begin anew, as a stretch of watching does."""
-        self._described.clear()
-        self._last.clear()
-
     def applied(self, kind: Any, node: Any, tensors: Iterable[Any], stack: Callable[[], Any]) -> None:
         """A Function has been applied to and gave ``tensors``, and ``node`` is its Node."""
         places = _places(kind)
