@@ -100,6 +100,7 @@ ALWAYS = {
     "errors_kept_as_priorities",
     "slow_weights_are_the_fast",
     "hessian_vector_product",
+    "deviation_of_parameter_itself",
 }
 """Each code with each kind of first help, and each kind of candidate, is met by one of these; the others are long."""
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from gradsan import source
 from gradsan.diagnose.value_fixes import LEFT_CONSTANT, LEFT_UNRECORDED
 from gradsan.launch import program
 from gradsan.launch.ranks import rank_of
@@ -55,6 +56,9 @@ def reference_for(request: Request, faults: Sequence[Diagnosis]) -> Request:
             first = next((fix.kind for fix in fault.fixes), "no_grad")
             is_new = first in ("out_of_place", "clone_before_mutation")
             allowances.add("renew_leaves" if is_new else "write_leaves")
+            written = (label for label in fault.labels if label.role == "written")
+            if is_new and any(source.computes_with_result(label.frame, label.op or "") for label in written):
+                allowances.add("renew_results")
     return replace(request, mode="heal", allowances=frozenset(allowances))
 
 

@@ -105,6 +105,7 @@ if TYPE_CHECKING:
     from gradsan.source.rewrite.out_of_place import argument_out_of_place as argument_out_of_place
     from gradsan.source.rewrite.out_of_place import out_of_place as out_of_place
     from gradsan.source.rewrite.out_of_place import recorded as recorded
+    from gradsan.source.rewrite.out_of_place import result_out_of_place as result_out_of_place
     from gradsan.source.rewrite.out_of_place import written_for_others as written_for_others
     from gradsan.source.rewrite.renewing import run_again as run_again
     from gradsan.source.rewrite.renewing import run_again_for_next_round as run_again_for_next_round
@@ -154,6 +155,7 @@ if TYPE_CHECKING:
     from gradsan.source.writing import Made as Made
     from gradsan.source.writing import Written as Written
     from gradsan.source.writing import attribute_owner as attribute_owner
+    from gradsan.source.writing import computes_with_result as computes_with_result
     from gradsan.source.writing import definition_of as definition_of
     from gradsan.source.writing import is_of_itself as is_of_itself
     from gradsan.source.writing import number_given as number_given
@@ -195,7 +197,7 @@ _NAMES = {
     ),
     "rewrite.listing": "list_and_stack rebuilt_list",
     "rewrite.moving": "bound_names detach_given detach_reads move_behind taken_from within_block",
-    "rewrite.out_of_place": "argument_out_of_place out_of_place recorded written_for_others",
+    "rewrite.out_of_place": "argument_out_of_place out_of_place recorded result_out_of_place written_for_others",
     "rewrite.renewing": "run_again run_again_for_next_round run_again_for_state view_again",
     "rewrite.scatter": "element_out_of_place part_out_of_place",
     "rewrite.suggest": (
@@ -215,7 +217,8 @@ _NAMES = {
     ),
     "tree": "is_cell source_line source_lines",
     "writing": (
-        "Made Written attribute_owner definition_of is_of_itself number_given reads_gradient scaled_before writing_at"
+        "Made Written attribute_owner computes_with_result definition_of is_of_itself number_given reads_gradient "
+        "scaled_before writing_at"
     ),
 }
 

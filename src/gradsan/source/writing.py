@@ -10,6 +10,7 @@ from gradsan.model import Frame
 from gradsan.source.bindings import last_binding
 from gradsan.source.flow import reaching
 from gradsan.source.identifiers import (
+    assigned_names,
     bindings_of,
     consumed_names,
     leaf_name,
@@ -17,13 +18,14 @@ from gradsan.source.identifiers import (
 )
 from gradsan.source.inplace import augmented_names, is_inplace_name
 from gradsan.source.locate import Expression, expression_at, expressions_at, statement_at
-from gradsan.source.targets import written_target
+from gradsan.source.targets import target_at, written_target
 from gradsan.source.tree import SourceFile, Span, header_nodes
 
 __all__ = [
     "Made",
     "Written",
     "attribute_owner",
+    "computes_with_result",
     "definition_of",
     "is_of_itself",
     "number_given",
@@ -95,6 +97,23 @@ def reads_gradient(frame: Frame) -> bool:
         or (isinstance(node, ast.Name) and (node.id in {"g", "lr"} or "grad" in node.id.lower()))
         for node in header_nodes(statement.node)
     )
+
+
+def computes_with_result(frame: Frame, op: str) -> bool:
+    """Whether the statement goes on with what the in-place call returns, under another name: ``s = self.p.exp_()``."""
+    found = target_at(frame, op)
+    if found is None or not isinstance(found[0].node, ast.Call):
+        return False
+    source, node, statement = found[0].source, found[0].node, found[0].statement
+    outer: ast.AST = node
+    while isinstance(parent := source.parents[outer][0], ast.Attribute | ast.Call) and outer in (
+        getattr(parent, "value", None),
+        getattr(parent, "func", None),
+    ):
+        outer = parent
+    if isinstance(statement, ast.Expr) and statement.value is outer:
+        return False
+    return source.text(found[1].node) not in assigned_names(statement)
 
 
 def definition_of(frame: Frame, name: str) -> Made | None:

@@ -197,6 +197,7 @@ def negative_slope_in_place(failure: Failure) -> Diagnosis | None:
 
 LEAF_WRITTEN_ROWS = ("leaf_inplace", "leaf_view_inplace", "leaf_marked_dirty")
 
+_PROJECTING = frozenset({"clamp_", "clamp_max_", "clamp_min_", "clip_", "renorm_"})
 _FILLING = frozenset({"fill_", "zero_", "copy_", "normal_", "uniform_", "random_", "__setitem__", "fill_diagonal_"})
 
 
@@ -265,15 +266,32 @@ def _purpose(failure: Failure) -> str:
     # An update by gradients with a graph of their own is part of what is trained: the inner step of MAML.
     if facts.get("value_learns"):
         return "computation"
-    if facts.get("has_grad") or (frame is not None and source.reads_gradient(frame)):
-        return "update"
-    op = "" if target is None else target.op or ""
-    if facts.get("is_parameter") and facts.get("backwards"):
+    if frame is not None and source.reads_gradient(frame):
         return "update"
     in_setup = frame is not None and heuristics.sets_up(frame.function)
-    if in_setup or facts.get("is_parameter") or op in _FILLING:
+    if not in_setup and facts.get("is_leaf") is not False and _is_taken(failure):
+        return "computation"
+    if facts.get("has_grad") or (facts.get("is_parameter") and facts.get("backwards")):
+        return "update"
+    if in_setup or facts.get("is_parameter") or _op(failure) in _FILLING:
         return "initialisation"
     return "computation"
+
+
+def _op(failure: Failure) -> str:
+    target = parts.clue(failure, "target")
+    return "" if target is None else target.op or ""
+
+
+def _is_taken(failure: Failure) -> bool:
+    """Whether the statement goes on with the result of the write, which no second write would leave as it is.
+
+    A projection (``w = self.w.clamp_(0, 1)``) may be meant for what is written.
+    """
+    frame, op = failure.site.user_frame, _op(failure)
+    if frame is None or op in _FILLING | _PROJECTING:
+        return False
+    return source.computes_with_result(frame, op)
 
 
 def _fixes(failure: Failure, purpose: str, values: Mapping[str, Any]) -> tuple[Fix, ...]:
@@ -282,6 +300,9 @@ def _fixes(failure: Failure, purpose: str, values: Mapping[str, Any]) -> tuple[F
         return (parts.fix("view_again", "preserved", values, lines=again),)
     outside = parts.fix("no_grad", "preserved", values, lines=statements.changed(failure, source.under_no_grad))
     new = statements.new_tensor(failure, values)
+    if purpose == "computation" and not any(one.lines for one in new) and _is_taken(failure):
+        lines = statements.changed(failure, lambda frame: source.result_out_of_place(frame, _op(failure)))
+        new = (parts.fix("out_of_place", "preserved", values, lines=lines),)
     if purpose == "update":
         return (outside, parts.fix("optimizer_step", "preserved", values))
     if purpose == "initialisation":

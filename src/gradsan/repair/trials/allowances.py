@@ -35,9 +35,9 @@ def allow(names: Iterable[str]) -> None:
     """Have this process carry out what ``names`` name, from now on.
 
     ``keep_graphs``: a backward frees nothing. ``write_leaves``: a write to a leaf is not recorded. ``renew_leaves``: as
-    before, but ``x += y`` gives a new, recorded tensor. ``record_out``: what ``out=`` takes is recorded, unless it is a
-    leaf. ``single_views``: the views that one call makes are made one by
-    one. ``record_views``: views made under ``no_grad`` are recorded. ``own_memory``: expanded tensors have memory of
+    before, but ``x += y`` gives a new, recorded tensor. ``renew_results``: so does ``s = x.exp_()``. ``record_out``:
+    what ``out=`` takes is recorded, unless it is a leaf. ``single_views``: the views of one call are made one by one.
+    ``record_views``: views made under ``no_grad`` are recorded. ``own_memory``: expanded tensors have memory of
     their own. ``run_eagerly``: nothing is compiled. ``own_gradients``: hooks of tensors and the backward of Functions
     are given copies of gradients. ``own_context``: Functions keep copies on ``ctx``.
     ``without_checkpoint``: what is to be checkpointed is run once, and what it saves is kept.
@@ -206,12 +206,17 @@ class _Carrying(TorchFunctionMode):
 
     def _loses_graph(self, failure: RuntimeError, args: Any) -> bool:
         """Whether a leaf cannot take what a network has computed without keeping it from learning."""
-        if _REFUSED_OUT in str(failure) or ("renew_leaves" in self._wanted and _is_augmented_assignment()):
+        if _REFUSED_OUT in str(failure) or self._renews():
             return False
         return any(torch.is_tensor(one) and learns_elsewhere(one, args[0]) for one in args[1:])
 
+    def _renews(self) -> bool:
+        if "renew_leaves" not in self._wanted:
+            return False
+        return _is_augmented_assignment() or ("renew_results" in self._wanted and _takes_result())
+
     def _written(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if "renew_leaves" in self._wanted and _is_augmented_assignment():
+        if self._renews():
             return func(args[0].clone(), *args[1:], **kwargs)
         if "record_out" in self._wanted and not _is_trained(kwargs.get("out")):
             return _recorded_in(func, args, kwargs)
@@ -241,14 +246,25 @@ def _recorded_in(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _is_augmented_assignment() -> bool:
     """Whether the program stands at ``x += y``, which binds ``x`` to whatever comes back."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and is_own_file(frame.f_code.co_filename):
-        frame = frame.f_back
-    found = next((one for one in dis.get_instructions(frame.f_code) if one.offset == frame.f_lasti), None)
+    found = next(iter(_instructions()), None)
     # BINARY_OP has the operators in place among its arguments; before Python 3.11 each had an opcode.
     return found is not None and (
         found.opname.startswith("INPLACE_") or (found.opname == "BINARY_OP" and found.argrepr.endswith("="))
     )
+
+
+def _takes_result() -> bool:
+    """Whether the program does something with what the call at which it stands gives back."""
+    following = _instructions()[1:2]
+    return bool(following) and following[0].opname != "POP_TOP"
+
+
+def _instructions() -> list[dis.Instruction]:
+    """The instruction of the program's own code that is running, and those behind it."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and is_own_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    return [one for one in dis.get_instructions(frame.f_code) if one.offset >= frame.f_lasti and one.opname != "CACHE"]
 
 
 def _one_by_one(views: Any) -> Any:

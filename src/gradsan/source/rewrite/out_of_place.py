@@ -21,7 +21,15 @@ from gradsan.source.rewrite.rebinding import can_rebind, is_read_afterwards, is_
 from gradsan.source.targets import target_at
 from gradsan.source.tree import SourceFile, Span
 
-__all__ = ["argument_out_of_place", "augmented_value", "chain_value", "out_of_place", "recorded", "written_for_others"]
+__all__ = [
+    "argument_out_of_place",
+    "augmented_value",
+    "chain_value",
+    "out_of_place",
+    "recorded",
+    "result_out_of_place",
+    "written_for_others",
+]
 
 _KIND = "out_of_place"
 _BINDING_STRENGTH: dict[type[ast.operator], int] = {
@@ -71,6 +79,15 @@ def out_of_place(frame: Frame, op: str) -> Change | None:
     if isinstance(node, ast.AugAssign):
         return _augmented(source, node)
     return _call(source, node, target) if isinstance(node, ast.Call) else None
+
+
+def result_out_of_place(frame: Frame, op: str) -> Change | None:
+    """``s = self.p.exp_()`` as ``s = self.p.exp()``: what is written keeps its values, and the result has its name."""
+    found = target_at(frame, op)
+    if found is None or not isinstance(found[0].node, ast.Call):
+        return None
+    source, chain = found[0].source, _rewrite_chain(found[0].source, found[0].node)
+    return None if chain is None else edited(source, chain.edits, _KIND)
 
 
 def argument_out_of_place(frame: Frame, op: str) -> Change | None:
