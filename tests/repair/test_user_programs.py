@@ -101,6 +101,8 @@ ALWAYS = {
     "slow_weights_are_the_fast",
     "hessian_vector_product",
     "deviation_of_parameter_itself",
+    "weight_centred_by_second_name",
+    "langevin_steps_on_leaf",
 }
 """Each code with each kind of first help, and each kind of candidate, is met by one of these; the others are long."""
 

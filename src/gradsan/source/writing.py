@@ -88,14 +88,25 @@ def attribute_owner(frame: Frame) -> str | None:
 
 
 def reads_gradient(frame: Frame) -> bool:
-    """Whether the statement at ``frame`` reads some ``.grad``, or a name that says it is one: it is an update."""
+    """Whether the statement at ``frame`` reads some ``.grad``, or a name that says it is one: it is an update.
+
+    Or what the function has from ``autograd.grad``, unless that has a graph of its own.
+    """
     statement = statement_at(frame)
     if statement is None:
         return False
+    nodes = list(header_nodes(statement.node))
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    if any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in nodes):
+        return True
+    if any(name in {"g", "lr"} or "grad" in name.lower() for name in names):
+        return True
+    scope = statement.source.module if statement.function is None else statement.function
+    made = (one for one in ast.walk(scope) if isinstance(one, ast.Assign) and names & set(assigned_names(one)))
+    calls = (one for node in made for one in ast.walk(node.value) if isinstance(one, ast.Call))
     return any(
-        (isinstance(node, ast.Attribute) and node.attr == "grad")
-        or (isinstance(node, ast.Name) and (node.id in {"g", "lr"} or "grad" in node.id.lower()))
-        for node in header_nodes(statement.node)
+        leaf_name(call.func) == "grad" and all(keyword.arg != "create_graph" for keyword in call.keywords)
+        for call in calls
     )
 
 

@@ -273,6 +273,8 @@ def _purpose(failure: Failure) -> str:
         return "computation"
     if facts.get("has_grad") or (facts.get("is_parameter") and facts.get("backwards")):
         return "update"
+    if not in_setup and _is_by_second_name(failure):
+        return "computation"
     if in_setup or facts.get("is_parameter") or _op(failure) in _FILLING:
         return "initialisation"
     return "computation"
@@ -281,6 +283,18 @@ def _purpose(failure: Failure) -> str:
 def _op(failure: Failure) -> str:
     target = parts.clue(failure, "target")
     return "" if target is None else target.op or ""
+
+
+def _is_by_second_name(failure: Failure) -> bool:
+    """Whether ``w``, bound to ``self.weight``, is written and read on: what is computed is meant for that name."""
+    target, frame = parts.clue(failure, "target"), failure.site.user_frame
+    name = None if target is None else target.name
+    if frame is None or name is None or not name.isidentifier() or _op(failure) in _FILLING | _PROJECTING:
+        return False
+    made = source.definition_of(frame, name)
+    path = [] if made is None or made.is_loop else made.value.split(".")
+    is_second = len(path) > 1 and all(one.isidentifier() for one in path)
+    return is_second and source.is_read_afterwards(frame)
 
 
 def _is_taken(failure: Failure) -> bool:
@@ -310,7 +324,8 @@ def _fixes(failure: Failure, purpose: str, values: Mapping[str, Any]) -> tuple[F
         return (outside,) if target is not None and target.values.get("is_parameter") else (outside, *new)
     # What is computed from the leaf is meant to be differentiated: without autograd it would not be.
     target = parts.clue(failure, "target")
-    learns = target is not None and bool(target.values.get("value_learns"))
+    # A second name is there to be computed with: in the parameter itself it would be done again in every forward.
+    learns = (target is not None and bool(target.values.get("value_learns"))) or _is_by_second_name(failure)
     return new if purpose == "checkpoint" or learns or _is_view_of_leaf(failure) else (*new, outside)
 
 
