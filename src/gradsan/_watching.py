@@ -51,7 +51,6 @@ from gradsan.model import Conflict, Copies, Deviation, Failure, Message
 from gradsan.originals import kept_conflicts
 from gradsan.originals.deep import Deep
 from gradsan.originals.emptied import Emptied
-from gradsan.originals.overwriting import Overwriting
 from gradsan.record import compilers, user_hooks
 from gradsan.record.detector import Detector, overriding
 from gradsan.record.patches import Patches
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
     from gradsan.detect.compiled_inputs import CompiledInputs
     from gradsan.detect.meaning.changed_arrays import ChangedArrays
     from gradsan.detect.nonfinite.search import NonFiniteSearch
+    from gradsan.originals.overwriting import Overwriting
 
 
 class Watching:
@@ -85,7 +85,7 @@ class Watching:
         self.deep = Deep(
             core, self._describe, recorder.keep, self._is_healed, self.emptied, guard.note, left_alone=self.sharded
         )
-        self.overwriting = Overwriting(core, self.deep, recorder.demands, recorder.keep, guard.run_hushed)
+        self.overwriting: Overwriting | None = None
         found_in = (recorder.conflicts, FINDINGS_KEPT)
         self.prescan = Prescan(core, self._listeners, steps, self.uncounted, self.exports, *found_in)
         self.hooked = HookedValues(core, steps, self.uncounted, self.exports, self.deep, recorder.keep)
@@ -221,7 +221,13 @@ class Watching:
             guard.install("values", self._watch_values)
         elif was_searching and not self._is_searching:
             self._stop_nonfinite()
-        self.overwriting.follow(self._is_deep)
+        if self._is_deep and self.overwriting is None:
+            from gradsan.originals.overwriting import Overwriting
+
+            demands, keep = self._recorder.demands, self._recorder.keep
+            self.overwriting = Overwriting(self._recorder.core, self.deep, demands, keep, guard.run_hushed)
+        if self.overwriting is not None:
+            self.overwriting.follow(self._is_deep)
 
     def settle(self) -> None:
         """Watching ends; the patches are out already."""
@@ -373,7 +379,8 @@ class Watching:
             guard.run_hushed(lambda: self.gradient_writes.on_write(tensor, op, stack))
             if not self._is_deep:
                 guard.run_hushed(lambda: self.hook_writes.on_write(tensor, op, stack))
-        self.overwriting.written(tensor)
+        if self.overwriting is not None:
+            self.overwriting.written(tensor)
 
     def _keep_failure(self, failure: Failure) -> None:
         if len(self._recorder.failures) < FINDINGS_KEPT:

@@ -14,7 +14,6 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gradsan import _torch
-from gradsan._errors import GradsanError
 from gradsan.graph import walk
 from gradsan.model import Conflict, Site, Use
 from gradsan.originals.deep import Deep
@@ -39,7 +38,6 @@ class Overwriting:
         """``keep`` takes what makes a conflict, ``guard`` keeps gradsan's own mistakes from the program."""
         self._core, self._deep, self._demands, self._keep, self._guard = core, deep, demands, keep, guard
         self._hook: Any = None
-        core.lets_pass = GradsanError
 
     def follow(self, is_deep: bool) -> None:
         """Begin, or end, as what is asked for by now has it."""

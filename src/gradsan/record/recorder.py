@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+from gradsan._errors import GradsanError
 from gradsan.model import Conflict, Copies, Evidence, Failure, Message, Moment, NonFinite, Seen
 from gradsan.record import log, writes
 from gradsan.record.backwards import Backwards, moments
@@ -83,6 +84,7 @@ class Recorder:
         self._stretch_numbers = itertools.count(1)
         self._lock = threading.Lock()
         self.core.on_failure = self._on_failure
+        self.core.lets_pass = GradsanError
         self.watching = _watching_for(self)
 
     @property
