@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import threading
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -86,6 +86,35 @@ def parts_updated_by_hand_and_by_turns() -> None:
             model.zero_grad()
             model(torch.randn(5, 4)).pow(2).mean().backward()
             opt.step()
+
+
+def single_precision_written_back() -> None:
+    """Conversions that copy nothing here: whether or not they did, the parameter gets what was computed."""
+    net = nn.Linear(4, 2)
+
+    def by_assignment(p: torch.Tensor, g: torch.Tensor) -> None:
+        master = p.float()
+        master -= 0.1 * g
+        p.copy_(master)
+
+    def by_name(p: torch.Tensor, g: torch.Tensor) -> None:
+        row = p.data.contiguous()
+        row.mul_(0.99)
+        row = row.add_(g, alpha=-0.1)
+        p.data.copy_(row)
+
+    def by_type(p: torch.Tensor, g: torch.Tensor) -> None:
+        wide = p.to(torch.float32)
+        wide.add_(g, alpha=-0.1)
+        p.copy_(wide)
+
+    for update in (by_assignment, by_name, by_type):
+        for _ in range(5):
+            net.zero_grad()
+            net(torch.randn(5, 4)).pow(2).mean().backward()
+            with torch.no_grad():
+                for p in net.parameters():
+                    update(p, cast("torch.Tensor", p.grad))
 
 
 def layer_added_with_its_group() -> None:
@@ -339,6 +368,7 @@ PROGRAMS = (
     judged_by_a_network_that_stays,
     adapters_between_layers,
     parts_updated_by_hand_and_by_turns,
+    single_precision_written_back,
     layer_added_with_its_group,
     gradients_read_before_they_are_cleared,
     sharpness_aware_and_adversarial,

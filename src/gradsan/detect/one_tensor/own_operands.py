@@ -25,6 +25,7 @@ from gradsan.detect.meaning.made import Making
 from gradsan.detect.meaning.rounds import RoundDetector
 from gradsan.detect.memory import Uncounted
 from gradsan.model import Clue, Failure, Frame, Site
+from gradsan.record.ledger import RawWrite
 from gradsan.record.listeners import Listeners
 from gradsan.record.log import Core
 from gradsan.record.stacks import is_user_file, symbolise
@@ -58,6 +59,7 @@ class OwnOperands(RoundDetector):
         self._uncounted, self._steps, self._making = uncounted, steps, making
         self._found, self._known = found, known
         self._own: dict[Any, tuple[str, dict[str, Any]]] = {}
+        self._before: dict[Any, RawWrite | None] = {}
         self._twice: collections.defaultdict[Any, set[int]] = collections.defaultdict(set)
         self._other: set[Any] = set()
         self._described: set[Any] = set()
@@ -71,6 +73,7 @@ class OwnOperands(RoundDetector):
         """Begin anew, as a stretch of watching does."""
         super().forget()
         self._own.clear()
+        self._before.clear()
         self._twice.clear()
         self._other.clear()
         self._described.clear()
@@ -111,6 +114,10 @@ class OwnOperands(RoundDetector):
         if ((storage, place) == (others, other) or is_mixed) and is_whole:
             facts = {**_torch.facts_of(target), "is_leaf": is_leaf, "is_mixed": is_mixed}
             self._own.setdefault(stack, (op, facts))
+            if op == "copy_":
+                writes = map(RawWrite._make, reversed(self._core.writes()))
+                others_of_it = (raw for raw in writes if raw.storage == storage and raw.stack is not stack)
+                self._before[stack] = next(others_of_it, None)
             if given[0] is given[1]:
                 self._twice[stack].add(id(target))
         else:
@@ -135,6 +142,8 @@ class OwnOperands(RoundDetector):
                 pair = source.mixed_operand(frame, op) if facts["is_mixed"] else source.target_and_operand(frame, op)
                 pair = pair or source.own_difference(frame, op)
             is_told = row == DIFFERENCE and any(_reads_at(one, frame) for one in self._known())
+            if pair is not None and _is_written_back(frame, pair[1], self._before.get(stack)):
+                continue
             if pair is not None and not is_told and (frame.file, frame.line) not in self._described:
                 self._described.add((frame.file, frame.line))
                 self._tell(row, site, op, facts, pair, symbolise(entry.stack))
@@ -247,6 +256,19 @@ def _is_of_itself(op: str, tensors: Sequence[Any]) -> bool:
     """Whether this is the difference of two tensors, not one, that are the same elements."""
     is_difference = op.strip("_").removeprefix("r") == "sub" and len(tensors) == 2 and tensors[0] is not tensors[1]
     return is_difference and len({_torch.weak_identity(one)[::2] for one in tensors}) == 1
+
+
+def _is_written_back(frame: Frame, name: str, before: RawWrite | None) -> bool:
+    """Whether the value of ``name`` was last written by that name: ``q = p.float(); q.add_(u); p.copy_(q)``.
+
+    Whether or not a conversion has copied, the target has those values then. What was kept to be restored is another
+    case: there the target was written by its own name since.
+    """
+    written = None if before is None else symbolise(before.stack).user_frame
+    if before is None or written is None or (written.file, written.function) != (frame.file, frame.function):
+        return False
+    expression = source.written_expression(written, before.op)
+    return expression is not None and expression.removesuffix(".data") == name
 
 
 def _reads_at(known: Failure, frame: Frame) -> bool:
