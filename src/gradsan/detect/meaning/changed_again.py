@@ -186,11 +186,14 @@ def _is_shifted_on(ops: tuple[str, ...], is_own: list[bool]) -> bool:
     return bool(shifts) and len({op in _ADDS for op in shifts}) == 1 and not any(is_own)
 
 
-@functools.lru_cache(maxsize=1024)
 def _is_loaded(stack: Any) -> bool:
     """Whether a data loader calls what writes."""
-    folder = Path(_torch.package_folder(), "utils", "data")
-    return any(folder in Path(code.co_filename).parents for code in stack.codes)
+    return any(_is_of_loader(code.co_filename) for code in stack.codes)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_of_loader(file: str) -> bool:
+    return Path(_torch.package_folder(), "utils", "data") in Path(file).parents
 
 
 def _parts(raws: list[RawWrite]) -> Iterator[_Part]:

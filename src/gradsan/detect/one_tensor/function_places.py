@@ -11,7 +11,6 @@ Row: ``kept_for_all_calls``. Roles: ``applied`` (the earlier call; ``name`` of t
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType
@@ -71,6 +70,7 @@ class KeptForAllCalls:
         """Nothing yet."""
         self._found = found
         self._kept: weakref.WeakKeyDictionary[Any, list[_Kept]] = weakref.WeakKeyDictionary()
+        self._places: weakref.WeakKeyDictionary[Any, tuple[_Place, ...]] = weakref.WeakKeyDictionary()
         self._last: dict[str, Any] = {}
         self._described: set[Any] = set()
 
@@ -81,7 +81,9 @@ class KeptForAllCalls:
 
     def applied(self, kind: Any, node: Any, tensors: Iterable[Any], stack: Callable[[], Any]) -> None:
         """A Function has been applied to and gave ``tensors``, and ``node`` is its Node."""
-        places = _places(kind)
+        places = self._places.get(kind)
+        if places is None:
+            places = self._places[kind] = _places(kind)
         shapes = {tuple(one.shape) for one in tensors} if places else ()
         for place in places:
             value = place.value()
@@ -115,7 +117,6 @@ class KeptForAllCalls:
         return sample.shape != one.sample.shape or bool((sample != one.sample).any())
 
 
-@functools.lru_cache(maxsize=1024)
 def _places(kind: Any) -> tuple[_Place, ...]:
     """Where the forward of a Function binds what its backward reads."""
     bound = {name for one in functions_of(getattr_static(kind, "forward")) for name in reads_of(one.__code__).bound}

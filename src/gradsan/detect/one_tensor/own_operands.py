@@ -142,7 +142,7 @@ class OwnOperands(RoundDetector):
                 pair = source.mixed_operand(frame, op) if facts["is_mixed"] else source.target_and_operand(frame, op)
                 pair = pair or source.own_difference(frame, op)
             is_told = row == DIFFERENCE and any(_reads_at(one, frame) for one in self._known())
-            if pair is not None and _is_written_back(frame, pair[1], self._before.get(stack)):
+            if pair is not None and _is_written_back(frame, pair, self._before.get(stack)):
                 continue
             if pair is not None and not is_told and (frame.file, frame.line) not in self._described:
                 self._described.add((frame.file, frame.line))
@@ -258,17 +258,22 @@ def _is_of_itself(op: str, tensors: Sequence[Any]) -> bool:
     return is_difference and len({_torch.weak_identity(one)[::2] for one in tensors}) == 1
 
 
-def _is_written_back(frame: Frame, name: str, before: RawWrite | None) -> bool:
-    """Whether the value of ``name`` was last written by that name: ``q = p.float(); q.add_(u); p.copy_(q)``.
+def _is_written_back(frame: Frame, pair: tuple[str, str], before: RawWrite | None) -> bool:
+    """Whether the operand was made of the target and then written: ``q = p.float(); q.add_(u); p.copy_(q)``.
 
-    Whether or not a conversion has copied, the target has those values then. What was kept to be restored is another
+    Whether or not the conversion has copied, the target has those values then. What was kept to be restored is another
     case: there the target was written by its own name since.
     """
+    target, name = pair
     written = None if before is None else symbolise(before.stack).user_frame
     if before is None or written is None or (written.file, written.function) != (frame.file, frame.function):
         return False
     expression = source.written_expression(written, before.op)
-    return expression is not None and expression.removesuffix(".data") == name
+    if expression is None or expression.removesuffix(".data") != name:
+        return False
+    made = (place for _, place in source.assignments(written, name) if source.in_same_function(place, written))
+    read = [one for place in made if (at := source.statement_at(place)) for one in source.consumed_names(at)]
+    return any(one == target or one.startswith(f"{target}.") for one in read)
 
 
 def _reads_at(known: Failure, frame: Frame) -> bool:
