@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
-from gradsan._session import Mode, Session
-from gradsan._terms import Terms
+from gradsan._session import Session
+from gradsan._terms import Mode, Terms
 from gradsan.model import Diagnosis, Message, Program, Report
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, get_args
 
-from gradsan._session import Mode, Session
+from gradsan._session import Session
+from gradsan._terms import Mode
 from gradsan.model import Message, Program
 
 _undo_by_shell: dict[int, Callable[[], None]] = {}

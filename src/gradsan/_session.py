@@ -30,9 +30,6 @@ def too_old() -> Message | None:
     return Message("blind.torch_too_old", {"version": version, "oldest": ".".join(map(str, OLDEST_TORCH))})
 
 
-__all__ = ["Mode", "Session", "Terms"]
-
-
 class Session:
     """Watches from :meth:`start` to :meth:`stop` and reports what happened between. Importing it imports no torch."""
 

@@ -18,8 +18,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, cast
 
-__all__ = ["Need", "Reads", "Slot", "inputs_of", "need_of", "op_name", "slots_of"]
-
 Reads = Literal["values", "shape", "mask"]
 
 _GENERATED_NODE = re.compile(r"Backward(Autograd[A-Za-z]+?)?\d+\w*$")

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gradsan._notes import annotate
-from gradsan._session import Mode, Session
-from gradsan._terms import chosen
+from gradsan._session import Session
+from gradsan._terms import Mode, chosen
 from gradsan.launch.outcome import Stopwatch, Suppressions
 from gradsan.launch.ranks import Board, Rank, heading, own_files, undisturbed
 from gradsan.launch.reporting import Presentation, ReportFile, present

@@ -10,7 +10,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from gradsan._session import Mode
+from gradsan._terms import Mode
 from gradsan.integrations._training import Language, Training, options_of, rank_among
 from gradsan.model import Report
 

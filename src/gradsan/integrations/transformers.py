@@ -12,7 +12,7 @@ from typing import Any
 from transformers import Trainer, TrainerCallback
 
 from gradsan import _torch
-from gradsan._session import Mode
+from gradsan._terms import Mode
 from gradsan.integrations._training import Language, Training, options_of, rank_among
 from gradsan.model import Report
 

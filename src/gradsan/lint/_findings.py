@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["Finding", "Hit", "Place", "Spot", "Suggestion", "as_record", "of_record"]
-
 
 @dataclass(frozen=True, slots=True)
 class Place:

@@ -15,8 +15,6 @@ from gradsan.lint._findings import Finding, Hit, Place, Spot
 from gradsan.lint.engine.program import read
 from gradsan.lint.mending import suggestion_for
 
-__all__ = ["Checked", "check", "may_be_faulty", "proofs", "triggers"]
-
 _PROOF = re.compile(rb"requires?_gra|\bnn\b|backward|Parameter|autograd|requ\w{1,6}_g")
 
 # Texts by which a line is known: found one by one, ten times faster than by one expression with all of them. Before or

@@ -8,8 +8,6 @@ from gradsan.lint._findings import Finding, Suggestion
 from gradsan.lint.check import check
 from gradsan.source.change import Change, apply_change
 
-__all__ = ["mended"]
-
 _ROUNDS = 30
 
 

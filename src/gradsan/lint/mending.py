@@ -14,8 +14,6 @@ from gradsan.source.rewrite.out_of_place import out_of_place
 from gradsan.source.rewrite.updates import under_no_grad
 from gradsan.source.tree import SourceFile, Span, read_source
 
-__all__ = ["suggestion_for"]
-
 
 def suggestion_for(hit: Hit, at: Spot, file: str) -> Suggestion | None:
     """The lines that mend ``hit``; None where the source does not decide them."""

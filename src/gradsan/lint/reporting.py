@@ -11,8 +11,6 @@ from gradsan import __version__
 from gradsan.lint._findings import Finding, Spot
 from gradsan.model import Diagnosis, Fix, Frame, Gradient, Label, Message, Program, Report, Seen, Severity, Site
 
-__all__ = ["diagnosis_of", "report_of"]
-
 _WARNED = frozenset({"GS202", "GS203", "GS409", "GS420", "GS422"})
 
 

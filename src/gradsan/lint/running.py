@@ -15,8 +15,6 @@ from gradsan import __version__
 from gradsan.lint._findings import Finding, as_record, of_record
 from gradsan.lint.check import Checked, check, may_be_faulty
 
-__all__ = ["Cache", "default_folder", "lint_files", "mark_of", "python_files"]
-
 _PASSED_OVER = frozenset({"__pycache__", "node_modules", "site-packages", "dist-packages"})
 
 

@@ -201,6 +201,3 @@ def _up_to(trace: TracebackType | None, last: TracebackType) -> TracebackType | 
     for place in reversed(places):
         found = TracebackType(found, place.tb_frame, place.tb_lasti, place.tb_lineno)
     return found
-
-
-__all__ = ["evidence_of"]

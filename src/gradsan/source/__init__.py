@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from gradsan.source.change import changed_lines as changed_lines
     from gradsan.source.collected import detach_collected as detach_collected
     from gradsan.source.collected import forget_collected as forget_collected
+    from gradsan.source.cut_scopes import Live as Live
     from gradsan.source.cut_scopes import context_around as context_around
     from gradsan.source.cuts import Cut as Cut
-    from gradsan.source.cuts import Live as Live
     from gradsan.source.cuts import find_cuts as find_cuts
     from gradsan.source.cuts import grad_switched_off as grad_switched_off
     from gradsan.source.cuts import takes_cut as takes_cut

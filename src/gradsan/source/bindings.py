@@ -36,18 +36,6 @@ from gradsan.source.inplace import (
 from gradsan.source.locate import Statement, expression_at, expressions_at, statement_at, statement_text
 from gradsan.source.tree import FunctionNode, SourceFile, header_nodes, is_cell
 
-__all__ = [
-    "Carried",
-    "binding_of",
-    "binds_result",
-    "bound_name",
-    "carried_names",
-    "method_receiver",
-    "returns_argument",
-    "takes_result",
-]
-
-
 _CUTTING = frozenset({"detach", "detach_", "item", "numpy", "tolist"})
 _KEEPING_NO_GRAPH = frozenset({"no_grad", "inference_mode"})
 _BEFORE_ANY_CALL = frozenset({"__init__", "__new__", "__post_init__"})

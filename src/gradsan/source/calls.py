@@ -20,22 +20,6 @@ from gradsan.source.reuse import SecondName, definitions_at, read_after, reads_v
 from gradsan.source.targets import aliased_expression, operand_expressions
 from gradsan.source.tree import FunctionNode, SourceFile
 
-__all__ = [
-    "alias_of",
-    "called_as_hook",
-    "called_expression",
-    "callers_expression",
-    "clone_given",
-    "clone_handed_out",
-    "dies_with_call",
-    "earlier_result",
-    "first_argument",
-    "hooked_expression",
-    "reads_again",
-    "returned_by_hook",
-]
-
-
 # A module's forward is reached by calling the module itself.
 _CALLED_AS_OBJECT = frozenset({"forward", "__call__"})
 

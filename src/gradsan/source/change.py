@@ -12,26 +12,6 @@ from gradsan.model import Frame
 from gradsan.source.locate import expression_at
 from gradsan.source.tree import SourceFile, Span, parses, source_lines
 
-__all__ = [
-    "Change",
-    "Edit",
-    "add_keyword",
-    "apply_change",
-    "changed_lines",
-    "edited",
-    "edited_lines",
-    "elements_of",
-    "insert_after",
-    "insert_before",
-    "is_all",
-    "is_gap",
-    "is_number",
-    "may_be_number",
-    "text_with",
-    "with_keyword",
-    "without_keyword",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Change:

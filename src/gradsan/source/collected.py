@@ -21,8 +21,6 @@ from gradsan.source.locate import Statement, statement_at
 from gradsan.source.rounds import after_round, deque_made
 from gradsan.source.tree import SourceFile, read_source
 
-__all__ = ["detach_collected", "forget_collected", "is_inside", "is_kept_each_round", "keepers"]
-
 _ADDING = frozenset({"append", "extend", "appendleft"})
 
 

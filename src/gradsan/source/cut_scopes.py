@@ -13,20 +13,6 @@ from gradsan.source.identifiers import bindings_of, binds, chain_key, leaf_name,
 from gradsan.source.locate import expression_at, statement_at
 from gradsan.source.tree import FunctionNode, SourceFile, read_source
 
-__all__ = [
-    "Live",
-    "Scope",
-    "arguments_of",
-    "callee_of",
-    "context_around",
-    "definitions_of",
-    "known_of_file",
-    "requires",
-    "scope_at",
-    "set_later",
-    "trains",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Live:

@@ -35,21 +35,6 @@ from gradsan.source.identifiers import (
 from gradsan.source.locate import expression_at, statement_at
 from gradsan.source.tree import FunctionNode, SourceFile, header_nodes
 
-__all__ = [
-    "CUTTING_METHODS",
-    "Cut",
-    "Live",
-    "cut_of",
-    "cuts_taken",
-    "find_cuts",
-    "grad_switched_off",
-    "mode_around",
-    "mode_of",
-    "mode_of_decorators",
-    "takes_cut",
-]
-
-
 _DEEPEST = 40
 _MOST = 4_000
 _BINDINGS = 3

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, replace
 
 from gradsan.source.identifiers import Binding, bindings_of
 
-__all__ = ["Definition", "Flow", "is_still_argument", "reaching"]
-
 Blocks = list[list[ast.stmt]]
 State = dict[str, frozenset["Definition"]]
 _MAX_ROUNDS = 20

@@ -23,8 +23,6 @@ from gradsan.source.reuse import (
 )
 from gradsan.source.tree import SourceFile, header_nodes, read_source
 
-__all__ = ["copy_kept_gradient", "graph_for_gradient", "kept_gradient", "makes_discrete", "reads_gradients"]
-
 _CONSTANT = frozenset({"sign", "sgn", "round", "floor", "ceil"})
 """Operations whose derivative is zero: what they give is data, too."""
 _ABOUT = ("size", "shape", "device", "dtype", "new_")

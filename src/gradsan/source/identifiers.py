@@ -15,24 +15,6 @@ from gradsan.source.inplace import NOT_VALUES, OVERWRITING, is_inplace_name
 from gradsan.source.locate import Expression, Statement
 from gradsan.source.tree import FunctionNode, SourceFile
 
-__all__ = [
-    "ADDING_METHODS",
-    "Binding",
-    "assigned_names",
-    "bindings_of",
-    "binds",
-    "chain_key",
-    "constant_key",
-    "consumed_names",
-    "dotted_path",
-    "imported_as",
-    "leaf_name",
-    "local_nodes",
-    "parameters",
-    "standing_of",
-]
-
-
 Standing = Literal["namespace", "value", "unknown"]
 # Notebooks import in one cell and use in another, so these names are taken for what they conventionally mean.
 _CONVENTIONAL = {"torch", "nn", "F", "init", "functional"}

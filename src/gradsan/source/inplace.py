@@ -7,22 +7,6 @@ from __future__ import annotations
 
 import ast
 
-__all__ = [
-    "ACTIVATION_OPS",
-    "ALIASING_ATTRIBUTES",
-    "ALIASING_METHODS",
-    "MADE_FROM_NOTHING",
-    "NOT_VALUES",
-    "OVERWRITING",
-    "PIECES",
-    "SETITEM_OPS",
-    "WITHOUT_COUNTERPART",
-    "augmented_names",
-    "is_inplace_name",
-    "operation_name",
-    "same_operation",
-]
-
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())

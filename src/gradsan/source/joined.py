@@ -18,8 +18,6 @@ from typing import TypeVar
 from gradsan.model import Fix, Frame
 from gradsan.source.tree import SourceFile, lines_read_as, read_source, source_lines
 
-__all__ = ["on_own_lines"]
-
 _Value = TypeVar("_Value")
 _Result = TypeVar("_Result")
 Lines = tuple[tuple[str, int, str], ...]

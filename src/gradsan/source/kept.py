@@ -17,22 +17,6 @@ from gradsan.source.locate import statement_at
 from gradsan.source.modules import constructors
 from gradsan.source.tree import FunctionNode, SourceFile, read_source
 
-__all__ = [
-    "Addition",
-    "Used",
-    "added_to_optimizer",
-    "additions",
-    "are_later_rounds",
-    "assignments",
-    "chooses_parameters",
-    "is_computed_in_rounds",
-    "is_filled_once",
-    "is_kept_here",
-    "is_target_in_rounds",
-    "kept_since",
-    "uses_in",
-]
-
 _ADDING = {"append": 0, "appendleft": 0, "add": 0, "put": 0, "insert": 1}
 _JOINING = ("cat", "concat", "hstack", "vstack")
 _NAMING = frozenset({"named_parameters", "named_modules", "named_children"})

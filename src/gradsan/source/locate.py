@@ -15,18 +15,6 @@ from typing import TypeAlias
 from gradsan.model import Frame
 from gradsan.source.tree import FunctionNode, SourceFile, Span, header_nodes, read_source
 
-__all__ = [
-    "Expression",
-    "Statement",
-    "expression_at",
-    "expressions_at",
-    "scope_of",
-    "statement_at",
-    "statement_text",
-    "statements_at",
-]
-
-
 _OPERATIONS = (ast.AugAssign, ast.Call, ast.BinOp, ast.UnaryOp, ast.Compare, ast.Subscript, ast.Attribute)
 _DYNAMO_RESUME = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+$")
 _NOTEBOOK_CELL = re.compile(r"<cell line: \d+>$")

@@ -9,21 +9,6 @@ from gradsan.source.change import Change, Edit, edited
 from gradsan.source.identifiers import Binding, bindings_of, chain_key, constant_key, imported_as, leaf_name
 from gradsan.source.tree import SourceFile, read_source
 
-__all__ = [
-    "DETACHED",
-    "Shape",
-    "constructors",
-    "detached_form",
-    "in_place_argument",
-    "inplace_attribute_false",
-    "inplace_layer_false",
-    "inplace_layers_false",
-    "is_elementwise_module",
-    "object_cut",
-    "shape_in_source",
-]
-
-
 _ELEMENTWISE = frozenset(
     {
         "AlphaDropout",

@@ -26,17 +26,6 @@ from gradsan.source.locate import Statement, expression_at, statement_at
 from gradsan.source.targets import operand_expressions
 from gradsan.source.tree import SourceFile, Span
 
-__all__ = [
-    "SecondName",
-    "argument_read_later",
-    "collected_result",
-    "copy_argument",
-    "copy_second_name",
-    "is_made_in_round",
-    "read_as_before",
-    "second_name",
-]
-
 
 def read_as_before(name: str, call: Frame, read: Frame) -> str | None:
     """The name by which ``read`` reads what the call at ``call`` was given as ``name`` and has changed.

@@ -14,26 +14,6 @@ from gradsan.source.modules import Shape, detached_form, object_cut, shape_in_so
 from gradsan.source.targets import aliased_expression
 from gradsan.source.tree import SourceFile, Span, header_nodes, parses, read_source
 
-__all__ = [
-    "after_round",
-    "backward_of_sum",
-    "bound_each_round",
-    "deque_made",
-    "detach_after",
-    "detach_after_round",
-    "enter_each_round",
-    "enter_once_more",
-    "frames_between",
-    "in_same_function",
-    "in_same_loops",
-    "is_item_of_loop",
-    "is_read_afterwards",
-    "is_read_between",
-    "keep_graph",
-    "shape_bound_at",
-]
-
-
 _LEAVING = (ast.Return, ast.Continue, ast.Break, ast.Raise)
 
 

@@ -24,20 +24,6 @@ from gradsan.source.locate import Expression, expression_at, expressions_at, sta
 from gradsan.source.modules import is_elementwise_module
 from gradsan.source.tree import SourceFile
 
-__all__ = [
-    "Operation",
-    "Target",
-    "aliased_expression",
-    "assigned_data",
-    "mixed_operand",
-    "operand_expressions",
-    "operation_at",
-    "own_difference",
-    "target_at",
-    "written_expression",
-    "written_target",
-]
-
 _ALIAS = re.compile(r"\.(data\b|detach\(\))")
 _FIRST_PARAMETERS = ("input", "self", "tensor")
 

@@ -26,21 +26,6 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import TypeAlias
 
-__all__ = [
-    "FunctionNode",
-    "SourceFile",
-    "Span",
-    "header_nodes",
-    "indentation_of",
-    "is_cell",
-    "parses",
-    "read_source",
-    "recorded_lines",
-    "source_line",
-    "source_lines",
-]
-
-
 FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _COMPREHENSIONS = {
     ast.ListComp: "<listcomp>",

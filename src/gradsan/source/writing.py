@@ -21,19 +21,6 @@ from gradsan.source.locate import Expression, expression_at, expressions_at, sta
 from gradsan.source.targets import target_at, written_target
 from gradsan.source.tree import SourceFile, Span, header_nodes
 
-__all__ = [
-    "Made",
-    "Written",
-    "attribute_owner",
-    "computes_with_result",
-    "definition_of",
-    "is_of_itself",
-    "number_given",
-    "reads_gradient",
-    "writing_at",
-    "written_root",
-]
-
 _STEPS_BACK = 4
 """Bindings behind each other by which a number is followed back."""
 

@@ -24,8 +24,6 @@ from gradsan.lint.engine.values import (
 )
 from gradsan.source.identifiers import chain_key
 
-__all__ = ["Assignments", "is_none_value"]
-
 _IN_PLACE: dict[type[ast.operator], str] = {
     ast.Add: "add_",
     ast.Sub: "sub_",

@@ -29,8 +29,6 @@ from gradsan.lint.engine.values import (
     words,
 )
 
-__all__ = ["Attributes"]
-
 _METADATA = words(
     """
     shape device dtype ndim is_cuda layout names itemsize nbytes is_leaf grad_fn requires_grad

@@ -27,8 +27,6 @@ from gradsan.lint.engine.values import (
     Way,
 )
 
-__all__ = ["Base", "EnoughError", "Frame"]
-
 _ALTERNATIVES = 4
 
 

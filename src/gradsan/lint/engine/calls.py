@@ -29,8 +29,6 @@ from gradsan.lint.engine.values import (
     Value,
 )
 
-__all__ = ["Calls"]
-
 _DEEPEST = 9
 
 

@@ -18,8 +18,6 @@ from gradsan.lint.engine.values import (
 )
 from gradsan.source.identifiers import chain_key
 
-__all__ = ["Elements"]
-
 
 class Elements(Attributes):
     """Reads containers and indices."""

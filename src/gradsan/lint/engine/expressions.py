@@ -24,8 +24,6 @@ from gradsan.lint.engine.values import (
     Value,
 )
 
-__all__ = ["Expressions"]
-
 _OPERATORS: dict[type[ast.operator], str] = {
     ast.Add: "add",
     ast.Sub: "sub",

@@ -31,8 +31,6 @@ from gradsan.lint.engine.values import (
     Write,
 )
 
-__all__ = ["Graph"]
-
 _NODES_WALKED = 3_000
 # Where the state has the parameters whose gradients a backward has filled.
 _FILLED = (None, "@filled")

@@ -26,8 +26,6 @@ from gradsan.lint.engine.values import (
     words,
 )
 
-__all__ = ["Libraries"]
-
 _PASSING = words(
     """
     list tuple reversed sorted iter set tqdm trange next deque

@@ -28,8 +28,6 @@ from gradsan.lint.engine.values import (
 )
 from gradsan.source.inplace import ALIASING_METHODS, NOT_VALUES, PIECES, is_inplace_name
 
-__all__ = ["Methods"]
-
 _EXPANDING = frozenset({"expand", "expand_as", "broadcast_to"})
 # Views without doubt; what else ALIASING_METHODS has may copy.
 _VIEWS = words(

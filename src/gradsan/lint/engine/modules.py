@@ -28,8 +28,6 @@ from gradsan.lint.engine.values import (
 )
 from gradsan.source.modules import in_place_argument
 
-__all__ = ["Modules"]
-
 _CONTAINERS = frozenset({"Sequential", "ModuleList", "ModuleDict", "ParameterList"})
 _SAME = words(
     """

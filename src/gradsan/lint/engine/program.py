@@ -28,8 +28,6 @@ from gradsan.lint.engine.values import (
     Value,
 )
 
-__all__ = ["read"]
-
 _MODULE_STATEMENTS = 4_000
 _FUNCTION_STATEMENTS = 1_200
 _FILE_STATEMENTS = 30_000

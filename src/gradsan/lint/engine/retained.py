@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 
 from gradsan.lint.engine.values import Node, Site
 
-__all__ = ["Kept", "RetainedGraphs"]
-
 
 @dataclass(slots=True, eq=False)
 class Kept:

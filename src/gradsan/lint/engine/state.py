@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 from gradsan.lint.engine.values import Content, Memory, Node, Site, Value, Way, Write
 
-__all__ = ["State", "joined"]
-
 Merge = Callable[[Value, Value, Way, tuple[Way, Way]], Value]
 
 

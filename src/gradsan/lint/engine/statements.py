@@ -22,8 +22,6 @@ from gradsan.lint.engine.values import (
     Value,
 )
 
-__all__ = ["Statements"]
-
 _RAISING = frozenset({"raises", "assertRaises", "assertRaisesRegex", "assertWarns", "suppress"})
 _HOOKING = frozenset({"save_on_cpu", "saved_tensors_hooks", "allow_mutation_on_saved_tensors"})
 _WITHOUT_TRAINING = re.compile(r"infer|generat|export|deploy|onnx|tracing|scripting|\beval|test_mode|cache|incremental")

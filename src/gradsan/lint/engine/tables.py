@@ -15,8 +15,6 @@ from gradsan.diagnose.needs import Slot, inputs_of, slots_of
 from gradsan.source.cuts import CUTTING_METHODS
 from gradsan.source.inplace import MADE_FROM_NOTHING
 
-__all__ = ["Operation", "layer_operation", "operation", "without_gradient"]
-
 _ROW = re.compile(r"(~?)(\w+)\((.*)\)")
 # A result that the Node keeps and the call returns.
 _RESULTS = frozenset({"result", "result0", "output"})

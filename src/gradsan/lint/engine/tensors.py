@@ -28,8 +28,6 @@ from gradsan.lint.engine.values import (
 )
 from gradsan.source.identifiers import chain_key
 
-__all__ = ["Tensors"]
-
 _REDUCING = frozenset({"mean", "sum", "norm", "mse_loss", "prod", "logsumexp"})
 _PASSING_CONSTANTS = words(
     """

@@ -11,35 +11,6 @@ import ast
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-__all__ = [
-    "MAYBE",
-    "NO",
-    "YES",
-    "Bag",
-    "Choice",
-    "ClassValue",
-    "Content",
-    "Dictionary",
-    "Function",
-    "Layer",
-    "Memory",
-    "Method",
-    "Node",
-    "Object",
-    "Optimizer",
-    "Parameters",
-    "Path",
-    "Plain",
-    "Saved",
-    "Sequence",
-    "Site",
-    "Tensor",
-    "Value",
-    "Way",
-    "Write",
-    "words",
-]
-
 NO: Final = 0
 MAYBE: Final = 1
 YES: Final = 2

@@ -11,9 +11,8 @@ from gradsan.model import Diagnosis, Fix, Frame, Label, Message
 from gradsan.source.change import Change, changed_lines
 from gradsan.source.identifiers import leaf_name
 from gradsan.source.locate import statement_at
-from gradsan.source.rewrite.moving import is_whole_lines, until_apart
-from gradsan.source.rewrite.renewing import constructs
-from gradsan.source.tree import SourceFile, indentation_of, read_source
+from gradsan.source.rewrite.moving import until_apart
+from gradsan.source.tree import SourceFile, read_source
 
 _SWITCHING_OFF = frozenset({"no_grad", "inference_mode"})
 
@@ -202,33 +201,3 @@ def fix(kind: str, lines: tuple[tuple[str, int, str], ...], words: str = "", **v
         applicability="review",
         lines=lines,
     )
-
-
-__all__ = [
-    "STEPPED",
-    "Placed",
-    "advice",
-    "at_block",
-    "constructs",
-    "each_in_one_block",
-    "first",
-    "fix",
-    "fresh_name",
-    "in_one_block",
-    "indentation_of",
-    "is_whole_lines",
-    "labels",
-    "lines_changed",
-    "lines_in_files",
-    "method_call",
-    "module_of",
-    "names_bound",
-    "names_read",
-    "placements",
-    "removed",
-    "switches_grad_off",
-    "text_of",
-    "texts_of",
-    "user_frames",
-    "user_sources",
-]

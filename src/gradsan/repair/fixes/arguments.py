@@ -19,6 +19,7 @@ from gradsan.source.change import Change, Edit, changed_lines, edited, with_keyw
 from gradsan.source.identifiers import leaf_name
 from gradsan.source.locate import Expression, expressions_at
 from gradsan.source.modules import inplace_attribute_false, inplace_layers_false
+from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.rewrite.out_of_place import out_of_place
 from gradsan.source.tree import SourceFile, Span, read_source
 
@@ -257,7 +258,7 @@ def _left_out(label: Label) -> Lines:
     place = next(iter(blocks.placements(label)), None)
     if label.role != "used" or place is None or len(place.block) < 2:
         return ()
-    if not isinstance(place.statement, ast.Expr) or not blocks.is_whole_lines(place.source, place.statement):
+    if not isinstance(place.statement, ast.Expr) or not is_whole_lines(place.source, place.statement):
         return ()
     return blocks.lines_changed(place.source, blocks.removed(place.source, place.statement))
 
@@ -270,7 +271,7 @@ def _without_mark(label: Label) -> Lines:
         for node in (source.nodes if source is not None else ())
         if isinstance(node, ast.Expr) and blocks.method_call(node, "mark_dirty") is not None
     ]
-    if source is None or len(calls) != 1 or not blocks.is_whole_lines(source, calls[0]):
+    if source is None or len(calls) != 1 or not is_whole_lines(source, calls[0]):
         return ()
     function = source.function(calls[0])
     if not isinstance(function, ast.FunctionDef) or len(function.body) < 2:

@@ -11,7 +11,7 @@ import ast
 
 from gradsan.model import Diagnosis, Fix
 from gradsan.repair.fixes import _blocks as blocks
-from gradsan.source.rewrite.moving import names_bound, names_read
+from gradsan.source.rewrite.moving import is_whole_lines, names_bound, names_read
 
 _LEAVING = (ast.Return, ast.Continue, ast.Break, ast.Raise, ast.Yield, ast.YieldFrom, ast.Await)
 _OF_GRADIENTS = frozenset({"backward", "grad", "step", "unscale_", "update"})
@@ -42,7 +42,7 @@ def backward_first(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         return ()
     if any(isinstance(one, _LEAVING) or _is_of_gradients(one) for node in staying for one in ast.walk(node)):
         return ()
-    if not all(blocks.is_whole_lines(source, node) for node in (first.statement, *moved)):
+    if not all(is_whole_lines(source, node) for node in (first.statement, *moved)):
         return ()
     away = {line: text for node in moved for line, text in blocks.removed(source, node).items()}
     start = source.span(first.statement).line

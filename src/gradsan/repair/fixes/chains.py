@@ -14,6 +14,7 @@ from gradsan.model import Diagnosis, Fix
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Edit, text_with
 from gradsan.source.identifiers import chain_key
+from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.tree import SourceFile
 
 ALL_AT_ONCE = "fix.steps_behind_all"
@@ -56,7 +57,7 @@ def steps_behind_all(diagnosis: Diagnosis) -> tuple[Fix, ...]:
             if text is None:
                 return ()
             changes[source.span(node).line] = text
-    if not all(blocks.is_whole_lines(source, node) for node in moved):
+    if not all(is_whole_lines(source, node) for node in moved):
         return ()
     for node in moved:
         changes |= blocks.removed(source, node)
@@ -96,7 +97,7 @@ def _with_inputs(source: SourceFile, node: ast.stmt, optimizer: str) -> str | No
     if call is None or any(keyword.arg in ("inputs", None) for keyword in call.keywords):
         return None
     span = source.span(call)
-    if span.line != span.end_line or not blocks.is_whole_lines(source, node):
+    if span.line != span.end_line or not is_whole_lines(source, node):
         return None
     inputs = f'inputs=[p for group in {optimizer}.param_groups for p in group["params"]]'
     comma = ", " if call.args or call.keywords else ""

@@ -14,11 +14,12 @@ from gradsan.source.calls import clone_given
 from gradsan.source.change import Change, Edit, changed_lines, text_with
 from gradsan.source.collected import is_kept_each_round
 from gradsan.source.locate import Expression
+from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.rewrite.out_of_place import out_of_place, recorded
 from gradsan.source.rewrite.scatter import mask_out_of_place, part_out_of_place
 from gradsan.source.rewrite.suggest import clone_at_save, clone_before
 from gradsan.source.targets import Target, target_at
-from gradsan.source.tree import SourceFile
+from gradsan.source.tree import SourceFile, indentation_of
 
 
 def clone_before_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:
@@ -162,7 +163,7 @@ def _new_or_copy(label: Label) -> list[Change]:
 
 def _recorded(label: Label, place: Expression, target: Target) -> tuple[tuple[str, int, str], ...]:
     source = place.source
-    if not blocks.is_whole_lines(source, place.statement) or hasattr(place.statement, "body"):
+    if not is_whole_lines(source, place.statement) or hasattr(place.statement, "body"):
         return ()
     block = source.parents[place.statement][0]
     if isinstance(block, ast.With) and blocks.switches_grad_off(block):
@@ -209,7 +210,7 @@ def _where_grad_is_on(
     torch = blocks.module_of(block)
     if torch is None:
         return ()
-    inner = textwrap.indent(text, blocks.indentation_of(source))
+    inner = textwrap.indent(text, indentation_of(source))
     gone = dict.fromkeys(range(span.line + 1, span.end_line + 1), "")
     return blocks.lines_changed(source, {**gone, span.line: f"{head}with {torch}.enable_grad():\n{inner}"})
 

@@ -12,7 +12,7 @@ from gradsan.source.change import Change, Edit, changed_lines, edited, edited_li
 from gradsan.source.identifiers import leaf_name, local_nodes
 from gradsan.source.inplace import is_inplace_name
 from gradsan.source.locate import expressions_at, statement_at
-from gradsan.source.rewrite.moving import names_bound, names_read
+from gradsan.source.rewrite.moving import is_whole_lines, names_bound, names_read
 from gradsan.source.rewrite.out_of_place import out_of_place
 from gradsan.source.rewrite.scatter import part_out_of_place
 from gradsan.source.rewrite.suggest import clone_before
@@ -46,7 +46,7 @@ def _returned(label: Label, change: Change) -> tuple[tuple[str, int, str], ...]:
     changes = blocks.texts_of(source, change)
     if isinstance(function, ast.FunctionDef) and not _has_result(function):
         name = target[1].node
-        if not isinstance(name, ast.Name) or not blocks.is_whole_lines(source, function.body[-1]):
+        if not isinstance(name, ast.Name) or not is_whole_lines(source, function.body[-1]):
             return ()
         last = source.span(function.body[-1])
         indent = source.lines[source.span(function.body[0]).line - 1][: source.span(function.body[0]).column - 1]
@@ -191,7 +191,7 @@ def clear_after_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     is_plain = (
         blocks.method_call(nodes[0], "zero_grad") is not None and blocks.method_call(nodes[1], "step") is not None
     )
-    if not is_plain or not all(blocks.is_whole_lines(source, node) for node in nodes):
+    if not is_plain or not all(is_whole_lines(source, node) for node in nodes):
         return ()
     span = source.span(step.statement)
     indent = source.lines[span.line - 1][: span.column - 1]
@@ -214,10 +214,10 @@ def _moved_before(advice: Fix, label: Label, other: Label | None) -> tuple[Fix, 
     passed = [one for one in moved.block[first:last] if one is not node]
     if not isinstance(node, ast.Expr | ast.Assign) or names_bound(passed) & names_read([node]):
         return ()
-    if names_bound([node]) & names_read(passed) or not blocks.is_whole_lines(source, node):
+    if names_bound([node]) & names_read(passed) or not is_whole_lines(source, node):
         return ()
     start = source.span(target.statement).line
-    if not blocks.is_whole_lines(source, target.statement):
+    if not is_whole_lines(source, target.statement):
         return ()
     text = f"{blocks.text_of(source, node)}\n{source.lines[start - 1]}"
     lines = blocks.lines_changed(source, {**blocks.removed(source, node), start: text})

@@ -16,8 +16,9 @@ from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Edit, changed_lines, edited, text_with
 from gradsan.source.identifiers import leaf_name, local_nodes
 from gradsan.source.kept import is_kept_here, kept_since
-from gradsan.source.rewrite.renewing import run_again, run_again_for_next_round
-from gradsan.source.tree import SourceFile, header_nodes
+from gradsan.source.rewrite.moving import is_whole_lines
+from gradsan.source.rewrite.renewing import constructs, run_again, run_again_for_next_round
+from gradsan.source.tree import SourceFile, header_nodes, indentation_of
 
 _SHARED = "forward_shared_by_two_backwards"
 
@@ -136,7 +137,7 @@ def sum_losses(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     first, second = pair
     source = first.source
     calls = [blocks.method_call(place.statement, "backward") for place in pair]
-    if not all(blocks.is_whole_lines(source, place.statement) for place in pair):
+    if not all(is_whole_lines(source, place.statement) for place in pair):
         return ()
     losses = []
     for call in calls:
@@ -224,7 +225,7 @@ def _start_of(made: blocks.Placed) -> blocks.Placed | None:
     for index in range(made.index - 1, -1, -1):
         node = made.block[index]
         computes = isinstance(node, ast.Assign) and blocks.names_bound(node) & needed
-        if computes and not blocks.constructs(made.source, node):
+        if computes and not constructs(made.source, node):
             needed |= blocks.names_read([node])
             first = replace(made, statement=node, index=index)
     return first
@@ -254,9 +255,9 @@ def _put_into(
     # What a ``for`` walks over was read before its first round.
     read = [*loop.body, loop.test] if isinstance(loop, ast.While) else loop.body
     moving = _depending(between, blocks.names_read(read))
-    if not moving or not all(isinstance(node, ast.Assign) and blocks.is_whole_lines(source, node) for node in moving):
+    if not moving or not all(isinstance(node, ast.Assign) and is_whole_lines(source, node) for node in moving):
         return None
-    if any(blocks.constructs(source, node) for node in moving):
+    if any(constructs(source, node) for node in moving):
         return None
     bound = set().union(*(blocks.names_bound(node) for node in moving))
     body = source.span(_first_after_docstring(loop))
@@ -315,7 +316,7 @@ def _as_property(made: Label) -> Fix | None:
         }
         given = {one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg)} - {own}
         kept = _kept_arguments(source, function, own, given - stored)
-        if blocks.names_read([node.value]) & ((stored | given) - set(kept)) or not blocks.is_whole_lines(source, node):
+        if blocks.names_read([node.value]) & ((stored | given) - set(kept)) or not is_whole_lines(source, node):
             return None
         if len(place.block) < 2 or _is_bound_elsewhere(source, node, target):
             return None
@@ -340,7 +341,7 @@ def _kept_arguments(source: SourceFile, function: ast.FunctionDef, own: str, giv
 
 def _property(source: SourceFile, function: ast.FunctionDef, node: ast.Assign, value: str, own: str, name: str) -> Fix:
     indent = source.indent(function)
-    unit = blocks.indentation_of(source)
+    unit = indentation_of(source)
     text = f"\n{indent}@property\n{indent}def {name}({own}):\n{indent}{unit}return {value}"
     changes = blocks.removed(source, node)
     end = source.span(function).end_line
@@ -364,9 +365,9 @@ def _without_cache(made: Label) -> Fix | None:
         source, guard = place.source, place.source.parents[place.statement][0]
         if isinstance(guard, ast.If) and place.block is guard.body and not guard.orelse:
             kept = kept_since(guard)
-            if kept is None or not is_kept_here(source, guard, kept) or not blocks.is_whole_lines(source, guard):
+            if kept is None or not is_kept_here(source, guard, kept) or not is_whole_lines(source, guard):
                 return None
-            if any(blocks.constructs(source, node) for node in guard.body):
+            if any(constructs(source, node) for node in guard.body):
                 return None
             head = source.lines[source.span(guard).line - 1][: source.span(guard).column - 1]
             body = "\n".join(blocks.text_of(source, node) for node in guard.body)

@@ -12,6 +12,7 @@ from gradsan.source.change import Edit, changed_lines, edited
 from gradsan.source.identifiers import imported_as, leaf_name
 from gradsan.source.locate import statement_at
 from gradsan.source.rewrite.cutting import torch_in
+from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.tree import SourceFile, Span
 
 _LISTS = (ast.List, ast.ListComp)
@@ -183,7 +184,7 @@ def schedule_anew(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     _, optimizing, name = optimizer
     call = scheduling.value
     given = next(iter(call.args), None) if isinstance(call, ast.Call) else None
-    if given is None or not blocks.is_whole_lines(source, scheduling) or not blocks.is_whole_lines(source, optimizing):
+    if given is None or not is_whole_lines(source, scheduling) or not is_whole_lines(source, optimizing):
         return ()
     span, argument = source.span(scheduling), source.span(given)
     if optimizing.lineno < scheduling.lineno:

@@ -15,7 +15,7 @@ from gradsan.source.identifiers import leaf_name
 from gradsan.source.locate import Statement, expression_at, statement_at
 from gradsan.source.rewrite.applied import torch_name
 from gradsan.source.rewrite.reductions import nothing_to_average
-from gradsan.source.tree import SourceFile
+from gradsan.source.tree import SourceFile, indentation_of
 
 _LOWER = 10
 
@@ -159,7 +159,7 @@ def _names(target: ast.expr) -> list[str]:
 
 
 def _continue_before(source: SourceFile, statement: ast.stmt, condition: str) -> Change | None:
-    return _before(source, statement, [f"if {condition}:", f"{blocks.indentation_of(source)}continue"])
+    return _before(source, statement, [f"if {condition}:", f"{indentation_of(source)}continue"])
 
 
 def _before(source: SourceFile, statement: ast.stmt, rows: list[str]) -> Change | None:
@@ -174,6 +174,3 @@ def _before(source: SourceFile, statement: ast.stmt, rows: list[str]) -> Change 
 def _lines(kind: str, source: SourceFile, change: Change | None, **values: str) -> tuple[Fix, ...]:
     lines = () if change is None else changed_lines(source.file, change)
     return (blocks.fix(kind, lines, **values),) if lines else ()
-
-
-__all__ = ["clean_data", "leave_out_empty", "positive_eps", "steadier"]

@@ -19,10 +19,11 @@ from gradsan.source.identifiers import chain_key, local_nodes
 from gradsan.source.locate import statement_at
 from gradsan.source.modules import DETACHED, object_cut
 from gradsan.source.rewrite.cutting import torch_in
+from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.rewrite.out_of_place import out_of_place
 from gradsan.source.rounds import shape_bound_at
 from gradsan.source.targets import target_at
-from gradsan.source.tree import FunctionNode, SourceFile, Span
+from gradsan.source.tree import FunctionNode, SourceFile, Span, indentation_of
 
 _CAUSES = frozenset({"freed_state_carried_over", "state_carried_over"})
 
@@ -123,7 +124,7 @@ def _is_bound_in_program(source: SourceFile, name: str) -> bool:
 
 def _detached(last: blocks.Placed, model: str, kept: _Kept) -> Fix | None:
     source = last.source
-    if not blocks.is_whole_lines(source, last.statement):
+    if not is_whole_lines(source, last.statement):
         return None
     module = blocks.fresh_name(source, "module")
     value = f"{module}.{kept.attribute}"
@@ -148,7 +149,7 @@ def _detached(last: blocks.Placed, model: str, kept: _Kept) -> Fix | None:
 
 def _begun_anew(first: blocks.Placed, model: str, kept: _Kept, method: str) -> Fix | None:
     source = first.source
-    if not blocks.is_whole_lines(source, first.statement):
+    if not is_whole_lines(source, first.statement):
         return None
     module = blocks.fresh_name(source, "module")
     start = source.span(first.statement).line
@@ -158,7 +159,7 @@ def _begun_anew(first: blocks.Placed, model: str, kept: _Kept, method: str) -> F
 
 
 def _loop(place: blocks.Placed, model: str, module: str, condition: str, body: str) -> str:
-    span, unit = place.source.span(place.statement), blocks.indentation_of(place.source)
+    span, unit = place.source.span(place.statement), indentation_of(place.source)
     indent = place.source.lines[span.line - 1][: span.column - 1]
     inner = "\n".join(f"{indent}{unit}{unit}{line}" for line in body.replace("\t", unit).split("\n"))
     return f"{indent}for {module} in {model}.modules():\n{indent}{unit}if {condition}:\n{inner}"
@@ -242,7 +243,7 @@ def _written_anew(source: SourceFile, loop: ast.For, written: tuple[Label, ...])
     found: dict[ast.stmt, str] = {}
     for label in written:
         place, change = statement_at(label.frame), out_of_place(label.frame, label.op or "")
-        if place is None or change is None or not blocks.is_whole_lines(source, place.node):
+        if place is None or change is None or not is_whole_lines(source, place.node):
             return {}
         span = source.span(place.node)
         lines = apply_change("\n".join(source.lines), change).split("\n")

@@ -22,9 +22,10 @@ from gradsan.source.change import changed_lines
 from gradsan.source.identifiers import bindings_of, consumed_names, leaf_name
 from gradsan.source.locate import statement_at
 from gradsan.source.modules import Shape, shape_in_source
-from gradsan.source.rewrite.moving import move_behind
+from gradsan.source.rewrite.moving import is_whole_lines, move_behind
+from gradsan.source.rewrite.renewing import constructs
 from gradsan.source.rounds import detach_after
-from gradsan.source.tree import SourceFile
+from gradsan.source.tree import SourceFile, indentation_of
 
 
 def reorder_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
@@ -46,7 +47,7 @@ def reorder_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     if place is None:
         return ()
     source, backward = place.source, place.statement
-    if not all(blocks.is_whole_lines(source, node) for node in (*steps, backward)):
+    if not all(is_whole_lines(source, node) for node in (*steps, backward)):
         return ()
     if isinstance(backward, ast.If):
         return tuple(_in_both_branches(place, list(steps), used))
@@ -81,7 +82,7 @@ def _later_call_first(written: tuple[Label, ...], used: Label) -> tuple[Fix, ...
         return ()
     if any(blocks.names_bound(node) & blocks.names_read([later.statement]) for node in between):
         return ()
-    if not all(blocks.is_whole_lines(source, node) for node in (earlier.statement, later.statement)):
+    if not all(is_whole_lines(source, node) for node in (earlier.statement, later.statement)):
         return ()
     start = source.span(earlier.statement).line
     changes = blocks.removed(source, later.statement)
@@ -115,7 +116,7 @@ def _with_kept_gradients(backward: blocks.Placed, steps: list[ast.stmt]) -> list
     params, kept, later, p, grad = (blocks.fresh_name(source, name) for name in names)
     start, end = source.span(steps[0]), source.span(backward.statement).end_line
     indent = source.lines[start.line - 1][: start.column - 1]
-    step, unit = blocks.text_of(source, steps[0]), blocks.indentation_of(source)
+    step, unit = blocks.text_of(source, steps[0]), indentation_of(source)
     away = {
         **blocks.removed(source, steps[0]),
         start.line: f'{indent}{params} = [{p} for group in {optimizer}.param_groups for {p} in group["params"]]\n'
@@ -165,7 +166,7 @@ def _in_both_branches(place: blocks.Placed, steps: list[ast.stmt], used: Label) 
     call = blocks.method_call(steps[0], "step")
     if len(steps) != 1 or call is None or inner is None or branch.orelse or call.args or call.keywords:
         return []
-    if not blocks.is_whole_lines(source, inner.statement) or inner.statement.lineno == branch.lineno:
+    if not is_whole_lines(source, inner.statement) or inner.statement.lineno == branch.lineno:
         return []
     assert isinstance(call.func, ast.Attribute)
     optimizer, step = source.text(call.func.value), source.text(steps[0])
@@ -235,7 +236,7 @@ def _writers_alone(written: tuple[Label, ...], used: Label) -> tuple[Fix, ...]:
         if backward is not None and backward.statement is not pair[1].statement:
             return ()
         moved[pair[0].statement], backward = pair
-    if backward is None or not blocks.is_whole_lines(backward.source, backward.statement):
+    if backward is None or not is_whole_lines(backward.source, backward.statement):
         return ()
     source = backward.source
     end = source.span(backward.statement).end_line
@@ -248,7 +249,7 @@ def _may_move(place: blocks.Placed) -> bool:
     """Whether the statement does something and binds nothing: a call, or a ``with`` or a loop around such calls."""
     node = place.statement
     is_backward = any(isinstance(one, ast.Attribute) and one.attr in ("backward", "grad") for one in ast.walk(node))
-    if is_backward or blocks.constructs(place.source, node) or not blocks.is_whole_lines(place.source, node):
+    if is_backward or constructs(place.source, node) or not is_whole_lines(place.source, node):
         return False
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Call)
@@ -281,7 +282,7 @@ def step_after_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     call = blocks.method_call(step.statement, "step")
     # An update by hand ends with clearing the gradients: what follows it belongs to it.
     moving = [step.statement] if call is not None else step.block[step.index :]
-    if len(moving) == len(step.block) or not all(blocks.is_whole_lines(source, node) for node in moving):
+    if len(moving) == len(step.block) or not all(is_whole_lines(source, node) for node in moving):
         return ()
     found = []
     if not blocks.names_read(moving) & (blocks.names_bound(loop.target) | _bound_before(step)):

@@ -14,8 +14,9 @@ from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Change, Edit, text_with
 from gradsan.source.identifiers import leaf_name
 from gradsan.source.locate import statement_at
+from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.rewrite.out_of_place import out_of_place
-from gradsan.source.tree import SourceFile
+from gradsan.source.tree import SourceFile, indentation_of
 
 _SAFE_TO_READ_TWICE = (ast.Name, ast.Attribute)
 
@@ -115,7 +116,7 @@ def record_view(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         if (
             isinstance(block, ast.With)
             and blocks.switches_grad_off(block)
-            and blocks.is_whole_lines(place.source, place.statement)
+            and is_whole_lines(place.source, place.statement)
         ):
             lines = _behind(place, block) or _recorded_in_place(place)
             return (blocks.fix("move_view_out_of_no_grad", lines),)
@@ -142,7 +143,7 @@ def _behind(place: blocks.Placed, block: ast.With) -> tuple[tuple[str, int, str]
 def _recorded_in_place(place: blocks.Placed) -> tuple[tuple[str, int, str], ...]:
     source, node = place.source, place.statement
     indent, span = _indent(source, node), source.span(node)
-    inner = textwrap.indent(blocks.text_of(source, node), blocks.indentation_of(source))
+    inner = textwrap.indent(blocks.text_of(source, node), indentation_of(source))
     text = f"{indent}with torch.enable_grad():\n{inner}"
     gone = dict.fromkeys(range(span.line + 1, span.end_line + 1), "")
     return blocks.lines_changed(source, {**gone, span.line: text})
@@ -179,7 +180,7 @@ def _may_swap(made: blocks.Placed, written: blocks.Placed) -> bool:
     """Whether the views can be made later: nothing in between reads them, or binds what they are made of."""
     if made.index >= written.index or not isinstance(made.statement, ast.Assign):
         return False
-    if not all(blocks.is_whole_lines(place.source, place.statement) for place in (made, written)):
+    if not all(is_whole_lines(place.source, place.statement) for place in (made, written)):
         return False
     between = made.block[made.index + 1 : written.index + 1]
     bound = {name for node in between for name in blocks.names_bound(node)}

@@ -38,8 +38,6 @@ from gradsan.graph.variables import Space, reached
 from gradsan.repair.trials.trial import Standing, Value
 from gradsan.source.rounds import bound_each_round
 
-__all__ = ["lasting", "random_states", "tensors_of", "value_of", "values_of"]
-
 _PARTS = 256
 _MOST_ELEMENTS = 1 << 24
 """Of larger tensors evenly spaced elements are looked at."""

@@ -11,21 +11,6 @@ from gradsan.source.identifiers import bindings_of, dotted_path, imported_as, lo
 from gradsan.source.rewrite.suggest import TAKES_A_METHOD_CALL
 from gradsan.source.tree import SourceFile, Span
 
-__all__ = [
-    "Applied",
-    "applied",
-    "behind",
-    "functional",
-    "keyword_of",
-    "plus",
-    "receiver",
-    "resolved",
-    "same",
-    "scope_of_node",
-    "text_of_rest",
-    "torch_name",
-]
-
 _OPERATORS = {ast.Div: "div", ast.Mult: "mul", ast.Pow: "pow", ast.Add: "add", ast.Sub: "sub", ast.MatMult: "matmul"}
 _SAME = {
     "true_divide": "div",

@@ -21,8 +21,6 @@ from gradsan.source.rewrite.applied import (
 )
 from gradsan.source.tree import SourceFile, Span
 
-__all__ = ["at_least_one", "bounded_forms", "safe_input"]
-
 _ABOVE_ZERO = frozenset({"log", "log2", "log10", "sqrt", "rsqrt", "pow", "reciprocal", "lgamma", "digamma", "xlogy"})
 _WITHIN_ONE = frozenset({"acos", "asin", "atanh", "erfinv"})
 _GROWING = frozenset({"exp", "exp2", "expm1", "sinh", "cosh"})

@@ -13,8 +13,6 @@ from gradsan.source.modules import object_cut
 from gradsan.source.rounds import after_round, deque_made
 from gradsan.source.tree import SourceFile
 
-__all__ = ["detach_held", "torch_in"]
-
 _CLASSES = {"tuple": "tuple", "namedtuple": "tuple", "list": "list", "dict": "dict", "deque": "deque"}
 _MOST_CUT = 4
 

@@ -10,8 +10,6 @@ from gradsan.source.change import Change
 from gradsan.source.rewrite import bounded, reductions
 from gradsan.source.rewrite.stable import stable_form
 
-__all__ = ["FiniteForm", "finite_forms"]
-
 _HALVES = ("float16", "bfloat16")
 
 

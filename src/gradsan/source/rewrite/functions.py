@@ -13,19 +13,6 @@ from gradsan.source.locate import statement_at
 from gradsan.source.targets import written_expression
 from gradsan.source.tree import FunctionNode, SourceFile, read_source
 
-__all__ = [
-    "SavedEarly",
-    "bind_early",
-    "copy_saved_early",
-    "earlier_reads",
-    "gradients_for_inputs",
-    "kept_on_context",
-    "mark_dirty",
-    "rebound_at",
-    "save_for_backward",
-    "saved_early",
-]
-
 _Method = ast.FunctionDef | ast.AsyncFunctionDef
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _NO_CHANGE = ("detach", "contiguous")

@@ -18,8 +18,6 @@ from gradsan.source.rewrite.scatter import whole_of_part
 from gradsan.source.targets import target_at
 from gradsan.source.tree import FunctionNode, SourceFile, Span
 
-__all__ = ["list_and_stack", "rebuilt_list"]
-
 _KIND = "list_and_stack"
 _WIDTH = 120
 

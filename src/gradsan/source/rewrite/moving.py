@@ -17,22 +17,6 @@ from gradsan.source.locate import Statement, expression_at, statement_at
 from gradsan.source.tree import SourceFile, header_nodes
 from gradsan.source.writing import written_root
 
-__all__ = [
-    "Moved",
-    "blocks_around",
-    "bound_names",
-    "detach_given",
-    "detach_reads",
-    "is_whole_lines",
-    "move_behind",
-    "names_bound",
-    "names_read",
-    "taken_from",
-    "until_apart",
-    "within_block",
-]
-
-
 _LEAVING = (ast.Return, ast.Continue, ast.Break, ast.Raise, ast.Yield, ast.YieldFrom, ast.Await)
 _LIGHT = frozenset(
     {

@@ -21,16 +21,6 @@ from gradsan.source.rewrite.rebinding import can_rebind, is_read_afterwards, is_
 from gradsan.source.targets import target_at
 from gradsan.source.tree import SourceFile, Span
 
-__all__ = [
-    "argument_out_of_place",
-    "augmented_value",
-    "chain_value",
-    "out_of_place",
-    "recorded",
-    "result_out_of_place",
-    "written_for_others",
-]
-
 _KIND = "out_of_place"
 _BINDING_STRENGTH: dict[type[ast.operator], int] = {
     ast.BitOr: 1,

@@ -12,8 +12,6 @@ from gradsan.source.identifiers import bindings_of, binds, chain_key, constant_k
 from gradsan.source.targets import aliased_expression
 from gradsan.source.tree import FunctionNode, SourceFile
 
-__all__ = ["can_rebind", "is_read_afterwards", "is_written_for_others", "notes_on_rebinding"]
-
 _Loop: TypeAlias = ast.For | ast.AsyncFor | ast.While | ast.comprehension
 
 

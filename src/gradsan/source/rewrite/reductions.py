@@ -12,8 +12,6 @@ from gradsan.source.modules import constructors
 from gradsan.source.rewrite.applied import Applied, applied, behind, receiver, scope_of_node, torch_name
 from gradsan.source.tree import SourceFile
 
-__all__ = ["finite_mask", "in_float32", "nothing_to_average", "sum_over_count", "without_correction", "zeros_instead"]
-
 _IGNORING = frozenset({"cross_entropy", "nll_loss"})
 _LOSSES = _IGNORING | {
     *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "kl_div"),

@@ -15,8 +15,6 @@ from gradsan.source.rewrite.moving import blocks_around, is_whole_lines, names_b
 from gradsan.source.tree import SourceFile
 from gradsan.source.writing import definition_of
 
-__all__ = ["constructs", "run_again", "run_again_for_next_round", "run_again_for_state", "view_again"]
-
 Lines = tuple[tuple[str, int, str], ...]
 
 

@@ -14,8 +14,6 @@ from gradsan.source.rewrite.suggest import TAKES_A_METHOD_CALL
 from gradsan.source.targets import target_at
 from gradsan.source.tree import SourceFile, Span
 
-__all__ = ["element_out_of_place", "mask_out_of_place", "part_out_of_place", "whole_of_part"]
-
 _MASKS = frozenset(
     {"bernoulli", "bool", "eq", "ge", "greater", "greater_equal", "gt", "isclose", "isfinite", "isinf", "isnan", "le"}
     | {"less", "less_equal", "logical_and", "logical_not", "logical_or", "logical_xor", "lt", "ne", "not_equal"}

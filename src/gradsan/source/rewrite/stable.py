@@ -24,8 +24,6 @@ from gradsan.source.rewrite.applied import (
 )
 from gradsan.source.tree import SourceFile
 
-__all__ = ["Stable", "stable_form"]
-
 
 class Stable(NamedTuple):
     """A change, and the operation of torch that it takes."""

@@ -40,16 +40,6 @@ from gradsan.source.rewrite.rebinding import can_rebind, notes_on_rebinding
 from gradsan.source.targets import target_at
 from gradsan.source.tree import SourceFile, Span, header_nodes
 
-__all__ = [
-    "clone_at_save",
-    "clone_before",
-    "detach_at",
-    "drop_keyword",
-    "has_keyword",
-    "inplace_false",
-    "wrapped",
-]
-
 _Found = TypeVar("_Found")
 _ADDING_SEVERAL = frozenset({"extend", "update"})
 _NAMES_OF_VALUES = ("value", "new_value", "written_value")

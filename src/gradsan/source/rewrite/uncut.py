@@ -18,8 +18,6 @@ from gradsan.source.identifiers import bindings_of, chain_key, consumed_names, l
 from gradsan.source.locate import expression_at, statement_at
 from gradsan.source.tree import FunctionNode, SourceFile, Span, header_nodes
 
-__all__ = ["Uncut", "cut_at_use", "read_with_graph", "term_uncut"]
-
 _STAYING = frozenset({"detach", "detach_", "data", "shape", "size", "device", "dtype", "requires_grad", "backward"})
 _HEADED = (ast.If, ast.For, ast.While, ast.With, ast.Try)
 

@@ -11,8 +11,6 @@ from gradsan.source.locate import statement_at
 from gradsan.source.tree import SourceFile, Span, indentation_of
 from gradsan.source.writing import written_root
 
-__all__ = ["under_no_grad", "updated_in_place"]
-
 
 def under_no_grad(frame: Frame) -> Change | None:
     """The statement at ``frame`` put under ``with torch.no_grad():``; None where it shares its lines with others.
