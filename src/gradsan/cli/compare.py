@@ -36,7 +36,7 @@ _RESUMED = "torch_dynamo_resume_in_"
 
 def rendered(compared: Compared, language: Language, cwd: Path | None, *, wrote: str | None) -> str:
     """All that is said; ``wrote`` is the file that was asked for."""
-    messages = [_headline(compared), *_details(compared, cwd), *_where(compared, cwd, wrote)]
+    messages = [_headline(compared), *_details(compared), *_where(compared, cwd, wrote)]
     lines = [say(messages[0], language), *(f"  {say(one, language)}" for one in messages[1:])]
     return "\n".join(lines) + "\n"
 
@@ -53,7 +53,7 @@ def _headline(compared: Compared) -> Message:
     return Message("compare.differs", {"what": _named(compared.differences[0])})
 
 
-def _details(compared: Compared, cwd: Path | None) -> Iterator[Message]:
+def _details(compared: Compared) -> Iterator[Message]:
     yield from compared.reasons
     for one in compared.differences[:_DIFFERENCES_SHOWN]:
         values = {"what": _named(one), "difference": one.size, "allowed": one.allowed}

@@ -142,7 +142,7 @@ class HookedValues:
         if not _torch.is_read_by_backward(node, slot) or (stale is None and _torch.is_filled_after_save(node, slot)):
             return result
         if save.kept is not None and save.kept.original is not None:
-            return self._by_original(save, save.kept, stale is not None, node, slot, result)
+            return self._by_original(save.kept, stale is not None, node, slot, result)
         if stale is None and self._has_moved(save, alias):
             save.aliases = ((alias, save.memory.version),)
             stale = alias
@@ -203,7 +203,7 @@ class HookedValues:
             return False
         return bool(alias._version > memory.version)
 
-    def _by_original(self, save: HookedSave, kept: Any, moved: bool, node: Any, slot: str | None, result: Any) -> Any:
+    def _by_original(self, kept: Any, moved: bool, node: Any, slot: str | None, result: Any) -> Any:
         changed = kept.changed
         if not (moved or changed):
             return result

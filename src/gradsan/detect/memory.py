@@ -346,10 +346,10 @@ class Notes:
             )
             return Overwritten(info, (write,), version, write.site, 0)
         if version != noted.version:
-            return self._counted(noted, tensor, version, storage)
+            return self._counted(noted, tensor, version)
         return self._past_counter(noted, tensor, version, storage)
 
-    def _counted(self, noted: Noted, tensor: Any, version: int, storage: int) -> Overwritten | None:
+    def _counted(self, noted: Noted, tensor: Any, version: int) -> Overwritten | None:
         core, steps = self._core, self._steps
         info = conflicts.tensor_info(tensor, was_leaf=tensor.is_leaf)
         writes = ledger.writes_since(core, steps, info.storage, noted.clock, noted.version)

@@ -11,16 +11,14 @@ that wrote an input).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from gradsan import _torch
+from gradsan.errors.context import Context
 from gradsan.graph import stale_slots, traced_graphs, walk
 from gradsan.model import Clue
-
-if TYPE_CHECKING:
-    from gradsan.errors.failures import Context
 
 TRACED_ROWS = ("compiled_version_error", "compiled_inputs_share")
 

@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from gradsan import _torch
+from gradsan.errors.context import Context
 from gradsan.errors.tensors import of_node
 from gradsan.graph import naming, walk
 from gradsan.model import Clue
 from gradsan.record.stacks import symbolise
-
-if TYPE_CHECKING:
-    from gradsan.errors.failures import Context
 
 DATA_PARALLEL_ROWS = ("ready_twice", "reduction_unfinished", "hooks_on_freed")
 

@@ -1,12 +1,12 @@
 """Failure: an exception or warning of autograd's other than the version check's, as plain data with its clues.
 
 The way: :func:`of_exception` recognises the message in the catalogue, reads the stack off the traceback, and asks the
-topic (:mod:`gradsan.errors.failures`) that serves the row. What comes out holds no tensor and no frame. An error of a
+topic that serves the row. What comes out holds no tensor and no frame. An error of a
 backward is looked at where it leaves the engine, when graph and variables are as they were; the Failure then waits on
 the exception until it is known whether the program ends by it.
 
 A topic is a pair of names in a module of its theme: ``<TOPIC>_ROWS``, the slugs of the catalogue's rows it serves, and
-``gather_<topic>(context)``, which gives the clues of a :class:`gradsan.errors.failures.Context` and names their
+``gather_<topic>(context)``, which gives the clues of a :class:`gradsan.errors.context.Context` and names their
 roles in its docstring. It is registered in ``_TOPICS``. A clue holds no tensor and no frame; what it says is decided
 here, what it means in ``diagnose/failures``.
 
@@ -21,11 +21,8 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
-from gradsan import _torch
 from gradsan.catalogue import place_raised, recognise
 from gradsan.errors import (
     compiled,
@@ -35,6 +32,7 @@ from gradsan.errors import (
     graph_nodes,
     refused_writes,
 )
+from gradsan.errors.context import Context
 from gradsan.model import Clue, Failure, Frame, Site
 from gradsan.record.log import Log
 from gradsan.record.stacks import is_own_file, is_user_file, of_traceback, symbolise
@@ -74,37 +72,6 @@ def gather(context: Context) -> tuple[Clue, ...]:
 
 _WAITING = "_gradsan_failure"
 _TRACED = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """What a topic of clues may look at; it lives only while they are gathered.
-
-    ``site`` is where the error was raised, ``frames`` the frames of that stack, innermost last, with their variables;
-    ``frame`` is the one of the user frame (None where the stack has none). ``values`` are the groups of the row's
-    pattern. ``backward`` is the call that failed, ``inputs`` the leaves it was asked for; None and empty for an error
-    raised at the statement. ``backwards`` is the recorder's log of earlier backward calls.
-    """
-
-    core: Log
-    steps: Any
-    backwards: Any
-    error: BaseException
-    row: str
-    values: dict[str, str]
-    site: Site
-    frames: tuple[FrameType, ...]
-    frame: FrameType | None
-    backward: BackwardRecord | None = None
-    inputs: tuple[Any, ...] = ()
-
-    @property
-    def is_at_statement(self) -> bool:
-        """Whether a line of the user's raised it, outside of any backward or in what a backward calls."""
-        if self.backward is None or self.frame is None:
-            return self.backward is None
-        entries = [at for at, frame in enumerate(self.frames) if _torch.enters_engine(frame)]
-        return not entries or any(frame is self.frame for frame in self.frames[entries[-1] + 1 :])
 
 
 def of_exception(

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from gradsan import _torch
+from gradsan.errors.context import Context
 from gradsan.graph import borrowed, compiled, naming, walk
 from gradsan.graph.conflicts import passed
 from gradsan.model import Clue, HeldClue, PathClue
@@ -25,9 +26,6 @@ from gradsan.record.backwards import PastBackward
 from gradsan.record.ledger import RawCall, call_that_made
 from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
-
-if TYPE_CHECKING:
-    from gradsan.errors.failures import Context
 
 SECOND_BACKWARD_ROWS = ("freed_graph",)
 

@@ -23,21 +23,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
 from gradsan import _torch
 from gradsan.catalogue import place_raised
 from gradsan.detect.functions import is_application
+from gradsan.errors.context import Context
 from gradsan.errors.tensors import of_node, writes_to
 from gradsan.model import Clue
 from gradsan.record.ledger import RawWrite
 from gradsan.record.stacks import definition_site, is_user_file, symbolise
-
-if TYPE_CHECKING:
-    from gradsan.errors.failures import Context
-
 
 CUSTOM_FUNCTIONS_ROWS = ("saved_read_twice", "checkpoint_unpacked_twice", "dirty_not_input")
 

@@ -14,20 +14,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from gradsan import _torch, source
+from gradsan.errors.context import Context
 from gradsan.errors.tensors import of_node
 from gradsan.graph import naming, walk
 from gradsan.graph.live import tensor_of
 from gradsan.model import Clue, Frame, Site
 from gradsan.record.ledger import RawWrite, call_that_made
 from gradsan.record.stacks import file_of, is_user_file, symbolise
-
-if TYPE_CHECKING:
-    from gradsan.errors.failures import Context
 
 _WANTED = ("unused_in_graph", "input_needs_no_gradient")
 _NAMED = (

@@ -25,12 +25,13 @@ from __future__ import annotations
 import ast
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from gradsan import _torch, source
+from gradsan.errors.context import Context
 from gradsan.errors.tensors import described, inner_frames, made_by, writes_to
 from gradsan.graph import naming
 from gradsan.graph.live import first_named, live_clues, tensor_of, value_of
@@ -40,9 +41,6 @@ from gradsan.record.backwards import PastBackward
 from gradsan.record.ledger import call_that_made
 from gradsan.record.stacks import symbolise
 from gradsan.source.tree import header_nodes
-
-if TYPE_CHECKING:
-    from gradsan.errors.failures import Context
 
 
 def _is_any(tensor: Any) -> bool:

@@ -5,28 +5,26 @@ classes. They hold no tensor, no frame and no torch object, so they can be writt
 process and kept for ever. Terms are those of ``docs/architecture.md``.
 """
 
-from gradsan.model._clues import Clue, HeldClue, LiveClue, PathClue
 from gradsan.model._events import (
     Bridge,
     ByteChange,
+    Clue,
     Confidence,
     Conflict,
     Copies,
     Deviation,
     Evidence,
     Failure,
-    Frame,
     Held,
+    HeldClue,
     Layer,
-    Message,
+    LiveClue,
     Moment,
     Name,
     Passed,
-    Region,
+    PathClue,
     Save,
     Seen,
-    Site,
-    TensorInfo,
     Use,
     Write,
     WriteKind,
@@ -54,3 +52,4 @@ from gradsan.model._findings import (
     Why,
 )
 from gradsan.model._nonfinite import Birth, Born, NonFinite, NonFiniteSeen, NonFiniteValue, Operand
+from gradsan.model._sites import Frame, Message, Region, Site, TensorInfo

@@ -1,96 +1,18 @@
-"""Events of a run, all that diagnosis is made from, and sentences before they are put into a language."""
+"""Events of a run, and clues to its failures: the evidence that a diagnosis is made from."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    from gradsan.model._clues import Clue
-    from gradsan.model._nonfinite import NonFinite
+from gradsan.model._nonfinite import NonFinite
+from gradsan.model._sites import Frame, Message, Region, Site, TensorInfo
 
 Confidence = Literal["recorded", "certain", "likely", "possible"]
 WriteKind = Literal[
     "inplace", "setitem", "out", "foreach", "step", "metadata", "op", "collective", "statistics", "outside"
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A sentence by its key in ``gradsan/text/<language>/*.toml`` and the values that fill it.
-
-    Words live in the text package only; a Message becomes a ``str`` when a presenter asks for it in a language.
-    A value may itself be a Message.
-    """
-
-    key: str
-    values: Mapping[str, Any] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        """The sentence, in the language of the environment."""
-        from gradsan.text import choose_language, say
-
-        return say(self, choose_language("auto", os.environ))
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """One line of a stack: where a function stood when the stack was taken.
-
-    ``file`` is absolute (or ``<string>``-like); ``line`` and ``end_line`` count from 1; ``column`` and
-    ``end_column`` count characters from 1, the end being exclusive, and are None where Python does not know them.
-    ``is_user`` tells the user's own code from the standard library, installed packages and gradsan itself.
-    """
-
-    file: str
-    line: int
-    function: str
-    column: int | None = None
-    end_line: int | None = None
-    end_column: int | None = None
-    is_user: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """A stack of frames, outermost first."""
-
-    frames: tuple[Frame, ...] = ()
-
-    @property
-    def user_frame(self) -> Frame | None:
-        """The deepest frame of the user's own code, or None where the stack has none."""
-        return next((frame for frame in reversed(self.frames) if frame.is_user), None)
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """Which elements of a storage a tensor covers: a strided box, in elements of ``itemsize`` bytes.
-
-    ``index`` narrows the box to the part a basic ``tensor[index] = value`` wrote (a tuple of ``int``, ``slice``,
-    ``None`` and ``...``); it is None where the whole box was written or the index was a tensor.
-    """
-
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    itemsize: int
-    index: tuple[Any, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """What a tensor was, without the tensor. ``storage`` identifies its memory within one run."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    device: str
-    storage: int
-    region: Region
-    requires_grad: bool = False
-    is_leaf: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +189,74 @@ class Deviation:
     def largest(self) -> float:
         """The largest relative error, 0.0 where there is none."""
         return max((error for _, error in self.errors), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Clue:
+    """Something that the detectors found out about a failure, by its ``role``.
+
+    Roles are named where they are gathered (``gradsan.errors``): ``leaf``, ``view_made``, ``base_written``,
+    ``freed_by``, ``graph_cut`` … ``name`` is what the tensor is called, ``op`` the operation or Node, ``site`` where it
+    happened, ``values`` further plain facts (numbers, strings, booleans, and tuples of them). What has more structure
+    has a class of its own.
+    """
+
+    role: str
+    site: Site | None = None
+    name: str | None = None
+    op: str | None = None
+    values: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of the tensor that it is about; empty where that is not known."""
+        sizes = self.values.get("shape")
+        return tuple(sizes) if isinstance(sizes, tuple | list) else ()
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of that tensor; ``?`` where it is not known."""
+        return str(self.values.get("dtype") or "?")
+
+    @property
+    def device(self) -> str:
+        """Its device; ``?`` where it is not known."""
+        return str(self.values.get("device") or "?")
+
+    def count(self, fact: str) -> int:
+        """A fact that is a number; 0 where there is none."""
+        number = self.values.get(fact)
+        return number if isinstance(number, int) else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldClue(Clue):
+    """A live variable whose graph leads to what was freed."""
+
+    held: Held
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathClue(Clue):
+    """The Nodes from the loss to the one that was freed."""
+
+    passed: tuple[Passed, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveClue(Clue):
+    """What was alive at a failure, in one function.
+
+    ``requires_grad`` says of a tensor by its name whether it requires grad, of a module whether any of its parameters
+    does; ``callees`` of what can be called where the function that runs is: (file, first line, name). ``switched_off``
+    are the modules that an optimizer has and of which no parameter requires grad, ``in_vain`` those of them whose
+    optimizer has nothing else to train.
+    """
+
+    requires_grad: Mapping[str, bool]
+    callees: Mapping[str, tuple[str, int, str]]
+    switched_off: tuple[str, ...]
+    in_vain: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,9 @@ import os
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gradsan.model._events import Confidence, Deviation, Frame, Message, Seen, Site
+from gradsan.model._events import Confidence, Deviation, Seen
 from gradsan.model._nonfinite import Born, NonFiniteValue
+from gradsan.model._sites import Frame, Message, Site
 
 Severity = Literal["error", "warning", "note"]
 Role = Literal["saved", "written", "used", "bridge", "created", "freed", "suspect", "note", "origin", "noticed", "path"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gradsan.model._events import Site
+from gradsan.model._sites import Site
 
 Born = Literal["forward", "backward", "update", "data", "unknown"]
 NonFiniteSeen = Literal["before", "during", "after", "untraced", "other_rank"]

@@ -9,17 +9,12 @@ from __future__ import annotations
 import sys
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from gradsan import _torch
-from gradsan.model import Moment
 from gradsan.record.log import Log
-from gradsan.record.stacks import symbolise
-
-if TYPE_CHECKING:
-    from gradsan.record.steps import Steps
 
 _CALLS_KEPT = 256
 
@@ -100,30 +95,6 @@ def _read(entry: tuple[Any, ...]) -> PastBackward:
 
 def _gone() -> None:
     return None
-
-
-def moments(steps: Steps, backwards: Backwards, since: int, until: int) -> tuple[Moment, ...]:
-    """Every step and backward call in the logs that began after ``since`` and before ``until``, by the clock.
-
-    A step stands where it ended, as the writes of a step do; a backward call where it began.
-    """
-    found = [
-        Moment(
-            kind="step",
-            clock=record.clock if record.end is None else record.end,
-            step=record.number,
-            op=f"{record.optimizer}.step",
-            site=symbolise(record.stack),
-        )
-        for record in steps.steps
-        if record.clock > since
-    ]
-    found += [
-        Moment(kind="backward", clock=call.clock, step=call.step, op=call.via, site=symbolise(call.stack))
-        for call in backwards.before(until)
-        if call.clock > since
-    ]
-    return tuple(sorted(found, key=lambda moment: moment.clock))
 
 
 class MadeByEngine:

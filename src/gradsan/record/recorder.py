@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, Protocol
 from gradsan._errors import GradsanError
 from gradsan.model import Conflict, Copies, Evidence, Failure, Message, Moment, NonFinite, Seen
 from gradsan.record import log, writes
-from gradsan.record.backwards import Backwards, moments
+from gradsan.record.backwards import Backwards
 from gradsan.record.demands import Asked, Demands, Found
 from gradsan.record.guarding import Guard
 from gradsan.record.listeners import Listeners
 from gradsan.record.patches import Patches
-from gradsan.record.steps import Steps
+from gradsan.record.steps import Steps, moments
 
 FINDINGS_KEPT = 1_000
 """Conflicts, and failures, of one run."""

@@ -224,9 +224,6 @@ def _characters(file: str, line: int | None, offset: int | None) -> int | None:
     return len(text.encode()[:offset].decode(errors="ignore")) + 1
 
 
-_FRAMES_BETWEEN = 8
-
-
 _FRAMES_BETWEEN_PAIRS = 8
 
 

@@ -18,10 +18,12 @@ from typing import Any, NamedTuple
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gradsan import _torch
-from gradsan.record.backwards import MadeByEngine
+from gradsan.model import Moment
+from gradsan.record.backwards import Backwards, MadeByEngine
 from gradsan.record.guarding import numbered_apart
 from gradsan.record.log import Core
 from gradsan.record.patches import Patches
+from gradsan.record.stacks import symbolise
 
 
 @dataclass(slots=True)
@@ -271,3 +273,27 @@ class Settling:
 def _without_gradient(optimizer: Any) -> int:
     with _torch.hushed():
         return sum(one.grad is None for one in _torch.parameters_of(optimizer))
+
+
+def moments(steps: Steps, backwards: Backwards, since: int, until: int) -> tuple[Moment, ...]:
+    """Every step and backward call in the logs that began after ``since`` and before ``until``, by the clock.
+
+    A step stands where it ended, as the writes of a step do; a backward call where it began.
+    """
+    found = [
+        Moment(
+            kind="step",
+            clock=record.clock if record.end is None else record.end,
+            step=record.number,
+            op=f"{record.optimizer}.step",
+            site=symbolise(record.stack),
+        )
+        for record in steps.steps
+        if record.clock > since
+    ]
+    found += [
+        Moment(kind="backward", clock=call.clock, step=call.step, op=call.via, site=symbolise(call.stack))
+        for call in backwards.before(until)
+        if call.clock > since
+    ]
+    return tuple(sorted(found, key=lambda moment: moment.clock))

@@ -212,7 +212,7 @@ class _Walk:
             {**shared, "self": has_parameters},
             {name: one for name, one in scope.live.callees.items() if "." not in name},
         )
-        decorator = mode_of_decorators(source, function)
+        decorator = mode_of_decorators(function)
         may_require = has_parameters
         for node in local_nodes(function):
             value = getattr(node, "value", None)
@@ -367,7 +367,7 @@ def mode_around(source: SourceFile, node: ast.AST, function: FunctionNode | None
     return None
 
 
-def mode_of_decorators(source: SourceFile, function: FunctionNode) -> tuple[str, ast.AST] | None:
+def mode_of_decorators(function: FunctionNode) -> tuple[str, ast.AST] | None:
     """The decorator under which no graph is recorded: its kind and expression."""
     for decorator in getattr(function, "decorator_list", ()):
         mode = mode_of(decorator)

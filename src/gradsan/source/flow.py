@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 
 from gradsan.source.identifiers import Binding, bindings_of
 
-Blocks = list[list[ast.stmt]]
 State = dict[str, frozenset["Definition"]]
 _MAX_ROUNDS = 20
 

@@ -174,7 +174,7 @@ def graph_for_gradient(frame: Frame) -> Change | None:
 
 def _is_used(source: SourceFile, call: ast.Call) -> bool:
     function = source.function(call)
-    if function is not None and mode_of_decorators(source, function) is not None:
+    if function is not None and mode_of_decorators(function) is not None:
         return False
     scope = function if function is not None else source.module
     if isinstance(scope, ast.Lambda):

@@ -167,7 +167,7 @@ def uses_in(definition: Frame, attribute: str) -> tuple[Used, ...] | None:
                 continue
             called = methods.get(node.attr)
             if node.attr == attribute:
-                mode = mode_around(source, node, function) or mode_of_decorators(source, function)
+                mode = mode_around(source, node, function) or mode_of_decorators(function)
                 place = None if mode is None else _frame(source, definition, mode[1])
                 found.append(Used(_frame(source, definition, node), place))
             elif called is not None and called not in met:

@@ -21,7 +21,6 @@ class RoundDetector(Detector):
     """A detector that is told of the results of calls and of backward calls in a few rounds, and of nothing else."""
 
     rounds: ClassVar[tuple[int, ...]] = (1, 2, 4)
-    hears_results: ClassVar[bool] = True
     from_start: ClassVar[bool] = False
     """Whether to look at what comes before the first backward, too."""
     takes_gradients: ClassVar[bool] = False
@@ -124,8 +123,7 @@ class RoundDetector(Detector):
 
     def _listen(self, wanted: bool) -> None:
         self._listeners.call_before_backward(self.before_backward, wanted)
-        if self.hears_results:
-            self._listeners.call_on_result(self._on_result, wanted)
+        self._listeners.call_on_result(self._on_result, wanted)
 
     @_torch.hushed()
     def _on_result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:

@@ -86,7 +86,6 @@ class Base:
         self.hits: dict[tuple[str, int, int], Hit] = {}
         self.statement: ast.AST = module
         self.functions_run: set[ast.AST] = set()
-        self.nodes_made = 0
         self.given: set[Tensor] = set()
         """What callers gave, and other methods left: it may hang on graphs that are not read."""
 

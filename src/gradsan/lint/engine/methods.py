@@ -12,10 +12,8 @@ from gradsan.lint.engine.values import (
     MAYBE,
     NO,
     YES,
-    Choice,
     Dictionary,
     Function,
-    Layer,
     Memory,
     Node,
     Optimizer,
@@ -325,10 +323,6 @@ class Methods(Modules):
             state.heap[owner, "@owned"] = (*owned, *self.give_to_optimizer(args[0], state))
             state.heap.pop((owner, "@lost"), None)
         return Plain()
-
-    def is_weighty(self, value: Value) -> bool:
-        """Whether a value is a layer with parameters."""
-        return (isinstance(value, Layer) and value.has_weights) or isinstance(value, Choice)
 
 
 def _is_of_tensor(args: list[Value], keywords: dict[str, Value], tensor_of: Callable[[Value], Tensor | None]) -> bool:

@@ -6,7 +6,6 @@ import contextlib
 import copy
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from gradsan.graph.traced_graphs import run_without_data
 from gradsan.record.compilers import TRACED
 from gradsan.record.stacks import is_user_file
 from gradsan.repair.compiled.counting import Counting
-from gradsan.repair.compiled.values import Call, unseen
+from gradsan.repair.compiled.values import Call, KeptGraph, unseen
 from gradsan.repair.trials.compiling import Compiled, Compiling, Function
 
 _CALLS_KEPT = 2
@@ -25,18 +24,6 @@ _GRAPHS_KEPT = 64
 _BYTES_KEPT = 4 * 1024**3
 _PERTURBED_BY = 20_041
 _RESUMED = "torch_dynamo_resume_in_"
-
-
-@dataclass(slots=True)
-class KeptGraph:
-    """A graph that was compiled: ``module`` as it was traced, ``run`` what the backend made of it, and calls of it."""
-
-    function: Function
-    backend: str
-    compile: Any
-    module: Any
-    run: Any
-    calls: list[Call] = field(default_factory=list)
 
 
 class CompiledRun:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from gradsan import _torch
 from gradsan.record.recorder import recorder
+from gradsan.repair.trials.compiling import Function
 
 _SEED = 0
 _SHARE_OF_ALL = 1 / 32
@@ -182,3 +183,15 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, tuple) and type(value) is not torch.Size:
         return tuple(_mapped(one, change) for one in value)
     return [_mapped(one, change) for one in value] if isinstance(value, list) else value
+
+
+@dataclass(slots=True)
+class KeptGraph:
+    """A graph that was compiled: ``module`` as it was traced, ``run`` what the backend made of it, and calls of it."""
+
+    function: Function
+    backend: str
+    compile: Any
+    module: Any
+    run: Any
+    calls: list[Call] = field(default_factory=list)

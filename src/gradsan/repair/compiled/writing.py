@@ -89,7 +89,7 @@ def program_of(
     is_own = _registered(backend) is None
     random = [_made(one, needs) for one, needs in _needs(part)]
     text = _text(part, backend, overwritten, allowed, [f"        {one}," for one in random])
-    if is_own or _shows(text, compile_with, allowed):
+    if is_own or _shows(text, allowed):
         return text, b""
     stored = io.BytesIO()
     torch.save(list(part.call.arguments), stored)
@@ -132,7 +132,7 @@ def _registered(backend: str) -> str | None:
     return backend if backend in ("inductor", "eager", *torch.compiler.list_backends(exclude_tags=())) else None
 
 
-def _shows(text: str, compile_with: Any, allowed: float) -> bool:
+def _shows(text: str, allowed: float) -> bool:
     variables: dict[str, Any] = {"__name__": "part", "__file__": "part"}
     with contextlib.suppress(Exception):
         torch.compiler.reset()

@@ -28,7 +28,7 @@ def functional_fast_weights(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         return ()
     source, loop = written.source, written.source.parents[written.node][0]
     is_one = asked.function is written.function is used.function and not isinstance(written.function, ast.Lambda)
-    value = _new_value(source, at)
+    value = _new_value(at)
     if not is_one or value is None:
         return ()
     walked = _parameters_walked(loop) if isinstance(loop, ast.For) else None
@@ -100,7 +100,7 @@ def _statement(label: Label | None) -> Statement | None:
     return None if label is None else statement_at(label.frame)
 
 
-def _new_value(source: SourceFile, at: Label) -> tuple[str, str] | None:
+def _new_value(at: Label) -> tuple[str, str] | None:
     """The variable that a write updates, and its new value as an expression that autograd records."""
     change = recorded(at.frame, at.op or "") or out_of_place(at.frame, at.op or "")
     statement = statement_at(at.frame)

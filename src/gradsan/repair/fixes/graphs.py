@@ -318,7 +318,7 @@ def _as_property(made: Label) -> Fix | None:
         kept = _kept_arguments(source, function, own, given - stored)
         if blocks.names_read([node.value]) & ((stored | given) - set(kept)) or not is_whole_lines(source, node):
             return None
-        if len(place.block) < 2 or _is_bound_elsewhere(source, node, target):
+        if len(place.block) < 2 or _is_bound_elsewhere(source, target):
             return None
         reads = (one for one in ast.walk(node.value) if isinstance(one, ast.Name) and one.id in kept)
         value = text_with(source, source.span(node.value), [Edit(source.span(one), kept[one.id]) for one in reads])
@@ -334,7 +334,7 @@ def _kept_arguments(source: SourceFile, function: ast.FunctionDef, own: str, giv
         if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Name) or node.value.id not in given:
             continue
         is_own = isinstance(target, ast.Attribute) and ast.unparse(target.value) == own
-        if isinstance(target, ast.Attribute) and is_own and not _is_bound_elsewhere(source, node, target):
+        if isinstance(target, ast.Attribute) and is_own and not _is_bound_elsewhere(source, target):
             found[node.value.id] = ast.unparse(target)
     return found
 
@@ -349,7 +349,7 @@ def _property(source: SourceFile, function: ast.FunctionDef, node: ast.Assign, v
     return blocks.fix("recompute_forward", blocks.lines_changed(source, changes), "as_property", name=name)
 
 
-def _is_bound_elsewhere(source: SourceFile, node: ast.Assign, target: ast.Attribute) -> bool:
+def _is_bound_elsewhere(source: SourceFile, target: ast.Attribute) -> bool:
     return any(
         isinstance(one, ast.Attribute)
         and one.attr == target.attr

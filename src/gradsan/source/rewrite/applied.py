@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gradsan.source.change import Edit
@@ -178,12 +177,3 @@ def _parentheses(source: SourceFile, node: ast.expr) -> Span | None:
         return None
     spaces = len(after) - len(after.lstrip())
     return Span(span.line, len(before), span.line, span.end_column + spaces + 1)
-
-
-def operations_in(source: SourceFile, scope: ast.AST) -> Iterator[Applied]:
-    """Every operation of a scope, in no order."""
-    body = local_nodes(scope) if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module) else ()
-    for node in body:
-        one = applied(source, node)
-        if one is not None:
-            yield one

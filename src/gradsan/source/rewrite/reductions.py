@@ -153,7 +153,7 @@ def finite_mask(frame: Frame, dtype: str) -> Change | None:
         return None
     edits: list[Edit] = []
     for node in local_nodes(scope):
-        if isinstance(node, ast.expr) and _is_minus_infinity(source, node):
+        if isinstance(node, ast.expr) and _is_minus_infinity(node):
             edits.append(Edit(source.span(node), f"{torch_name(source)}.finfo({_type_of(source, node, dtype)}).min"))
     return edited(source, edits, "finite_mask")
 
@@ -166,7 +166,7 @@ def _type_of(source: SourceFile, node: ast.expr, dtype: str) -> str:
     return f"{torch_name(source)}.{dtype}"
 
 
-def _is_minus_infinity(source: SourceFile, node: ast.expr) -> bool:
+def _is_minus_infinity(node: ast.expr) -> bool:
     """``float("-inf")``, ``-float("inf")``, ``-math.inf``, ``-torch.inf``."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         inner = node.operand

@@ -311,8 +311,6 @@ def _end(source: SourceFile, node: ast.AST) -> tuple[int, int]:
     return span.end_line, span.end_column
 
 
-__all__ = ["undone", "undone_numbers"]
-
 _LISTS = (ast.List, ast.ListComp, ast.Tuple)
 _IS_OPERAND = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)
 

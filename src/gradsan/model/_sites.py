@@ -1,0 +1,84 @@
+"""Sites, tensors and sentences as plain data: the parts that all events and findings are made of."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A sentence by its key in ``gradsan/text/<language>/*.toml`` and the values that fill it.
+
+    Words live in the text package only; a Message becomes a ``str`` when a presenter asks for it in a language.
+    A value may itself be a Message.
+    """
+
+    key: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """The sentence, in the language of the environment."""
+        from gradsan.text import choose_language, say
+
+        return say(self, choose_language("auto", os.environ))
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One line of a stack: where a function stood when the stack was taken.
+
+    ``file`` is absolute (or ``<string>``-like); ``line`` and ``end_line`` count from 1; ``column`` and
+    ``end_column`` count characters from 1, the end being exclusive, and are None where Python does not know them.
+    ``is_user`` tells the user's own code from the standard library, installed packages and gradsan itself.
+    """
+
+    file: str
+    line: int
+    function: str
+    column: int | None = None
+    end_line: int | None = None
+    end_column: int | None = None
+    is_user: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A stack of frames, outermost first."""
+
+    frames: tuple[Frame, ...] = ()
+
+    @property
+    def user_frame(self) -> Frame | None:
+        """The deepest frame of the user's own code, or None where the stack has none."""
+        return next((frame for frame in reversed(self.frames) if frame.is_user), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Which elements of a storage a tensor covers: a strided box, in elements of ``itemsize`` bytes.
+
+    ``index`` narrows the box to the part a basic ``tensor[index] = value`` wrote (a tuple of ``int``, ``slice``,
+    ``None`` and ``...``); it is None where the whole box was written or the index was a tensor.
+    """
+
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+    index: tuple[Any, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """What a tensor was, without the tensor. ``storage`` identifies its memory within one run."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    storage: int
+    region: Region
+    requires_grad: bool = False
+    is_leaf: bool = True
