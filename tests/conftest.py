@@ -15,6 +15,8 @@ import pytest
 
 os.environ["GRADSAN_TEXT"] = "strict"
 os.environ["GRADSAN_DEBUG"] = "1"
+# Programs of tests are small: workers and their children would wait for each other's threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Each worker rewrites the asserts of all test files; with PYTHONDONTWRITEBYTECODE it would in each run anew.
 sys.dont_write_bytecode = False
 # Else every process that compiles starts another one, which imports torch; headers pay for many kernels, not for few.

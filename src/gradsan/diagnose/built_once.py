@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gradsan import heuristics, source
-from gradsan.model import Fix, Frame, Message
-
-Lines = tuple[tuple[str, int, str], ...]
+from gradsan.model import Fix, Frame, Lines, Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +23,7 @@ class BuiltOnce:
 def anew_or_cut(once: BuiltOnce) -> tuple[Fix, ...]:
     """Both fixes, the likelier one first; the cut alone where the rounds compute the very same value themselves."""
     values = {"name": once.name}
-    again = _fix("recompute_forward", "help.build_each_round", values, ())
+    again = Fix.worded("help.build_each_round", values, kind="recompute_forward")
     without = _cuts(once, values)
     bound_at, used = once.bound_at, once.used
     if bound_at is not None and used is not None and source.is_computed_in_rounds(bound_at, used):
@@ -49,10 +47,10 @@ def _cuts(once: BuiltOnce, values: dict[str, str | Message]) -> tuple[Fix, ...]:
     cut, under = _cut_off(once), _under_no_grad(once)
     found: list[Fix] = []
     if cut:
-        found.append(_fix("detach_built_once", "help.build_without_graph", values, cut))
+        found.append(Fix.worded("help.build_without_graph", values, cut, kind="detach_built_once"))
     if under and (not cut or _gives_several(once)):
-        found.append(_fix("detach_built_once", "help.build_under_no_grad", values, under))
-    return tuple(found) or (_fix("no_grad", "help.build_without_graph", values, ()),)
+        found.append(Fix.worded("help.build_under_no_grad", values, under, kind="detach_built_once"))
+    return tuple(found) or (Fix.worded("help.build_without_graph", values, kind="no_grad"),)
 
 
 def _gives_several(once: BuiltOnce) -> bool:
@@ -64,8 +62,7 @@ def _cut_off(once: BuiltOnce) -> Lines:
     """The line that computes the value, cut off its graph."""
     if once.bound_at is None or not isinstance(once.name, str):
         return ()
-    change = source.detach_at(once.bound_at, once.name)
-    return () if change is None else source.changed_lines(once.bound_at.file, change)
+    return source.changed_lines(once.bound_at.file, source.detach_at(once.bound_at, once.name))
 
 
 def _under_no_grad(once: BuiltOnce) -> Lines:
@@ -75,9 +72,3 @@ def _under_no_grad(once: BuiltOnce) -> Lines:
     bound_at = once.bound_at or source.binding_of(once.made, once.name.partition("[")[0])
     change = None if bound_at is None else source.under_no_grad(bound_at)
     return () if change is None or bound_at is None else source.changed_lines(bound_at.file, change)
-
-
-def _fix(kind: str, key: str, values: dict[str, str | Message], lines: Lines) -> Fix:
-    applicability = "review" if lines else "manual"
-    how = Message(f"{key}_how", dict(values))
-    return Fix(kind, "changed", Message(key, dict(values)), how, applicability, lines)  # type: ignore[arg-type]

@@ -121,14 +121,7 @@ def cut_term(fixes: tuple[Fix, ...], updated: Site | None, carrier: Carrier | No
     if found is None:
         return fixes
     values = {"bridge": carrier.name, "value": found[0]}
-    again = Fix(
-        kind="recompute_forward",
-        meaning="changed",
-        summary=Message("help.recompute_term", values),
-        how_changed=Message("help.recompute_term_how", values),
-        applicability="review",
-        lines=found[1],
-    )
+    again = Fix.worded("help.recompute_term", values, found[1], kind="recompute_forward")
     return (again, *(replace(one, how_changed=Message("help.cut_term_how", values)) for one in fixes))
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gradsan import source
 from gradsan.diagnose.levels import place, shared_level, user_frames
-from gradsan.model import Bridge, Fix, Frame, Held, Message, Site
+from gradsan.model import Bridge, Fix, Frame, Held, Lines, Message, Site
 
 
 def forget_collected(used: Site, updated: Site | None, held: tuple[Held, ...]) -> Fix | None:
@@ -27,14 +27,7 @@ def forget_collected(used: Site, updated: Site | None, held: tuple[Held, ...]) -
             if found is not None:
                 change, text = found
                 values = {"name": one.within, "text": text}
-                return Fix(
-                    "forget_collected",
-                    "changed",
-                    Message("help.forget_collected", values),
-                    Message("help.forget_collected_how", values),
-                    "review",
-                    source.changed_lines(frame.file, change),
-                )
+                return Fix.worded("help.forget_collected", values, source.changed_lines(frame.file, change))
     return None
 
 
@@ -49,14 +42,7 @@ def detach_collected(held: tuple[Held, ...]) -> Fix | None:
     if found is None:
         return None
     values = {"bridge": ", ".join(found[1])}
-    return Fix(
-        "detach_carried_state",
-        "changed",
-        Message("help.detach_carried_state", values),
-        Message("help.detach_carried_state_how", values),
-        "review",
-        source.changed_lines(old[0].file, found[0]),
-    )
+    return Fix.worded("help.detach_carried_state", values, source.changed_lines(old[0].file, found[0]))
 
 
 def detach_held(
@@ -86,14 +72,7 @@ def detach_held(
             return None
         change, names = found
         values = {"bridge": ", ".join(names)}
-        return Fix(
-            "detach_carried_state",
-            "changed",
-            Message("help.detach_carried_state", values),
-            Message("help.detach_carried_state_how", values),
-            "review",
-            source.changed_lines(frame.file, change),
-        )
+        return Fix.worded("help.detach_carried_state", values, source.changed_lines(frame.file, change))
     return None
 
 
@@ -125,9 +104,6 @@ def _update_beside(frame: Frame, updated: Site | None) -> Frame | None:
     """The frame of the update of the parameters in the function of ``frame``."""
     frames = () if updated is None else user_frames(updated)
     return next((one for one in frames if source.in_same_function(one, frame)), None)
-
-
-Lines = tuple[tuple[str, int, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,16 +154,12 @@ def detach_other_network(bridges: Sequence[Bridge], retained_at: Site | None) ->
     dropped: Lines = () if change is None or kept is None else source.changed_lines(kept.file, change)
     taken = {(file, line) for file, line, _ in found.lines}
     values = {"name": ", ".join(found.names)}
+    alone = Fix.worded("help.detach_other_network", values, found.lines)
     fixes: list[Fix] = []
     if dropped and not any((file, line) in taken for file, line, _ in dropped):
-        fixes.append(_fix("help.detach_other_network_and_retain", (*found.lines, *dropped), values))
-    fixes.append(_fix("help.detach_other_network", found.lines, values))
-    return tuple(fixes)
-
-
-def _fix(key: str, lines: Lines, values: dict[str, str]) -> Fix:
-    how = Message("help.detach_other_network_how", values)
-    return Fix("detach_other_network", "changed", Message(key, values), how, "review", lines)
+        both = Message("help.detach_other_network_and_retain", values)
+        fixes.append(replace(alone, summary=both, lines=(*found.lines, *dropped)))
+    return (*fixes, alone)
 
 
 def _cut(bridge: Bridge) -> tuple[str, Frame, source.Change] | None:

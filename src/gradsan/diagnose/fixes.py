@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from gradsan.diagnose.carriers import Carrier, cut
 from gradsan.diagnose.facts import Facts
 from gradsan.diagnose.levels import inner_frames, place, user_frames
 from gradsan.diagnose.names import operands_at_save, result_at_save
-from gradsan.model import Fix, Frame, Message, Site, Write
+from gradsan.model import Fix, Frame, Lines, Message, Site, Write
 
 
 def instead_of_overwriting(facts: Facts, *, copy_first: bool = False) -> tuple[Fix, ...]:
@@ -165,26 +165,20 @@ def _fix(
     kind: str,
     meaning: Any,
     facts: Facts,
-    lines: tuple[tuple[str, int, str], ...],
+    lines: Lines,
     values: dict[str, Any] | None = None,
     summary: str | None = None,
 ) -> Fix:
     filled = {"name": facts.name, "op": facts.op, **(values or {})}
-    return Fix(
-        kind=kind,
-        meaning=meaning,
-        summary=Message(summary or f"help.{kind}", filled),
-        how_changed=Message(f"help.{kind}_how", filled) if meaning == "changed" else None,
-        applicability="review" if lines else "manual",
-        lines=lines,
-    )
+    made = Fix.worded(f"help.{kind}", filled, lines, keeps=meaning == "preserved")
+    return made if summary is None else replace(made, summary=Message(summary, filled))
 
 
 @dataclass(frozen=True, slots=True)
 class _Suggested:
     """Changed lines, and whether the source shows others who would no longer see what is written."""
 
-    lines: tuple[tuple[str, int, str], ...] = ()
+    lines: Lines = ()
     hidden_from_others: bool = False
 
 
@@ -333,10 +327,10 @@ def _is_called(facts: Facts, name: str) -> bool:
     return facts.name == name or (name.startswith("self.") and facts.name.endswith(name.removeprefix("self")))
 
 
-def _made_in_place(file: str, layer: str) -> tuple[tuple[str, int, str], ...]:
+def _made_in_place(file: str, layer: str) -> Lines:
     change = source.inplace_layer_false(file, layer)
-    return () if change is None else source.changed_lines(file, change)
+    return source.changed_lines(file, change)
 
 
-def _as_lines(frame: Frame, change: source.Change | None) -> tuple[tuple[str, int, str], ...]:
-    return () if change is None else source.changed_lines(frame.file, change)
+def _as_lines(frame: Frame, change: source.Change | None) -> Lines:
+    return source.changed_lines(frame.file, change)

@@ -8,9 +8,7 @@ from typing import Any
 from gradsan import source
 from gradsan.diagnose.facts import Facts
 from gradsan.diagnose.levels import place, user_frames
-from gradsan.model import Fix, Frame, Message, Site
-
-Lines = tuple[tuple[str, int, str], ...]
+from gradsan.model import Fix, Frame, Lines, Message, Site
 
 LEFT_UNRECORDED = "help.left_unrecorded_how"
 """How a change is told that mends the gradient of the value as it was saved, and leaves the write without one."""
@@ -22,8 +20,8 @@ def for_unrecorded(facts: Facts, name: str | Message) -> tuple[Fix, ...]:
     """Let autograd record the change, or change a copy of the value."""
     values = {"name": name}
     if facts.first is not None and not facts.first.grad_enabled:
-        return (_fix("record_the_change", values), _fix("change_a_copy", values))
-    return (_fix("change_a_copy", values), _fix("record_the_change", values))
+        return (Fix.worded("help.record_the_change", values), Fix.worded("help.change_a_copy", values))
+    return (Fix.worded("help.change_a_copy", values), Fix.worded("help.record_the_change", values))
 
 
 def recorded(facts: Facts, name: str | Message) -> tuple[Fix, ...]:
@@ -32,8 +30,8 @@ def recorded(facts: Facts, name: str | Message) -> tuple[Fix, ...]:
     change = None if frame is None or write is None else source.recorded(frame, write.op)
     places = {(one.user_frame.file, one.user_frame.line) for one in _sites(facts) if one.user_frame is not None}
     if change is None or frame is None or change.notes or len(places) != 1:
-        return (_fix("record_the_change", {"name": name}),)
-    return (_fix("record_the_change", {"name": name}, source.changed_lines(frame.file, change)),)
+        return (Fix.worded("help.record_the_change", {"name": name}),)
+    return (Fix.worded("help.record_the_change", {"name": name}, source.changed_lines(frame.file, change)),)
 
 
 def _sites(facts: Facts) -> list[Site]:
@@ -47,23 +45,12 @@ def for_argument(facts: Facts, values: Mapping[str, Any]) -> tuple[Fix, ...]:
     if frame is not None and write is not None:
         change = source.out_of_place(frame, write.op)
         change = change if change is not None else source.clone_before(frame, write.op)
-        lines = () if change is None else source.changed_lines(frame.file, change)
-    return (_fix("leave_the_argument", values, lines),)
+        lines = source.changed_lines(frame.file, change)
+    return (Fix.worded("help.leave_the_argument", values, lines),)
 
 
 def _written_at(facts: Facts) -> Frame | None:
     return None if facts.first is None else place(facts.first.site)
-
-
-def _fix(kind: str, values: Mapping[str, Any], lines: Lines = ()) -> Fix:
-    return Fix(
-        kind=kind,
-        meaning="changed",
-        summary=Message(f"help.{kind}", values),
-        how_changed=Message(f"help.{kind}_how", values),
-        applicability="review" if lines else "manual",
-        lines=lines,
-    )
 
 
 def for_checkpoint(facts: Facts) -> tuple[Fix, ...]:
@@ -79,7 +66,7 @@ def for_checkpoint(facts: Facts) -> tuple[Fix, ...]:
         is_tensor = bool(conflict.save.tensor.storage)
         value = f"{path}.clone()" if is_tensor and conflict.rebound is None else path
         change = source.bind_early(defined, call, path, value)
-        lines = () if change is None else source.changed_lines(defined.file, change)
+        lines = source.changed_lines(defined.file, change)
     stacks = [user_frames(write.site) for write in facts.writes]
     moved = source.move_behind(stacks, user_frames(conflict.use.site)) if stacks else None
     later = moved.lines if moved is not None and moved.is_plain else ()
@@ -103,13 +90,13 @@ def for_unmarked(facts: Facts) -> tuple[Fix, ...]:
     marked: Lines = ()
     if parameter is not None and defined is not None:
         change = source.mark_dirty(defined, parameter)
-        marked = () if change is None else source.changed_lines(defined.file, change)
+        marked = source.changed_lines(defined.file, change)
     copied: Lines = ()
     frames = {frame for write in facts.writes if (frame := place(write.site)) is not None}
     if len(frames) == 1:
         frame = frames.pop()
         copy = source.clone_before(frame, facts.writes[0].op)
-        copied = () if copy is None else source.changed_lines(frame.file, copy)
+        copied = source.changed_lines(frame.file, copy)
     found = (_function_fix("mark_dirty", facts, marked), _function_fix("copy_in_forward", facts, copied))
     return tuple(sorted(found, key=lambda fix: not fix.lines))
 
@@ -127,11 +114,4 @@ def _function_fix(kind: str, facts: Facts, lines: Lines = (), meaning: Any = "pr
         "function": conflict.bridge.older if conflict.bridge is not None else facts.op,
         "attribute": conflict.save.slot or "?",
     }
-    return Fix(
-        kind=kind,
-        meaning=meaning,
-        summary=Message(f"help.{kind}", values),
-        how_changed=Message(f"help.{kind}_how", values) if meaning == "changed" else None,
-        applicability="review" if lines else "manual",
-        lines=lines,
-    )
+    return Fix.worded(f"help.{kind}", values, lines, keeps=meaning == "preserved")

@@ -38,6 +38,7 @@ from gradsan.model._findings import (
     Gradient,
     GradientStatus,
     Label,
+    Lines,
     NamedTensor,
     NonFiniteFacts,
     Outcome,

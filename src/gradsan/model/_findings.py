@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -51,18 +52,40 @@ class Verification:
     differs_in: tuple[str, ...] = ()
 
 
+Lines = tuple[tuple[str, int, str], ...]
+"""Changed lines: (file, line, what that one line becomes)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """Something to change. ``lines`` are (file, line, new text) for the concrete changed lines, where known."""
+    """Something to change. ``lines`` are the concrete changed lines, where known."""
 
     kind: str
     meaning: Literal["preserved", "changed"]
     summary: Message
     how_changed: Message | None = None
     applicability: Applicability = "manual"
-    lines: tuple[tuple[str, int, str], ...] = ()
+    lines: Lines = ()
     diff: str = ""
     verification: Verification = Verification()
+
+    @classmethod
+    def worded(
+        cls, key: str, values: Mapping[str, object], lines: Lines = (), *, keeps: bool = False, kind: str = ""
+    ) -> Fix:
+        """A fix that nobody has run, with the sentence ``key``; one that changes the training also has ``<key>_how``.
+
+        ``keeps`` says that the gradients stay those of the program as written. ``kind`` is the last part of the key
+        where none is given.
+        """
+        return cls(
+            kind=kind or key.rpartition(".")[2],
+            meaning="preserved" if keeps else "changed",
+            summary=Message(key, dict(values)),
+            how_changed=None if keeps else Message(f"{key}_how", dict(values)),
+            applicability="review" if lines else "manual",
+            lines=lines,
+        )
 
 
 @dataclass(frozen=True, slots=True)

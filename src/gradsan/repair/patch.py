@@ -15,9 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gradsan.model import Diagnosis, Event, Frame, Label, Site
-
-Lines = tuple[tuple[str, int, str], ...]
+from gradsan.model import Diagnosis, Event, Frame, Label, Lines, Site
 
 
 class PatchError(ValueError):

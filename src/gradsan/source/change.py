@@ -8,7 +8,7 @@ import tokenize
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gradsan.model import Frame
+from gradsan.model import Frame, Lines
 from gradsan.source.locate import expression_at
 from gradsan.source.tree import SourceFile, Span, parses, source_lines
 
@@ -59,11 +59,14 @@ def apply_change(text: str, change: Change) -> str:
     return "\n".join([*lines[:index], *new, *lines[index + len(old) :]])
 
 
-def changed_lines(file: str, change: Change) -> tuple[tuple[str, int, str], ...]:
+def changed_lines(file: str, change: Change | None) -> Lines:
     """``change`` as ``model.Fix.lines``: (file, line, what that one line becomes), "" for a line that goes.
 
-    An added line comes together with the line it stands before. Empty where ``file`` does not read as it should.
+    An added line comes together with the line it stands before. Empty where there is no change, or ``file`` does not
+    read as it should.
     """
+    if change is None:
+        return ()
     lines = source_lines(file)
     if not change.old:
         if change.line <= len(lines):
@@ -87,7 +90,7 @@ def edited(source: SourceFile, edits: Sequence[Edit], kind: str, notes: tuple[st
     return _checked(source, Change(first, old, "\n".join(lines), kind, notes))
 
 
-def edited_lines(source: SourceFile, edits: Sequence[Edit]) -> tuple[tuple[str, int, str], ...]:
+def edited_lines(source: SourceFile, edits: Sequence[Edit]) -> Lines:
     """``edits`` as ``model.Fix.lines``, of those lines alone; empty where the result would not be Python."""
     if edited(source, edits, "") is None:
         return ()

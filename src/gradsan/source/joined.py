@@ -15,12 +15,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from gradsan.model import Fix, Frame
+from gradsan.model import Fix, Frame, Lines
 from gradsan.source.tree import SourceFile, lines_read_as, read_source, source_lines
 
 _Value = TypeVar("_Value")
 _Result = TypeVar("_Result")
-Lines = tuple[tuple[str, int, str], ...]
 
 
 @dataclass(frozen=True, slots=True)

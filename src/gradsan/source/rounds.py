@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from gradsan.model import Frame
+from gradsan.model import Frame, Lines
 from gradsan.source.change import Change, Edit, add_keyword, apply_change, edited, insert_after, insert_before
 from gradsan.source.identifiers import ADDING_METHODS, bindings_of, chain_key, consumed_names, leaf_name, local_nodes
 from gradsan.source.locate import Expression, expression_at, scope_of, statement_at
@@ -303,7 +303,7 @@ def _insert_behind(source: SourceFile, statement: ast.stmt, text: str, kind: str
 _TOUCHING_GRADIENTS = frozenset({"zero_grad", "step", "backward", "clip_grad_norm_", "clip_grad_value_", "grad"})
 
 
-def backward_of_sum(first: Frame, second: Frame) -> tuple[tuple[str, int, str], ...]:
+def backward_of_sum(first: Frame, second: Frame) -> Lines:
     """``Fix.lines`` that join ``a.backward()`` and ``b.backward()``, two lines of one block, in ``(a + b).backward()``.
 
     Empty where the calls have arguments, or anything between them reads or changes gradients.

@@ -14,7 +14,7 @@ from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts
 from gradsan.diagnose.levels import place
 from gradsan.diagnose.needs import op_name
-from gradsan.model import Diagnosis, Failure, Message, NamedTensor, Severity
+from gradsan.model import Diagnosis, Failure, Lines, Message, NamedTensor, Severity
 
 _Suggestion = tuple[str, Literal["preserved", "changed"]]
 
@@ -104,7 +104,7 @@ def graph_rules(failure: Failure) -> Diagnosis | None:
     )
 
 
-def _lines(failure: Failure, kind: str) -> tuple[tuple[str, int, str], ...]:
+def _lines(failure: Failure, kind: str) -> Lines:
     """Of ``return_one_each`` where too few gradients come back: None for the inputs that need none."""
     defined, node = parts.clue(failure, "definition"), parts.clue(failure, "node")
     frame = None if defined is None or defined.site is None else place(defined.site)

@@ -8,7 +8,7 @@ from gradsan import source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts
 from gradsan.diagnose.levels import place, user_frames
-from gradsan.model import Diagnosis, Failure, Fix, Label, Message, NamedTensor, Site
+from gradsan.model import Diagnosis, Failure, Fix, Label, Lines, Message, NamedTensor, Site
 
 LOSS_WITHOUT_GRAPH_ROWS = ("no_graph",)
 
@@ -129,7 +129,7 @@ def undone_cuts(found: tuple[source.Cut, ...]) -> tuple[Fix, ...]:
     return tuple(sorted(fixes, key=lambda fix: not fix.lines))
 
 
-def _numbers_undone(found: tuple[source.Cut, ...]) -> tuple[tuple[str, int, str], ...]:
+def _numbers_undone(found: tuple[source.Cut, ...]) -> Lines:
     """The lines that keep tensors where all cuts make numbers of them, of which one new tensor is made."""
     around = {cut.covered_by for cut in found if cut.kind == "item"}
     by = around.pop() if len(around) == 1 and all(cut.kind == "item" for cut in found) else None
@@ -150,7 +150,7 @@ def _fix(cut: source.Cut, is_the_one: bool) -> Fix:
         meaning="changed",
         summary=Message(f"help.cut_{cut.kind}", {"operand": cut.operand}),
         how_changed=Message("help.cut_with_graph_how", {"operand": cut.operand}) if cut.operand else None,
-        lines=() if change is None else source.changed_lines(cut.frame.file, change),
+        lines=source.changed_lines(cut.frame.file, change),
     )
 
 

@@ -16,7 +16,7 @@ from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts
 from gradsan.diagnose.failures.unreached import term_uncut
 from gradsan.diagnose.levels import place
-from gradsan.model import Clue, Diagnosis, Failure, Fix, Message, Site
+from gradsan.model import Clue, Diagnosis, Failure, Fix, Lines, Message, Site
 
 LOSS_CHANGED_ROWS = ("loss_changed",)
 _ARITHMETIC = frozenset(
@@ -151,7 +151,7 @@ def saved_early(failure: Failure) -> Diagnosis | None:
     is_dirty = applied.values["is_dirty"]
     values = {"function": applied.name or "?", "name": saved.name or "?", "writer": _as_written(written)}
     change = source.copy_saved_early(frame, written.op or "")
-    lines = () if change is None else source.changed_lines(frame.file, change)
+    lines = source.changed_lines(frame.file, change)
     return parts.diagnosis(
         failure,
         "GS211" if is_dirty else "GS212",
@@ -274,7 +274,7 @@ def _made_number(computed: Clue) -> str | None:
 
 
 def _constant_joined(
-    failure: Failure, role: str, words: str, noun: str, kind: str, lines: tuple[tuple[str, int, str], ...] = ()
+    failure: Failure, role: str, words: str, noun: str, kind: str, lines: Lines = ()
 ) -> Diagnosis | None:
     """A constant computed at the clue of ``role`` that has joined the loss; ``noun`` is what it is called."""
     computed, added = parts.clue(failure, role), parts.clue(failure, "added")
@@ -379,7 +379,7 @@ def data_changed(failure: Failure) -> Diagnosis | None:
     )
 
 
-def _out_of_place(changed: Sequence[Clue]) -> tuple[tuple[str, int, str], ...]:
+def _out_of_place(changed: Sequence[Clue]) -> Lines:
     """The lines that compute new values instead of writing; empty where one of them does not follow from the source."""
     lines: list[tuple[str, int, str]] = []
     for one in changed:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts
-from gradsan.model import Diagnosis, Failure, Label, Message, NamedTensor
+from gradsan.model import Diagnosis, Failure, Label, Lines, Message, NamedTensor
 
 _SHOWN = 40
 """Characters of a statement that stands in a sentence as it is."""
@@ -25,7 +25,7 @@ def _warning(
     *,
     labels: tuple[Label, ...],
     tensor: NamedTensor | None,
-    lines: tuple[tuple[str, int, str], ...] = (),
+    lines: Lines = (),
     help_key: str,
 ) -> Diagnosis:
     """GS216 in the words of the failure's row, with a copy as what helps."""
@@ -64,7 +64,7 @@ def second_name(failure: Failure) -> Diagnosis | None:
         change = source.copy_argument(caller, read.name)
     else:
         change = source.copy_second_name(frame, written.name)
-    lines = () if change is None else source.changed_lines((caller or frame).file, change)
+    lines = source.changed_lines((caller or frame).file, change)
     help_key = {_KEPT_GRADIENT: "help.gradient_copied", _RETURNED: "help.result_copied"}.get(
         failure.row, "help.second_name_copied"
     )

@@ -17,6 +17,7 @@ from gradsan.model import (
     Fix,
     Gradient,
     Label,
+    Lines,
     LiveClue,
     Message,
     NamedTensor,
@@ -68,19 +69,11 @@ def fix(
     meaning: Literal["preserved", "changed"],
     values: Mapping[str, Any],
     *,
-    lines: tuple[tuple[str, int, str], ...] = (),
+    lines: Lines = (),
     summary: str | None = None,
 ) -> Fix:
     """A suggestion with the words ``help.<kind>`` (or ``summary``), and with ``…_how`` where the gradients change."""
-    key = summary or f"help.{kind}"
-    return Fix(
-        kind=kind,
-        meaning=meaning,
-        summary=Message(key, dict(values)),
-        how_changed=Message(f"{key}_how", dict(values)) if meaning == "changed" else None,
-        applicability="review" if lines else "manual",
-        lines=lines,
-    )
+    return Fix.worded(summary or f"help.{kind}", values, lines, keeps=meaning == "preserved", kind=kind)
 
 
 def diagnosis(

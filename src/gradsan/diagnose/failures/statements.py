@@ -14,9 +14,7 @@ from typing import Any
 from gradsan import source
 from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts
-from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Label, Message, NamedTensor, Role, Severity, Site
-
-Lines = tuple[tuple[str, int, str], ...]
+from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Label, Lines, Message, NamedTensor, Role, Severity, Site
 
 
 def name_of(target: Clue | None) -> str | Message:

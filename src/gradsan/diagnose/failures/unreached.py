@@ -14,7 +14,7 @@ from gradsan.diagnose import labels as label_texts
 from gradsan.diagnose.failures import parts, statements
 from gradsan.diagnose.failures.loss_without_graph import undone_cuts
 from gradsan.diagnose.levels import place, user_frames
-from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Label, Message, NamedTensor, Site
+from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Label, Lines, Message, NamedTensor, Site
 
 _ATTRIBUTES_SHOWN = 4
 
@@ -176,7 +176,7 @@ def _used(parameter: Clue | None) -> str:
     return "label.not_reached_later" if is_later else "label.not_reached_step"
 
 
-def _given(failure: Failure, replaced: Clue | None) -> tuple[tuple[str, int, str], ...]:
+def _given(failure: Failure, replaced: Clue | None) -> Lines:
     """The new parameters added to the optimizer, right behind the one statement that put them into the model."""
     frame = failure.site.user_frame
     if frame is None or replaced is None or not replaced.name:
@@ -191,7 +191,7 @@ def _given(failure: Failure, replaced: Clue | None) -> tuple[tuple[str, int, str
     is_parameter = part.count(".") == replaced.name.count(".") and "[" not in part
     given = f"[{part}]" if is_parameter else f"{part}.parameters()"
     change = source.added_to_optimizer(place, frame, holder, given)
-    return () if change is None else source.changed_lines(place.file, change)
+    return source.changed_lines(place.file, change)
 
 
 def _read_past_graph(failure: Failure, read: Clue, values: dict[str, object], tensor: NamedTensor | None) -> Diagnosis:
@@ -299,7 +299,7 @@ def _cut_growth(
     if grown is None or grown.name is None or used is None or made is None or not source.in_same_function(made, used):
         return parts.fix("detach_kept", "changed", values)
     change = source.detach_after_round([used], {grown.name: "tensor"})
-    lines = () if change is None else source.changed_lines(used.file, change)
+    lines = source.changed_lines(used.file, change)
     return parts.fix("detach_kept", "changed", values, lines=lines, summary="help.detach_each_round")
 
 

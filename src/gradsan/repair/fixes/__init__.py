@@ -142,7 +142,7 @@ def _without_kept_graph(diagnosis: Diagnosis, fixes: tuple[Fix, ...]) -> list[Fi
     found: list[Fix] = []
     for label in diagnosis.labels:
         change = drop_keyword(label.frame, "retain_graph") if label.role == "used" else None
-        dropped = () if change is None else changed_lines(label.frame.file, change)
+        dropped = changed_lines(label.frame.file, change)
         taken = {(file, line) for file, line, _ in dropped}
         for fix in fixes if dropped else ():
             if fix.kind in _RENEWING and fix.lines and not taken & {(file, line) for file, line, _ in fix.lines}:

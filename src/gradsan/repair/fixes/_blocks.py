@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gradsan.model import Diagnosis, Fix, Frame, Label, Message
+from gradsan.model import Diagnosis, Fix, Frame, Label, Lines
 from gradsan.source.change import Change, changed_lines
 from gradsan.source.identifiers import leaf_name
 from gradsan.source.locate import statement_at
@@ -56,14 +56,12 @@ def user_sources(diagnosis: Diagnosis) -> Iterator[SourceFile]:
     yield from (source for file in _user_files(diagnosis) if (source := read_source(file)) is not None)
 
 
-def lines_in_files(
-    diagnosis: Diagnosis, changed: Callable[[SourceFile], Change | None]
-) -> tuple[tuple[str, int, str], ...]:
+def lines_in_files(diagnosis: Diagnosis, changed: Callable[[SourceFile], Change | None]) -> Lines:
     """What ``changed`` makes of each of the user's files that the stacks of a diagnosis pass through."""
     lines: list[tuple[str, int, str]] = []
     for source in user_sources(diagnosis):
         change = changed(source)
-        lines += () if change is None else changed_lines(source.file, change)
+        lines += changed_lines(source.file, change)
     return tuple(lines)
 
 
@@ -158,7 +156,7 @@ def fresh_name(source: SourceFile, name: str) -> str:
     return name
 
 
-def lines_changed(source: SourceFile, changes: dict[int, str]) -> tuple[tuple[str, int, str], ...]:
+def lines_changed(source: SourceFile, changes: dict[int, str]) -> Lines:
     """``Fix.lines`` from new texts by line number, "" taking a line away."""
     return tuple((source.file, line, text) for line, text in sorted(changes.items()))
 
@@ -191,13 +189,6 @@ def removed(source: SourceFile, node: ast.stmt) -> dict[int, str]:
     return dict.fromkeys(range(span.line, span.end_line + 1), "")
 
 
-def fix(kind: str, lines: tuple[tuple[str, int, str], ...], words: str = "", **values: Any) -> Fix:
+def fix(kind: str, lines: Lines, words: str = "", **values: Any) -> Fix:
     """A fix of ``kind`` that nobody has run yet; ``words`` is the key of its sentences where it is not the kind."""
-    return Fix(
-        kind=kind,
-        meaning="changed",
-        summary=Message(f"fix.{words or kind}", values),
-        how_changed=Message(f"fix.{words or kind}_how", values),
-        applicability="review",
-        lines=lines,
-    )
+    return Fix.worded(f"fix.{words or kind}", values, lines, kind=kind)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from gradsan.heuristics import wraps_for_ranks
-from gradsan.model import Diagnosis, Fix, Label
+from gradsan.model import Diagnosis, Fix, Label, Lines
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Change, Edit, changed_lines, edited, with_keyword
 from gradsan.source.identifiers import leaf_name
@@ -85,7 +85,7 @@ def not_reentrant(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         own = [call for call, where in calls.items() if where is source]
         edits = [with_keyword(source, call, "use_reentrant", "False") for call in own]
         change = edited(source, [edit for edit in edits if edit is not None], "not_reentrant")
-        lines += () if change is None else changed_lines(source.file, change)
+        lines += changed_lines(source.file, change)
     return (blocks.fix("not_reentrant", tuple(lines)),) if lines else ()
 
 
@@ -133,8 +133,6 @@ def _knows_forward_sync() -> bool:
     return parallel is not None and "forward_sync_buffers" in inspect.signature(parallel).parameters
 
 
-Lines = tuple[tuple[str, int, str], ...]
-
 _OLD_HOOK, _NEW_HOOK = "register_backward_hook", "register_full_backward_hook"
 _TAKES_METHOD = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)
 
@@ -154,7 +152,7 @@ def change_call(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 
 def _detached_anew(label: Label) -> Lines:
     change = out_of_place(label.frame, "detach_")
-    return () if change is None else changed_lines(label.frame.file, change)
+    return changed_lines(label.frame.file, change)
 
 
 def _calls_stopped(label: Label) -> Iterator[tuple[Expression, ast.Call]]:
@@ -168,7 +166,7 @@ def _with_edit(label: Label, edit: Callable[[SourceFile, ast.Call], Edit | None]
         (place.source, one) for place, call in _calls_stopped(label) if (one := edit(place.source, call)) is not None
     ]
     change = edited(edits[0][0], [edits[0][1]], "change_call") if len(edits) == 1 else None
-    return () if change is None else changed_lines(label.frame.file, change)
+    return changed_lines(label.frame.file, change)
 
 
 def _detached_to_read(label: Label) -> Lines:
@@ -221,7 +219,7 @@ def _full_hook(label: Label) -> Lines:
         for span in old
     ]
     change = None if source is None else edited(source, edits, "change_call")
-    return () if change is None else changed_lines(label.frame.file, change)
+    return changed_lines(label.frame.file, change)
 
 
 def _no_grad_mode(label: Label) -> Lines:
@@ -239,7 +237,7 @@ def _no_grad_mode(label: Label) -> Lines:
         Edit(Span(one.end_line, one.end_column - length, one.end_line, one.end_column), "no_grad") for one in spans
     ]
     change = edited(source, edits, "change_call")
-    return () if change is None else changed_lines(label.frame.file, change)
+    return changed_lines(label.frame.file, change)
 
 
 def _has_arguments(call: ast.Call) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from gradsan import source
 from gradsan.diagnose.build import COLLECTED
-from gradsan.model import Diagnosis, Fix, Label, Message
+from gradsan.model import Diagnosis, Fix, Label, Lines, Message
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.calls import clone_given
 from gradsan.source.change import Change, Edit, changed_lines, text_with
@@ -121,11 +121,11 @@ def copy_on_context(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     if diagnosis.cause != "context_attribute" or not kept or not name:
         return ()
     change = clone_at_save(kept[0].frame, name)
-    lines = () if change is None else changed_lines(kept[0].frame.file, change)
+    lines = changed_lines(kept[0].frame.file, change)
     copied = blocks.fix("clone_before_mutation", lines, "copy_on_context", name=name)
     written = blocks.labels(diagnosis, "written")
     new = out_of_place(written[0].frame, written[0].op or "") if len(written) == 1 else None
-    anew = () if new is None else changed_lines(written[0].frame.file, new)
+    anew = changed_lines(written[0].frame.file, new)
     summary = Message("help.out_of_place", {"name": name})
     found = (copied, replace(copied, kind="out_of_place", summary=summary, lines=anew))
     return tuple(replace(fix, meaning="preserved", how_changed=None) for fix in found if fix.lines)
@@ -161,7 +161,7 @@ def _new_or_copy(label: Label) -> list[Change]:
     return [change for change in changes if change is not None]
 
 
-def _recorded(label: Label, place: Expression, target: Target) -> tuple[tuple[str, int, str], ...]:
+def _recorded(label: Label, place: Expression, target: Target) -> Lines:
     source = place.source
     if not is_whole_lines(source, place.statement) or hasattr(place.statement, "body"):
         return ()
@@ -194,9 +194,7 @@ def _without_data(source: SourceFile, statement: ast.stmt, name: str) -> str | N
     return text_with(source, source.span(statement), [Edit(source.span(node), name) for node in reads])
 
 
-def _where_grad_is_on(
-    source: SourceFile, block: ast.With, statement: ast.stmt, new: Change
-) -> tuple[tuple[str, int, str], ...]:
+def _where_grad_is_on(source: SourceFile, block: ast.With, statement: ast.stmt, new: Change) -> Lines:
     """The changed statement in the place of a block that has nothing else, else with grad switched on around it."""
     changes = blocks.texts_of(source, new)
     span, outer = source.span(statement), source.span(block)
@@ -222,7 +220,7 @@ def list_and_stack(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         return ()
     for label in blocks.labels(diagnosis, "written"):
         change = source.list_and_stack(label.frame)
-        lines = () if change is None else source.changed_lines(label.frame.file, change)
+        lines = source.changed_lines(label.frame.file, change)
         if lines:
             return (blocks.fix("list_and_stack", lines),)
     return ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import replace
 
-from gradsan.model import Diagnosis, Fix, Label
+from gradsan.model import Diagnosis, Fix, Label, Lines
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.bindings import last_binding
 from gradsan.source.change import Change, Edit, changed_lines, edited, edited_lines, insert_after, insert_before
@@ -36,7 +36,7 @@ def return_new_gradient(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     return tuple(found)
 
 
-def _returned(label: Label, change: Change) -> tuple[tuple[str, int, str], ...]:
+def _returned(label: Label, change: Change) -> Lines:
     """``change``, and at the end of a function without a result a ``return`` of what it has changed."""
     statement = statement_at(label.frame)
     target = target_at(label.frame, label.op or "")
@@ -232,7 +232,7 @@ def set_to_none(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     return (blocks.fix("set_to_none", tuple(lines)),) if lines else ()
 
 
-def _let_go(label: Label) -> tuple[tuple[str, int, str], ...]:
+def _let_go(label: Label) -> Lines:
     for place in expressions_at(label.frame):
         call = place.node
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "zero_grad":

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gradsan.model import Diagnosis, Fix, Label
+from gradsan.model import Diagnosis, Fix, Label, Lines
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Edit, changed_lines, edited, text_with
 from gradsan.source.identifiers import leaf_name, local_nodes
@@ -94,7 +94,7 @@ def detach_built_once(diagnosis: Diagnosis) -> tuple[Fix, ...]:
         source.span(one) for one, parent in zip(reads, parents, strict=True) if not isinstance(parent, ast.Attribute)
     ]
     change = edited(source, [Edit.insert(span.end_line, span.end_column, ".detach()") for span in spans], "detach")
-    lines = () if change is None else changed_lines(source.file, change)
+    lines = changed_lines(source.file, change)
     shown = ", ".join(dict.fromkeys(one.id for one in reads))
     return (blocks.fix("detach_built_once", lines, "detach_other_network", name=shown),) if lines else ()
 
@@ -383,7 +383,7 @@ def _without_cache(made: Label) -> Fix | None:
     return None
 
 
-def _without_decorator(source: SourceFile, decorator: ast.expr) -> tuple[tuple[str, int, str], ...]:
+def _without_decorator(source: SourceFile, decorator: ast.expr) -> Lines:
     """The decorator's line with ``property`` for ``cached_property``, and without ``cache`` and ``lru_cache``."""
     name = leaf_name(decorator.func if isinstance(decorator, ast.Call) else decorator)
     span = source.span(decorator)

@@ -67,7 +67,7 @@ def _registered(
     if module is None:
         return ()
     change = edited(source, [Edit(source.span(value), f"{module}.{kind}({inside(source, value)})")], "give_parameters")
-    lines = () if change is None else changed_lines(source.file, change)
+    lines = changed_lines(source.file, change)
     values = dict(advice.summary.values) | {"container": f"{module}.{kind}", "attribute": f"self.{attribute}"}
     return (blocks.fix("give_parameters", lines, words, **values),) if lines else ()
 
@@ -134,7 +134,7 @@ def give_forgotten(diagnosis: Diagnosis) -> tuple[Fix, ...]:
             given = _given(own[0].args[0], _name(diagnosis))
             edit = None if given is None else _added(source, own[0].args[0], *given)
             change = None if edit is None else edited(source, [edit], "give_parameters")
-            lines = () if change is None else changed_lines(source.file, change)
+            lines = changed_lines(source.file, change)
             values = dict(advice.summary.values) | {"given": "" if given is None else given[0]}
             return (blocks.fix("give_parameters", lines, "give_forgotten", **values),) if lines else ()
     return ()
@@ -189,7 +189,7 @@ def schedule_anew(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     span, argument = source.span(scheduling), source.span(given)
     if optimizing.lineno < scheduling.lineno:
         change = edited(source, [Edit(argument, name)], "schedule_anew")
-        lines = () if change is None else changed_lines(source.file, change)
+        lines = changed_lines(source.file, change)
     else:
         own = source.function(scheduling)
         if own is not None and own is not source.function(optimizing):

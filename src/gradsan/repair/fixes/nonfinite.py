@@ -172,5 +172,5 @@ def _before(source: SourceFile, statement: ast.stmt, rows: list[str]) -> Change 
 
 
 def _lines(kind: str, source: SourceFile, change: Change | None, **values: str) -> tuple[Fix, ...]:
-    lines = () if change is None else changed_lines(source.file, change)
+    lines = changed_lines(source.file, change)
     return (blocks.fix(kind, lines, **values),) if lines else ()

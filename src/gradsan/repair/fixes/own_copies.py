@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gradsan.model import Diagnosis, Fix
+from gradsan.model import Diagnosis, Fix, Lines
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Edit, changed_lines, edited
 from gradsan.source.cut_scopes import Live, Scope, definitions_of, scope_at
@@ -150,7 +150,7 @@ def _part(target: ast.expr, walked: ast.expr, key: str) -> ast.expr | None:
     return walked if any(chain_key(one) == key for one in names) else None
 
 
-def _copied(source: SourceFile, value: ast.expr, is_module: bool) -> tuple[tuple[tuple[str, int, str], ...], ast.expr]:
+def _copied(source: SourceFile, value: ast.expr, is_module: bool) -> tuple[Lines, ast.expr]:
     """The line of ``value`` with a copy, and an import where it needs one, and what is copied.
 
     Empty where it is no alias, as far as the source tells.
@@ -179,7 +179,7 @@ def _copied(source: SourceFile, value: ast.expr, is_module: bool) -> tuple[tuple
     else:
         edit = _cloned(source, value)
     change = None if edit is None else edited(source, [edit], "copy_second_name")
-    lines = () if change is None else changed_lines(source.file, change)
+    lines = changed_lines(source.file, change)
     if lines and needs_copy:
         first = next((one for one in source.module.body if isinstance(one, ast.Import | ast.ImportFrom)), None)
         if first is None:

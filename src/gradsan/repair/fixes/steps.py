@@ -371,7 +371,7 @@ def cut_between(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     for made in blocks.labels(diagnosis, "bridge", "saved"):
         carried |= {name: shape for name, shape in _left_by(made, step, backward).items() if name not in carried}
     change = detach_after(frame, carried)
-    lines = () if change is None else changed_lines(step.source.file, change)
+    lines = changed_lines(step.source.file, change)
     return (blocks.fix("detach_other_network", lines, name=", ".join(carried)),) if lines else ()
 
 

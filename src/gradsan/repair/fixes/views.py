@@ -9,7 +9,7 @@ import ast
 import textwrap
 from dataclasses import dataclass
 
-from gradsan.model import Diagnosis, Fix
+from gradsan.model import Diagnosis, Fix, Lines
 from gradsan.repair.fixes import _blocks as blocks
 from gradsan.source.change import Change, Edit, text_with
 from gradsan.source.identifiers import leaf_name
@@ -123,7 +123,7 @@ def record_view(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     return ()
 
 
-def _behind(place: blocks.Placed, block: ast.With) -> tuple[tuple[str, int, str], ...]:
+def _behind(place: blocks.Placed, block: ast.With) -> Lines:
     source, node = place.source, place.statement
     bound = blocks.names_bound(node)
     following = place.block[place.index + 1 :]
@@ -140,7 +140,7 @@ def _behind(place: blocks.Placed, block: ast.With) -> tuple[tuple[str, int, str]
     return blocks.lines_changed(source, changes)
 
 
-def _recorded_in_place(place: blocks.Placed) -> tuple[tuple[str, int, str], ...]:
+def _recorded_in_place(place: blocks.Placed) -> Lines:
     source, node = place.source, place.statement
     indent, span = _indent(source, node), source.span(node)
     inner = textwrap.indent(blocks.text_of(source, node), indentation_of(source))

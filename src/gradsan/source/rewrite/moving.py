@@ -9,7 +9,7 @@ from itertools import takewhile
 from types import UnionType
 from typing import TypeAlias
 
-from gradsan.model import Frame
+from gradsan.model import Frame, Lines
 from gradsan.source.change import Change, Edit, edited
 from gradsan.source.flow import reaching
 from gradsan.source.identifiers import assigned_names, bindings_of, chain_key, consumed_names, leaf_name
@@ -30,7 +30,7 @@ _LIGHT = frozenset(
 class Moved:
     """The changed lines, and whether nothing between computes: what is moved is then seen by nobody in between."""
 
-    lines: tuple[tuple[str, int, str], ...]
+    lines: Lines
     is_plain: bool
 
 
@@ -62,7 +62,7 @@ def move_behind(written: Sequence[Sequence[Frame]], used: Sequence[Frame]) -> Mo
     return Moved(lines, all(_is_light(node) for node in between))
 
 
-def within_block(written: Sequence[Sequence[Frame]], used: Sequence[Frame]) -> tuple[tuple[str, int, str], ...]:
+def within_block(written: Sequence[Sequence[Frame]], used: Sequence[Frame]) -> Lines:
     """The changed lines by which a ``with`` block that writes as it ends holds the backward, too, and all between them.
 
     Weights that are changed for the time of the block (noise, an average) are put back when it ends. Stacks as for

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Sequence
 
 from gradsan.heuristics import class_names
-from gradsan.model import Frame
+from gradsan.model import Frame, Lines
 from gradsan.source.change import Change, insert_before
 from gradsan.source.flow import reaching
 from gradsan.source.identifiers import bindings_of, chain_key, leaf_name
@@ -14,8 +14,6 @@ from gradsan.source.locate import statement_at
 from gradsan.source.rewrite.moving import blocks_around, is_whole_lines, names_bound, names_read, until_apart
 from gradsan.source.tree import SourceFile
 from gradsan.source.writing import definition_of
-
-Lines = tuple[tuple[str, int, str], ...]
 
 
 def run_again(

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from gradsan.model import Frame
+from gradsan.model import Frame, Lines
 from gradsan.source.change import (
     Change,
     Edit,
@@ -326,7 +326,7 @@ def undone(frame: Frame, kind: str) -> Change | None:
     return None if place is None or edit is None else edited(place.source, [edit], "undone")
 
 
-def undone_numbers(numbers: Sequence[Frame], tensor: Frame) -> tuple[tuple[str, int, str], ...]:
+def undone_numbers(numbers: Sequence[Frame], tensor: Frame) -> Lines:
     """The changed lines where tensors became ``numbers`` of which a new ``tensor`` is made: all stay tensors.
 
     ``total += loss.item()`` and ``torch.tensor(total / n)`` become ``total += loss`` and ``total / n``. Empty where the

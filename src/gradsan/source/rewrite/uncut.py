@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from gradsan.model import Frame
+from gradsan.model import Frame, Lines
 from gradsan.source.change import Change, Edit, edited, edited_lines
 from gradsan.source.cuts import cuts_taken
 from gradsan.source.flow import reaching
@@ -27,7 +27,7 @@ class Uncut(NamedTuple):
 
     name: str
     is_read_by_others: bool
-    lines: tuple[tuple[str, int, str], ...]
+    lines: Lines
 
 
 def cut_at_use(cut: Frame, operand: str, used: Sequence[Frame]) -> Uncut | None:
