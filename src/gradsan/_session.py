@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from gradsan import __version__
 from gradsan._terms import Mode, Terms
 from gradsan.launch import watched_process
-from gradsan.model import Conflict, Evidence, Failure, Message, Program, Report, Seen
+from gradsan.model import Conflict, Diagnosis, Evidence, Failure, Message, Program, Report, Seen
 
 if TYPE_CHECKING:
     from gradsan.record.recorder import Mark, Recorder
@@ -133,10 +133,14 @@ class Session:
         """The diagnoses of what was captured so far."""
         import torch
 
-        from gradsan.diagnose import diagnose, strictly
-
         evidence = self.evidence()
-        diagnoses = diagnose(evidence)
+        diagnoses: tuple[Diagnosis, ...] = ()
+        if evidence.conflicts or evidence.failures or evidence.nonfinite:
+            # Of a right program nothing is to be explained, and the package is a large one.
+            from gradsan.diagnose import diagnose, strictly
+
+            diagnoses = diagnose(evidence)
+            diagnoses = strictly(diagnoses) if self._terms.strict else diagnoses
         seen, forks = evidence.seen, self._forks_since()
         if forks:
             spot = Message("processes.forked", {"count": forks})
@@ -144,7 +148,7 @@ class Session:
         return Report(
             program=program or Program(),
             seen=seen,
-            diagnoses=strictly(diagnoses) if self._terms.strict else diagnoses,
+            diagnoses=diagnoses,
             gradsan=__version__,
             torch=str(torch.__version__),
             python=platform.python_version(),
