@@ -1,6 +1,6 @@
 """Watching: every detector, wired to the recorder of this process, and the evidence of a backward that failed.
 
-The recorder knows none of them: it says when watching begins and ends, in which modes, and what a program ended with.
+The recorder knows no detector: it reports when watching begins and ends, in which modes, and the program's final error.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Watching:
         notes = Notes(core, steps, self.uncounted, self.exports)
         self._findings = Findings(recorder.conflicts, FINDINGS_KEPT)
         self.sharded = Sharded(core, steps, notes, self._findings)
-        # What sharded groups hold comes and goes; GS217 reports what changed, and copies would undo what it is for.
+        # Sharded groups free and refill their storages; GS217 reports changes, and copies would undo the memory saving.
         self.deep = Deep(
             core, self._describe, recorder.keep, self._is_healed, self.emptied, guard.note, left_alone=self.sharded
         )
@@ -152,14 +152,14 @@ class Watching:
             self.hook_writes,
             self.notice,
         )
-        """In the order in which their patches are put in, and in which they hear of a backward."""
+        """In the order in which their patches are put in, and in which their hooks run before a backward."""
         self._before_rounds = tuple(
             one for one in overriding(self.detectors, "before_round") if one is not self.hook_writes
         )
         self._deep_patches, self._nonfinite_patches = Patches(), Patches()
         self._is_deep = self._is_searching = False
         self.problems: list[Message] | None = None
-        """What gradsan cannot do on this torch; None as long as nothing was watched."""
+        """Problems of gradsan with this torch; None as long as nothing was watched."""
         core.on_round, core.on_quiet, core.on_write = self._on_round, self._on_quiet, self._on_write
         core.on_differentiable, core.on_gradients = self._on_differentiable, self._on_gradients
         self.exports.on_hand_out, self.exports.on_lent = self._on_hand_out, self._on_lent
@@ -179,7 +179,7 @@ class Watching:
         return NonFiniteSearch(self._recorder.core, self._recorder.nonfinite.append, self._recorder.guard.note)
 
     def begin(self, install: Callable[[], None]) -> None:
-        """Watching begins: ``install`` puts the recorder's own patches into torch, before those of the detectors."""
+        """Begin watching: ``install`` puts the recorder's own patches into torch, before those of the detectors."""
         recorder, guard = self._recorder, self._recorder.guard
         is_first = self.problems is None
         if is_first:
@@ -205,11 +205,11 @@ class Watching:
             guard.note(problem)
 
     def follow(self, modes: Collection[str]) -> None:
-        """Do what the stretches ask for that run now, and no longer what only others asked for."""
+        """Switch on the modes of the running stretches, and switch off all others."""
         guard = self._recorder.guard
         was_deep, was_searching = self._is_deep, self._is_searching
         self._is_deep, self._is_searching = "deep" in modes or "heal" in modes, "nonfinite" in modes
-        if self._is_deep:  # what was saved under heal mode is healed after it has ended, too
+        if self._is_deep:  # values saved under heal mode are healed after it has ended, too
             self.deep.mode = "heal" if "heal" in modes else "deep"
         if self._is_deep and not was_deep:
             self._look_always(True)
@@ -230,12 +230,12 @@ class Watching:
             self.overwriting.follow(self._is_deep)
 
     def settle(self) -> None:
-        """Watching ends; the patches are out already."""
+        """End watching; the patches have been undone already."""
         for one in overriding(self.detectors, "settle"):
             self._recorder.guard.run(one.settle)
 
     def copies(self) -> tuple[Copies, ...]:
-        """How much memory of devices copies of saved values took, by device."""
+        """Return the memory that copies of saved values took, by device."""
         return self.deep.copies.most() if self.deep.copies is not None else ()
 
     def _watch_user_hooks(self) -> None:
@@ -243,7 +243,7 @@ class Watching:
         user_hooks.watch_user_hooks(recorder.core, recorder.patches, self.hooked, recorder.guard.run_hushed)
 
     def _watch_values(self) -> None:
-        # The search says more of the same.
+        # The search reports the same, and more.
         self.notice.leave()
         self._search.start(self._nonfinite_patches, self._recorder.guard.run)
         self._listen_for_values(True)
@@ -303,25 +303,25 @@ class Watching:
         return answer == [True]
 
     def _scan_before_backward(self) -> None:
-        """Have graphs looked through from now on: something can be written past the version counter."""
+        """Scan graphs before each backward from now on: something can be written past the version counter."""
         self._listeners.call_before_backward(self.prescan.before_backward)
-        # Before those that ask what has been found by then.
+        # Before the listeners that read what has been found by then.
         self._listeners.call_after_backward(self.prescan.after_backward)
 
     def _scan_emptied(self) -> None:
-        """Have graphs looked through from now on: memory has been taken away from under a storage."""
+        """Scan graphs before each backward from now on: the memory of a storage has been taken away."""
         self._listeners.call_before_backward(self.emptied.before_backward)
 
     def _scan_compiled(self) -> None:
-        """Have graphs looked through from now on: something was compiled."""
+        """Scan graphs before each backward from now on: something was compiled."""
         self._listeners.call_before_backward(self._compiled_inputs.before_backward)
 
     def _scan_functions(self) -> None:
-        """Have custom Functions looked at from now on: one has kept or written something."""
+        """Check custom Functions before each backward from now on: one has kept or written something."""
         self._listeners.call_before_backward(self.functions.before_backward)
 
     def _listen_to_nodes(self, wanted: bool) -> None:
-        """Have what is saved in exported memory copied, or no longer."""
+        """Start or stop copying values that are saved in exported memory."""
         if wanted:
             self._scan_before_backward()
         self._listeners.call_after_nodes(self.exports.after_nodes, wanted)
@@ -337,7 +337,7 @@ class Watching:
         self._listeners.call_after_backward(self.lost_terms.after_backward, wanted)
 
     def _await_use(self) -> None:
-        """Have the next backward looked at: containers keep graphs that none has used so far."""
+        """Check the next backward: containers keep graphs that no backward has used so far."""
         self._listeners.call_before_backward(self.unused_graphs.before_backward)
 
     def _on_round(self, entry: Any, rounds: int) -> None:
@@ -348,7 +348,7 @@ class Watching:
         with walk.SHARED:
             for one in self._before_rounds:
                 guard.run(partial(one.before_round, backward, rounds))
-            # In deep mode what a Node is given is compared, whoever wrote.
+            # Deep mode compares the values that a Node gets, whoever wrote.
             if not self._is_deep:
                 guard.run_hushed(partial(self.hook_writes.before_round, backward, rounds))
 
@@ -387,20 +387,20 @@ class Watching:
             self._recorder.failures.append(failure)
 
     def backward_failed(self, entry: Any, error: BaseException) -> Conflict | Failure | None:
-        """A backward has ended with an exception; find what lies behind it while graph and variables are there."""
+        """Find the cause of an exception that ended a backward while its graph and variables exist; None if unknown."""
         found = self._errors.backward_failed(read_backward(entry), error)
         if self._is_searching:
             self._recorder.guard.run_hushed(partial(self._search.failed, entry, error))
         return found
 
     def program_ended_by(self, error: BaseException) -> None:
-        """An exception has ended the program or left a watched block: keep the Failure that it is, if any."""
+        """Keep the Failure behind an exception that has ended the program or left a watched block, if there is one."""
         self._errors.program_ended_by(error)
         if self._is_searching and isinstance(error, Exception):
             self._recorder.guard.run_hushed(partial(self._search.examine, error))
 
 
 def watching_of(recorder: Recorder) -> Watching:
-    """The detectors of ``recorder``."""
+    """Return the detectors of ``recorder``."""
     assert isinstance(recorder.watching, Watching)
     return recorder.watching

@@ -1,17 +1,17 @@
-"""Parameters that no gradient reaches, and graphs that are kept: what PyTorch does not report about a graph's life.
+"""Parameters without a gradient and graphs that are kept alive: faults in a graph's life that PyTorch does not report.
 
-Both are looked for a few times only. Parameters: when an optimizer steps for the first time; one that has no gradient
+Both checks run a few times only. Parameters: at the first step of an optimizer; one that has no gradient
 at all beside others that have is given some rounds, as several tasks may take turns. Graphs: when one line
 calls backward for the 16th and the 32nd time; a variable whose graph reaches back over nearly all of these rounds keeps
-them alive. Where these rounds leave that graph as it is, it may be kept for a backward that is yet to come (forces of
+them alive. Where these rounds leave that graph unchanged, it may be kept for a later backward (forces of
 every sample, for one loss): it is reported at the end, if no backward has run it.
 
-Rows: ``leaf_lost``, ``parameter_not_reached``, ``graph_grows``. Roles: ``parameter`` (what has no gradient; ``values``:
-``missing`` of ``total``, ``shape``, ``dtype``, ``device``, and where a module of the program's own holds it ``owner``,
-its class, and ``attribute``; ``site``: the definition of that class's forward), ``replaced`` (what the program uses
-instead; ``site``: where it was made), ``read`` (the expression and the place that read the parameter past its graph),
-``backward`` (the last one, where no parameter has a gradient) with ``live`` of the step's frames,
-``holder`` (the optimizer), ``grown`` (the variable; ``values``: ``rounds``, ``nodes``, ``bytes``, ``bytes_per_round``).
+Rows: ``leaf_lost``, ``parameter_not_reached``, ``graph_grows``. Roles: ``parameter`` (a tensor without gradient;
+``values``: ``missing`` of ``total``, ``shape``, ``dtype``, ``device``, and where one of the program's own modules holds
+it ``owner``, its class, and ``attribute``; ``site``: the definition of that class's forward), ``replaced`` (the tensor
+that the program uses instead; ``site``: where it was made), ``read`` (the expression and place that read it past its
+graph), ``backward`` (the last one, where no parameter has a gradient) with ``live`` of the step's frames, ``holder``
+(the optimizer), ``grown`` (the variable; ``values``: ``rounds``, ``nodes``, ``bytes``, ``bytes_per_round``).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _STEPS_DOWN = 2_000
 
 
 class Life(Detector):
-    """Looks at optimizers when they first step, and at live graphs after some rounds; calls ``found`` with findings."""
+    """Checks optimizers at their first step, and live graphs after some rounds; calls ``found`` with findings."""
 
     def __init__(self, core: Log, backwards: Backwards, found: Callable[[Failure], None]) -> None:
         """Start without having seen any step."""
@@ -62,10 +62,10 @@ class Life(Detector):
         self._looks = Counter[Any]()
         self._unfed: list[tuple[list[tuple[Any, int]], Failure]] = []
         self._lost: weakref.WeakKeyDictionary[Optimizer, set[int]] = weakref.WeakKeyDictionary()
-        """The parameters that have been reported, which their optimizer keeps alive, by ``id``."""
+        """The ids of the reported parameters, by the optimizer, which keeps them alive."""
 
     def forget(self) -> None:
-        """Begin anew, as a stretch of watching does."""
+        """Begin anew, at the start of a stretch of watching."""
         for graph, _ in itertools.chain.from_iterable(self._awaited):
             graph.let_go()
         self._awaited.clear()
@@ -73,7 +73,7 @@ class Life(Detector):
         self._looks.clear()
 
     def settle(self) -> None:
-        """Watching has ended: of the graphs that grew together, the first that no backward has run is reported."""
+        """Report, as watching ends, the first of the graphs that grew together that no backward has run."""
         for grown in self._awaited:
             unused = next((failure for graph, failure in grown if not graph.was_used), None)
             if unused is not None:
@@ -82,21 +82,21 @@ class Life(Detector):
         self.forget()
 
     def before_round(self, entry: RawBackward, rounds: int) -> None:
-        """Look at the graphs after some rounds of a line that calls backward; as ``on_round`` of the core."""
+        """Check the graphs after some rounds of a line that calls backward; as ``on_round`` of the core."""
         if self._unfed:
             self._look_at_unfed(is_last=rounds >= _FIRST_LOOK)
         if rounds in (_FIRST_LOOK, _SECOND_LOOK):
             self._look_at_graphs(entry, rounds)
 
     def first_step(self, optimizer: Optimizer, frame: Any) -> None:
-        """Look for parameters without a gradient; ``frame`` is where to look for variables."""
+        """Check for parameters without gradient at an optimizer's first step; variables are searched from ``frame``."""
         held = [one for one in _torch.parameters_of(optimizer) if one.requires_grad]
-        # A tensor without elements has nothing to learn; sharded training leaves such ones to most ranks.
+        # A tensor without elements has nothing to learn; sharded training leaves most ranks with such tensors.
         missing = [one for one in held if one.grad is None and not is_lazy(one) and one.numel()]
         stack = self._core.stack()
         if not missing or self._looks[stack] >= _LOOKS_AT_A_LINE:
             return
-        # A program may make an optimizer for every task: what is not told of the first is not true of the later ones.
+        # A program may make one optimizer per task: no finding for the first one says nothing about the later ones.
         self._looks[stack] += 1
         site = symbolise(stack)
         counts = {"missing": len(missing), "total": len(held)}
@@ -136,7 +136,7 @@ class Life(Detector):
 
     @_torch.hushed()
     def _look_at_unfed(self, is_last: bool) -> None:
-        """Forget the optimizers that have updated something by now, and at last tell of the others."""
+        """Drop the optimizers whose parameters have been updated by now; report the others where ``is_last``."""
         waiting, self._unfed = self._unfed, []
         for held, failure in waiting:
             alive = [(leaf, version) for weak, version in held if (leaf := weak()) is not None]
@@ -148,9 +148,9 @@ class Life(Detector):
                 self._unfed.append((held, failure))
 
     def _last_backward(self, held: list[Any], frame: Any) -> Iterator[Clue]:
-        """The backward that should have reached them, and which live variables hang on one of them.
+        """Yield the last backward, which should have reached the parameters, and live variables depending on one.
 
-        Where several losses had their backwards since the last step, nobody knows which of them.
+        Yields nothing where several lines called backward since the last step: any of them may be meant.
         """
         past = self._backwards.before(self._core.clock)
         sites = [symbolise(one.stack) for one in past if one.step == past[-1].step]
@@ -161,7 +161,7 @@ class Life(Detector):
             )
 
     def later_step(self, optimizer: Optimizer, frame: Any) -> None:
-        """Look for parameters that have been replaced since the optimizer's first step; what has no gradient may."""
+        """Check for parameters replaced since the optimizer's first step; a missing gradient alone is no finding."""
         held = [one for one in _torch.parameters_of(optimizer) if one.requires_grad]
         missing = [one for one in held if one.grad is None and not is_lazy(one) and one.numel()]
         reported = self._lost.get(optimizer, set())
@@ -240,12 +240,12 @@ def _is_spent(backward: BackwardRecord, ran: set[Any], members: list[Found], bor
 
 
 def _numbers_of(members: list[Found]) -> list[int]:
-    """The sequence numbers of what made the tensors."""
+    """The sequence numbers of the Nodes that made the tensors."""
     return [_torch.node_sequence(one.tensor.grad_fn) or 0 for one in members]
 
 
 def _groups(frame: Any) -> dict[str, list[Found]]:
-    """The live tensors with a graph, those of one container together."""
+    """The live tensors with a graph, grouped by their container."""
     groups: dict[str, list[Found]] = {}
     for one in naming.find(frame, lambda tensor: tensor.requires_grad and tensor.grad_fn is not None):
         groups.setdefault(one.within or one.path, []).append(one)
@@ -253,9 +253,9 @@ def _groups(frame: Any) -> dict[str, list[Found]]:
 
 
 def _reaches_back(node: Any, border: int) -> bool:
-    """Whether a Node made before ``border`` is found below, going down to the oldest first.
+    """Whether a Node made before ``border`` lies below ``node``; walks down to the oldest Nodes first.
 
-    This spares the graphs of the round itself the whole walk: Nodes that Python has looked at are costly to free.
+    This avoids walking the graph of the current round: Nodes that Python has touched are costly to free.
     """
     waiting: list[tuple[int, int, Any]] = [(0, 0, node)]
     seen = {node}
@@ -274,7 +274,7 @@ def _reaches_back(node: Any, border: int) -> bool:
 
 
 def bytes_kept(order: list[Any]) -> int:
-    """About how much memory a graph keeps: what its Nodes saved and still hold, and the Nodes themselves."""
+    """Return about how many bytes a graph keeps: tensors its Nodes saved and still hold, and the Nodes themselves."""
     storages: dict[int, int] = {}
     for node in order:
         for _, saved in _torch.saved_slots(node):
@@ -285,11 +285,11 @@ def bytes_kept(order: list[Any]) -> int:
 
 
 def _replacements(held: list[Any], missing: list[Any], frame: Any) -> Iterator[tuple[Any, Found]]:
-    """For each tensor without a gradient that no module holds any more, what the program has instead.
+    """Yield (tensor without a gradient that no module holds any more, tensor that the program has instead).
 
-    That is a tensor of the same shape that requires grad and that the optimizer does not know: a parameter of a module,
-    or the result of an operation on the old one. A module of the same model that has got its gradient may have put one
-    of another shape in its place, if no optimizer knows that one.
+    The latter has the same shape, requires grad and is unknown to the optimizer: a parameter of a module, or
+    the result of an operation on the old one. A parameter of another shape counts, too, if it has a gradient,
+    lies in the same model and no optimizer has it.
     """
     known = {id(one) for one in held}
     wanted = {tuple(one.shape) for one in missing}
@@ -323,7 +323,7 @@ def _replacements(held: list[Any], missing: list[Any], frame: Any) -> Iterator[t
 
 
 def _without_optimizer(strangers: list[Found], models: set[str]) -> list[Found]:
-    """Those of ``strangers`` in one of the models that no live optimizer holds; optimizers are sought only for such."""
+    """The ``strangers`` in one of the models that no live optimizer has; optimizers are searched only if needed."""
     inside = [one for one in strangers if _model_of(one) in models]
     held = set(map(id, _torch.parameters_of(*naming.optimizers_alive()))) if inside else set()
     return [one for one in inside if id(one.tensor) not in held]
@@ -334,7 +334,7 @@ def _model_of(found: Found) -> str:
 
 
 def _names(tensors: list[Any], frame: Any) -> dict[int, str]:
-    """What the program calls the tensors, by ``id``; the name in a module before others."""
+    """The expressions by which the program holds the tensors, by ``id``; a name in a module comes first."""
     wanted = {id(one) for one in tensors}
     found: dict[int, Found] = {}
     for one in naming.find(frame, lambda tensor: id(tensor) in wanted):

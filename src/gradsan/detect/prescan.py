@@ -1,6 +1,6 @@
 """Scan of a graph's saved values before its backward, for writes past the version counter.
 
-A slot that reads without the version error has had no counted write since its save. If the log holds a younger write
+A slot that reads without the version error has had no counted write since its save. If the log has a younger write
 to its bytes nevertheless, that write went past the counter, however the alias was made. Graphs are only walked while
 there are bypassed storages (``memory.py``) that were written, or exported memory (``exports.py``).
 """
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class _Pending(NamedTuple):
-    """What is reported unless its trial in the backward at ``clock`` shows that no gradient is another."""
+    """A conflict to be reported unless its trial in the backward at ``clock`` shows that no gradient changes."""
 
     clock: int
     key: tuple[Any, ...]
@@ -46,7 +46,7 @@ class _Pending(NamedTuple):
 
 
 class Prescan(Detector):
-    """The listener before each backward, and after it."""
+    """Listener before and after each backward that scans its graph."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Prescan(Detector):
         found: list[Conflict],
         most: int,
     ) -> None:
-        """Conflicts go to ``found``, up to ``most`` of them there."""
+        """Start with nothing known; conflicts go to ``found`` until it holds ``most``."""
         self._most = most
         self._core, self._guard, self._steps, self._found = core, listeners.guard, steps, found
         self._uncounted, self._exports = uncounted, exports
@@ -68,20 +68,20 @@ class Prescan(Detector):
         self._told_at = -1
 
     def forget(self) -> None:
-        """Begin anew: what an earlier stretch of watching has found does not count for this one."""
+        """Begin anew: findings of an earlier stretch of watching do not count for this one."""
         self._known.clear()
         self._pending.clear()
         self._harmless.clear()
         self._uncounted.snapshots.forget()
 
     def settle(self) -> None:
-        """Report what waits for the end of a backward that has failed."""
+        """Report the conflicts whose trials wait for the end of a backward that has failed."""
         self._report(self._pending, has_ended=False)
         self._pending.clear()
 
     @_torch.hushed()
     def after_backward(self, entry: RawBackward) -> None:
-        """Report what was tried in a backward; as ``listeners.AfterBackward``."""
+        """Report the conflicts tried in a backward; as ``listeners.AfterBackward``."""
         if self._pending:
             due = [one for one in self._pending if one.clock == entry.clock]
             self._pending = [one for one in self._pending if one.clock != entry.clock]
@@ -90,7 +90,7 @@ class Prescan(Detector):
     def _report(self, due: Iterable[_Pending], has_ended: bool) -> None:
         for one in due:
             outcome = one.trial.outcome(has_ended)
-            # What one Node has spoilt arrives at the others: of these nothing is known then.
+            # A wrong gradient of one Node spreads to the others: nothing is known of them then.
             if outcome == "unknown" or (outcome == "harmless" and one.clock == self._told_at):
                 self._add(one.key, one.conflict)
             elif outcome == "harmless":
@@ -98,7 +98,7 @@ class Prescan(Detector):
                 self._add((*one.key, "harmless"), dataclasses.replace(one.conflict, deviation=Deviation()))
 
     def _tell(self, key: tuple[Any, ...], conflict: Conflict, clock: int) -> None:
-        """Report a conflict of the backward at ``clock`` that makes a gradient another, or may."""
+        """Report a conflict of the backward at ``clock`` that changes a gradient, or may."""
         self._told_at = clock
         self._add(key, conflict)
 
@@ -108,7 +108,7 @@ class Prescan(Detector):
             self._found.append(conflict)
 
     def _count(self, key: tuple[Any, ...]) -> bool:
-        """Count what is known by ``key``, if it is."""
+        """Count the finding known by ``key`` once more; return whether there is one."""
         at = self._known.get(key)
         if at is None or at >= len(self._found):
             return False
@@ -116,7 +116,7 @@ class Prescan(Detector):
         return True
 
     def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Look at the graph behind the outputs; the arguments are those of ``listeners.BeforeBackward``."""
+        """Scan the graph behind the outputs; the arguments are those of ``listeners.BeforeBackward``."""
         uncounted = self._uncounted
         if not uncounted.bypasses and not uncounted.replaced and not self._exports.any:
             return
@@ -128,14 +128,14 @@ class Prescan(Detector):
             self._look_through(entry, args)
 
     def is_changed_outside(self, node: Any, slot: str, tensor: Any, thread: int) -> bool:
-        """Whether memory that was handed out has other bytes than those that a Node of ``thread`` has saved."""
+        """Whether exported memory has other bytes than a Node of ``thread`` saved."""
         number = _torch.node_sequence(node) or 0
         made = self._made(number, thread)
         storage = _torch.storage_or_none(tensor)
         return self._exports.changed(storage, number, thread, slot, tensor, made) is not None
 
     def look_again(self, entry: RawBackward, nodes: Iterable[Any], storage: int) -> None:
-        """Look at Nodes of a backward that runs: at what they have saved in ``storage``, which was just written."""
+        """Check Nodes of a running backward: the values that they saved in ``storage``, which was just written."""
         backward = read_backward(entry)
         for node in nodes:
             for slot, saved in _torch.saved_slots(node):
@@ -203,7 +203,7 @@ class Prescan(Detector):
             return
         times = self._harmless[key]
         if times & (times - 1):
-            # Each of what has been harmless is tried at the 2nd, 4th, 8th … time.
+            # A conflict that has been harmless is tried again at its 2nd, 4th, 8th … time.
             self._harmless[key] += 1
             return
         from gradsan.graph import compiled
@@ -249,14 +249,14 @@ class Prescan(Detector):
             self._pending.append(_Pending(backward.clock, key, conflict, trial))
 
     def _compared(self, storage: int, tensor: Any, made: Any) -> Literal["same", "near", "different"] | None:
-        """How a value stands to what it was when it was saved; None where nothing is left to compare it with."""
+        """How a value compares with what was saved; None where no copy is left to compare it with."""
         if made is None or self._exports.of(storage) is not None:
             return None
         logged = self._uncounted.writes().get(storage, ())
         return self._uncounted.snapshots.compared(tensor, made.clock, [raw.clock for raw in logged])
 
     def _before(self, number: int, slot: str, tensor: Any, made: Any) -> Any:
-        """What a saved value was when it was saved, where a copy of that is left."""
+        """The bytes of a saved value at its save, where a copy is left; None otherwise."""
         storage = _torch.storage_or_none(tensor)
         found = self._exports.before(storage, number, threading.get_ident(), slot, tensor, made)
         if found is None and made is not None and self._exports.of(storage) is None:
@@ -269,7 +269,7 @@ class Prescan(Detector):
 
 
 def way_of(uncounted: Uncounted, exports: Exports, kept: Kept) -> PastCounter | None:
-    """How a value that was kept has been overwritten past the counter; None where no such way was seen."""
+    """The way past the counter by which a kept value has been overwritten; None where no such way was seen."""
     replaced = uncounted.replacement_of(kept.source() if kept.source is not None else None)
     if replaced is not None and replaced.clock > kept.clock and kept.current is not kept.alias:
         write = _write(replaced.clock, replaced.stack, "data =", "op", None, replaced.sequence)
@@ -296,7 +296,7 @@ def _own(raw: Any, made: RawCall | None, tensor: Any) -> bool:
 
 
 def _reads(node: Any, slot: str) -> bool:
-    """Whether PyTorch would hand the slot out; where it would not, it raises by itself."""
+    """Whether PyTorch would hand the slot out; where it would not, it raises an error itself."""
     try:
         _torch.read_slot(node, slot.partition("[")[0])
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Walks over autograd's graph: in the engine's order, to one Node, and where its path crosses a write."""
+"""Walks over autograd's graph: in the engine's order, to one Node, and to the edge that crosses a write."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 
 from gradsan import _torch
 
-# From torch 2.13 on, a Node that Python has looked at is destroyed within its consumer, on the C stack: a chain of
+# From torch 2.13 on, a Node that Python has touched is destroyed within its consumer, on the C stack: a chain of
 # 45,000 such Nodes overflows 8 MB of it and ends the process. Real programs fail far nearer to their roots.
 NODES_WALKED = 10_000
 
 
 class _SharedWalks(threading.local):
-    """A block in which each walk is made once, by thread: the graph does not change while a backward is looked at.
+    """A block in which each walk is done once, per thread: the graph does not change while a backward is examined.
 
-    What was walked is let go at the end: a list of Nodes keeps their graph alive.
+    The results are dropped at the end: a list of Nodes keeps their graph alive.
     """
 
     depth = 0
@@ -41,7 +41,7 @@ SHARED = _SharedWalks()
 
 
 class Crossing(NamedTuple):
-    """An edge from a Node younger than a moment to a Node older than it; ``output`` is which output of the older."""
+    """An edge from a Node made after a moment to an older one; ``output`` is the output number of the older Node."""
 
     younger: Any
     older: Any
@@ -49,20 +49,20 @@ class Crossing(NamedTuple):
 
 
 def engine_order(roots: Iterable[Any], inputs: tuple[Any, ...] = (), accumulates: bool = True) -> list[Any]:
-    """The Nodes that a backward from ``roots`` runs, in the order in which the engine runs them on one device.
+    """Return the Nodes that a backward from ``roots`` runs, in the order in which the engine runs them on one device.
 
     The engine takes the youngest Node of those whose consumers have all run; Nodes of several threads make the two
-    conditions differ. ``inputs`` (tensors or GradientEdges) leave out what leads to none of them; ``accumulates`` tells
-    ``backward(inputs=...)``, which runs the inputs' own Nodes, from ``grad``, which does not. AccumulateGrad Nodes,
-    which save nothing, are left out. Of a graph of more than ``NODES_WALKED`` Nodes only the youngest are given, and
-    ``inputs`` leave out none. Within ``SHARED`` the list is the one that others are given.
+    conditions differ. With ``inputs`` (tensors or GradientEdges), Nodes that lead to none of them are left out;
+    ``accumulates`` distinguishes ``backward(inputs=...)``, which runs the inputs' own Nodes, from ``grad``, which does
+    not. AccumulateGrad Nodes, which save nothing, are left out. Of a graph of more than ``NODES_WALKED`` Nodes only the
+    youngest are returned, whatever ``inputs``. Within ``SHARED`` the list is shared: do not modify it.
     """
     starts = list(dict.fromkeys(roots))
     if not SHARED.depth:
         return _in_order(starts, inputs, accumulates)
     key = (*map(id, starts), None, *map(id, inputs), accumulates)
     if key not in SHARED.known:
-        # What has an ``id`` here lives as long as the key does.
+        # The key's ids stay valid: the entry keeps these objects alive.
         SHARED.known[key] = (starts, inputs), _in_order(starts, inputs, accumulates)
     return SHARED.known[key][1]
 
@@ -76,7 +76,7 @@ def _in_order(starts: list[Any], inputs: tuple[Any, ...], accumulates: bool) -> 
 
 
 def nodes_behind(roots: Iterable[Any], most: int) -> list[Any] | None:
-    """All Nodes of a graph; None where they are more than ``most``."""
+    """Return all Nodes of a graph; None where there are more than ``most``."""
     found = dict.fromkeys(roots)
     waiting = list(found)
     while waiting and len(found) <= most:
@@ -88,7 +88,7 @@ def nodes_behind(roots: Iterable[Any], most: int) -> list[Any] | None:
 
 
 def each_behind(roots: Iterable[Any]) -> Iterator[Any]:
-    """Every Node that a backward from ``roots`` may run, once, in no order that means anything."""
+    """Yield every Node that a backward from ``roots`` may run, once, in no particular order."""
     waiting = list(roots)
     seen = set(waiting)
     while waiting:
@@ -101,7 +101,7 @@ def each_behind(roots: Iterable[Any]) -> Iterator[Any]:
 
 
 def _youngest_first(starts: list[Any]) -> tuple[list[Any], dict[Any, int] | None]:
-    """At most ``NODES_WALKED`` Nodes, and by how many edges each is reached; None where there are more Nodes."""
+    """Return at most ``NODES_WALKED`` Nodes, and the number of edges into each (None if there are more Nodes)."""
     order: list[Any] = []
     consumers: dict[Any, int] = dict.fromkeys(starts, 0)
     arrivals = itertools.count()
@@ -163,7 +163,7 @@ def _leading_to(inputs: tuple[Any, ...], accumulates: bool, order: list[Any]) ->
 
 
 def leaves_of(nodes: Iterable[Any]) -> list[Any]:
-    """The leaves to which ``nodes`` hand gradients, each once."""
+    """Return the leaves to which ``nodes`` pass gradients, each once."""
     leaves: dict[int, Any] = {}
     for node in nodes:
         for child, _ in node.next_functions:
@@ -181,9 +181,9 @@ _STEPS_TO_LEAF = 5
 
 
 def meets_parameters(order: Iterable[Any], target: Any) -> bool:
-    """Whether a Node between the roots and ``target`` computes with a leaf, too: a hidden state meets weights.
+    """Whether a Node between the roots and ``target`` also computes with a leaf, as with a hidden state and weights.
 
-    The value of a state, an old prediction or a sum of losses meets none: it is a term of the loss. ``order`` is that
+    The value of a state, an old prediction or a sum of losses is not: it is a term of the loss. ``order`` is that
     of :func:`engine_order`.
     """
     leading = {target}
@@ -208,7 +208,7 @@ def _is_parameter(node: Any) -> bool:
 def learns_elsewhere(value: Any, written: Any) -> bool:
     """Whether the graph of ``value`` leads to a leaf of another shape than the leaf that ``written`` is, or is part of.
 
-    Such a value is computed by a network. An average of weights or a normalised weight hangs on leaves like it alone.
+    Such a value is computed by a network. An average of weights or a normalised weight depends on leaves like it alone.
     """
     whole = written if written.is_leaf or written._base is None else written._base
     nodes = None if value.grad_fn is None else nodes_behind([value.grad_fn], NODES_WALKED)
@@ -216,9 +216,9 @@ def learns_elsewhere(value: Any, written: Any) -> bool:
 
 
 def path(roots: list[Any], target: Any, most: int | None = None) -> list[tuple[Any, int]]:
-    """A shortest way from a root to ``target`` as (Node, output number by which it was entered); empty if none.
+    """Return a shortest path from a root to ``target`` as (Node, output number by which it was entered); empty if none.
 
-    Nodes older than the target cannot lead to it, so the walk never looks behind it. It gives up after ``most`` Nodes.
+    Nodes older than the target cannot lead to it, so the walk never goes past it. It gives up after ``most`` Nodes.
     """
     oldest = _torch.node_sequence(target) or 0
     came_from: dict[Any, tuple[Any, int] | None] = dict.fromkeys(roots)
@@ -248,7 +248,7 @@ def path(roots: list[Any], target: Any, most: int | None = None) -> list[tuple[A
 
 
 def crossing(way: list[tuple[Any, int]], moment: int) -> Crossing | None:
-    """The last edge of ``way`` that leads from a Node made after ``moment`` (a sequence number) to one made before."""
+    """Return the last edge of ``way`` from a Node made after ``moment`` (a sequence number) to one made before it."""
     for (younger, _), (older, output) in reversed(list(itertools.pairwise(way))):
         newer, past = _torch.node_sequence(younger), _torch.node_sequence(older)
         if newer is not None and past is not None and newer >= moment > past:
@@ -257,7 +257,7 @@ def crossing(way: list[tuple[Any, int]], moment: int) -> Crossing | None:
 
 
 def lead_to(starts: list[Any], *targets: Any, most: int = 200_000) -> set[Any]:
-    """Which of the Nodes ``starts`` lead to one of ``targets``; beyond ``most`` visited Nodes none is taken to."""
+    """Return those of the Nodes ``starts`` that lead to one of ``targets``; undecided after ``most`` Nodes is no."""
     oldest = min((_torch.node_sequence(target) or 0 for target in targets), default=0)
     known: dict[Any, bool] = dict.fromkeys(targets, True)
     for start in starts:

@@ -1,6 +1,6 @@
 """Vocabulary of gradsan as plain, frozen data.
 
-Everything that the recorder and the detectors hand on, and everything that reaches a presenter, is made of these
+Everything that the recorder and the detectors pass on, and everything that reaches a presenter, is made of these
 classes. They hold no tensor, no frame and no torch object, so they can be written by hand in a test, sent to another
 process and kept for ever. Terms are those of ``docs/architecture.md``.
 """

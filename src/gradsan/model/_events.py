@@ -1,4 +1,4 @@
-"""Events of a run, and clues to its failures: the evidence that a diagnosis is made from."""
+"""Events of a run and clues to its failures: the evidence that a diagnosis is based on."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ WriteKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Autograd kept a tensor for backward.
+    """A tensor that autograd kept for backward.
 
     ``node`` is the autograd Node that keeps it (``AddmmBackward0``), ``slot`` the name of the place in it
     (``mat2``, ``result``); ``is_output`` says that the tensor is a result of that very operation.
     ``sequence`` is PyTorch's sequence number when the save happened, ``step`` the number of optimizer steps
-    finished before it. ``compiled`` is set where a compiled graph saved it: ``inside`` where the same backward needs
-    the value without the compiler, too, ``again`` where only the compiler computes something from it once more,
-    ``only`` where that backward computes nothing from it, and the graph keeps it for another result.
+    finished before it. ``compiled`` is set where a compiled graph saved it: ``inside`` where the backward of eager code
+    needs the value, too, ``again`` where only the compiled graph recomputes something from it, ``only`` where that
+    backward computes nothing from it, and the graph keeps it for another result.
     """
 
     clock: int
@@ -41,10 +41,10 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Memory of a storage was changed in place.
+    """A change in place of a storage's memory.
 
-    ``op`` is what was called (``add_``, ``__setitem__``, ``SGD.step``). ``version`` is the version counter of the
-    written tensor right after the write, None where it was not read. ``region`` is None where it is not known which
+    ``op`` is the called operation (``add_``, ``__setitem__``, ``SGD.step``). ``version`` is the version counter of the
+    written tensor right after the write, None where it was not read. ``region`` is None where it is unknown which
     part was written. ``is_parameter`` marks a leaf that requires grad written under ``no_grad``: an update. The kind
     ``outside`` is memory written without PyTorch (NumPy, a pointer, another process); the site is then where the memory
     was handed out.
@@ -65,10 +65,10 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Backward unpacked a saved tensor; the site is the call that started that backward.
+    """An unpack of a saved tensor by backward; the site is the call that started that backward.
 
     ``via`` is ``backward`` or ``grad``; ``write`` where no backward has asked for the value yet: the conflict was found
-    when it was overwritten, and there is no site.
+    at the write, and there is no site.
     """
 
     clock: int
@@ -81,7 +81,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """What a person would call a tensor, and how gradsan knows.
+    """A name of a tensor in the program, and its origin.
 
     ``origin``: ``variable`` (found in a live frame), ``module`` (parameter or buffer of a module found alive),
     ``source`` (read from the source of the write or the save).
@@ -94,7 +94,7 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What a tensor lies in: the expression ``path``, its ``kind`` as in :class:`Held`, the kinds of its ``items``.
+    """A container or object that holds a tensor: its expression, ``kind`` as in :class:`Held`, the kinds of its items.
 
     ``items`` are ``tensor``, ``none``, ``other`` or kinds of containers, each once; empty for an object. ``is_frozen``:
     a dataclass whose fields cannot be assigned.
@@ -110,11 +110,12 @@ class Layer:
 class Held:
     """A live variable whose graph leads back to the overwritten value.
 
-    ``path`` is the expression, as the function ``function`` of ``file`` says it (``<module>`` for a global). ``within``
-    is what the tensor is an element or attribute of, ``container`` what that is: ``tuple``, ``namedtuple``, ``list``,
-    ``deque``, ``dict`` or ``object``; both None for a variable that is the tensor itself. ``is_old`` says that it was
-    made before the write, or before the backward that freed the graph: an earlier round left it. ``is_rewritten`` says
-    that it has been written in place. ``around`` is all that it lies in, from the variable inwards.
+    ``path`` is the expression as written in the function ``function`` of ``file`` (``<module>`` for a global).
+    ``within`` is the expression that the tensor is an element or attribute of, ``container`` its type: ``tuple``,
+    ``namedtuple``, ``list``, ``deque``, ``dict`` or ``object``; both None for a variable that is the tensor itself.
+    ``is_old`` says that it was made before the write, or before the backward that freed the graph: an earlier round
+    left it. ``is_rewritten`` says that it has been written in place. ``around`` lists all containers of it, from the
+    variable inwards.
     """
 
     path: str
@@ -129,15 +130,15 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Bridge:
-    """The tensor by which a new graph hangs on an older one.
+    """The tensor by which a new graph depends on an older one.
 
     ``younger`` and ``older`` are the autograd Nodes at both ends of the crossing edge, ``name`` the expression by which
     a live frame still holds the tensor on it. ``taken_near`` are the sites around the young operation that took it,
     ``made_near`` those around the operation that made it: one where that operation saved something itself, else the
     save before it and the save after it. ``forward_ran_again`` says that the code which saved the overwritten value ran
     again after the write: a loop that carries its state, rather than one forward used after a step. ``held`` are the
-    live variables from which the graph leads back to the overwritten value, among them what is carried. ``is_term``:
-    the tensor comes to the loss without meeting a parameter, as the value of a state does and a hidden state does not.
+    live variables whose graph leads back to the overwritten value, among them the carried one. ``is_term``:
+    the tensor enters the loss without being combined with a parameter, as the value of a state, unlike a hidden state.
     """
 
     older: str
@@ -152,9 +153,9 @@ class Bridge:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """An autograd Node that a backward passes on its way to the one that kept a value.
+    """An autograd Node that a backward passes on its path to the Node that saved a value.
 
-    ``frame`` is the user's line whose call made it, None where that is not known; ``is_younger`` says that it was made
+    ``frame`` is the user's line whose call made it, None where that is unknown; ``is_younger`` says that it was made
     after the first write, or after the backward that freed the graph.
     """
 
@@ -165,7 +166,7 @@ class Passed:
 
 @dataclass(frozen=True, slots=True)
 class ByteChange:
-    """Which elements of a saved view were overwritten: counted, and the first few as text.
+    """Elements of a saved view that were overwritten: their number, and the first few as text.
 
     ``changed`` of ``total`` elements differ; ``samples`` are (index, value as saved, value at the use).
     """
@@ -177,10 +178,10 @@ class ByteChange:
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """How far the gradient that PyTorch computes is from that of the program as written.
+    """Distance of the gradient that PyTorch computes from that of the program as written.
 
     ``errors`` are (name of a parameter or leaf, relative error ``|wrong - right| / |right|`` in the Euclidean norm),
-    the largest first. Empty: nothing with a gradient hangs on the conflict.
+    the largest first. Empty: nothing with a gradient depends on the conflict.
     """
 
     errors: tuple[tuple[str, float], ...] = ()
@@ -193,12 +194,12 @@ class Deviation:
 
 @dataclass(frozen=True, slots=True)
 class Clue:
-    """Something that the detectors found out about a failure, by its ``role``.
+    """A fact about a failure, labelled by its ``role``.
 
-    Roles are named where they are gathered (``gradsan.errors``): ``leaf``, ``view_made``, ``base_written``,
-    ``freed_by``, ``graph_cut`` … ``name`` is what the tensor is called, ``op`` the operation or Node, ``site`` where it
-    happened, ``values`` further plain facts (numbers, strings, booleans, and tuples of them). What has more structure
-    has a class of its own.
+    Roles are listed in the modules that collect them (``gradsan.errors``): ``leaf``, ``view_made``, ``base_written``,
+    ``freed_by``, ``graph_cut`` … ``name`` is the tensor's name in the program, ``op`` the operation or Node, ``site``
+    where it happened, ``values`` further plain facts (numbers, strings, booleans, and tuples of them). Facts with more
+    structure have a class of their own.
     """
 
     role: str
@@ -209,47 +210,47 @@ class Clue:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The sizes of the tensor that it is about; empty where that is not known."""
+        """The sizes of the tensor; empty where they are not known."""
         sizes = self.values.get("shape")
         return tuple(sizes) if isinstance(sizes, tuple | list) else ()
 
     @property
     def dtype(self) -> str:
-        """The dtype of that tensor; ``?`` where it is not known."""
+        """The dtype of the tensor; ``?`` where it is not known."""
         return str(self.values.get("dtype") or "?")
 
     @property
     def device(self) -> str:
-        """Its device; ``?`` where it is not known."""
+        """The device of the tensor; ``?`` where it is not known."""
         return str(self.values.get("device") or "?")
 
     def count(self, fact: str) -> int:
-        """A fact that is a number; 0 where there is none."""
+        """Return the value of ``fact`` if it is an integer, else 0."""
         number = self.values.get(fact)
         return number if isinstance(number, int) else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldClue(Clue):
-    """A live variable whose graph leads to what was freed."""
+    """A live variable whose graph leads to the freed Node."""
 
     held: Held
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathClue(Clue):
-    """The Nodes from the loss to the one that was freed."""
+    """The Nodes from the loss to the freed one."""
 
     passed: tuple[Passed, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveClue(Clue):
-    """What was alive at a failure, in one function.
+    """Live names of one function at a failure.
 
-    ``requires_grad`` says of a tensor by its name whether it requires grad, of a module whether any of its parameters
-    does; ``callees`` of what can be called where the function that runs is: (file, first line, name). ``switched_off``
-    are the modules that an optimizer has and of which no parameter requires grad, ``in_vain`` those of them whose
+    ``requires_grad`` says of a tensor, by its name, whether it requires grad, of a module whether any of its parameters
+    does; ``callees`` maps callables to the function that runs: (file, first line, name). ``switched_off``
+    are the modules of an optimizer of which no parameter requires grad, ``in_vain`` those of them whose
     optimizer has nothing else to train.
     """
 
@@ -261,29 +262,27 @@ class LiveClue(Clue):
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A use whose save was followed by a write before the use, with all that is known about it.
+    """A use whose save was followed by a write before the use, with everything known about it.
 
     ``writes`` are the logged writes to the same storage between save and use, in order, overlapping or not.
-    ``unexplained`` counts moves of the version counter that no logged write accounts for.
-    ``root_sequence`` is the sequence number of the youngest root of the backward that needed the value.
-    ``raised`` says that PyTorch raises here; otherwise the conflict is silent.
-    ``way`` is how a silent write passed the counter (``data_attribute``, ``numpy_alias``, ``fused_optimizer`` …: the
-    slug of the GS2xx cause), ``alias_site`` where the memory was reached past it (the ``.data``, the ``.numpy()``).
-    ``change`` and ``deviation`` are known in deep mode; ``healed_bytes`` says how much was copied to give backward the
-    original, None where it was not given. ``unchanged`` says that bytes were compared and none of the saved view
-    differs: the counter moved for nothing. ``compared`` is what watch mode knows of it, where it has a copy: ``near``
-    differs by rounding only.
-    ``rebound`` is (what a name stood for, what it stands for) where nothing was written and a name was bound anew
-    between forward and recomputation. ``function_site`` is the definition of the function it is about: the checkpointed
-    one, or the forward of a custom Function. ``certain`` is False where only a comparison of values, as deep mode makes
-    it, could tell whether the gradient is another.
-    ``confidence`` is how well save and writes are known: ``recorded``, or read off what is left of a run that nobody
-    watched. ``also_saved_at`` are further places that may have saved the value then, likeliest first.
-    ``borrowed`` are the tensors by which the loss hangs on networks that only optimizers which have stepped since
-    train; ``retained_at`` is the one backward since the save that kept its graph. ``passed`` are the Nodes of a
-    shortest way from the loss to the one that kept the value, that one last; empty where the way is not known.
-    ``collected_in`` is the live container that holds the written tensor itself several times. ``if_meant`` is how far
-    gradients are from those that there would be if the writes were part of the computation, where that was measured.
+    ``unexplained`` counts moves of the version counter that no logged write accounts for. ``root_sequence`` is the
+    sequence number of the youngest root of the backward that needed the value. ``raised`` says that PyTorch raises
+    here; otherwise the conflict is silent. ``way`` is how a silent write passed the counter (``data_attribute``,
+    ``numpy_alias``, ``fused_optimizer`` …: the slug of the GS2xx cause), ``alias_site`` where the alias of the memory
+    was made (the ``.data``, the ``.numpy()``). ``change`` and ``deviation`` are known in deep mode; ``healed_bytes``
+    says how much was copied to give backward the original, None where it was not given. ``unchanged`` says that bytes
+    were compared and none of the saved view differs: the counter moved although no value changed. ``compared`` is watch
+    mode's answer, where it has a copy: ``near`` differs by rounding only. ``rebound`` is (old referent of a name, new
+    one) where nothing was written and a name was rebound between forward and recomputation. ``function_site`` is the
+    definition of the function concerned: the checkpointed one, or the forward of a custom Function. ``certain`` is
+    False where only a comparison of values, as in deep mode, could tell whether the gradient differs. ``confidence`` is
+    how well save and writes are known: ``recorded``, or inferred from the remains of a run that nobody watched.
+    ``also_saved_at`` are further places that may have saved the value then, likeliest first. ``borrowed`` are the
+    tensors by which the loss depends on networks trained only by optimizers that have stepped since; ``retained_at`` is
+    the one backward since the save that kept its graph. ``passed`` are the Nodes of a shortest path from the loss to
+    the one that kept the value, that one last; empty where the path is not known. ``collected_in`` is the live
+    container that holds the written tensor itself several times. ``if_meant`` is the distance of the gradients from
+    those of a computation that includes the writes, where that was measured.
     """
 
     save: Save
@@ -318,7 +317,7 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """The most that copies of saved values took on a device at once, and how many values were not copied."""
+    """The peak memory of copies of saved values on a device, and the number of values that were not copied."""
 
     device: str
     bytes: int
@@ -327,7 +326,7 @@ class Copies:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """How much of the run gradsan saw, in how many processes, and what it could not see (keys of texts)."""
+    """Extent of the watched run: counts of events and processes, and blind spots (keys of texts)."""
 
     saves: int = 0
     writes: int = 0
@@ -340,13 +339,13 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error or a warning of autograd's other than the version check's, or a fault of this family without a message.
+    """An error or warning of autograd other than the version check's, or a fault of this kind without a message.
 
     ``row`` is the row of ``gradsan/catalogue`` it was recognised as (``leaf_inplace``), ``kind`` the exception's class,
-    ``message`` PyTorch's words, both empty where PyTorch said nothing; ``values`` the groups that the row's pattern
-    found in them. ``site`` is where it was raised; ``raised`` is False for warnings and for what PyTorch does not
-    report. ``confidence`` as in :class:`Conflict`. ``if_meant`` is what deep mode has measured: how far the gradients
-    are from those of what was presumably meant.
+    ``message`` PyTorch's words, both empty where PyTorch said nothing; ``values`` the groups of the row's pattern in
+    ``message``. ``site`` is where it was raised; ``raised`` is False for warnings and for what PyTorch does not report.
+    ``confidence`` as in :class:`Conflict`. ``if_meant`` is the distance, measured in deep mode, of the gradients from
+    those of what was presumably meant.
     """
 
     row: str
@@ -374,7 +373,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All that capture hands to diagnose. ``moments`` are the run's last steps and backward calls, by the clock."""
+    """Everything that recording hands to diagnosis. ``moments`` are the last steps and backward calls, by clock."""
 
     conflicts: tuple[Conflict, ...] = ()
     failures: tuple[Failure, ...] = ()

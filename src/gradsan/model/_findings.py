@@ -1,4 +1,4 @@
-"""Findings of a run: diagnoses, fixes and the report that presenters and repair work on."""
+"""Findings of a run: diagnoses, fixes, and the report that presenters and repair work on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ReportMode = Literal["watch", "deep", "heal", "nonfinite", "autopsy", "lint"]
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A place in the source that takes part in a diagnosis. ``frame`` is the user frame of ``site``."""
+    """A source location with a role in a diagnosis. ``frame`` is the user frame of ``site``."""
 
     role: Role
     frame: Frame
@@ -34,13 +34,13 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What was measured when a fix was tried; None where it was not.
+    """Measurements of a tried fix; None where something was not measured.
 
     ``gradient_difference`` is relative to the healed original. ``time_ratio`` (bytes that operators wrote) and
     ``memory_ratio`` (the most bytes kept for backward at once) are relative to the leanest fix of the same search.
-    ``training`` compares with the training of the healed original: ``same`` (gradients, parameters, what the program
-    keeps, draws, losses, printed numbers), ``gradients`` (those are the same), ``changed``, ``rejected``; None where
-    that is not known. ``differs_in`` names in what.
+    ``training`` compares with the training of the healed original: ``same`` (gradients, parameters, kept state, random
+    draws, losses, printed numbers), ``gradients`` (only those are the same), ``changed``, ``rejected``; None where that
+    is not known. ``differs_in`` names the differences.
     """
 
     status: Literal["passed", "failed", "not_run"] = "not_run"
@@ -53,12 +53,12 @@ class Verification:
 
 
 Lines = tuple[tuple[str, int, str], ...]
-"""Changed lines: (file, line, what that one line becomes)."""
+"""Changed lines: (file, line, new text of that line)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """Something to change. ``lines`` are the concrete changed lines, where known."""
+    """A suggested change. ``lines`` are the concrete changed lines, where known."""
 
     kind: str
     meaning: Literal["preserved", "changed"]
@@ -73,10 +73,10 @@ class Fix:
     def worded(
         cls, key: str, values: Mapping[str, object], lines: Lines = (), *, keeps: bool = False, kind: str = ""
     ) -> Fix:
-        """A fix that nobody has run, with the sentence ``key``; one that changes the training also has ``<key>_how``.
+        """Return a fix that nobody has run, with the sentence ``key``; if it changes the training, also ``<key>_how``.
 
-        ``keeps`` says that the gradients stay those of the program as written. ``kind`` is the last part of the key
-        where none is given.
+        ``keeps`` says that the gradients stay those of the program as written. ``kind`` defaults to the last part of
+        the key.
         """
         return cls(
             kind=kind or key.rpartition(".")[2],
@@ -92,7 +92,7 @@ class Fix:
 class NamedTensor:
     """The tensor of a diagnosis as the report shows it.
 
-    ``transposed`` says that it was kept transposed; ``shape`` is that of the program's own tensor.
+    ``transposed`` says that it was saved transposed; ``shape`` is that of the program's own tensor.
     """
 
     name: str | None
@@ -106,7 +106,7 @@ class NamedTensor:
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """Why backward needs the value: the derivative formula, and a sentence."""
+    """The reason why backward needs the value: the derivative formula, and a sentence."""
 
     formula: str | None
     text: Message
@@ -114,9 +114,9 @@ class Why:
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """What became of the gradient.
+    """Outcome of the conflict for the gradient.
 
-    ``if_meant`` is how far the gradients are from those of what the program presumably means, where that was measured.
+    ``if_meant`` is the distance of the gradients from those of what was presumably meant, where that was measured.
     """
 
     status: GradientStatus
@@ -126,10 +126,10 @@ class Gradient:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to the memory of a diagnosis, or the step or backward around it, on the run's clock.
+    """An event of the memory of a diagnosis, or the step or backward around it, on the run's clock.
 
-    ``step`` is the number of optimizer steps finished before it; ``op`` what was called, or the Node that saved;
-    ``version`` the version counter afterwards (of a use: what backward found), None where it was not read.
+    ``step`` is the number of optimizer steps finished before it; ``op`` the called operation, or the Node that saved;
+    ``version`` the version counter afterwards (for a use: as backward found it), None where it was not read.
     ``touches`` is False for a write to other elements of the same memory, and for a step that left this memory alone.
     """
 
@@ -144,13 +144,12 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class PathNode:
-    """A part of the way from the loss to the Node that kept a value.
+    """A part of the path from the loss to the Node that saved a value.
 
     ``gap`` stands for Nodes that are not shown, ``repeat`` for Nodes that follow each other ``count`` times. ``name``
-    is the Node's, of a ``repeat`` those of one round, or what the program calls the tensor of a ``bridge``; ``step`` as
-    in :class:`Event`. ``frame`` is the line whose call made the Node, ``nodes`` how many Nodes it stands for (0: not
-    known).
-    """
+    is that of the Node, for a ``repeat`` those of one round, for a ``bridge`` the tensor's name in the program;
+    ``step`` as in :class:`Event`. ``frame`` is the line whose call made the Node, ``nodes`` the number of Nodes it
+    stands for (0: unknown)."""
 
     kind: PathNodeKind
     name: str | None = None
@@ -162,7 +161,7 @@ class PathNode:
 
 @dataclass(frozen=True, slots=True)
 class NonFiniteFacts:
-    """What a diagnosis of GS6xx says of the value beside its places; ``why`` is one sentence.
+    """Facts about the value of a GS6xx diagnosis, beside its places; ``why`` is one sentence.
 
     ``round`` counts from 0, ``elements`` of ``of`` were not finite, ``input_range`` are the smallest and the largest
     finite element of the operand that decided it.
@@ -181,16 +180,16 @@ class NonFiniteFacts:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One finding: what happened, where, why, and what to change. Labels come in the order of events.
+    """One finding: what happened, where, why, and what to change. Labels are in the order of events.
 
-    ``events`` are those of its memory, by the clock, of very many the first and the last, between which
-    ``events_left_out`` (of a finding met many times: at most) are missing; ``way`` leads from the loss to the Node that
-    kept the value. Both are empty where they are not known. ``sources`` are the report files that had it, the first
-    first, where several were merged.
+    ``events`` are those of its memory, by clock; of very many, only the first and the last ones, with
+    ``events_left_out`` missing in between (for a finding counted several times: at most); ``way`` is the path from the
+    loss to the Node that kept the value. Both are empty where they are not known. ``sources`` are the report files that
+    had it, the first first, where several were merged.
 
-    ``confidence`` says how the places are known: ``recorded`` as they happened; ``certain``, for they follow from the
+    ``confidence`` says how the places are known: ``recorded`` as they happened; ``certain``, since they follow from the
     error and its graph; ``likely``, where the source leaves one line that fits; ``possible``, where it leaves several,
-    or says little.
+    or decides little.
     """
 
     code: str
@@ -214,7 +213,7 @@ class Diagnosis:
     nonfinite: NonFiniteFacts | None = None
 
     def __str__(self) -> str:
-        """The finding in a few lines, as the note on an exception has it, in the language of the environment."""
+        """Return the finding in a few lines, as in the note on an exception, in the language of the environment."""
         from gradsan.present import short_note
         from gradsan.text import choose_language
 
@@ -223,11 +222,11 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The program that was watched and how it ended. ``exception`` is (type name, message).
+    """The watched program and its end. ``exception`` is (type name, message).
 
     ``ended`` is False in a report that was written while the program was still running. ``started`` is when watching
-    began, in ISO 8601 with the offset of the place (``2026-05-01T09:30:00+02:00``), ``seconds`` how long the program
-    was watched; None where nobody measured.
+    began, in ISO 8601 with UTC offset (``2026-05-01T09:30:00+02:00``), ``seconds`` how long the program
+    was watched; None where that was not measured.
     """
 
     argv: tuple[str, ...] = ()
@@ -240,7 +239,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything a presenter needs. ``mode`` is how the program was looked at; in ``autopsy`` nothing was recorded."""
+    """Everything a presenter needs. ``mode`` is the mode of watching; in ``autopsy`` nothing was recorded."""
 
     program: Program
     seen: Seen
@@ -250,4 +249,4 @@ class Report:
     python: str
     mode: ReportMode = "watch"
     next: tuple[str, ...] = ()
-    """Commands that lead on from here: the page of each code, and the search for fixes where there are some."""
+    """Commands to run next: the page of each code, and the search for fixes where there are some."""

@@ -1,4 +1,4 @@
-"""NaN and Inf: where the first one that does harm was made, as plain data."""
+"""NaN and Inf findings as plain data: where the first harmful one was made, and how far it spread."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from gradsan.model._sites import Site
 
 Born = Literal["forward", "backward", "update", "data", "unknown"]
 NonFiniteSeen = Literal["before", "during", "after", "untraced", "other_rank"]
-"""When parameters were seen to be not finite without a search: before the noticed backward, after it whose loss was not
-finite, or only at the end. In a search: gradients were ``untraced``, or came from another rank.
+"""When parameters were found not finite without a search: before the noticed backward, after the backward of a loss
+that was not finite, or only at the end. In a search: gradients were ``untraced``, or came from another rank.
 """
 NonFiniteValue = Literal["nan", "inf", "-inf"]
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor that the operation was given.
+    """A tensor operand of the operation.
 
-    ``argument`` is its position in the call, or its keyword; ``name`` what a live variable calls it. ``at`` is the
-    element that belongs to the first non-finite result, as text (``"0.0"``), and ``index`` where it lies; both None
+    ``argument`` is its position in the call, or its keyword; ``name`` that of a live variable that holds it. ``at`` is
+    the element that belongs to the first non-finite result, as text (``"0.0"``), and ``index`` its position; both None
     where the shapes do not tell. ``low`` and ``high`` are its smallest and largest finite element. ``kind`` is the
-    value that was not finite in it, None where all were.
+    non-finite value in it, None where all were finite.
     """
 
     argument: str
@@ -39,12 +39,12 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Birth:
-    """The operation that made a non-finite value of finite ones, or let one in; ``unknown`` where none was looked for.
+    """The operation that made a non-finite value of finite ones, or let one in; ``unknown`` where none was searched.
 
-    ``op`` is what was called (``log``, ``__truediv__``), of a backward the Node, of an update the optimizer; ``site``
-    where: of a backward the line of the forward operation, None where it is not known. ``value`` is the first
+    ``op`` is the called operation (``log``, ``__truediv__``), for a backward the Node, for an update the optimizer;
+    ``site`` where: for a backward the line of the forward operation, None where it is not known. ``value`` is the first
     non-finite element, at ``index`` of a result of ``shape``; ``elements`` of ``of`` are not finite. ``redrawn``: these
-    elements are those of one more run of a compiled function, with other random numbers.
+    elements are those of another run of a compiled function, with other random numbers.
     """
 
     born: Born
@@ -65,13 +65,13 @@ class Birth:
 
 @dataclass(frozen=True, slots=True)
 class NonFinite:
-    """A NaN or Inf that reached the parameters, or the loss.
+    """A NaN or Inf that reached parameters, gradients or the loss.
 
-    ``noticed`` is the backward call of the first affected round, ``consumed`` the step or the statement that wrote it
-    into parameters, None where it has not got so far. ``parameters`` are the names of those that it reached first.
-    ``round`` counts from 0: the steps of the optimizer that ended before, backward calls where there is none. ``path``
-    are the operations by which the value went on, the birth's own first, as (what was called, where).
-    ``seen`` is None where the birth was searched; ``spoilt`` is how many parameters were not finite. ``reached``:
+    ``noticed`` is the backward call of the first affected round, ``consumed`` the step or statement that wrote it
+    into parameters, None where none has. ``parameters`` are the names of those that it reached first.
+    ``round`` counts from 0: optimizer steps that ended before, or backward calls where there is no optimizer. ``path``
+    are the operations through which the value spread, starting with the birth, as (operation, site).
+    ``seen`` is None where the birth was searched; ``spoilt`` is the number of non-finite parameters. ``reached``:
     ``parameters``, ``gradients`` (no step has taken them), ``loss`` (the gradients were finite all the same),
     ``stopped`` (an exception ended the program while it was there).
     """

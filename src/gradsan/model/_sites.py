@@ -1,4 +1,4 @@
-"""Sites, tensors and sentences as plain data: the parts that all events and findings are made of."""
+"""Sites, tensors and sentences as plain data: the building blocks of all events and findings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Message:
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """The sentence, in the language of the environment."""
+        """Return the sentence, in the language of the environment."""
         from gradsan.text import choose_language, say
 
         return say(self, choose_language("auto", os.environ))
@@ -28,7 +28,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One line of a stack: where a function stood when the stack was taken.
+    """One line of a stack.
 
     ``file`` is absolute (or ``<string>``-like); ``line`` and ``end_line`` count from 1; ``column`` and
     ``end_column`` count characters from 1, the end being exclusive, and are None where Python does not know them.
@@ -52,15 +52,15 @@ class Site:
 
     @property
     def user_frame(self) -> Frame | None:
-        """The deepest frame of the user's own code, or None where the stack has none."""
+        """The deepest frame of the user's own code; None where the stack has none."""
         return next((frame for frame in reversed(self.frames) if frame.is_user), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Which elements of a storage a tensor covers: a strided box, in elements of ``itemsize`` bytes.
+    """The elements of a storage that a tensor covers: a strided box, in elements of ``itemsize`` bytes.
 
-    ``index`` narrows the box to the part a basic ``tensor[index] = value`` wrote (a tuple of ``int``, ``slice``,
+    ``index`` narrows the box to the part that a basic ``tensor[index] = value`` wrote (a tuple of ``int``, ``slice``,
     ``None`` and ``...``); it is None where the whole box was written or the index was a tensor.
     """
 
@@ -73,7 +73,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """What a tensor was, without the tensor. ``storage`` identifies its memory within one run."""
+    """Metadata of a tensor, without the tensor. ``storage`` identifies its memory within one run."""
 
     shape: tuple[int, ...]
     dtype: str

@@ -1,7 +1,7 @@
-"""Detector: looks for one thing that PyTorch does not report.
+"""Detector: base class of all that look for one fault that PyTorch does not report.
 
-:mod:`gradsan._watching` makes each detector with what it needs and calls the hooks below while somebody watches. A hook
-that is not overridden costs nothing. What is found goes to the sink that the detector was made with.
+:mod:`gradsan._watching` makes each detector with the logs that it reads and calls the hooks below while a stretch runs.
+A hook that is not overridden costs nothing. Findings go to the sink that the detector was made with.
 """
 
 from __future__ import annotations
@@ -13,45 +13,45 @@ from gradsan.record.patches import Patches
 from gradsan.record.steps import RawBackward
 
 Guard = Callable[[Callable[[], object]], None]
-"""Does some work of gradsan's so that its failure becomes a blind spot instead of the program's."""
+"""Runs some work of gradsan's so that its failure becomes a blind spot instead of an error of the program."""
 
 ENTRIES_A_QUESTION = 16
 
 
 class Detector:
-    """The events that a detector may hear of; ``part`` names it where this torch does not take its patches."""
+    """Hooks that a detector may override; ``part`` is its name in reports where torch does not take its patches."""
 
     part: ClassVar[str] = ""
     is_hushed: ClassVar[bool] = True
-    """Whether its patches only read tensors, so that the program's own ``__torch_function__`` is not asked."""
+    """Whether its patches only read tensors, so the program's own ``__torch_function__`` is not called for them."""
 
     def install(self, patches: Patches, guard: Guard) -> None:
-        """Watching begins: put into torch what is needed; ``patches`` puts it back."""
+        """Put patches into torch as watching begins; ``patches`` undoes them."""
 
     def forget(self) -> None:
-        """Watching begins: nothing of what was seen before counts any more."""
+        """Forget everything seen before, as watching begins."""
 
     def before_round(self, entry: RawBackward, rounds: int) -> None:
-        """A line calls backward for the 1st, 2nd, 4th, 8th … time; ``entry`` is that call in the core's log."""
+        """Called before a line's 1st, 2nd, 4th, 8th … backward call; ``entry`` is that call in the core's log."""
 
     def settle(self) -> None:
-        """Watching ends: report what was waiting for more evidence."""
+        """Report what was waiting for more evidence, as watching ends."""
 
 
 class Sweep:
-    """How often a table is searched for what died: so seldom that it costs each question the same, however long it is.
+    """Schedule for removing dead entries from a table: seldom enough for a constant cost per lookup at any length.
 
-    What died stays a while longer; nobody else is given the number of a storage that is referred to weakly.
+    Dead entries stay a while longer; no other storage gets the address of one that is referred to weakly.
     """
 
     __slots__ = ("_asked",)
 
     def __init__(self) -> None:
-        """Start with no question asked."""
+        """Start with no lookup counted."""
         self._asked = 0
 
     def is_due(self, entries: int) -> bool:
-        """Whether to search a table of so many entries now."""
+        """Count a lookup, and return whether to search a table of so many entries now."""
         self._asked += 1
         if self._asked * ENTRIES_A_QUESTION < entries:
             return False
@@ -60,5 +60,5 @@ class Sweep:
 
 
 def overriding(detectors: Iterable[Detector], hook: str) -> tuple[Detector, ...]:
-    """Those that have a ``hook`` of their own."""
+    """Return the detectors that override ``hook``."""
     return tuple(one for one in detectors if getattr(type(one), hook) is not getattr(Detector, hook))

@@ -1,7 +1,7 @@
 """The log of a run: counters, entries and listeners as both cores have them, and the choice of a core.
 
-The C core and the pure one record the same; what reads the log knows neither. An entry is a tuple, with its fields
-named by :class:`gradsan.record.ledger.RawWrite`, :class:`gradsan.record.ledger.RawCall` and
+The C core and the pure one record the same; readers of the log need not know which. An entry is a tuple, with its
+fields named by :class:`gradsan.record.ledger.RawWrite`, :class:`gradsan.record.ledger.RawCall` and
 :class:`gradsan.record.steps.RawBackward`.
 """
 
@@ -17,7 +17,7 @@ _SWITCH = "GRADSAN_NATIVE"
 
 
 class Log(Protocol):
-    """What was recorded, as it is read: of a core, or of a source that was run through in mind.
+    """Log of a run for reading: filled by a core, or by the post-mortem reader from source files.
 
     ``clock`` orders all events. Numbers of Nodes are PyTorch's own, which each thread counts for itself. A stack is a
     raw one, or a Site.
@@ -25,27 +25,27 @@ class Log(Protocol):
 
     @property
     def clock(self) -> int:
-        """The time of the latest event."""
+        """The clock of the latest event."""
 
     @property
     def saves(self) -> int:
-        """How many Nodes were made that may have saved something."""
+        """The number of Nodes made that may have saved something."""
 
     @property
     def write_count(self) -> int:
-        """How many writes there were."""
+        """The number of writes."""
 
     @property
     def steps(self) -> int:
-        """How many steps of optimizers have ended."""
+        """The number of optimizer steps that have ended."""
 
     @property
     def backwards(self) -> int:
-        """How many calls into the engine have begun."""
+        """The number of calls into the engine that have begun."""
 
     @property
     def running(self) -> Sequence[tuple[Any, ...]]:
-        """The backward calls that run, outermost first."""
+        """The running backward calls, outermost first."""
 
     @property
     def backward_log(self) -> Sequence[tuple[Any, ...]]:
@@ -64,14 +64,14 @@ class Log(Protocol):
         """The logged writes, oldest first."""
 
     def writes_after(self, clock: int, /) -> list[tuple[Any, ...]]:
-        """Those of the logged writes that are younger than ``clock``, oldest first."""
+        """Return the logged writes that are younger than ``clock``, oldest first."""
 
     def lost_writes_after(self, clock: int, /) -> bool:
         """Whether the bounded log may have dropped a write younger than ``clock``."""
 
 
 class Core(Log, Protocol):
-    """A log that is being written, and who is told of what while it happens; see :mod:`gradsan.record._core_pure`."""
+    """A log while it is written, with the callbacks and wrappers that feed it; see :mod:`gradsan.record._core_pure`."""
 
     active: bool
     clock: int
@@ -105,7 +105,7 @@ class Core(Log, Protocol):
 
     @property
     def is_native(self) -> bool:
-        """Whether it is the C core."""
+        """Whether this is the C core."""
 
     @property
     def step_log(self) -> list[tuple[Any, ...]]:
@@ -127,10 +127,10 @@ class Core(Log, Protocol):
         """Wrap ``original`` so that what it writes is logged after it returned."""
 
     def listener(self, original: Any, before: Callable[..., Any] | None, after: Callable[..., Any] | None) -> Any:
-        """Wrap ``original`` so that ``before`` and ``after`` hear of its calls, without a frame in between."""
+        """Wrap ``original`` so that ``before`` and ``after`` are called around it, without a frame in between."""
 
     def relay(self, original: Any, before: Callable[..., Any] | None, after: Callable[..., Any] | None) -> Any:
-        """Wrap a saved-tensor hook so that the two change what it is given and gives, without a frame in between."""
+        """Wrap a saved-tensor hook: ``before`` changes its argument, ``after`` its result, with no frame in between."""
 
     def watch_indexing(self, wanted: bool, /) -> None:
         """Log the Nodes that ``tensor[index]`` makes from now on, or no longer."""
@@ -155,12 +155,12 @@ def native_available() -> bool:
 
 
 def has_native_core() -> bool:
-    """Whether the C core is what :func:`make_core` makes unless asked for another."""
+    """Whether :func:`make_core` makes the C core by default."""
     return os.environ.get(_SWITCH, "1") != "0" and native_available()
 
 
 def make_core(native: bool | None = None) -> Core:
-    """A fresh core. ``native``: True asks for the C extension, False for pure Python, None takes the best there is.
+    """Return a new core. ``native``: True for the C extension, False for pure Python, None for the best there is.
 
     ``GRADSAN_NATIVE=0`` in the environment makes pure Python the best there is. Raises ImportError where the C
     extension is asked for and was not built. The C core is typed as the pure one, which has the same interface.

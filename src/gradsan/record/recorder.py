@@ -1,4 +1,4 @@
-"""Recorder: switches watching on and off, and keeps what was found. One a process, because torch's hooks are."""
+"""Recorder: switches watching on and off, and keeps the findings. One per process, as torch's hooks are."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from gradsan.record.patches import Patches
 from gradsan.record.steps import Steps, moments
 
 FINDINGS_KEPT = 1_000
-"""Conflicts, and failures, of one run."""
+"""The most conflicts, and the most failures, that are kept at a time."""
 
 
 class Mark(NamedTuple):
-    """How much there was of everything at some point of the run."""
+    """Counters of the recorder at some point of the run: findings, events and the clock."""
 
     conflicts: int = 0
     failures: int = 0
@@ -39,7 +39,7 @@ class Findings(Protocol):
     """Events that the recorder hands to the wired detectors (:mod:`gradsan._watching`)."""
 
     problems: list[Message] | None
-    """What gradsan cannot do on this torch; None as long as nothing was watched."""
+    """Problems of gradsan with this torch; None as long as nothing was watched."""
 
     def begin(self, install: Callable[[], None]) -> None:
         """The first stretch begins; ``install`` puts the recorder's own patches in."""
@@ -51,10 +51,10 @@ class Findings(Protocol):
         """The last stretch has ended."""
 
     def copies(self) -> tuple[Copies, ...]:
-        """How much memory of devices copies of saved values took."""
+        """Return the memory that copies of saved values took, by device."""
 
     def backward_failed(self, entry: Any, error: BaseException) -> Conflict | Failure | None:
-        """A backward ended with an exception; returns what was found of it."""
+        """Return the finding that explains ``error``, with which a backward has ended; None where there is none."""
 
     def program_ended_by(self, error: BaseException) -> None:
         """An exception has ended the program, or left a watched block."""
@@ -75,7 +75,7 @@ class Recorder:
         self.on_findings: tuple[Callable[[Conflict | Failure], None], ...] = ()
         """Called with each new finding when it is kept."""
         self.explainers: tuple[Callable[[BaseException, Conflict | Failure | None], None], ...] = ()
-        """Called with each error that leaves a backward, and what was found of it."""
+        """Called with each error that leaves a backward, and the finding that explains it or None."""
         self.conflicts: list[Conflict] = Found(self._found)
         self.failures: list[Failure] = Found(self._found)
         self.nonfinite: list[NonFinite] = []
@@ -89,13 +89,13 @@ class Recorder:
 
     @property
     def is_on(self) -> bool:
-        """Whether something is watched."""
+        """Whether a stretch of watching is running."""
         return bool(self._stretches)
 
     def start(self, mode: str = "watch", asked: Asked | None = None) -> int:
-        """Begin a stretch of watching and return its number; of the modes of those that run, the strongest holds.
+        """Begin a stretch of watching and return its number; the strongest mode of all running stretches is in force.
 
-        ``asked`` is what this stretch wants beyond a report.
+        ``asked`` holds the demands of this stretch beyond a report.
         """
         with self._lock:
             number = next(self._stretch_numbers)
@@ -103,10 +103,10 @@ class Recorder:
             self._stretches[number] = mode
             self.demands.begin(number, mode, asked if asked is not None else Asked())
             if is_first:
-                # A stretch of watching tells what it could not see itself.
+                # Each stretch of watching reports its own blind spots.
                 self.guard.blind_spots.clear()
                 self.watching.begin(self._install)
-            # After the rest, because what was replaced last is put back first.
+            # Last, because patches are undone in reverse order.
             self._follow_modes()
         return number
 
@@ -124,7 +124,7 @@ class Recorder:
         self.watching.follow(set(self._stretches.values()))
 
     def stop(self, number: int) -> None:
-        """End the stretch of that number, in whatever order; the last one takes every hook and patch out again."""
+        """End the stretch with that number, in any order; the end of the last one removes every hook and patch."""
         with self._lock:
             if self._stretches.pop(number, None) is None:
                 return
@@ -137,18 +137,18 @@ class Recorder:
             self.watching.settle()
 
     def mark(self) -> Mark:
-        """A point in the run; :meth:`evidence` tells what came after it."""
+        """Return the current point of the run; :meth:`evidence` returns what was found after it."""
         core = self.core
         counts = (core.saves, core.write_count, core.backwards, core.steps)
         return Mark(len(self.conflicts), len(self.failures), *counts, core.clock, len(self.nonfinite))
 
     def evidence(self, since: Mark | None = None) -> Evidence:
-        """What was found since a mark, as plain data."""
+        """Return all findings since a mark, as plain data."""
         core = self.core
         first, failed, saved, written, backwards, steps, began, nonfinite = since or Mark()
         around: list[tuple[Moment, ...]] = []
         found = tuple(self.conflicts[first:])
-        if found:  # moments are only told around conflicts, and hundreds of them take a while
+        if found:  # moments are only shown around conflicts, and hundreds of them take a while
             self.guard.run(lambda: around.append(moments(self.steps, self.backwards, began, core.clock + 1)))
         return Evidence(
             moments=around[0] if around else (),
@@ -166,7 +166,7 @@ class Recorder:
         )
 
     def keep(self, collect: Callable[[], Conflict | None]) -> None:
-        """Keep the conflict that ``collect`` makes; while there is room for one, and so that no failure is seen."""
+        """Append the conflict that ``collect`` returns, up to ``FINDINGS_KEPT``; an error in it is only noted."""
 
         def keep() -> None:
             found = collect()
@@ -177,20 +177,20 @@ class Recorder:
             self.guard.run(keep)
 
     def examine(self, error: BaseException) -> Failure | None:
-        """An exception has ended the program, or has left a watched block; remember the Failure that it is, if any.
+        """Record the Failure behind an exception that has ended the program or left a watched block; return it if new.
 
-        The version check's own errors are Conflicts, and were examined when their backward failed. Returns what is new.
+        Errors of the version check are Conflicts, and were examined when their backward failed.
         """
         known = len(self.failures)
         self.watching.program_ended_by(error)
         return self.failures[-1] if len(self.failures) > known else None
 
     def after_fork(self) -> None:
-        """This process is a forked child: a lock that another thread of its parent's held is free."""
+        """Replace the lock in a forked child: another thread of the parent may have held it."""
         self._lock = threading.Lock()
 
     def let_go(self) -> None:
-        """Forget what was found, where nobody watches any more: the bound on findings is one stretch's."""
+        """Forget all findings once nobody watches any more: the bound on findings is one stretch's."""
         if not self.is_on:
             self.conflicts.clear()
             self.failures.clear()
@@ -208,7 +208,7 @@ class Recorder:
 
 
 def _watching_for(recorder: Recorder) -> Findings:
-    # The detectors are made where everything is known.
+    # The detectors import nearly every other package, so they are made on first use.
     from gradsan._watching import Watching
 
     return Watching(recorder)
