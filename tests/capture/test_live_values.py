@@ -42,6 +42,16 @@ def values_of(count, values):
 def test_without_a_change_nothing_need_be_walked(values):
     live, _held = values_of(10, values)
     assert are_as_saved(live)
+    assert values.doubtful() == [], "of 256 in doubt the graph would be walked"
+
+
+def test_what_moved_is_not_compared_with_memory_that_its_original_has_left(values):
+    both = torch.ones(2, 3)
+    one = kept(both[0])
+    values.add(one)
+    both.data[1].add_(1)
+    _left, one.original = one.original, torch.zeros(2, 3)[0]
+    assert values.doubtful() == [one]
 
 
 @each("write", [lambda one: one.add_(1), lambda one: one.data.add_(1), lambda one: one.numpy().fill(2)])

@@ -90,16 +90,43 @@ def keep_nothing_under_no_grad(model):
         losses_of(model, [])
 
 
+def differentiate_through_inner_steps(model):
+    weight, x = model[0].weight, torch.randn(BATCH, 8)
+    for _ in range(40):
+        (gradient,) = torch.autograd.grad((x @ weight.t()).tanh().pow(2).mean(), weight, create_graph=True)
+        weight = weight - 0.1 * gradient
+    (x @ weight.t()).pow(2).mean().backward()
+
+
 class Values(list):
     def append(self, loss):
         super().append(loss.item())
 
 
-@each("program", [keep_window, keep_values, use_all, use_state_of_each_step, keep_nothing_under_no_grad])
+@each(
+    "program",
+    [
+        keep_window,
+        keep_values,
+        use_all,
+        use_state_of_each_step,
+        keep_nothing_under_no_grad,
+        differentiate_through_inner_steps,
+    ],
+)
 def test_what_is_bounded_or_used_is_no_alarm(program):
     with gradsan.watch() as watch:
         program(net())
     assert watch.diagnoses == ()
+
+
+def test_a_state_that_the_line_itself_runs_through_again_and_again_is_named():
+    cell, state = nn.RNNCell(8, 8), torch.zeros(4, 8)
+    with gradsan.watch() as watch:
+        for _ in range(40):
+            state = cell(torch.randn(4, 8), state)
+            torch.autograd.grad(state.sum(), list(cell.parameters()), retain_graph=True)
+    assert len(grown(watch)) == 1
 
 
 @pytest.mark.parametrize("native", [True, False])

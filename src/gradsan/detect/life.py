@@ -39,7 +39,7 @@ from gradsan.record.detector import Detector
 from gradsan.record.ledger import call_that_made
 from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
-from gradsan.record.steps import BackwardRecord, RawBackward, read_backward
+from gradsan.record.steps import BackwardRecord, RawBackward, read_backward, running_here
 
 _FIRST_LOOK, _SECOND_LOOK = 16, 32
 _LOOKS_AT_A_LINE = 32
@@ -217,14 +217,21 @@ class Life(Detector):
     def _report_grown(self, entry: RawBackward, rounds: int, grown: list[Any], border: int) -> None:
         backward, awaited = read_backward(entry), []
         ran = set(walk.engine_order(backward.roots))
+
+        def is_another_line() -> bool:
+            here = running_here(self._core)
+            return here is None or here.stack is not entry.stack
+
         for _, path, members, nodes, size, per_round in grown:
             values = {"rounds": rounds, "nodes": nodes, "bytes": size, "bytes_per_round": int(per_round)}
             clue = Clue("grown", _made_at(self._core, members[0].tensor), name=path, values=values)
             failure = Failure("graph_grows", "", "", symbolise(entry.stack), (clue,), raised=False)
-            if _is_spent(backward, ran, members, border):
+            # ``autograd.grad`` runs only what leads to its inputs: inner steps of meta-learning wait for a backward of
+            # another line.
+            if backward.via == "backward" and _is_spent(backward, ran, members, border):
                 self._found(failure)
                 return
-            awaited.append((Graph([one.tensor for one in members]), failure))
+            awaited.append((Graph([one.tensor for one in members], is_another_line), failure))
         self._awaited.append(awaited)
 
 

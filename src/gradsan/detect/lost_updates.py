@@ -238,12 +238,12 @@ class LostUpdates(Detector):
 class Graph:
     """The graph of some gradients, known by a hook that lives as long as one of its first Nodes does."""
 
-    def __init__(self, gradients: list[Any]) -> None:
-        """Have the Nodes that made ``gradients`` report when they run."""
+    def __init__(self, gradients: list[Any], is_use: Callable[[], bool] = lambda: True) -> None:
+        """Have the Nodes that made ``gradients`` report when they run; ``is_use`` says whether that counts."""
         self.was_used = False
 
         def used(_: Any) -> None:
-            self.was_used = True
+            self.was_used = self.was_used or is_use()
 
         nodes = {gradient.grad_fn for gradient in gradients}
         self._alive = weakref.ref(used)

@@ -21,7 +21,7 @@ from gradsan import _torch
 from gradsan.model import Moment
 from gradsan.record.backwards import Backwards, MadeByEngine
 from gradsan.record.guarding import numbered_apart
-from gradsan.record.log import Core
+from gradsan.record.log import Core, Log
 from gradsan.record.patches import Patches
 from gradsan.record.stacks import symbolise
 
@@ -144,7 +144,7 @@ class Steps:
         return None if chosen is None else read_backward(chosen)
 
 
-def running_here(core: Core) -> RawBackward | None:
+def running_here(core: Log) -> RawBackward | None:
     """The entry of the innermost backward that this thread works for; None where none runs, or it is not known.
 
     A thread of the engine's own works for a call of another thread: where several wait, for the one whose graph has

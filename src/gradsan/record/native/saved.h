@@ -13,7 +13,7 @@ typedef struct SavedFields {
     PyObject *alias, *original, *parts, *heals, *hooks, *leaf, *maker, *output, *source, *stack;
     long long clock, same_at, version;
     unsigned long thread;
-    int reported, code, bits; /* the latter two as DLPack has them, of what SavedValues_pack() has kept; else 0 */
+    int reported, code, bits; /* the latter two as DLPack has them, of an ordinary value; else 0 */
     char *place;              /* the address of its first element then */
     char is_copied, requires_grad, was_leaf;
 } SavedFields;
@@ -399,6 +399,8 @@ static int has_same_elements(SavedFields *kept)
     else
         sizes[dimensions++] = bytes;
     char *now = (char *)(intptr_t)address_here(alias);
+    if (address_here(kept->original) != (intptr_t)kept->place)
+        return 0; /* the memory at `place` need not be there any more */
     return !PyErr_Occurred() && now != NULL && are_same_rows(now, kept->place, sizes, steps, (int)dimensions);
 }
 
@@ -443,10 +445,23 @@ static PyObject *SavedValues_unpack(SavedValues *self, PyObject *packed)
 
 /* ---- those that live ---------------------------------------------------------------------------------------------- */
 
+/* What the hook in Python has kept is looked at here, too, where its elements stand as those of an ordinary value do. */
+static void find_place(SavedFields *kept)
+{
+    if (saving.state > 0 && !kept->is_copied && is_set(kept->original) && is_plain(kept->alias) && is_plain(kept->original) &&
+        !has_modes() && find_numbers(kept->alias, kept)) {
+        long long place = address_here(kept->original);
+        if (place > 0 && place == address_here(kept->alias))
+            kept->place = (char *)(intptr_t)place;
+    }
+    PyErr_Clear();
+}
+
 static PyObject *SavedValues_add(SavedValues *self, PyObject *value)
 {
     if (!PyObject_TypeCheck(value, &SavedFields_Type))
         return PyErr_Format(PyExc_TypeError, "add() needs a kept value");
+    find_place((SavedFields *)value);
     link_value(self, (SavedFields *)value);
     Py_RETURN_NONE;
 }
