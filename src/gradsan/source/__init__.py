@@ -1,7 +1,7 @@
-"""Source code of the program: from frames to lines, expressions, names, and lines that might be changed.
+"""Source code of the watched program: lines, statements, expressions and names at a frame, and changes of lines.
 
-It reads source text only: it runs nothing, imports nothing of the program, and needs no torch. Every function answers
-None, or an empty collection, rather than a guess where the source is missing, is not what ran, or does not decide.
+Only source text is read: nothing is run or imported, and torch is not needed. Where the source is missing, is not the
+one that ran, or is ambiguous, functions return None or an empty collection instead of a guess.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bindings: by which names a value reaches the next round, or the callers of the function that made it.
+"""Bindings that carry a value into the next iteration, or out to the callers of the function that computed it.
 
 A round is an iteration of a loop, or a call of a function whose state outlives the call (attributes, globals,
 nonlocals, a notebook cell run again).
@@ -57,10 +57,10 @@ class Carried:
 
 
 def carried_names(frame: Frame) -> list[Carried]:
-    """What the statement at ``frame`` reads that an earlier round computed, in the order in which it is read.
+    """The names read by the statement at ``frame`` that an earlier round computed, in reading order.
 
     Bindings to constants, to detached values and under ``no_grad`` carry no graph and are left out.
-    Empty where the source is missing or does not tell which statement it was.
+    Empty where the source is missing or the statement is ambiguous.
     """
     statement = statement_at(frame)
     if statement is None or isinstance(statement.function, ast.Lambda):
@@ -77,7 +77,7 @@ def carried_names(frame: Frame) -> list[Carried]:
 
 def _frame_of(source: SourceFile, node: ast.stmt, like: Frame) -> Frame:
     place = source.span(node)
-    # A compound statement's place is its header's line; its last line is that of its block.
+    # A compound statement is located at its header's line, though it ends with its block.
     has_block = hasattr(node, "body")
     return replace(
         like,
@@ -147,7 +147,7 @@ def _names_of_values(node: ast.stmt) -> list[str]:
 
 
 def _concerns(bound: str, read: str) -> bool:
-    """Whether binding ``bound`` changes what reading ``read`` gives: the same, a part of it, or what it is part of."""
+    """Whether binding ``bound`` affects the value of ``read``: the same chain, its container, or an element of it."""
     return bound == read or read.startswith((f"{bound}.", f"{bound}[")) or bound.startswith(f"{read}[")
 
 
@@ -197,7 +197,7 @@ def _carries_graph(source: SourceFile, binding: Binding) -> bool:
 
 
 def _is_bound_otherwise(source: SourceFile, binding: Binding) -> bool:
-    """Whether something else than augmented assignments gives the name a graph, so that ``h *= 0.5`` passes it on."""
+    """Whether anything but augmented assignments gives the name a graph, so that ``h *= 0.5`` passes it on."""
     scope = source.function(binding.statement) or source.module
     return any(
         other.name == binding.name and not isinstance(node, ast.AugAssign) and _carries_graph(source, other)
@@ -208,7 +208,7 @@ def _is_bound_otherwise(source: SourceFile, binding: Binding) -> bool:
 
 
 def _is_cut(value: ast.expr) -> bool:
-    """Whether ``value`` hangs on no graph: a constant, or cut off by ``detach()``, ``item()``, ``.data``."""
+    """Whether ``value`` has no graph: a constant, or detached by ``detach()``, ``item()``, ``.data``."""
     if isinstance(value, ast.Constant):
         return True
     if isinstance(value, ast.Tuple | ast.List | ast.Set):
@@ -242,10 +242,10 @@ def _is_cut(value: ast.expr) -> bool:
 
 
 def bound_name(frames: Sequence[Frame]) -> tuple[str, Frame] | None:
-    """The name bound to the result of the call at the innermost of ``frames`` (outermost first), and where.
+    """The name bound to the result of the call at the innermost of ``frames`` (outermost first), and the binding frame.
 
-    ``feats`` of ``feats = F.silu(x)``; of ``return F.silu(x)`` what the caller binds. None where the result is used up
-    within an expression, and where the source does not decide.
+    ``feats`` of ``feats = F.silu(x)``; for ``return F.silu(x)`` the name that the caller binds. None where the result
+    is consumed within an expression, and where the source is ambiguous.
     """
     for frame in reversed(frames):
         found, statement = expression_at(frame), statement_at(frame)
@@ -272,9 +272,9 @@ def binding_of(frames: Sequence[Frame], name: str) -> Frame | None:
 
 
 def binds_result(frame: Frame) -> bool:
-    """Whether the statement at ``frame`` binds what the operation there gives, or a view of it, and computes no more.
+    """Whether the statement at ``frame`` binds the result of its operation, or a view of it, and computes nothing more.
 
-    True as well where the statement takes the result apart, since then the source does not decide.
+    Also True where the statement unpacks the result, since the source is then ambiguous.
     """
     statement = statement_at(frame)
     if statement is None:
@@ -289,7 +289,7 @@ def binds_result(frame: Frame) -> bool:
 
 
 def returns_argument(frame: Frame, name: str) -> bool:
-    """Whether the function at ``frame`` returns its argument ``name`` itself, or what methods of it give."""
+    """Whether the function at ``frame`` returns its argument ``name`` itself, or the result of one of its methods."""
     statement = statement_at(frame)
     if statement is None or statement.function is None or isinstance(statement.function, ast.Lambda):
         return False
@@ -305,7 +305,7 @@ def _is_made_of(value: ast.expr, name: str) -> bool:
 
 
 def takes_result(frame: Frame) -> bool:
-    """Whether the call at ``frame`` is more than a statement of its own, so that somebody takes what it returns."""
+    """Whether the result of the call at ``frame`` is used: False for a call that is a statement of its own."""
     call, statement = expression_at(frame), statement_at(frame)
     if call is None or statement is None or not isinstance(call.node, ast.Call):
         return False
@@ -313,7 +313,7 @@ def takes_result(frame: Frame) -> bool:
 
 
 def _same_memory(value: ast.expr) -> Iterator[ast.expr]:
-    """``value``, and what it is a view of or writes to, step by step."""
+    """``value``, then the expressions that it is a view of or writes to, one after another."""
     yield value
     if isinstance(value, ast.IfExp):
         yield from _same_memory(value.body)
@@ -331,7 +331,7 @@ def _same_memory(value: ast.expr) -> Iterator[ast.expr]:
 
 
 def method_receiver(frame: Frame) -> str | None:
-    """``loss`` of ``loss.backward()`` at ``frame``; None where it is no method call of something with a name."""
+    """``loss`` of ``loss.backward()`` at ``frame``; None where it is not a method call on a named object."""
     found = expression_at(frame)
     call = found.node if found is not None else None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
@@ -359,9 +359,9 @@ _CONVERSIONS = frozenset(
 
 
 def taken_for_own(frame: Frame, name: str) -> Literal["conversion", "element"] | None:
-    """How the function at ``frame`` came by what it calls ``name``: by a conversion, or as a part of something larger.
+    """The origin of ``name`` in the function at ``frame``: a conversion, or an element of something larger.
 
-    None where it came by it otherwise, or several ways.
+    None for any other origin, or for several.
     """
     binding = last_binding(frame, name)
     if binding is None:
@@ -370,7 +370,7 @@ def taken_for_own(frame: Frame, name: str) -> Literal["conversion", "element"] |
 
 
 def passed_for_own(inner: Frame, outer: Frame, name: str) -> Literal["conversion", "element"] | None:
-    """As ``taken_for_own``, of an argument that the call at ``outer`` writes out: ``scaled(data[i])``."""
+    """The same as ``taken_for_own`` for an argument that the call at ``outer`` spells out: ``scaled(data[i])``."""
     call, statement = expression_at(outer), statement_at(inner)
     function = None if statement is None else statement.function
     if call is None or not isinstance(call.node, ast.Call) or function is None or isinstance(function, ast.Lambda):

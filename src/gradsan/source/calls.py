@@ -1,7 +1,7 @@
-"""Calls: names of one value in caller and callee, arguments read again, and hooks of modules.
+"""Calls: names of one value in caller and callee, arguments read again later, and module hooks.
 
-How the hook was registered lies anywhere in the program; what it was given stands in torch's own source, at the frame
-that called it: ``hook(self, args)``, ``hook(self, args, kwargs, result)``.
+A hook may be registered anywhere in the program; torch's own source, at the frame that calls it, shows its arguments:
+``hook(self, args)``, ``hook(self, args, kwargs, result)``.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _CALLED_AS_OBJECT = frozenset({"forward", "__call__"})
 
 
 def callers_expression(name: str, inner: Frame, outer: Frame, between: Sequence[Frame] = ()) -> str | None:
-    """What ``name``, as the function of ``inner`` says, is called at ``outer``, which called that function.
+    """The expression at ``outer``, a caller of the function of ``inner``, for the value called ``name`` there.
 
-    ``q`` of ``t`` where ``rotate(q, cos)`` called ``def rotate(t, cos)``; ``model.state`` of ``self.state`` where
-    ``model(x)`` did; ``h`` of ``inputs[0]`` where ``model(h)`` ran a hook. ``between`` are the frames of libraries from
-    ``outer`` to ``inner``, where known. None where the name is no parameter (or was bound anew), or the call does not
+    ``q`` for ``t`` where ``rotate(q, cos)`` called ``def rotate(t, cos)``; ``model.state`` for ``self.state`` where
+    ``model(x)`` did; ``h`` for ``inputs[0]`` where ``model(h)`` ran a hook. ``between`` are the library frames from
+    ``outer`` to ``inner``, where known. None where the name is not a parameter (or was rebound), or the call does not
     show the argument.
     """
     root, rest = _split(name)
@@ -79,9 +79,9 @@ def first_argument(frame: Frame) -> str | None:
 
 
 def alias_of(frame: Frame, name: str) -> str | None:
-    """What ``name`` is another handle on at ``frame``: ``hidden`` of ``left`` after ``left = hidden[:, :3]``.
+    """The expression that ``name`` is an alias or view of at ``frame``: ``hidden`` after ``left = hidden[:, :3]``.
 
-    None where the name was not bound just so, or not in this function.
+    None where ``name`` has no such binding, or none in this function.
     """
     statement = statement_at(frame)
     if statement is None or isinstance(statement.function, ast.Lambda):
@@ -102,7 +102,7 @@ def alias_of(frame: Frame, name: str) -> str | None:
 
 
 def dies_with_call(frame: Frame, name: str) -> bool:
-    """Whether ``name`` is a plain local variable of the function at ``frame``: gone when the call ends."""
+    """Whether ``name`` is a plain local variable of the function at ``frame``, which does not outlive the call."""
     statement = statement_at(frame)
     if statement is None or statement.function is None or not name.isidentifier():
         return False
@@ -124,7 +124,7 @@ def _is_super(callee: ast.expr) -> bool:
 def _argument(
     source: SourceFile, function: ast.FunctionDef | ast.AsyncFunctionDef, name: str, call: ast.Call
 ) -> ast.expr | None:
-    """The expression that ``call`` gives for the parameter ``name`` of ``function``."""
+    """The expression that ``call`` passes for the parameter ``name`` of ``function``."""
     positional = [argument.arg for argument in [*function.args.posonlyargs, *function.args.args]]
     callee = leaf_name(call.func)
     owner = source.parents[function][0]
@@ -161,7 +161,7 @@ _OF_ARRAYS = frozenset({"from_numpy", "frombuffer", "as_tensor", "asarray"})
 
 
 def clone_given(frame: Frame, chosen: Callable[[ast.Call], ast.expr | None]) -> Change | None:
-    """``.clone()`` behind the part of the call at ``frame`` that is ``chosen``; None where there is no such part."""
+    """``.clone()`` after the part of the call at ``frame`` that is ``chosen``; None where there is no such part."""
     calls = [place for place in expressions_at(frame) if isinstance(place.node, ast.Call)]
     if len(calls) != 1 or not isinstance(calls[0].node, ast.Call):
         return None
@@ -179,9 +179,9 @@ def clone_given(frame: Frame, chosen: Callable[[ast.Call], ast.expr | None]) -> 
 
 
 def clone_handed_out(frame: Frame, bypass: str) -> Change | None:
-    """The call at ``frame`` with memory of its own on the other side: ``x.clone().numpy()``, ``from_numpy(a).clone()``.
+    """The conversion at ``frame`` with a copy on one side: ``x.clone().numpy()``, ``from_numpy(a).clone()``.
 
-    ``bypass`` is the method or function of PyTorch that shared the memory. None for a bare pointer, which would not
+    ``bypass`` is PyTorch's method or function that shared the memory. None for a bare pointer, which would not
     keep a copy alive.
     """
     if bypass in _OF_TENSORS:
@@ -196,11 +196,11 @@ def _whose_memory(call: ast.Call) -> ast.expr | None:
 
 
 def reads_again(name: str, call: Frame, read: Frame) -> bool:
-    """Whether the operation at ``read`` reads ``name`` as it stood at ``call``, in the same function.
+    """Whether the operation at ``read`` reads ``name`` with the binding it had at ``call``, in the same function.
 
-    False where it reads what the call has returned, as ``fc(h)`` after ``h = norm(x)`` does, or ``fc(x)`` after
-    ``x = norm(x)``: whoever takes the result means the new numbers, though they lie in the same memory. Where Python
-    knows no columns, the statement that reads must have that name and not one of the result's.
+    False where it reads the result of the call, as ``fc(h)`` after ``h = norm(x)`` does, or ``fc(x)`` after ``x =
+    norm(x)``: code that uses the result expects the new values, though they are in the same memory. Without columns,
+    the reading statement must contain that name and none of the result's.
     """
     if call.column is None or read.column is None:
         return _statement_reads_again(_root(name), statement_at(call), statement_at(read))
@@ -215,7 +215,7 @@ def reads_again(name: str, call: Frame, read: Frame) -> bool:
 
 
 def earlier_result(call: Frame) -> SecondName | None:
-    """``a`` of ``a = embed(x)`` before the call ``b = embed(y)``, if both are read after that; None where none is."""
+    """``a`` of ``a = embed(x)`` before the call ``b = embed(y)``, if both are read after it; else None."""
     statement, expression = statement_at(call), expression_at(call)
     if statement is None or expression is None or isinstance(statement.function, ast.Lambda):
         return None
@@ -256,7 +256,7 @@ def _statement_reads_again(name: str, before: Statement | None, after: Statement
 
 
 def _keeps(name: str, before: Statement, after: Statement) -> bool:
-    """Whether a binding of ``name`` that reaches the one statement reaches the other, too."""
+    """Whether a binding of ``name`` that reaches the first statement also reaches the second."""
     if before.node is after.node:
         return True
     return bool(_bindings(name, before) & (_bindings(name, after) - {before.node}))
@@ -287,11 +287,11 @@ _KEYWORD = re.compile(r"""\[(['"])(\w+)\1\]""")
 def hooked_expression(
     source: SourceFile, function: FunctionNode, name: tuple[str, str], outer: Frame, between: Sequence[Frame]
 ) -> str | None:
-    """What ``name`` (a parameter and what follows it: ``inputs``, ``[0]``) of a hook is called at ``outer``.
+    """The expression at ``outer`` for ``name``, a hook's parameter and its suffix (``inputs``, ``[0]``).
 
-    ``h`` of ``inputs[0]`` where ``self.main(h)`` ran the hook; ``o`` of ``output`` where ``o = self.main(h)`` did.
-    ``between`` are the frames from ``outer`` to the hook's own, both exclusive. None where they are not torch's way
-    from a module's call to its hook, and where the line does not tell.
+    ``h`` for ``inputs[0]`` where ``self.main(h)`` ran the hook; ``o`` for ``output`` where ``o = self.main(h)`` did.
+    ``between`` are the frames from ``outer`` to the hook's own, both exclusive. None where they are not torch's frames
+    from a module call to its hook, and where the line is ambiguous.
     """
     given = _given(between)
     parameters = _positional(source, function)
@@ -316,16 +316,15 @@ def hooked_expression(
 
 
 def called_as_hook(between: Sequence[Frame]) -> bool:
-    """Whether ``between``, the frames above a function, are torch's way from a module's call to its hook."""
+    """Whether ``between``, the frames above a function, are torch's frames from a module call to its hook."""
     return bool(_given(between[-1:]))
 
 
 def returned_by_hook(frame: Frame, between: Sequence[Frame], name: str, change: Change) -> Change | None:
-    """``change`` with a ``return`` of ``name`` at the end of the hook that ``frame`` is in.
+    """``change`` with a ``return`` of ``name`` at the end of the hook that contains ``frame``.
 
-    A hook that binds its result anew and returns nothing changes nothing. None where ``name`` is neither the module's
-    result as a forward hook was given it, nor the arguments or one of them as a pre-hook was, or the hook returns
-    something already.
+    A hook that rebinds its result and returns nothing has no effect. None where ``name`` is neither the module's result
+    in a forward hook, nor the arguments or one of them in a pre-hook, or where the hook has a return value already.
     """
     statement = statement_at(frame)
     if statement is None or not isinstance(statement.function, ast.FunctionDef):
@@ -348,7 +347,7 @@ def returned_by_hook(frame: Frame, between: Sequence[Frame], name: str, change: 
 
 
 def _returned(source: SourceFile, function: ast.FunctionDef, given: list[str], name: str) -> str | None:
-    """What the hook returns once ``name`` is bound anew: the result, or all arguments with this one among them."""
+    """The hook's return value once ``name`` is rebound: the result, or the arguments with this one replaced."""
     known = dict(zip(_positional(source, function), given, strict=False))
     if known.get(name) == "result" or (known.get(name) == "args" and "result" not in given):
         return name
@@ -365,9 +364,10 @@ def _returned(source: SourceFile, function: ast.FunctionDef, given: list[str], n
 
 
 def _given(between: Sequence[Frame]) -> list[str]:
-    """The names of what torch gave the hook, as its own source calls them; none where it was no hook that was called.
+    """The names of the values that torch passed to the hook, as torch's source spells them; empty if none was called.
 
-    A container's frames stand between where the hook is one of an inner module: its arguments are then not the line's.
+    Frames of a container are in between where the hook belongs to an inner module, whose arguments the line does not
+    show.
     """
     if not between or not all(frame.file.replace("\\", "/").endswith(_MODULE_FILE) for frame in between):
         return []
@@ -385,7 +385,7 @@ def _positional(source: SourceFile, function: FunctionNode) -> list[str]:
 
 
 def _hook_argument(call: ast.Call, part: str, rest: str) -> tuple[ast.expr, str] | None:
-    """The argument of ``call`` that an element of the hook's arguments is, and what of ``rest`` is left."""
+    """The argument of ``call`` for an element of the hook's arguments, and the remaining part of ``rest``."""
     if part == "args" and (position := _POSITION.match(rest)):
         given = call.args[: int(position[1]) + 1]
         if len(given) > int(position[1]) and not any(isinstance(one, ast.Starred) for one in given):

@@ -1,4 +1,4 @@
-"""Changed lines as text: edits of the source, of arguments, keywords and indices."""
+"""Changes of source lines as text: edits of spans, arguments, keywords and indices."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from gradsan.source.tree import SourceFile, Span, parses, source_lines
 class Change:
     """Whole source lines to replace or to add, without their last line end.
 
-    The lines from ``line`` on that read ``old`` become ``new``; where ``old`` is empty, ``new`` is put before ``line``.
-    ``kind`` names the change (``out_of_place``, ``clone_before``, ``detach`` …). ``notes`` say when binding a name
-    anew does less than writing in place did:
+    The lines from ``line`` on that read ``old`` become ``new``; where ``old`` is empty, ``new`` goes before ``line``.
+    ``kind`` names the change (``out_of_place``, ``clone_before``, ``detach`` …). ``notes`` say when rebinding a name
+    does less than writing in place did:
 
     * ``parameter_not_returned``: a parameter which the function does not return: the caller keeps the old value
-    * ``loop_variable``: the name is a loop's variable: what is looped over keeps the old values
+    * ``loop_variable``: the name is a loop's variable: the iterable's elements keep the old values
     * ``aliased``: another name in the function stands for the same tensor and keeps the old value
     """
 
@@ -35,7 +35,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Put ``text`` in the place of ``span``; an empty span inserts."""
+    """A replacement of ``span`` by ``text``; an empty span inserts."""
 
     span: Span
     text: str
@@ -47,7 +47,7 @@ class Edit:
 
 
 def apply_change(text: str, change: Change) -> str:
-    """The source ``text`` with ``change`` made. Raises ValueError where the old lines do not stand there."""
+    """The source ``text`` with ``change`` applied. Raises ValueError where the old lines do not match."""
     lines = text.split("\n")
     index = change.line - 1
     new = change.new.split("\n")
@@ -60,10 +60,10 @@ def apply_change(text: str, change: Change) -> str:
 
 
 def changed_lines(file: str, change: Change | None) -> Lines:
-    """``change`` as ``model.Fix.lines``: (file, line, what that one line becomes), "" for a line that goes.
+    """``change`` as ``model.Fix.lines``: (file, line, new text of that line), "" for a removed line.
 
-    An added line comes together with the line it stands before. Empty where there is no change, or ``file`` does not
-    read as it should.
+    An added line is joined to the line that it precedes. Empty where there is no change, or the text of ``file`` does
+    not match.
     """
     if change is None:
         return ()
@@ -80,7 +80,7 @@ def changed_lines(file: str, change: Change | None) -> Lines:
 
 
 def edited(source: SourceFile, edits: Sequence[Edit], kind: str, notes: tuple[str, ...] = ()) -> Change | None:
-    """The change that makes ``edits`` (which must not overlap); None where the result would not be Python."""
+    """The change that applies ``edits`` (which must not overlap); None where the result would not be Python."""
     if not edits:
         return None
     first = min(edit.span.line for edit in edits)
@@ -91,7 +91,7 @@ def edited(source: SourceFile, edits: Sequence[Edit], kind: str, notes: tuple[st
 
 
 def edited_lines(source: SourceFile, edits: Sequence[Edit]) -> Lines:
-    """``edits`` as ``model.Fix.lines``, of those lines alone; empty where the result would not be Python."""
+    """``edits`` as ``model.Fix.lines``, with the edited lines only; empty where the result would not be Python."""
     if edited(source, edits, "") is None:
         return ()
     groups: list[list[Edit]] = []
@@ -109,7 +109,7 @@ def edited_lines(source: SourceFile, edits: Sequence[Edit]) -> Lines:
 
 
 def text_with(source: SourceFile, span: Span, edits: Sequence[Edit]) -> str:
-    """The characters of ``span`` with ``edits`` made, all of which must lie within it and must not overlap."""
+    """The characters of ``span`` with ``edits`` applied, all of which must lie within it and must not overlap."""
     text = "\n".join(_with_edits(source, span.line, span.end_line, edits))
     after = len(source.lines[span.end_line - 1]) - (span.end_column - 1)
     return text[span.column - 1 : len(text) - after]
@@ -118,7 +118,7 @@ def text_with(source: SourceFile, span: Span, edits: Sequence[Edit]) -> str:
 def insert_before(
     source: SourceFile, statement: ast.stmt, text: str, kind: str, notes: tuple[str, ...] = ()
 ) -> Change | None:
-    """The change that runs ``text``, a simple statement, right before ``statement``; None where there is no place."""
+    """The change that runs ``text``, a simple statement, right before ``statement``; None where that is impossible."""
     span = source.span(statement)
     if isinstance(statement, ast.While) or source.slice(span).startswith("elif"):
         return None
@@ -145,7 +145,7 @@ def insert_after(
 
 
 def _with_edits(source: SourceFile, first: int, last: int, edits: Sequence[Edit]) -> list[str]:
-    """The lines from ``first`` to ``last`` with ``edits`` made."""
+    """The lines from ``first`` to ``last`` with ``edits`` applied."""
     lines = list(source.lines[first - 1 : last])
     for edit in sorted(edits, key=lambda edit: edit.span, reverse=True):
         start, end = edit.span.line - first, edit.span.end_line - first
@@ -162,7 +162,7 @@ _OPENING, _CLOSING = "([{", ")]}"
 
 
 def with_keyword(source: SourceFile, call: ast.Call, name: str, value: str) -> Edit | None:
-    """The edit that gives ``call`` the argument ``name=value``; None where it has that very one already."""
+    """The edit that gives ``call`` the argument ``name=value``; None where it has exactly that already."""
     keyword = next((keyword for keyword in call.keywords if keyword.arg == name), None)
     if keyword is not None:
         return None if source.text(keyword.value) == value else Edit(source.span(keyword.value), value)
@@ -204,7 +204,7 @@ def without_keyword(source: SourceFile, call: ast.Call, name: str) -> Edit | Non
 def _argument_bounds(
     source: SourceFile, call: ast.Call
 ) -> tuple[tuple[int, int], list[tuple[int, int]], tuple[int, int]] | None:
-    """Where the call's opening parenthesis, the commas between its arguments, and its closing parenthesis stand."""
+    """The positions of the call's opening parenthesis, the commas between arguments, and its closing parenthesis."""
     function, whole = source.span(call.func), source.span(call)
     text = source.slice(Span(function.end_line, function.end_column, whole.end_line, whole.end_column))
     depth = 0
@@ -229,9 +229,9 @@ def _argument_bounds(
 
 
 def add_keyword(frame: Frame, keyword: str, value: str) -> Change | None:
-    """The line of ``frame``, a call, with ``keyword=value`` after its arguments; None where it may name it already.
+    """The line of ``frame``, a call, with ``keyword=value`` after its arguments; None where it may pass it already.
 
-    None, too, where the last argument is followed by a comma or the call is no call in parentheses.
+    None, too, where the last argument is followed by a comma or the call has no parentheses.
     """
     found = expression_at(frame)
     call = None if found is None else found.node
@@ -261,7 +261,7 @@ def is_gap(index: ast.expr) -> bool:
 
 
 def is_number(value: ast.expr) -> bool:
-    """Whether an expression is a number written out, with or without a sign."""
+    """Whether an expression is a number literal, with or without a sign."""
     value = value.operand if isinstance(value, ast.UnaryOp) else value
     return (
         isinstance(value, ast.Constant) and isinstance(value.value, int | float) and not isinstance(value.value, bool)
@@ -269,7 +269,7 @@ def is_number(value: ast.expr) -> bool:
 
 
 def may_be_number(index: ast.expr) -> bool:
-    """Whether an element may be one position; a comparison, a slice or a string is none."""
+    """Whether an element may be one position: not a comparison, a slice or a string."""
     if isinstance(index, ast.Constant):
         return isinstance(index.value, int) and not isinstance(index.value, bool)
     return isinstance(index, ast.Name | ast.BinOp | ast.UnaryOp | ast.Subscript | ast.Attribute | ast.Call)

@@ -1,4 +1,4 @@
-"""Lists that every round adds to: the line that empties them when the round is over, and what they keep."""
+"""Lists that grow in every round: the line that clears them when the round is over, and the values that they keep."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _ADDING = frozenset({"append", "extend", "appendleft"})
 
 
 def forget_collected(frames: Sequence[Frame], name: str) -> tuple[Change, str] | None:
-    """A line behind the round of ``frames`` that empties the list ``name``, and what it says.
+    """A line after the round of ``frames`` that clears the list ``name``, and its text.
 
-    That is a call of the method by which the list's own class empties it, else ``del`` of what is in it and in the
-    lists that are filled beside it and read where the round's function reads this one. None where the file shows nobody
-    that adds to the list, where a round begins with a new one, and for a deque of bounded length, which keeps values.
+    That is a call of the method with which the list's own class clears it, else a ``del`` of its elements and of those
+    of the lists that are filled beside it and read where the round's function reads this one. None where nothing in the
+    file adds to the list, where a round begins with a new one, and for a deque of bounded length, which keeps values.
     """
     statement = statement_at(frames[0])
     if statement is None:
@@ -51,12 +51,12 @@ def forget_collected(frames: Sequence[Frame], name: str) -> tuple[Change, str] |
 
 
 def detach_collected(file: str, paths: Iterable[str]) -> tuple[Change, tuple[str, ...]] | None:
-    """``.detach()`` behind what is added to a list as the parts that ``paths`` read, and what those are called.
+    """``.detach()`` at the appended values that ``paths`` lead to, and the expressions of those values.
 
-    Of ``replay.memory[3][1]`` it is ``h`` of ``self.memory.append((obs, h))``, or of the only call of the method that
-    appends what it is given. None where the file adds to lists of that name in several places, or adds something else.
-    None, too, but for a list that keeps so many of them, and a value that the round had been given: what a round
-    computes (the probability of its action) is kept to be trained, and a list of any length may be one to be emptied.
+    For ``replay.memory[3][1]`` it is ``h`` of ``self.memory.append((obs, h))``, or of the only call of the method that
+    appends its argument. None where the file adds to lists of that name in several places, or adds something else.
+    Only for a list with a bound on its length, and for a value that the round received: what a round computes (the
+    probability of its action) is kept for training, and an unbounded list may be one to be cleared.
     """
     source = read_source(file)
     values = [] if source is None else [_collected(source, _steps(path)) for path in paths]
@@ -69,7 +69,7 @@ def detach_collected(file: str, paths: Iterable[str]) -> tuple[Change, tuple[str
 
 
 def _collected(source: SourceFile, steps: list[str | int]) -> ast.Name | ast.Attribute | None:
-    """What is added as the part of an element of a list that ``steps`` lead to: names, a number, and the part."""
+    """The value appended at the element and part that ``steps`` lead to: attribute names, an index, and the part."""
     *outer, last = steps
     names = [one for one in outer if isinstance(one, str)]
     if not names or len(names) != len(outer) - 1 or isinstance(outer[-1], str):
@@ -95,7 +95,7 @@ def _collected(source: SourceFile, steps: list[str | int]) -> ast.Name | ast.Att
 
 
 def _parameter(function: ast.FunctionDef, added: ast.expr, value: ast.expr | None, last: str | int) -> int | None:
-    """The position among the arguments of a method's call of what the method adds as ``value``."""
+    """The position among the arguments of a method's call of the value that the method appends as ``value``."""
     names, variable = [one.arg for one in function.args.args[1:]], function.args.vararg
     if value is None:
         is_variable = isinstance(added, ast.Name) and variable is not None and variable.arg == added.id
@@ -112,7 +112,7 @@ def _parameter(function: ast.FunctionDef, added: ast.expr, value: ast.expr | Non
 
 
 def _was_given(source: SourceFile, call: ast.Call, value: ast.expr | None) -> bool:
-    """Whether a call before ``call`` in its function was given the variable, too: a state, not a result."""
+    """Whether an earlier call in the function of ``call`` also takes the variable: it is a state, not a result."""
     key = None if value is None else chain_key(value)
     scope = source.function(call) or source.module
     return key is not None and any(
@@ -122,7 +122,7 @@ def _was_given(source: SourceFile, call: ast.Call, value: ast.expr | None) -> bo
 
 
 def _is_bounded(source: SourceFile, name: str) -> bool:
-    """Whether it is a deque of so many elements, or the file takes the oldest ones out of it."""
+    """Whether it is a deque with a maximal length, or the file removes its oldest elements."""
     made, last = deque_made(source, name), name.rpartition(".")[2]
     if made is not None and (len(made.args) > 1 or any(one.arg == "maxlen" for one in made.keywords)):
         return True
@@ -157,7 +157,7 @@ def _steps(path: str) -> list[str | int]:
 
 
 def _part(added: ast.expr, step: str | int) -> ast.expr | None:
-    """The part of a tuple, list, dict or record, as it is written out."""
+    """The part of a tuple, list, dict or record, as spelled out in the source."""
     if isinstance(added, ast.Tuple | ast.List):
         return added.elts[step] if isinstance(step, int) and step < len(added.elts) else None
     if isinstance(added, ast.Dict):
@@ -204,7 +204,7 @@ def _beside(source: SourceFile, call: ast.Call) -> Iterator[str]:
 
 
 def _is_renewed(source: SourceFile, name: str, owner: str) -> bool:
-    """Whether a loop or a function, other than one that makes the owner, gives the list's name a new list."""
+    """Whether a loop binds the list's name anew; not for a plain name (no ``owner``) that a function binds first."""
     for node in source.nodes:
         targets = node.targets if isinstance(node, ast.Assign) else []
         if any(chain_key(target) == name for target in targets):
@@ -217,7 +217,7 @@ def _is_renewed(source: SourceFile, name: str, owner: str) -> bool:
 
 
 def _emptying(source: SourceFile, last: str) -> Iterator[str]:
-    """The methods without arguments by which the class that adds to ``self.<last>`` empties it."""
+    """The methods without arguments with which the class that adds to ``self.<last>`` clears it."""
     for owner in (node for node in source.nodes if isinstance(node, ast.ClassDef)):
         if not any(_adds_to(node) == last for node in ast.walk(owner)):
             continue
@@ -248,7 +248,7 @@ _CONTAINERS = frozenset({"dict", "list", "OrderedDict", "defaultdict"})
 
 
 def is_kept_each_round(frame: Frame, written: str) -> bool:
-    """Whether a loop around the statement at ``frame`` keeps the very tensor ``written`` in a list or dict."""
+    """Whether a loop around the statement at ``frame`` keeps the written tensor itself in a list or dict."""
     statement = statement_at(frame)
     if statement is None or isinstance(statement.function, ast.Lambda):
         return False
@@ -260,7 +260,7 @@ def is_kept_each_round(frame: Frame, written: str) -> bool:
 def keepers(
     statement: Statement, written: str, statements: list[ast.stmt]
 ) -> Iterator[tuple[list[ast.stmt], ast.stmt, str, ast.expr]]:
-    """A loop's statements, that of them which keeps what is written in every round, in what, and the value there."""
+    """A loop's statements, the one that keeps the written tensor in every round, its container, and the kept value."""
     for loop in reversed(statement.loops):
         inside = [node for node in statements if node is loop or is_inside(node, loop)]
         bound = [one for node in inside if not isinstance(node, ast.AugAssign) for one in bindings_of(node)]
@@ -276,7 +276,7 @@ def keepers(
 def result_keepers(
     statement: Statement, keeper: str, statements: list[ast.stmt]
 ) -> Iterator[tuple[list[ast.stmt], ast.expr]]:
-    """A loop's statements, and what of the results of ``statement`` the list ``keeper`` keeps there in every round."""
+    """A loop's statements, and the results of ``statement`` that the list ``keeper`` keeps there in every round."""
     for loop in reversed(statement.loops):
         inside = [node for node in statements if node is loop or is_inside(node, loop)]
         for node, name in itertools.product(inside, assigned_names(statement)):
@@ -286,7 +286,7 @@ def result_keepers(
 
 
 def is_inside(node: ast.stmt, loop: ast.stmt) -> bool:
-    """Whether the lines of ``node`` are among those of ``loop``."""
+    """Whether the lines of ``node`` are within those of ``loop``."""
     return loop.lineno <= node.lineno and (node.end_lineno or 0) <= (loop.end_lineno or 0) and node is not loop
 
 
@@ -329,7 +329,7 @@ def _is_container(value: ast.expr | None) -> bool:
 
 
 def _written_part(given: Sequence[ast.expr | None], written: str) -> ast.expr | None:
-    """What is the written tensor itself among ``given``, and what tuples, lists and dicts among them hold."""
+    """The written tensor itself among ``given``, or among the elements of tuples, lists and dicts in it."""
     for one in given:
         if isinstance(one, ast.Tuple | ast.List):
             found = _written_part(one.elts, written)

@@ -1,4 +1,4 @@
-"""Surroundings of an expression: the function and the ``with`` it stands in, what was alive, what was given."""
+"""Scope of an expression: its function and ``with`` blocks, the variables alive there, and the arguments passed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gradsan.source.tree import FunctionNode, SourceFile, read_source
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """What was alive at the failure, in one function: by name, whether a tensor requires grad (a module: any of its
-    parameters), and for what can be called (file, first line, name) of the function that runs.
+    """The variables alive at the failure in one function: by name, whether a tensor requires grad (a module: any of its
+    parameters), and for callables the (file, first line, name) of the function that they run.
     """
 
     requires_grad: Mapping[str, bool] = field(default_factory=dict)
@@ -26,9 +26,9 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """A function being followed: its source, where in it, its live variables, and what its parameters were given.
+    """A function being followed: its source, the position in it, its live variables, and its arguments.
 
-    ``own`` are the names that a comprehension around it gives values to; ``given`` tells which.
+    ``own`` are the names bound by a comprehension around it; ``given`` maps them to their values.
     """
 
     source: SourceFile
@@ -42,7 +42,7 @@ class Scope:
 
 
 def scope_at(frames: Sequence[Frame], live: Sequence[Live], index: int) -> Scope | None:
-    """The scope of ``frames[index]``, its parameters given by the calls of the frames before; None where unreadable."""
+    """The scope of ``frames[index]``, its parameters bound by the calls of the frames before; None where unreadable."""
     statement = statement_at(frames[index]) if 0 <= index < len(frames) else None
     if statement is None:
         return None
@@ -55,7 +55,7 @@ def scope_at(frames: Sequence[Frame], live: Sequence[Live], index: int) -> Scope
 
 
 def definitions_of(scope: Scope, key: str) -> Iterator[tuple[ast.stmt, ast.expr]]:
-    """The statements that may have given ``key`` its value, with the expression of it."""
+    """The statements that may have bound ``key``, each with the expression of its value."""
     body = scope.source.module.body if scope.function is None else scope.function.body
     if not isinstance(body, list):
         return
@@ -78,13 +78,13 @@ def definitions_of(scope: Scope, key: str) -> Iterator[tuple[ast.stmt, ast.expr]
 
 
 def requires(node: ast.expr, scope: Scope) -> bool | None:
-    """Whether a variable was alive and required grad; None where it is not known."""
+    """Whether a live variable requires grad; None where it is not known."""
     key = chain_key(node)
     return None if key is None else scope.live.requires_grad.get(key.replace("'", '"'))
 
 
 def trains(callee: ast.expr, scope: Scope) -> bool:
-    """Whether what is called is known to have parameters that require grad: a module, or a part of one."""
+    """Whether the callee is known to have parameters that require grad: a module, or a part of one."""
     key = chain_key(callee)
     if key is None:
         return False
@@ -99,7 +99,7 @@ def trains(callee: ast.expr, scope: Scope) -> bool:
 
 
 def callee_of(call: ast.Call, scope: Scope) -> tuple[SourceFile, FunctionNode] | None:
-    """The function that a call runs: told by what is alive, else a function of that name in the file."""
+    """The function that a call runs: the live object's, else a function of that name in the file."""
     key = chain_key(call.func)
     if key is None:
         return None
@@ -133,7 +133,7 @@ def _function_in(source: SourceFile, name: str, line: int | None) -> tuple[Sourc
 
 
 def arguments_of(function: FunctionNode, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
-    """The parameters of a function that a call gives a value, each with its expression; ``self`` is left out."""
+    """The parameters that a call binds, each with its expression; ``self`` is left out."""
     names = parameters(function)
     if names[:1] in (["self"], ["cls"]):
         names = names[1:]
@@ -145,7 +145,7 @@ def arguments_of(function: FunctionNode, call: ast.Call) -> Iterator[tuple[str, 
 
 
 def known_of_file(source: SourceFile, function: FunctionNode, scope: Scope) -> dict[str, bool]:
-    """What is known of the variables of the file that a function of it reads from wherever it is called."""
+    """The known ``requires_grad`` values of the file's variables that ``function`` reads wherever it is called from."""
     if source is not scope.source:
         return {}
     roots = {name: re.split(r"[.\[]", name)[0] for name in scope.live.requires_grad}
@@ -175,10 +175,10 @@ def set_later(scope: Scope, key: str) -> list[ast.stmt]:
 
 
 def context_around(frames: Sequence[Frame], names: frozenset[str]) -> tuple[Frame, str] | None:
-    """The innermost context around what ``frames`` (outermost first) execute whose last name is one of ``names``.
+    """The innermost context manager around ``frames`` (outermost first) whose last name is one of ``names``.
 
-    Its place, the expression that makes it, and that name. A ``with`` whose header is executed counts as entered, a
-    decorator as around its whole function. None where there is none, and where the source cannot be read.
+    The result is its frame, the expression that makes it, and that name. A ``with`` whose header is executed counts as
+    entered, a decorator covers its whole function. None where there is none, and where the source cannot be read.
     """
     for frame in reversed(frames):
         statement = statement_at(frame)
@@ -196,7 +196,7 @@ def context_around(frames: Sequence[Frame], names: frozenset[str]) -> tuple[Fram
 
 
 def _entered(source: SourceFile, statement: ast.stmt) -> Iterator[ast.expr]:
-    """What is entered around a statement within its function, innermost first."""
+    """The context expressions entered around a statement within its function, innermost first."""
     if isinstance(statement, ast.With | ast.AsyncWith):
         yield from (item.context_expr for item in reversed(statement.items))
     for parent, name in source.ancestors(statement):

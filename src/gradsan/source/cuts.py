@@ -1,7 +1,7 @@
-"""Operations that cut a value off its graph: followed back from the value through the statements.
+"""Operations that detach a value from its graph, found by following the value's definitions backwards.
 
-Functions of files that can be read are followed into what they return, and parameters to what was passed. What live
-variables tell (whether they require grad now, and what is called) is asked of ``Live``.
+Functions in readable files are followed into their return values, and parameters to their arguments. ``Live`` says
+whether live variables require grad now, and which functions they run.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _METADATA = frozenset({"shape", "device", "dtype", "ndim", "size", "dim", "numel
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """An operation after which a value has no graph: its kind, its place, and what it was applied to, as written.
+    """An operation whose result has no graph: its kind, its frame, and its operand as written.
 
     ``kind``: ``detach``, ``data``, ``item``, ``numpy``, ``index`` (argmax and the like), ``comparison``, ``integer``,
     ``new_tensor``, ``no_grad``, ``inference_mode``, ``grad_mode_off``, ``set_late`` (requires_grad set after the value
-    was used), ``gradient`` (``autograd.grad`` without a graph). ``is_certain``: what it was applied to is known to
-    require grad. ``is_covered``: what it gives is cut off once more, ``covered_by`` the kind and place of that.
+    was used), ``gradient`` (``autograd.grad`` without a graph). ``is_certain``: the operand is known to
+    require grad. ``is_covered``: its result is detached once more, ``covered_by`` is the kind and frame of that.
     """
 
     kind: str
@@ -62,10 +62,10 @@ class Cut:
 
 
 def find_cuts(frames: Sequence[Frame], live: Sequence[Live]) -> tuple[Cut, ...]:
-    """The operations that cut a loss off its graph, the likeliest first.
+    """The operations that detach a loss from its graph, the likeliest first.
 
-    The innermost of ``frames`` (outermost first) is the call of the loss's ``backward``; ``live`` tells of each frame.
-    Cuts whose operand is known to require grad come first, then the earliest one.
+    The innermost of ``frames`` (outermost first) is the call of the loss's ``backward``; ``live`` has an entry for each
+    frame. Cuts whose operand is known to require grad come first, then the earliest one.
     """
     scope = scope_at(frames, live, len(frames) - 1)
     found = expression_at(frames[-1]) if frames else None
@@ -79,7 +79,7 @@ def find_cuts(frames: Sequence[Frame], live: Sequence[Live]) -> tuple[Cut, ...]:
 
 
 def takes_cut(frame: Frame) -> bool:
-    """Whether the statement at ``frame`` computes with a value that was detached: there, or where the value was bound.
+    """Whether the statement at ``frame`` computes with a value detached there, or where the value was bound.
 
     Bindings of the same function are followed some steps back.
     """
@@ -87,7 +87,7 @@ def takes_cut(frame: Frame) -> bool:
 
 
 def cuts_taken(frame: Frame) -> Iterator[ast.expr]:
-    """What detaches a value with which the statement at ``frame`` computes, as ``takes_cut`` looks for it."""
+    """The expressions that detach a value used by the statement at ``frame``, found as in ``takes_cut``."""
     statement = statement_at(frame)
     if statement is None or isinstance(statement.function, ast.Lambda):
         return
@@ -116,7 +116,7 @@ def _roots(call: ast.Call) -> list[ast.expr]:
 
 
 class _Walk:
-    """Collects the cuts met on the way back; deeper ones are earlier in time."""
+    """Collector of the cuts on the way back; deeper ones are earlier in time."""
 
     def __init__(self) -> None:
         self.cuts: list[tuple[int, Cut]] = []
@@ -189,7 +189,7 @@ class _Walk:
             source, function = target
             mark = (f"{source.file}:{getattr(function, 'lineno', 0)}", _FUNCTION)
             if mark not in scope.seen:
-                # A name of this function is another one in each of its calls.
+                # Each call of this function has its own binding of the name.
                 entered = frozenset(one for one in scope.seen if one[1] == _FUNCTION)
                 return self._function(source, function, call, scope, entered | {mark})
         results = [self.follow(argument, scope) for argument in arguments]
@@ -240,7 +240,7 @@ class _Walk:
         return may_require
 
     def _set_late(self, node: ast.expr, key: str, scope: Scope) -> Cut | None:
-        """Where a variable that requires grad now was told so only after the value had been computed from it."""
+        """The cut where ``requires_grad`` was set on a variable only after the value had been computed from it."""
         lines = [one for one in set_later(scope, key) if one.lineno > scope.at.lineno]
         if not lines or scope.depth == 0:
             return None
@@ -261,7 +261,7 @@ def _frame_of(scope: Scope, node: ast.AST) -> Frame:
 
 
 def _within(node: ast.ListComp | ast.GeneratorExp | ast.SetComp, scope: Scope) -> Scope:
-    """The scope of what a comprehension collects: each of its variables is given what it goes through."""
+    """The scope of the element of a comprehension, with each of its variables bound to its iterable."""
     for one in node.generators:
         parts = one.target.elts if isinstance(one.target, ast.Tuple) else [one.target]
         is_zip = isinstance(one.iter, ast.Call) and leaf_name(one.iter.func) == "zip"
@@ -328,7 +328,7 @@ _MODES = {"no_grad": "no_grad", "inference_mode": "inference_mode"}
 
 
 def cut_of(source: SourceFile, node: ast.expr) -> tuple[str | None, list[ast.expr]]:
-    """The kind of cut that an expression is, and what it cuts."""
+    """The kind of cut that an expression is, and its operand."""
     if isinstance(node, ast.Compare):
         return "comparison", [node.left, *node.comparators]
     if isinstance(node, ast.Attribute) and node.attr == "data" and chain_key(node.value) != "self":

@@ -1,7 +1,7 @@
-"""Reaching definitions: which assignments may have given a name the value that a statement reads.
+"""Reaching definitions: the assignments that may have bound a name to the value that a statement reads.
 
-A small abstract interpreter over the blocks of one function or module. What a loop's body assigned and the loop
-carried into its next round is marked as carried; so is what a call leaves in attributes, globals and nonlocals for
+A small abstract interpreter over the blocks of one function or module. Bindings that a loop's body passes to its
+next iteration are marked as carried; so are those that a call leaves in attributes, globals and nonlocals for
 the next call of the same function.
 """
 
@@ -21,8 +21,8 @@ _MAX_ROUNDS = 20
 class Definition:
     """A binding that reaches a statement.
 
-    ``statement`` is None for the value the name had when the function began. ``rounds`` are the loops around the
-    place it reaches that carried it from one round to the next; the body as a whole counts as one.
+    ``statement`` is None for the value at function entry. ``rounds`` are the loops around the
+    reached statement that carried it from one iteration to the next; the body as a whole counts as one.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Definition:
 
 @dataclass(slots=True)
 class Flow:
-    """What flows out of a block, by the way it leaves."""
+    """The states in which control leaves a block, by the way it leaves."""
 
     falls: State | None
     breaks: list[State] = field(default_factory=list)
@@ -48,8 +48,8 @@ class Flow:
 def reaching(body: list[ast.stmt], at: ast.stmt, persists: Callable[[str], bool], given: Iterable[str] = ()) -> State:
     """The definitions that may reach ``at``, a statement somewhere in ``body``, by name.
 
-    ``persists`` tells the names that keep their value from one execution of ``body`` to the next, ``given`` are those
-    that have one when it begins.
+    ``persists`` says which names keep their value from one execution of ``body`` to the next, ``given`` are those
+    bound when it begins.
     """
     interpreter = _Interpreter(at)
     start: State = {name: frozenset({Definition(name, None)}) for name in given}
@@ -65,7 +65,7 @@ def reaching(body: list[ast.stmt], at: ast.stmt, persists: Callable[[str], bool]
 
 
 def is_still_argument(body: list[ast.stmt], at: ast.stmt, name: str) -> bool:
-    """Whether the parameter ``name`` is at ``at`` what the caller gave: never bound anew, at most changed in place."""
+    """Whether the parameter ``name`` still is the caller's object at ``at``: not rebound, at most changed in place."""
     found = reaching(body, at, lambda name: False).get(name, frozenset())
     return not any(
         binding.replaces and not isinstance(binding.statement, ast.AugAssign)
@@ -189,7 +189,7 @@ def _everything_bound(body: list[ast.stmt]) -> State:
 
 
 def _mark_carried(state: State, loop: ast.AST | None) -> State:
-    """The state after the way back to the top of ``loop`` (None for the body as a whole)."""
+    """The state at the back edge to the top of ``loop`` (None for the body as a whole)."""
     inside = None if loop is None else set(ast.walk(loop))
     return {
         name: frozenset(
@@ -203,7 +203,7 @@ def _mark_carried(state: State, loop: ast.AST | None) -> State:
 
 
 def _leave(state: State, loop: ast.AST) -> State:
-    """The state after ``loop``: what its rounds carried is now just what it left."""
+    """The state after ``loop``: bindings carried by its iterations count as plain ones."""
     return {
         name: frozenset(replace(found, rounds=found.rounds - {loop}) for found in definitions)
         for name, definitions in state.items()

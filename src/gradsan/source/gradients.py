@@ -1,4 +1,4 @@
-"""What a program does with gradients: whether it reads any, and differentiates what it computes from them."""
+"""Gradients in the program's source: whether it reads any, and whether it differentiates results computed from them."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ _CLEARS = frozenset({"zero_", "fill_", "detach_", "requires_grad_"})
 
 @functools.lru_cache(maxsize=256)
 def reads_gradients(file: str) -> bool:
-    """Whether code in ``file`` reads some ``.grad`` for more than to clear it, or to see whether there is one.
+    """Whether code in ``file`` reads some ``.grad`` other than to clear it or to compare it with None.
 
-    True where the source cannot be had: nothing is known of it.
+    True where the source is not available.
     """
     source = read_source(file)
     return source is None or any(_is_gradient_read(source, node) for node in source.nodes)
 
 
 def clears_each_part(cleared: Frame, backward: Frame, step: Frame) -> bool:
-    """Whether a loop divides its loss by the number of rounds after which it steps, and clears gradients in each.
+    """Whether a loop divides its loss by the number of iterations per step, yet clears gradients in each iteration.
 
     ``loss = loss / k``, ``if (i + 1) % k == 0: optimizer.step()``, and a ``zero_grad()`` outside of that ``if``. A
-    function without a loop is what is called in each round. Or a loop of ``k`` parts, with the step behind it.
+    function without a loop is taken for the body of one. Or a loop of ``k`` parts, with the step after it.
     """
     places = [statement_at(one) for one in (cleared, backward, step)]
     clears, runs, steps = places
@@ -80,7 +80,7 @@ def clears_each_part(cleared: Frame, backward: Frame, step: Frame) -> bool:
 
 
 def _lengths(iterable: ast.expr) -> set[str]:
-    """How the source writes the number of rounds of a loop: ``k`` of ``range(k)``, ``len(parts)`` of ``parts``."""
+    """The spellings of a loop's number of iterations: ``k`` for ``range(k)``, ``len(parts)`` for ``parts``."""
     while (
         isinstance(iterable, ast.Call) and leaf_name(iterable.func) in ("enumerate", "tqdm", "list") and iterable.args
     ):
@@ -116,9 +116,9 @@ def _is_gradient_read(source: SourceFile, node: ast.AST) -> bool:
 
 
 def makes_discrete(frame: Frame) -> bool:
-    """Whether the statement at ``frame`` rounds, or takes signs: what it gives has no derivative of its own.
+    """Whether the statement at ``frame`` rounds or takes signs, so that its result has no derivative of its own.
 
-    A factor that is drawn without reading what it scales, as ``x *= torch.bernoulli(keep)``, makes nothing discrete.
+    A random factor independent of the scaled tensor, as in ``x *= torch.bernoulli(keep)``, makes nothing discrete.
     """
     statement = statement_at(frame)
     if statement is None:
@@ -146,7 +146,7 @@ def _scaled_name(statement: ast.stmt) -> str | None:
 
 
 def _names_read(node: ast.AST) -> set[str]:
-    """The names whose values an expression reads; not those that it asks for a size, or for memory like theirs."""
+    """The names whose values an expression reads, except those used only for a size or for memory like theirs."""
     if isinstance(node, ast.Name):
         return {node.id}
     if isinstance(node, ast.Attribute) and node.attr.startswith(_ABOUT):
@@ -160,8 +160,8 @@ def _names_read(node: ast.AST) -> set[str]:
 def graph_for_gradient(frame: Frame) -> Change | None:
     """The call of ``autograd.grad`` at ``frame`` with ``create_graph=True``, where its result is used with a graph.
 
-    That is a result which is returned, differentiated, or kept on an object without having been detached: nothing in
-    the source says that it was meant to be a constant. None where all that is computed from it in this function is
+    That is a result which is returned, differentiated, or kept on an object without ``detach()``: nothing in
+    the source marks it as a constant. None where everything computed from it in this function is
     detached, read as numbers, written under ``no_grad`` or into ``.data`` and ``.grad``.
     """
     place = expression_at(frame)
@@ -210,7 +210,7 @@ def _context(node: ast.AST) -> ast.AST:
 
 
 def _cut_parts(source: SourceFile, statement: ast.stmt) -> Iterator[ast.expr]:
-    """The expressions of a statement that go on as numbers."""
+    """The expressions of a statement whose results are plain numbers."""
     for node in header_nodes(statement):
         if not isinstance(node, ast.expr):
             continue
@@ -221,7 +221,7 @@ def _cut_parts(source: SourceFile, statement: ast.stmt) -> Iterator[ast.expr]:
 
 
 def _begins_backward(statement: ast.stmt, reads: set[int]) -> bool:
-    """Whether the statement calls ``backward`` or ``grad`` for what it reads."""
+    """Whether the statement calls ``backward`` or ``grad`` on a value that it reads."""
     return any(
         isinstance(node, ast.Call)
         and leaf_name(node.func) in ("backward", "grad")
@@ -239,11 +239,11 @@ def _holders(statement: ast.stmt) -> Iterator[str]:
 
 
 def kept_gradient(backward: Frame, name: str) -> SecondName | None:
-    """``name``, which holds a gradient that the call at ``backward`` adds to, where the program takes it for a copy.
+    """``name``, which holds a gradient that the backward at ``backward`` accumulates into, used as if it were a copy.
 
-    That is a list to which each round of a loop adds the gradient (``task_grads.append(w.grad)``), or a name that is
-    read after the backward where the gradient is taken a second time, under another name. None for others: a handle on
-    the gradients may be kept to look at them after each backward.
+    That is a list to which each iteration of a loop appends the gradient (``task_grads.append(w.grad)``), or a name
+    that is read after the backward where the gradient is read a second time, under another name. None for others: a
+    handle on the gradients may be kept to look at them after each backward.
     """
     statement = statement_at(backward)
     if statement is None or isinstance(statement.function, ast.Lambda):
@@ -253,7 +253,7 @@ def kept_gradient(backward: Frame, name: str) -> SecondName | None:
 
 
 def copy_kept_gradient(backward: Frame, name: str) -> Change | None:
-    """The line that keeps the gradient, with a copy: ``first = w.grad.clone()``; None where it does not show it."""
+    """The line that keeps the gradient, with a copy: ``first = w.grad.clone()``; None if the source hides it."""
     statement, found = statement_at(backward), kept_gradient(backward, name)
     return None if statement is None or found is None else copied(statement, found)
 
@@ -283,7 +283,7 @@ def _taken_twice(statement: Statement, name: str, scope: Scope) -> SecondName | 
     last = statement.node.end_lineno or statement.node.lineno
     for node in statements if again is not None else ():
         is_later = node.lineno > last and node.lineno >= (again or 0)
-        # Bound in each round anew it is not what an earlier round has kept.
+        # A name rebound in each round does not hold the gradient that an earlier round kept.
         if is_later and reads_value(statement.source, node, name) and definitions_at(scope, node).get(name) == bound:
             taken = _gradient_in(keeping)
             value = None if taken is None else statement.source.span(taken)
@@ -299,7 +299,7 @@ def _takes_again(node: ast.stmt, backward: ast.stmt, keeping: ast.Assign) -> boo
         return False
     taken, kept = _gradient_in(node), _gradient_in(keeping)
     if taken is not None:
-        # In another form it is another way to look at the gradient: ``flat = w.grad.view(-1)`` beside ``g = w.grad``.
+        # Another form is another view of the same gradient: ``flat = w.grad.view(-1)`` beside ``g = w.grad``.
         return kept is None or _form(node, taken) == _form(keeping, kept)
     # The backward runs within the function that gives the gradients: ``g1, g2 = grads(a), grads(b)`` in two lines.
     calls = [one.value for one in (node, keeping) if isinstance(one.value, ast.Call)]
@@ -310,7 +310,7 @@ _COPIES = frozenset({"clone", "detach", "data"})
 
 
 def _form(node: ast.stmt, gradient: ast.Attribute) -> list[str]:
-    """The methods and attributes that a statement reads of a gradient, copies left out: ``["view"]``."""
+    """The methods and attributes that a statement reads from a gradient, copies left out: ``["view"]``."""
     inner: ast.AST = gradient
     found: list[str] = []
     around = {id(child): one for one in header_nodes(node) for child in ast.iter_child_nodes(one)}
@@ -325,7 +325,7 @@ def _form(node: ast.stmt, gradient: ast.Attribute) -> list[str]:
 
 
 def _gradient_in(node: ast.stmt) -> ast.Attribute | None:
-    """``w.grad`` where a statement reads one; a function of that name is none."""
+    """``w.grad`` where a statement reads one; a function of that name does not count."""
     called = {id(one.func) for one in header_nodes(node) if isinstance(one, ast.Call)}
     return next(
         (

@@ -1,4 +1,4 @@
-"""Names: dotted names and what they stand for, and which names a statement binds and reads.
+"""Identifiers: dotted names and the objects that they refer to, and the names that a statement binds and reads.
 
 Names are chains: ``h``, ``self.state``, ``d['k']``, ``xs[0]``.
 """
@@ -16,7 +16,7 @@ from gradsan.source.locate import Expression, Statement
 from gradsan.source.tree import FunctionNode, SourceFile
 
 Standing = Literal["namespace", "value", "unknown"]
-# Notebooks import in one cell and use in another, so these names are taken for what they conventionally mean.
+# Notebooks import in one cell and use in another, so these names get their conventional meaning.
 _CONVENTIONAL = {"torch", "nn", "F", "init", "functional"}
 
 
@@ -71,12 +71,12 @@ def standing_of(source: SourceFile, node: ast.expr) -> Standing:
 
 
 def imported_as(source: SourceFile, module: str) -> str | None:
-    """The name by which ``module`` as a whole is imported in this file, None where it is not."""
+    """The name to which this file imports ``module`` as a whole, None where it does not."""
     return next((name for name, (path, _) in _imports(source).items() if path == module), None)
 
 
 def dotted_path(source: SourceFile, node: ast.expr) -> str | None:
-    """``torch.nn.functional.relu_`` of ``F.relu_``, by this file's imports; None for what is no dotted name."""
+    """``torch.nn.functional.relu_`` for ``F.relu_``, by this file's imports; None where it is not a dotted name."""
     path = _dotted(node)
     if path is None:
         return None
@@ -101,7 +101,7 @@ def binds(function: FunctionNode | None, name: str) -> bool:
 
 
 def local_nodes(scope: FunctionNode | ast.Module) -> list[ast.AST]:
-    """All nodes of the body of ``scope`` but those inside the functions, classes and comprehensions it defines."""
+    """All nodes of the body of ``scope`` except those inside the functions, classes and comprehensions it defines."""
     found: list[ast.AST] = []
     pending: list[ast.AST] = list(scope.body) if isinstance(scope.body, list) else [scope.body]
     while pending:
@@ -171,17 +171,17 @@ def _import_names(source: SourceFile) -> set[str]:
 
 ADDING_METHODS = frozenset({"add", "append", "appendleft", "extend", "insert", "put", "push", "setdefault", "update"})
 
-# After these the tensor hangs on no graph of before.
+# These detach the tensor from its earlier graph.
 _FORGETTING = (OVERWRITING - {"copy_"}) | {"detach_"}
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """``statement`` gives ``name`` a value; ``value`` is the expression of it where one stands for this name alone.
+    """A binding of ``name`` by ``statement``; ``value`` is its expression where there is one for this name alone.
 
     ``replaces`` is False where the old content stays in part: ``xs.append(h)``, ``mem[i] = h``, ``h.copy_(new)``.
-    ``computed`` is False for names bound to no value of a computation: imports, definitions, loop variables.
-    ``method`` is the method that did it, where it was a method call.
+    ``computed`` is False for names bound without a computation: imports, definitions, loop variables.
+    ``method`` is the binding method, where it was a method call.
     """
 
     name: str
@@ -193,23 +193,23 @@ class Binding:
 
 
 def assigned_names(statement: Statement | ast.stmt) -> list[str]:
-    """The names ``statement`` itself (not its blocks) binds, in source order: also attributes and constant keys."""
+    """The names ``statement`` itself (not its blocks) binds, in source order, attributes and constant keys included."""
     node = statement if isinstance(statement, ast.stmt) else statement.node
     bindings = [binding for binding in bindings_of(node) if binding.replaces and not isinstance(node, ast.Delete)]
     return list(dict.fromkeys(binding.name for binding in bindings))
 
 
 def consumed_names(place: Statement | Expression | ast.stmt | ast.expr) -> list[str]:
-    """The names ``place`` reads, in source order; of a compound statement its header's.
+    """The names ``place`` reads, in source order; for a compound statement those of its header.
 
-    Of ``self.rnn(x, h)`` these are ``self``, ``x`` and ``h``: what is called is read to find the function only.
+    For ``self.rnn(x, h)`` these are ``self``, ``x`` and ``h``: the callee is read only to find the function.
     """
     node = place.node if isinstance(place, Statement | Expression) else place
     return list(dict.fromkeys(_reads(node)))
 
 
 def bindings_of(statement: ast.stmt) -> list[Binding]:
-    """Everything ``statement`` itself (not its blocks) binds, whole or in part."""
+    """All bindings by ``statement`` itself (not its blocks), whole or in part."""
     found: list[Binding] = []
     if isinstance(statement, ast.Assign):
         for target in statement.targets:

@@ -1,6 +1,6 @@
-"""Method names: which write in place, which give a view, which operator stands for which method.
+"""Names of in-place methods, of methods that return views, and of the methods behind operators.
 
-The lists follow the Tensor API of PyTorch 2.6 to 2.13; ``tests/source`` holds them against the installed one.
+The lists follow the Tensor API of PyTorch 2.6 to 2.13; ``tests/source`` compares them with the installed one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 # Methods whose result is the tensor itself or a view of it, at least sometimes. Those which may copy (``reshape``,
-# ``to``) are here because a write into a fresh copy meets nobody who has kept the old value.
+# ``to``) are here because a write into a fresh copy changes no saved value.
 ALIASING_METHODS = _words(
     """as_strided as_subclass bfloat16 conj contiguous cpu cuda data_ptr detach diagonal double expand expand_as
     flatten float half int long mH mT moveaxis movedim narrow numpy permute ravel real imag reshape reshape_as
@@ -22,7 +22,7 @@ ALIASING_METHODS = _words(
     adjoint __array__ __dlpack__"""
 )
 ALIASING_ATTRIBUTES = frozenset({"data", "T", "mT", "H", "mH", "real", "imag"})
-# Methods which give several views; an index after them takes one.
+# Methods which return several views; an index after them selects one.
 PIECES = _words("chunk split split_with_sizes unsafe_chunk unsafe_split tensor_split unbind hsplit vsplit dsplit")
 
 # The operations under which ``x[i] = v`` reaches PyTorch's dispatcher.
@@ -34,22 +34,22 @@ ACTIVATION_OPS = _words(
     clamp_max_ sigmoid_ tanh_"""
 )
 
-# These replace every element without reading it.
+# Methods that replace every element without reading it.
 OVERWRITING = _words(
     """bernoulli_ cauchy_ copy_ exponential_ fill_ geometric_ log_normal_ normal_ random_ uniform_ zero_"""
 )
-# These have no method of the same name without the underscore that keeps shape, dtype and meaning.
+# Methods without an out-of-place counterpart of the same name that keeps shape, dtype and meaning.
 WITHOUT_COUNTERPART = _words(
     """eq_ fill_diagonal_ float_power_ ge_ greater_ greater_equal_ gt_ le_ less_ less_equal_ logical_and_ logical_not_
     logical_or_ logical_xor_ lt_ ne_ not_equal_"""
 )
-# These change what the tensor is, not its values, or call back into Python.
+# Methods that change the tensor's metadata instead of its values, or call back into Python.
 NOT_VALUES = _words(
     """apply_ map2_ map_ rename_ requires_grad_ resize_ resize_as_ resize_as_sparse_ set_ share_memory_ sparse_resize_
     sparse_resize_and_clear_ swap_"""
 )
 
-# Functions of torch whose result hangs on no graph, whatever they are given (that of ``torch.normal`` may).
+# Functions of torch whose result has no graph, whatever the arguments (that of ``torch.normal`` may have one).
 MADE_FROM_NOTHING = frozenset(
     {
         *("arange", "empty", "empty_like", "eye", "from_numpy", "full", "full_like", "linspace", "logspace"),
@@ -58,7 +58,7 @@ MADE_FROM_NOTHING = frozenset(
     }
 )
 
-# Those whose values, and methods whose values, nobody can want back: memory to be filled.
+# Functions and methods whose result has no values worth restoring: memory to be filled.
 BLANK = _words(
     """empty empty_like full full_like new_empty new_full new_ones new_zeros ones ones_like zeros zeros_like"""
 )
@@ -105,21 +105,21 @@ _AUGMENTED: dict[type[ast.operator], frozenset[str]] = {
 
 
 def operation_name(op: str) -> str:
-    """The bare name: ``add_`` of ``aten::add_.Tensor``, ``torch.Tensor.add_`` and ``add_``."""
+    """The bare operation name: ``add_`` for ``aten::add_.Tensor``, ``torch.Tensor.add_`` and ``add_``."""
     parts = op.rsplit("::", 1)[-1].split(".")
     return next((part for part in reversed(parts) if is_inplace_name(part) or part.startswith("__")), parts[-1])
 
 
 def is_inplace_name(name: str) -> bool:
-    """Whether ``name`` is that of an in-place function by PyTorch's convention: it ends with one underscore."""
+    """Whether ``name`` is an in-place function by PyTorch's convention: it ends with one underscore."""
     return name.endswith("_") and not name.endswith("__") and name != "_"
 
 
 def augmented_names(operator: ast.operator) -> frozenset[str]:
-    """The names under which ``x <operator>= y`` is known: the special method and the Tensor method."""
+    """The special method and the Tensor method that ``x <operator>= y`` calls."""
     return _AUGMENTED[type(operator)]
 
 
 def same_operation(written: str, op: str) -> bool:
-    """Whether a method called ``written`` in the source is the operation ``op``; PyTorch has several names for some."""
+    """Whether the method ``written`` in the source is the operation ``op``; PyTorch has several names for some."""
     return _SAME.get(written, written) == _SAME.get(op, op)

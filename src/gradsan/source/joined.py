@@ -1,8 +1,8 @@
-"""Lines of several statements (``opt.zero_grad(); loss.backward(); opt.step()``) read as one statement a line.
+"""Lines of several statements (``opt.zero_grad(); loss.backward(); opt.step()``) read as one statement per line.
 
-What moves, repeats or wraps a statement needs it on lines of its own. Within :func:`on_own_lines` every file that a
-value's frames name is read with such lines split, and the frames stand where their statements then do; what comes out
-names the lines of the file again.
+A change that moves, repeats or wraps a statement needs it on lines of its own. Within :func:`on_own_lines` every file
+named by a value's frames is read with such lines split, and the frames point into the split text; the result
+refers to lines of the original file again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A line of the split text: the characters of ``line`` from ``column`` on (both from 1), behind ``indent``."""
+    """A line of the split text: the characters of ``line`` from ``column`` on (both from 1), after ``indent``."""
 
     line: int
     column: int
@@ -34,13 +34,13 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """A file's text with its joined lines split; ``first`` is the number of the first part of each of its lines."""
+    """A file's text with its joined lines split; ``first`` maps each of its lines to the number of its first part."""
 
     parts: tuple[_Part, ...]
     first: tuple[int, ...]
 
     def to_parts(self, line: int, column: int, *, is_end: bool = False) -> tuple[int, int]:
-        """Where a place of the file (for an end: exclusive) stands in the split text."""
+        """The position in the split text of a position in the file (exclusive if ``is_end``)."""
         if not 1 <= line < len(self.first):
             return line + (len(self.parts) - len(self.first) + 1), column
         numbers = range(self.first[line - 1], self.first[line])
@@ -50,14 +50,14 @@ class _Split:
         return number, column - part.column + len(part.indent) + 1
 
     def to_file(self, number: int, column: int) -> tuple[int, int]:
-        """Where a place of the split text stands in the file."""
+        """The position in the file of a position in the split text."""
         if not 1 <= number <= len(self.parts):
             return number - (len(self.parts) - len(self.first) + 1), column
         part = self.parts[number - 1]
         return part.line, column - len(part.indent) - 1 + part.column
 
     def lines_to_file(self, file: str, changed: Mapping[int, str]) -> Lines:
-        """``Fix.lines`` of the split text as those of the file."""
+        """``Fix.lines`` of the split text, translated to lines of the file."""
         found: list[tuple[str, int, str]] = []
         for line in sorted({self.to_file(number, 1)[0] for number in changed}):
             numbers = range(self.first[line - 1], self.first[line])
@@ -69,7 +69,7 @@ class _Split:
             for number in numbers:
                 own = self.parts[number - 1].indent + self.parts[number - 1].text
                 for row in changed.get(number, own).split("\n"):
-                    # What stays as it was stays on one line.
+                    # Unchanged statements stay on one line.
                     if row == own and is_open:
                         rows[-1] += f"; {own.strip()}"
                     elif row:
@@ -80,7 +80,7 @@ class _Split:
 
 
 def on_own_lines(value: _Value, work: Callable[[_Value], _Result]) -> _Result:
-    """``work(value)``, done with the statements of joined lines on lines of their own.
+    """``work(value)``, evaluated with the statements of joined lines on lines of their own.
 
     ``value`` and the result are made of dataclasses, tuples, lists and mappings. Where a frame on a joined line does
     not know its column (Python 3.10), nothing is split.
@@ -102,7 +102,7 @@ def _is_undecided(split: _Split, frame: Frame) -> bool:
 
 
 def _split_of(file: str) -> _Split | None:
-    """How the file's joined lines are split; None where it has none, or cannot be read."""
+    """The split of the file's joined lines; None where it has none, or cannot be read."""
     if not any(";" in line for line in source_lines(file)):
         return None
     source = read_source(file)
@@ -132,7 +132,7 @@ def _split_source(source: SourceFile) -> _Split | None:
 
 
 def _joints(source: SourceFile, block: object) -> Iterator[tuple[int, int, int, str]]:
-    """Line, end of the one statement, begin of the next, and their indentation, where two share a line."""
+    """Line, end of the first statement, start of the second, and their indentation, where two share a line."""
     statements = [one for one in block if isinstance(one, ast.stmt)] if isinstance(block, list) else []
     for before, after in itertools.pairwise(statements):
         end, begin = source.span(before), source.span(after)
@@ -157,7 +157,7 @@ def _frames(value: object) -> Iterator[Frame]:
 
 
 def _mapped(value: _Value, frame: Callable[[Frame], Frame], lines: Callable[[Lines], Lines]) -> _Value:
-    """``value`` with every frame and every ``Fix.lines`` in it changed; what holds none of them is handed back."""
+    """``value`` with every frame and every ``Fix.lines`` in it mapped; returned as it is where it contains none."""
     found: object = value
     if isinstance(value, Frame):
         found = frame(value)
@@ -191,7 +191,7 @@ def _to_file(splits: Mapping[str, _Split], frame: Frame) -> Frame:
 def _moved(
     frame: Frame, start: Callable[[int, int], tuple[int, int]], end: Callable[[int, int], tuple[int, int]]
 ) -> Frame:
-    """The frame with its start and its end changed; without columns, its line alone."""
+    """The frame with its start and end mapped; without columns, only its line."""
     line, column = start(frame.line, frame.column or 1)
     if frame.column is None or frame.end_line is None or frame.end_column is None:
         return replace(frame, line=line)

@@ -1,6 +1,7 @@
-"""Values that the program keeps: in a list, a sum, an attribute, an optimizer, or as computed; what a forward uses.
+"""Values that the program keeps: in a list, a sum, an attribute, an optimizer or a cache; and a forward's uses of them.
 
-Expressions are compared as Python writes them, so that ``self.log['loss']`` and ``self.log["loss"]`` are one.
+Expressions are compared as ``ast.unparse`` spells them, so that ``self.log['loss']`` and ``self.log["loss"]`` are
+equal.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _SIMPLE = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """A place that adds ``value`` to something kept, and the line with the value cut off its graph, where told."""
+    """A statement that adds ``value`` to something kept, and, where known, its line with the value detached."""
 
     frame: Frame
     value: str
@@ -34,7 +35,7 @@ class Addition:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """A place in a forward that uses an attribute; ``mode`` is where gradients were switched off around it."""
+    """A place in a forward that reads an attribute; ``mode`` is the frame of the grad mode switched off around it."""
 
     frame: Frame
     mode: Frame | None
@@ -59,10 +60,10 @@ def additions(frame: Frame, path: str) -> tuple[Addition, ...]:
 
 
 def assignments(frame: Frame, path: str) -> tuple[tuple[str, Frame], ...]:
-    """The statements in the file of ``frame`` that bind ``path`` or what it is a part of, innermost part first.
+    """The statements in the file of ``frame`` that bind ``path`` or an object that contains it, innermost part first.
 
     ``path`` may say ``net.0.weight`` for ``net[0].weight``. Each comes with the part that it binds. A call
-    ``net.load(x)`` is one, too, where a class of the file has a method of that name which binds the part.
+    ``net.load(x)`` counts, too, where a class of the file has a method of that name which binds the part.
     """
     source = read_source(frame.file)
     if source is None:
@@ -84,7 +85,7 @@ def assignments(frame: Frame, path: str) -> tuple[tuple[str, Frame], ...]:
 
 
 def _binding_methods(source: SourceFile, attribute: str) -> frozenset[str]:
-    """The methods of the file's classes, but for ``__init__``, that bind ``self.<attribute>``."""
+    """The methods of the file's classes, except ``__init__``, that bind ``self.<attribute>``."""
     methods = (
         one
         for owner in source.nodes
@@ -101,9 +102,9 @@ def _binding_methods(source: SourceFile, attribute: str) -> frozenset[str]:
 
 
 def added_to_optimizer(made: Frame, stepped: Frame, holder: str, given: str) -> Change | None:
-    """``holder.add_param_group({"params": given})`` behind the statement at ``made``; None where it may have no holder.
+    """``holder.add_param_group({"params": given})`` after the statement at ``made``; None where no optimizer is found.
 
-    The optimizer must have been made before, in the same function or for the whole file, under the name of its step.
+    The optimizer must have been made before, in the same function or at module level, under the name of its step.
     """
     statement, step = statement_at(made), statement_at(stepped)
     if statement is None or step is None or statement.source is not step.source:
@@ -120,9 +121,9 @@ def added_to_optimizer(made: Frame, stepped: Frame, holder: str, given: str) -> 
 
 
 def chooses_parameters(frame: Frame) -> bool:
-    """Whether the function at ``frame`` goes through a model's parameters and takes some by what they are called.
+    """Whether the function at ``frame`` iterates over a model's parameters and selects some by name.
 
-    That is an ``if`` over ``named_parameters()`` or ``named_modules()`` that does not ask for ``requires_grad``.
+    That is an ``if`` over ``named_parameters()`` or ``named_modules()`` that does not test ``requires_grad``.
     """
     statement = statement_at(frame)
     if statement is None or isinstance(statement.function, ast.Lambda):
@@ -146,9 +147,9 @@ def _asks_for_gradient(test: ast.expr) -> bool:
 
 
 def uses_in(definition: Frame, attribute: str) -> tuple[Used, ...] | None:
-    """Where the method defined at ``definition``, or one of its class that it calls, reads ``self.<attribute>``.
+    """The reads of ``self.<attribute>`` in the method at ``definition`` and in the methods of its class that it calls.
 
-    None where the source does not decide.
+    None where the source is ambiguous.
     """
     source = read_source(definition.file)
     function = None if source is None else _defined_at(source, definition)
@@ -177,7 +178,7 @@ def uses_in(definition: Frame, attribute: str) -> tuple[Used, ...] | None:
 
 
 def is_computed_in_rounds(bound_at: Frame, used_at: Frame) -> bool:
-    """Whether a loop around ``used_at`` has in it the very call whose value the statement at ``bound_at`` binds."""
+    """Whether a loop around ``used_at`` contains the very call whose value the statement at ``bound_at`` binds."""
     bound, used = statement_at(bound_at), statement_at(used_at)
     value = getattr(None if bound is None else bound.node, "value", None)
     if bound is None or used is None or not isinstance(value, ast.Call) or bound.source is not used.source:
@@ -188,7 +189,7 @@ def is_computed_in_rounds(bound_at: Frame, used_at: Frame) -> bool:
 
 
 def are_later_rounds(bound_at: Frame, used_at: Frame, updated: Sequence[Frame]) -> bool:
-    """Whether one loop has ``used_at`` and one of ``updated`` in it, and ``bound_at`` stands before it."""
+    """Whether one loop contains ``used_at`` and one of ``updated``, and ``bound_at`` precedes it."""
     bound, used = statement_at(bound_at), statement_at(used_at)
     if bound is None or used is None or bound.source is not used.source:
         return False
@@ -207,9 +208,9 @@ _LOSSES = frozenset(
 
 
 def is_target_in_rounds(bound_at: Frame, used_at: Frame, name: str) -> bool:
-    """Whether a loop around ``used_at`` gives ``name``, bound before it, to a loss of PyTorch's as the target.
+    """Whether a loop around ``used_at`` passes ``name``, bound before it, to a loss of PyTorch's as the target.
 
-    Beside something that the loop computes: the two arguments are often given the other way round.
+    The other argument must be computed in the loop: the two are often passed in the wrong order.
     """
     bound, used = statement_at(bound_at), statement_at(used_at)
     if bound is None or used is None or bound.source is not used.source:
@@ -256,7 +257,7 @@ def _targets(node: ast.stmt) -> list[ast.expr]:
 
 
 def _added(node: ast.AST, wanted: str) -> ast.expr | None:
-    """What ``node`` adds to ``wanted``; None where it adds nothing to it."""
+    """The value that ``node`` adds to ``wanted``; None where it adds nothing to it."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _ADDING:
         position = _ADDING[node.func.attr]
         if len(node.args) > position and ast.unparse(node.func.value) == wanted:
@@ -273,7 +274,7 @@ def _added(node: ast.AST, wanted: str) -> ast.expr | None:
 
 
 def _added_anew(value: ast.expr, wanted: str) -> ast.expr | None:
-    """What ``value`` adds to ``wanted`` or joins with it: ``x`` of ``wanted + x`` and of ``torch.cat([wanted, x])``."""
+    """The value added to or joined with ``wanted``: ``x`` of ``wanted + x`` and of ``torch.cat([wanted, x])``."""
     terms: list[ast.expr] = []
     if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add):
         terms = [value.left, value.right]
@@ -285,14 +286,14 @@ def _added_anew(value: ast.expr, wanted: str) -> ast.expr | None:
 
 
 def _single(value: ast.expr) -> ast.expr | None:
-    """``value`` itself; of a list written out, its one element, None where it has several."""
+    """``value`` itself; the one element of a list display, None where it has several."""
     if isinstance(value, ast.List | ast.Tuple):
         return value.elts[0] if len(value.elts) == 1 else None
     return value
 
 
 def _detached(source: SourceFile, value: ast.expr) -> Change | None:
-    """The statement with ``.detach()`` at a value, which is put in parentheses where it is an operation."""
+    """The statement with ``.detach()`` at a value, which gets parentheses where it is an operation."""
     span = source.span(value)
     if isinstance(value, ast.BinOp | ast.UnaryOp):
         edits = [
@@ -328,7 +329,7 @@ _CONTAINERS = frozenset({"dict", "list", "OrderedDict", "WeakKeyDictionary", "We
 
 
 def is_filled_once(frame: Frame) -> bool:
-    """Whether the statement at ``frame`` computes what is not there yet: ``if key not in cache: cache[key] = …``."""
+    """Whether the statement at ``frame`` computes a missing value once: ``if key not in cache: cache[key] = …``."""
     statement = statement_at(frame)
     guard = None if statement is None else statement.source.parents[statement.node][0]
     if statement is None or not isinstance(guard, ast.If) or guard.orelse:
@@ -338,7 +339,7 @@ def is_filled_once(frame: Frame) -> bool:
 
 
 def kept_since(guard: ast.If) -> ast.expr | None:
-    """What the condition asks for (``self.x``, ``cache[key]``) and the body computes, which does nothing else."""
+    """The target (``self.x``, ``cache[key]``) that the condition tests and the body assigns, doing nothing else."""
     test = ast.unparse(guard.test)
     for node in guard.body:
         if not isinstance(node, ast.Assign) or node.lineno == guard.lineno:
@@ -356,7 +357,7 @@ def kept_since(guard: ast.If) -> ast.expr | None:
 
 
 def is_kept_here(source: SourceFile, guard: ast.If, kept: ast.expr) -> bool:
-    """Whether nothing but the body gives ``kept`` a value: what is computed on and on from itself is a state."""
+    """Whether only the body binds ``kept``; a value that is updated from itself again and again is a state."""
     texts = {ast.unparse(kept), ast.unparse(kept.value) if isinstance(kept, ast.Subscript) else ""}
     inner = set(ast.walk(guard))
     is_own = ast.unparse(kept).startswith("self.")

@@ -1,8 +1,8 @@
-"""Statement and operation that a frame stood at.
+"""Statement and operation at a frame's position.
 
 With columns the answer is one node or none. Without them (Python 3.10, ``-X no_debug_ranges``) there may be several
-candidates; functions that promise one answer then return None unless only one remains. A position that fits no node,
-or a function of another name than the frame's, means that the source is not the one that ran: None.
+candidates; functions that return one node then return None unless only one remains. A position that matches no node,
+or a function whose name differs from the frame's, means that the source is not the one that ran: None.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _NOTEBOOK_CELL = re.compile(r"<cell line: \d+>$")
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A statement: its node, its text (of a compound statement the header), and what is around it.
+    """A statement: its node, its text (of a compound statement the header), and its enclosing nodes.
 
-    ``function`` is the function whose body it is in, None at module or class level. ``loops`` are the loop statements
-    of that same body which run it again and again, outermost first; the ``while`` itself counts for its test.
+    ``function`` is the function whose body contains it, None at module or class level. ``loops`` are the loop
+    statements of that same body which repeat it, outermost first; the ``while`` itself counts for its test.
     """
 
     source: SourceFile
@@ -48,13 +48,13 @@ class Expression:
 
 
 def statement_at(frame: Frame) -> Statement | None:
-    """The statement ``frame`` stood at, or None where the source does not decide."""
+    """The statement at the position of ``frame``, or None where the source is ambiguous."""
     found = statements_at(frame)
     return found[0] if len(found) == 1 else None
 
 
 def statements_at(frame: Frame) -> tuple[Statement, ...]:
-    """The statements ``frame`` may have stood at: at most one with columns, all of its line without."""
+    """The candidate statements for the position of ``frame``: at most one with columns, all of its line without."""
     source = read_source(frame.file)
     if source is None:
         return ()
@@ -65,13 +65,13 @@ def statements_at(frame: Frame) -> tuple[Statement, ...]:
 
 
 def expression_at(frame: Frame) -> Expression | None:
-    """The operation ``frame`` was executing, or None where the source does not decide, or tells of several."""
+    """The operation ``frame`` was executing, or None where the source is ambiguous."""
     found = expressions_at(frame)
     return found[0] if len(found) == 1 else None
 
 
 def expressions_at(frame: Frame) -> tuple[Expression, ...]:
-    """The operations ``frame`` may have been executing, in source order: at most one with columns."""
+    """The candidate operations that ``frame`` was executing, in source order: at most one with columns."""
     source = read_source(frame.file)
     if source is None:
         return ()
@@ -84,7 +84,7 @@ def expressions_at(frame: Frame) -> tuple[Expression, ...]:
 
 
 def scope_of(frame: Frame) -> str:
-    """The name of the frame's code object as the source spells it; empty where the frame does not say."""
+    """The name of the frame's code object as the source spells it; empty where the frame has none."""
     name = frame.function.rsplit(".", 1)[-1]
     if resumed := _DYNAMO_RESUME.match(name):
         return resumed.group(1)
@@ -95,7 +95,7 @@ _Operation: TypeAlias = ast.AugAssign | ast.Call | ast.BinOp | ast.UnaryOp | ast
 
 
 def _places(source: SourceFile, frame: Frame) -> tuple[list[ast.stmt], list[_Operation]]:
-    """The statements and the operations ``frame`` may have stood at."""
+    """The candidate statements and operations for the position of ``frame``."""
     scope = scope_of(frame)
     span = _span_of(frame)
     if span is None:
@@ -145,7 +145,7 @@ def _header_lines(statement: ast.stmt) -> set[int]:
 
 
 def _lines_in_code(node: _Operation) -> tuple[int, int]:
-    """The lines to which CPython may book the execution of ``node``: its first, or that of its attribute's name."""
+    """The lines to which CPython may attribute the execution of ``node``: its first, or its attribute name's."""
     attribute = node.func if isinstance(node, ast.Call) else node
     return node.lineno, (attribute.end_lineno or node.lineno) if isinstance(attribute, ast.Attribute) else node.lineno
 
@@ -185,7 +185,7 @@ def statement_text(source: SourceFile, node: ast.stmt) -> str:
         if isinstance(part, ast.expr | ast.arg) and source.span(part) < start:
             ends.append((source.span(part).end_line, source.span(part).end_column))
     last = max(ends)
-    # After the last expression only closing signs, the colon and a comment can follow.
+    # Only closing brackets, the colon and a comment can follow the last expression.
     rest = source.slice(Span(*last, start.line, start.column))
     closing = "".join(line.partition("#")[0] for line in rest.partition(":")[0].split("\n")) + ":"
     return source.slice(Span(span.line, span.column, *last)) + closing

@@ -1,4 +1,4 @@
-"""Modules that a call reaches, layers that work in place, and what a name holds, as far as the same file shows."""
+"""Modules that a call reaches, layers that work in place, and the kinds of value that a name holds, within one file."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _MAX_DEPTH = 4
 
 
 def is_elementwise_module(source: SourceFile, callee: ast.expr) -> bool:
-    """Whether ``callee`` is a module of one activation or dropout, so that it writes to what it is given.
+    """Whether ``callee`` is a module of one activation or dropout, so that it writes into its argument.
 
-    Decided by what the file assigns to that name; only where it assigns nothing, by the name itself.
+    Decided by the file's assignments to that name; only where there are none, by the name itself.
     """
     values = constructors(source, callee)
     calls = [value for value in values if isinstance(value, ast.Call)]
@@ -51,7 +51,7 @@ def is_elementwise_module(source: SourceFile, callee: ast.expr) -> bool:
 
 
 def constructors(source: SourceFile, callee: ast.expr, depth: int = 0) -> list[ast.expr]:
-    """What the file assigns to ``callee``: ``self.act`` in its class, a name anywhere; all branches of a choice.
+    """The values assigned to ``callee``: to ``self.act`` in its class, to a name in the file; all branches of a choice.
 
     Follows an index or a ``for`` into a list, ``nn.Sequential`` or ``nn.ModuleList`` written out in the file.
     """
@@ -122,7 +122,7 @@ _POSITIONS = {
 
 
 def in_place_argument(call: ast.Call) -> ast.expr | None:
-    """The ``True`` with which ``call`` makes a layer that works in place, by keyword or by position."""
+    """The ``True`` in ``call`` that makes a layer work in place, as a keyword or positional argument."""
     position = _POSITIONS.get(leaf_name(call.func) or "")
     values = [keyword.value for keyword in call.keywords if keyword.arg == "inplace"]
     if position is not None and len(call.args) > position:
@@ -132,15 +132,15 @@ def in_place_argument(call: ast.Call) -> ast.expr | None:
 
 
 def inplace_layer_false(file: str, layer: str) -> Change | None:
-    """``False`` where ``file`` makes a ``layer`` (``LeakyReLU``) that works in place; None unless it is one place."""
+    """``False`` where ``file`` makes a ``layer`` (``LeakyReLU``) that works in place; None unless there is just one."""
     found = inplace_layers_false(file, layer)
     return found[0] if len(found) == 1 else None
 
 
 def inplace_layers_false(file: str, layer: str) -> tuple[Change, ...]:
-    """``False`` at each place where ``file`` makes a ``layer`` that works in place; last, if there are several, at all.
+    """``False`` at each place where ``file`` makes a ``layer`` that works in place; last, if several, at all of them.
 
-    A ``functools.partial`` of the layer makes it, too. Empty where there is no such place.
+    A ``functools.partial`` of the layer counts. Empty where there is no such place.
     """
     source = read_source(file)
     if source is None:
@@ -186,7 +186,7 @@ Shape: TypeAlias = str
 
 _MAKING_CLASSES = frozenset({"NamedTuple", "make_dataclass", "namedtuple"})
 
-# An object has its own ways to be made anew: see object_cut.
+# Objects are made anew in other ways: see object_cut.
 DETACHED: dict[Shape, str] = {
     "tensor": "{}.detach()",
     "tuple": "tuple(s.detach() for s in {})",
@@ -206,9 +206,9 @@ DETACHED: dict[Shape, str] = {
 
 
 def shape_in_source(source: SourceFile, binding: Binding) -> Shape | None:
-    """What the name of ``binding`` holds: told by what else it is bound to, by being unpacked, or by an LSTM.
+    """The kind of value that the name of ``binding`` holds, by its other bindings, by unpacking, or by an LSTM call.
 
-    None where the file does not tell, or tells different things.
+    None where the file does not show it, or is contradictory.
     """
     scope: ast.AST = source.function(binding.statement) or source.module
     if "." in binding.name:
@@ -229,7 +229,7 @@ def shape_in_source(source: SourceFile, binding: Binding) -> Shape | None:
 
 
 def detached_form(source: SourceFile, name: str, shape: Shape) -> str:
-    """How ``{}``, the value of ``name``, is cut off: as a leaf where the file asks ``grad`` for its gradient."""
+    """The template that detaches ``{}``, the value of ``name``: a new leaf where the file calls ``grad`` for it."""
     asked = (
         one
         for call in source.nodes
@@ -242,10 +242,10 @@ def detached_form(source: SourceFile, name: str, shape: Shape) -> str:
 
 
 def object_cut(source: SourceFile, name: str) -> tuple[list[str], list[str]] | None:
-    """What is bound, and to what, where the object that ``name`` holds is cut off its graph.
+    """The targets to bind, and their new values, that detach the object that ``name`` holds.
 
-    Named tuples and frozen dataclasses are made anew, attributes of others are set; which of them hold tensors their
-    annotations say. None for other classes, and where a field may hold more than one tensor.
+    Named tuples and frozen dataclasses are made anew, attributes of others are set; annotations say which of them are
+    tensors. None for other classes, and where a field may hold more than one tensor.
     """
     last = name.rpartition(".")[2]
     made = {
@@ -283,7 +283,7 @@ def object_cut(source: SourceFile, name: str) -> tuple[list[str], list[str]] | N
 
 
 def _tensor_fields(node: ast.ClassDef) -> list[str]:
-    """The annotated fields that are tensors; none where one may be, or hold some."""
+    """The annotated fields that are tensors; empty where any field may be, or contain, an unknown number of them."""
     fields: list[str] = []
     for one in node.body:
         if not isinstance(one, ast.AnnAssign) or not isinstance(one.target, ast.Name):
@@ -297,7 +297,7 @@ def _tensor_fields(node: ast.ClassDef) -> list[str]:
 
 
 def _settings_of_dataclass(node: ast.ClassDef) -> set[str] | None:
-    """The arguments of the decorator that are not False; None where the class is no dataclass."""
+    """The arguments of the decorator that are not False; None where the class is not a dataclass."""
     for decorator in node.decorator_list:
         call = decorator if isinstance(decorator, ast.Call) else None
         if leaf_name(decorator if call is None else call.func) == "dataclass":
@@ -348,7 +348,7 @@ def _container_of_display(value: ast.expr) -> Shape | None:
 
 
 def _is_object(source: SourceFile, value: ast.expr) -> bool:
-    """Whether ``value`` makes an object of a class of this file, or one like another (``dataclasses.replace``)."""
+    """Whether ``value`` makes an object of a class of this file, or a modified copy (``dataclasses.replace``)."""
     if not isinstance(value, ast.Call):
         return False
     name = leaf_name(value.func)

@@ -1,4 +1,4 @@
-"""Names of a value that is changed in place: read again afterwards, as a second name or as an argument."""
+"""Further uses of a value that is changed in place: under a second name, or as an argument read again."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from gradsan.source.tree import SourceFile, Span
 
 
 def read_as_before(name: str, call: Frame, read: Frame) -> str | None:
-    """The name by which ``read`` reads what the call at ``call`` was given as ``name`` and has changed.
+    """The name by which ``read`` reads the value that the call at ``call`` received as ``name`` and has changed.
 
-    That is ``name``, or one bound to it before (``identity = x``). None where the two are not in one function, for a
-    call whose result is dropped (it is there for what it writes), and for a name that is bound anew in between.
+    That is ``name``, or a name bound to it before (``identity = x``). None where the two are not in one function, for a
+    call whose result is dropped (it is made for its write), and for a name that is rebound in between.
     """
     here, there = statement_at(call), statement_at(read)
     if here is None or there is None or here.function is not there.function or isinstance(here.node, ast.Expr):
@@ -58,7 +58,7 @@ def read_as_before(name: str, call: Frame, read: Frame) -> str | None:
 
 
 def _read_beside(names: set[str], call: Frame, read: Frame) -> str | None:
-    """Which of ``names`` the later operation at ``read`` has beside the call: ``x`` of ``x + fc(act(x))``."""
+    """The one of ``names`` that the later operation at ``read`` takes beside the call: ``x`` of ``x + fc(act(x))``."""
     inner, outer = expression_at(call), expression_at(read)
     if inner is None or outer is None or any(node is outer.node for node in ast.walk(inner.node)):
         return None
@@ -66,7 +66,7 @@ def _read_beside(names: set[str], call: Frame, read: Frame) -> str | None:
 
 
 def _bound_to(name: str, before: Statement) -> set[str]:
-    """The names bound to just ``name`` before a statement, or lists that got it, as long as neither is bound anew."""
+    """The names bound to just ``name`` before a statement, or lists that contain it, while neither is rebound."""
     found: set[str] = set()
     assert before.function is not None
     bindings = [
@@ -106,14 +106,14 @@ Scope: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 
 @dataclass(frozen=True, slots=True)
 class SecondName:
-    """Another name of what is written: ``name``, bound at the line ``bound`` and read at the line ``read``.
+    """Another name of a written tensor: ``name``, bound at the line ``bound`` and read at the line ``read``.
 
     ``kind`` is ``name`` where both names are read after the write, as if they were two values, ``result`` where the
-    second is the result of an in-place method (``noisy = clean.add_(noise)``), ``list`` where each round of a loop
+    second is the result of an in-place method (``noisy = clean.add_(noise)``), ``list`` where each iteration of a loop
     adds the value to the list ``name``, ``returned`` where one function has returned it twice, and ``argument`` where
-    the line ``bound`` gives it to a function that writes into it. ``gradient`` is a gradient that a later backward adds
-    to (``gradients.py``). ``value`` is where the line ``bound`` writes what it binds or gives, None where it does not
-    show it.
+    the line ``bound`` passes it to a function that writes into it. ``gradient`` is a gradient that a later backward
+    adds to (``gradients.py``). ``value`` is the expression that the line ``bound`` binds or passes, None where it does
+    not show it.
     """
 
     name: str
@@ -124,7 +124,7 @@ class SecondName:
 
 
 def second_name(frame: Frame, written: str) -> SecondName | None:
-    """The other name of what the statement at ``frame`` has changed in place as ``written``; None where it has none."""
+    """The other name of the tensor that the statement at ``frame`` changes in place as ``written``; else None."""
     statement = statement_at(frame)
     if statement is None or not written.isidentifier() or isinstance(statement.function, ast.Lambda):
         return None
@@ -140,9 +140,9 @@ def copy_second_name(frame: Frame, written: str) -> Change | None:
 
 
 def argument_read_later(call: Frame, name: str, is_second_name: bool = False) -> SecondName | None:
-    """Where ``name``, given to the call at ``call``, is read afterwards as it was bound before; None where nowhere.
+    """The later read of ``name``, an argument of the call at ``call``, with its earlier binding; None without one.
 
-    A state that goes through the rounds is written on purpose, but where the function gave it a second name
+    A state that is carried through the rounds is written on purpose, except where the function gave it a second name
     (``is_second_name``) and returns that, and both are read.
     """
     statement, expression = statement_at(call), expression_at(call)
@@ -168,7 +168,7 @@ def argument_read_later(call: Frame, name: str, is_second_name: bool = False) ->
 
 
 def is_made_in_round(call: Frame, name: str) -> bool:
-    """Whether ``name`` is neither a state that goes through the rounds of the loop around ``call`` nor blank memory."""
+    """Whether ``name`` is neither a state carried through the rounds of the loop around ``call`` nor blank memory."""
     statement = statement_at(call)
     if statement is None or isinstance(statement.function, ast.Lambda):
         return True
@@ -178,7 +178,7 @@ def is_made_in_round(call: Frame, name: str) -> bool:
 
 
 def copy_argument(call: Frame, name: str) -> Change | None:
-    """The call at ``call`` with a copy of what ``name`` is: ``augment(x.clone())``; None where it is not read later."""
+    """The call at ``call`` with a copy of ``name`` as its argument: ``augment(x.clone())``; None if not read later."""
     statement, found = statement_at(call), argument_read_later(call, name, True)
     return None if statement is None or found is None else copied(statement, found)
 
@@ -190,7 +190,7 @@ def statements_of(scope: Scope) -> list[ast.stmt]:
 
 
 def copied(statement: Statement, found: SecondName) -> Change | None:
-    """The line ``bound`` with a copy of what it binds; None where it does not show that."""
+    """The line ``bound`` with a copy of the value that it binds; None where it does not show that."""
     if found.value is None:
         return None
     end = Edit.insert(found.value.end_line, found.value.end_column, ".clone()")
@@ -225,7 +225,7 @@ def _by_name(statement: Statement, written: str, scope: Scope, statements: list[
 
 
 def _result_of_write(node: ast.stmt, written: str) -> tuple[str, ast.expr] | None:
-    """``noisy`` and ``clean`` of ``noisy = clean.mul_(0.9).add_(noise)``: such a method gives the tensor."""
+    """``noisy`` and ``clean`` of ``noisy = clean.mul_(0.9).add_(noise)``, whose result is the written tensor itself."""
     if not isinstance(node, ast.Assign) or len(node.targets) != 1 or not isinstance(node.targets[0], ast.Name):
         return None
     value = node.value
@@ -236,18 +236,18 @@ def _result_of_write(node: ast.stmt, written: str) -> tuple[str, ast.expr] | Non
 
 
 def _is_of_round(statement: Statement, alias: ast.stmt, given: frozenset[ast.stmt | None]) -> bool:
-    """Whether the round that binds the second name has made the value: a state is updated on purpose."""
+    """Whether the round that binds the second name has computed the value: a state is updated on purpose."""
     loop = next((one for one in reversed(statement.loops) if is_inside(alias, one)), None)
     return loop is None or all(one is loop or (one is not None and is_inside(one, loop)) for one in given)
 
 
 def _is_data_of_round(statement: Statement, given: frozenset[ast.stmt | None]) -> bool:
-    """Whether a round has made the value that a call in it is given, and not as blank memory, which is to be filled."""
+    """Whether a round has computed the argument of a call in it, and not as blank memory, which is to be filled."""
     return not _are_blank(given) and _is_of_round(statement, statement.node, given)
 
 
 def _are_blank(given: frozenset[ast.stmt | None]) -> bool:
-    """Whether a value was made as blank memory, which is to be filled."""
+    """Whether a value was allocated as blank memory, which is to be filled."""
     return bool(given) and all(isinstance(one, ast.Assign) and _is_blank(one.value) for one in given)
 
 
@@ -261,7 +261,7 @@ def _is_blank(value: ast.expr) -> bool:
 
 
 def _pairs(alias: ast.Assign, written: str) -> Iterator[tuple[str, str]]:
-    """(the other name, which of both the assignment reads)."""
+    """Pairs of the other name and of the one of both that the assignment reads."""
     targets = [one.id for one in alias.targets if isinstance(one, ast.Name)]
     value = alias.value
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "detach":
@@ -280,7 +280,7 @@ def definitions_at(scope: Scope, at: ast.stmt) -> State:
 
 
 def _whole(state: State, name: str) -> frozenset[ast.stmt | None]:
-    """The definitions of a name that give it another value: neither written in place nor in part."""
+    """The definitions of a name that bind it to another value: neither in-place writes nor writes to a part."""
     return frozenset(one.statement for one in state.get(name, ()) if not _is_written_in(one.statement, name))
 
 
@@ -296,7 +296,7 @@ def _is_written_in(statement: ast.stmt | None, name: str) -> bool:
 def _read_of_both(
     statement: Statement, written: str, other: str, at: State, scope: Scope, statements: list[ast.stmt]
 ) -> int | None:
-    """The line where ``other`` is read first after the write; None where one of both names is not read again."""
+    """The line of the first read of ``other`` after the write; None where one of the two names is not read again."""
     own = frozenset((statement.node,))
     lines = [read_after(statement, name, _whole(at, name) | own, scope, statements) for name in (written, other)]
     return None if None in lines else lines[1]
@@ -309,7 +309,7 @@ def read_after(
     scope: Scope,
     statements: list[ast.stmt],
 ) -> int | None:
-    """The line after a statement where ``name`` is read first, as ``bound`` or as written in place since."""
+    """The line of the first read of ``name`` after a statement, as ``bound`` or as written in place since."""
     last = statement.node.end_lineno or statement.node.lineno
     for node in statements:
         if node.lineno <= last or not reads_value(statement.source, node, name):
@@ -323,7 +323,7 @@ def read_after(
 
 
 def _may_follow(source: SourceFile, first: ast.stmt, later: ast.stmt) -> bool:
-    """Whether ``later``, further down, may run after ``first``: no return comes first, and it is in no other branch."""
+    """Whether ``later``, further down, may run after ``first``: no return in between, and not in exclusive branches."""
     around = dict(source.ancestors(later))
     child: ast.AST = first
     for parent, part in source.ancestors(first):
@@ -351,7 +351,7 @@ def _read_after(inside: list[ast.stmt], name: str, source: SourceFile, statement
 
 
 def collected_result(frame: Frame, keeper: str) -> SecondName | None:
-    """The list ``keeper``, read later, to which a loop adds what the call at ``frame`` gives, in every round."""
+    """The list ``keeper``, read later, to which a loop appends the result of the call at ``frame`` each iteration."""
     statement = statement_at(frame)
     if statement is None or isinstance(statement.function, ast.Lambda):
         return None
@@ -368,7 +368,7 @@ def _is_name(node: ast.expr, name: str) -> bool:
 
 
 def reads_value(source: SourceFile, statement: ast.stmt, name: str) -> bool:
-    """Whether a statement itself reads values by ``name``: not to write, bind, ask for its shape, or show it."""
+    """Whether a statement itself reads values by ``name``, other than to write, bind, print, or ask for its shape."""
     alone = statement.value if isinstance(statement, ast.Expr) else None
     if isinstance(alone, ast.Call) and leaf_name(alone.func) not in _COUNTS:
         return False

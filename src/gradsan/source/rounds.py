@@ -1,4 +1,4 @@
-"""Rounds of a training loop: where one ends, and the calls of ``backward`` in it."""
+"""Rounds of a training loop: the end of one, and the calls of ``backward`` in it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _LEAVING = (ast.Return, ast.Continue, ast.Break, ast.Raise)
 def frames_between(first: Frame, last: Frame) -> list[Frame]:
     """The statements of one function from ``first`` to ``last``, both included, as frames in source order.
 
-    Where ``last`` stands before ``first`` the way between them led round a loop: the statements after ``first`` and
-    those before ``last``. Empty where the two are not in the same function, or the source is missing.
+    Where ``last`` stands before ``first``, the path between them passes the end of a loop: the statements after
+    ``first`` and those before ``last``. Empty where the two are not in the same function, or the source is missing.
     """
     source = read_source(first.file)
     if source is None or not in_same_function(first, last):
@@ -42,10 +42,10 @@ def frames_between(first: Frame, last: Frame) -> list[Frame]:
 
 
 def bound_each_round(file: str, line: int) -> frozenset[str]:
-    """The variables that the function at ``line`` gives a value before it reads them, in every round of its loop there.
+    """The variables that the function at ``line`` binds before it reads them, in every iteration of its loop there.
 
-    The outermost loop around the line decides; of a function without one, which each round calls anew, all that it
-    binds; of a module without one nothing.
+    The outermost loop around the line decides; for a function without one, which each round calls again, all that it
+    binds; for a module without one nothing.
     """
     source = read_source(file)
     statements = [] if source is None else [one for one in source.nodes if isinstance(one, ast.stmt)]
@@ -78,12 +78,12 @@ def _names_read(statement: ast.AST) -> set[str]:
 
 
 def in_same_function(first: Frame, second: Frame) -> bool:
-    """Whether two frames are of the same function, as far as file and name show (qualified or not)."""
+    """Whether two frames belong to the same function, as far as file and name show (qualified or not)."""
     return first.file == second.file and scope_of(first) == scope_of(second)
 
 
 def in_same_loops(*frames: Frame) -> bool:
-    """Whether all stand in the same loops of one function, or in no loop: one round runs them one after another."""
+    """Whether all frames are in the same loops of one function, or in no loop: a round runs them one after another."""
     places = [statement_at(frame) for frame in frames]
     known = {(one.function, *one.loops) for one in places if one is not None}
     return len(known) == 1 and None not in places and all(in_same_function(frames[0], one) for one in frames)
@@ -108,10 +108,10 @@ def is_read_between(name: str, bound_at: Frame, used_at: Frame) -> bool:
 
 
 def detach_after_round(frames: Sequence[Frame], carried: Mapping[str, Shape]) -> Change | None:
-    """A line that cuts the names off their graphs, at the end of the innermost block that holds all of ``frames``.
+    """A line that detaches the names, at the end of the innermost block that contains all of ``frames``.
 
-    The frames, of one function, are those whose work must be done before: the backward and the update of a round.
-    ``carried`` says what each name holds. None where the source does not decide the block.
+    The frames, of one function, must run before it: the backward and the update of a round.
+    ``carried`` says what kind of value each name holds. None where the block is ambiguous.
     """
     first = statement_at(frames[0])
     text = None if first is None or not carried else _cuts(first.source, carried)
@@ -119,7 +119,7 @@ def detach_after_round(frames: Sequence[Frame], carried: Mapping[str, Shape]) ->
 
 
 def after_round(frames: Sequence[Frame], text: str, kind: str) -> Change | None:
-    """``text``, a simple statement, at the end of the innermost block that holds all of ``frames``, of one function."""
+    """``text``, a simple statement, at the end of the innermost block around all of ``frames``, of one function."""
     statements = [statement_at(frame) for frame in frames]
     known = [statement for statement in statements if statement is not None]
     if not known or len(known) < len(statements):
@@ -137,14 +137,14 @@ def after_round(frames: Sequence[Frame], text: str, kind: str) -> Change | None:
 
 
 def detach_after(frame: Frame, carried: Mapping[str, Shape]) -> Change | None:
-    """A line right after the statement at ``frame`` that cuts the names off their graphs."""
+    """A line right after the statement at ``frame`` that detaches the names."""
     statement = statement_at(frame)
     text = None if statement is None or not carried else _cuts(statement.source, carried)
     return None if statement is None or text is None else _insert_behind(statement.source, statement.node, text)
 
 
 def shape_bound_at(frame: Frame, name: str) -> Shape | None:
-    """What ``name``, bound by the statement at ``frame``, holds, as far as the file shows."""
+    """The kind of value that ``name``, bound by the statement at ``frame``, holds, as far as the file shows."""
     statement = statement_at(frame)
     if statement is None:
         return None
@@ -156,7 +156,7 @@ def shape_bound_at(frame: Frame, name: str) -> Shape | None:
 
 
 def is_read_afterwards(frame: Frame) -> bool:
-    """Whether a later statement of the same function reads what the statement at ``frame`` writes."""
+    """Whether a later statement of the same function reads a name that the statement at ``frame`` writes."""
     written = statement_at(frame)
     if written is None or written.function is None or isinstance(written.function, ast.Lambda):
         return False
@@ -166,9 +166,9 @@ def is_read_afterwards(frame: Frame) -> bool:
 
 
 def enter_each_round(used_at: Frame, context: str) -> Change | None:
-    """``with <context>():`` around a loop, entered in every round of it: both lines change their places.
+    """``with <context>():`` around a loop, entered in every iteration instead: both lines swap.
 
-    None where the block has more than the loop, or the source tells of no such block around ``used_at``.
+    None where the block has more than the loop, or there is no such block around ``used_at``.
     """
     used = statement_at(used_at)
     for loop in () if used is None else used.loops:
@@ -191,9 +191,9 @@ def enter_each_round(used_at: Frame, context: str) -> Change | None:
 
 
 def enter_once_more(updated_at: Frame, context: str) -> Change | None:
-    """``with <context>():`` once more behind the statement at ``updated_at``, which stands in such a block itself.
+    """``with <context>():`` entered again after the statement at ``updated_at``, which is in such a block itself.
 
-    What follows in the block is then held by the second one. None where nothing follows.
+    The rest of the block is then in the second one. None where nothing follows.
     """
     updated = statement_at(updated_at)
     block = None if updated is None else updated.source.parents[updated.node][0]
@@ -208,9 +208,10 @@ def enter_once_more(updated_at: Frame, context: str) -> Change | None:
 
 
 def is_item_of_loop(frame: Frame, name: str) -> bool:
-    """Whether the statement at ``frame`` gives ``name`` an item of what a loop around it goes through, or a view of it.
+    """Whether the statement at ``frame`` binds ``name`` to an item of an enclosing loop's iterable, or to a view of it.
 
-    That is data of the round, as ``token = word.view(1)`` in ``for word in sentence``: no result of the round before.
+    That is data of the round, as ``token = word.view(1)`` in ``for word in sentence``, not a result of an earlier
+    round.
     """
     statement = statement_at(frame)
     if statement is None:
@@ -242,7 +243,7 @@ def _common_block(source: SourceFile, nodes: Sequence[ast.stmt]) -> list[ast.stm
 
 
 def _blocks_around(source: SourceFile, node: ast.stmt) -> list[list[ast.stmt]]:
-    """The blocks that ``node`` stands in, innermost first, up to its function or module."""
+    """The blocks that contain ``node``, innermost first, up to its function or module."""
     found: list[list[ast.stmt]] = []
     inner: ast.AST = node
     for parent, name in source.ancestors(node):
@@ -290,7 +291,7 @@ def deque_made(source: SourceFile, name: str) -> ast.Call | None:
 
 
 def _insert_behind(source: SourceFile, statement: ast.stmt, text: str, kind: str = "detach") -> Change | None:
-    """``text`` after a statement, also after a compound one: behind its block, indented as it is itself."""
+    """``text`` after a statement, also after a compound one: after its block, at the statement's indentation."""
     if not hasattr(statement, "body"):
         return insert_after(source, statement, text, kind)
     span = source.span(statement)
@@ -329,7 +330,7 @@ def backward_of_sum(first: Frame, second: Frame) -> Lines:
 
 
 def keep_graph(frame: Frame) -> Change | None:
-    """The line of ``frame``, a call of ``backward`` or ``grad``, with ``retain_graph=True``; None where it names it."""
+    """The line of ``frame``, a call of ``backward`` or ``grad``, with ``retain_graph=True``; None if it is there."""
     return add_keyword(frame, "retain_graph", "True")
 
 
@@ -342,7 +343,7 @@ def _plain_loss(call: Expression) -> str | None:
 
 
 def _between(source: SourceFile, one: ast.stmt, other: ast.stmt) -> list[ast.stmt] | None:
-    """The statements between two of one block; None where they stand in different blocks."""
+    """The statements between two of one block; None where they are in different blocks."""
     if one not in source.parents or other not in source.parents or source.parents[one] != source.parents[other]:
         return None
     parent, name = source.parents[one]

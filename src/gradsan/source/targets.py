@@ -1,4 +1,4 @@
-"""Targets, callees and operands of an operation, in the words of the source."""
+"""Targets, callees and operands of an operation, as source expressions."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ _FIRST_PARAMETERS = ("input", "self", "tensor")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The expression that holds the written tensor, and whether a view of it, not it itself, was written."""
+    """The expression that holds the written tensor, and whether the write goes through a view of it."""
 
     node: ast.expr
     through_view: bool = False
 
 
 def written_expression(frame: Frame, op: str, inner: Sequence[Frame] = ()) -> str | None:
-    """What the in-place operation ``op`` at ``frame`` wrote.
+    """The expression that the in-place operation ``op`` at ``frame`` writes to.
 
     ``x`` of ``x[:, 0].mul_(2)``, ``self.h`` of ``self.h[i] = v``, ``buf`` of ``torch.add(a, b, out=buf)``.
     ``op`` is the operation as PyTorch or Python calls it (``add_``, ``aten::add_.Tensor``, ``__setitem__``).
-    ``inner`` are the frames below ``frame``, outermost first, where known: they tell whether ``self.act(x)`` reached a
-    single module. None for a temporary, and where the source does not decide.
+    ``inner`` are the frames below ``frame``, outermost first, where known: they show whether ``self.act(x)`` reached a
+    single module. None for a temporary, and where the source is ambiguous.
     """
     found = target_at(frame, op, inner)
     return None if found is None else found[0].source.text(found[1].node)
@@ -77,7 +77,7 @@ def target_and_operand(frame: Frame, op: str) -> tuple[str, str] | None:
 def mixed_operand(frame: Frame, op: str) -> tuple[str, str] | None:
     """``mean`` and ``w`` of ``mean.mul_(d).add_((1 - d) * w.data)``, ``mean.copy_(d * mean + (1 - d) * w)``.
 
-    None where the source does not tell the tensor from the factors: ``d`` is one for ``1 - d``, ``w.data`` is none.
+    None where the tensor cannot be told from the factors: ``d`` is one for ``1 - d``, ``w.data`` is none.
     """
     found = target_at(frame, op)
     if found is None:
@@ -142,7 +142,7 @@ def assigned_data(frame: Frame) -> tuple[str, str] | None:
 def operand_expressions(frame: Frame) -> list[str]:
     """The names, attributes and elements which the operation at ``frame`` reads directly, in source order.
 
-    Views are followed to what they are views of; a nested computation is a temporary and is left out.
+    Views are followed to their bases; a nested computation is a temporary and is left out.
     """
     expression = expression_at(frame)
     if expression is None:
@@ -154,9 +154,9 @@ def operand_expressions(frame: Frame) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What a line computes with: what is ``called`` (``torch.exp``, ``self.fc``, ``@``), and on what, in order.
+    """The operation of a line: ``called``, its callee (``torch.exp``, ``self.fc``, ``@``), and its operands in order.
 
-    Of ``x.exp()`` the ``receiver`` is x, of a function it is None. Views are followed to what they are views of; None
+    For ``x.exp()`` the ``receiver`` is x, for a function it is None. Views are followed to their bases; None
     stands for an operand without a name. Keywords are left out.
     """
 
@@ -166,13 +166,13 @@ class Operation:
 
 
 def operation_at(frame: Frame) -> Operation | None:
-    """The call or the operator at ``frame``; None where the source does not decide."""
+    """The call or the operator at ``frame``; None where the source is ambiguous."""
     expression = expression_at(frame)
     if expression is None:
         return None
     source, node = expression.source, expression.node
     if isinstance(node, ast.BinOp):
-        # An operator with a number on its left is asked of what stands on its right.
+        # An operator with a number on its left is a method of its right operand.
         sides = [node.right] if isinstance(node.left, ast.Constant) else [node.left, node.right]
         sign = _SIGNS.get(type(node.op))
         return None if sign is None else Operation(sign, None, tuple(_named(source, side) for side in sides))
@@ -201,7 +201,7 @@ def _named(source: SourceFile, node: ast.expr) -> str | None:
 
 
 def written_target(source: SourceFile, node: ast.AST, op: str, inner: Sequence[Frame] = ()) -> Target | None:
-    """What ``node`` writes if it is the operation ``op``; None where it is not, or writes to a temporary."""
+    """The target of ``node`` if it is the operation ``op``; None where it is not, or writes to a temporary."""
     op = operation_name(op)
     if isinstance(node, ast.AugAssign):
         is_same = any(same_operation(op, name) for name in augmented_names(node.op))
@@ -216,7 +216,7 @@ def written_target(source: SourceFile, node: ast.AST, op: str, inner: Sequence[F
 
 
 def aliased_expression(source: SourceFile, value: ast.expr) -> ast.expr | None:
-    """What ``value`` is another handle on: ``x`` of ``x``, ``x[:, 0]``, ``x.view(-1)``; None for a new value."""
+    """The base that ``value`` is, or is a view of: ``x`` for ``x``, ``x[:, 0]``, ``x.view(-1)``; None if new."""
     target = _root(source, value)
     return None if target is None else target.node
 
@@ -254,7 +254,7 @@ def _writes_first_argument(function: ast.expr, op: str) -> bool:
 
 
 def _is_function(source: SourceFile, function: ast.expr) -> bool:
-    """Whether ``function`` is surely no method: not one bound to a variable before, not one of an unclear object."""
+    """Whether ``function`` is surely not a method: its owner is a namespace, or the file does not rebind its name."""
     if isinstance(function, ast.Attribute):
         return standing_of(source, function.value) == "namespace"
     name = leaf_name(function)
@@ -344,7 +344,7 @@ def _is_slice_of_tensor(index: ast.expr) -> bool:
 
 
 def _is_readable(node: ast.expr) -> bool:
-    """Whether a person would call the tensor by this expression: names, attributes and simple indices only."""
+    """Whether the expression can name the tensor in a report: names, attributes and simple indices only."""
     if isinstance(node, ast.Attribute):
         return _is_readable(node.value)
     if isinstance(node, ast.Subscript):
@@ -376,7 +376,7 @@ def _operands(source: SourceFile, expression: Expression) -> list[ast.expr]:
 
 
 def _stored_value(source: SourceFile, target: ast.expr) -> list[ast.expr]:
-    """What an assignment stores in ``target``, where it is written as one expression."""
+    """The expression assigned to ``target`` in a list; empty where it is not one expression."""
     parent, name = source.parents[target]
     if isinstance(parent, ast.Assign) or (isinstance(parent, ast.AugAssign | ast.AnnAssign) and name == "target"):
         return [parent.value] if parent.value is not None else []
@@ -395,7 +395,7 @@ def _is_self(node: ast.expr) -> bool:
 
 
 def _roots(source: SourceFile, node: ast.expr) -> list[ast.expr]:
-    """The named values that ``node`` hands to the operation; several for a list or tuple of them."""
+    """The named values that ``node`` passes to the operation; several for a list or tuple of them."""
     if isinstance(node, ast.Starred):
         return _roots(source, node.value)
     if isinstance(node, ast.List | ast.Tuple):

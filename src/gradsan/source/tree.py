@@ -1,10 +1,10 @@
-"""Source files as text and as syntax trees, wherever Python found them: on disk, in a notebook cell, in an archive.
+"""Source files as text and as syntax trees, from any origin: on disk, in a notebook cell, in an archive.
 
 ``ast`` counts columns in UTF-8 bytes from 0; everything here counts characters from 1, ends exclusive, as
 ``model.Frame`` does.
 
-A line is what Python compiled, decoded by the file's own encoding declaration, without its line end. Everything here
-answers None (or an empty tuple) where the source cannot be had.
+A line is the text that Python compiled, decoded by the file's own encoding declaration, without its line end. All
+functions here return None (or an empty tuple) where the source is not available.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _COMPREHENSIONS_ARE_INLINED = sys.version_info >= (3, 12)
 
 @dataclass(frozen=True, slots=True, order=True)
 class Span:
-    """A stretch of source: lines and columns from 1, columns in characters, the end exclusive."""
+    """A range of source: lines and columns from 1, columns in characters, the end exclusive."""
 
     line: int
     column: int
@@ -57,8 +57,8 @@ class Span:
 class SourceFile:
     """A file's lines and its syntax tree.
 
-    ``nodes`` are all of the tree's, as ``ast.walk`` gives them; ``parents`` leads from a node to (parent, name of the
-    field it stands in).
+    ``nodes`` are all nodes of the tree in the order of ``ast.walk``; ``parents`` maps a node to (parent, name of the
+    field that contains it).
     """
 
     file: str
@@ -69,11 +69,11 @@ class SourceFile:
     by_span: dict[Span, list[ast.AST]] = field(repr=False)
 
     def span(self, node: ast.AST) -> Span:
-        """Where ``node`` stands. The node must have a position."""
+        """The span of ``node``, which must have a position."""
         return _span(self.lines, node)
 
     def text(self, node: ast.AST) -> str:
-        """The source of an expression on one line; written anew by ``ast.unparse`` where it spans several."""
+        """The source of an expression on one line; from ``ast.unparse`` where it spans several."""
         span = self.span(node)
         # Before Python 3.12 positions inside an f-string may be wrong.
         if span.line != span.end_line or self.inside(node, ast.JoinedStr):
@@ -81,7 +81,7 @@ class SourceFile:
         return self.lines[span.line - 1][span.column - 1 : span.end_column - 1]
 
     def indent(self, node: ast.AST) -> str:
-        """What stands before ``node`` on its line: its indentation, where it begins one."""
+        """The text before ``node`` on its line: its indentation, where the node begins the line."""
         span = self.span(node)
         return self.lines[span.line - 1][: span.column - 1]
 
@@ -93,7 +93,7 @@ class SourceFile:
         return "\n".join([first[span.column - 1 :], *middle, self.lines[span.end_line - 1][: span.end_column - 1]])
 
     def ancestors(self, node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
-        """(parent, field) pairs from ``node`` outwards; the field is the one through which one came."""
+        """(parent, field) pairs from ``node`` outwards; the field is the one that contains the previous node."""
         step = self.parents.get(node)
         while step is not None:
             yield step
@@ -119,7 +119,7 @@ class SourceFile:
         return None
 
     def owner_class(self, node: ast.AST) -> ast.ClassDef | None:
-        """The innermost class around ``node``, functions in between or not."""
+        """The innermost class around ``node``, with or without functions in between."""
         return next((parent for parent, _ in self.ancestors(node) if isinstance(parent, ast.ClassDef)), None)
 
     def scope_name(self, node: ast.AST) -> str:
@@ -171,7 +171,7 @@ def parses(text: str) -> bool:
 def no_warnings() -> Iterator[None]:
     """A block in which no warning is shown or raised.
 
-    ``warnings.catch_warnings`` makes Python forget which of the program's lines have warned: each would once more.
+    ``warnings.catch_warnings`` would reset the registry of lines that have warned: each would warn again.
     """
     before = warnings.filters
     warnings.filters = [("ignore", None, Warning, None, 0)]
@@ -183,7 +183,7 @@ def no_warnings() -> Iterator[None]:
 
 def _module(text: str) -> ast.Module | None:
     try:
-        # -W error must not turn a warning about the source into a source that cannot be read.
+        # -W error must not make a source unreadable by a warning about it.
         with no_warnings():
             return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -207,7 +207,7 @@ def _parse(file: str, lines: tuple[str, ...]) -> SourceFile | None:
             if isinstance(value, list) and not isinstance(node, ast.ClassDef):
                 value[:] = map(_without_annotation, value)
             for child in value if isinstance(value, list) else [value]:
-                # Contexts and operators are shared objects without a place of their own.
+                # Contexts and operators are shared objects without a position of their own.
                 if isinstance(child, ast.AST) and not isinstance(
                     child, ast.expr_context | ast.operator | ast.boolop | ast.unaryop | ast.cmpop
                 ):
@@ -217,7 +217,7 @@ def _parse(file: str, lines: tuple[str, ...]) -> SourceFile | None:
 
 
 def _without_annotation(node: object) -> object:
-    """``x = f()`` in the place of ``x: Tensor = f()``; the annotations of a class, which are its fields, stay."""
+    """``x = f()`` instead of ``x: Tensor = f()``; the annotations of a class, which are its fields, stay."""
     if not isinstance(node, ast.AnnAssign) or node.value is None:
         return node
     return ast.copy_location(ast.Assign(targets=[node.target], value=node.value, type_comment=None), node)
@@ -264,9 +264,9 @@ _recorded: ContextVar[Mapping[str, Mapping[int, str]]] = ContextVar("recorded", 
 
 @contextmanager
 def recorded_lines(lines: Mapping[tuple[str, int], str]) -> Iterator[None]:
-    """Meanwhile ``source_line`` answers from ``lines``, by (file, line), whatever the file holds by now.
+    """A block in which ``source_line`` reads from ``lines``, by (file, line), whatever the file contains by now.
 
-    Of a file with a line in ``lines`` no other line is told.
+    Other lines of a file with a line in ``lines`` are None.
     """
     files: dict[str, dict[int, str]] = {}
     for (file, line), text in lines.items():
@@ -300,8 +300,8 @@ def source_line(file: str, line: int) -> str | None:
 def source_lines(file: str) -> tuple[str, ...]:
     """All lines of ``file`` without line ends; empty where the source is missing or cannot be decoded.
 
-    ``file`` is a path or a name such as ``<string>`` or ``<ipython-input-3>`` under which the source stands in
-    ``linecache``. A file changed on disk is read again; of a deleted file the lines read before are kept.
+    ``file`` is a path or a name such as ``<string>`` or ``<ipython-input-3>`` under which ``linecache`` has the
+    source. A file changed on disk is read again; of a deleted file the lines read before are kept.
     """
     known = _read_as.get().get(file)
     if known is not None:
@@ -311,7 +311,7 @@ def source_lines(file: str) -> tuple[str, ...]:
 
 
 def is_cell(file: str) -> bool:
-    """Whether ``file`` is what a notebook or IPython calls the code of a cell."""
+    """Whether ``file`` is a name that a notebook or IPython gives to the code of a cell."""
     return "ipykernel" in file or file.startswith("<ipython-input")
 
 
@@ -380,7 +380,7 @@ def _split(text: str) -> list[str]:
 
 
 def indentation_of(source: SourceFile) -> str:
-    """What one level of indentation is in the file: that of its first block, four spaces where it has none."""
+    """One level of the file's indentation: that of its first block, four spaces where it has none."""
     for node in source.nodes:
         body = getattr(node, "body", None)
         if isinstance(node, ast.stmt) and isinstance(body, list) and body:

@@ -1,4 +1,4 @@
-"""In-place write of the statement at a frame: what it writes into, what it computes with, how that was come by."""
+"""In-place write of the statement at a frame: its target, its operands, and the definitions of both."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _STEPS_BACK = 4
 class Written:
     """A write that the source shows: ``op`` as PyTorch names it, ``target`` the name that holds the tensor.
 
-    ``expression`` is the written part as it stands there (``p[h : 2 * h]``), equal to ``target`` where it is all of it.
+    ``expression`` is the written part as spelled there (``p[h : 2 * h]``), equal to ``target`` where it is all of it.
     """
 
     op: str
@@ -39,9 +39,9 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """The statement that gave a name its value: where, and the text of the value. ``is_loop`` for a loop's variable.
+    """The statement that bound a name: its frame, and the text of the value. ``is_loop`` for a loop variable.
 
-    ``elements`` are the names that it stands for in turn, where the loop goes over a display of names: ``(row, col)``.
+    ``elements`` are the names that it iterates over, where the loop's iterable is a display of names: ``(row, col)``.
     """
 
     frame: Frame
@@ -51,7 +51,7 @@ class Made:
 
 
 def writing_at(frame: Frame, inner: Sequence[Frame] = ()) -> Written | None:
-    """The in-place operation that ``frame`` was executing; None where there is none, or not one alone.
+    """The in-place operation that ``frame`` was executing; None unless there is exactly one.
 
     ``inner`` are the frames below ``frame``, outermost first.
     """
@@ -75,9 +75,9 @@ def attribute_owner(frame: Frame) -> str | None:
 
 
 def reads_gradient(frame: Frame) -> bool:
-    """Whether the statement at ``frame`` reads some ``.grad``, or a name that says it is one: it is an update.
+    """Whether the statement at ``frame`` is an update: it reads some ``.grad``, or a name that denotes a gradient.
 
-    Or what the function has from ``autograd.grad``, unless that has a graph of its own.
+    Or a result of ``autograd.grad``, unless that has a graph of its own.
     """
     statement = statement_at(frame)
     if statement is None:
@@ -98,7 +98,7 @@ def reads_gradient(frame: Frame) -> bool:
 
 
 def computes_with_result(frame: Frame, op: str) -> bool:
-    """Whether the statement goes on with what the in-place call returns, under another name: ``s = self.p.exp_()``."""
+    """Whether the statement uses the result of the in-place call under another name: ``s = self.p.exp_()``."""
     found = target_at(frame, op)
     if found is None or not isinstance(found[0].node, ast.Call):
         return False
@@ -115,9 +115,9 @@ def computes_with_result(frame: Frame, op: str) -> bool:
 
 
 def definition_of(frame: Frame, name: str) -> Made | None:
-    """The one statement that gave ``name`` (``x``, ``self.w``) the value it had at ``frame``, in the same function.
+    """The one statement that bound ``name`` (``x``, ``self.w``) to the value it had at ``frame``, in the same function.
 
-    A name that only the module binds is looked for there. None where there are several such statements, or none.
+    Module-level bindings count if the function has none. None where there are several such statements, or none.
     """
     statement = statement_at(frame)
     if statement is None or isinstance(statement.function, ast.Lambda):
@@ -130,7 +130,7 @@ def definition_of(frame: Frame, name: str) -> Made | None:
     if None in nodes:
         return None
     if any(node is not None and not _gives_value(node, name) for node in nodes):
-        # An update in place reached the statement; what it updated was bound elsewhere in this body.
+        # An in-place update reached the statement; its target was bound elsewhere in this body.
         scope = source.module if statement.function is None else statement.function
         nodes = {node for node in local_nodes(scope) if isinstance(node, ast.stmt) and _gives_value(node, name)}
     if not nodes and body is not module:
@@ -140,7 +140,7 @@ def definition_of(frame: Frame, name: str) -> Made | None:
 
 
 def written_root(node: ast.stmt) -> str | None:
-    """The variable whose tensor, or part of one, a statement writes in place; None where it is no such statement."""
+    """The variable whose tensor, or part of one, a statement writes in place; None for any other statement."""
     target: ast.expr | None = None
     if isinstance(node, ast.AugAssign):
         target = node.target
@@ -187,7 +187,7 @@ def _written_part(place: Expression) -> str | None:
 
 
 def _gives_value(node: ast.stmt, name: str) -> bool:
-    """Whether ``node`` binds ``name`` to a new value, rather than changing what it has."""
+    """Whether ``node`` binds ``name`` to a new value, rather than modifying its current one."""
     found = any(binding.name == name and binding.replaces for binding in bindings_of(node))
     return found and not isinstance(node, ast.AugAssign)
 
@@ -204,7 +204,7 @@ def _made(source: SourceFile, node: ast.stmt, name: str, like: Frame) -> Made | 
         value = getattr(node, "value", None)
     if value is None:
         return None
-    # A compound statement's own place would reach over its whole block.
+    # A compound statement's own span would cover its whole block.
     place: Span = source.span(value) if is_loop else source.span(node)
     frame = replace(
         like,
@@ -237,7 +237,7 @@ def is_of_itself(frame: Frame, name: str) -> bool:
     if isinstance(node, ast.AugAssign):
         inside = [node.value]
     elif isinstance(node, ast.Call):
-        # What stands before the call is what was written there before.
+        # The receiver is the written tensor itself: only the arguments count.
         inside = [*node.args, *(keyword.value for keyword in node.keywords)]
     else:
         inside = [one for call in ast.walk(node) if isinstance(call, ast.Call) for one in call.args]
@@ -252,9 +252,9 @@ def is_of_itself(frame: Frame, name: str) -> bool:
 
 
 def number_given(frame: Frame) -> float | None:
-    """The number that a write at ``frame`` works with: ``255`` of ``x /= 255`` and ``x.div_(255)``.
+    """The number that is an operand of a write at ``frame``: ``255`` of ``x /= 255`` and ``x.div_(255)``.
 
-    None where it is no number in the source, or stands nowhere.
+    None where it is not a number literal, or there is none.
     """
     found, statement = expression_at(frame), statement_at(frame)
     node = found.node if found is not None else statement.node if statement is not None else None
@@ -288,7 +288,7 @@ _SCALES = {ast.Div: "__itruediv__", ast.Mult: "__imul__"}
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """What an augmented assignment scales, by which operator, and in which line."""
+    """The name that an augmented assignment scales, the operator, and the line."""
 
     name: str
     op: str
@@ -296,7 +296,7 @@ class Scaled:
 
 
 def scaled_before(frame: Frame) -> Scaled | None:
-    """The last ``x /= 255`` or ``x *= k`` of the function at ``frame`` before it gives ``x`` to the call there."""
+    """The last ``x /= 255`` or ``x *= k`` of the function at ``frame`` before it passes ``x`` to the call there."""
     found, statement = expression_at(frame), statement_at(frame)
     call = None if found is None else found.node
     if statement is None or not isinstance(call, ast.Call) or not call.args:

@@ -1,1 +1,1 @@
-"""Changed lines: a statement rewritten so that it means what backward needs."""
+"""Rewritten statements: changes of lines that keep the values which backward needs."""

@@ -1,4 +1,4 @@
-"""Operations of torch as the source writes them: ``x.log()``, ``torch.log(x)`` and ``a / b`` by what they compute."""
+"""Operations of torch in the source: ``x.log()``, ``torch.log(x)`` and ``a / b`` by name, operands and arguments."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _BINDS_LOOSER = (ast.Lambda, ast.IfExp, ast.BoolOp, ast.Compare, ast.NamedExpr, 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Applied:
-    """An operation: its name in torch, what it is applied to, and its other arguments.
+    """An operation: its name in torch, its operands, and its other arguments.
 
     ``operands`` are two for an operation of two tensors, else one. ``function`` is the text before the name
-    (``torch``, ``F``), None for a method or an operator. ``edit`` is where the last operand stands.
+    (``torch``, ``F``), None for a method or an operator. ``edit`` is the span of the last operand.
     """
 
     node: ast.expr | ast.AugAssign
@@ -42,7 +42,7 @@ class Applied:
 
 
 def applied(source: SourceFile, node: ast.AST) -> Applied | None:
-    """The operation that ``node`` is; None for what is no operation of torch's, as far as the source shows."""
+    """The torch operation that ``node`` is; None where the source does not show one."""
     if isinstance(node, ast.BinOp):
         op = _OPERATORS.get(type(node.op))
         return None if op is None else Applied(node, op, (node.left, node.right))
@@ -76,7 +76,7 @@ def keyword_of(one: Applied, name: str) -> ast.expr | None:
 
 
 def resolved(source: SourceFile, node: ast.expr, depth: int = 0) -> ast.expr:
-    """What a name stands for, where its function binds it once, before, and what that reads is not bound anew.
+    """The value of a name that its function binds once, earlier, if no name read by that value is rebound in between.
 
     The node itself for anything else.
     """
@@ -113,30 +113,30 @@ def _loops(source: SourceFile, node: ast.AST) -> list[ast.AST]:
 
 
 def same(source: SourceFile, first: ast.expr, second: ast.expr) -> bool:
-    """Whether two expressions are the same text once names are resolved."""
+    """Whether two expressions have the same text once names are resolved."""
     return ast.dump(resolved(source, first)) == ast.dump(resolved(source, second))
 
 
 def text_of_rest(source: SourceFile, one: Applied, without: tuple[str, ...] = ()) -> str:
-    """The arguments behind the operands, as ``, dim=-1``."""
+    """The arguments after the operands, as ``, dim=-1``."""
     given = [source.text(argument) for argument in one.arguments]
     given += [f"{key.arg}={source.text(key.value)}" for key in one.keywords if key.arg and key.arg not in without]
     return "".join(f", {text}" for text in given)
 
 
 def receiver(source: SourceFile, node: ast.expr) -> str:
-    """The text of ``node`` as a method is called on it."""
+    """The text of ``node`` as the receiver of a method call."""
     text = source.text(node)
     return text if isinstance(node, TAKES_A_METHOD_CALL) else f"({text})"
 
 
 def torch_name(source: SourceFile) -> str:
-    """What the file calls torch."""
+    """The file's name for torch."""
     return imported_as(source, "torch") or "torch"
 
 
 def functional(source: SourceFile) -> str:
-    """What the file calls ``torch.nn.functional``."""
+    """The file's name for ``torch.nn.functional``."""
     known = imported_as(source, "torch.nn.functional")
     if known is not None:
         return known
@@ -145,7 +145,7 @@ def functional(source: SourceFile) -> str:
 
 
 def behind(source: SourceFile, node: ast.expr, tail: str) -> list[Edit]:
-    """The edits that call a method, ``tail``, on ``node``."""
+    """The edits that append a method call, ``tail``, to ``node``."""
     span = _parentheses(source, node)
     if span is None and not isinstance(node, TAKES_A_METHOD_CALL):
         own = source.span(node)
@@ -166,7 +166,7 @@ def plus(source: SourceFile, node: ast.expr, number: str) -> list[Edit]:
 
 
 def _parentheses(source: SourceFile, node: ast.expr) -> Span | None:
-    """Where the parentheses stand that only group ``node``, on one line; None where there are none."""
+    """The span of the parentheses that only group ``node``, on one line; None where there are none."""
     parent, field = source.parents.get(node, (None, ""))
     span = source.span(node)
     if span.line != span.end_line or (isinstance(parent, ast.Call | ast.keyword) and field in ("args", "value")):

@@ -1,4 +1,4 @@
-"""Operations kept away from where they, or their derivatives, are not finite: eps inside, a bound, a safe input."""
+"""Operations kept away from singular points of the function or its derivative: eps inside, a bound, a safe input."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _COUNTING = frozenset({"sum", "count_nonzero", "numel", "size", "len"})
 def bounded_forms(frame: Frame, dtype: str, low: float | None, is_count: bool) -> list[tuple[str, Change]]:
     """Changes of the operation at ``frame``, each with its kind, that keep its input from the singular point.
 
-    ``low`` is the smallest number that was met in what it divides by, where known: a bound from below is offered only
-    where all were 0 or more. ``is_count``: it may count something, 0 among them.
+    ``low`` is the smallest divisor seen in the run, where known: a lower bound is offered only
+    where all were 0 or more. ``is_count``: it may be a count, which may be 0.
     """
     found = expression_at(frame)
     one = None if found is None else applied(found.source, found.node)
@@ -69,7 +69,7 @@ def bounded_forms(frame: Frame, dtype: str, low: float | None, is_count: bool) -
 
 
 def _singular(one: Applied) -> ast.expr:
-    """The operand that is at the singular point: what is divided by, what a logarithm is taken of."""
+    """The operand that is at the singular point: the divisor, or the argument of a logarithm."""
     return one.operands[-1] if one.op in ("div", "xlogy") else one.operands[0]
 
 
@@ -89,7 +89,7 @@ def _denominators(
 
 
 def at_least_one(frame: Frame) -> Change | None:
-    """The division at ``frame`` by a plain number, which is 0 at times, by at least 1."""
+    """The division at ``frame`` by a plain number, which is sometimes 0, with the divisor bounded below by 1."""
     found = expression_at(frame)
     one = None if found is None else applied(found.source, found.node)
     if found is None or one is None or one.op != "div":
@@ -99,7 +99,7 @@ def at_least_one(frame: Frame) -> Change | None:
 
 
 def safe_input(frame: Frame) -> Change | None:
-    """The operation at ``frame``, whose result a ``where``, a mask or an index passes on in part, with a safe input.
+    """The operation at ``frame``, whose result a ``where``, a mask or an index uses in part, with a safe input.
 
     ``torch.where(ok, f(x), other)`` becomes ``torch.where(ok, f(torch.where(ok, x, 1.0)), other)``, and ``f(x)[ok]``
     becomes ``f(x[ok])``.
@@ -133,13 +133,13 @@ def safe_input(frame: Frame) -> Change | None:
 
 
 def _tail(source: SourceFile, value: ast.expr, whole: ast.Subscript) -> Span:
-    """Where the index of ``value[…]`` stands."""
+    """The span of the index of ``value[…]``."""
     own, outer = source.span(value), source.span(whole)
     return Span(own.end_line, own.end_column, outer.end_line, outer.end_column)
 
 
 def _chosen(source: SourceFile, node: ast.Call | ast.BinOp, origin: Expression) -> tuple[str, bool] | None:
-    """The condition under which ``node`` passes on the result of ``origin``, and whether it must hold."""
+    """The condition under which ``node`` uses the result of ``origin``, and whether it must be true or false."""
     one = applied(source, node)
     if one is None or node is origin.node:
         return None
@@ -173,7 +173,7 @@ def _contains(source: SourceFile, branch: ast.expr, node: ast.AST) -> bool:
 
 
 def _text_before(source: SourceFile, condition: ast.expr, origin: Expression) -> str | None:
-    """The condition as it may be written at ``origin``: what it reads must have been bound by then."""
+    """The condition as it can be written at ``origin``: all names that it reads must be bound by then."""
     here = source.span(origin.statement)
     for value in (condition, resolved(source, condition)):
         names = [one for one in ast.walk(value) if isinstance(one, ast.Name)]

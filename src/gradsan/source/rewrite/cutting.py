@@ -1,4 +1,4 @@
-"""Values of earlier rounds that objects and containers hold, cut off their graphs once a round is over."""
+"""Values of earlier rounds in objects and containers, detached once a round is over."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _MOST_CUT = 4
 
 
 def detach_held(frames: Sequence[Frame], held: Sequence[Held]) -> tuple[Change, tuple[str, ...]] | None:
-    """A line behind the round of ``frames`` that cuts off what ``held`` says, and what is cut.
+    """A line after the round of ``frames`` that detaches the values described by ``held``, and the name that it binds.
 
-    An attribute is cut as it is; a container is made anew, and whatever in it is no tensor stays. None where a value
-    lies in an element of a list that is no container itself, which another object may have by the next round.
+    An attribute is detached as it is; a container is made anew, with its non-tensors unchanged. None where a value
+    lies in an element of a list that is not itself a container, which may be another object by the next round.
     """
     statement = statement_at(frames[0]) if frames else None
     if statement is None:
@@ -39,7 +39,7 @@ def detach_held(frames: Sequence[Frame], held: Sequence[Held]) -> tuple[Change, 
 
 
 def _cut(source: SourceFile, held: Held) -> tuple[str, str] | None:
-    """What is bound anew, and to what."""
+    """The name to bind and its detached value."""
     frozen = next((layer.path for layer in held.around if layer.is_frozen), None)
     if frozen is not None:
         cut = object_cut(source, frozen)
@@ -83,7 +83,7 @@ def _anew(source: SourceFile, value: str, layers: Sequence[Layer]) -> str | None
 
 
 def _test(source: SourceFile, item: str, wanted: str) -> str | None:
-    """How an item of this kind is told from others; None where the file has no name for torch."""
+    """The condition that selects items of the ``wanted`` kind; None where the file has no name for torch."""
     if wanted != "tensor":
         return f"isinstance({item}, {_CLASSES[wanted]})"
     torch = torch_in(source)
@@ -91,7 +91,7 @@ def _test(source: SourceFile, item: str, wanted: str) -> str | None:
 
 
 def torch_in(source: SourceFile) -> str | None:
-    """What the file calls torch; None where it does not import it by a name of its own."""
+    """The file's name for torch; None where it has no ``import torch``."""
     imports = (alias for node in source.nodes if isinstance(node, ast.Import) for alias in node.names)
     whole = (one for one in imports if one.name == "torch" or (one.name.startswith("torch.") and not one.asname))
     return next((one.asname or "torch" for one in whole), None)

@@ -1,4 +1,4 @@
-"""Changed lines after which an operation stays finite, by why it was not: the likeliest first, none of them run."""
+"""Changes after which an operation stays finite, by the cause of the nonfinite value: the likeliest first, not run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HALVES = ("float16", "bfloat16")
 
 @dataclass(frozen=True, slots=True)
 class FiniteForm:
-    """A change of its kind; ``form`` names the operation that it takes instead, where it takes another."""
+    """A change of its kind; ``form`` names the replacement operation, where there is one."""
 
     kind: str
     change: Change
@@ -32,10 +32,10 @@ def finite_forms(
     high: float | None = None,
     is_number: bool = False,
 ) -> tuple[FiniteForm, ...]:
-    """How the operation at ``frame`` could be written so that it stays finite.
+    """The forms of the operation at ``frame`` that stay finite.
 
     ``reason`` is why it did not (``domain``, ``zero_division`` …), ``dtype`` that of its result, ``low`` and ``high``
-    the smallest and largest number that it was given at the singular operand. ``is_number``: it divides by a plain
+    the smallest and largest number in the singular operand. ``is_number``: the divisor is a plain
     number.
     """
     is_count = low == 0 and (high is None or high.is_integer())

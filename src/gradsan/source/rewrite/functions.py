@@ -1,4 +1,4 @@
-"""Custom Functions and checkpointed functions in the source: where they keep what, and lines that keep it rightly."""
+"""Custom Functions and checkpointed functions in the source: where they save values, and lines that save correctly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_CHANGE = ("detach", "contiguous")
 
 @dataclass(frozen=True, slots=True)
 class SavedEarly:
-    """An argument ``name`` that the line ``line`` gives to ``save_for_backward``, before it is written in place."""
+    """An argument ``name`` that the line ``line`` passes to ``save_for_backward``, before it is written in place."""
 
     name: str
     line: int
@@ -28,7 +28,7 @@ class SavedEarly:
 
 
 def saved_early(write: Frame, op: str) -> SavedEarly | None:
-    """What the operation ``op`` at ``write``, in the forward of a Function, has written after it was saved."""
+    """The saved argument that the operation ``op`` at ``write``, in a Function's forward, writes after the save."""
     statement, name = statement_at(write), written_expression(write, op)
     if statement is None or name is None or not isinstance(statement.function, _Method):
         return None
@@ -48,7 +48,7 @@ def saved_early(write: Frame, op: str) -> SavedEarly | None:
 
 
 def copy_saved_early(write: Frame, op: str) -> Change | None:
-    """``save_for_backward`` with a copy of what is written afterwards: ``ctx.save_for_backward(x.clone(), s)``."""
+    """``save_for_backward`` with a copy of the argument written later: ``ctx.save_for_backward(x.clone(), s)``."""
     statement, found = statement_at(write), saved_early(write, op)
     if statement is None or found is None:
         return None
@@ -69,7 +69,7 @@ def kept_on_context(frame: Frame, attribute: str) -> Frame | None:
 def save_for_backward(frame: Frame, attribute: str) -> tuple[Change, ...]:
     """Changes that keep ``ctx.<attribute>`` by ``save_for_backward``; ``frame`` is the definition of forward.
 
-    Empty where the Function saves something already, or uses the attribute in other ways than reading it in backward.
+    Empty where the Function saves something already, or uses the attribute other than by reading it in backward.
     """
     found = _function_at(frame)
     if found is None:
@@ -132,7 +132,7 @@ def earlier_reads(frame: Frame, attribute: str) -> tuple[Frame, ...]:
 def mark_dirty(frame: Frame, parameter: str) -> Change | None:
     """``ctx.mark_dirty(<parameter>)`` before the return of the forward defined at ``frame``.
 
-    None where forward returns something else: what is marked dirty must be returned itself.
+    None where forward returns something else: a tensor marked dirty must itself be returned.
     """
     found = _function_at(frame)
     if found is None:
@@ -150,10 +150,10 @@ def mark_dirty(frame: Frame, parameter: str) -> Change | None:
 
 
 def gradients_for_inputs(frame: Frame, needs: tuple[bool, ...], many: int) -> tuple[Change, ...]:
-    """``None`` in the returns of the backward defined at ``frame``, which gives ``many`` gradients for more inputs.
+    """``None`` in the returns of the backward defined at ``frame``, which returns ``many`` gradients for more inputs.
 
-    ``needs`` says of each input whether it needs a gradient. Those that are given go to the inputs that need one where
-    there are as many, else to the first inputs. Empty where an input that needs one would get none.
+    ``needs`` says for each input whether it needs a gradient. The existing gradients go to the inputs that need one
+    where their numbers agree, else to the first inputs. Empty where an input that needs one would get none.
     """
     found = _function_at(frame)
     if found is None or not 0 < many < len(needs):
@@ -178,7 +178,7 @@ def gradients_for_inputs(frame: Frame, needs: tuple[bool, ...], many: int) -> tu
 def bind_early(definition: Frame, call: Frame, name: str, value: str) -> Change | None:
     """A default argument ``<name>=<value>`` for the function defined at ``definition`` and passed on at ``call``.
 
-    Only for a function that is made anew for each call: a lambda, or a ``def`` in the same block.
+    Only for a function that is created anew for each call: a lambda, or a ``def`` in the same block.
     """
     found, statement = _function_at(definition), statement_at(call)
     if found is None or statement is None or not name.isidentifier():
@@ -198,7 +198,7 @@ def bind_early(definition: Frame, call: Frame, name: str, value: str) -> Change 
 
 
 def rebound_at(call: Frame, path: str, until: Frame | None) -> tuple[Frame, ...]:
-    """The statements that give ``path`` (``i``, ``self.scale``) another value between ``call`` and ``until``."""
+    """The statements that bind ``path`` (``i``, ``self.scale``) to another value between ``call`` and ``until``."""
     statement = statement_at(call)
     if statement is None:
         return ()

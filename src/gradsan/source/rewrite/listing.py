@@ -1,4 +1,4 @@
-"""Lists: parts stacked where a tensor was filled part by part; loops that write elements, as ones that make them."""
+"""Lists instead of writes: parts stacked where a tensor was filled, loops over elements as comprehensions."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class _Filled:
 
 
 def list_and_stack(frame: Frame) -> Change | None:
-    """The lines of the function of ``frame`` in which a tensor is filled, with a list of parts in its place.
+    """The lines of the function of ``frame`` in which a tensor is filled, with a list of parts instead.
 
-    ``frame`` stands at a ``x[:, t] = …`` within a loop. Where ``x`` is made, it is taken apart (``unbind``); parts are
-    stored in and read from the list, and ``torch.stack`` makes a tensor of it where all of ``x`` is asked for. None
+    ``frame`` stands at a ``x[:, t] = …`` within a loop. Where ``x`` is made, it is split (``unbind``); parts are
+    stored in and read from the list, and ``torch.stack`` makes a tensor of it where the whole of ``x`` is used. None
     where ``x`` is made in several places, its parts are stored in more than one way, or a use is not understood.
     """
     filled = _filled_at(frame)
@@ -89,7 +89,7 @@ def _occurrences(filled: _Filled) -> Iterator[ast.Name]:
 
 
 def _made(filled: _Filled, node: ast.Name) -> list[Edit] | None:
-    """Where the tensor is made: its value becomes the list of its parts."""
+    """The edits of the tensor's definition, whose value becomes the list of its parts."""
     statement, field = filled.source.parents[node]
     if not isinstance(statement, ast.Assign) or field != "targets" or len(statement.targets) != 1:
         return None
@@ -156,7 +156,7 @@ def _part(filled: _Filled, node: ast.Name, part: ast.Subscript) -> list[Edit] | 
     if isinstance(statement, ast.AugAssign) and statement.target is part:
         return None if edits is None else _augmented(filled, statement, reached)
     if edits is not None and is_stored and isinstance(statement, ast.Assign) and is_number(statement.value):
-        # A tensor takes a number for all its elements; a list would take the number itself.
+        # A number assigned to a tensor fills all its elements; a list would store the number itself.
         value = filled.source.span(statement.value)
         old = f"{filled.name}{''.join(f'[{filled.source.text(one)}]' for one in reached)}"
         edits.append(Edit(value, f"{filled.torch}.full_like({old}, {filled.source.slice(value)})"))
@@ -186,7 +186,7 @@ def _brackets(
     rest: list[ast.expr],
     leading: int,
 ) -> list[Edit] | None:
-    """The brackets and commas around the numbers, so that what stands in them is left as it is."""
+    """The edits of the brackets and commas around the numbers, which leave the text between them as it is."""
     spans = [source.span(one) for one in (*reached, *rest)]
     whole = source.span(part)
     name = source.span(node)
@@ -204,7 +204,7 @@ def _brackets(
 
 
 def _augmented(filled: _Filled, statement: ast.AugAssign, reached: list[ast.expr]) -> list[Edit] | None:
-    """``x[t] += v`` would write to the part that was kept: it is bound anew."""
+    """The edits of ``x[t] += v``, rebound because the stored part would be written in place."""
     source = filled.source
     inner = [*ast.walk(statement.value), *(node for one in reached for node in ast.walk(one))]
     if any(isinstance(node, ast.Name) and node.id == filled.name for node in inner):
@@ -219,7 +219,7 @@ def _augmented(filled: _Filled, statement: ast.AugAssign, reached: list[ast.expr
 
 
 def _size(filled: _Filled, node: ast.Name) -> Edit | None:
-    """``x.size(1)``, ``x.shape[1]``, ``len(x)``: asked of the list and its elements."""
+    """The edits of ``x.size(1)``, ``x.shape[1]``, ``len(x)``: sizes of the list and its elements."""
     source = filled.source
     parent, field = source.parents[node]
     outer = source.parents[parent][0] if parent in source.parents else None
@@ -252,7 +252,7 @@ def rebuilt_list(frame: Frame, op: str, are_results: bool = False) -> Change | N
     """``for w, g in zip(fast, grads): w -= g`` as ``fast = [w - g for w, g in zip(fast, grads)]``.
 
     Only where the loop does nothing else, and its elements are results of a computation: the parameters of a module
-    are more than a list of them. A run knows (``are_results``), or the function has computed them itself.
+    are referenced from elsewhere, too. The run knows (``are_results``), or the function has computed them itself.
     """
     found = target_at(frame, op)
     if found is None or not isinstance(found[1].node, ast.Name):
@@ -293,7 +293,7 @@ def rebuilt_list(frame: Frame, op: str, are_results: bool = False) -> Change | N
 
 
 def _loop_of(source: SourceFile, statement: ast.stmt, node: ast.AST) -> ast.For | ast.comprehension | None:
-    """The loop that does nothing but ``statement``; of ``[w.sub_(g) for w, g in …]`` alone, its ``for``."""
+    """The loop that consists of ``statement`` alone; for a bare ``[w.sub_(g) for w, g in …]`` its ``for``."""
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.ListComp):
         generators = statement.value.generators
         is_plain = len(generators) == 1 and not generators[0].ifs and not generators[0].is_async
@@ -317,8 +317,7 @@ def _value(source: SourceFile, statement: ast.stmt, node: ast.AST) -> str | None
 
 
 def _is_taken_up(source: SourceFile, loop: ast.AST, name: str) -> bool:
-    """Whether anything but the loop, and what asks for gradients, reads ``name``: a list of its own that nobody reads
-    is none of a module's parameters."""
+    """Whether ``name`` is read outside of the loop and gradient calls; a list that is not is no module's parameters."""
     function = source.function(loop)
     own = set(ast.walk(loop))
     for node in local_nodes(source.module if function is None else function):
@@ -331,8 +330,9 @@ def _is_taken_up(source: SourceFile, loop: ast.AST, name: str) -> bool:
 
 
 def _walked(target: ast.expr, walked: ast.expr, name: str) -> tuple[ast.Name | ast.Tuple, ast.expr] | None:
-    """The variable ``name`` and what it takes its elements from: ``fast``, ``fast.values()``; of ``fast.items()`` both
-    variables."""
+    """The variable ``name`` and the iterable of its elements: ``fast``, ``fast.values()``; for ``fast.items()`` both
+    variables.
+    """
     is_items = isinstance(walked, ast.Call) and leaf_name(walked.func) == "items" and not walked.args
     if is_items and isinstance(target, ast.Tuple) and [leaf_name(one) for one in target.elts[1:]] == [name]:
         return target, walked
@@ -349,14 +349,14 @@ def _walked(target: ast.expr, walked: ast.expr, name: str) -> tuple[ast.Name | a
 
 
 def _bindings(source: SourceFile, loop: ast.For | ast.comprehension, name: str) -> list[Binding]:
-    """What the function of the loop binds to ``name``."""
+    """The bindings of ``name`` in the function of the loop."""
     scope = source.function(loop)
     nodes = local_nodes(scope) if scope is not None else source.nodes
     return [one for node in nodes if isinstance(node, ast.stmt) for one in bindings_of(node) if one.name == name]
 
 
 def _are_computed(bindings: list[Binding]) -> bool:
-    """Whether the list or dict is made of new values each time: ``[p.clone() for …]``."""
+    """Whether the list or dict is built from new values each time: ``[p.clone() for …]``."""
     values = [one.value for one in bindings]
     made = [one.value if isinstance(one, ast.DictComp) else getattr(one, "elt", None) for one in values]
     return bool(made) and all(isinstance(one, ast.Call | ast.BinOp) for one in made)

@@ -1,4 +1,4 @@
-"""Statements moved behind a backward, a forward run again, and a value taken detached."""
+"""Statements moved after a backward, a forward run again, and a value read detached."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _LIGHT = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The changed lines, and whether nothing between computes: what is moved is then seen by nobody in between."""
+    """The changed lines, and whether the statements in between compute nothing that could see the moved ones."""
 
     lines: Lines
     is_plain: bool
 
 
 def move_behind(written: Sequence[Sequence[Frame]], used: Sequence[Frame]) -> Moved | None:
-    """The statements that lead to the writes, moved behind the one that leads to the backward.
+    """The statements that lead to the writes, moved after the one that leads to the backward.
 
-    ``written`` and ``used`` are stacks of the user's frames, outermost first. None where they do not stand in one block
-    with the backward last, where a statement between reads what is moved or binds what it reads, or where what is moved
-    reads gradients (which that backward is about to change) or runs a backward itself.
+    ``written`` and ``used`` are stacks of the user's frames, outermost first. None where they are not in one block
+    with the backward last, where a statement in between reads a name that the moved ones bind or binds one that they
+    read, or where the moved ones read gradients (which that backward will change) or run a backward themselves.
     """
     found = _in_one_block(written, used)
     if found is None:
@@ -63,10 +63,10 @@ def move_behind(written: Sequence[Sequence[Frame]], used: Sequence[Frame]) -> Mo
 
 
 def within_block(written: Sequence[Sequence[Frame]], used: Sequence[Frame]) -> Lines:
-    """The changed lines by which a ``with`` block that writes as it ends holds the backward, too, and all between them.
+    """A ``with`` block that writes on exit, extended over the backward and all statements before it: the changed lines.
 
-    Weights that are changed for the time of the block (noise, an average) are put back when it ends. Stacks as for
-    ``move_behind``. Empty where the writes are not those of the end of one such block before the backward.
+    Weights that are changed for the duration of the block (noise, an average) are restored when it ends. Stacks as for
+    ``move_behind``. Empty where the writes are not those of the exit of one such block before the backward.
     """
     found = _in_one_block(written, used)
     if found is None:
@@ -107,13 +107,13 @@ def blocks_around(stack: Sequence[Frame]) -> Iterator[tuple[SourceFile, list[ast
 
 
 def until_apart(first: Sequence[Frame], second: Sequence[Frame]) -> tuple[Sequence[Frame], Sequence[Frame]]:
-    """Two stacks, outermost first, up to the frame in which they go apart.
+    """Two stacks, outermost first, up to the frame in which they diverge.
 
-    Deeper frames of one function belong to two calls of it: what stands later in one of them may have run before what
-    stands earlier in the other.
+    Deeper frames of one function belong to two calls of it: a later line of one call may have run before an earlier
+    line of the other.
     """
     if not first or not second or (first[0].file, first[0].function) != (second[0].file, second[0].function):
-        # One of them lacks the frames above: the source alone has told its place.
+        # One of them lacks the frames above: its position comes from the source alone.
         return first, second
     pairs = zip(first, second, strict=False)
     together = sum(1 for _ in takewhile(lambda pair: _position(pair[0]) == _position(pair[1]), pairs))
@@ -125,7 +125,7 @@ def _position(frame: Frame) -> tuple[str, int, int | None]:
 
 
 def is_whole_lines(source: SourceFile, node: ast.stmt) -> bool:
-    """Whether nothing but the statement stands on its lines."""
+    """Whether the statement shares its lines with no other."""
     span = source.span(node)
     before = source.lines[span.line - 1][: span.column - 1]
     after = source.lines[span.end_line - 1][span.end_column - 1 :].strip()
@@ -171,7 +171,7 @@ Writes: TypeAlias = dict[str, set[tuple[str, frozenset[str]]]]
 
 
 def _is_put_back(first: Writes, later: Writes) -> bool:
-    """Whether what ``first`` wrote may be undone: written once more, and not by one operation with other operands."""
+    """Whether the write of ``first`` may be undone: a second write, and not the same operation with other operands."""
     pairs = ((one, other) for name in first.keys() & later.keys() for one in first[name] for other in later[name])
     return any(one[0] != other[0] or not one[1] or not other[1] or one[1] & other[1] for one, other in pairs)
 
@@ -179,7 +179,8 @@ def _is_put_back(first: Writes, later: Writes) -> bool:
 def _written_by_hand(source: SourceFile, nodes: Iterable[ast.stmt]) -> Writes:
     """The names whose tensors statements write in place, themselves or in functions of this file.
 
-    Of a loop's variable the names that the loop goes over. Updates by ``.grad`` are an optimizer's, and not counted.
+    For a loop variable, the names that the loop iterates over. Updates by ``.grad`` belong to an optimizer and are not
+    counted.
     """
     found: Writes = {}
     functions = {one.name: one for one in source.nodes if isinstance(one, ast.FunctionDef)}
@@ -209,7 +210,7 @@ def _written_by_hand(source: SourceFile, nodes: Iterable[ast.stmt]) -> Writes:
 
 
 def _operation(node: ast.AST) -> str:
-    """What a statement that writes in place does: the name of its operator or method."""
+    """The operator or method with which a statement writes in place."""
     if isinstance(node, ast.AugAssign):
         return type(node.op).__name__
     call = node.value if isinstance(node, ast.Expr) else None
@@ -217,7 +218,7 @@ def _operation(node: ast.AST) -> str:
 
 
 def _gone_through(target: ast.expr, walked: ast.expr) -> dict[str, set[str]]:
-    """By each variable of a loop the names it goes through: ``p`` and ``g`` of ``for p, g in zip(params, grads)``."""
+    """The names that each loop variable iterates over: for ``p`` and ``g`` of ``for p, g in zip(params, grads)``."""
     is_zip = isinstance(walked, ast.Call) and leaf_name(walked.func) == "zip"
     if (
         is_zip
@@ -258,7 +259,7 @@ def names_read(nodes: Iterable[ast.AST]) -> set[str]:
 
 
 def _names(node: ast.AST, context: type[ast.expr_context] | UnionType) -> set[str]:
-    """The names that stand in ``context`` within ``node``, but for the variables of its comprehensions."""
+    """The names used in ``context`` within ``node``, except the variables of its comprehensions."""
     inner = list(ast.walk(node))
     own = {
         one.id
@@ -281,7 +282,7 @@ _NOT_VALUES = frozenset({"backward", "device", "dtype", "grad", "is_cuda", "ndim
 def taken_from(taken: Frame, made: Frame) -> list[str]:
     """The names read at ``taken`` whose value the statement at ``made``, of the same function, has computed.
 
-    Directly, or through statements between the two. Empty where the source does not decide.
+    Directly, or through statements between the two. Empty where the source is ambiguous.
     """
     reader, maker = statement_at(taken), statement_at(made)
     if reader is None or maker is None or reader.node is maker.node or reader.function is not maker.function:
@@ -298,7 +299,7 @@ def bound_names(frame: Frame) -> list[str]:
 def detach_reads(frames: Sequence[Frame], name: str) -> Change | None:
     """The statement at ``frames`` with the reads of ``name`` detached: ``D(fake)`` becomes ``D(fake.detach())``.
 
-    Those in the operations at ``frames`` where they read it, else all of the statement: one that computes two losses
+    The reads by the operations at ``frames``, if any, else all of the statement: one that computes two losses
     reads a value for each. None where it reads none, or binds ``name`` itself in place.
     """
     statement = statement_at(frames[0])
@@ -313,7 +314,7 @@ def detach_reads(frames: Sequence[Frame], name: str) -> Change | None:
 
 
 def _edits_of_reads(source: SourceFile, statement: ast.stmt, name: str) -> list[Edit] | None:
-    """``.detach()`` behind each read of ``name``; None where it is called."""
+    """``.detach()`` after each read of ``name``; None where it is called."""
     edits: list[Edit] = []
     for node in header_nodes(statement):
         if not isinstance(node, ast.Name | ast.Attribute | ast.Subscript) or not isinstance(node.ctx, ast.Load):
@@ -331,7 +332,7 @@ def _edits_of_reads(source: SourceFile, statement: ast.stmt, name: str) -> list[
 
 
 def detach_given(frame: Frame, taker: str, maker: str) -> tuple[str, Change] | None:
-    """The call of ``maker`` that is an argument of one of ``taker`` at ``frame``, detached, and its text.
+    """The call of ``maker`` that is an argument of a call of ``taker`` at ``frame``, detached, and its text.
 
     None where there is not exactly one.
     """

@@ -59,7 +59,7 @@ def out_of_place(frame: Frame, op: str) -> Change | None:
     """The line of ``frame`` with the in-place operation ``op`` made out of place, its result bound to the same name.
 
     ``x += y`` becomes ``x = x + y``, ``x.mul_(2).sigmoid_()`` becomes ``x = x.mul(2).sigmoid()``. None where no such
-    line says the same: a write through a view or an index (see ``clone_before``), a module's parameter, a variable of
+    line is equivalent: a write through a view or an index (see ``clone_before``), a module's parameter, a variable of
     another scope, an operation without a counterpart. The change's notes say who may still see the old values.
     """
     found = target_at(frame, op)
@@ -72,7 +72,7 @@ def out_of_place(frame: Frame, op: str) -> Change | None:
 
 
 def result_out_of_place(frame: Frame, op: str) -> Change | None:
-    """``s = self.p.exp_()`` as ``s = self.p.exp()``: what is written keeps its values, and the result has its name."""
+    """``s = self.p.exp_()`` as ``s = self.p.exp()``: the tensor keeps its values, and the name holds the result."""
     found = target_at(frame, op)
     if found is None or not isinstance(found[0].node, ast.Call):
         return None
@@ -149,16 +149,16 @@ def _past_the_graph(written: ast.expr) -> ast.Name | ast.Attribute | None:
 
 
 def written_for_others(frame: Frame, op: str) -> bool:
-    """Whether the operation ``op`` at ``frame`` writes to a loop's variable that its round does not read afterwards.
+    """Whether the operation ``op`` at ``frame`` writes to a loop variable that the body does not read afterwards.
 
-    ``for p in parameters: p.mul_(2)`` is meant for the parameters: no name bound anew would say the same.
+    ``for p in parameters: p.mul_(2)`` is meant for the parameters: rebinding a name would not be equivalent.
     """
     found = target_at(frame, op)
     return found is not None and is_written_for_others(found[0].source, found[1].node, found[0].node)
 
 
 def augmented_value(source: SourceFile, node: ast.AugAssign) -> str | None:
-    """``x + y`` of ``x += y``; None where the source is written in a way that is not understood."""
+    """``x + y`` of ``x += y``; None where the syntax is not supported."""
     target, whole = source.span(node.target), source.span(node)
     between = Span(target.end_line, target.end_column, whole.end_line, whole.end_column)
     operator, equals, value = source.slice(between).lstrip(" \t").partition("=")
@@ -185,7 +185,7 @@ def _augmented(source: SourceFile, node: ast.AugAssign) -> Change | None:
 
 
 def _stands_alone(source: SourceFile, node: ast.AugAssign) -> bool:
-    """Whether the right side needs no parentheses after ``x <operator>``: it binds stronger, or has some already."""
+    """Whether the right side needs no parentheses after ``x <operator>``: it binds tighter, or has some already."""
     value, whole = source.span(node.value), source.span(node)
     if (value.end_line, value.end_column) != (whole.end_line, whole.end_column):
         return True
@@ -217,7 +217,7 @@ def _call(source: SourceFile, call: ast.Call, target: ast.expr) -> Change | None
 
 
 def _bind(source: SourceFile, top: ast.Call, target: ast.expr, name: str) -> list[Edit] | None:
-    """The edits that give ``name`` the value of ``top``; none where nobody asks for the name afterwards."""
+    """The edits that bind ``name`` to the value of ``top``; empty where the name is not read afterwards."""
     parent, _ = source.parents[top]
     span = source.span(top)
     if isinstance(parent, ast.Expr):
@@ -248,7 +248,7 @@ def _bind(source: SourceFile, top: ast.Call, target: ast.expr, name: str) -> lis
 
 
 def _is_read_before(source: SourceFile, top: ast.Call, target: ast.Name) -> bool:
-    """Whether the statement looks the name up before the write, and so shows the written values through that."""
+    """Whether the statement reads the name before the write, and so sees the written values through that reference."""
     statement = source.statement(top)
     inside = set(ast.walk(top))
     return statement is not None and any(
@@ -276,7 +276,7 @@ def _rewrite_chain(source: SourceFile, call: ast.Call) -> _Rewritten | None:
             return None
         base = first
     if any(_reads(step, base) for step in chain[:-1]):
-        # ``x.mul_(2).add_(x[0])`` reads what ``mul_`` has written.
+        # ``x.mul_(2).add_(x[0])`` reads the result of ``mul_``.
         return None
     edits: list[Edit] = []
     is_fresh = False
@@ -291,7 +291,7 @@ def _rewrite_chain(source: SourceFile, call: ast.Call) -> _Rewritten | None:
 
 
 def _reads(call: ast.Call, base: ast.expr) -> bool:
-    """Whether an argument of ``call`` reads what ``base`` names, or what it is a part of."""
+    """Whether an argument of ``call`` reads the object of ``base``, or one that contains it."""
     keys = {chain_key(base), chain_key(base.value) if isinstance(base, ast.Subscript) else None} - {None}
     given = [*call.args, *(keyword.value for keyword in call.keywords)]
     return any(isinstance(node, ast.expr) and chain_key(node) in keys for one in given for node in ast.walk(one))

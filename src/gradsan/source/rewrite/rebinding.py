@@ -16,10 +16,10 @@ _Loop: TypeAlias = ast.For | ast.AsyncFor | ast.While | ast.comprehension
 
 
 def can_rebind(source: SourceFile, target: ast.expr) -> bool:
-    """Whether ``<target> = …`` may stand where ``target`` does and means the same variable.
+    """Whether ``<target> = …`` is allowed at ``target`` and refers to the same variable.
 
     Not in a lambda; not for a global or closure variable (the assignment would make it local), an nn.Parameter of a
-    module (the module refuses another tensor), or an element that may be a tensor's row.
+    module (the module rejects other tensors), or an element that may be a tensor's row.
     """
     function = source.function(target)
     if isinstance(function, ast.Lambda) or chain_key(target) is None:
@@ -34,7 +34,7 @@ def can_rebind(source: SourceFile, target: ast.expr) -> bool:
 
 
 def notes_on_rebinding(source: SourceFile, target: ast.expr) -> tuple[str, ...]:
-    """The notes of ``Change`` that hold when ``target`` is bound anew instead of being written in place."""
+    """The notes of ``Change`` that apply when ``target`` is rebound instead of written in place."""
     if not isinstance(target, ast.Name):
         return ()
     name = target.id
@@ -53,9 +53,9 @@ def notes_on_rebinding(source: SourceFile, target: ast.expr) -> tuple[str, ...]:
 
 
 def is_written_for_others(source: SourceFile, target: ast.expr, operation: ast.expr | ast.stmt) -> bool:
-    """Whether ``target`` is a loop's variable that its round does not read after ``operation``.
+    """Whether ``target`` is a loop variable that the loop's body does not read after ``operation``.
 
-    The write is then meant for what is looped over; the name bound anew would be read by nobody.
+    The write is then meant for the iterable's elements; a rebound name would not be read.
     """
     if not isinstance(target, ast.Name):
         return False
@@ -117,7 +117,7 @@ def is_read_afterwards(source: SourceFile, target: ast.expr, operation: ast.expr
 
 
 def _is_renewed(source: SourceFile, target: ast.Name, operation: ast.expr, loops: Sequence[_Loop]) -> bool:
-    """Whether every round of the loops around ``operation`` surely binds the name anew before it."""
+    """Whether every iteration of the loops around ``operation`` surely rebinds the name before it."""
     if any(not isinstance(loop, ast.While) and target.id in _names_in(loop.target) for loop in loops):
         return True
     return any(
@@ -176,7 +176,7 @@ def _is_returned(source: SourceFile, scope: ast.AST, name: str) -> bool:
 
 
 def _is_argument(source: SourceFile, target: ast.Name) -> bool:
-    """Whether ``target`` is a parameter that still holds what the caller gave."""
+    """Whether ``target`` is a parameter that still holds the caller's object."""
     function, statement = source.function(target), source.statement(target)
     if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) or statement is None:
         return function is not None and target.id in parameters(function)
@@ -215,7 +215,7 @@ def _may_be_read_after(source: SourceFile, scope: FunctionNode | ast.Module, nam
 
 
 def _pairs(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """(target, value) of the assignments of a node, tuples taken apart."""
+    """(target, value) of the assignments of a node, tuples unpacked."""
     if not isinstance(node, ast.Assign):
         return
     for target in node.targets:

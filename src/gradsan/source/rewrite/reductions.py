@@ -1,4 +1,4 @@
-"""Reductions that have nothing to reduce, masks of -inf, memory that nobody wrote, and steps in a wider type."""
+"""Reductions over nothing, masks of -inf, uninitialized memory, and operations in a wider dtype."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _EMPTY = {"empty": "zeros", "empty_like": "zeros_like", "new_empty": "new_zeros"
 
 
 def without_correction(frame: Frame) -> Change | None:
-    """The deviation or variance at ``frame`` divided by the number of elements instead of one less."""
+    """The deviation or variance at ``frame`` divided by the number of elements instead of that number less one."""
     found, one = _at(frame)
     if found is None or one is None or one.op not in ("std", "var", "std_mean", "var_mean"):
         return None
@@ -47,7 +47,7 @@ def without_correction(frame: Frame) -> Change | None:
 
 
 def sum_over_count(frame: Frame) -> Change | None:
-    """The mean at ``frame`` as a sum divided by the number of its terms, which counts as 1 where there is none."""
+    """The mean at ``frame`` as a sum divided by the number of its terms, with 1 instead of 0."""
     found, one = _at(frame)
     if found is None or not isinstance(found.node, ast.Call):
         return None
@@ -85,7 +85,7 @@ def _mean(source: SourceFile, call: ast.Call, one: Applied) -> Change | None:
 
 
 def _loss(source: SourceFile, call: ast.Call, one: Applied | None) -> tuple[ast.Call, str | None]:
-    """The call that says how a loss is reduced, and which loss it is."""
+    """The call that names a loss's reduction, and which loss it is."""
     if one is not None and one.op in _LOSSES and one.function is not None:
         return call, one.op
     made = [value for value in constructors(source, call.func) if isinstance(value, ast.Call)]
@@ -111,7 +111,7 @@ def _count(source: SourceFile, call: ast.Call, kind: str, made: ast.Call) -> str
 
 
 def nothing_to_average(frame: Frame) -> str | None:
-    """The condition under which the reduction at ``frame`` has no term, as the source would write it."""
+    """The condition under which the reduction at ``frame`` has no term, as source text."""
     found, one = _at(frame)
     if found is None or not isinstance(found.node, ast.Call):
         return None
@@ -181,7 +181,7 @@ def _is_float_of(node: ast.expr, text: str) -> bool:
 
 
 def zeros_instead(frame: Frame) -> Change | None:
-    """Zeros in the place of the memory that the call at ``frame`` takes as it is."""
+    """Zeros instead of the uninitialized memory that the call at ``frame`` allocates."""
     found = expression_at(frame)
     if found is None or not isinstance(found.node, ast.Call):
         return None
@@ -197,7 +197,7 @@ def zeros_instead(frame: Frame) -> Change | None:
 
 
 def in_float32(frame: Frame, device: str) -> list[Change]:
-    """The operation at ``frame`` of float32 numbers: as it stands, and as a block that autocast leaves alone."""
+    """The operation at ``frame`` in float32: in place, and as a block with autocast disabled."""
     found, one = _at(frame)
     if found is None:
         return []
@@ -206,7 +206,7 @@ def in_float32(frame: Frame, device: str) -> list[Change]:
     given = [operand for operand in given if isinstance(operand, ast.Name | ast.Attribute | ast.Call | ast.Subscript)]
     if not given or isinstance(node, ast.AugAssign):
         return []
-    # ``h * h`` has two operands, each of which is made wider.
+    # ``h * h`` has two operands, each of which is cast.
     edits = [edit for operand in given for edit in behind(source, operand, ".float()")]
     plain = edited(source, edits, "float32_operation")
     found_changes = [] if plain is None else [plain]

@@ -1,4 +1,4 @@
-"""What hangs on changed parameters, computed again behind the change; a view taken again before it is written."""
+"""Values computed from changed parameters, computed again after the change; a view taken again before it is written."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def run_again(
     written: Sequence[Sequence[Frame]],
     used: Sequence[Frame],
 ) -> list[Lines]:
-    """The changed lines that repeat, behind the last of the writes, what the backward's loss depends on.
+    """The changed lines that repeat, after the last of the writes, the statements that the backward's loss depends on.
 
-    First the assignments from the save on that hang on what it computed: inputs and random numbers drawn before stay
-    what they were. Then all assignments of the block. All are stacks of the user's frames, outermost first. Empty
-    where the writes and the backward do not stand in one block, in this order.
+    First the assignments from the save on that depend on its values: inputs and random numbers drawn before
+    are kept. Then all assignments of the block. All are stacks of the user's frames, outermost first. Empty
+    where the writes and the backward are not in one block, in this order.
     """
     place = _behind_writes(written, used)
     if place is None:
@@ -54,10 +54,10 @@ def run_again(
 def run_again_for_next_round(
     saved: Sequence[Frame], written: Sequence[Sequence[Frame]], used: Sequence[Frame]
 ) -> list[Lines]:
-    """The same where the backward of the next round is meant: it stands before the writes, in the loop around them.
+    """The same for the backward of the next round, which stands before the writes, in the loop around them.
 
-    What the next round takes over (``value = next_value``) is computed once more by the updated parameters. Empty where
-    nothing is taken over behind the last of the writes.
+    Values carried into the next round (``value = next_value``) are computed once more by the updated parameters. Empty
+    where nothing is carried over after the last of the writes.
     """
     for source, block, use in blocks_around(used):
         loop = source.parents[use][0]
@@ -85,10 +85,10 @@ def run_again_for_next_round(
 
 
 def run_again_for_state(name: str, bound: Frame, updated: Sequence[Frame]) -> tuple[str, Lines] | None:
-    """What the next round takes over as ``name``, computed once more behind the update: the value, and the lines.
+    """The value carried into the next round as ``name``, computed once more after the update, and the lines.
 
-    ``value = next_value`` of a round that computed ``next_value = critic(state)``. None where the value hangs on what
-    was taken over before (a hidden state, a running sum), or where the source does not show what computed it.
+    ``value = next_value`` of a round that computed ``next_value = critic(state)``. None where the value depends on one
+    carried over before (a hidden state, a running sum), or where the source does not show how it was computed.
     """
     own = statement_at(bound)
     places = [] if own is None else [(block, node) for _, block, node in blocks_around(updated) if own.node in block]
@@ -161,7 +161,7 @@ def _slice(source: SourceFile, between: list[ast.stmt], after: list[ast.stmt], o
 
 
 def constructs(source: SourceFile, node: ast.stmt) -> bool:
-    """Whether something is made that is made once: a model, an optimizer, a data set. A second one would be another.
+    """Whether something is constructed that exists once: a model, an optimizer, a data set. A second one would differ.
 
     Classes begin with a capital letter; so do some variables (``D(fake)``), which the file binds.
     """
@@ -171,7 +171,7 @@ def constructs(source: SourceFile, node: ast.stmt) -> bool:
 
 
 def _bound_anywhere(source: SourceFile) -> set[str]:
-    """The last parts of all names and attributes that the file gives a value, arguments included."""
+    """The last parts of all names and attributes that the file binds, arguments included."""
     nodes = list(source.nodes)
     stored = [node for node in nodes if isinstance(getattr(node, "ctx", None), ast.Store)]
     return {name for node in stored if (name := leaf_name(node))} | {
@@ -180,9 +180,9 @@ def _bound_anywhere(source: SourceFile) -> set[str]:
 
 
 def view_again(frame: Frame, name: str) -> Change | None:
-    """A line ``top = out[:2]`` before the statement at ``frame``, which writes the view ``name`` made so before it.
+    """A line ``top = out[:2]`` before the statement at ``frame``, which writes the view ``name`` made so earlier.
 
-    None where what the view was made of has been bound or written by its name since: that would be another view.
+    None where the base of the view has since been rebound or written by its name: that would be another view.
     """
     statement, made = statement_at(frame), definition_of(frame, name)
     if statement is None or made is None or made.is_loop or made.elements or not name.isidentifier():

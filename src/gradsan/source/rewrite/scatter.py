@@ -22,12 +22,12 @@ _MOST_PARTS = 2
 
 
 def part_out_of_place(frame: Frame, op: str, index_is_tensor: bool | None = None) -> Change | None:
-    """The line of ``frame`` with its write to a part of a tensor made a new tensor, bound to the same name.
+    """The line of ``frame`` with its write to a part of a tensor replaced by a new tensor, bound to the same name.
 
     ``index_is_tensor`` says what the run knows of the index: True for a mask or a tensor of positions, False for
-    numbers and slices, None where it is not known; then the source must tell. A number or slice becomes
+    numbers and slices, None where it is not known; then the source must decide. A number or slice becomes
     ``select_scatter`` or ``slice_scatter``, a mask ``masked_fill`` or ``index_put``, positions ``index_put``. None
-    where none of these says the same in one line. The notes of the change are those of ``out_of_place``.
+    where none of these is equivalent in one line. The notes of the change are those of ``out_of_place``.
     """
     found = target_at(frame, op)
     if found is None:
@@ -50,9 +50,9 @@ def part_out_of_place(frame: Frame, op: str, index_is_tensor: bool | None = None
 
 
 def mask_out_of_place(frame: Frame, op: str, *, is_of_rows: bool) -> Change | None:
-    """``x[rows] = 0`` as ``x = x.masked_fill(rows, 0)``, where the source leaves it open what the index is.
+    """``x[rows] = 0`` as ``x = x.masked_fill(rows, 0)``, where the source does not show what kind of index it is.
 
-    With ``is_of_rows`` for a mask that has one dimension less than ``x``. Whether the index is a mask, a run tells.
+    With ``is_of_rows`` for a mask that has one dimension less than ``x``. Only a run shows whether the index is a mask.
     """
     found = target_at(frame, op)
     statement = None if found is None else found[0].source.statement(found[0].node)
@@ -74,8 +74,8 @@ def mask_out_of_place(frame: Frame, op: str, *, is_of_rows: bool) -> Change | No
 def element_out_of_place(frame: Frame, op: str) -> Change | None:
     """The line of ``frame`` that writes in place to an element of a list, with a new tensor as that element.
 
-    ``states[k] += v`` becomes ``states[k] = states[k] + v``. For a tensor this would be the same write once more:
-    whether ``states`` holds tensors or is one, only a run can tell.
+    ``states[k] += v`` becomes ``states[k] = states[k] + v``. For a tensor this would be the same write again:
+    only a run shows whether ``states`` holds tensors or is one.
     """
     found = target_at(frame, op)
     if found is None:
@@ -92,13 +92,13 @@ def element_out_of_place(frame: Frame, op: str) -> Change | None:
 
 
 def whole_of_part(source: SourceFile, statement: ast.stmt, place: ast.AST) -> str | None:
-    """What the whole tensor becomes by a statement that writes to a part of it; None where it writes to no part."""
+    """The whole tensor's new value for a statement that writes to a part of it; None for any other statement."""
     part, value = _part_and_value(source, statement, place)
     return None if part is None or value is None else _with_part(source, part, value, None)
 
 
 def _part_and_value(source: SourceFile, statement: ast.stmt, place: ast.AST) -> tuple[ast.Subscript | None, str | None]:
-    """The ``x[…]`` that the statement writes to, and the text of what that part becomes."""
+    """The ``x[…]`` that the statement writes to, and the text of the new value of that part."""
     if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
         target = statement.targets[0]
         if isinstance(target, ast.Subscript) and place is target and not isinstance(statement.value, ast.Tuple):
@@ -140,7 +140,7 @@ def _with_part(source: SourceFile, part: ast.Subscript, value: str, index_is_ten
 
 
 def _by_tensors(source: SourceFile, name: str, elements: Sequence[ast.expr], value: str, constant: bool) -> str | None:
-    """An index of tensors: all of them at the front, and nothing else."""
+    """The form for an index of tensors: all of them at the front, and nothing else."""
     if any(isinstance(one, ast.Slice | ast.Constant | ast.UnaryOp) and not _is_mask(one) for one in elements):
         return None
     texts = [source.text(one) for one in elements]
@@ -151,7 +151,7 @@ def _by_tensors(source: SourceFile, name: str, elements: Sequence[ast.expr], val
 
 
 def _by_positions(source: SourceFile, name: str, elements: list[ast.expr], value: str) -> str | None:
-    """Numbers and slices, the outermost first; the part itself is read by the index that is left."""
+    """The form for numbers and slices, the outermost first; the part itself is read by the remaining index."""
     chosen = [(place, one) for place, one in enumerate(elements) if not is_all(one)]
     if any(_may_be_slice(source, one) for _, one in chosen):
         return None
@@ -160,7 +160,7 @@ def _by_positions(source: SourceFile, name: str, elements: list[ast.expr], value
     dim, first = chosen[0]
     if len(chosen) > 1:
         inner = f"{name}[{', '.join([':'] * dim + [_index_text(source, first)])}]"
-        # A number takes its dimension away, a slice leaves it.
+        # A number removes its dimension, a slice keeps it.
         ahead: list[ast.expr] = [ast.Slice()] * (dim + isinstance(first, ast.Slice))
         nested = _by_positions(source, inner, [*ahead, *elements[dim + 1 :]], value)
         if nested is None:
@@ -170,7 +170,7 @@ def _by_positions(source: SourceFile, name: str, elements: list[ast.expr], value
 
 
 def _from_the_end(source: SourceFile, name: str, elements: list[ast.expr], value: str) -> str | None:
-    """``x[..., i]``: dimensions counted from the last one."""
+    """The form for ``x[..., i]``: dimensions counted from the last one."""
     if not elements or not _is_constant(elements[0], (Ellipsis,)):
         return None
     after = elements[1:]
@@ -211,7 +211,7 @@ def _is_number(text: str) -> bool:
 
 
 def _is_mask(node: ast.expr) -> bool:
-    """Whether the source shows that an index is a tensor of truth values."""
+    """Whether the source shows that an index is a boolean tensor."""
     if isinstance(node, ast.Compare):
         return True
     if isinstance(node, ast.UnaryOp):
@@ -241,7 +241,7 @@ def _is_position(source: SourceFile, node: ast.expr) -> bool:
 
 
 def _may_be_slice(source: SourceFile, node: ast.expr) -> bool:
-    """Whether the source leaves it open that an index without a colon is a slice: the file makes some."""
+    """Whether an index without a colon may be a slice: the file constructs some."""
     if isinstance(node, ast.Slice) or _is_position(source, node):
         return False
     calls = (one.func for one in source.nodes if isinstance(one, ast.Call))
@@ -249,7 +249,7 @@ def _may_be_slice(source: SourceFile, node: ast.expr) -> bool:
 
 
 def _is_always_number(source: SourceFile, name: str) -> bool:
-    """Whether all that the file binds to ``name`` are whole numbers written out."""
+    """Whether the file binds ``name`` to integer literals only."""
     nodes = list(source.nodes)
     if any(isinstance(node, ast.arg) and node.arg == name for node in nodes):
         return False
@@ -266,7 +266,7 @@ def _is_always_number(source: SourceFile, name: str) -> bool:
 
 
 def _counts(loop: ast.For, name: str) -> bool:
-    """Whether the loop's variable ``name`` is a number by ``range`` or ``enumerate``."""
+    """Whether the loop variable ``name`` is a number from ``range`` or ``enumerate``."""
     made_by = leaf_name(loop.iter.func) if isinstance(loop.iter, ast.Call) else None
     target = loop.target
     if made_by == "range":

@@ -1,4 +1,4 @@
-"""Formulas written out by hand that torch has as one operation which stays finite: log_softmax, logsumexp, softplus."""
+"""Formulas spelled out in the source that torch has as one stable operation: log_softmax, logsumexp, softplus."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from gradsan.source.tree import SourceFile
 
 
 class Stable(NamedTuple):
-    """A change, and the operation of torch that it takes."""
+    """A change, and the torch operation that it uses."""
 
     change: Change
     form: str
 
 
 class _Form(NamedTuple):
-    """What an expression becomes, by which operation, and what it is a formula of."""
+    """The replacement of an expression, its operation, and the argument of the formula."""
 
     text: str
     name: str
@@ -41,7 +41,7 @@ class _Form(NamedTuple):
 
 
 class _Reading:
-    """One attempt to read an expression as a formula; ``parts`` are the operations that it is made of."""
+    """One attempt to read an expression as a formula; ``parts`` are the operations in it."""
 
     def __init__(self, source: SourceFile) -> None:
         self.source = source
@@ -64,10 +64,10 @@ _Rule = Callable[[_Reading, ast.expr], _Form | None]
 
 
 def stable_form(frame: Frame) -> Stable | None:
-    """The formula of which the operation at ``frame`` is a part, as the one operation that torch has for it.
+    """The formula that contains the operation at ``frame``, as the one operation that torch has for it.
 
-    Names are followed to what the same function binds them to. Where the function writes the same formula of the same
-    value several times (``log(p)`` and ``log(1 - p)``), all of them are changed.
+    Names are replaced by the values that the same function binds to them. Where the function writes the same formula of
+    the same value several times (``log(p)`` and ``log(1 - p)``), all of them are changed.
     """
     found = expression_at(frame)
     if found is None:
@@ -78,7 +78,7 @@ def stable_form(frame: Frame) -> Stable | None:
         nodes = [node for node in ast.walk(scope.body) if isinstance(node, ast.expr)]
     else:
         nodes = [node for node in local_nodes(scope) if isinstance(node, ast.expr)]
-    # A name stands for its formula where it is bound; there it is changed.
+    # A name's formula is changed where the name is bound.
     nodes = sorted((node for node in nodes if not isinstance(node, ast.Name)), key=source.span)
     for rule in _RULES:
         forms: list[tuple[ast.expr, _Form]] = []
@@ -99,7 +99,7 @@ def stable_form(frame: Frame) -> Stable | None:
 
 
 def _apart(source: SourceFile, forms: list[tuple[ast.expr, _Form]]) -> list[tuple[ast.expr, _Form]]:
-    """Those that do not lie within another."""
+    """The forms that do not lie within another."""
     return [
         (node, form)
         for node, form in forms
@@ -114,7 +114,7 @@ def _log_softmax(reading: _Reading, node: ast.expr) -> _Form | None:
 
 
 def _renamed(reading: _Reading, one: Applied, name: str) -> _Form:
-    """``one`` by another operation of the same arguments."""
+    """``one`` with another operation of the same arguments."""
     operand, rest = one.operands[0], text_of_rest(reading.source, one)
     if one.function is None:
         text = f"{receiver(reading.source, operand)}.{name}({rest.removeprefix(', ')})"

@@ -1,4 +1,4 @@
-"""Changed lines that keep a value or cut a graph, or undo such a cut; keywords taken out or turned off."""
+"""Lines that copy or detach a value, or undo a detach; keywords removed or set to False."""
 
 from __future__ import annotations
 
@@ -95,9 +95,10 @@ def _value_and_clone(source: SourceFile, statement: ast.stmt, name: str, notes: 
 
 
 def clone_at_save(frame: Frame, name: str) -> Change | None:
-    """The line of ``frame`` with a copy of ``name`` in the place of ``name`` itself, so that autograd keeps the copy.
+    """The line of ``frame`` with a copy of ``name`` instead of ``name`` itself, so that autograd saves the copy.
 
-    Where the statement binds ``name``, its result is copied instead: the name then stands for a copy of what was kept.
+    Where the statement binds ``name``, its result is copied instead: the name then refers to a copy of the saved
+    tensor.
     """
     statement = _only(place for place in statements_at(frame) if _touches(place, name))
     if statement is None:
@@ -118,11 +119,11 @@ def clone_at_save(frame: Frame, name: str) -> Change | None:
 
 
 def detach_at(frame: Frame, name: str, shape: Shape | None = None) -> Change | None:
-    """The statement at ``frame``, which binds ``name``, with the new value cut off its graph.
+    """The statement at ``frame``, which binds ``name``, with the new value detached.
 
-    ``h = h_next`` becomes ``h = h_next.detach()``; where the value stands not alone (``seq, state = lstm(x, state)``)
-    a line is added. ``shape`` says what the value is: a tensor, or a tuple, list or dict of tensors; where it is not
-    given, it is what the file tells (see ``shape_in_source``), else a tensor.
+    ``h = h_next`` becomes ``h = h_next.detach()``; where the value is not alone (``seq, state = lstm(x, state)``)
+    a line is added. ``shape`` says what the value is: a tensor, or a tuple, list or dict of tensors; by
+    default it is inferred from the file (see ``shape_in_source``), else a tensor.
     """
     statement = _only(place for place in statements_at(frame) if _binding(place.node, name) is not None)
     binding = None if statement is None else _binding(statement.node, name)
@@ -168,12 +169,12 @@ def switch_on_before(frame: Frame, module: str) -> Change | None:
 
 
 def has_keyword(frame: Frame, keyword: str) -> bool:
-    """Whether a call of the statement at ``frame`` names ``keyword``."""
+    """Whether a call of the statement at ``frame`` passes ``keyword``."""
     return bool(_calls_with(frame, keyword))
 
 
 def inplace_false(frame: Frame) -> Change | None:
-    """``inplace=False`` in the place of ``inplace=True``: in the call at ``frame``, or where its module is made.
+    """``inplace=False`` instead of ``inplace=True``: in the call at ``frame``, or where its module is made.
 
     None where neither is found in the file, or the module is one of several.
     """
@@ -196,7 +197,7 @@ def _only(found: Iterable[_Found]) -> _Found | None:
 
 
 def _calls_with(frame: Frame, keyword: str) -> list[tuple[SourceFile, ast.Call]]:
-    """The calls of the statement at ``frame`` that have ``keyword``; the call being executed alone where it has it."""
+    """The calls of the statement at ``frame`` that have ``keyword``; only the call being executed where it has it."""
     running = [place.node for place in expressions_at(frame) if isinstance(place.node, ast.Call)]
     if len(running) == 1 and any(one.arg == keyword for one in running[0].keywords):
         source = expressions_at(frame)[0].source
@@ -241,7 +242,7 @@ def _reads_whole(source: SourceFile, node: ast.AST, name: str) -> bool:
 
 
 def _parts(value: ast.expr) -> list[ast.expr]:
-    """The elements of a tuple, list or dict written out, which are detached one by one; empty for anything else."""
+    """The elements of a tuple, list or dict display, which are detached one by one; empty for anything else."""
     if isinstance(value, ast.Tuple | ast.List):
         elements = value.elts
     elif isinstance(value, ast.Dict):
@@ -256,20 +257,20 @@ def _parts(value: ast.expr) -> list[ast.expr]:
 
 
 def _has_own_value(binding: Binding) -> bool:
-    """Whether the value goes to this name alone, so that wrapping the value changes nothing else."""
+    """Whether the value is bound to this name alone, so that wrapping the value changes nothing else."""
     statement = binding.statement
     return binding.value is not None and not (isinstance(statement, ast.Assign) and len(statement.targets) > 1)
 
 
 def _is_of_own_class(binding: Binding, shape: Shape) -> bool:
-    """Whether ``replay.update(indices, errors)`` is no container's method: those take one argument."""
+    """Whether ``replay.update(indices, errors)`` is not a container's method: those take one argument."""
     call = getattr(binding.statement, "value", None)
     is_given_more = isinstance(call, ast.Call) and len(call.args) > 1
     return binding.method in _ADDING_SEVERAL and is_given_more and shape not in ("object", "namedtuple")
 
 
 def _shape_given(source: SourceFile, binding: Binding) -> Shape:
-    """What the last argument holds, as the file shows it; a tensor where it shows nothing."""
+    """The kind of value of the last argument, as the file shows it; a tensor where it shows nothing."""
     scope = source.function(binding.statement) or source.module
     name = None if binding.value is None else chain_key(binding.value)
     bound = (one for node in ast.walk(scope) if isinstance(node, ast.stmt) for one in bindings_of(node))
@@ -277,8 +278,8 @@ def _shape_given(source: SourceFile, binding: Binding) -> Shape:
 
 
 def _takes_detached(binding: Binding, shape: Shape) -> bool:
-    """Whether the name is cut off its graph when the value written in the statement is."""
-    # What makes a named tuple anew names the value twice.
+    """Whether detaching the value written in the statement detaches the name."""
+    # A template that makes a named tuple anew names the value twice.
     if not _has_own_value(binding) or shape == "namedtuple":
         return False
     if isinstance(binding.statement, ast.AugAssign):
@@ -289,7 +290,7 @@ def _takes_detached(binding: Binding, shape: Shape) -> bool:
 
 
 def wrapped(source: SourceFile, value: ast.expr, statement: ast.stmt, template: str) -> list[Edit]:
-    """The edits that put ``value`` into ``template``; none where it ends with that very method already."""
+    """The edits that wrap ``value`` in ``template``; none where it ends with that very method already."""
     head, _, tail = template.format("\0").partition("\0")
     span, whole = source.span(value), source.span(statement)
     if not head and isinstance(value, ast.Call) and leaf_name(value.func) == tail.strip(".()"):
@@ -316,10 +317,10 @@ _IS_OPERAND = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)
 
 
 def undone(frame: Frame, kind: str) -> Change | None:
-    """The line of ``frame``, the place of a cut of this kind, with a graph; None where it does not tell how.
+    """The line of ``frame``, the place of a cut of this kind, with a graph; None where the source does not show how.
 
     ``x.item()`` and ``float(x)`` become ``x``, ``torch.tensor(losses)`` of a list becomes ``torch.stack(losses)``, and
-    ``autograd.grad`` is asked for a graph. Nobody writes ``detach()`` or ``.data`` by chance: these stay.
+    ``autograd.grad`` is asked for a graph. ``detach()`` and ``.data`` are written on purpose: these stay.
     """
     place = expression_at(frame)
     edit = None if place is None else _edit(place, kind)
@@ -327,10 +328,10 @@ def undone(frame: Frame, kind: str) -> Change | None:
 
 
 def undone_numbers(numbers: Sequence[Frame], tensor: Frame) -> Lines:
-    """The changed lines where tensors became ``numbers`` of which a new ``tensor`` is made: all stay tensors.
+    """The changed lines where ``numbers`` taken from tensors make a new ``tensor``: all stay tensors.
 
     ``total += loss.item()`` and ``torch.tensor(total / n)`` become ``total += loss`` and ``total / n``. Empty where the
-    source does not tell how.
+    source does not show how.
     """
     places = [expression_at(one) for one in dict.fromkeys(numbers)]
     around = expression_at(tensor)
@@ -343,7 +344,7 @@ def undone_numbers(numbers: Sequence[Frame], tensor: Frame) -> Lines:
 
 
 def _without_new_tensor(place: Expression) -> list[Edit]:
-    """``torch.tensor(x)`` as ``x``, of a list of tensors as ``torch.stack(xs)``, around whatever becomes of ``x``."""
+    """``torch.tensor(x)`` as ``x``, of a list of tensors as ``torch.stack(xs)``, around any change of ``x``."""
     source, call = place.source, place.node
     is_plain = isinstance(call, ast.Call) and len(call.args) == 1
     if not isinstance(call, ast.Call) or not is_plain or any(one.arg != "requires_grad" for one in call.keywords):
@@ -379,7 +380,7 @@ def _edit(place: Expression, kind: str) -> Edit | None:
 
 
 def _stacked(place: Expression, call: ast.Call) -> Edit | None:
-    """``torch.stack(xs)`` for ``torch.tensor(xs)`` of a list of tensors; nothing but the list may decide the result."""
+    """``torch.stack(xs)`` for ``torch.tensor(xs)`` of a list of tensors; only if nothing else determines the result."""
     source, value = place.source, call.args[0] if len(call.args) == 1 else None
     kept = [one for one in call.keywords if one.arg != "requires_grad"]
     if (

@@ -1,7 +1,7 @@
-"""A cut moved from where a value is made to where others read it: ``G(z).detach()`` that two losses were given.
+"""A detach moved from the definition of a value to its other readers: ``G(z).detach()`` that two losses use.
 
-One loss is to train what computed the value, the other one is not. The graph is kept at the definition, and each
-statement that only the other backwards come from reads the value detached.
+One loss is to train the network that computed the value, the other one is not. The graph is kept at the definition,
+and each statement that only the other backwards depend on reads the value detached.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HEADED = (ast.If, ast.For, ast.While, ast.With, ast.Try)
 
 
 class Uncut(NamedTuple):
-    """What keeps its graph, whether others read it detached then, and the changed lines."""
+    """The name that keeps its graph, whether others then read it detached, and the changed lines."""
 
     name: str
     is_read_by_others: bool
@@ -33,14 +33,14 @@ class Uncut(NamedTuple):
 def cut_at_use(cut: Frame, operand: str, used: Sequence[Frame]) -> Uncut | None:
     """The lines that keep for the backward at ``used`` the graph which ends at ``cut``.
 
-    ``operand`` is what was cut off, as written; ``used`` is a stack, outermost first. None where the cut stands at no
-    assignment, or one statement computes both the loss of that backward and another one.
+    ``operand`` is the detached expression, as written; ``used`` is a stack, outermost first. None where the cut is in
+    no assignment, or one statement computes both the loss of that backward and another one.
     """
     found = expression_at(cut)
     if found is None or isinstance(found.node, ast.AugAssign):
         return None
     node = found.node
-    # ``x.detach`` is the place of the attribute where the frame has no columns of the call.
+    # Where the frame has no columns of the call, the position is that of the attribute ``x.detach``.
     parent, field = found.source.parents[node]
     if isinstance(node, ast.Attribute) and isinstance(parent, ast.Call) and field == "func":
         node = parent
@@ -48,14 +48,14 @@ def cut_at_use(cut: Frame, operand: str, used: Sequence[Frame]) -> Uncut | None:
 
 
 def term_uncut(term: Frame, used: Sequence[Frame]) -> Uncut | None:
-    """The same of the one value that the statement at ``term`` computes with and that was detached before."""
+    """The same for the one detached value that the statement at ``term`` computes with."""
     statement = statement_at(term)
     cuts = list(dict.fromkeys(cuts_taken(term)))
     return None if statement is None or len(cuts) != 1 else _moved(statement.source, cuts[0], "", used)
 
 
 def _moved(source: SourceFile, node: ast.expr, operand: str, used: Sequence[Frame]) -> Uncut | None:
-    """``node`` is a call of ``detach()``, ``.data``, or what a ``with`` switches off."""
+    """The change where ``node`` is a call of ``detach()``, ``.data``, or a ``with`` that switches grad mode off."""
     parent = source.parents[node][0]
     block = source.parents[parent][0] if isinstance(parent, ast.withitem) else None
     function = parent if isinstance(parent, ast.FunctionDef) and node in parent.decorator_list else None
@@ -97,7 +97,7 @@ def _function_of(source: SourceFile, node: ast.stmt) -> ast.FunctionDef | None:
 def _call_of(
     source: SourceFile, function: ast.FunctionDef, used: Sequence[ast.stmt]
 ) -> tuple[ast.stmt | None, list[ast.Call]]:
-    """The one assignment, beside a statement of ``used``, that takes what ``function`` gives, and its other calls."""
+    """The one assignment, beside a statement of ``used``, of the result of ``function``, and its other calls."""
     calls = [one for one in source.nodes if isinstance(one, ast.Call) and leaf_name(one.func) == function.name]
     scopes = [source.function(one) for one in used]
     taking = [one for one in calls if isinstance(source.statement(one), ast.Assign) and source.function(one) in scopes]
@@ -126,7 +126,7 @@ def _uncut(source: SourceFile, node: ast.expr) -> list[Edit] | None:
 
 
 def _out_of(source: SourceFile, block: ast.With, made: ast.stmt) -> list[Edit] | None:
-    """The statement of ``block`` put before or behind it, at its indentation; the block goes where it has no other."""
+    """The statement of ``block`` moved before or after it and dedented; the block is removed where it has no other."""
     around, first, own = source.span(block), source.span(block.body[0]), source.span(made)
     if len(block.items) != 1 or first.line == around.line or made not in (block.body[0], block.body[-1]):
         return None
@@ -144,9 +144,9 @@ def _out_of(source: SourceFile, block: ast.With, made: ast.stmt) -> list[Edit] |
 def _reads_of_others(
     source: SourceFile, scope: FunctionNode | ast.Module, made: ast.stmt, end: ast.stmt, names: set[str]
 ) -> list[ast.expr] | None:
-    """Where statements behind other backwards than ``end`` read ``names``; None where such a statement is behind both.
+    """The reads of ``names`` that backwards other than ``end`` depend on; None where one is shared with ``end``.
 
-    Statements are read in the order in which they stand.
+    Statements are read in source order.
     """
     nodes = [one for one in local_nodes(scope) if isinstance(one, ast.stmt) and one.lineno > made.lineno]
     statements = sorted(nodes, key=lambda one: (one.lineno, one.col_offset))
@@ -166,7 +166,7 @@ def _reads_of_others(
 
 
 def _reaches(scope: FunctionNode | ast.Module, made: ast.stmt, node: ast.stmt, names: set[str]) -> bool:
-    """Whether ``node`` may read what ``made`` binds to one of ``names``, not what was bound to that name since."""
+    """Whether ``node`` may read the value that ``made`` binds to one of ``names``, not one bound to that name since."""
     if not isinstance(scope.body, list):
         return True
     state = reaching(scope.body, node, lambda _: isinstance(scope, ast.Module))
@@ -175,7 +175,7 @@ def _reaches(scope: FunctionNode | ast.Module, made: ast.stmt, node: ast.stmt, n
 
 
 def _behind(statements: Sequence[ast.stmt], end: ast.stmt) -> Iterator[ast.stmt]:
-    """``end``, and the statements before it from which comes what it reads."""
+    """``end``, and the earlier statements that the values it reads depend on."""
     needed = set(consumed_names(end))
     yield end
     for node in reversed(statements[: statements.index(end)]):
@@ -208,7 +208,7 @@ def _values_read(source: SourceFile, node: ast.stmt, names: set[str]) -> Iterato
 
 
 def read_with_graph(frame: Frame) -> Change | None:
-    """The line of ``frame`` without the ``.data`` or ``.detach()`` that it stood at; None where it stood at neither."""
+    """The line of ``frame`` without the ``.data`` or ``.detach()`` at that position; None where there is neither."""
     place = expression_at(frame)
     if place is None or not isinstance(place.node, ast.Attribute):
         return None

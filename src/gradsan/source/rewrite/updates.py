@@ -1,4 +1,4 @@
-"""An update of leaves under ``no_grad``: the statement, and what belongs to the same update."""
+"""An update of leaves under ``no_grad``: the statement, and the others of the same update."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gradsan.source.writing import written_root
 
 
 def under_no_grad(frame: Frame) -> Change | None:
-    """The statement at ``frame`` put under ``with torch.no_grad():``; None where it shares its lines with others.
+    """The statement at ``frame`` under ``with torch.no_grad():``; None where it shares its lines with others.
 
-    With it the in-place statements behind it that belong to the same update: those that write the same variable again,
-    or read gradients. What they compute with, and nobody else reads, goes along.
+    The in-place statements after it that belong to the same update are included: those that write the same variable
+    again, or read gradients. So are definitions that only these statements read.
     """
     statement = statement_at(frame)
     if statement is None or hasattr(statement.node, "body"):
@@ -41,8 +41,9 @@ def under_no_grad(frame: Frame) -> Change | None:
 def updated_in_place(frame: Frame) -> Change | None:
     """``w = w - lr * w.grad`` at ``frame``, and the updates of other leaves beside it, in place under ``no_grad``.
 
-    Where the function clears no gradient, in place it would be added to: there the new value is made a leaf of its own.
-    None where the statement is no sum or difference of the leaf itself and of what is computed from its gradient.
+    Where the function clears no gradient, an in-place update would accumulate into it: there the new value becomes a
+    leaf of its own. None where the statement is no sum or difference of the leaf itself and of a value computed from
+    its gradient.
     """
     statement = statement_at(frame)
     torch = None if statement is None else imported_as(statement.source, "torch")
@@ -140,7 +141,7 @@ def _last_of_update(source: SourceFile, block: list[ast.stmt], first: int) -> in
 
 
 def _only_computes(node: ast.stmt) -> bool:
-    """Whether a statement gives a variable of its own a value, and walks no graph for it."""
+    """Whether a statement only binds a variable, and runs no backward for it."""
     if not isinstance(node, ast.Assign) or not all(isinstance(one, ast.Name) for one in node.targets):
         return False
     return not any(isinstance(one, ast.Attribute | ast.Name) and _walks(one) for one in ast.walk(node.value))
@@ -152,7 +153,7 @@ def _walks(node: ast.Attribute | ast.Name) -> bool:
 
 
 def _stays_within(source: SourceFile, statements: list[ast.stmt]) -> bool:
-    """Whether nothing else in the file reads what ``statements`` compute."""
+    """Whether nothing else in the file reads the results of ``statements``."""
     names = {name for one in statements if isinstance(one, ast.Assign) for name in assigned_names(one)}
     inside = {node for one in statements for node in ast.walk(one)}
     function = source.function(statements[0])
