@@ -1,8 +1,9 @@
 """gradsan: a gradient sanitizer for PyTorch.
 
 ``with gradsan.watch() as w:`` watches a block, ``gradsan.enable()`` … ``gradsan.disable()`` a stretch of a program.
-``gradsan.explain_exception(error)`` and ``gradsan.install()`` explain what nobody watched; ``%load_ext gradsan`` does
-both in notebooks. Importing this package imports no torch, and each name its module only when it is first used.
+``gradsan.explain_exception(error)`` and ``gradsan.install()`` explain errors of unwatched programs; ``%load_ext
+gradsan`` does both in notebooks. Importing this package imports no torch, and loads the module of a name on its first
+use.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(ipython: Any) -> None:
-    """``%load_ext gradsan``: errors are explained below their traceback, and there is ``%%gradsan``."""
+    """Load the IPython extension: explains errors below their traceback, and adds the magic ``%%gradsan``."""
     from gradsan import _ipython
 
     _ipython.load(ipython)
 
 
 def unload_ipython_extension(ipython: Any) -> None:
-    """``%unload_ext gradsan``."""
+    """Unload the IPython extension."""
     from gradsan import _ipython
 
     _ipython.unload(ipython)

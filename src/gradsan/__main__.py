@@ -1,4 +1,4 @@
-"""``python -m gradsan``."""
+"""Entry point of ``python -m gradsan``."""
 
 import sys
 

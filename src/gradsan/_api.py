@@ -27,17 +27,17 @@ R = TypeVar("R")
 class watch:  # noqa: N801 - used as a function: ``with gradsan.watch():``
     """Watch a ``with`` block, or every call of a decorated function.
 
-    A failing backward inside raises what PyTorch raises (a ``RuntimeError`` whose message begins the same), with a
-    short diagnosis added as an exception note. ``report`` and ``diagnoses`` tell everything, in the block and after.
-    Nested and repeated use is harmless; one instance may be entered again, and then reports the last stretch.
+    A failing backward inside raises PyTorch's own error (a ``RuntimeError`` whose message begins the same), with a
+    short diagnosis added as an exception note. ``report`` and ``diagnoses`` have all findings, in the block and after.
+    Nested and repeated use is harmless; an instance that is entered again reports the last stretch.
 
     ``halt`` stops the program at the first error found, silent ones included, with a :class:`HaltError`; ``early``
-    already where a value is overwritten that a live graph still holds (it needs and chooses deep mode). ``strict``
-    makes warnings of notes, and halts at warnings, too. In heal mode ``only`` names the conflicts that are healed, by
-    code and place (``"GS101"``, ``"GS2xx"``, ``"train.py:12"``, ``"GS101:train.py:12"``; others fail as PyTorch would
-    have it), and ``max_bytes`` bounds what the originals may take; beyond it a :class:`HealingEndedError` is raised.
+    does so already at the write of a value that a live graph still holds (it needs and selects deep mode). ``strict``
+    turns notes into warnings, and halts at warnings, too. In heal mode ``only`` selects the conflicts to heal, by
+    code and place (``"GS101"``, ``"GS2xx"``, ``"train.py:12"``, ``"GS101:train.py:12"``; others fail as in
+    PyTorch), and ``max_bytes`` bounds the memory of the originals; beyond it a :class:`HealingEndedError` is raised.
 
-    ``language``: ``"en"``, ``"zh"`` or ``"auto"`` (from the environment), for the note and the shown report.
+    ``language``: ``"en"``, ``"zh"`` or ``"auto"`` (from the environment), for the note and the printed report.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class watch:  # noqa: N801 - used as a function: ``with gradsan.watch():``
         only: str | Iterable[str] | None = None,
         max_bytes: int | None = None,
     ) -> None:
-        """Choose how to watch; nothing happens before the block is entered.
+        """Choose how to watch; watching begins when the block is entered.
 
         Raises:
             ValueError: for an ``only`` that names neither codes nor places.
@@ -71,7 +71,7 @@ class watch:  # noqa: N801 - used as a function: ``with gradsan.watch():``
         self._error: BaseException | None = None
 
     def __enter__(self) -> Self:
-        """Begin to watch."""
+        """Begin watching."""
         session = Session(self._mode, native=self._native, terms=self._terms)
         session.start()
         _warn_of(session.problems, self._language)
@@ -95,7 +95,7 @@ class watch:  # noqa: N801 - used as a function: ``with gradsan.watch():``
             annotate(error, self.report, self._language)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Watch every call of ``function``."""
+        """Return ``function`` wrapped so that every call of it is watched."""
 
         @functools.wraps(function)
         def watched(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -106,7 +106,7 @@ class watch:  # noqa: N801 - used as a function: ``with gradsan.watch():``
 
     @property
     def report(self) -> Report:
-        """What was found, so far or in the last stretch."""
+        """The report of the stretch so far, or of the last one. Raises RuntimeError if never entered."""
         if self._last is None:
             raise RuntimeError("gradsan.watch() has not been entered yet")
         error = self._error
@@ -122,7 +122,7 @@ class watch:  # noqa: N801 - used as a function: ``with gradsan.watch():``
         return self.report.diagnoses
 
     def __str__(self) -> str:
-        """The report as the terminal shows it, without colour."""
+        """Return the report as shown on the terminal, without colour."""
         return self._render(width=100)
 
     def _render(self, width: int) -> str:
@@ -147,10 +147,10 @@ class watch:  # noqa: N801 - used as a function: ``with gradsan.watch():``
 def heal(
     max_bytes: int | None = None, *, only: str | Iterable[str] | None = None, language: LanguageOption = "auto"
 ) -> watch:
-    """Watch in heal mode: backward gets each saved value as it was, and every healed conflict is reported.
+    """Watch in heal mode: backward gets each saved value unmodified, and every healed conflict is reported.
 
-    ``max_bytes`` bounds the memory that the originals take at once: those that a write has separated from what the
-    program sees, and copies of what cannot be kept copy-on-write. Beyond it :class:`HealingEndedError` is raised. None:
+    ``max_bytes`` bounds the memory that the originals take at a time: those separated by a write from the program's
+    tensors, and copies where copy-on-write is impossible. Beyond it :class:`HealingEndedError` is raised. None:
     no bound. ``only`` as in :class:`watch`; None: every conflict is healed.
 
     Raises:
@@ -163,15 +163,15 @@ _enabled: list[Enabled] = []
 
 
 def enable(mode: Mode | None = None, *, native: bool | None = None) -> None:
-    """Watch from now on, until :func:`disable`. Every call needs one :func:`disable`.
+    """Watch from now on, until :func:`disable`. Every call needs its own :func:`disable`.
 
-    A failing backward raises what PyTorch raises, with a short diagnosis as an exception note. What is still enabled
-    when the program ends is reported then: on stderr where there is something to report, and in the files that
-    ``GRADSAN_OPTIONS`` and ``[tool.gradsan]`` name. The exit status stays the program's own. ``mode`` is what these
-    options say where it is None, and where they say nothing ``"watch"``.
+    A failing backward raises PyTorch's own error, with a short diagnosis as an exception note. A stretch still enabled
+    at the end of the program is reported then: on stderr if there are findings, and in the files named by
+    ``GRADSAN_OPTIONS`` and ``[tool.gradsan]``. The exit status stays the program's own. ``mode`` None is the mode of
+    these options, ``"watch"`` by default.
 
     Raises:
-        ImportError: where torch is not installed.
+        ImportError: if torch is not installed.
     """
     from gradsan._enabled import Enabled
 
@@ -182,7 +182,7 @@ def enable(mode: Mode | None = None, *, native: bool | None = None) -> None:
 
 
 def _warn_of(problems: Iterable[Message], language: LanguageOption) -> None:
-    """Warn of what cannot be watched, at the line that switches watching on."""
+    """Warn of problems with this torch, at the line that switches watching on."""
     for problem in problems:
         from gradsan.text import choose_language, say
 
@@ -190,8 +190,8 @@ def _warn_of(problems: Iterable[Message], language: LanguageOption) -> None:
 
 
 def disable() -> Report | None:
-    """End the stretch begun by the last :func:`enable` and return its report; None where nothing was enabled.
+    """End the stretch begun by the last :func:`enable` and return its report; None if none was enabled.
 
-    Nothing is reported at the end of the program about a stretch that has ended.
+    A stretch that has been ended is not reported at the end of the program.
     """
     return _enabled.pop().stop() if _enabled else None

@@ -1,4 +1,4 @@
-"""An error explained after the fact: ``explain_exception``, ``autopsy``, the session of ``gradsan run --autopsy``."""
+"""Explanation of an error after the fact: ``explain_exception``, ``autopsy``, and the session of ``--autopsy``."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ LanguageOption = Literal["en", "zh", "auto"]
 
 
 class Explanation:
-    """A report, to be read as data (``report``, ``diagnoses``), as text (``str``) or in a notebook."""
+    """A report, readable as data (``report``, ``diagnoses``), as text (``str``) or in a notebook."""
 
     def __init__(self, report: Report, language: LanguageOption = "auto") -> None:
-        """Show ``report`` in ``language``; ``"auto"`` takes that of the environment."""
+        """Show ``report`` in ``language``; ``"auto"`` is that of the environment."""
         self.report = report
         self._language = language
 
     @property
     def diagnoses(self) -> tuple[Diagnosis, ...]:
-        """The findings, empty where gradsan does not know this error."""
+        """The findings; empty if gradsan does not know the error."""
         return self.report.diagnoses
 
     def __str__(self) -> str:
-        """The report as the terminal shows it, without colour."""
+        """Return the report as shown on the terminal, without colour."""
         from gradsan.present import render_terminal
         from gradsan.text import choose_language
 
@@ -38,7 +38,7 @@ class Explanation:
         return render_terminal(self.report, language=language, color=False, width=100, stacks=False)
 
     def __repr__(self) -> str:
-        """The codes of the findings."""
+        """Return the codes of the findings."""
         return f"<{type(self).__name__}: {', '.join(one.code for one in self.diagnoses) or '-'}>"
 
     def _repr_html_(self) -> str:
@@ -52,22 +52,22 @@ class Explanation:
 
 
 def explain_exception(error: BaseException, *, language: LanguageOption = "auto") -> Explanation:
-    """Explain an exception that autograd has raised, though nothing was recorded before.
+    """Explain an exception raised by autograd, without any earlier recording.
 
-    Its traceback must still be there: the frames hold the variables and the loss. Nothing of the program is run, and no
-    hook is installed. Without findings where the error is none that gradsan knows.
+    Its traceback must still be attached: the frames hold the variables and the loss. Runs no code of the program and
+    installs no hook. The result has no diagnoses if gradsan does not know the error.
     """
     program = Program(tuple(sys.argv), "failed", (type(error).__name__, _words_of(error)))
     return Explanation(report_of(_evidence(error), program), language)
 
 
 def autopsy(loss: torch.Tensor, *, language: LanguageOption = "auto") -> Explanation:
-    """Look for values in the graph of ``loss`` that were overwritten after they were saved, without running backward.
+    """Find values in the graph of ``loss`` that were overwritten after they were saved, without running backward.
 
-    Each finding is one that ``loss.backward()`` would stop at. Without findings where nothing is out of date.
+    Each finding would make ``loss.backward()`` fail. The result has no diagnoses if no saved value is stale.
 
     Raises:
-        ValueError: where ``loss`` has no graph.
+        ValueError: if ``loss`` has no graph.
     """
     if loss.grad_fn is None:
         raise ValueError("the tensor has no graph: its grad_fn is None")
@@ -77,31 +77,31 @@ def autopsy(loss: torch.Tensor, *, language: LanguageOption = "auto") -> Explana
 
 
 class AutopsySession:
-    """A session that watches nothing: it looks at the exception by which the program ends."""
+    """Session that watches nothing and explains only the exception that ends the program."""
 
     def __init__(self) -> None:
-        """Know of no exception yet."""
+        """Start without an exception."""
         self._evidence = Evidence()
 
     def start(self) -> None:
-        """Nothing is installed."""
+        """Do nothing: an autopsy installs nothing."""
 
     def stop(self) -> None:
-        """Nothing was installed."""
+        """Do nothing, as nothing was installed."""
 
     def examine(self, error: BaseException) -> None:
-        """Look at an exception that has ended the program or a thread, while its frames are there."""
+        """Collect evidence for an exception that has ended the program or a thread, while its frames exist."""
         found = _evidence(error)
         known = self._evidence
         self._evidence = Evidence((*known.conflicts, *found.conflicts), (*known.failures, *found.failures))
 
     def report(self, program: Program) -> Report:
-        """What was found."""
+        """Return the report of the collected evidence."""
         return report_of(self._evidence, program)
 
 
 def report_of(evidence: Evidence, program: Program) -> Report:
-    """The report of what an autopsy has found."""
+    """Return the report of an autopsy's evidence."""
     from gradsan.diagnose import diagnose
 
     diagnoses = diagnose(evidence)
@@ -118,7 +118,7 @@ def report_of(evidence: Evidence, program: Program) -> Report:
 
 
 def _evidence(error: BaseException) -> Evidence:
-    """What lies behind an error; nothing in a process that has no torch."""
+    """Return the evidence behind an error; empty in a process that has not imported torch."""
     if sys.modules.get("torch") is None:
         return Evidence()
     from gradsan.postmortem import unwatched

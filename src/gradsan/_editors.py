@@ -1,4 +1,4 @@
-"""Links that open a line of a file in an editor, and which editor somebody sits at."""
+"""Links that open a line of a file in an editor, and detection of the editor in use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EDITORS: Mapping[str, str] = MappingProxyType(
         "emacs": "org-protocol://open-source?url=file://{file}&line={line}",
     }
 )
-"""The editors known by name, each with its address of a line; ``{file}`` begins with a slash on Windows, too."""
+"""The editors known by name, each with its URL for a line; ``{file}`` begins with a slash on Windows, too."""
 
 CHOICES = ("auto", "none", *EDITORS)
 
@@ -27,21 +27,21 @@ _TEMPLATE = re.compile(r"(?!javascript|data|vbscript)[a-z][a-z0-9+.-]*:.*\{file\
 
 
 def checked_editor(value: object) -> str:
-    """``value`` where it is one of :data:`CHOICES` or an address with ``{file}``. Raises ValueError for all else."""
+    """Return ``value`` if it is one of :data:`CHOICES` or a URL with ``{file}``; raises ValueError otherwise."""
     if not isinstance(value, str) or not (value in CHOICES or _TEMPLATE.match(value)):
         raise ValueError(value)
     return value
 
 
 def address_in(choice: str, environ: Mapping[str, str]) -> str | None:
-    """The address of a line for ``choice``; ``auto`` asks whose terminal this is. None where there is no editor."""
+    """Return the URL template for ``choice``; ``auto`` detects the editor of the terminal. None if there is none."""
     if choice == "auto":
         choice = _of_terminal(environ)
     return None if choice == "none" else EDITORS.get(choice, choice)
 
 
 def link_to(address: str, file: PurePath, line: int, column: int | None) -> str:
-    """The address of a line (columns count from 1) in ``file``, which is absolute."""
+    """Return the URL of a line (columns count from 1) in ``file``, which is absolute."""
     path = quote("/" + file.as_posix().lstrip("/"), safe="/:")
     return address.replace("{file}", path).replace("{line}", str(line)).replace("{column}", str(column or 1))
 
@@ -53,7 +53,7 @@ def _of_terminal(environ: Mapping[str, str]) -> str:
         return "none"
     if environ.get("WSL_DISTRO_NAME"):
         return f"vscode://vscode-remote/wsl+{quote(environ['WSL_DISTRO_NAME'])}{{file}}:{{line}}:{{column}}"
-    # Which name the machine of the editor has for this one is not known here.
+    # The editor's machine may know this one by another name.
     if environ.get("SSH_CONNECTION"):
         return "none"
     return "cursor" if environ.get("CURSOR_TRACE_ID") else "vscode"

@@ -1,6 +1,6 @@
-"""Program watched by ``gradsan.enable()``: notes on its exceptions, its report when it ends, its children.
+"""Program watched by ``gradsan.enable()``: notes on its exceptions, its report at its end, its children.
 
-How it is reported is what ``GRADSAN_OPTIONS`` and ``[tool.gradsan]`` say. Its exit status stays its own.
+``GRADSAN_OPTIONS`` and ``[tool.gradsan]`` choose the reports. Its exit status stays its own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from gradsan_start import ASKED
 
 
 def enable_as_asked(asked: str) -> None:
-    """Watch this process from its import of torch on, as the environment's ``GRADSAN=asked`` says."""
+    """Watch this process from its import of torch on, as requested by ``GRADSAN=asked`` in the environment."""
     mode = ASKED.get(asked.lower())
     language = spoken_language((), os.environ)
     if mode is None:
@@ -57,7 +57,7 @@ def _enable(mode: Mode | None, language: Language) -> None:
 
 
 def _shows_errors_itself() -> bool:
-    """Whether errors are shown by a host of the program's, which goes on after them: a notebook, pytest."""
+    """Whether a host shows errors and goes on after them: a notebook, pytest."""
     return any(name in sys.modules for name in ("IPython", "_pytest"))
 
 
@@ -65,9 +65,9 @@ class Enabled:
     """The stretch from an ``enable()`` to its ``disable()``, or to the end of the process."""
 
     def __init__(self, mode: Mode | None, native: bool | None, *, has_notes: bool = True) -> None:
-        """``mode`` None: the one that the options name; ``native`` as in :class:`Session`. Nothing is watched yet.
+        """Prepare; ``mode`` None is the one of the options; ``native`` as in :class:`Session`. Watching has not begun.
 
-        ``has_notes`` False: errors get no note where a report follows their traceback.
+        ``has_notes`` False: errors get no note if a report follows their traceback.
         """
         self._has_notes = has_notes
         self._directory = _working_directory()
@@ -88,26 +88,26 @@ class Enabled:
 
     @property
     def problems(self) -> tuple[Message, ...]:
-        """What gradsan cannot do with this torch, known once it has started."""
+        """Problems of gradsan with this torch, known after the start."""
         return self._session.problems
 
     def start(self) -> None:
-        """Begin to watch.
+        """Begin watching.
 
         Raises:
-            ImportError: where torch is not installed.
+            ImportError: if torch is not installed.
         """
         self._session.on_finding = self._found
         self._session.start()
         self._watcher.take(self._session)
         self._undo.append(call_before_shown(self._examine))
         self._session.call_with_errors(self._explain)
-        # A process that is watched as a whole reports at its end already.
+        # A process watched as a whole reports at its end already.
         if watched_process.current() is None:
             self._publish_at_exit()
 
     def stop(self) -> Report:
-        """End watching, leave nothing behind, and return the report, which the files have, too."""
+        """End watching, undo everything, and return the report, which is also written to the files."""
         self._leave()
         self._session.stop()
         report = self._session.report(self._program())
@@ -123,7 +123,7 @@ class Enabled:
             self._undo.pop()()
 
     def _options_and_publisher(self) -> tuple[Options, Publisher]:
-        """The options, and the publisher; what cannot be understood is said, and the program goes on without it."""
+        """Return the options and the publisher; options that are invalid are reported, and defaults used."""
         try:
             options = read_options({}, os.environ, self._directory)
             return options, Publisher(options, self._directory)
@@ -161,7 +161,7 @@ class Enabled:
                 self._explain(error, found)
 
     def _explain(self, error: BaseException, found: Conflict | Failure | None) -> None:
-        """Put the short diagnosis on an error, or what kept gradsan from having one; gradsan's own errors say it."""
+        """Add the short diagnosis to an error, or why there is none; gradsan's own errors explain themselves."""
         if not (self._has_notes or _shows_errors_itself()) or (found is None and isinstance(error, GradsanError)):
             return
         diagnosis = None if found is None else diagnosed(found)

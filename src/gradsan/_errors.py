@@ -1,4 +1,4 @@
-"""Errors that gradsan raises itself: where it was asked to, or where the process would end otherwise."""
+"""Errors that gradsan raises itself: on request, or where the process would crash otherwise."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from gradsan.model import Message
 
 
 class GradsanError(RuntimeError):
-    """What the errors have in common that gradsan raises in the program it watches."""
+    """Base class of the errors that gradsan raises in the watched program."""
 
     def __init__(self, message: Message) -> None:
-        """``message`` is said in the language of the environment."""
+        """Word ``message`` in the language of the environment."""
         super().__init__(text.say(message, text.choose_language("auto", os.environ)))
 
 
 class HaltError(GradsanError):
-    """The program asked gradsan to stop at the first conflict (``halt=True``, ``--halt``), and this is where it was."""
+    """Stop at the first error found, as requested by ``halt=True`` or ``--halt``, raised where it was found."""
 
 
 class HealingEndedError(GradsanError):
-    """What healing keeps takes more memory than it was given (``max_bytes``)."""
+    """The originals kept for healing need more memory than ``max_bytes``."""
 
 
 class MemoryFreedError(GradsanError):
-    """Backward asked for a saved value whose memory had been taken away: PyTorch would end the process here."""
+    """Backward asked for a saved value whose memory was taken away; PyTorch would crash the process here."""
 
 
 for _one in (GradsanError, HaltError, HealingEndedError, MemoryFreedError):
-    # As a traceback and a pickle name it: by where it is imported from.
+    # The public name in tracebacks and pickles.
     _one.__module__ = "gradsan"

@@ -1,6 +1,6 @@
-"""Imports: a callback right after torch (or another module), and libraries that modules of the program hide.
+"""Import hooks: a callback right after torch (or another module), and libraries shadowed by modules of the program.
 
-Importing torch for the program would come too early: programs set environment variables and warning filters first, and
+Importing torch for the program would be too early: programs set environment variables and warning filters first, and
 some never import it.
 """
 
@@ -20,9 +20,9 @@ _TORCH = "torch"
 
 
 def torch_is_installed() -> bool:
-    """Whether ``import torch`` would find something; nothing is imported."""
+    """Whether ``import torch`` would find a module; imports nothing."""
     if _TORCH in sys.modules:
-        # None stands for a module that must not be imported.
+        # None marks a module that must not be imported.
         return sys.modules[_TORCH] is not None
     try:
         return find_spec(_TORCH) is not None
@@ -31,14 +31,14 @@ def torch_is_installed() -> bool:
 
 
 def call_after_torch_import(action: Callable[[], None]) -> None:
-    """Call ``action`` once, as soon as torch has been imported: now, if it is; ``action`` must not raise."""
+    """Call ``action`` once, as soon as torch has been imported (at once if it is); ``action`` must not raise."""
     call_after_import(_TORCH, action)
 
 
 def call_after_import(name: str, action: Callable[[], None]) -> Callable[[], None]:
     """Call ``action`` once, as soon as the module ``name`` has been imported; ``action`` must not raise.
 
-    What is returned takes the wish back, as long as nothing has been imported.
+    Returns a function that cancels it, as long as the module has not been imported.
     """
     if sys.modules.get(name) is not None:
         action()
@@ -49,7 +49,7 @@ def call_after_import(name: str, action: Callable[[], None]) -> Callable[[], Non
 
 
 class _NotifyingFinder(MetaPathFinder):
-    """Finds a module with the other finders, and puts a _NotifyingLoader before its loader."""
+    """Finds a module by the other finders, and wraps its loader in a _NotifyingLoader."""
 
     def __init__(self, name: str, action: Callable[[], None]) -> None:
         self._name = name
@@ -60,7 +60,7 @@ class _NotifyingFinder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname != self._name:
             return None
-        # Only those behind it: one that does the same (another gradsan, a tracer) would ask this one in turn.
+        # Only finders after it: another notifying finder (another gradsan, a tracer) would ask this one in turn.
         position = sys.meta_path.index(self) + 1 if self in sys.meta_path else 0
         for finder in sys.meta_path[position:]:
             find = getattr(finder, "find_spec", None)
@@ -72,7 +72,7 @@ class _NotifyingFinder(MetaPathFinder):
         return None
 
     def forget(self) -> None:
-        """Stand in nobody's way any more."""
+        """Remove this finder from ``sys.meta_path``."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
@@ -83,7 +83,7 @@ class _NotifyingFinder(MetaPathFinder):
 
 
 class _NotifyingLoader:
-    """Another loader, and a call when the module has been executed; leaves no trace on the module."""
+    """Loader that calls back after the module has been executed; leaves no trace on the module."""
 
     def __init__(self, loader: Any, imported: Callable[[], None]) -> None:
         self._loader = loader
@@ -106,12 +106,12 @@ class _NotifyingLoader:
 
 @contextmanager
 def imports_by(path: Sequence[str] | None = None) -> Iterator[None]:
-    """Let imports go by ``path``, and not find modules of the program that hide a library from it.
+    """Import along ``path``, ignoring modules of the program that shadow a library.
 
     Without ``path``, the program's directory comes last.
 
-    A program with a ``rich.py`` has it in ``sys.modules`` as ``rich``. Such modules, with all that is below them, are
-    put back at the end; the library's own are kept for the next time, and are not what the program imports later.
+    A program with a ``rich.py`` has it in ``sys.modules`` as ``rich``. Such modules, with their submodules, are
+    restored at the end; the library's own are kept for the next time, hidden from later imports of the program.
     """
     programs_path = sys.path
     path = _libraries_first(programs_path) if path is None else path
@@ -134,7 +134,7 @@ def imports_by(path: Sequence[str] | None = None) -> Iterator[None]:
 
 
 _hidden: dict[str, ModuleType] = {}
-"""Modules of libraries that modules of the program hide: the next report is made with the same ones."""
+"""Modules of libraries that the program's modules shadow; reused by the next report."""
 
 
 def _libraries_first(path: Sequence[str]) -> list[str]:
@@ -148,7 +148,7 @@ def _taken(modules: dict[str, ModuleType], names: set[str]) -> dict[str, ModuleT
 
 
 def _preferred_directories(path: Sequence[str], programs_path: Sequence[str]) -> set[str]:
-    """Directories that come earlier on the program's path than on ``path``, or are not on that."""
+    """Return directories that come earlier on the program's path than on ``path``, or are missing there."""
     place = {entry: number for number, entry in enumerate(path)}
     return {
         entry or _current_directory()
@@ -158,13 +158,13 @@ def _preferred_directories(path: Sequence[str], programs_path: Sequence[str]) ->
 
 
 def _top_level(names: Iterable[str]) -> list[tuple[str, str]]:
-    """Those of the imported modules ``names`` that lie in no package and come from a file, with that."""
+    """Return the top-level modules among ``names`` that come from a file, each with it."""
     files = ((name, getattr(sys.modules.get(name), "__file__", None)) for name in names if "." not in name)
     return [(name, file) for name, file in files if isinstance(file, str)]
 
 
 def _directory(file: str) -> str:
-    """The entry of ``sys.path`` by which a module in ``file`` was found."""
+    """Return the entry of ``sys.path`` by which a module in ``file`` was found."""
     path = Path(file)
     return str(path.parent.parent if path.stem == "__init__" else path.parent)
 

@@ -1,6 +1,6 @@
-"""``install()``: an error of autograd's that nobody catches is explained after its traceback.
+"""``install()``: explanation of uncaught errors of autograd, after their traceback.
 
-Nothing is watched and torch is not imported: until such an error arises there is nothing but a function in
+Nothing is watched and torch is not imported: until such an error occurs there is only a function in
 ``sys.excepthook`` and ``threading.excepthook``, or IPython's custom handler.
 """
 
@@ -24,9 +24,9 @@ _undo: list[Callable[[], None]] = []
 
 
 def install() -> None:
-    """Explain from now on every error of autograd's that ends the program or a thread; a second call does nothing.
+    """Explain from now on every error of autograd that ends the program or a thread; a second call does nothing.
 
-    The traceback is shown first, as it would be without gradsan, then the report on stderr. In IPython and notebooks
+    The traceback is shown first, as without gradsan, then the report on stderr. In IPython and notebooks
     the report follows the traceback in the cell's output.
     """
     if _undo:
@@ -42,13 +42,13 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Undo :func:`install`; nothing where it was not called. Hooks that others put on top of it stay."""
+    """Undo :func:`install`; does nothing if it was not called. Hooks that others have set since are kept."""
     while _undo:
         _undo.pop()()
 
 
 def show_explained(error: BaseException) -> None:
-    """Write the report of ``error`` on stderr; nothing where gradsan does not know it. Never raises."""
+    """Write the report of ``error`` to stderr if gradsan knows the error. Never raises."""
     try:
         from gradsan._autopsy import explain_exception
 
@@ -80,7 +80,7 @@ def _write(report: Report) -> None:
 
 
 def _options() -> Options:
-    """What the environment and pyproject.toml say; the defaults where they cannot be understood."""
+    """Return the options of the environment and pyproject.toml; the defaults if they are invalid."""
     from gradsan.options import Options, OptionsError, read_options
 
     try:
@@ -126,7 +126,7 @@ def _install_in_threads() -> Callable[[], None]:
 
 
 def _shell() -> Any:
-    """The IPython shell that this process runs in, None where there is none."""
+    """Return the IPython shell of this process, or None."""
     ipython = sys.modules.get("IPython")
     with contextlib.suppress(AttributeError):
         return None if ipython is None else ipython.get_ipython()

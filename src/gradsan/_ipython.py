@@ -1,4 +1,4 @@
-"""gradsan in IPython and notebooks: ``%load_ext gradsan``, ``%%gradsan``, errors explained below their traceback."""
+"""IPython and notebook extension: ``%load_ext gradsan``, ``%%gradsan``, errors explained below their traceback."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _watched_cells: set[int] = set()
 
 
 def load(shell: Any) -> None:
-    """Explain errors in ``shell`` and give it the magic ``%%gradsan``: ``%load_ext gradsan``."""
+    """Explain errors in ``shell`` and register the magic ``%%gradsan``, on ``%load_ext gradsan``."""
     if id(shell) in _undo_by_shell:
         return
     _undo_by_shell[id(shell)] = install_in(shell)
@@ -30,7 +30,7 @@ def load(shell: Any) -> None:
 
 
 def unload(shell: Any) -> None:
-    """Undo :func:`load`: ``%unload_ext gradsan``."""
+    """Undo :func:`load`, on ``%unload_ext gradsan``."""
     undo = _undo_by_shell.pop(id(shell), None)
     if undo is not None:
         undo()
@@ -38,9 +38,9 @@ def unload(shell: Any) -> None:
 
 
 def install_in(shell: Any) -> Callable[[], None]:
-    """Have ``shell`` explain errors of autograd's below their traceback; returns how to undo that.
+    """Make ``shell`` explain errors of autograd below their traceback; return a function that undoes it.
 
-    A custom handler that the shell has already keeps its exceptions.
+    An existing custom handler of the shell keeps its exceptions.
     """
     kinds, handler = shell.custom_exceptions, shell.CustomTB
     is_on = True
@@ -111,5 +111,5 @@ def _complain(mode: str) -> None:
 
 
 def _display(shown: Any) -> None:
-    # Whoever asks runs in it; it is no dependency.
+    # Imported late: only IPython itself calls this, and it is no dependency.
     import_module("IPython.display").display(shown)

@@ -1,4 +1,4 @@
-"""Names of a package whose modules are imported when a name is first used."""
+"""Lazy names of a package, whose modules are imported on first use of a name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def names_on_demand(package: str, homes: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
-    """A ``__getattr__`` for ``package``: ``homes`` has the names that each of its modules defines (PEP 562)."""
+    """Return a ``__getattr__`` for ``package`` (PEP 562); ``homes`` maps each module to the names it defines."""
     module_of = {name: module for module, names in homes.items() for name in names}
 
     def find(name: str) -> Any:
@@ -17,7 +17,7 @@ def names_on_demand(package: str, homes: Mapping[str, tuple[str, ...]]) -> Calla
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = module_of[name]
         found = import_module(f"{package}.{module}")
-        # All of them at once: later look-ups do not come here.
+        # All names of the module at once: later look-ups bypass this function.
         vars(sys.modules[package]).update((one, getattr(found, one)) for one in homes[module])
         return getattr(found, name)
 

@@ -1,4 +1,4 @@
-"""Note that an exception carries in the Python API: a short diagnosis."""
+"""Exception notes of the Python API: a short diagnosis on the error."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from gradsan.model import Diagnosis, Message, Report
 def annotate(error: BaseException, report: Report, language: Literal["en", "zh", "auto"]) -> None:
     """Add a note to ``error``, once, if it is autograd's or gradsan's own.
 
-    The note is the last diagnosis, or what kept gradsan from having any.
-
-    Python 3.10 has no exception notes; there the text goes behind the message.
+    The note is the last diagnosis, or the reason why there is none.
+    Python 3.10 has no exception notes; there the text is appended to the message.
     """
     annotate_with(error, report.diagnoses, report.seen.blind_spots, language)
 
@@ -27,7 +26,7 @@ def annotate_with(
     blind_spots: Sequence[Message],
     language: Literal["en", "zh", "auto"],
 ) -> None:
-    """The same with the diagnoses that may explain ``error`` and what was not seen."""
+    """Add the note, given the diagnoses that may explain ``error`` and the blind spots."""
     from gradsan._errors import GradsanError, HaltError
     from gradsan.catalogue import is_of_autograd
 

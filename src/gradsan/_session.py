@@ -1,4 +1,4 @@
-"""Session of watching, from start to report."""
+"""Session: one stretch of watching, from start to report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OLDEST_TORCH = (2, 6)
 
 
 def too_old() -> Message | None:
-    """What is to be said where the PyTorch of this process is older; None where it is not, or is not imported yet."""
+    """Return the message for a PyTorch older than ``OLDEST_TORCH``; None if it is not, or not imported yet."""
     version = str(getattr(sys.modules.get("torch"), "__version__", ""))
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is None or (int(found[1]), int(found[2])) >= OLDEST_TORCH:
@@ -31,12 +31,12 @@ def too_old() -> Message | None:
 
 
 class Session:
-    """Watches from :meth:`start` to :meth:`stop` and reports what happened between. Importing it imports no torch."""
+    """Watches from :meth:`start` to :meth:`stop` and reports the findings. Importing it imports no torch."""
 
     def __init__(self, mode: Mode = "watch", *, native: bool | None = None, terms: Terms | None = None) -> None:
-        """``native`` chooses the hot path: True the C extension, False pure Python, None the best there is.
+        """Choose the core by ``native``: True for the C extension, False for pure Python, None for the best there is.
 
-        ``terms`` is what is asked for beyond a report; they may need a stronger ``mode``.
+        ``terms`` are demands beyond a report; they may need a stronger ``mode``.
         """
         self._terms = terms if terms is not None else Terms()
         self.mode: Mode = self._terms.mode(mode)
@@ -48,9 +48,9 @@ class Session:
         self._forks = self._forks_end = 0
         self._explainer: Callable[[BaseException, Conflict | Failure | None], None] | None = None
         self.on_finding: Callable[[Conflict | Failure], None] | None = None
-        """Called with each finding when it is made; set before :meth:`start`."""
+        """Called with each new finding; set before :meth:`start`."""
         self.problems: tuple[Message, ...] = ()
-        """What gradsan cannot do with the torch of this process, known once it has started."""
+        """Problems of gradsan with this torch, known after the start."""
 
     @property
     def is_on(self) -> bool:
@@ -59,14 +59,14 @@ class Session:
 
     @property
     def core(self) -> str | None:
-        """Which hot path runs, ``C`` or ``Python``; None as long as nothing was watched."""
+        """The core in use, ``C`` or ``Python``; None before the first start."""
         return None if self._recorder is None else "C" if self._recorder.core.is_native else "Python"
 
     def start(self) -> None:
-        """Begin to watch. Where torch is too old for that, nothing is watched, and :attr:`problems` says so.
+        """Begin watching. If torch is too old, nothing is watched, and :attr:`problems` says so.
 
         Raises:
-            ImportError: where torch is not installed.
+            ImportError: if torch is not installed.
         """
         if self.is_on:
             return
@@ -88,20 +88,20 @@ class Session:
         self.problems = tuple(self._recorder.watching.problems or ())
 
     def examine(self, error: BaseException) -> Failure | None:
-        """Look at an exception that has ended the program or is leaving the watched block; nothing where not on.
+        """Examine an exception that has ended the program or is leaving the watched block; does nothing if not on.
 
-        Returns what was not known of it before.
+        Returns the Failure behind it, if it is new.
         """
         return self._recorder.examine(error) if self._recorder is not None and self.is_on else None
 
     def call_with_errors(self, listener: Callable[[BaseException, Conflict | Failure | None], None]) -> None:
-        """Have ``listener`` called with each error that leaves a backward and what was found of it, until the end."""
+        """Call ``listener`` with each error that leaves a backward and the finding for it, until the stop."""
         self._explainer = listener
         if self._recorder is not None:
             self._recorder.explainers += (listener,)
 
     def stop(self) -> None:
-        """End watching; torch is as it was before."""
+        """End watching and restore torch."""
         if self._recorder is None or self._evidence is not None:
             return
         self._forks_end = watched_process.forks()
@@ -112,17 +112,17 @@ class Session:
         self._recorder.let_go()
 
     def _forks_since(self) -> int:
-        """How many children were forked in this stretch and are reported by nobody else."""
+        """Return how many children forked in this stretch send no report."""
         return (watched_process.forks() if self.is_on else self._forks_end) - self._forks
 
     def begin_anew(self) -> None:
-        """In a forked child: what was found and counted before belongs to the parent."""
+        """Start counting anew in a forked child: earlier findings and counts belong to the parent."""
         if self._recorder is not None and self.is_on:
             self._recorder.after_fork()
             self._since = self._recorder.mark()
 
     def evidence(self) -> Evidence:
-        """What was captured so far, as plain data."""
+        """Return everything recorded so far, as plain data."""
         if self._evidence is not None:
             return self._evidence
         if self._recorder is None:
@@ -130,13 +130,13 @@ class Session:
         return self._recorder.evidence(self._since)
 
     def report(self, program: Program | None = None) -> Report:
-        """The diagnoses of what was captured so far."""
+        """Return a report with the diagnoses of everything recorded so far."""
         import torch
 
         evidence = self.evidence()
         diagnoses: tuple[Diagnosis, ...] = ()
         if evidence.conflicts or evidence.failures or evidence.nonfinite:
-            # Of a right program nothing is to be explained, and the package is a large one.
+            # A right program needs no explanation, and the package is a large one.
             from gradsan.diagnose import diagnose, strictly
 
             diagnoses = diagnose(evidence)

@@ -1,4 +1,4 @@
-"""Terms of a session beyond watching: to halt, to heal some findings only, to bound memory."""
+"""Terms of a session beyond watching: halting, healing of some findings only, a memory bound."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Mode = Literal["watch", "deep", "heal", "nonfinite"]
 
 
 def is_wanted(diagnosis: Diagnosis) -> bool:
-    """Whether no comment in the source says that a finding is not wanted."""
+    """Whether no comment in the source suppresses a finding."""
     from gradsan.suppress import suppress
 
     return bool(suppress((diagnosis,)).kept)
@@ -26,10 +26,12 @@ def is_wanted(diagnosis: Diagnosis) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """``halt`` stops the program at the first error found, ``early`` already where a value is overwritten that a live
-    graph holds; ``strict`` makes warnings of notes, and stops at warnings, too. Of findings that ``wanted`` denies the
-    program is not stopped. Healing is for conflicts that one of the rules ``only`` takes (none: for all), and what it
-    keeps is bounded by ``max_bytes``.
+    """Demands of a session beyond a report.
+
+    ``halt`` stops the program at the first error found, ``early`` already at the write of a value that a live graph
+    holds; ``strict`` turns notes into warnings, and stops at warnings, too. Findings for which ``wanted`` is False do
+    not stop the program. Conflicts that match one of the rules ``only`` are healed (no rules: all), with at most
+    ``max_bytes`` of originals.
     """
 
     halt: bool = False
@@ -40,13 +42,13 @@ class Terms:
     wanted: Callable[[Diagnosis], bool] = is_wanted
 
     def mode(self, mode: Mode) -> Mode:
-        """The mode that these terms need where ``mode`` was asked for."""
+        """Return the mode that these terms need, given the requested one."""
         if self.only:
             return "heal"
         return "deep" if self.early and mode == "watch" else mode
 
     def asked(self) -> Asked:
-        """The same, for capture. Importing it imports torch."""
+        """Return the demands for the recorder. Imports torch."""
         from gradsan.record.demands import Asked
 
         return Asked(
@@ -58,7 +60,7 @@ class Terms:
 
 
 def chosen(options: Options, wanted: Callable[[Diagnosis], bool] = is_wanted) -> tuple[Mode, Terms]:
-    """The mode and the terms that ``options`` ask for; ``wanted`` as in :class:`Terms`."""
+    """Return the mode and the terms that ``options`` request; ``wanted`` as in :class:`Terms`."""
     from gradsan.suppress import rules_of
 
     terms = Terms(
@@ -77,7 +79,7 @@ def _stops(terms: Terms, found: Conflict | Failure) -> Message | None:
     diagnosis = diagnosed(found)
     if diagnosis is None or not terms.wanted(diagnosis):
         return None
-    # Strictly, nothing is less than a warning, and warnings stop.
+    # Under ``strict``, everything is at least a warning, and warnings stop.
     if diagnosis.severity != "error" and not terms.strict:
         return None
     return Message("error.halted", {"code": diagnosis.code, "title": diagnosis.title})
@@ -96,7 +98,7 @@ def _heals(rules: tuple[Rule, ...], conflict: Conflict) -> bool:
 
 
 def diagnosed(found: Conflict | Failure) -> Diagnosis | None:
-    """What one finding means; None for an error that nobody can explain."""
+    """Return the diagnosis of one finding; None for an error that gradsan cannot explain."""
     from gradsan.diagnose import diagnose
 
     if isinstance(found, Conflict):

@@ -1,6 +1,6 @@
 """Options of ``gradsan run`` and their three sources: command line, environment, pyproject.toml.
 
-A *layer* is what one place says: values by field name of :class:`Options`, already checked. Later layers win.
+A *layer* holds the options of one source: checked values by field name of :class:`Options`. Later layers win.
 """
 
 from __future__ import annotations
@@ -25,34 +25,31 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kKmMgGtT])(?:i?[bB])?)?", re.ASCII)
 _SETTING = re.compile(r"""([^=:]+)=("[^"]*"|'[^']*'|[^:]*)(?::|$)""")
 
 REPORT_FILES = ("json", "html", "sarif")
-"""The fields of Options that name a file for the report, each the name of its form."""
+"""The fields of Options that name a report file, each called like its format."""
 
 STANDARD_OUTPUT = "-"
-"""What such a field names for the report to go where the program printed."""
+"""Value of such a field that sends the report to the standard output."""
 
 INPUT_FILES = ("suppressions", "baseline", "write_baseline")
-"""The fields of Options that name a file about findings that are not wanted."""
+"""The fields of Options that name a file about suppressed findings."""
 
 Layer = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How ``gradsan run`` reports.
+    """Options of ``gradsan run``.
 
-    ``json``, ``html`` and ``sarif`` are the files that receive the report in that form, or None; ``github`` asks for
-    annotations of GitHub Actions on the standard output, ``json_summary`` for one line of JSON there; ``exit_code`` (0
-    to 255) the status that takes the place of 0 where the program finished but a conflict was found, 0 leaving the
-    program's status alone; ``stacks`` asks for whole stacks, ``quiet`` for no report on the terminal; ``editor`` is
-    what the lines of the HTML page open in, as :func:`gradsan._editors.address_in` takes it. ``deep`` keeps
-    originals, ``heal`` lets backward use them, of all conflicts or of those that the rules ``heal_only`` take, as long
-    as they need at most ``max_bytes``.
-    ``nonfinite`` searches for the origin of NaN and Inf. ``halt``, ``early`` and ``strict`` as in
-    :class:`gradsan.watch`. ``autopsy`` watches nothing and explains the error that ends the run; it is stronger than
-    the others.
-
-    ``ignore`` are rules for findings that are not wanted, ``suppressions`` a file of such rules, ``baseline`` a file of
-    findings that are known already, ``write_baseline`` the file that those of this run are written to.
+    ``json``, ``html`` and ``sarif`` are the files that receive the report in that format, or None; ``github`` requests
+    annotations of GitHub Actions on the standard output, ``json_summary`` one line of JSON there; ``exit_code`` (0 to
+    255) is the exit status instead of 0 if the program finished but a conflict was found, 0 leaving the program's
+    status alone; ``stacks`` requests whole stacks, ``quiet`` no report on the terminal; ``editor`` is the editor for
+    the line links of the HTML page, as in :func:`gradsan._editors.address_in`. ``deep`` keeps originals, ``heal`` lets
+    backward use them, for all conflicts or for those that the rules ``heal_only`` match, as long as they need at most
+    ``max_bytes`` bytes. ``nonfinite`` searches for the origin of NaN and Inf. ``halt``, ``early`` and ``strict`` as in
+    :class:`gradsan.watch`. ``autopsy`` watches nothing and explains the error that ends the run; it overrides the
+    others. ``ignore`` are rules for suppressed findings, ``suppressions`` a file of such rules, ``baseline`` a file of
+    known findings, ``write_baseline`` the file that this run's findings are written to.
     """
 
     json: str | None = None
@@ -82,21 +79,21 @@ class Options:
 
 
 class OptionsError(Exception):
-    """gradsan was told something that it does not understand."""
+    """An option is unknown, or its value invalid."""
 
     def __init__(self, message: Message) -> None:
-        """``message`` is the sentence that says so."""
+        """Keep ``message``, the sentence that explains the error."""
         super().__init__(message.key)
         self.message = message
 
 
 def checked_layer(raw: Mapping[str, Any], where: Message) -> dict[str, Any]:
-    """The layer for ``raw``: option names as users write them (``exit-code``) with values as they were found.
+    """Return the layer for ``raw``: option names as users write them (``exit-code``) with raw values.
 
-    ``where`` names the place for the sentence of an error.
+    ``where`` names the source in the sentence of an error.
 
     Raises:
-        OptionsError: for an option that does not exist and for a value that it cannot have.
+        OptionsError: for an unknown option, or an invalid value.
     """
     layer: dict[str, Any] = {}
     for name, value in raw.items():
@@ -119,9 +116,9 @@ def checked_layer(raw: Mapping[str, Any], where: Message) -> dict[str, Any]:
 
 
 def environment_layer(environ: Mapping[str, str]) -> dict[str, Any]:
-    """What ``GRADSAN_OPTIONS`` in ``environ`` says: ``key=value:key=value``.
+    """Return the layer of ``GRADSAN_OPTIONS`` in ``environ``: ``key=value:key=value``.
 
-    A value that holds a colon is written in quotes: ``json="a:b.json"``.
+    A value with a colon is quoted: ``json="a:b.json"``.
 
     Raises:
         OptionsError: for a part that is no ``key=value``, and as :func:`checked_layer`.
@@ -145,12 +142,12 @@ def environment_layer(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def file_layer(directory: Path) -> dict[str, Any]:
-    """What ``[tool.gradsan]`` says in the nearest pyproject.toml, from ``directory`` upwards, that has this table.
+    """Return the layer of ``[tool.gradsan]`` in the nearest pyproject.toml with this table, from ``directory`` upwards.
 
-    A relative path of a file to write counts from the folder of that file.
+    Relative paths are relative to the folder of that file.
 
     Raises:
-        OptionsError: where a pyproject.toml on the way cannot be read, and as :func:`checked_layer`.
+        OptionsError: if a pyproject.toml on the way cannot be read, and as :func:`checked_layer`.
     """
     for folder in (directory, *directory.parents):
         file = folder / "pyproject.toml"
@@ -165,7 +162,7 @@ def file_layer(directory: Path) -> dict[str, Any]:
 
 
 def merged(*layers: Layer) -> Options:
-    """The options that ``layers`` lead to, the weakest layer first; what none of them says keeps its default."""
+    """Return the options of ``layers``, the weakest layer first; options set in none keep their defaults."""
     values: dict[str, Any] = {}
     for layer in layers:
         values.update(layer)
@@ -173,7 +170,7 @@ def merged(*layers: Layer) -> Options:
 
 
 def read_options(command_line: Mapping[str, Any], environ: Mapping[str, str], directory: Path | None) -> Options:
-    """The options from all three places; ``directory`` is where the program starts, None where it no longer exists.
+    """Return the options of all three sources; ``directory`` is the working directory, None if it no longer exists.
 
     Raises:
         OptionsError: as :func:`checked_layer`, :func:`environment_layer` and :func:`file_layer`.
@@ -186,12 +183,12 @@ def read_options(command_line: Mapping[str, Any], environ: Mapping[str, str], di
 
 
 def spelled(field: str) -> str:
-    """A field of :class:`Options` as users write it."""
+    """Return the name of a field of :class:`Options` as users write it."""
     return field.replace("_", "-")
 
 
 def expected(field: str) -> Message:
-    """What a field of :class:`Options` takes, in words. Raises KeyError for a name that is no field."""
+    """Return the sentence on valid values of a field of :class:`Options`. Raises KeyError for an unknown name."""
     return Message(f"cli.takes_{_CHECKS[field][1]}")
 
 
@@ -202,7 +199,7 @@ def _gradsan_table(file: Path) -> Mapping[str, Any] | None:
         with file.open("rb") as stream:
             tool = import_module(_TOML).load(stream).get("tool", {})
     except (OSError, ValueError) as failure:
-        # A TOMLDecodeError is a ValueError, and so is text that is not UTF-8.
+        # A TOMLDecodeError is a ValueError, and so is a UnicodeDecodeError.
         raise OptionsError(Message("cli.broken_file", {"path": file, "reason": _reason(failure)})) from None
     table = tool.get("gradsan") if isinstance(tool, Mapping) else None
     if table is None or isinstance(table, Mapping):
@@ -309,6 +306,6 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "baseline": (_path, "path"),
     "write_baseline": (_path, "path"),
 }
-"""How each field of Options is checked, and the key of the words that say what it takes."""
+"""The check of each field of Options, and the text key for its valid values."""
 
 assert set(_CHECKS) == {field.name for field in fields(Options)}

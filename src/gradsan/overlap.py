@@ -1,4 +1,4 @@
-"""Regions of a storage: the bytes that each covers, and whether two share one."""
+"""Regions of a storage: the bytes that each covers, and whether two of them overlap."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _MOST_ROWS = 100_000
 
 
 def narrowed(region: Region) -> Region | None:
-    """The region that ``tensor[index] = value`` wrote, ``index`` applied as indexing by ints and slices does.
+    """Return the region written by ``tensor[index] = value``, where ``index`` has ints and slices.
 
-    None where nothing was written (an empty slice). A region without index, or with one that does not fit its shape,
-    is returned without its index: all of it.
+    None if nothing was written (an empty slice). A region without index, or with one that does not fit its shape,
+    is returned whole, without its index.
     """
     if region.index is None:
         return region
@@ -48,7 +48,7 @@ def narrowed(region: Region) -> Region | None:
 
 
 def overlap(first: Region, second: Region) -> bool:
-    """Whether two regions of one storage share a byte: exact up to a size, beyond it True unless they lie apart."""
+    """Whether two regions of one storage share a byte: exact up to a size, beyond it True unless clearly disjoint."""
     a, b = narrowed(first), narrowed(second)
     if a is None or b is None or _is_empty(a) or _is_empty(b):
         return False
@@ -83,7 +83,7 @@ def _range(region: Region) -> tuple[int, int]:
 
 
 def _rows(region: Region) -> Iterator[tuple[int, int]] | None:
-    """Byte spans of the region, runs of adjacent elements taken together; None where there are too many."""
+    """Return byte spans of the region, adjacent elements merged; None where there are too many."""
     if len(region.strides) != len(region.shape):
         return None
     dims = sorted(

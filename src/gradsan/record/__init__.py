@@ -1,1 +1,1 @@
-"""Recording of a run: operations, writes, optimizer steps and backward calls, as torch makes them."""
+"""Recording of a run: operations, writes, optimizer steps and backward calls, as they happen."""

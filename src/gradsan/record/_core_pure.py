@@ -1,7 +1,7 @@
-"""Recording core in pure Python; ``_native.c`` is the same in C and is tested against this file.
+"""Recording core in pure Python; ``_native.c`` is the same in C, and is tested against this file.
 
-Hot means: runs once per operation, per optimizer step and per backward of the user's program. Everything here
-records a few integers and references and defers all thinking to the moment a report is made.
+Everything here is hot: it runs once per operation, optimizer step or backward of the program. It
+records a few integers and references and leaves all analysis to the moment a report is made.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DEPTH_KEPT = 128
 STEPS_KEPT = 1024  # beginnings and ends, each one
 BACKWARDS_KEPT = 256
 QUIET_NODES = 1024
-"""So many Nodes after the last backward are looked at first."""
+"""The number of Nodes after the last backward at which ``on_quiet`` is first called."""
 
 
 class Stack:
@@ -91,7 +91,7 @@ class Core:
 
     @property
     def running(self) -> list[tuple[Any, ...]]:
-        """The backward calls that run, outermost first; see :meth:`engine`."""
+        """The running backward calls, outermost first; see :meth:`engine`."""
         return self._running
 
     @property
@@ -110,7 +110,7 @@ class Core:
         return self.clock
 
     def forgive(self, failure: Exception) -> None:
-        """Count what has gone wrong in gradsan's own work; what is the program's, or of ``lets_pass``, reaches it."""
+        """Count a failure of gradsan's own work; raises it if it is the program's, or of ``lets_pass``."""
         if isinstance(failure, self.lets_pass or ()) or _writer_pure.is_of_signal(failure):
             raise failure
         self.log_errors += 1
@@ -125,9 +125,9 @@ class Core:
         self.saves = self.write_count = self.steps = self.log_errors = self.backwards = 0
 
     def stack(self, skip: int = 0) -> Stack:
-        """The stack of the caller (``skip`` frames further out), equal stacks being one object.
+        """Return the stack of the caller (``skip`` frames further out); equal stacks are one object.
 
-        It is empty where no Python frame is left: a hook called in a thread of the engine.
+        It is empty where no Python frame is left: in a hook called in a thread of the engine.
         """
         return self.stack_from(_writer_pure.caller(skip + 1))
 
@@ -158,22 +158,22 @@ class Core:
             return  # a call within this one has logged them
         stack = self.stack_from(caller)
         self.saves += 1
-        # The same line again and nothing logged in between: one entry serves a loop.
+        # The same line again and nothing logged in between: one entry serves a whole loop.
         if last is not None and last[3] == thread and last[4] is stack and last[1] == first and last[2] == self.clock:
             last[1] = end
             return
         self._nodes.append([first, end, self.tick(), thread, stack])
 
     def nodes_near(self, sequence: int, thread: int) -> list[tuple[int, int, int, Stack]]:
-        """The call that made the Node with this sequence number, else the calls just before and just after it.
+        """Return the call that made the Node with this sequence number, else the calls just before and after it.
 
-        Each is (first number, end of its numbers, clock, stack); of calls within calls the innermost made the Node.
-        A thread that has ended leaves its ident to another, whose numbers begin anew: what the calling thread has not
-        come to yet is not its own.
+        Each is (first number, end of its numbers, clock, stack); of nested calls the innermost made the Node. The ident
+        of a thread that has ended is reused by another, whose numbers restart: numbers that the calling thread has not
+        reached yet are not its own.
         """
         exact = before = after = None
         made = _torch.sequence_number() if thread == threading.get_ident() else sys.maxsize
-        # The newest first. In the calling thread ends only rise: what lies behind the first that ends before is older.
+        # Newest first. In the calling thread ends only rise: entries before the first one that ends earlier are older.
         for entry in reversed(list(self._nodes)):  # other threads go on meanwhile
             first, end, _, owner, _ = entry
             if owner != thread or end > made:
@@ -198,7 +198,7 @@ class Core:
         return list(self._writes)
 
     def writes_after(self, clock: int) -> list[tuple[Any, ...]]:
-        """Those of the logged writes that are younger than ``clock``, oldest first."""
+        """Return the logged writes that are younger than ``clock``, oldest first."""
         younger = itertools.takewhile(lambda entry: entry[0] > clock, reversed(list(self._writes)))
         return list(younger)[::-1]
 
@@ -208,10 +208,10 @@ class Core:
         return self.write_count > len(writes) and (not writes or bool(writes[0][0] > clock))
 
     def log_write(self, tensor: Any, op: str, kind: str, index: Any, stack: Stack) -> None:
-        """Put one in-place change of ``tensor`` into the log; the program's own ``__torch_function__`` is not asked.
+        """Log one in-place change of ``tensor``, without calling the program's own ``__torch_function__``.
 
         While a backward runs, and with ``tells_all_writes`` at any time, ``on_write`` is then called with the tensor,
-        ``op`` and ``stack``; what it raises, the caller gets.
+        ``op`` and ``stack``; its exceptions reach the caller.
         """
         if type(tensor) not in _torch.PLAIN_TENSORS or _torch.has_function_modes():
             before = _torch.hush()
@@ -230,7 +230,7 @@ class Core:
         try:
             is_parameter = tensor.is_leaf and tensor.requires_grad
         except RuntimeError:
-            # A view made under no_grad whose base was then written refuses to tell its grad_fn; it is no leaf.
+            # A view made under no_grad whose base was then written refuses to return its grad_fn; it is no leaf.
             is_parameter = False
         self.clock += 1
         self.write_count += 1
@@ -240,18 +240,18 @@ class Core:
         )
 
     def writer(self, original: Any, op: str, kind: str, position: int, keyword: str | None) -> Callable[..., Any]:
-        """Wrap ``original`` so that what it writes is logged after it returned.
+        """Wrap ``original`` so that its writes are logged after it has returned.
 
-        ``position`` is the written positional argument (-1: none), ``keyword`` the keyword that names written tensors
-        (``out``). What goes wrong while logging never reaches the caller; ``log_errors`` counts it. Like ``original``,
-        the wrapper becomes a method in a class or not. Of the kinds, ``plain`` writes nothing; nor does ``operator`` as
-        far as the core knows: of the first argument, an operator, ``on_operator`` is told, with the arguments,
-        positional and named, unless its id is in ``quiet_operators``.
+        ``position`` is the written positional argument (-1: none), ``keyword`` the keyword of written tensors
+        (``out``). Failures of logging never reach the caller; ``log_errors`` counts them. The wrapper becomes a method
+        in a class if ``original`` does. The kind ``plain`` writes nothing; nor does ``operator``, as far as the core
+        knows: ``on_operator`` is called with the arguments, the first of which is the operator, unless its id is in
+        ``quiet_operators``.
         """
         return _writer_pure.wrap(self, original, op, kind, position, keyword)
 
     def listener(self, original: Any, before: Callable[..., Any] | None, after: Callable[..., Any] | None) -> Any:
-        """As :func:`gradsan.record._writer_pure.listen` says, while the core is active."""
+        """Wrap ``original`` by :func:`gradsan.record._writer_pure.listen`; nothing is called while inactive."""
         return _writer_pure.listen(self, original, before, after)
 
     def relay(self, original: Any, before: Any, after: Any) -> Any:
@@ -259,9 +259,9 @@ class Core:
         return _writer_pure.Relay(self, original, before, after)
 
     def watch_indexing(self, wanted: bool) -> None:
-        """Nothing: Python could only set ``__getitem__``, which would make a sequence of every tensor.
+        """Do nothing: Python could only set ``__getitem__``, which would make every tensor a sequence.
 
-        A Node that ``tensor[index]`` makes is placed between the logged calls before and after it.
+        A Node made by ``tensor[index]`` is located between the logged calls before and after it.
         """
 
     def step_begin(self, optimizer: Any, *_: Any) -> None:
@@ -272,7 +272,7 @@ class Core:
         optimizers that are not in ``settled``.
         """
         self.clock += 1
-        # No count, because a step that raised does not end; its optimizer begins again some time.
+        # No counter, because a step that raised has no end; its optimizer begins another one later.
         self._open[id(optimizer)] = threading.get_ident()
         self.open_steps = len(self._open)
         try:
@@ -318,22 +318,21 @@ class Core:
     def engine(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap the engine's entry point so that every backward call is known while it runs.
 
-        ``running`` then holds (clock, stack, thread, outputs, retain_graph, accumulate_grad) for it.
-        ``on_enter`` is called before the engine runs, with that entry and the engine's arguments after the
-        outputs, ``on_leave`` after it ended well; ``on_nonfinite`` before, where the C core does not see its
-        outputs to be finite (this one does not look, and always calls it); ``on_round`` before, at the 1st,
-        2nd, 4th, 8th … call of one line, with that number; ``on_differentiable`` after one that was called with
-        ``create_graph=True``, with its ``inputs`` and its result; ``on_gradients`` likewise after one that
-        fills no ``.grad``, called without.
-        What they raise takes the place of the backward. ``on_failure`` is called with how it failed.
-
-        ``backward_end`` is the number of the next Node when a backward last ended well, 0 before; ``quiet_from`` is the
-        same, and may be set. A call after which there are ``quiet_nodes`` or more from there on is told to
-        ``on_quiet``, with the number of the next Node; so is one of a thread that has not come to that number yet.
-
-        ``backward_log`` gets a tuple for each call: clock, stack, thread, retain_graph, accumulate_grad, the number of
-        the next Node when it began, the same when it ended (or again when it began), the steps before, a number for
-        this thread's life (numbers of threads are used again), weak references to the outputs (None: has none).
+        ``running`` then holds (clock, stack, thread, outputs, retain_graph, accumulate_grad) for it. ``on_enter`` is
+        called before the engine runs, with that entry and the engine's arguments after the outputs, ``on_leave`` after
+        it ended well; ``on_nonfinite`` before, where the C core does not see its ``on_enter`` is called before the
+        engine runs, with that entry and the engine's arguments after the outputs, ``on_leave`` after it has succeeded;
+        ``on_nonfinite`` before, where the C core does not find the outputs finite (this one does not check, and always
+        calls it); ``on_round`` before, at the 1st, 2nd, 4th, 8th … call of one line, with that number;
+        ``on_differentiable`` after a call with ``create_graph=True``, with its ``inputs`` and its result;
+        ``on_gradients`` likewise after a call without it that fills no ``.grad``. Their exceptions replace the
+        backward. ``on_failure`` is called with the exception of a failed one. ``backward_end`` is the number of the
+        next Node when a backward last succeeded, 0 before; ``quiet_from`` is the same, and may be set. ``on_quiet`` is
+        called after a call by which ``quiet_nodes`` or more Nodes have been made since then, with the number of the
+        next Node; also for a thread that has not reached that number yet. ``backward_log`` gets a tuple for each call:
+        clock, stack, thread, retain_graph, accumulate_grad, the number of the next Node when it began, the same when it
+        ended (or again when it began), the steps before, a number for this thread's life (thread idents are reused),
+        weak references to the outputs (None: has none).
         """
         core = self
 
@@ -366,7 +365,7 @@ class Core:
                         except Exception as failure:
                             core.forgive(failure)
                     raise
-                # Nodes of a backward that is itself differentiable.
+                # Nodes made by a backward that is itself differentiable.
                 if (end := _torch.sequence_number()) != first:
                     core.log_nodes(first, end, sys._getframe().f_back)
                 self.quiet_from = self.backward_end = end
@@ -385,7 +384,7 @@ class Core:
         return _torch.dress(run_backward, original)
 
     def _close_raised_steps(self, called_from: Stack) -> None:
-        """Close the steps of this thread that have raised: those that began, where a backward is called from none."""
+        """Close the steps of this thread that have raised: all open ones, if no step is on the stack of a backward."""
         codes = called_from.codes
         if len(codes) < DEPTH_KEPT and not any(code.co_filename.startswith(self.optimizer_folder) for code in codes):
             here = threading.get_ident()

@@ -1,4 +1,4 @@
-"""Wrappers in pure Python that log what the function they wrap has written; in C they are part of ``_native.c``."""
+"""Wrappers in pure Python that log the writes of the function they wrap; the C ones are part of ``_native.c``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradsan import _torch
 
 
 def is_of_signal(failure: BaseException) -> bool:
-    """Whether a handler of signals raised it: it is the program's, a time limit, and only came while gradsan worked."""
+    """Whether a signal handler raised it: then it is the program's (a time limit) and only came while gradsan ran."""
     codes = set()
     trace = failure.__traceback__
     while trace is not None:
@@ -33,20 +33,20 @@ def _code_of(handler: Any) -> CodeType | None:
 
 _OWN = "__call__ __get__ __eq__ __ne__ __hash__ __reduce__ __reduce_ex__"
 OWN_NAMES = frozenset(_OWN.split()) | {"_gradsan_original", "_gradsan_method", "_gradsan_relay"}
-"""What a wrapper in C tells of itself; all else it is asked for is its original's."""
+"""Attributes that a wrapper in C defines itself; all others are its original's."""
 
 
 class FunctionWriter:
-    """A wrapper around a callable that does not become a method in a class, as builtin functions do not.
+    """Wrapper around a callable that does not become a method in a class, such as a builtin function.
 
-    It equals what it wraps: torch hands the wrapper to ``__torch_function__``, where programs look functions up in
+    It equals its original: torch passes the wrapper to ``__torch_function__``, where programs look functions up in
     tables that they filled before.
     """
 
     __slots__ = ("__dict__", "__weakref__", "_core", "_keyword", "_kind", "_op", "_original", "_position")
 
     def __init__(self, core: Any, original: Any, op: str, kind: str, position: int, keyword: str | None) -> None:
-        """The arguments of :meth:`gradsan.record._core_pure.Core.writer`."""
+        """Take the arguments of :meth:`gradsan.record._core_pure.Core.writer`."""
         self._core = core
         self._original = original
         self._op = op
@@ -55,11 +55,11 @@ class FunctionWriter:
         self._keyword = keyword
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the original, then log; an exception of the original passes, and nothing is logged."""
+        """Call the original, then log; an exception of the original propagates, and nothing is logged."""
         core = self._core
         if _torch.is_traced_by_dynamo():
             return traced_call(self, *args, **kwargs)
-        # Inside a compiler the wrapper steps aside: what it would log there are not the program's operations.
+        # Inside a compiler the wrapper logs nothing: these are not the program's operations.
         if not core.active or _torch.is_compiling() or (core.open_steps and _called_by_optimizer(core)):
             return self._original(*args, **kwargs)
         if core.before_write is not None and self._kind not in ("plain", "operator"):
@@ -87,7 +87,7 @@ class FunctionWriter:
         return result
 
     def _target(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What a call is given to write to; None where it is given nothing."""
+        """Return the tensors that a call writes; None where there are none."""
         if self._kind == "setitem":
             return args[0] if len(args) > 1 else None
         if self._keyword is not None:
@@ -150,40 +150,40 @@ class FunctionWriter:
             core.forgive(failure)
 
     def __getattr__(self, name: str) -> Any:
-        """What a wrapper is asked for is told by its original.
+        """Look all other attributes up on the original.
 
-        In C its ``__class__``, too, so that isinstance and inspect take it for that; a class in Python that said so
-        would be taken for it by torch.compile, which reads the attributes of such an object by itself.
+        In C this includes ``__class__``, so that isinstance and inspect take it for that; torch.compile would
+        take a Python class that did so for the original, too, and read the attributes of such an object itself.
         """
         return getattr(self._original, name)
 
     def __repr__(self) -> str:
-        """As the original's."""
+        """Return the original's."""
         return repr(self._original)
 
     def __eq__(self, other: object) -> Any:
-        """Whether both wrap the same, or ``other`` is what this wraps."""
+        """Whether both wrap the same callable, or ``other`` is the original."""
         return self._original == (other._original if isinstance(other, FunctionWriter) else other)
 
     def __hash__(self) -> int:
-        """As the original's."""
+        """Return the original's."""
         return hash(self._original)
 
     def __reduce__(self) -> Any:
-        """As the original's."""
+        """Pickle as the original."""
         return reduction(self, self._original)
 
     def __copy__(self) -> FunctionWriter:
-        """Itself, as for every function."""
+        """Return itself, as for every function."""
         return self
 
     def __deepcopy__(self, _: Any) -> FunctionWriter:
-        """Itself, as for every function."""
+        """Return itself, as for every function."""
         return self
 
 
 class MethodWriter(FunctionWriter):
-    """The same for a callable that becomes a method in a class."""
+    """Wrapper around a callable that becomes a method in a class."""
 
     __slots__ = ()
 
@@ -193,17 +193,17 @@ class MethodWriter(FunctionWriter):
 
 
 class FunctionListener(FunctionWriter):
-    """A wrapper that logs nothing itself, around a callable that does not become a method in a class."""
+    """Wrapper that calls listeners instead of logging, around a callable that does not become a method."""
 
     __slots__ = ("_after", "_before")
 
     def __init__(self, core: Any, original: Any, before: Any, after: Any) -> None:
-        """The arguments of :func:`listen`."""
+        """Take the arguments of :func:`listen`."""
         super().__init__(core, original, "", "plain", -1, None)
         self._before, self._after = before, after
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the original between the two."""
+        """Call the original between the two listeners."""
         core = self._core
         if _torch.is_traced_by_dynamo():
             return traced_call(self, *args, **kwargs)
@@ -224,30 +224,30 @@ class FunctionListener(FunctionWriter):
 
 
 class MethodListener(FunctionListener):
-    """The same for a callable that becomes a method in a class."""
+    """Listener wrapper around a callable that becomes a method in a class."""
 
     __slots__ = ()
     __get__ = MethodWriter.__get__
 
 
 class Relay(FunctionListener):
-    """A wrapper around a saved-tensor hook of the program's that changes what it is given, and what it gives.
+    """Wrapper around a saved-tensor hook of the program's that may change its argument and its result.
 
-    ``before(given)`` answers None (the hook is called, and nothing else), a tuple of what is given instead of calling
-    it, or what it is called with and what is noted; then ``after(noted, given, result)`` answers the result. Without
-    ``before``, ``after`` is called while the core is active. What they raise reaches the program.
+    ``before(given)`` returns None (only the hook is called), a 1-tuple of the result to use instead of calling
+    it, or (argument for the hook, note); then ``after(note, given, result)`` returns the result. Without
+    ``before``, ``after`` is called while the core is active. Their exceptions reach the program.
     """
 
     __slots__ = ()
 
     def __init__(self, core: Any, original: Any, before: Any, after: Any) -> None:
-        """The two as above."""
+        """Take the arguments of :func:`listen`."""
         super().__init__(core, original, before, after)
         _torch.dress(self, original)
         vars(self)["_gradsan_relay"] = True
 
     def __call__(self, given: Any, /) -> Any:
-        """Call the original between the two."""
+        """Call the original between ``before`` and ``after``."""
         noted, is_told = None, self._core.active
         if self._before is not None:
             told = self._before(given)
@@ -260,15 +260,15 @@ class Relay(FunctionListener):
 
 
 def is_relay(hook: Any) -> bool:
-    """Whether a saved-tensor hook is one of the program's within a relay."""
+    """Whether a saved-tensor hook is a relay around one of the program's."""
     return getattr(hook, "_gradsan_relay", False) is True
 
 
 def traced_call(wrapper: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """What torch.compile sees as the ``__call__`` of a wrapper in C, which it cannot look into; else a call of it.
+    """Stand in for the ``__call__`` of a wrapper in C, which torch.compile cannot trace; otherwise call the wrapper.
 
-    A tensor's method that is called by way of its class, ``torch.Tensor.add_(x, 1)``, becomes one of the tensor's own:
-    the compiler has read its table of methods off the class, where wrappers stand.
+    A tensor's method called on its class, ``torch.Tensor.add_(x, 1)``, becomes a call on the tensor:
+    the compiler has read its table of methods off the class, where the wrappers are.
     """
     if not _torch.is_traced_by_dynamo():
         return wrapper(*args, **kwargs)
@@ -281,15 +281,15 @@ _HERE = globals()
 
 
 def _called_by_optimizer(core: Any) -> bool:
-    """Whether the code that called lies in torch's optimizers, whose inner writes are accounted for per step."""
+    """Whether the caller is code of torch's optimizers, whose inner writes are accounted for per step."""
     frame = caller()
     return frame is not None and frame.f_code.co_filename.startswith(core.optimizer_folder)
 
 
 def caller(skip: int = 0) -> Any:
-    """The frame that called, ``skip`` frames further out, not counting frames of wrappers.
+    """Return the frame of the caller, ``skip`` frames further out, not counting frames of wrappers.
 
-    One call may pass several wrappers, and what called the outermost one counts.
+    One call may pass several wrappers; the caller of the outermost one counts.
     """
     frame: Any = sys._getframe(1)
     while frame is not None and (skip > 0 or frame.f_globals is _HERE):
@@ -299,7 +299,7 @@ def caller(skip: int = 0) -> Any:
 
 
 def wrap(core: Any, original: Any, op: str, kind: str, position: int, keyword: str | None) -> FunctionWriter:
-    """A wrapper around ``original`` that becomes a method where ``original`` does."""
+    """Return a wrapper around ``original`` that becomes a method if ``original`` does."""
     kind_of_wrapper = MethodWriter if hasattr(type(original), "__get__") else FunctionWriter
     wrapper = kind_of_wrapper(core, original, op, kind, position, keyword)
     _torch.dress(wrapper, original)
@@ -307,11 +307,11 @@ def wrap(core: Any, original: Any, op: str, kind: str, position: int, keyword: s
 
 
 def listen(core: Any, original: Any, before: Any, after: Any) -> FunctionListener:
-    """Wrap ``original`` so that ``before(args, kwargs)`` and ``after(noted, args, kwargs, result)`` hear of its calls.
+    """Wrap ``original`` so that ``before(args, kwargs)`` and ``after(noted, args, kwargs, result)`` are called.
 
-    Either may be None. ``noted`` is what ``before`` answered; if that is None, ``after`` is not called. What goes wrong
-    in them is counted. In C there is no frame between the caller's and that of ``original``: warnings and tracebacks
-    are as without the wrapper.
+    Either may be None. ``noted`` is the result of ``before``; if that is None, ``after`` is not called. Their
+    failures are counted. In C there is no frame between the caller's and that of ``original``: warnings and tracebacks
+    are the same as without the wrapper.
     """
     kind_of_wrapper = MethodListener if hasattr(type(original), "__get__") else FunctionListener
     wrapper = kind_of_wrapper(core, original, before, after)
@@ -320,7 +320,7 @@ def listen(core: Any, original: Any, before: Any, after: Any) -> FunctionListene
 
 
 def reduction(wrapper: Any, original: Any) -> Any:
-    """What ``wrapper.__reduce__`` returns: pickled by the name of ``original``, so that loading needs no gradsan."""
+    """Return the value of ``wrapper.__reduce__``: the name of ``original``, so that unpickling needs no gradsan."""
     if isinstance(original, FunctionType):
         return str(wrapper.__qualname__)
     reduced = original.__reduce_ex__(4)
@@ -330,7 +330,7 @@ def reduction(wrapper: Any, original: Any) -> Any:
 
 
 def basic_index(index: Any) -> tuple[Any, ...] | None:
-    """``index`` as a tuple if it is made of ints, slices of ints, None and ``...`` only; else None (a tensor index)."""
+    """Return ``index`` as a tuple if it consists of ints, slices of ints, None and ``...``; else None (a tensor)."""
     parts = index if type(index) is tuple else (index,)
     for part in parts:
         kind = type(part)

@@ -1,7 +1,7 @@
 """Backward calls of the recent past, and the events of a run as plain data.
 
-A call is known by where it was made and by numbers; of its loss there is only a weak reference, so that nothing lives
-longer than it would. Where the loss is still alive, its graph tells exactly which Nodes the call reached.
+A call is identified by its stack and by numbers; its loss is referred to weakly, so that nothing
+lives longer than it would. Where the loss is still alive, its graph gives the exact Nodes that the call reached.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class PastBackward:
 
     ``sequence`` is the number that the next Node of ``thread`` would have got when it ended (when it began, while it
     runs or where it raised); ``begun_at`` the same when it began. ``step`` counts the optimizer steps
-    before it. ``life`` is a number for each thread's life: numbers of Nodes start anew, and ``thread`` may be used
-    again, when a thread has ended.
+    before it. ``life`` is a number for each life of a thread: Node numbers restart, and ``thread`` may be reused,
+    after a thread has ended.
     """
 
     clock: int
@@ -42,14 +42,14 @@ class PastBackward:
 
     @property
     def root_sequence(self) -> int | None:
-        """The number of its youngest root; where a loss is gone, the number of the last Node made before it began."""
+        """The number of the youngest root; where a loss is gone, that of the last Node made before the call began."""
         roots = self.live_roots()
         if roots is None:
             return self.begun_at - 1
         return max((number for number in map(_torch.node_sequence, roots) if number is not None), default=None)
 
     def live_roots(self) -> list[Any] | None:
-        """The Nodes it started from; None where one of its losses is gone, or has been added to in place since."""
+        """Return the Nodes it started from; None where a loss is gone, or has been added to in place since."""
         alive = [output() for output in self.outputs]
         if not alive or any(one is None for one in alive):
             return None
@@ -59,20 +59,20 @@ class PastBackward:
 
 
 class Backwards:
-    """The bounded log of the backward calls of this process, as the core fills it, without those that are traced."""
+    """Bounded log of the backward calls of this process, without those that torch.compile traces."""
 
     def __init__(self, core: Log) -> None:
-        """Read the log of ``core``."""
+        """Read from the log of ``core``."""
         self._core = core
 
     def before_in_thread(self, clock: int) -> list[PastBackward]:
-        """The calls before the one that began at ``clock``, of the same thread, oldest first."""
+        """Return the calls before the one that began at ``clock``, of the same thread, oldest first."""
         log = self._read()
         this = next((one for one in log if one.clock == clock), None)
         return [] if this is None else [one for one in log if one.clock < clock and one.life == this.life]
 
     def before(self, clock: int) -> list[PastBackward]:
-        """The calls in the log that began before ``clock``, oldest first."""
+        """Return the logged calls that began before ``clock``, oldest first."""
         return [one for one in self._read() if one.clock < clock]
 
     def _read(self) -> list[PastBackward]:
@@ -81,12 +81,12 @@ class Backwards:
 
 
 def run_in_threads(core: Log) -> bool:
-    """Whether the backward calls in the log are of several threads, which log their events between each other's."""
+    """Whether the logged backward calls are of several threads, whose events interleave."""
     return len({entry[8] for entry in core.backward_log}) > 1
 
 
 def _read(entry: tuple[Any, ...]) -> PastBackward:
-    """An entry of the core's log, whose fields ``Core.engine`` names."""
+    """Convert an entry of the core's log, whose fields ``Core.engine`` lists."""
     clock, stack, thread, retain, accumulate, begun_at, sequence, step, life, outputs = entry
     via = "backward" if accumulate else "grad"
     weak = tuple(_gone if one is None else one for one in outputs)
@@ -98,19 +98,19 @@ def _gone() -> None:
 
 
 class MadeByEngine:
-    """Nodes that backward calls with ``create_graph`` have made in threads of the engine's own, device by device.
+    """Nodes that backward calls with ``create_graph`` have made in the engine's device threads, by device.
 
-    Such a thread numbers its Nodes by itself, and no wrapper sees them made. What is known is the number of the Node
+    Such a thread numbers its Nodes itself, outside any wrapper. Known are only the number of the Node
     behind each gradient, and that of the call before.
     """
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start with no calls."""
         self._ends: dict[Any, int] = {}
         self._calls: dict[Any, deque[tuple[int, int, int, Any, int]]] = {}
 
     def note(self, entry: Any, result: Any) -> None:
-        """A call has ended; the arguments are those of ``on_differentiable`` of the core."""
+        """Record a call that has ended; the arguments are those of ``on_differentiable`` of the core."""
         clock, stack, thread, outputs = entry[:4]
         ends: dict[Any, int] = {}
         for one in outputs:
@@ -122,12 +122,12 @@ class MadeByEngine:
                 ends[one.device] = max(ends.get(one.device, -1), -1 if number is None else number + 1)
         for device, end in ends.items():
             first = self._ends.get(device, 0)
-            # Where the gradients went to ``.grad``, how many Nodes there are is not known.
+            # The number of Nodes is unknown where the gradients went to ``.grad``.
             last = end if end >= 0 else sys.maxsize
             self._calls.setdefault(device, deque(maxlen=_CALLS_KEPT)).append((first, last, clock, stack, thread))
             self._ends[device] = max(first, end)
 
     def near(self, number: int, device: Any) -> list[tuple[int, Any, int]]:
-        """(clock, stack, calling thread) of the calls that may have made the Node of that number on ``device``."""
+        """Return (clock, stack, calling thread) of the calls that may have made the Node ``number`` on ``device``."""
         calls = self._calls.get(device, ())
         return [(clock, stack, thread) for first, end, clock, stack, thread in calls if first <= number < end]

@@ -1,7 +1,7 @@
-"""Programs under torch.compile: gradsan's own functions are left alone, and what was traced is kept.
+"""Hooks into torch.compile: gradsan's own functions are kept out of it, and traced graphs are kept.
 
-Of a compiler that fails it is kept on the error, of others in ``TRACED``: a compiled graph is one Node, and only what
-was traced tells which line of it saves what.
+The graph of a failed compilation is kept on its error, others in ``TRACED``: a compiled graph is one Node, and
+only the traced graph shows which line of it saves which value.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Run = Callable[[Callable[[], object]], None]
 
 
 def install(patches: Patches, guard: Run) -> None:
-    """Watch until ``patches`` is undone: now, or as soon as the program has imported torch.compile's machinery."""
+    """Hook in now, or once the program has imported torch.compile's machinery, until ``patches`` is undone."""
 
     def watch() -> None:
         kind = _torch.compiler_error_class()
@@ -35,34 +35,34 @@ def install(patches: Patches, guard: Run) -> None:
 
 
 class TracedGraphs:
-    """The latest graphs that were traced while gradsan was on. They serve as long as the process lives, as they do."""
+    """The latest graphs traced while gradsan was on, kept as long as the process lives, like the compiled code."""
 
     def __init__(self) -> None:
-        """None yet."""
+        """Start with no graph."""
         self._kept: deque[_torch.Traced] = deque(maxlen=_GRAPHS_KEPT)
         self.on_first: Callable[[], None] | None = None
-        """Called when there are some."""
+        """Called when there is a graph."""
 
     def keep(self, traced: _torch.Traced) -> None:
-        """Keep one more; the oldest gives way."""
+        """Keep one more graph; drops the oldest one beyond the bound."""
         self._kept.append(traced)
         self.publish()
 
     def publish(self) -> None:
-        """Say that there are some, if there are, to who wants to know."""
+        """Call ``on_first`` if there is a graph."""
         if self._kept and self.on_first is not None:
             self.on_first()
 
     def numbered(self, number: int | None) -> _torch.Traced | None:
-        """The one of which the graph of autograd with this number was made."""
+        """Return the traced graph from which the autograd graph with this number was made; None if unknown."""
         return next((one for one in reversed(self._kept) if number is not None and one.first <= number < one.end), None)
 
     def latest(self) -> tuple[_torch.Traced, ...]:
-        """All that are kept, in the order in which they were traced."""
+        """Return all kept graphs, in the order in which they were traced."""
         return tuple(self._kept)
 
     def of_function(self, file: str, function: str) -> tuple[_torch.Traced, ...]:
-        """Those of a function, the latest first."""
+        """Return the graphs of a function, the latest first."""
         return tuple(one for one in reversed(self._kept) if (one.file, one.function) == (file, function))
 
 
@@ -105,9 +105,9 @@ def _watch(kind: Any, patches: Patches, guard: Run) -> None:
 
 
 def leave_own_frames() -> None:
-    """Have the compiler, if there is one, leave the functions of all modules of gradsan that are loaded.
+    """Have the compiler, if it is loaded, skip the functions of all loaded modules of gradsan.
 
-    What a compiled function cannot trace runs with the compiler still looking at every new frame, gradsan's too.
+    Code that cannot be traced runs with the compiler still intercepting every new frame, gradsan's too.
     """
     if _torch.COMPILER_FRAMES not in sys.modules:
         return
@@ -117,7 +117,7 @@ def leave_own_frames() -> None:
             continue
         _left.add(name)
         for code in _codes_of(module):
-            # What a guard runs is gradsan's own work down to the last call; a wrapper calls the program's functions.
+            # A guard runs only gradsan's own work, callees included; a wrapper calls the program's functions.
             _torch.never_compile(code, with_callees=code in alone)
 
 

@@ -1,4 +1,4 @@
-"""Demands of a stretch of watching beyond reports: to be stopped, and how far healing goes."""
+"""Demands of a stretch of watching beyond reports: stopping the program, and the scope of healing."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gradsan.model import Conflict, Failure, Message
 from gradsan.record.steps import RawBackward
 
 FOUND_AT_WRITE = "write"
-"""``Use.via`` of a conflict that was found when its value was overwritten: no backward has asked for it."""
+"""``Use.via`` of a conflict that was found at the write: no backward has asked for the value."""
 
 
 class Asked(NamedTuple):
-    """What one stretch asks for.
+    """Demands of one stretch of watching.
 
-    ``stops`` says of what was found with which words the program is to be stopped, None: not at all. ``early``: at the
-    write. ``heals`` says which conflicts are healed, None: all; ``max_bytes`` bounds what healing keeps.
+    ``stops`` returns the message with which a finding stops the program, None to go on; ``early``: stop at the
+    write. ``heals`` says which conflicts are healed (None: all); ``max_bytes`` bounds the memory of healing.
     """
 
     stops: Callable[[Conflict | Failure], Message | None] | None = None
@@ -27,42 +27,42 @@ class Asked(NamedTuple):
 
 
 class Demands:
-    """What is asked for just now, by all the stretches that run."""
+    """Combined demands of all running stretches."""
 
     def __init__(self) -> None:
-        """Nothing."""
+        """Start without demands."""
         self._stretches: list[tuple[int, str, Asked]] = []
         self._halted: Message | None = None
 
     def begin(self, number: int, mode: str, asked: Asked) -> None:
-        """The stretch of that number begins."""
+        """Add the demands of a stretch that begins."""
         if not self._stretches:
             self._halted = None
         self._stretches.append((number, mode, asked))
 
     def end(self, number: int) -> None:
-        """The stretch of that number has ended."""
+        """Remove the demands of a stretch that has ended."""
         self._stretches = [one for one in self._stretches if one[0] != number]
 
     @property
     def stop(self) -> bool:
-        """Whether one wants the program stopped."""
+        """Whether a stretch wants the program stopped."""
         return any(asked.stops is not None for _, _, asked in self._stretches)
 
     @property
     def early(self) -> bool:
-        """Whether one wants it stopped at the write."""
+        """Whether a stretch wants it stopped at the write."""
         return any(asked.early for _, _, asked in self._stretches)
 
     @property
     def max_bytes(self) -> int | None:
-        """The tightest bound on what healing keeps."""
+        """The tightest bound on the memory of healing."""
         bounds = [asked.max_bytes for _, mode, asked in self._stretches if mode == "heal"]
         return min((bound for bound in bounds if bound is not None), default=None)
 
     @property
     def heals(self) -> Callable[[Conflict], bool] | None:
-        """Whether a conflict is healed: where one of those that heal wants it so; None: every one is."""
+        """A predicate for conflicts to heal: those that any healing stretch wants; None for all."""
         wanted = [asked.heals for _, mode, asked in self._stretches if mode == "heal"]
         scopes = [scope for scope in wanted if scope is not None]
         if len(scopes) < len(wanted) or not scopes:
@@ -70,13 +70,13 @@ class Demands:
         return lambda conflict: any(scope(conflict) for scope in scopes)
 
     def on_new(self, found: Conflict | Failure) -> None:
-        """Stop the program at what was found, where one wants it.
+        """Stop the program at a finding if a stretch wants it.
 
-        Where PyTorch stops it anyway, its error is left to come first; a program that goes on after it is stopped at
+        Where PyTorch stops it anyway, PyTorch's error comes first; a program that catches it is stopped at
         its next backward.
 
         Raises:
-            HaltError: with the words of the one that wants it.
+            HaltError: with the message of the stretch that wants it.
         """
         for _, _, asked in self._stretches:
             words = None if asked.stops is None else asked.stops(found)
@@ -86,7 +86,7 @@ class Demands:
                     raise HaltError(words)
 
     def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Stop a program that has caught what was to stop it; the arguments are those of ``listeners.BeforeBackward``.
+        """Stop a program that has caught its halt; the arguments are those of ``listeners.BeforeBackward``.
 
         Raises:
             HaltError: as ``on_new``.
@@ -96,14 +96,14 @@ class Demands:
 
 
 class Found(list[Any]):
-    """What was found in a run; ``on_new`` is called with each new one, and what it raises is for the program."""
+    """List of findings that calls ``on_new`` with each new one; errors of ``on_new`` propagate to the program."""
 
     def __init__(self, on_new: Callable[[Any], None]) -> None:
-        """Empty."""
+        """Start empty."""
         super().__init__()
         self._met = on_new
 
     def append(self, found: Any) -> None:
-        """Add one, and call ``on_new``."""
+        """Append a finding, and call ``on_new``."""
         super().append(found)
         self._met(found)

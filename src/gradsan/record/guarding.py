@@ -1,4 +1,4 @@
-"""Guard for gradsan's own work in the middle of the program: what fails becomes a blind spot."""
+"""Guard for gradsan's own work within the program: failures become blind spots."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradsan._errors import GradsanError
 from gradsan.model import Message
 from gradsan.record._writer_pure import is_of_signal
 
-# Missing: handlers of signals and finalisers of the program's may run in the middle of a hook of gradsan's.
+# Missing: the program's signal handlers and finalisers may run in the middle of a hook of gradsan's.
 try:
     from gradsan.record._native import call_own as _call_own
 except ImportError:
@@ -26,7 +26,7 @@ except ImportError:
 
 
 def own(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """A hook of gradsan's own as torch is to call it: tracers do not see it, nor does the program's code come in."""
+    """Wrap a hook of gradsan's for torch to call: hidden from tracers, and no code of the program runs within it."""
     return functools.partial(_call_own, hook)
 
 
@@ -34,7 +34,7 @@ _numbers = itertools.count(-1, -1)
 
 
 def numbered_apart(handle: Any) -> Any:
-    """The handle of a hook of gradsan's own, registered just now; the program's get the numbers they have without."""
+    """Renumber gradsan's hook registered just now and return its handle: the program's ids stay as without gradsan."""
     hooks = handle.hooks_dict_ref()
     if RemovableHandle.next_id == handle.id + 1 and handle.id in hooks:
         hook = hooks.pop(handle.id)
@@ -45,40 +45,40 @@ def numbered_apart(handle: Any) -> Any:
 
 
 def before_node(node: Any, hook: Callable[[Any], object]) -> Any:
-    """Have ``hook``, which is gradsan's own, called before a Node runs in a backward; gives the handle."""
+    """Register ``hook``, gradsan's own, to be called before a Node runs in a backward; return the handle."""
     return numbered_apart(node.register_prehook(own(hook)))
 
 
 def after_node(node: Any, hook: Callable[[Any, Any], object]) -> Any:
-    """The same after it has run."""
+    """Register ``hook`` likewise, to be called after the Node has run."""
     return numbered_apart(node.register_hook(own(hook)))
 
 
 class Guard:
-    """Does such work, and remembers what this run did that gradsan could not see, or failed to look at.
+    """Runs work of gradsan's own, and collects blind spots: what it could not see, or failed to check.
 
-    With ``GRADSAN_DEBUG`` in the environment a failure is shown, too.
+    With ``GRADSAN_DEBUG`` in the environment failures are printed, too.
     """
 
     def __init__(self) -> None:
-        """Nothing has failed yet."""
+        """Start without blind spots."""
         self.blind_spots: dict[str, Message] = {}
 
     def note(self, message: Message) -> None:
-        """Remember something, once."""
+        """Add a blind spot, once."""
         self.blind_spots.setdefault(f"{message.key} {message.values}", message)
 
     def note_failure(self, failure: Exception) -> None:
-        """Remember that looking at something has failed."""
+        """Add the blind spot of a failure in gradsan's own work."""
         if os.environ.get("GRADSAN_DEBUG"):
             traceback.print_exception(failure)
         self.note(Message("blind.collect_failed", {"error": _described(failure)}))
 
     def run(self, work: Callable[[], object]) -> None:
-        """Do some work, unseen by the program's dispatch modes.
+        """Run ``work``, hidden from the program's dispatch modes.
 
-        Raises only :class:`GradsanError`, by which gradsan stops a program on request, and what a signal's handler of
-        the program's has raised meanwhile, with the modes as they were.
+        Raises only :class:`GradsanError`, by which gradsan stops a program on request, and errors of the program's own
+        signal handlers; the modes are restored before.
         """
         before = _torch.modes_now()
         try:
@@ -94,7 +94,7 @@ class Guard:
             self.note_failure(failure)
 
     def run_hushed(self, work: Callable[[], object]) -> None:
-        """The same for work that only reads tensors: the program's own ``__torch_function__`` is not asked."""
+        """Run work that only reads tensors: also without calling the program's own ``__torch_function__``."""
         before = _torch.modes_now()
         try:
             with _torch.hushed():
@@ -104,7 +104,7 @@ class Guard:
             raise
 
     def install(self, name: str, part: Callable[[], None]) -> None:
-        """Run the part ``name`` of the installation; where this torch does not take it, the program runs on without it.
+        """Install the part ``name``; where this torch does not take it, the program runs on without it.
 
         With ``GRADSAN_DEBUG`` its failure is raised.
         """

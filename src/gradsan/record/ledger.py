@@ -1,4 +1,4 @@
-"""Writes of one storage between two moments, read off the raw logs."""
+"""Writes to one storage between two clocks, from the raw logs; ``RawWrite`` and ``RawCall`` are their entries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gradsan.record.steps import StepRecord
 
 
 class RawWrite(NamedTuple):
-    """The fields of one entry of the write log, as both cores keep it."""
+    """The fields of one entry of the write log, in both cores."""
 
     clock: int
     storage: int
@@ -40,7 +40,7 @@ class RawCall(NamedTuple):
 
 
 def call_that_made(core: Log, number: int | None, thread: int) -> RawCall | None:
-    """The call that made the Node of that number in ``thread``; None where no watched call did."""
+    """Return the call that made the Node of that number in ``thread``; None where no watched call did."""
     near = () if number is None else map(RawCall._make, core.nodes_near(number, thread))
     return next((one for one in near if number is not None and one.first <= number < one.end), None)
 
@@ -48,14 +48,14 @@ def call_that_made(core: Log, number: int | None, thread: int) -> RawCall | None
 def writes_since(
     core: Log, steps: Any, storage: int, start: int, saved_version: int, now: int | None = None
 ) -> tuple[Write, ...]:
-    """Every logged write to ``storage`` after the clock ``start``, in order.
+    """Return every logged write to ``storage`` after the clock ``start``, in order.
 
-    A write that left the counter where the save found it, or before, came before the save: among them the saving
-    operation's own (``relu_`` saves its result before it returns). Behind one that moved it on, it has a counter of its
-    own, as ``p.data.clamp_()`` has.
+    A write that left the counter where the save found it, or lower, came before the save: among them the saving
+    operation's own (``relu_`` saves its result before it returns). After one that moved the counter, it has a counter
+    of its own, as ``p.data.clamp_()`` has.
 
-    What a step's own code wrote in the user's files counts as that step: its line is the ``step()`` call. What the
-    closure of ``step(closure)`` wrote is the program's. ``now`` is the version that was found in the end.
+    Writes of a step's own code in the user's files count as that step: its line is the ``step()`` call. Writes of
+    the closure of ``step(closure)`` are the program's. ``now`` is the version found at the use.
     """
     found: list[Write] = []
     others: list[Write] = []
@@ -80,10 +80,10 @@ def writes_since(
 
 
 def uncounted_since(core: Log, steps: Any, storage: int, start: int, saved_at: Any) -> tuple[Write, ...]:
-    """Every logged write and step over ``storage`` after the clock ``start``, whatever the counter says.
+    """Return every logged write and step of ``storage`` after the clock ``start``, whatever the counter says.
 
-    For values that changed though their counter stands: ``.data`` and its like count for themselves, fused optimizers
-    not at all. What the operation at the stack ``saved_at`` logs as it returns is its own result.
+    For values that changed although their counter did not: ``.data`` has a counter of its own, fused optimizers
+    move none. A write that the operation at the stack ``saved_at`` logs as it returns is its own result.
     """
     found = [
         as_write(raw)
@@ -100,9 +100,9 @@ def uncounted_since(core: Log, steps: Any, storage: int, start: int, saved_at: A
 
 
 def first_move(core: Log, steps: Any, storage: int, saved_version: int, version: int) -> int:
-    """The clock of the first logged write or step that moved ``storage`` on from the version saved; now, where none.
+    """Return the clock of the first write or step that moved ``storage`` on from ``saved_version``; now, if none.
 
-    Going back in the logs the versions of one storage fall. Where they do not, its address had belonged to another.
+    Backwards through the logs, versions of one storage fall. Where they do not, another storage had its address.
     """
     clock: int = core.clock
     at = version + 1
@@ -115,7 +115,7 @@ def first_move(core: Log, steps: Any, storage: int, saved_version: int, version:
         clock, at = raw.clock, raw.version
     at = version
     for record in reversed(steps.steps):
-        # One that still runs may be in its closure, before its own writes.
+        # A running step may be in its closure, before its own writes.
         if record.end is None or storage not in record.storages:
             continue
         position = record.storages.index(storage)
@@ -127,7 +127,7 @@ def first_move(core: Log, steps: Any, storage: int, saved_version: int, version:
 
 
 def version_since(core: Log, steps: Any, storage: int, version: int) -> int:
-    """The clock of the last logged write or step after which ``storage`` had at most ``version``; 0, where none."""
+    """Return the clock of the last write or step after which ``storage`` had at most ``version``; 0 if none."""
     clock: int = 0
     for entry in reversed(core.writes()):
         raw = RawWrite(*entry)
@@ -143,14 +143,14 @@ def version_since(core: Log, steps: Any, storage: int, version: int) -> int:
 
 
 def unexplained_moves(writes: tuple[Write, ...], saved: int, now: int) -> int:
-    """How many moves of the version counter from ``saved`` to ``now`` no logged write accounts for."""
+    """Return how many moves of the version counter from ``saved`` to ``now`` no logged write explains."""
     if any(write.kind == "step" and write.version is None for write in writes):
         return 0  # a step still running may have written any number of times
     at, missing = saved, 0
     for write in writes:
         if write.version is None or write.version <= at:
             continue
-        # A step moves the counter as often as it likes; an operation moves it once.
+        # A step may move the counter any number of times; an operation moves it once.
         missing += 0 if write.kind in ("step", "foreach") else write.version - at - 1
         at = write.version
     return missing + max(0, now - at)
@@ -183,7 +183,7 @@ def _version_after(record: StepRecord, storage: int) -> int | None:
 
 
 def as_write(raw: RawWrite) -> Write:
-    """One entry of the log as a Write."""
+    """Convert one entry of the log to a Write."""
     region = None
     if raw.strides is not None:
         region = Region(raw.offset, raw.shape, raw.strides, raw.itemsize, raw.item)
@@ -198,7 +198,7 @@ def as_write(raw: RawWrite) -> Write:
         step=raw.step,
         grad_enabled=raw.grad_enabled,
         is_parameter=raw.is_parameter,
-        # A fused step is logged as a write like others.
+        # A fused step is logged as a write of its own.
         optimizer=raw.op.removesuffix(".step") if raw.kind == "step" else None,
     )
 

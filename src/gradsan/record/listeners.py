@@ -1,4 +1,4 @@
-"""Listener registry for backward calls, new Nodes and results; the core calls only while somebody listens."""
+"""Listener registry for backward calls, new Nodes and results; the core calls it only while it has listeners."""
 
 from __future__ import annotations
 
@@ -15,77 +15,78 @@ from gradsan.record.steps import RawBackward, as_backward
 _STACKS_KNOWN = 256
 
 BeforeBackward = Callable[[RawBackward, tuple[Any, ...], dict[str, Any]], None]
-"""Called with an entry of ``core.running``, and with what else the engine was given: by position and by name."""
+"""Called with an entry of ``core.running`` and the engine's other arguments, positional and named."""
 
 AfterBackward = Callable[[RawBackward], None]
-"""Called with an entry of ``core.running`` whose backward has ended well."""
+"""Called with an entry of ``core.running`` whose backward has succeeded."""
 
 OnNonFinite = Callable[[RawBackward], None]
-"""Called with an entry of ``core.running``; what the backward starts from is perhaps not finite."""
+"""Called with an entry of ``core.running`` whose outputs may not be finite."""
 
 OnResult = Callable[[str, tuple[Any, ...], dict[str, Any], Any], None]
-"""Called with the name, the arguments and the result of a call; what it raises is counted, and passes nobody."""
+"""Called with the name, the arguments and the result of a call; exceptions in it are counted and dropped."""
 
 AfterNodes = Callable[[Any, int, int], None]
-"""Called with what holds the Nodes that a call has made, the number of the first, and one past that of the last."""
+"""Called with an object holding the Nodes that a call made, the number of the first, and the last's plus one."""
 
 
 class Listeners:
-    """They are called in the order in which they came, each under ``guard``; lists are replaced, as one may be walked
-    through right now.
+    """Listeners of one core, called in the order of registration, each under ``guard``.
+
+    Tuples are replaced rather than changed, as one may be iterated over meanwhile.
     """
 
     def __init__(self, core: Core, guard: Guard) -> None:
-        """Nobody listens yet to ``core``."""
+        """Start without listeners to ``core``."""
         self._core, self.guard = core, guard
         self.before_backward: tuple[BeforeBackward, ...] = ()
         self.after_backward: tuple[AfterBackward, ...] = ()
         self.after_nodes: tuple[AfterNodes, ...] = ()
         self.on_result: tuple[OnResult, ...] = ()
         self.around: AbstractContextManager[object] = nullcontext()
-        """Entered around all that is done before a backward, or after it."""
+        """Entered around all listeners before a backward, or after it."""
         self._nonfinite: OnNonFinite | None = None
         self._traced: dict[Any, bool] = {}
 
     def call_before_backward(self, listener: BeforeBackward, wanted: bool = True) -> None:
-        """Have it called before each backward from now on, once; or no longer."""
+        """Call ``listener`` once before each backward from now on, or no longer."""
         self.before_backward = _with(self.before_backward, listener, wanted)
         self.follow()
 
     def call_on_nonfinite(self, listener: OnNonFinite | None) -> None:
-        """Have it, and nobody else, called before each backward whose outputs are not seen to be finite."""
+        """Call ``listener``, and no other, before each backward whose outputs are not known to be finite."""
         self._nonfinite = listener
         self._core.on_nonfinite = None if listener is None else self._on_nonfinite
 
     def call_after_backward(self, listener: AfterBackward, wanted: bool = True) -> None:
-        """Have it called after each backward from now on, once; or no longer."""
+        """Call ``listener`` once after each backward from now on, or no longer."""
         self.after_backward = _with(self.after_backward, listener, wanted)
         self.follow()
 
     def call_after_nodes(self, listener: AfterNodes, wanted: bool = True) -> None:
-        """Have it called after each call that makes Nodes from now on, once; or no longer."""
+        """Call ``listener`` once after each call that makes Nodes from now on, or no longer."""
         self.after_nodes = _with(self.after_nodes, listener, wanted)
         self.follow()
 
     def call_on_result(self, listener: OnResult, wanted: bool = True) -> None:
-        """Have it called with the result of every call from now on, once; or no longer.
+        """Call ``listener`` once with the result of every call from now on, or no longer.
 
-        It costs some microseconds a call. While the search for NaN and Inf listens to the core, nobody else is called.
+        This costs some microseconds a call. While the search for NaN and Inf uses the core's hook, no other is called.
         """
         self.on_result = _with(self.on_result, listener, wanted)
         if self._core.on_result in (None, self._on_result):
             self._core.on_result = self._on_result if self.on_result else None
 
     def follow(self) -> None:
-        """Have the core call, or not, by who listens now."""
+        """Set or clear the core's callbacks, depending on whether there are listeners."""
         core = self._core
         core.on_enter = self._on_enter if self.before_backward else None
         core.on_leave = self._on_leave if self.after_backward else None
         core.on_nodes = self._on_nodes if self.after_nodes else None
 
     def is_traced(self, entry: Any) -> bool:
-        """Whether a call into the engine is one that torch.compile traces: its tensors are not the program's."""
-        # It traces within modes of its own; asked at every backward of every program.
+        """Whether torch.compile traces this call into the engine: its tensors are not the program's."""
+        # Tracing runs within dispatch modes; cheap, as it is checked at every backward of every program.
         if not _torch.has_dispatch_modes():
             return False
         stack = as_backward(entry).stack

@@ -1,8 +1,8 @@
-"""Replaced attributes that can be put back exactly as they were, C slots of types included.
+"""Replaced attributes that are restored exactly as they were, C slots of types included.
 
-Where types are patched, nothing on the way may read an attribute of theirs but by :func:`standing`.
+While types are patched, read their attributes only by :func:`standing`.
 
-``__setitem__`` of a mapping in C stands for two slots: ``mp_ass_subscript``, and ``sq_ass_item``, which such a type
+``__setitem__`` of a mapping in C fills two slots: ``mp_ass_subscript``, and ``sq_ass_item``, which such a type
 leaves empty. Setting the attribute fills both, and deleting it empties neither (``update_one_slot`` in
 ``Objects/typeobject.c``). A tensor with ``sq_item`` would be a sequence to ``PySequence_Check`` from then on: that is
 how ``torch.tensor([scalar])`` would fail, for the rest of the process.
@@ -22,10 +22,10 @@ _ABSENT = object()
 
 
 def standing(owner: Any, name: str) -> Any:
-    """What ``owner.name`` gives, read without a trace in the caches of a type; None where there is nothing.
+    """Return ``owner.name``, without using up a version tag of a type's attribute cache; None if there is none.
 
-    A type whose attribute is read takes a version for CPython's caches, and the next replacement throws it away. Since
-    3.13 a type has 1,000 of them (``MAX_VERSIONS_PER_CLASS``); once they are used up, what is read from it is never
+    Reading an attribute of a type assigns it a version for CPython's caches, and the next replacement discards it.
+    Since 3.13 a type has 1,000 of them (``MAX_VERSIONS_PER_CLASS``); once they are used up, its attributes are never
     cached again, in the whole process. Putting wrappers into hundreds of names must not cost one for each.
     """
     if not isinstance(owner, type):
@@ -39,7 +39,7 @@ def standing(owner: Any, name: str) -> Any:
 
 
 class Patches:
-    """Attributes replaced while gradsan is on."""
+    """Replaced attributes, to be restored when gradsan is switched off."""
 
     def __init__(self) -> None:
         """Start with nothing replaced."""
@@ -48,21 +48,21 @@ class Patches:
         self._spared: Spared = []
 
     def set(self, owner: Any, name: str, value: Any) -> None:
-        """Replace ``owner.name``; undoing restores it, or removes it where it was only inherited."""
+        """Replace ``owner.name``; undoing restores it, or deletes it where it was only inherited."""
         self._replaced.append((owner, name, vars(owner).get(name, _ABSENT), value))
         self._put(owner, name, value)
 
     @contextmanager
     def aside(self, which: Callable[[Any, Any], bool]) -> Iterator[dict[int, Any]]:
-        """Put back, for a while, those attributes for whose owner and original ``which`` holds.
+        """Restore, for a while, the attributes for whose owner and original ``which`` is true.
 
-        Gives the originals by the ``id`` of all that stood in their places. Meanwhile other threads meet the originals,
-        too. What was undone in the meantime is not replaced again.
+        Yields the originals by the ``id`` of each replacement. Meanwhile other threads see the originals,
+        too. Attributes undone in the meantime are not replaced again.
         """
         places: dict[tuple[int, str], tuple[Any, str, Any, Any]] = {}
         originals: dict[int, Any] = {}
         for owner, name, own, value in self._replaced:
-            # Of what was replaced twice, the first original and the last replacement count.
+            # Of an attribute replaced twice, the first original and the last replacement count.
             original = places.get((id(owner), name), (owner, name, own, value))[2]
             if which(owner, original) and original is not _ABSENT:
                 places[id(owner), name] = (owner, name, original, value)
@@ -83,7 +83,7 @@ class Patches:
         self._actions.append(action)
 
     def undo(self) -> None:
-        """Put everything back, the last replaced first. What someone else replaced since is left alone."""
+        """Restore everything, the last replaced first; attributes that others have replaced since are left alone."""
         while self._replaced:
             owner, name, own, value = self._replaced.pop()
             if vars(owner).get(name, _ABSENT) is not value:
@@ -95,7 +95,7 @@ class Patches:
 
     def _put(self, owner: Any, name: str, value: Any) -> None:
         if name not in _BESIDE:
-            # Nearly all, and there are thousands.
+            # Nearly all attributes, and there are thousands.
             _write(owner, name, value)
             return
         with kept(owner, name, self._spared):
@@ -115,22 +115,22 @@ _AS_SEQUENCE, _AS_MAPPING = 10, 11
 _BESIDE = {"__getitem__": (3, 1), "__setitem__": (5, 2), "__delitem__": (5, 2)}
 
 Spared = list["weakref.ref[type]"]
-"""Classes in whose slot something stood before anything was replaced."""
+"""Classes whose slot was filled before anything was replaced."""
 
 
 @contextmanager
 def kept(owner: Any, name: str, spared: Spared) -> Iterator[None]:
-    """Keep the slot beside that of ``name`` in ``owner`` and in the classes below, while ``owner.name`` is changed.
+    """Preserve the other slot of ``name``, in ``owner`` and its subclasses, while ``owner.name`` is changed.
 
-    Nothing is kept where ``name`` has no such slot, where the type is no mapping in C, and where CPython's types are
-    not laid out as expected. Classes in which the slot is filled already are put on ``spared``, and those that stand
-    there are left alone; give the same list when the attribute is put back.
+    Does nothing where ``name`` has no such slot, where the type is no mapping in C, and where CPython's types are
+    not laid out as expected. Classes whose slot is filled already are added to ``spared``, and classes in it
+    are left alone; pass the same list when the attribute is restored.
     """
     if name not in _BESIDE or not isinstance(owner, type) or not _layout_is_known() or not _is_empty(owner, name):
         yield
         return
     known = {id(kind) for kind in (one() for one in spared) if kind is not None}
-    # On the way back, what is filled in a class below was filled in one that was made meanwhile.
+    # On restoring, a filled slot of a subclass belongs to a class made in the meantime.
     is_way_back = name in vars(owner)
     for kind in () if is_way_back else _descendants(owner):
         if _filled(kind, name) and id(kind) not in known:
@@ -144,7 +144,7 @@ def kept(owner: Any, name: str, spared: Spared) -> Iterator[None]:
 
 
 def _is_empty(kind: type, name: str) -> bool:
-    """Whether the slot beside is empty while the other one is filled."""
+    """Whether the sequence slot is empty while the mapping slot is filled."""
     mapping = _words(kind, _AS_MAPPING)
     return mapping is not None and bool(mapping[_BESIDE[name][1]]) and not _filled(kind, name)
 
@@ -166,12 +166,12 @@ def _place(kind: type, name: str) -> ctypes.c_void_p:
 
 
 def _resolved(kind: type, name: str) -> Any:
-    """What stands behind a name, without binding it and without a trace in the caches of types."""
+    """Return an attribute from the MRO, unbound and without using up a type's version tag."""
     return next((vars(one)[name] for one in kind.__mro__ if name in vars(one)), None)
 
 
 def _descendants(kind: type) -> list[type]:
-    """``kind`` and every class below it."""
+    """Return ``kind`` and all its subclasses, direct or not."""
     found: dict[int, type] = {}
     waiting = [kind]
     while waiting:
@@ -184,7 +184,7 @@ def _descendants(kind: type) -> list[type]:
 
 @functools.lru_cache(maxsize=1)
 def _layout_is_known() -> bool:
-    """Whether CPython's types are laid out as expected, seen on two classes."""
+    """Whether CPython's types are laid out as expected, tested on two classes."""
 
     class Plain:
         pass

@@ -1,4 +1,4 @@
-"""Raw stacks: the sites that they stand for, user code in them, and how two of them lie to each other."""
+"""Raw stacks: conversion to sites, detection of user code, and comparison of two stacks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _library_folders() -> tuple[str, ...]:
 def is_user_file(file: str) -> bool:
     """Whether a code object's file is the user's own code: not Python's, not an installed package, not gradsan's.
 
-    The innermost folder that is known decides: a virtual environment inside a project is not the project.
+    The innermost known folder decides: a virtual environment inside a project is not the project.
     """
     if file.startswith("<"):
         return not file.startswith(("<frozen", "<__array_function__", "<eval_with_key"))
@@ -66,9 +66,9 @@ def is_own_file(file: str) -> bool:
 
 
 def symbolise(stack: Any) -> Site:
-    """A raw stack (innermost first) as a Site (outermost first), without gradsan's own frames and those that run it.
+    """Convert a raw stack (innermost first) to a Site (outermost first), without frames of gradsan and its command.
 
-    What was read off the source (:mod:`gradsan.postmortem`) is a Site already.
+    A stack read off the source (:mod:`gradsan.postmortem`) is a Site already.
     """
     if isinstance(stack, Site):
         return stack
@@ -82,9 +82,9 @@ def symbolise(stack: Any) -> Site:
 
 
 def of_traceback(trace: TracebackType | None) -> tuple[Site, tuple[FrameType, ...], FrameType | None]:
-    """The stack at which an exception was raised: its Site, its frames (outermost first), and the user frame of both.
+    """Return the stack of a raised exception: its Site, its frames (outermost first), and the user frame of both.
 
-    What called the function that the exception has reached is part of it. Without gradsan's own frames, as above.
+    Includes the callers of the function that the exception has reached; gradsan's own frames are left out.
     """
     places: list[tuple[FrameType, int]] = []
     outer = None if trace is None else trace.tb_frame.f_back
@@ -113,7 +113,7 @@ _FORMATTED = re.compile(
 
 
 def of_formatted(text: str) -> Site:
-    """A stack as ``traceback.format_list`` writes it, outermost first; where no part is marked, the line is meant."""
+    """Parse a stack in the format of ``traceback.format_list``, outermost first; an unmarked line counts as a whole."""
     frames = []
     for parsed in _FORMATTED.finditer(text):
         file, line, marks = parsed["file"], int(parsed["line"]), parsed["marks"]
@@ -134,7 +134,7 @@ _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+$")
 
 
 def _name_at(file: str, line: int, name: str) -> str:
-    """The qualified name of the function ``name`` around a line; after a graph break that of the whole function."""
+    """Return the qualified name of the function ``name`` around a line; after a graph break, of the whole function."""
     resumed = _RESUMED.match(name)
     name = resumed[1] if resumed else name
     known = [(first, full) for (first, short), full in _names_in(file).items() if short == name and first <= line]
@@ -142,13 +142,13 @@ def _name_at(file: str, line: int, name: str) -> str:
 
 
 def definition_site(code: CodeType) -> Site:
-    """Where a function is defined, its decorators included."""
+    """Return the site of a function's definition, its decorators included."""
     name = qualified_name(code)
     return Site((Frame(file_of(code), code.co_firstlineno, name, is_user=is_user_file(code.co_filename)),))
 
 
 def qualified_name(code: CodeType) -> str:
-    """The name of a function with what it is defined in (``Net.forward``); on Python 3.10 it is read off the source."""
+    """Return the qualified name of a function (``Net.forward``); on Python 3.10 it is read off the source."""
     name = getattr(code, "co_qualname", None)
     if name is None:
         name = _names_in(code.co_filename).get((code.co_firstlineno, code.co_name), code.co_name)
@@ -157,7 +157,7 @@ def qualified_name(code: CodeType) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _names_in(file: str) -> dict[tuple[int, str], str]:
-    """The qualified names of a file's functions, by their first lines and names."""
+    """Return the qualified names of a file's functions, by their first lines and names."""
     try:
         waiting: list[tuple[ast.AST, str]] = [(ast.parse("".join(linecache.getlines(file))), "")]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -181,12 +181,12 @@ def _names_in(file: str) -> dict[tuple[int, str], str]:
 
 
 def file_of(code: CodeType) -> str:
-    """The absolute path of a code object's file; as it is where it names none (``<string>``)."""
+    """Return the absolute path of a code object's file; unchanged where it is none (``<string>``)."""
     return code.co_filename if code.co_filename.startswith("<") else str(Path(code.co_filename).absolute())
 
 
 def _frame(code: CodeType, lasti: int) -> Frame:
-    # Code objects of the same text are equal, whatever file they come from.
+    # The file is part of the key: code objects of the same text are equal, whatever their file.
     return _frame_in(code.co_filename, code, lasti)
 
 
@@ -215,7 +215,7 @@ def _line_of(code: CodeType, lasti: int) -> int:
 
 
 def _characters(file: str, line: int | None, offset: int | None) -> int | None:
-    """Python counts columns in UTF-8 bytes from 0; people and editors count characters from 1."""
+    """Convert a column from Python's (UTF-8 bytes from 0) to that of editors (characters from 1)."""
     if line is None or offset is None:
         return None
     text = linecache.getline(file, line)
@@ -228,26 +228,26 @@ _FRAMES_BETWEEN_PAIRS = 8
 
 
 def begin_elsewhere(one: Any, other: Any) -> bool:
-    """Whether two raw stacks are of different threads, as far as their outermost frames show."""
+    """Whether two raw stacks are of different threads, judged by their outermost frames."""
     whole = len(one.codes) < DEPTH_KEPT and len(other.codes) < DEPTH_KEPT
     return whole and one.codes[-1:] != other.codes[-1:]
 
 
 def is_around(outer: Any, inner: Any) -> bool:
-    """Whether the call at the raw stack ``outer`` was under way at ``inner``, at most a few frames further in."""
+    """Whether the call at the raw stack ``outer`` was in progress at ``inner``, at most a few frames further in."""
     for depth in range(1, min(_FRAMES_BETWEEN_PAIRS, len(inner.codes) - 1) + 1):
         codes, offsets = inner.codes[depth:], inner.lastis[depth:]
-        # Both were cut at the same depth, so the outer one may reach further out.
+        # Both are cut at the same depth, so the outer one may reach further out.
         if codes == outer.codes[: len(codes)] and offsets == outer.lastis[: len(codes)]:
             return True
     return False
 
 
 def within_torch(one: Any, other: Any) -> bool:
-    """Whether torch's own Python code made the call at ``one``, in a function that was under way at ``other``, too.
+    """Whether torch's own Python code made the call at ``one``, in a function in progress at ``other``, too.
 
-    What such a function does to a value of the same call (``gaussian_nll_loss`` to its copy of the variance) or puts
-    back before it returns (``gradgradcheck``) is its own affair.
+    What such a function does to a value of the same call (``gaussian_nll_loss`` to its copy of the variance) or
+    restores before it returns (``gradgradcheck``) is no concern of the program.
     """
     shared = 0
     outer = zip(reversed(one.codes), reversed(one.lastis), reversed(other.codes), reversed(other.lastis), strict=False)
@@ -259,5 +259,5 @@ def within_torch(one: Any, other: Any) -> bool:
             break
     folder = _torch.package_folder()
     inner = one.codes[: len(one.codes) - shared + 1]
-    # What torch called may be wrapped by a detector.
+    # Functions that torch calls may be wrapped by a detector.
     return shared > 0 and all(code.co_filename.startswith(folder) or is_own_file(code.co_filename) for code in inner)

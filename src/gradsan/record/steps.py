@@ -1,6 +1,6 @@
-"""Optimizer steps and backward calls, and which optimizers are still to be looked at.
+"""Optimizer steps and running backward calls, read from the core's logs; first and later checks of optimizers.
 
-A hook in Python that runs at every step costs more than all that the core notes of the step.
+The core logs steps: a Python hook at every step costs more than all that the core records of the step.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from gradsan.record.stacks import symbolise
 class StepRecord:
     """One ``optimizer.step()``: when, where, and the version of each parameter before and after.
 
-    ``end`` is None while it runs, ``number`` how many steps had ended before it. ``sequence`` is the number that the
-    next Node would have got when it ended (when it began, while it runs): ``step(closure)`` makes Nodes itself. A step
-    that raised counts for nothing itself: what it wrote before stands in the log of writes. ``identity`` is the ``id``
-    of the optimizer.
+    ``end`` is None while it runs, ``number`` the count of steps that had ended before it. ``sequence`` is the number
+    that the next Node would have got when it ended (when it began, while it runs): ``step(closure)`` makes Nodes
+    itself. A step that raised counts for nothing: its writes are in the log of writes. ``identity`` is the ``id`` of
+    the optimizer.
     """
 
     clock: int
@@ -49,7 +49,7 @@ class StepRecord:
 
 
 class RawBackward(NamedTuple):
-    """The fields of one entry of ``core.running``: a call into the engine with its outputs, as both cores keep it."""
+    """The fields of one entry of ``core.running``: a call into the engine with its outputs, in both cores."""
 
     clock: int
     stack: Any
@@ -60,12 +60,12 @@ class RawBackward(NamedTuple):
 
 
 as_backward: Callable[[Any], RawBackward] = functools.partial(tuple.__new__, RawBackward)
-"""An entry of ``core.running`` by its fields; no frame is made, at which a compiler would look."""
+"""Convert an entry of ``core.running``; makes no Python frame, which a compiler would intercept."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackwardRecord:
-    """One call into the autograd engine, while it runs. ``roots`` are the Nodes of ``outputs``, where it starts."""
+    """A running call into the autograd engine. ``roots`` are the Nodes of ``outputs``, where it starts."""
 
     clock: int
     stack: Any
@@ -83,10 +83,10 @@ class BackwardRecord:
 
 
 class Steps:
-    """The steps and backward calls of a run, read out of the core's logs when they are asked for."""
+    """The steps and backward calls of a run, read from the core's logs on demand."""
 
     def __init__(self, core: Core) -> None:
-        """Read the log of ``core``: two entries a step."""
+        """Read from the log of ``core``: two entries a step."""
         self._core = core
         self.made_by_engine = MadeByEngine()
         self._read_at = (-1, -1)
@@ -104,7 +104,7 @@ class Steps:
 
     @property
     def steps(self) -> list[StepRecord]:
-        """The steps still in the log, oldest first; read anew where something has been logged meanwhile."""
+        """The steps still in the log, oldest first; read again if something has been logged meanwhile."""
         moment = (self._core.clock, self._core.steps)
         if moment != self._read_at:
             records, has_open = self._records()
@@ -114,7 +114,7 @@ class Steps:
         return self._read
 
     def _records(self) -> tuple[list[StepRecord], bool]:
-        """The steps in the log, and whether one of them has not ended: whether it still runs, the log does not tell."""
+        """Return the steps in the log, and whether the log has no end of one of them, which may still run."""
         records: list[StepRecord] = []
         open_by_optimizer: dict[int, StepRecord] = {}
         for entry in self._core.step_log:
@@ -128,18 +128,18 @@ class Steps:
                 open_by_optimizer[optimizer] = record
             else:
                 _, clock, optimizer, versions, sequence = entry
-                # A step whose beginning has dropped out of the log tells nothing.
+                # A step whose beginning has dropped out of the log is ignored.
                 ended = open_by_optimizer.pop(optimizer, None)
                 if ended is not None:
                     ended.end, ended.after, ended.sequence = clock, _numbers(versions), sequence
         for record in records:
-            # Left open, it would claim every later write to memory that its parameters once had.
+            # Left open, it would be blamed for every later write to memory that its parameters once had.
             if record.end is None and not _still_runs(record.stack):
                 record.end, record.after = record.clock, record.before
         return records, bool(open_by_optimizer)
 
     def current_backward(self) -> BackwardRecord | None:
-        """The innermost backward that runs here, as :func:`running_here` tells."""
+        """Return the innermost backward that runs here; see :func:`running_here`."""
         chosen = running_here(self._core)
         return None if chosen is None else read_backward(chosen)
 
@@ -147,8 +147,8 @@ class Steps:
 def running_here(core: Log) -> RawBackward | None:
     """The entry of the innermost backward that this thread works for; None where none runs, or it is not known.
 
-    A thread of the engine's own works for a call of another thread: where several wait, for the one whose graph has
-    the Node that runs.
+    A thread of the engine works for a call of another thread: if several are waiting, for the one whose graph has
+    the running Node.
     """
     here, running = threading.get_ident(), list(map(as_backward, core.running))
     own = next((entry for entry in reversed(running) if entry.thread == here), None)
@@ -161,15 +161,15 @@ def running_here(core: Log) -> RawBackward | None:
 
 
 def read_backward(entry: Any) -> BackwardRecord:
-    """An entry of ``core.running`` as a record."""
+    """Convert an entry of ``core.running`` to a record."""
     clock, stack, thread, outputs, retain, accumulate = entry
     roots = tuple(root for root in map(_root_node, outputs) if root is not None)
     return BackwardRecord(clock, stack, thread, "backward" if accumulate else "grad", bool(retain), roots, outputs)
 
 
 def _still_runs(stack: Any) -> bool:
-    """Whether the call that was on its way at ``stack`` still is, in any thread; its innermost frame may move on."""
-    # The hook that took the stack has returned long ago.
+    """Whether the call in progress at ``stack`` still is, in any thread; its innermost frame may have moved on."""
+    # The hook that took the stack has returned since.
     own = int(_torch.is_untraced_call(stack.codes[0])) if stack.codes else 0
     codes, offsets = stack.codes[own:], stack.lastis[own:]
     for frame in _torch.frames_of_threads().values():
@@ -196,7 +196,7 @@ def _numbers(data: bytes) -> array[int]:
 
 
 def _root_node(output: Any) -> Any:
-    """The Node a backward starts from: of a tensor its grad_fn, of a GradientEdge its node."""
+    """Return the Node at which a backward starts: the grad_fn of a tensor, the node of a GradientEdge."""
     return output.node if hasattr(output, "node") else output.grad_fn
 
 
@@ -210,20 +210,20 @@ class Settling:
         later: Callable[[Any, Any], None],
         fused: Callable[[Any], None],
     ) -> None:
-        """Listen to ``core``. ``first`` and ``later`` are given the optimizer and a frame to find variables from."""
+        """Register with ``core``. ``first`` and ``later`` get the optimizer and a frame to search variables from."""
         self._core, self._first, self._later, self._fused = core, first, later, fused
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
         self._looked_at: weakref.WeakSet[Any] = weakref.WeakSet()
         self._due: weakref.WeakSet[Any] = weakref.WeakSet()
         self._waiting: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
         self.on_first: Callable[[Any], None] = lambda optimizer: None
-        """Called after the first step of each optimizer, while its gradients are there."""
+        """Called after the first step of each optimizer, while its gradients exist."""
         core.on_step_begin, core.on_step_end = self.before_step, self.after_step
 
     def look_again(self) -> None:
-        """Have ``later`` called at the next step of each optimizer that has parameters without a gradient then.
+        """Call ``later`` at the next step of each optimizer that has parameters without a gradient then.
 
-        Between such calls the core passes over its steps, which then cost nothing here.
+        Between such calls the core skips its steps, which then cost nothing here.
         """
         self._due.update(self._looked_at)
         for optimizer in self._looked_at:
@@ -231,26 +231,26 @@ class Settling:
 
     @property
     def optimizers(self) -> list[Any]:
-        """The live optimizers that have had a step with gradients."""
+        """The live optimizers that have made a step with gradients."""
         return list(self._seen)
 
     def before_step(self, optimizer: Any) -> None:
-        """See whether there was a backward whose gradients this step could use, and whether any is missing."""
+        """Check whether a backward has made gradients for this step, and whether some are missing."""
         if self._core.backwards and optimizer not in self._seen:
             missing = _without_gradient(optimizer)
             if missing:
-                # ``step(closure)`` computes its gradients itself: what is missing is known at its end.
+                # ``step(closure)`` computes its gradients itself: missing ones are only known at its end.
                 self._waiting[optimizer] = self._core.backwards, missing
             else:
                 self._seen.add(optimizer)
 
     def after_step(self, optimizer: Any) -> None:
-        """Call ``first`` if it is time, and ``fused`` if it is; else ask not to be called for this optimizer again."""
+        """Call ``first`` and ``fused`` if due; else ask the core to skip this optimizer from now on."""
         waited = self._waiting.pop(optimizer, None)
         if waited is not None:
             self._seen.add(optimizer)
             backwards, missing = waited
-            # More than before without a backward: the step itself has cleared gradients, and nothing can be told.
+            # More missing without a backward in between: the step itself has cleared gradients, which proves nothing.
             if self._core.backwards > backwards or _without_gradient(optimizer) == missing:
                 with _torch.hushed():
                     self._first(optimizer, sys._getframe(1))
@@ -276,9 +276,9 @@ def _without_gradient(optimizer: Any) -> int:
 
 
 def moments(steps: Steps, backwards: Backwards, since: int, until: int) -> tuple[Moment, ...]:
-    """Every step and backward call in the logs that began after ``since`` and before ``until``, by the clock.
+    """Return every step and backward call in the logs that began after ``since`` and before ``until``, by clock.
 
-    A step stands where it ended, as the writes of a step do; a backward call where it began.
+    A step counts at its end, like its writes; a backward call at its beginning.
     """
     found = [
         Moment(

@@ -1,4 +1,4 @@
-"""Saved-tensor hooks and gradient hooks of the program."""
+"""Saved-tensor hooks and gradient hooks of the program: wrapping the former, finding the latter."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from gradsan.record.patches import Patches, standing
 
 
 class HookedSave:
-    """A save that the user's own hooks packed: what they returned, and the tensors in it that alias the original.
+    """A save packed by the program's own hooks: the packed object, and the tensors in it that alias the original.
 
-    ``copies`` are the other tensors in what they returned, where none does, with their versions.
-    ``memory`` and ``kept`` are what :class:`gradsan.detect.hooked.HookedValues` notes of it.
+    ``copies`` are the other tensors in the packed object, where none aliases, with their versions.
+    ``memory`` and ``kept`` are set by :class:`gradsan.detect.hooked.HookedValues`.
     """
 
     __slots__ = ("aliases", "clock", "copies", "kept", "memory", "packed", "stack", "unpack")
@@ -40,45 +40,45 @@ class HookedSave:
 
 
 class Watcher(Protocol):
-    """What looks at saves under the program's hooks: see :class:`gradsan.detect.hooked.HookedValues`."""
+    """Observer of saves under the program's hooks: see :class:`gradsan.detect.hooked.HookedValues`."""
 
     @property
     def is_measuring(self) -> bool:
-        """Whether the program's hooks must not be called just now."""
+        """Whether the program's hooks must not be called now."""
 
     def must_look(self, save: HookedSave) -> bool:
-        """Whether :meth:`look` is wanted."""
+        """Whether to call :meth:`look`."""
 
     def must_judge(self, save: HookedSave) -> bool:
-        """Whether :meth:`judge` is wanted of a value whose version has not moved."""
+        """Whether to call :meth:`judge` for a value whose version has not moved."""
 
     def look(self, save: HookedSave, tensor: Any) -> None:
-        """A tensor was packed."""
+        """Note a packed tensor."""
 
     def aside(self, save: HookedSave) -> Any:
-        """What is given instead of calling the program's hook."""
+        """Return the value used instead of calling the program's unpack hook."""
 
     def judge(self, save: HookedSave, stale: Any, result: Any) -> Any:
-        """A value was unpacked; gives what backward gets."""
+        """Check an unpacked value; return the one that backward gets."""
 
     def judge_copy(self, save: HookedSave, copy: Any, result: Any) -> None:
-        """A value was unpacked of which the hooks had kept ``copy``, whose version has moved since."""
+        """Check an unpacked value of which the hooks had kept ``copy``, whose version has moved since."""
 
     def handed(self, result: Any) -> Any:
-        """The same value, as the Node that runs may get it."""
+        """Return the same value in the form in which the running Node may get it."""
 
 
 Guard = Callable[[Callable[[], object]], None]
 
 
 def watch_user_hooks(core: Core, patches: Patches, watcher: Watcher, guard: Guard) -> None:
-    """Check what the program's hooks keep, whenever it enters ``saved_tensors_hooks`` from now on."""
+    """Check the values that the program's hooks keep, whenever it enters ``saved_tensors_hooks`` from now on."""
     hooks_class = graph.saved_tensors_hooks
 
     def entering(args: tuple[Any, ...], _: dict[str, Any]) -> Any:
         hooks = args[0]
         pack, unpack = hooks.pack_hook, hooks.unpack_hook
-        # Of what cannot be called, and where no hooks may be, torch itself says so.
+        # Where a hook cannot be called, or hooks are forbidden, torch itself raises.
         is_refused = not callable(pack) or not callable(unpack) or _torch.hooks_forbidden() is not None
         if is_refused or is_relay(pack):
             return None
@@ -94,7 +94,7 @@ def watch_user_hooks(core: Core, patches: Patches, watcher: Watcher, guard: Guar
 
 
 def _show_the_programs(patches: Patches, name: str, shown: Callable[[Any], Any]) -> None:
-    """Have an attribute of ``_raw_saved_*`` show what the program's hooks gave, not what stands around it."""
+    """Make an attribute of ``_raw_saved_*`` show the program's own object instead of gradsan's wrapper."""
     kind = _torch.SAVED_TENSOR
     read = None if kind is None else vars(kind).get(name)
     if read is not None:
@@ -104,7 +104,7 @@ def _show_the_programs(patches: Patches, name: str, shown: Callable[[Any], Any])
 def _compose(
     core: Core, pack: Callable[[Any], Any], unpack: Callable[[Any], Any], watcher: Watcher, guard: Guard
 ) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    # What checkpoint computes again is compared in checkpoints.py.
+    # Recomputed values of checkpoint are compared in checkpoints.py.
     computes_again = _torch.is_of_checkpoint(pack)
 
     def packed_by(_: Any, tensor: Any, packed: Any) -> HookedSave:
@@ -147,24 +147,24 @@ _KEY = "gradsan.hooks"
 
 
 def has_tensor_hooks(node: Any) -> bool:
-    """Whether a hook was registered on a tensor that a Node has made; it may have been removed since."""
+    """Whether a hook was registered on an output of a Node; it may have been removed since."""
     return _KEY in node.metadata
 
 
 class TensorHooks:
-    """The hooks that were registered while gradsan was on.
+    """Gradient hooks of tensors that were registered while gradsan was on.
 
-    Each Node carries them itself (numbers of Nodes begin anew in every thread), as weak references: what a Node holds
-    beside its graph, Python's garbage collection does not see.
+    They are kept at each Node (numbers of Nodes restart in every thread), as weak references: Python's garbage
+    collection does not see objects that a Node holds beside its graph.
     """
 
     def __init__(self, core: Core) -> None:
-        """None so far."""
+        """Start without hooks."""
         self._core = core
         self._any = False
 
     def install(self, patches: Patches) -> None:
-        """Watch hooks being registered, until ``patches`` is undone."""
+        """Watch ``register_hook`` until ``patches`` is undone."""
         register = standing(torch.Tensor, "register_hook")
 
         def registered(_: Any, args: tuple[Any, ...], __: dict[str, Any], ___: Any) -> None:
@@ -175,7 +175,7 @@ class TensorHooks:
         patches.set(torch.Tensor, "register_hook", self._core.listener(register, None, registered))
 
     def at(self, node: Any) -> list[tuple[int, list[Any]]]:
-        """The outputs of a Node that have hooks, each with its hooks in their order."""
+        """Return the outputs of a Node that have hooks, each with its hooks in order."""
         known = node.metadata.get(_KEY) if self._any else None
         found = [(output, reference()) for output, reference in known.items()] if known else []
         return [(output, list(hooks.values())) for output, hooks in found if hooks]

@@ -1,4 +1,4 @@
-"""Functions of torch that write to a tensor, read off the dispatcher's schemas."""
+"""Functions of torch that write to a tensor, read from the dispatcher's schemas."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WRITES_NO_DATA = frozenset(
     {"record_stream", "rename_", "requires_grad_", "retain_grad", "_coalesced_", "_sobol_engine_initialize_state_"}
 )
 
-# In-place operations on shape and strides: they move the version counter, and no byte changes.
+# In-place operations on shape and strides: they move the version counter, and change no byte.
 METADATA_ONLY = frozenset(
     {
         "as_strided_",
@@ -33,7 +33,7 @@ METADATA_ONLY = frozenset(
     }
 )
 
-# torch.Tensor attributes that are not aten operators but write: Python's in-place operators and item assignment.
+# Attributes of torch.Tensor that are no aten operators but write: Python's in-place operators and item assignment.
 IN_PLACE_OPERATORS = tuple(
     sorted(
         name
@@ -47,7 +47,7 @@ _TENSOR_TYPES = ("Tensor", "Optional[Tensor]", "List[Tensor]", "Optional[List[Te
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """A Python name that writes: ``positions`` of written positional arguments, ``keyword`` of written keyword ones."""
+    """A Python name that writes: ``positions`` of written positional arguments, name of the written ``keyword``."""
 
     op: str
     positions: tuple[int, ...] = ()
@@ -55,7 +55,7 @@ class Writer:
 
     @property
     def kind(self) -> str:
-        """The :data:`gradsan.model.WriteKind` of what it does."""
+        """The :data:`gradsan.model.WriteKind` of its writes."""
         if self.op == "__setitem__":
             return "setitem"
         if self.op in METADATA_ONLY:
@@ -66,7 +66,7 @@ class Writer:
 
 
 def mutable_schemas(schemas: Iterable[Any] | None = None) -> Iterator[tuple[str, str, tuple[int, ...], bool]]:
-    """(namespace, name, written positions, has written keyword arguments) of every schema that writes; None: of all."""
+    """Yield (namespace, name, written positions, has written keywords) of ``schemas`` that write (None: of all)."""
     for schema in _torch.all_schemas() if schemas is None else schemas:
         if not schema.is_mutable:
             continue
@@ -94,13 +94,13 @@ def mutable_schemas(schemas: Iterable[Any] | None = None) -> Iterator[tuple[str,
 
 @functools.lru_cache(maxsize=1)
 def _read() -> tuple[Mapping[str, Writer], frozenset[str]]:
-    """What writes and what returns tensors; torch makes thousands of objects for its schemas, so they are read once."""
+    """Return writers and names that return tensors; cached, as torch makes thousands of schema objects."""
     schemas = _torch.all_schemas()
     return _writers(schemas), _returning_tensors(schemas)
 
 
 def aten_writers() -> Mapping[str, Writer]:
-    """Every aten operator that writes, by name, with what its Python binding writes."""
+    """Return every aten operator that writes, by name, with the arguments that its Python binding writes."""
     return _read()[0]
 
 
@@ -122,7 +122,7 @@ def _writers(schemas: Iterable[Any]) -> Mapping[str, Writer]:
 
 
 def tensor_methods() -> Iterator[Writer]:
-    """The methods and operators of ``torch.Tensor`` that write."""
+    """Yield the methods and operators of ``torch.Tensor`` that write."""
     for name, writer in aten_writers().items():
         if 0 in writer.positions and hasattr(torch.Tensor, name):
             yield Writer(name, (0,))
@@ -132,7 +132,7 @@ def tensor_methods() -> Iterator[Writer]:
 
 
 def functions() -> Iterator[tuple[Any, str, Any, Writer]]:
-    """(namespace, attribute, function, Writer) of every function that writes, wherever it can be reached from."""
+    """Yield (namespace, attribute, function, Writer) of every function that writes, under each of its names."""
     writers = aten_writers()
     originals: dict[int, Writer] = {}
     namespaces = _torch.function_namespaces()
@@ -153,13 +153,13 @@ def functions() -> Iterator[tuple[Any, str, Any, Writer]]:
 
 
 def operations(writing: Iterable[tuple[Any, str, Any, Writer]]) -> Iterator[tuple[Any, str, Any]]:
-    """(namespace, attribute, function) of what may make autograd Nodes and does not write: watched for its place only.
+    """Yield (namespace, attribute, function) that may make autograd Nodes without writing; only their stacks matter.
 
-    ``writing`` is what :func:`functions` gives.
+    ``writing`` is the result of :func:`functions`.
 
     These are the methods and operators of ``torch.Tensor`` and the builtin functions of torch's namespaces whose aten
     operator returns a tensor. Those that write are in :func:`tensor_methods` and :func:`functions`. ``__getitem__`` is
-    not among them: set as an attribute, it would make a sequence of every tensor (:mod:`gradsan.record.patches`).
+    not among them: set as an attribute, it would make every tensor a sequence (:mod:`gradsan.record.patches`).
     The native core replaces the C slot alone (``watch_indexing``); the pure one does not log indexing.
     """
     methods = {writer.op for writer in tensor_methods()}
@@ -187,7 +187,7 @@ def operations(writing: Iterable[tuple[Any, str, Any, Writer]]) -> Iterator[tupl
             yield vf, name, function
 
 
-# Methods that return a tensor and never a Node that saves one; some are called at every turn.
+# Methods that return a tensor and never make a Node that saves one; some are called very often.
 MAKES_NO_NODES = frozenset({"detach", "data", "cpu", "cuda", "to", "requires_grad_", "grad", "new_empty", "new_zeros"})
 
 _OPERATORS = frozenset(

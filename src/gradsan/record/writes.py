@@ -1,8 +1,8 @@
-"""Logging of operations: replaces, while gradsan is on, every Python name of torch that writes or makes Nodes.
+"""Logging wrappers for every Python name of torch that writes or makes Nodes, in place while gradsan is on.
 
-Behind some of these names (``F.relu``, ``F.batch_norm``) a wrapper stands while gradsan is on, which has no source. So
-while the compiler runs, the functions themselves stand there. Builtin functions need no such thing: the compiler's
-table of them knows their wrappers.
+Some of these names (``F.relu``, ``F.batch_norm``) are Python functions, and a wrapper has no source for
+``torch.jit.script``: while it compiles, the originals are restored. Builtins need no such thing: the compiler's
+table of them has their wrappers, too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gradsan.record.patches import Patches, standing
 
 
 def let_scripts_compile(patches: Patches) -> None:
-    """Put torch's Python functions back for as long as something is being scripted."""
+    """Restore torch's Python functions for as long as something is being scripted."""
     for owner, name in _torch.script_compilers():
         patches.set(owner, name, _compiling(patches, getattr(owner, name)))
 
@@ -33,7 +33,7 @@ def _compiling(patches: Patches, compile_: Callable[..., Any]) -> Callable[..., 
         with patches.aside(_is_function_of_torch) as originals:
 
             def resolving(resolve: Callable[[str], Any]) -> Callable[[str], Any]:
-                # What the program imported by name is the wrapper.
+                # A name that the program imported refers to the wrapper.
                 def resolved(name: str) -> Any:
                     found = resolve(name)
                     return originals.get(id(found), found)
@@ -51,7 +51,7 @@ def _is_function_of_torch(owner: Any, original: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """A name of torch, what stands behind it, and the wrapper that stands there while gradsan is on."""
+    """A name of torch, its original, and the wrapper that replaces it while gradsan is on."""
 
     owner: Any
     name: str
@@ -60,10 +60,10 @@ class Replacement:
 
 
 def plan(core: Core) -> list[Replacement]:
-    """A wrapper for every writing method and function, and for every one that may make Nodes.
+    """Return a wrapper for every writing method and function, and for every one that may make Nodes.
 
-    Making it takes a quarter of a second, so a recorder makes it once. It is read off torch's own names, so it must be
-    made while gradsan is off.
+    This takes a quarter of a second, so a recorder does it once. It reads torch's own names, so it must be
+    called while gradsan is off.
     """
     wrappers: dict[int, Any] = {}
 
@@ -91,7 +91,7 @@ def plan(core: Core) -> list[Replacement]:
 
 
 def install(core: Core, patches: Patches, replacements: list[Replacement]) -> None:
-    """Put the wrappers in place. A name behind which something else stands by now is left alone."""
+    """Put the wrappers in place. A name that others have replaced meanwhile is left alone."""
     for replacement in replacements:
         owner, name = replacement.owner, replacement.name
         if standing(owner, name) is not replacement.original:
@@ -113,7 +113,7 @@ def install(core: Core, patches: Patches, replacements: list[Replacement]) -> No
 
 
 def _lead_defaults(patches: Patches, replacements: list[Replacement]) -> None:
-    """Let torch's own defaults be the wrappers: layers ask whether their activation *is* the one of that name."""
+    """Make torch's own defaults the wrappers: layers check whether their activation *is* the function of that name."""
     wrappers = {id(each.original): each.wrapper for each in replacements}
     for function in _torch.taking_activations():
         before = function.__defaults__
@@ -142,7 +142,7 @@ def _watch_operators(core: Core, patches: Patches) -> None:
         found = known.get(id(this))
         if found is None:
             one = this if operator is not None and isinstance(this, operator) else getattr(this, this.overloads()[0])
-            # With the operator itself, so that no other gets its id.
+            # The operator is kept, so that its id is not reused.
             found = known[id(this)] = (this, _written_by(one._schema))
             if not found[1].arguments:
                 core.quiet_operators.add(id(this))
@@ -156,7 +156,7 @@ def _watch_operators(core: Core, patches: Patches) -> None:
 
 
 class _Written(NamedTuple):
-    """What an operator's schema says it writes: positions and names of arguments."""
+    """The arguments that an operator writes according to its schema: positions and names."""
 
     name: str
     arguments: tuple[tuple[int, str], ...]
