@@ -46,10 +46,14 @@ class Options:
     status alone; ``stacks`` requests whole stacks, ``quiet`` no report on the terminal; ``editor`` is the editor for
     the line links of the HTML page, as in :func:`gradsan._editors.address_in`. ``deep`` keeps originals, ``heal`` lets
     backward use them, for all conflicts or for those that the rules ``heal_only`` match, as long as they need at most
-    ``max_bytes`` bytes. ``nonfinite`` searches for the origin of NaN and Inf. ``halt``, ``early`` and ``strict`` as in
+    ``max_bytes`` bytes.
+
+    ``nonfinite`` searches for the origin of NaN and Inf. ``halt``, ``early`` and ``strict`` as in
     :class:`gradsan.watch`. ``autopsy`` watches nothing and explains the error that ends the run; it overrides the
-    others. ``ignore`` are rules for suppressed findings, ``suppressions`` a file of such rules, ``baseline`` a file of
-    known findings, ``write_baseline`` the file that this run's findings are written to.
+    others.
+
+    ``ignore`` are rules for suppressed findings, ``suppressions`` a file of such rules, ``baseline`` a file of known
+    findings, ``write_baseline`` the file that this run's findings are written to.
     """
 
     json: str | None = None

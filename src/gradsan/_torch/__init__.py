@@ -1,6 +1,6 @@
-"""Every private torch name that gradsan touches, feature-detected, each with what happens where it is missing.
+"""Private names of torch that gradsan uses, feature-detected, each with what happens where it is missing.
 
-Nothing outside this package may name something of torch that starts with an underscore, except ``Tensor._version``,
+Nothing outside this package may use a name of torch that starts with an underscore, except ``Tensor._version``,
 ``Tensor._base`` and ``UntypedStorage._cdata``, which the hot path reads directly.
 """
 

@@ -1,4 +1,4 @@
-"""State of torch.utils.checkpoint, reentrant and not, and its recomputation."""
+"""State of torch.utils.checkpoint, reentrant or not, and its recomputation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.utils.checkpoint as _checkpoint
 
 
 def checkpointed_functions(frame: Any) -> list[Any]:
-    """What checkpoint runs again, or that closes over it, if ``frame`` is one of torch.utils.checkpoint.
+    """Return the functions that checkpoint recomputes, or their closures, for a frame of torch.utils.checkpoint.
 
     Missing: empty, and the report does not say which function was checkpointed.
     """
@@ -31,17 +31,17 @@ def checkpointed_functions(frame: Any) -> list[Any]:
 
 
 def is_of_checkpoint(hook: Any) -> bool:
-    """Whether a saved-tensor hook is one of those by which checkpoint computes values again."""
+    """Whether a saved-tensor hook is one of checkpoint's, which recompute values."""
     return getattr(getattr(hook, "__code__", None), "co_filename", "") == _checkpoint.__file__
 
 
 def reentrant_checkpoint() -> Any:
-    """The custom Function behind ``checkpoint(use_reentrant=True)``. Missing: that form is not watched."""
+    """Return the custom Function behind ``checkpoint(use_reentrant=True)``. Missing: that form is not watched."""
     return getattr(_checkpoint, "CheckpointFunction", None)
 
 
 def checkpoint_classes() -> tuple[type, type] | None:
-    """The hooks in which ``checkpoint(use_reentrant=False)`` runs a forward, and the frames that it makes for them.
+    """Return the hooks class of ``checkpoint(use_reentrant=False)`` and the class of the frames made for its forwards.
 
     Missing: None, that form is not watched.
     """
@@ -53,9 +53,9 @@ def checkpoint_classes() -> tuple[type, type] | None:
 
 
 def cached_in_checkpoint(frames: Iterable[Any]) -> tuple[Any, str] | None:
-    """The tensor that selective checkpointing kept and found changed, and the operator whose result it is.
+    """Return the tensor that selective checkpointing kept and found changed, and the operator that made it.
 
-    Read off the frames of the error. Missing: None, and the report does not say what was kept.
+    Read from the frames of the error. Missing: None, and the report does not say what was kept.
     """
     op = "?"
     for frame in frames:
@@ -71,24 +71,24 @@ def cached_in_checkpoint(frames: Iterable[Any]) -> tuple[Any, str] | None:
 
 
 def determinism_checks() -> dict[str, Any]:
-    """What checkpoint looks at of each saved tensor, by name of the check. Missing: empty, no value is compared."""
+    """Return checkpoint's metadata functions for saved tensors, by check. Missing: empty, no value is compared."""
     found = getattr(_checkpoint, "_allowed_determinism_checks_to_fns", None)
     return found if isinstance(found, dict) else {}
 
 
 def saved_in_checkpoint(frame: Any) -> list[tuple[Any, Any]]:
-    """(what stands in the graph, what checkpoint looked at) of each tensor that a checkpoint's forward saved.
+    """Return (holder in the graph, metadata that checkpoint noted) of each tensor that a checkpoint's forward saved.
 
-    Missing: empty, and no value is told to be another.
+    Missing: empty, and no value is found changed.
     """
     holders, looked_at = getattr(frame, "weak_holders", ()), getattr(frame, "x_metadatas", ())
     return [(holder(), found) for holder, found in zip(holders, looked_at, strict=False)]
 
 
 def recomputed_call(frame: Any) -> tuple[Any, dict[str, Any]] | None:
-    """The function that checkpoint runs again for one of its frames, and its keyword arguments.
+    """Return the function that checkpoint recomputes for one of its frames, and its keyword arguments.
 
-    Read off the closure of ``recompute_fn``. Missing: None, and nothing is noted.
+    Read from the closure of ``recompute_fn``. Missing: None, and nothing is noted.
     """
     recompute: Any = getattr(frame, "recompute_fn", None)
     code = getattr(recompute, "__code__", None)

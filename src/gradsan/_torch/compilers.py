@@ -1,4 +1,4 @@
-"""torch.compile: whether it traces, where it failed, the graphs that it made and what these have saved."""
+"""torch.compile: whether it is tracing, where it failed, its graphs and their saved tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 def is_building_graph(error: BaseException) -> bool:
     """Whether an error arose while torch.compile traced a backward, so that no backward of the program has failed.
 
-    Read off the files of the traceback. Missing: False.
+    Read from the files of the traceback. Missing: False.
     """
     trace = error.__traceback__
     while trace is not None:
@@ -32,7 +32,7 @@ def is_building_graph(error: BaseException) -> bool:
 
 
 def is_within_graph_capture(codes: Iterable[CodeType]) -> bool:
-    """Whether a call with these functions on its stack is one that torch.compile traces, and none of the program.
+    """Whether a call with these functions on its stack is traced by torch.compile, and none of the program's.
 
     Missing: False.
     """
@@ -44,24 +44,24 @@ def _captures_graph(frame: Any) -> bool:
 
 
 def _is_graph_capture(file: str) -> bool:
-    # Compiled functions run in files of the same folder; before torch 2.9 the other name is that of the file.
+    # Compiled functions run in files of the same folder; before torch 2.9 the file has the other name.
     return "_aot_autograd" in file and ("graph_capture" in file or "traced_function_transforms" in file)
 
 
 COMPILER_ERRORS = "torch._dynamo.exc"
-"""The module of the error that a failing compiler becomes. Missing: nothing is kept for :func:`traced_graph`."""
+"""The module of the error that wraps a compiler's failure. Missing: nothing is kept for :func:`traced_graph`."""
 
 _TRACED = "_gradsan_traced"
 
 
 COMPILER_FRAMES = "torch._dynamo.eval_frame"
-"""The module without which no frame is compiled. Missing: frames of gradsan's own functions are compiled, too."""
+"""The module that compiles frames. Missing: frames of gradsan's own functions are compiled, too."""
 
 
 def never_compile(code: CodeType, *, with_callees: bool) -> None:
-    """Have torch.compile run the frames of ``code`` as they are, ``with_callees`` whatever these call, too.
+    """Have torch.compile run the frames of ``code`` uncompiled, ``with_callees`` also those of its callees.
 
-    Such a frame comes to the compiler where compiled code has called something that it could not trace. Whether a
+    Such a frame reaches the compiler where compiled code has called a function that it could not trace. Whether a
     function is traced as a part of its caller's graph does not change.
     """
     native: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
@@ -74,21 +74,21 @@ def never_compile(code: CodeType, *, with_callees: bool) -> None:
 
 
 TRACER = "torch.fx.experimental.proxy_tensor"
-"""The module of the tracer that make_fx, torch.export and AOTAutograd use. Missing: it meets the hooks of deep mode."""
+"""The module of the tracer of make_fx, torch.export and AOTAutograd. Missing: deep mode's hooks run under it."""
 
 
 def tracer_class() -> Any:
-    """The mode that is entered as long as that tracer traces; None where this torch has none, or not yet."""
+    """Return the dispatch mode of that tracer; None where this torch has none, or has not imported it."""
     return getattr(sys.modules.get(TRACER), "ProxyTorchDispatchMode", None)
 
 
 def compiler_error_class() -> Any:
-    """The class of the error that a failing compiler becomes; None where this torch has none, or not yet."""
+    """Return the class of the error that wraps a compiler's failure; None if missing or not imported yet."""
     return getattr(sys.modules.get(COMPILER_ERRORS), "BackendCompilerFailed", None)
 
 
 def keep_traced_graph(error: BaseException, frame: Any) -> None:
-    """Keep a copy of what was traced on ``error``, which the Dynamo frame ``frame`` is just making.
+    """Keep a copy of the traced graph on ``error``, which the Dynamo frame ``frame`` is just creating.
 
     Since 2.15 Dynamo takes the graphs of a failed attempt apart before the program sees the error. Missing: nothing is
     kept.
@@ -99,9 +99,9 @@ def keep_traced_graph(error: BaseException, frame: Any) -> None:
 
 
 def traced_graph(error: BaseException) -> Any:
-    """The program's own operations as torch.compile had traced them (an fx.GraphModule), where a compiler failed.
+    """Return the program's own operations as torch.compile traced them (an fx.GraphModule), after a compiler failed.
 
-    What was kept by :func:`keep_traced_graph`; else read off the frames of ``error`` and of what it was raised from.
+    The copy of :func:`keep_traced_graph`, else read from the frames of ``error`` and of its causes.
     Missing: None, and the report names no line within the compiled function.
     """
     kept = getattr(error, _TRACED, None)
@@ -123,7 +123,7 @@ def traced_graph(error: BaseException) -> Any:
 
 
 def without_data(graph: Any) -> contextlib.AbstractContextManager[Any]:
-    """The mode in which a traced graph was traced: tensors made in it have no data. Missing: a context of no effect."""
+    """Return the fake mode in which a graph was traced: tensors made in it have no data. Missing: a null context."""
     for node in graph.graph.nodes:
         mode = getattr(node.meta.get("example_value"), "fake_mode", None)
         if mode is not None:
@@ -133,25 +133,25 @@ def without_data(graph: Any) -> contextlib.AbstractContextManager[Any]:
 
 
 INDUCTOR_SETTINGS = "torch._inductor.config"
-"""The module of inductor's settings. Missing: its random numbers are not those of eager code."""
+"""The module of inductor's settings. Missing: its random numbers differ from those of eager code."""
 
 _BACKEND = "_torchdynamo_orig_backend"
 
 
 def draw_as_eager() -> None:
-    """Have inductor draw the random numbers that eager code draws, which by design it does not."""
+    """Make inductor draw the random numbers of eager code, which it does not by default."""
     settings: Any = sys.modules.get(INDUCTOR_SETTINGS)
     if hasattr(settings, "fallback_random"):
         settings.fallback_random = True
 
 
 def force_backend(name: str) -> None:
-    """Have everything that is compiled be compiled by the backend ``name``. Raises TypeError where it cannot be."""
+    """Compile everything with the backend ``name`` from now on. Raises TypeError where that is not possible."""
     torch.compiler.set_stance("default", force_backend=name)
 
 
 def backend_of_builder(builder: Any) -> tuple[str, Any]:
-    """Name of the backend that gets a traced graph, and the backend itself. Missing: ``?`` and None."""
+    """Return the name of the backend that gets a traced graph, and the backend. Missing: ``?`` and None."""
     found = getattr(builder, "compiler_fn", None)
     while hasattr(found, _BACKEND):
         found = getattr(found, _BACKEND)
@@ -160,7 +160,7 @@ def backend_of_builder(builder: Any) -> tuple[str, Any]:
 
 
 def frame_left_out() -> BaseException:
-    """What a backend raises to have a frame run as eager code. Missing: RuntimeError, and the program fails."""
+    """Return the exception by which a backend leaves a frame to eager code. Missing: RuntimeError; programs fail."""
     errors: Any = sys.modules.get(COMPILER_ERRORS)
     kind = getattr(errors, "SkipFrame", RuntimeError)
     made: BaseException = kind("left out of the comparison")
@@ -168,7 +168,7 @@ def frame_left_out() -> BaseException:
 
 
 def gave_up_compiling() -> bool:
-    """Whether some function was compiled so often that it is run as eager code. Missing: False."""
+    """Whether some function reached the recompile limit and runs as eager code. Missing: False."""
     utilities: Any = sys.modules.get("torch._dynamo.utils")
     counters = getattr(utilities, "counters", {})
     reasons = [str(reason) for name in ("unimplemented", "graph_break") for reason in counters.get(name, ())]
@@ -176,7 +176,7 @@ def gave_up_compiling() -> bool:
 
 
 GRAPH_BUILDER = "torch._dynamo.output_graph"
-"""The module of what hands traced graphs to a compiler. Missing: no save within a compiled graph has a line."""
+"""The module that passes traced graphs to a compiler. Missing: no save within a compiled graph has a line."""
 
 _NUMBERED_BY = "torch._functorch.aot_autograd"
 _NODE = "CompiledFunctionBackward"
@@ -184,7 +184,7 @@ _NOT_SAVED = ("tangents", "bwd_seed", "bwd_base_offset", "bwd_rng_state")
 
 
 class Example(NamedTuple):
-    """What an argument of a traced graph was; sizes that vary are those of the first call."""
+    """Metadata of an argument of a traced graph; dynamic sizes are those of the first call."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -195,7 +195,7 @@ class Example(NamedTuple):
     varies: bool
 
     def made(self) -> Any:
-        """Such a tensor: on tensors without data where a mode makes them so."""
+        """Return a new tensor with this metadata; without data within a fake mode."""
         kwargs = {"dtype": self.dtype, "device": self.device}
         fresh = torch.empty_strided(self.shape, self.strides, **kwargs)
         if not self.requires_grad:
@@ -205,11 +205,11 @@ class Example(NamedTuple):
 
 
 class Traced(NamedTuple):
-    """A copy of what torch.compile has traced, without a tensor.
+    """A copy of a graph traced by torch.compile, without tensors.
 
-    ``examples`` are its arguments in order (an :class:`Example`, a number, or None where it is neither), ``attributes``
-    what else it reads. ``file`` and ``function`` are those of the code that was compiled; the graphs of autograd made
-    of it are numbered from ``first`` up to ``end``.
+    ``examples`` are its arguments in order (an :class:`Example`, a number, or None for anything else), ``attributes``
+    its other inputs. ``file`` and ``function`` are those of the compiled code; the autograd graphs made
+    from it are numbered from ``first`` up to ``end``, exclusive.
     """
 
     graph: Any
@@ -222,27 +222,27 @@ class Traced(NamedTuple):
     end: int = 0
 
     def module(self) -> Any:
-        """The graph as a module that can be run."""
+        """Return the graph as a module that can be run."""
         root = {name: one.made() if isinstance(one, Example) else one for name, one in self.attributes.items()}
         return torch.fx.GraphModule(root, self.graph)
 
 
 def graph_builder() -> Any:
-    """The class that hands traced graphs to a compiler; None where this torch has none, or not yet."""
+    """Return the class that passes traced graphs to a compiler; None if missing or not imported yet."""
     found = getattr(sys.modules.get(GRAPH_BUILDER), "OutputGraph", None)
     return found if hasattr(found, "call_user_compiler") else None
 
 
 def code_of_builder(builder: Any) -> CodeType | None:
-    """The code that is being compiled. Missing: None, and nothing is kept."""
+    """Return the code that is being compiled. Missing: None, and nothing is kept."""
     found = getattr(getattr(builder, "root_tx", None), "f_code", None)
     return found if isinstance(found, CodeType) else None
 
 
 def traced_copy(module: Any, code: CodeType) -> Traced:
-    """A copy of a traced graph: operations with the lines that called them, and what the arguments were.
+    """Return a copy of a traced graph: operations with the lines that called them, and metadata of the arguments.
 
-    Sizes that vary are not asked for, as an answer would become a condition of the compiled graph.
+    Dynamic sizes are not evaluated, as that would add a guard to the compiled graph.
     """
     graph = copy.deepcopy(module.graph)
     examples, attributes = [], {}
@@ -295,7 +295,7 @@ def _autocast() -> tuple[tuple[str, Any], ...]:
 
 
 def graphs_numbered() -> int:
-    """The number that the next graph of autograd gets which is made for a compiled one. Missing: 0."""
+    """Return the number of the next autograd graph made for a compiled one. Missing: 0."""
     told = re.search(r"\d+", repr(getattr(sys.modules.get(_NUMBERED_BY), "AOT_COUNTER", None)))
     return int(told[0]) if told else 0
 
@@ -306,7 +306,7 @@ def is_compiled_node(node: Any) -> bool:
 
 
 def compiled_number(node: Any) -> int | None:
-    """The number of the graph that a compiled Node stands for. Missing: None, and its saves have no line."""
+    """Return the number of the graph that a compiled Node stands for. Missing: None, and its saves have no line."""
     number = getattr(_function_of(node), "_aot_id", None)
     return number if isinstance(number, int) else None
 
@@ -316,9 +316,9 @@ def _function_of(node: Any) -> Any:
 
 
 def saved_in_graph(node: Any, count: int) -> tuple[str, ...]:
-    """What each of the ``count`` saved tensors of a compiled Node is called in its graph of the backward.
+    """Return the names of a compiled Node's ``count`` saved tensors in its backward graph.
 
-    ``primals_3`` is the third argument of the traced graph, whatever else an operation. Missing: empty.
+    ``primals_3`` is the third argument of the traced graph, any other name an operation. Missing: empty.
     """
     function = _function_of(node)
     info: Any = getattr(function, "_lazy_backward_info", None)
@@ -333,7 +333,7 @@ def saved_in_graph(node: Any, count: int) -> tuple[str, ...]:
 
 
 def _arguments_in_cache(load: Any) -> list[str]:
-    """The arguments of a backward that comes from the cache of an earlier run, off its code: to load it runs it."""
+    """Return the arguments of a backward from an earlier run's cache, parsed from its code: loading it would run it."""
     arguments = getattr(getattr(load, "__self__", None), "args", None)
     body = arguments[0] if isinstance(arguments, tuple) and arguments else None
     told = (
@@ -345,13 +345,13 @@ def _arguments_in_cache(load: Any) -> list[str]:
 
 
 def written_inputs(node: Any) -> int:
-    """How many outputs of a compiled Node stand for inputs that its graph has written; they come first. Missing: 0."""
+    """Return how many outputs of a compiled Node, the first ones, are inputs written by its graph. Missing: 0."""
     found = getattr(getattr(_function_of(node), "metadata", None), "num_mutated_inp_runtime_indices", 0)
     return int(found)
 
 
 class _Aside:
-    """A compiled Node in one more call of its backward, which may overwrite what it gets and frees nothing."""
+    """A compiled Node for one more call of its backward, which may overwrite its saved tensors and frees none."""
 
     def __init__(self, node: Any) -> None:
         self._node = node
@@ -362,7 +362,7 @@ class _Aside:
         return getattr(self._node, name)
 
     def maybe_clear_saved_tensors(self) -> None:
-        """Saved tensors are those of the program."""
+        """Do nothing: the saved tensors belong to the program."""
 
 
 def _copies(values: Any) -> Any:
@@ -371,10 +371,10 @@ def _copies(values: Any) -> Any:
 
 
 def run_compiled_backward(node: Any, gradients: list[Any], *, keeps_graph: bool) -> tuple[Any, ...]:
-    """The backward of a compiled Node once more, on copies of what it has saved; one result for each argument.
+    """Run the backward of a compiled Node once more, on copies of its saved tensors; one result for each argument.
 
-    ``keeps_graph`` is what the program's own backward will ask for: it decides how the graph is compiled where it has
-    not been yet. Missing, and where the backward counts its runs: raises RuntimeError, and nothing is measured.
+    ``keeps_graph`` is the value that the program's own backward will pass: it affects the compilation where that has
+    not happened yet. Raises RuntimeError if missing, or where the backward counts its runs; nothing is measured then.
     """
     engine: Any = torch._C._autograd
     asked = "_get_current_graph_task_keep_graph"
@@ -390,5 +390,5 @@ def run_compiled_backward(node: Any, gradients: list[Any], *, keeps_graph: bool)
 
 
 def tensors_without_data() -> Any:
-    """A mode in which tensors are made without data. Missing: raises, and saves have no line."""
+    """Return a mode in which tensors are made without data. Missing: raises, and saves have no line."""
     return torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True)

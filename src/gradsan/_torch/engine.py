@@ -1,4 +1,4 @@
-"""Calls into the autograd engine, recognised by their frames."""
+"""Calls into the autograd engine, recognised by their frames; frames of threads and their local variables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradsan._torch.nodes import current_node
 
 
 def engine_entry_points() -> list[tuple[Any, str]]:
-    """(namespace, name) of the one function through which ``backward`` and ``grad`` enter the engine."""
+    """Return (namespace, name) of the function through which ``backward`` and ``grad`` enter the engine."""
     return [
         (namespace, "_engine_run_backward")
         for namespace in (torch.autograd, _graph)
@@ -25,10 +25,10 @@ def engine_entry_points() -> list[tuple[Any, str]]:
 
 
 def engine_inputs(error: BaseException, outputs: Any) -> tuple[Any, ...]:
-    """The ``inputs`` of the engine call on ``outputs`` that ended with ``error``; empty where none were named.
+    """Return the ``inputs`` of the engine call on ``outputs`` that ended with ``error``; empty where none were given.
 
-    Read off the frame of the Python function through which torch enters the engine. Missing: empty, and all Nodes are
-    thought to run.
+    Read from the frame of the Python function through which torch enters the engine. Missing: empty, and all Nodes are
+    assumed to run.
     """
     for frame in filter(enters_engine, frames_of(error)):
         args = frame.f_locals.get("args", ())
@@ -38,9 +38,9 @@ def engine_inputs(error: BaseException, outputs: Any) -> tuple[Any, ...]:
 
 
 class EngineCall(NamedTuple):
-    """A call into the engine that ended with an exception, read off its traceback; ``trace`` is the engine's own part.
+    """A call into the engine that ended with an exception, read from its traceback; ``trace`` is the engine's part.
 
-    ``outputs`` and ``inputs`` as given, ``accumulates`` tells ``backward`` from ``grad``.
+    ``outputs`` and ``inputs`` as given; ``accumulates`` distinguishes ``backward`` from ``grad``.
     """
 
     outputs: tuple[Any, ...]
@@ -51,11 +51,11 @@ class EngineCall(NamedTuple):
 
 
 def locals_of(frame: FrameType) -> dict[str, Any]:
-    """The local variables of a function's frame, which is left to keep none of them alive.
+    """Return the local variables of a function's frame, without the frame keeping them alive afterwards.
 
-    Before Python 3.13 a frame keeps the dict that it was asked for: what the function deletes, or gives another value,
-    would live on in it. Its variables are taken out where nobody but the frame has the dict (a program gets it by
-    ``locals()``) and no trace function runs, here or for that frame, after which CPython takes over what stands there.
+    Before Python 3.13 a frame keeps its ``f_locals`` dict: values that the function deletes or rebinds
+    would live on in it. The variables are removed from it where only the frame has the dict (a program gets it by
+    ``locals()``) and no trace function runs, here or for that frame, after which CPython reads the dict back.
     """
     kept = frame.f_locals
     code = frame.f_code
@@ -74,12 +74,12 @@ def is_module_level(frame: FrameType) -> bool:
 
 
 _HAS_SNAPSHOTS = sys.version_info < (3, 13)
-# The frame's reference, that of the variable, and that of the call which counts them.
+# References of the frame, of the variable, and of the call that counts them.
 _FRAMES_OWN = 3
 
 
 def frames_of(error: BaseException) -> Iterator[Any]:
-    """The frames that an exception came through, outermost first."""
+    """Yield the frames that an exception passed, outermost first."""
     trace = error.__traceback__
     while trace is not None:
         yield trace.tb_frame
@@ -92,9 +92,9 @@ def enters_engine(frame: Any) -> bool:
 
 
 def engine_call(error: BaseException) -> EngineCall | None:
-    """The innermost engine call that ``error`` came through; None where it came through none.
+    """Return the innermost engine call that ``error`` passed; None where it passed none.
 
-    Read off the frame of the Python function through which torch enters the engine. Missing: None, and an error that
+    Read from the frame of the Python function through which torch enters the engine. Missing: None, and an error that
     nobody watched is not explained.
     """
     found = None
@@ -122,7 +122,7 @@ def is_function_call(file: str) -> bool:
 
 
 def puts_back_what_it_writes(file: str) -> bool:
-    """Whether a file is that of ``gradcheck``: it moves inputs by ``.data``, and moves them back."""
+    """Whether a file is that of ``gradcheck``: it changes inputs by ``.data``, and changes them back."""
     return file == _gradcheck_file
 
 
@@ -130,16 +130,16 @@ _gradcheck_file: str | None = getattr(sys.modules.get("torch.autograd.gradcheck"
 
 
 def is_engine_frame(frame: Any) -> bool:
-    """Whether a frame is torch's call into the engine: what it has called runs inside a backward."""
+    """Whether a frame is torch's call into the engine: its callees run inside a backward."""
     code = frame.f_code
     return bool(code.co_name == "_engine_run_backward" and code.co_filename == _graph.__file__)
 
 
 def frames_of_threads() -> dict[int, FrameType]:
-    """The innermost frame of each thread, by its ident.
+    """Return the innermost frame of each thread, by its ident.
 
-    While CPython makes them it holds a lock that the end of a ``threading.local`` needs, too: collected as garbage
-    meanwhile, one would wait for ever (3.11.7; https://github.com/python/cpython/issues/106883).
+    Meanwhile CPython holds a lock that the end of a ``threading.local`` needs, too: if garbage collection ended one,
+    it would deadlock (3.11.7; https://github.com/python/cpython/issues/106883).
     """
     collects = gc.isenabled()
     gc.disable()
@@ -151,9 +151,9 @@ def frames_of_threads() -> dict[int, FrameType]:
 
 
 def callers_of_engine(frame: Any) -> list[Any]:
-    """Where ``frame`` runs in a thread of the engine's own, the frames by which other threads wait for the engine.
+    """Return, where ``frame`` runs in a thread of the engine, the frames by which other threads wait for the engine.
 
-    None where the engine runs in the thread of ``frame``, or does not run there at all.
+    Empty where the engine runs in the thread of ``frame``, or does not run at all.
     """
     if current_node() is None:
         return []
@@ -172,17 +172,17 @@ def callers_of_engine(frame: Any) -> list[Any]:
 
 
 def gradients_given(frame: Any) -> tuple[Any, ...]:
-    """The gradients that a backward began with; ``frame`` as of :func:`is_engine_frame`. Missing: none are known."""
+    """Return the gradients that a backward began with; ``frame`` as in :func:`is_engine_frame`. Missing: empty."""
     args = frame.f_locals.get("args", ())
     return tuple(args[0] or ()) if args and isinstance(args[0], tuple) else ()
 
 
 def inputs_given(frame: Any) -> tuple[Any, ...]:
-    """The ``inputs`` of a backward; ``frame`` as of :func:`is_engine_frame`. Missing: all Nodes are thought to run."""
+    """Return the ``inputs`` of a backward; ``frame`` as in :func:`is_engine_frame`. Missing: all Nodes seem to run."""
     args = frame.f_locals.get("args", ())
     return tuple(args[3] or ()) if len(args) > 3 and isinstance(args[3], (tuple, list)) else ()
 
 
 def is_hook_frame(frame: Any) -> bool:
-    """Whether a frame is torch's own between the engine and a hook of a module, or the backward of a Function."""
+    """Whether a frame is torch's own between the engine and a module hook, or the backward of a Function."""
     return frame.f_code.co_filename in (torch.utils.hooks.__file__, torch.autograd.function.__file__)

@@ -1,4 +1,4 @@
-"""Search for NaN and Inf in tensors, on the CPU without an operator of torch."""
+"""Search for NaN and Inf in tensors, on the CPU without an operator of torch; addresses of their elements."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from gradsan._torch.kinds import has_elements
 from gradsan._torch.modes import has_function_modes, has_modes
 
-# Kind of number as the native search counts them, and how many such numbers one element has.
+# Kind of number in the native search, and how many such numbers one element has.
 _KINDS = {
     torch.float32: (0, 1),
     torch.float64: (1, 1),
@@ -29,21 +29,21 @@ except ImportError:
     _search: Callable[[int, int, int], int] | None = None  # type: ignore[no-redef]
     _look: Callable[[Any], bool | None] | None = None  # type: ignore[no-redef]
 
-# Of torch as it is without gradsan's wrappers, which would take a sum that is not finite for one of the program's.
+# Of torch as it is without gradsan's wrappers, which would take a non-finite sum for one of the program's.
 _sum = torch.sum
 number: Callable[[Any], Any] = torch.Tensor.item
 _pointer: Callable[[Any], int] = getattr(torch.Tensor, "const_data_ptr", torch.Tensor.data_ptr)
 
 
 def can_be_nonfinite(tensor: Any) -> bool:
-    """Whether a tensor is of a kind that can hold NaN or Inf and can be searched: ordinary memory, with values."""
+    """Whether a tensor can hold NaN or Inf and can be searched: ordinary memory, with values."""
     return tensor.dtype in _KINDS and tensor.layout is torch.strided and tensor.device.type != "meta"
 
 
 def is_nonfinite(tensor: Any) -> bool:
     """Whether an element of a tensor is NaN or Inf; False for a tensor that cannot be searched.
 
-    The caller sees to it that no mode of the program's and no wrapper of gradsan's is asked.
+    The caller makes sure that no mode of the program's and no wrapper of gradsan's is called.
     """
     seen = None if _look is None else _look(tensor)
     if seen is not None:
@@ -59,18 +59,18 @@ def is_nonfinite(tensor: Any) -> bool:
         return False
     values = tensor.detach()
     try:
-        # The sum is finite only if all are; it takes no memory, but may be too large where they are not.
+        # The sum is finite only if all elements are; it takes no memory, but may overflow.
         total = number(_sum(values, dtype=torch.float32 if tensor.element_size() == 2 else None))
         return not cmath.isfinite(total) and not bool(torch.isfinite(values).all())
     except RuntimeError:
-        # A device need not have every operator for every layout, nor memory to spare.
+        # A device may lack an operator for a layout, or free memory.
         return not bool(torch.isfinite(values.cpu()).all())
 
 
 def is_seen_finite(tensor: Any) -> bool:
-    """Whether a tensor has been searched without any operator, and no element is NaN or Inf; else a second look is due.
+    """Whether a tensor was searched without any operator, and all elements are finite; False: search it properly.
 
-    It may be called anywhere: where a mode of the program's would see more than that, the answer is False.
+    It may be called anywhere: where a mode of the program's would notice the search, the answer is False.
     """
     seen = None if _look is None else _look(tensor)
     if seen is not None:
@@ -85,7 +85,7 @@ def is_seen_finite(tensor: Any) -> bool:
 
 
 def is_view_of(result: Any, tensor: Any) -> bool:
-    """Whether a result is seen to be a view of ``tensor`` or of its base; False where that is not known."""
+    """Whether a result is known to be a view of ``tensor`` or of its base."""
     if type(result) is not torch.Tensor or type(tensor) not in _SEARCHED or has_function_modes():
         return False
     if not result._is_view():
@@ -95,10 +95,10 @@ def is_view_of(result: Any, tensor: Any) -> bool:
 
 
 def _address(tensor: Any, elements: int) -> int:
-    """Where a tensor's ``elements`` begin; 0 where there are none: what a transform wraps, zeros without memory."""
+    """Return the address of a tensor's ``elements``; 0 if it has no memory: wrapped by a transform, zero tensors."""
     try:
         address = _pointer(tensor)
-        # A program may have made the storage smaller than what its tensors show.
+        # A program may have shrunk the storage below the size of its tensors.
         is_there = tensor.untyped_storage().nbytes() >= (tensor.storage_offset() + elements) * tensor.element_size()
     except RuntimeError:
         return 0
@@ -112,9 +112,9 @@ def _is_bad(tensor: Any, elements: int, kind: tuple[int, int]) -> bool:
 
 
 def _elements_in_memory(tensor: Any) -> int | None:
-    """How many elements lie without a gap behind the first one of a tensor; None where there are gaps.
+    """Return the number of elements that lie without gaps from the first one of a tensor on; None where there are gaps.
 
-    Permuted tensors have none; what ``expand`` repeats counts once.
+    Permuted tensors have no gaps; elements repeated by ``expand`` count once.
     """
     if tensor.layout is not torch.strided:
         return None

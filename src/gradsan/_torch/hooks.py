@@ -1,4 +1,4 @@
-"""Saved-tensor hooks as torch keeps them, per thread."""
+"""Saved-tensor hooks per thread: reading, pushing and suspending them; the C functions that deep mode's core calls."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from gradsan._torch import memory
 _top_hooks: Callable[[bool], Any] | None = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
 
-# Pushing and popping are what the public context manager ``saved_tensors_hooks`` does; it is the fallback.
+# Pushing and popping is what the public context manager ``saved_tensors_hooks`` does; it is the fallback.
 push_hooks: Callable[[Any, Any], None] = torch._C._autograd._push_saved_tensors_default_hooks
 
 
 pop_hooks: Callable[[], None] = torch._C._autograd._pop_saved_tensors_default_hooks
 
 
-# Why hooks may not be used in this thread just now (functorch transforms set it). Missing: never known to be forbidden.
+# Why hooks are forbidden in this thread now (functorch transforms do that). Missing: never known to be forbidden.
 hooks_forbidden: Callable[[], str | None] = getattr(
     torch._C._autograd, "_saved_tensors_hooks_get_disabled_error_message", lambda: None
 )
 
 
-# What forbids hooks in this thread, and allows them again, as torch has it. Missing: None, nothing is found so.
+# Forbids hooks in this thread, and allows them again. Missing: None, hooks are not detected this way.
 _forbid: Callable[[str], None] | None = getattr(torch._C._autograd, "_saved_tensors_hooks_disable", None)
 _allow: Callable[[], None] = getattr(torch._C._autograd, "_saved_tensors_hooks_enable", lambda: None)
 
 
-# The class of what ``_raw_saved_*`` gives. Missing: None, and in deep mode slots take no hooks of the program's.
+# The class of ``_raw_saved_*`` attributes. Missing: None, and in deep mode slots take no hooks of the program's.
 SAVED_TENSOR: Any = getattr(torch._C._autograd, "SavedTensor", None)
 
 
 def top_hooks() -> tuple[Any, Any] | None:
-    """The innermost (pack, unpack) pair of this thread, None where there is none or torch cannot tell."""
+    """Return the innermost (pack, unpack) pair of this thread; None where there is none or torch cannot tell."""
     if _top_hooks is None:
         return None
     pair = _top_hooks(True)
@@ -47,13 +47,13 @@ def top_hooks() -> tuple[Any, Any] | None:
 
 
 def has_hooks() -> bool:
-    """Whether saved-tensor hooks are entered in this thread. Missing both ways to tell: False."""
+    """Whether saved-tensor hooks are active in this thread. False if neither name exists."""
     if _top_hooks is not None:
         return top_hooks() is not None
     if _forbid is None or hooks_forbidden() is not None:
         return False
     try:
-        # Before 2.7 the only one that tells: it raises where there are hooks, and forbids further ones all the same.
+        # Before 2.7 the only test: it raises where there are hooks, but forbids further ones all the same.
         _forbid("gradsan looks for hooks")
     except RuntimeError:
         return True
@@ -64,7 +64,7 @@ def has_hooks() -> bool:
 
 @contextlib.contextmanager
 def without_hooks() -> Iterator[None]:
-    """A block in which this thread has no saved-tensor hooks. Missing: what is saved in it is hidden by them."""
+    """A block in which this thread has no saved-tensor hooks. Missing: saves in it still go through the hooks."""
     pairs = []
     while (pair := top_hooks()) is not None:
         pairs.append(pair)
@@ -77,9 +77,9 @@ def without_hooks() -> Iterator[None]:
 
 
 def owner_of_hooks(frames: Iterable[Any]) -> str | None:
-    """Whose hooks the frames of torch (outermost first) are entering, or run under: ``checkpoint``, ``save_on_cpu``, …
+    """Return the owner of the hooks that torch's frames (outermost first) enter or run under: ``checkpoint``, …
 
-    Missing: None, and the report speaks of hooks.
+    Missing: None, and the report only mentions hooks.
     """
     owner = None
     for frame in frames:
@@ -96,13 +96,13 @@ def owner_of_hooks(frames: Iterable[Any]) -> str | None:
 
 
 def hooks_switch() -> Any:
-    """The namespace whose ``_saved_tensors_hooks_disable`` and ``_enable`` forbid hooks, None where there is none."""
+    """Return the namespace of ``_saved_tensors_hooks_disable`` and ``_enable``, which forbid hooks; None if missing."""
     switch = torch._C._autograd
     return switch if hasattr(switch, "_saved_tensors_hooks_disable") else None
 
 
 def removal_of(handle: Any) -> Any:
-    """A mapping that is empty once the hook of ``handle`` was removed. Missing: it never is."""
+    """Return a mapping that is empty once the hook of ``handle`` was removed. Missing: it never is."""
     kept = OrderedDict({0: True})
     with contextlib.suppress(AttributeError, TypeError):
         kept = OrderedDict({handle.id: True})
@@ -111,9 +111,9 @@ def removal_of(handle: Any) -> Any:
 
 
 def parts_of_saves() -> dict[str, Any] | None:
-    """What the C core calls to keep an ordinary saved tensor and to hand it out, as :mod:`gradsan.originals` does.
+    """Return the functions by which the C core keeps and unpacks an ordinary saved tensor (see ``originals``).
 
-    Missing: None, and the hooks in Python do it all.
+    Missing: None, and the Python hooks do everything.
     """
     try:
         base, storage = torch._C.TensorBase, torch._C.StorageBase

@@ -1,4 +1,4 @@
-"""Kinds of tensors by their dispatch keys, wrapper subclasses and the tensors they hold; the tensors in containers."""
+"""Kinds of tensors: by dispatch keys, wrapper subclasses and their inner tensors; the tensors in containers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _CLASSES_READ = 500
 
 
 def inner_tensors(tensor: Any) -> tuple[tuple[str, Any], ...]:
-    """(name, tensor) of what a wrapper subclass holds its values in; empty for other tensors.
+    """Return (name, tensor) of the tensors in which a wrapper subclass holds its values; empty for other tensors.
 
-    A class tells by ``__tensor_flatten__``, which torch.compile calls, too. Of one that does not, the only tensor among
-    its attributes is taken; where there are several, some may be no part of the value, and none is. Torch's own
-    wrappers (DTensor, nested tensors) let nobody else have their inside, and are left out.
+    A class lists them by ``__tensor_flatten__``, which torch.compile calls, too. Without it, the only tensor among
+    the attributes is taken; where there are several, some may be no part of the value, so none is. Torch's own
+    wrappers (DTensor, nested tensors) do not allow access to their inner tensors, and are left out.
     """
     kind = type(tensor)
     if kind in PLAIN_TENSORS or not _is_wrapper(kind):
@@ -29,7 +29,7 @@ def inner_tensors(tensor: Any) -> tuple[tuple[str, Any], ...]:
             names, _ = tensor.__tensor_flatten__()
             held = [(name, getattr(tensor, name)) for name in names]
         except Exception:
-            return ()  # the program's own code, which nobody but gradsan has asked
+            return ()  # the program's own code, which only gradsan has called
     else:
         held = [(name, one) for name, one in _attributes(tensor) if torch.is_tensor(one)]
         held = held if len(held) == 1 else []
@@ -46,7 +46,7 @@ def _attributes(tensor: Any) -> Iterator[tuple[str, Any]]:
 
 
 def has_wrapper_classes() -> bool:
-    """Whether the program knows a wrapper subclass that is not torch's own."""
+    """Whether the program has loaded a wrapper subclass that is not torch's own."""
     waiting, seen = list(torch.Tensor.__subclasses__()), 0
     while waiting and seen < _CLASSES_READ:
         kind = waiting.pop()
@@ -58,7 +58,7 @@ def has_wrapper_classes() -> bool:
 
 
 def dispatches(kind: type) -> bool:
-    """Whether a class of tensors has a ``__torch_dispatch__`` of its own."""
+    """Whether a tensor class has a ``__torch_dispatch__`` of its own."""
     if kind in PLAIN_TENSORS:
         return False
     own = getattr(kind, "__torch_dispatch__", None)
@@ -74,7 +74,7 @@ def _is_wrapper(kind: type) -> bool:
 
 _keys_of: Callable[[Any], Any] | None = getattr(torch._C, "_dispatch_keys", None)
 
-# What lies in ordinary memory, with the bits and the bookkeeping that leave it there.
+# Keys of tensors in ordinary memory, including bits and bookkeeping that do not change that.
 _ORDINARY = ("Autograd", "Autocast", "ADInplaceOrView", "Conjugate", "Negative", "Dense")
 _DEVICES = ("CPU", "CUDA", "HIP", "XPU", "MPS", "HPU", "MTIA", "MAIA", "IPU", "VE", "PrivateUse")
 
@@ -82,9 +82,9 @@ _known: dict[int, bool] = {}
 
 
 def has_elements(tensor: Any) -> bool:
-    """Whether the elements of a tensor lie in ordinary memory, to be copied and compared.
+    """Whether the elements of a tensor lie in ordinary memory, where they can be copied and compared.
 
-    They do not where a class of its own dispatches (subclasses, fake tensors), where a transform wraps it (``vmap``,
+    They do not where its class dispatches (subclasses, fake tensors), where a transform wraps it (``vmap``,
     functionalization), and where it is sparse, nested, quantized, of zeros without memory, or on ``meta``. Missing: by
     class and layout.
     """
@@ -102,20 +102,20 @@ def has_elements(tensor: Any) -> bool:
 
 
 def _is_ordinary(keys: str) -> bool:
-    """``keys`` as ``DispatchKeySet(CPU, ADInplaceOrView, AutogradCPU)``."""
+    """Whether all of ``keys`` are ordinary; their form is ``DispatchKeySet(CPU, ADInplaceOrView, AutogradCPU)``."""
     names = keys.partition("(")[2].rstrip(")").replace(" ", "").split(",")
     return all(name.startswith((*_DEVICES, *_ORDINARY)) for name in names) and not any("Nested" in one for one in names)
 
 
 def has_values(tensor: Any) -> bool:
-    """Whether a tensor stands for values at all: those on ``meta``, and what is only traced with, do not."""
+    """Whether a tensor has values at all: those on ``meta`` and those used only for tracing have none."""
     return has_elements(tensor) or (
         tensor.device.type != "meta" and kind_of(tensor) not in ("FakeTensor", "FunctionalTensor", "Functionalize")
     )
 
 
 def kind_of(tensor: Any) -> str:
-    """What a tensor is that :func:`has_elements` denies, in one word of PyTorch's: a class, a layout, ``meta`` …"""
+    """Return the kind of a tensor that fails :func:`has_elements`, in PyTorch's word: a class, a layout, ``meta`` …"""
     if tensor.device.type == "meta":
         return "meta"
     if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
@@ -131,12 +131,12 @@ def kind_of(tensor: Any) -> str:
 
 
 def shape_of(tensor: Any) -> tuple[int, ...]:
-    """The shape of a tensor; empty for a nested one, which has one for each of its parts."""
+    """Return the shape of a tensor; empty for a nested one, whose parts have a shape each."""
     return () if tensor.is_nested and tensor.layout is torch.strided else tuple(tensor.shape)
 
 
 def facts_of(tensor: Any) -> dict[str, Any]:
-    """``shape``, ``dtype`` and ``device`` as a clue's values have them."""
+    """Return ``shape``, ``dtype`` and ``device`` in the form of a clue's values."""
     return {
         "shape": shape_of(tensor),
         "dtype": str(tensor.dtype).removeprefix("torch."),
@@ -145,7 +145,7 @@ def facts_of(tensor: Any) -> dict[str, Any]:
 
 
 def sizes_of(tensor: Any) -> str:
-    """The sizes of a tensor as PyTorch's errors write them; of a nested one those of all its parts."""
+    """Return the sizes of a tensor as in PyTorch's errors; for a nested one those of all its parts."""
     if not tensor.is_nested or tensor.layout is not torch.strided:
         return str(list(tensor.shape))
     sizes = tensor._nested_tensor_size()
@@ -156,16 +156,16 @@ def sizes_of(tensor: Any) -> str:
 
 
 def type_of(tensor: Any) -> str:
-    """The type of a tensor as PyTorch's errors write it."""
+    """Return the type of a tensor as in PyTorch's errors."""
     name = str(tensor.type())
     return f"Meta{name.rpartition('.')[2].removesuffix('Tensor')}Type" if tensor.device.type == "meta" else name
 
 
 def tensors_in(value: Any, depth: int = 3, most: int | None = None, *, in_objects: bool = False) -> Iterator[Any]:
-    """The tensors in an argument or a result: itself, or in the first ``most`` items of tuples, lists and dicts.
+    """Yield the tensors in an argument or a result: itself, or in the first ``most`` items of tuples, lists and dicts.
 
-    ``depth`` is how many containers may lie one in the other. With ``in_objects`` attributes of other objects that are
-    tensors are among them, too.
+    ``depth`` bounds the nesting of containers. With ``in_objects``, tensors in attributes of other objects are
+    included.
     """
     if torch.is_tensor(value):
         yield value

@@ -1,4 +1,4 @@
-"""Storages: their identity, their life, copies on write."""
+"""Storages: their identity and lifetime, weak references, copy-on-write clones and lent memory."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from gradsan._torch.modes import PLAIN_TENSORS, is_transformed
 
 
 def weak_identity(tensor: Any) -> tuple[int, int | None, tuple[Any, ...]]:
-    """(storage, version, geometry) of any tensor, without an operator: also of sparse, inference, nested, traced ones.
+    """Return (storage, version, geometry) of any tensor, without an operator: also sparse, inference, nested, traced.
 
-    A class that dispatches may do so for sizes and strides, too, so its tensors are taken to cover their whole storage.
+    A class that dispatches may do so for sizes and strides, too, so its tensors count as covering their whole storage.
     """
     try:
         version = tensor._version
@@ -43,16 +43,16 @@ def weak_identity(tensor: Any) -> tuple[int, int | None, tuple[Any, ...]]:
 
 
 def _whole(storage: Any) -> tuple[Any, ...]:
-    """The geometry of all bytes of a storage; an unknown one where their number is symbolic."""
+    """Return the geometry of all bytes of a storage; an unknown one where their number is symbolic."""
     size = storage.nbytes()
     return (0, (size,), (1,), 1) if type(size) is int else (0, (), None, 1)
 
 
 def storage_identity(tensor: Any) -> int:
-    """A number that two tensors share while they share memory. Sparse tensors: that of their values.
+    """Return a number that two tensors share while they share memory. Sparse tensors: that of their values.
 
-    Torch tells the values of a sparse tensor by an operator only. It is not called where the program could see it: in
-    a mode of its own, in a transform, under the profiler. The number is the tensor's own then.
+    Torch returns the values of a sparse tensor by an operator only. It is not called where the program could notice:
+    in a mode of its own, in a transform, under the profiler. Then the number is that of the tensor.
     """
     try:
         return int(tensor.untyped_storage()._cdata)
@@ -71,13 +71,13 @@ def _is_sparse(tensor: Any) -> bool:
     return type(tensor) in PLAIN_TENSORS and tensor.layout is not torch.strided and not tensor.is_nested
 
 
-# Missing: taken for true, and the values of sparse tensors have no number, losses are not looked at.
+# Missing: assumed true; the values of sparse tensors have no number, losses are not checked.
 _modes_entered: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 is_profiled: Callable[[], bool] = getattr(torch._C._autograd, "_profiler_enabled", lambda: True)
 
 
 def free_memory(device: torch.device) -> int | None:
-    """The bytes that a device has left, with those that its allocator holds unused; None where it does not say."""
+    """Return the free bytes of a device, with those its allocator holds unused; None if unknown."""
     module: Any = getattr(torch, device.type, None)
     try:
         free = int(module.mem_get_info(device)[0])
@@ -87,7 +87,7 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def storage_or_none(tensor: Any) -> int:
-    """The identity of an ordinary storage, 0 where the tensor has none (sparse, nested)."""
+    """Return the identity of an ordinary storage; 0 where the tensor has none (sparse, nested)."""
     try:
         return int(tensor.untyped_storage()._cdata)
     except RuntimeError:
@@ -95,7 +95,7 @@ def storage_or_none(tensor: Any) -> int:
 
 
 class weak_storage:  # noqa: N801
-    """Whether a storage still lives, told without keeping its memory; its ``_cdata`` is not given away meanwhile.
+    """Weak reference to a storage: does not keep its memory; its ``_cdata`` is not reused meanwhile.
 
     Missing: never known to have died.
     """
@@ -103,41 +103,41 @@ class weak_storage:  # noqa: N801
     __slots__ = ("_key",)
 
     def __init__(self, storage: Any) -> None:
-        """Look at ``storage`` from now on."""
+        """Refer to ``storage``."""
         self._key = storage._weak_ref() if hasattr(storage, "_weak_ref") else None
 
     def expired(self) -> bool:
-        """Whether it has died."""
+        """Whether the storage has died."""
         return self._key is not None and bool(torch.UntypedStorage._expired(self._key))
 
     def __del__(self) -> None:
-        """Let go of the number."""
+        """Release the weak reference, and with it the number."""
         if self._key is not None:
             torch.UntypedStorage._free_weak_ref(self._key)
 
 
 class weak_tensor(weakref.ref[Any]):  # noqa: N801
-    """A weak reference to a tensor that ``torch.utils.swap_tensors`` allows; it refuses tensors that have any other."""
+    """A weak reference to a tensor that ``torch.utils.swap_tensors`` accepts; it refuses tensors with any other."""
 
     __slots__ = ()
 
 
 class WeakTensors:
-    """Tensors by numbers, as long as they live."""
+    """Weakly referenced tensors, by number."""
 
     __slots__ = ("_known",)
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start empty."""
         self._known: dict[int, weak_tensor] = {}
 
     def get(self, number: int) -> Any:
-        """The tensor with this number; None where there is none, or none any more."""
+        """Return the live tensor with this number, or None."""
         known = self._known.get(number)
         return None if known is None else known()
 
     def set(self, number: int, tensor: Any) -> None:
-        """Give a tensor a number."""
+        """Store a tensor under a number."""
         known = self._known
 
         def forget(gone: weakref.ref[Any]) -> None:
@@ -147,16 +147,16 @@ class WeakTensors:
         known[number] = weak_tensor(tensor, forget)
 
     def values(self) -> list[Any]:
-        """Those that live."""
+        """Return the live tensors."""
         return [one for known in list(self._known.values()) if (one := known()) is not None]
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all tensors."""
         self._known.clear()
 
 
 class _Weakref(ModuleType):
-    """The module ``weakref`` as ``swap_tensors`` is to see it."""
+    """Stand-in for the module ``weakref`` in ``swap_tensors``, which hides :class:`weak_tensor`."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(weakref, name)
@@ -167,7 +167,7 @@ class _Weakref(ModuleType):
 
 
 def weak_references_of_swaps() -> tuple[Any, str, Any] | None:
-    """(owner, name, replacement) of what ``swap_tensors`` asks for weak references. Missing: None, and it meets all."""
+    """Return (owner, name, replacement) of the module that ``swap_tensors`` reads. Missing: None, and it sees all."""
     return (torch.utils, "weakref", _Weakref("weakref")) if getattr(torch.utils, "weakref", None) is weakref else None
 
 
@@ -177,14 +177,14 @@ _lazy_clone: Callable[[Any], Any] | None = getattr(torch, "_lazy_clone", None)
 _is_cow: Callable[[Any], bool] = getattr(torch._C, "_is_cow_tensor", lambda _: False)
 
 
-# The address of the storage of a tensor, without asking for memory to write to. Missing: addresses are unknown.
+# The address of a tensor's storage, without requesting writable memory. Missing: addresses are unknown.
 _address: Callable[[Any], int] | None = getattr(torch._C, "_data_address", None)
 
 
 def can_be_cloned_lazily(tensor: Any) -> bool:
     """Whether a copy-on-write clone of a tensor with elements is sound: CPU memory of torch's own, of this process.
 
-    Memory that came from outside (``from_numpy``, ``frombuffer``, DLPack) cannot be resized. Missing: always copied.
+    Foreign memory (``from_numpy``, ``frombuffer``, DLPack) cannot be resized. Missing: always copied.
     """
     if _lazy_clone is None or not tensor.is_cpu or tensor.is_inference():
         return False
@@ -196,7 +196,7 @@ def can_be_cloned_lazily(tensor: Any) -> bool:
 
 
 def lazy_clone(tensor: Any) -> Any:
-    """A copy-on-write clone; an ordinary one where torch refuses."""
+    """Return a copy-on-write clone; an ordinary one where torch refuses."""
     assert _lazy_clone is not None
     try:
         return _lazy_clone(tensor)
@@ -204,14 +204,14 @@ def lazy_clone(tensor: Any) -> Any:
         return tensor.clone()
 
 
-# As torch defines them: what watching puts in their place logs what the program does.
+# Torch's originals: the wrappers in their places log them as operations of the program.
 detached: Callable[[Any], Any] = getattr(torch._C, "TensorBase", torch.Tensor).detach
 _as_strided: Callable[..., Any] = getattr(torch._C, "TensorBase", torch.Tensor).as_strided
 _over_buffer: Callable[..., Any] = torch.frombuffer
 _writable_pointer: Callable[[Any], int] = torch.UntypedStorage.data_ptr
 _from_dlpack: Callable[[Any], Any] | None = getattr(torch._C, "_from_dlpack", None)
 
-# The kinds of numbers of DLPack: (code, bits).
+# The number types of DLPack: (code, bits).
 DLPACK_TYPES = {
     torch.float16: (2, 16),
     torch.float32: (2, 32),
@@ -229,7 +229,7 @@ DLPACK_TYPES = {
 
 
 def _capsules() -> Callable[..., Any] | None:
-    """What makes a capsule over memory; None without the C extension, and memory goes by the buffer protocol."""
+    """Return the function that makes a DLPack capsule; None without the C extension (buffer protocol instead)."""
     if os.environ.get("GRADSAN_NATIVE", "1") == "0" or _from_dlpack is None:
         return None
     try:
@@ -247,11 +247,11 @@ _memory_at: Callable[[int, int, int], memoryview] = ctypes.PYFUNCTYPE(
 _WRITABLE = 0x200  # PyBUF_WRITE
 
 _held: dict[int, tuple[Any, Any]] = {}
-"""Memory that went by the buffer protocol, by the identity of its view: a weak reference to that, and the owner."""
+"""Memory lent by the buffer protocol, by the identity of its view: a weak reference to that, and the owner."""
 
 
 class _StandsFor:
-    """The owner of lent memory of which graphs of the backward's own may save: what it is in the program's memory."""
+    """Owner of lent memory that graphs made within a backward may save: its tensor in the program's memory."""
 
     __slots__ = ("__weakref__", "owner", "shift", "storage", "tensor")
 
@@ -263,11 +263,11 @@ class _StandsFor:
 
 
 lent_storages: dict[int, weakref.ref[_StandsFor]] = {}
-"""What the storages of lent memory stand for, while it lives."""
+"""The owners of lent memory by storage, while they live."""
 
 
 def without_sharing(tensor: Any, owner: Any) -> Any:
-    """What :func:`lent` gives where the storage of ``tensor`` is shared copy-on-write; else ``tensor`` itself.
+    """Return :func:`lent` memory where the storage of ``tensor`` is shared copy-on-write; else ``tensor`` itself.
 
     ``owner`` None: a lazy clone is made.
     """
@@ -277,15 +277,15 @@ def without_sharing(tensor: Any, owner: Any) -> Any:
 
 
 def lent(tensor: Any, owner: Any, has_bits: bool = False) -> Any:
-    """A tensor over the very memory of ``tensor``, whose storage is shared copy-on-write, in a storage of its own.
+    """Return a tensor over the very memory of ``tensor``, whose storage is copy-on-write, in a storage of its own.
 
-    Kernels may ask for memory to write to where they only read. In a shared storage torch then makes a copy; in the
-    loop of a parallel kernel it refuses to. ``owner`` is a lazy clone that nobody writes to; it holds the memory as
-    long as what is given here lives. ``has_bits``: it is read conjugated, or negated.
+    Kernels may request writable memory where they only read. In a shared storage torch then makes a copy; in the
+    loop of a parallel kernel it refuses to. ``owner`` is a lazy clone that nobody writes to; it keeps the memory
+    while the result lives. ``has_bits``: it is conjugated or negated lazily.
     """
     assert _address is not None
     if not tensor.numel():
-        return tensor  # no kernel asks for memory that is not there
+        return tensor  # no kernel requests memory of an empty tensor
     stands = _StandsFor(tensor, owner) if torch.is_grad_enabled() else None
     kind = DLPACK_TYPES.get(tensor.dtype)
     if kind is None or _lend is None or _from_dlpack is None or has_bits:
@@ -303,7 +303,7 @@ def lent(tensor: Any, owner: Any, has_bits: bool = False) -> Any:
 
 
 def _by_buffer(tensor: Any, owner: Any) -> tuple[Any, Any]:
-    """The same without the C extension, and for numbers that DLPack does not know: all the memory, and the tensor."""
+    """Lend by the buffer protocol, for want of the C extension or a DLPack type: all the memory, and the tensor."""
     assert _address is not None
     size = int(tensor.untyped_storage().nbytes())
     memory = _memory_at(_address(tensor), size, _WRITABLE)
@@ -316,7 +316,7 @@ def _by_buffer(tensor: Any, owner: Any) -> tuple[Any, Any]:
 
 
 def shared_of(tensor: Any) -> Any:
-    """What a tensor in memory that was :func:`lent` is in the memory that this stands for; else None."""
+    """Return the view of the program's memory that corresponds to a tensor in lent memory; None for other tensors."""
     if not lent_storages:
         return None
     reference = lent_storages.get(storage_or_none(tensor))
@@ -330,13 +330,13 @@ def shared_of(tensor: Any) -> Any:
 
 
 def give_own_memory(holder: Any) -> None:
-    """Let a tensor, or a storage, share its memory with no lazy clone any more.
+    """Stop a tensor, or a storage, from sharing its memory with a lazy clone.
 
-    Torch cannot resize memory that is shared so: the next write fails within it (``c10/core/impl/COW.cpp``, 2.13).
+    Torch cannot resize memory shared so: the next write fails within it (``c10/core/impl/COW.cpp``, 2.13).
     """
     with contextlib.suppress(RuntimeError):
         storage = holder.untyped_storage() if torch.is_tensor(holder) else holder
-        # Asking a storage for its pointer is asking for memory to write to. Of a fake one, torch warns.
+        # Reading a storage's pointer requests writable memory. For a fake one, torch warns.
         if storage.device.type != "meta":
             _writable_pointer(storage)
 
@@ -356,7 +356,7 @@ def at_same_address(one: Any, clone: Any, source: Any) -> bool:
 
 
 def same_memory(one: Any, other: Any) -> bool:
-    """Whether a tensor and its lazy clone still share their memory. Missing ``_data_address``: not known, False."""
+    """Whether a tensor and its lazy clone still share their memory. Missing ``_data_address``: unknown, False."""
     return _address is not None and bool(_address(one) == _address(other) and _is_cow(one))
 
 
@@ -368,9 +368,9 @@ def is_at(one: Any, other: Any) -> bool:
 
 
 def memory_of(tensor: Any) -> tuple[int, int]:
-    """(address, bytes) of the whole storage of a tensor, asked for without asking for memory to write to.
+    """Return (address, bytes) of the whole storage of a tensor, without requesting writable memory.
 
-    Missing ``_data_address``: memory shared copy-on-write is counted as if it were not.
+    Missing ``_data_address``: copy-on-write memory counts as if it were not shared.
     """
     storage = tensor.untyped_storage()
     return _address(tensor) if _address is not None else int(storage._cdata), int(storage.nbytes())
@@ -382,7 +382,7 @@ def _place(tensor: Any) -> tuple[int, int]:
 
 
 def storage_reference(holder: Any) -> Any:
-    """Something that tells whether a storage, or that of a tensor, still lives, without keeping it; None without one.
+    """Return a weak reference to a storage, or to that of a tensor; None where there is none.
 
     Its ``cdata`` is the ``_cdata`` of the storage.
     """
@@ -398,13 +398,13 @@ def is_gone(reference: Any) -> bool:
 
 
 def use_count(tensor: Any) -> int | None:
-    """How many hold a tensor, beside Python, which counts once. Missing: None."""
+    """Return the reference count of a tensor, in which Python counts once. Missing: None."""
     count = getattr(tensor, "_use_count", None)
     return None if count is None else int(count())
 
 
 def numbers_of(scalars: list[Any]) -> list[float]:
-    """The values of tensors of one element each, with one wait for each device that they lie on."""
+    """Return the values of one-element tensors, with one synchronisation for each of their devices."""
     found: dict[int, float] = {}
     for device in dict.fromkeys(one.device for one in scalars):
         places = [place for place, one in enumerate(scalars) if one.device == device]

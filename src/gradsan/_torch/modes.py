@@ -1,4 +1,4 @@
-"""Modes, subclasses and compilation: what is asked before a function of torch runs."""
+"""Function modes, dispatch modes, tracing and compilation: tests for them, and blocks without them."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ is_compiling = torch.compiler.is_compiling
 is_traced_by_dynamo = torch.compiler.is_dynamo_compiling
 
 
-# Missing: modes are not noticed, and see what gradsan reads.
+# Missing: modes are not noticed, and see gradsan's reads.
 has_function_modes: Callable[[], bool] = getattr(torch._C, "_is_torch_function_mode_enabled", lambda: False)
 
 
 PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
-"""The classes that have no ``__torch_function__`` of the program's."""
+"""The classes without a ``__torch_function__`` of the program's."""
 
 
 def hush() -> Any:
-    """Let no ``__torch_function__``, of modes and of subclasses, be asked; gives what :func:`unhush` takes.
+    """Disable every ``__torch_function__``, of modes and of subclasses; returns the argument for :func:`unhush`.
 
-    Missing: None, and they see what gradsan reads.
+    Missing: None, and they see gradsan's reads.
     """
     state = getattr(torch._C, "_TorchFunctionState", None)
     if state is None or not hasattr(torch._C, "_set_torch_function_state"):
@@ -50,23 +50,23 @@ def unhush(before: Any) -> None:
 
 
 def modes_now() -> tuple[Any, bool]:
-    """Whether ``__torch_function__`` is asked, and whether gradients are recorded, for :func:`put_modes_back`."""
+    """Return the state of ``__torch_function__`` and of gradient recording, for :func:`put_modes_back`."""
     return function_state(), is_grad_enabled()
 
 
 def put_modes_back(state: Any, records: bool) -> None:
-    """Have it as it was: an exception of a signal's handler may come between two lines of any context manager."""
+    """Restore both: an exception of a signal handler may come between two lines of any context manager."""
     unhush(state)
     torch._C._set_grad_enabled(records)
 
 
-# Missing: not put back.
+# Missing: not restored.
 function_state: Callable[[], Any] = getattr(torch._C, "_get_torch_function_state", lambda: None)
 
 
 @contextlib.contextmanager
 def hushed() -> Iterator[None]:
-    """A block in which neither ``__torch_function__`` nor the ``__torch_dispatch__`` of a mode is asked, nor jit.trace.
+    """A block without ``__torch_function__``, without dispatch modes and without jit.trace.
 
     Missing: they see what gradsan reads and computes.
     """
@@ -84,7 +84,7 @@ def hushed() -> Iterator[None]:
 
 
 def without_dispatch_modes() -> contextlib.AbstractContextManager[Any]:
-    """A block in which no ``__torch_dispatch__`` of a mode (a counter of operations) is asked.
+    """A block without dispatch modes of the program (such as a counter of operations).
 
     Missing: modes see what gradsan computes.
     """
@@ -92,17 +92,17 @@ def without_dispatch_modes() -> contextlib.AbstractContextManager[Any]:
 
 
 def has_dispatch_modes() -> bool:
-    """Whether a mode with a ``__torch_dispatch__`` is on in this thread: the program's, or of a compiler's trace."""
+    """Whether a dispatch mode is active in this thread: the program's, or of a compiler's trace."""
     return bool(_modes_entered())
 
 
 def has_modes() -> bool:
-    """Whether :func:`hushed` makes a difference to ordinary tensors: a mode of either kind, or jit.trace, is on."""
+    """Whether :func:`hushed` makes a difference for ordinary tensors: a mode of either kind, or jit.trace, is on."""
     return bool(_modes_entered()) or has_function_modes() or is_tracing()
 
 
 _disable_modes: Callable[[], Any] | None = getattr(torch.utils._python_dispatch, "_disable_current_modes", None)
-# Missing: jit.trace records what gradsan computes.
+# Missing: jit.trace records gradsan's computations.
 is_tracing: Callable[[], bool] = getattr(torch._C, "_is_tracing", lambda: False)
 _trace: Callable[[], Any] = getattr(torch._C, "_get_tracing_state", lambda: None)
 _set_trace: Callable[[Any], None] = getattr(torch._C, "_set_tracing_state", lambda trace: None)
@@ -110,8 +110,8 @@ _modes_entered: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack
 
 
 def untraced(hook: Callable[..., None]) -> Callable[..., None]:
-    """``hook`` for calls that run: torch.compile, which traces hooks of steps, finds nothing that breaks its graph."""
-    # Dynamo knows this function as a constant of what it traces; it is the shortest of its kind.
+    """Return ``hook`` for eager calls only: torch.compile, which traces step hooks, gets no graph break from it."""
+    # Dynamo treats this function as a constant of the trace; it is the shortest of its kind.
     compiling = is_traced_by_dynamo
 
     def call(*args: Any) -> None:
@@ -127,16 +127,16 @@ def is_untraced_call(code: CodeType) -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether a transform of ``torch.func`` runs in this thread. Missing: False."""
+    """Whether a transform of ``torch.func`` is active in this thread. Missing: False."""
     return _dispatches_to is not None and _dispatches_to(_OF_TRANSFORMS)
 
 
 def is_compiled_autograd() -> bool:
-    """Whether backward calls are compiled, and with them the hooks of their Nodes. Missing: False."""
+    """Whether backward calls are compiled, together with the hooks of their Nodes. Missing: False."""
     return bool(getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "compiled_autograd_enabled", False))
 
 
-# torch._C._functorch.maybe_current_level() says it too, but makes a state of the thread, which the engine then copies
+# torch._C._functorch.maybe_current_level() tells it, too, but creates a thread state, which the engine then copies
 # three times for every Node: 0.1 µs (torch 2.13).
 _OF_TRANSFORMS: Any = getattr(torch._C.DispatchKey, "FuncTorchDynamicLayerFrontMode", None)
 _dispatches_to: Callable[[Any], bool] | None = (

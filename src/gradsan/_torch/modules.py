@@ -1,4 +1,4 @@
-"""Private state of modules: hooks, parameters, the code of a call, data-parallel and sharded modules."""
+"""Private state of modules: hooks, parameters, code of a call; data-parallel and sharded modules."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ from gradsan._torch.nodes import function_class
 def has_backward_hooks(module: Any) -> bool:
     """Whether a module has full backward hooks, which pass its inputs and outputs through a custom Function.
 
-    Of a leaf: whether it has gradient hooks. Missing: False, and a view made by a hook is told like one of any custom
-    Function.
+    For a leaf: whether it has gradient hooks. Missing: False, and a view made by a hook is reported like one of any
+    custom Function.
     """
     return bool(getattr(module, "_backward_hooks", None) or getattr(module, "_backward_pre_hooks", None))
 
 
 def has_leaf_hooks(tensor: Any) -> bool:
-    """Whether a tensor has hooks that are given its gradient, before it is added up or after. Missing: False."""
+    """Whether a tensor has hooks that get its gradient, before it is accumulated or after. Missing: False."""
     return bool(getattr(tensor, "_backward_hooks", None) or getattr(tensor, "_post_accumulate_grad_hooks", None))
 
 
 def clip_functions() -> list[tuple[Any, str, bool]]:
-    """Where the functions stand that clip gradients, by owner and name, each given the parameters and a bound first;
-    and whether these parameters are a list.
+    """Return the functions that clip gradients, by owner and name, and whether their parameters are a list.
 
-    ``clip_grad_norm_`` ends in one of its module's own, however it was imported. Missing: by its public name.
+    Each gets the parameters and a bound first.
+
+    ``clip_grad_norm_`` ends in an inner function of its module, however it was imported. Missing: by its public name.
     """
     inner = "_clip_grads_with_norm_"
     norm = (clip_grad, inner, True) if hasattr(clip_grad, inner) else (utils, "clip_grad_norm_", False)
@@ -43,10 +44,10 @@ def clip_functions() -> list[tuple[Any, str, bool]]:
 
 
 def is_empty_generator(given: Any, caller: FrameType | None) -> bool:
-    """Whether a function that clips has been given a generator that gives nothing; ``caller`` is what called it.
+    """Whether a clip function has been given an exhausted generator; ``caller`` is the frame that called it.
 
-    The inner function has a list; ``clip_grad_norm_``, which calls it, knows what that was. Missing: nothing is known.
-    ``filter`` and ``map`` show what they take from.
+    The inner function has a list; its caller ``clip_grad_norm_`` has the original. Missing: unknown.
+    ``filter`` and ``map`` reveal their source.
     """
     if isinstance(given, filter | map):
         return any(is_empty_generator(one, None) for one in given.__reduce__()[1][1:])
@@ -59,12 +60,12 @@ def is_empty_generator(given: Any, caller: FrameType | None) -> bool:
     return is_norm and caller.f_locals.get("is_generator") is True
 
 
-# The names of what ``module(…)`` runs, as they stand on a bound method of it.
+# Names of the code that ``module(…)`` runs, as found on a bound method of it.
 MODULE_CALLS = ("__call__", "_call_impl", "_wrapped_call_impl")
 
 
 def own_tensors(module: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Parameters and buffers of a module itself, some of them None. Missing: read by its iterators."""
+    """Return parameters and buffers of a module itself, some of them None. Missing: read by its iterators."""
     parameters, buffers = getattr(module, "_parameters", None), getattr(module, "_buffers", None)
     if isinstance(parameters, dict) and isinstance(buffers, dict):
         return parameters, buffers
@@ -72,31 +73,31 @@ def own_tensors(module: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def forward_pre_hooks(module: Any) -> tuple[Any, ...]:
-    """The hooks of a module that run before its forward; none where torch keeps them elsewhere."""
+    """Return the hooks of a module that run before its forward; empty where torch keeps them elsewhere."""
     return tuple((getattr(module, "_forward_pre_hooks", None) or {}).values())
 
 
 def forward_hooks(module: Any) -> tuple[Any, ...]:
-    """The hooks of a module that run after its forward; none where torch keeps them elsewhere."""
+    """Return the hooks of a module that run after its forward; empty where torch keeps them elsewhere."""
     return tuple((getattr(module, "_forward_hooks", None) or {}).values())
 
 
 def has_forward_pre_hooks(module: Any) -> bool:
-    """Whether something runs before a module's forward. Missing: False."""
+    """Whether hooks run before a module's forward. Missing: False."""
     return bool(getattr(module, "_forward_pre_hooks", None))
 
 
 @functools.lru_cache(maxsize=1)
 def normalisation_classes() -> tuple[type, ...]:
-    """The modules that keep running statistics. Missing: only the public ones by name."""
+    """Return the modules that keep running statistics. Missing: only the public ones by name."""
     base = getattr(torch.nn.modules.batchnorm, "_NormBase", None)
     return (base,) if base is not None else (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
 
 
 def wrapped_module(module: Any) -> Any:
-    """The user's module inside one that only runs it otherwise (compiled, data parallel); None for any other.
+    """Return the user's module inside a wrapper (compiled, data parallel); None for any other module.
 
-    Missing ``_orig_mod``: a compiled module is taken for one without source.
+    Missing ``_orig_mod``: a compiled module counts as one without source.
     """
     inner = vars(module).get("_orig_mod")
     if inner is None and type(module).__name__ == "OptimizedModule":
@@ -107,17 +108,17 @@ def wrapped_module(module: Any) -> Any:
 
 
 def name_in_module(name: str) -> str:
-    """A dotted name within a module as programs say it: the wrapper of torch.compile hands on what it holds.
+    """Return a dotted name within a module as programs write it: without the wrapper of torch.compile.
 
-    ``l.weight`` of ``_orig_mod.l.weight``. Missing ``_orig_mod``: names are what they are.
+    ``l.weight`` for ``_orig_mod.l.weight``. Missing ``_orig_mod``: names stay unchanged.
     """
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
 def cached_parametrizations() -> dict[str, Any]:
-    """What ``parametrize.cached()``, entered and not yet left, keeps, by the last name of the parameter.
+    """Return the tensors cached by an active ``parametrize.cached()``, by the last name of the parameter.
 
-    Missing: nothing.
+    Missing: empty.
     """
     module = sys.modules.get("torch.nn.utils.parametrize")
     known = getattr(module, "_cache", None) if getattr(module, "_cache_enabled", 0) else None
@@ -126,7 +127,7 @@ def cached_parametrizations() -> dict[str, Any]:
 
 
 def wrapped_by_ddp(frames: Iterable[Any]) -> Any:
-    """The module within the DistributedDataParallel that the frames know. Missing: None, no parameter has a name."""
+    """Return the module within a DistributedDataParallel among the frames' variables. Missing: None, no names."""
     for frame in frames:
         for value in (*locals_of(frame).values(), *frame.f_globals.values()):
             if isinstance(value, torch.nn.parallel.DistributedDataParallel):
@@ -135,7 +136,7 @@ def wrapped_by_ddp(frames: Iterable[Any]) -> Any:
 
 
 def flat_parameter_names(frames: Iterable[Any]) -> tuple[str, ...]:
-    """The names of the parameters whose flat parameter the innermost frame of FSDP1 works on; empty where none does.
+    """Return the names of the parameters in the flat parameter that FSDP1's innermost frame works on; empty if none.
 
     One name where that frame copies a single parameter back. Missing: empty, no parameter has a name.
     """
@@ -151,9 +152,9 @@ def flat_parameter_names(frames: Iterable[Any]) -> tuple[str, ...]:
 
 
 def is_of_flat_parameter(tensor: Any) -> bool:
-    """Whether a tensor is, or is a part of, a flat parameter that FSDP1 gathers and gives back past the counter.
+    """Whether a tensor is, or is part of, a flat parameter that FSDP1 gathers and frees past the counter.
 
-    Missing mark: False, and what FSDP1 does there is taken for writes of the program.
+    Missing mark: False, and FSDP1's writes count as writes of the program.
     """
     return hasattr(tensor, "_fsdp_flattened") or hasattr(tensor._base, "_fsdp_flattened")
 
@@ -170,7 +171,7 @@ def has_other_ranks() -> bool:
 def may_communicate(nodes: Iterable[Any]) -> bool:
     """Whether a backward through these Nodes may wait for other ranks, which would have to run it just as often.
 
-    Collectives stand in custom Functions, in Nodes of c10d, and in the hooks of FSDP2.
+    Collectives are in custom Functions, in Nodes of c10d, and in the hooks of FSDP2.
     """
     if not has_other_ranks():
         return False
@@ -179,7 +180,7 @@ def may_communicate(nodes: Iterable[Any]) -> bool:
 
 
 def buffer_sync() -> tuple[Any, str]:
-    """(owner, name) of the method by which DistributedDataParallel gives its buffers to the other ranks.
+    """Return (owner, name) of the method by which DistributedDataParallel broadcasts its buffers.
 
     Missing: (None, ""), and such writes are not seen.
     """
@@ -188,9 +189,9 @@ def buffer_sync() -> tuple[Any, str]:
 
 
 def sharded_group() -> Any:
-    """The class of FSDP2 that gathers the parameters of a module, where the program has imported it.
+    """Return the FSDP2 class that gathers a module's parameters, if the program has imported it.
 
-    Missing: None, and what backward gathers anew is not compared with what forward had.
+    Missing: None, and parameters gathered in backward are not compared with those of forward.
     """
     group = getattr(sys.modules.get(SHARDED_MODULE), "FSDPParamGroup", None)
     return group if all(hasattr(group, name) for name in ("wait_for_unshard", "pre_backward", "is_unsharded")) else None

@@ -1,4 +1,4 @@
-"""Autograd Nodes: their number, their slots, what they keep."""
+"""Autograd Nodes: sequence number, saved-tensor slots, version error, outputs."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from gradsan._torch.kinds import sizes_of, type_of
 from gradsan._torch.modes import hushed, is_transformed, without_dispatch_modes
 from gradsan._torch.saved import packed_object, saved_tensor, tensor_refused
 
-# The number the next autograd Node of this thread will carry. Missing: 0, and the order of nodes and writes is unknown.
+# The number of the next autograd Node of this thread. Missing: 0, and the order of Nodes and writes is unknown.
 sequence_number: Callable[[], int] = getattr(torch._C._autograd, "_get_sequence_nr", lambda: 0)
 
 
-# The Node whose backward runs in this thread. Missing: None, and the operation that saved a tensor stays unnamed.
+# The Node whose backward runs in this thread. Missing: None, and the operation that saved a tensor has no name.
 current_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
 
 
 @functools.lru_cache(maxsize=4096)
 def _slot_names(kind: Any) -> tuple[str, ...]:
-    """The names of the ``_raw_saved_*`` attributes of a class of Nodes; of a custom Function's there is one list."""
+    """The names of the ``_raw_saved_*`` attributes of a class of Nodes; a custom Function has one list."""
     return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
 
 
 def saved_slots(node: Any) -> Iterator[tuple[str, Any]]:
-    """(slot name, SavedTensor or what stands for one) of every saved tensor of a Node; list slots come as ``name[i]``.
+    """Yield (slot name, SavedTensor or its stand-in) of every saved tensor of a Node; list slots are named ``name[i]``.
 
-    A custom Function has one list, ``saved_tensors``. Nodes such as CopySlices and the foreach nodes show none. A slot
-    already freed is left out.
+    A custom Function has one list, ``saved_tensors``. Nodes such as CopySlices and the foreach nodes show none. A freed
+    slot is left out.
     """
     kind: Any = type(node)
     for attribute in _slot_names(kind):
@@ -40,7 +40,7 @@ def saved_slots(node: Any) -> Iterator[tuple[str, Any]]:
         except RuntimeError:
             continue
         slot = attribute[len("_raw_saved_") :]
-        # Asked of the class: a Node reads its saved tensors to answer, and raises where one is stale.
+        # Asked of the class: on a Node, hasattr would read the saved tensors, and raise where one is stale.
         slot = "saved_tensors" if slot == "tensors" and hasattr(kind, "saved_tensors") else slot
         name = _attribute_of(slot)
         if isinstance(value, (tuple, list)):
@@ -52,7 +52,7 @@ def saved_slots(node: Any) -> Iterator[tuple[str, Any]]:
 
 
 def slots_of_function(node: Any) -> tuple[Any, ...]:
-    """The SavedTensors of a custom Function, one for each tensor that it saved. Missing: empty."""
+    """Return the SavedTensors of a custom Function, one for each tensor that it saved. Missing: empty."""
     try:
         return tuple(node._raw_saved_tensors or ())
     except (RuntimeError, AttributeError):
@@ -60,14 +60,14 @@ def slots_of_function(node: Any) -> tuple[Any, ...]:
 
 
 def read_slot(node: Any, slot: str) -> Any:
-    """What backward would get from a slot (``name`` of :func:`saved_slots`, a list as a whole), checked as there."""
+    """Return the value that backward would get from a slot (a list as a whole), with its version check."""
     return getattr(node, _attribute_of(slot))
 
 
 def refused_tensor(node: Any, slot: str, one: Any) -> Any:
-    """The tensor of a slot (as of :func:`saved_slots`) of which reading raises the version error.
+    """Return the tensor of a slot (as of :func:`saved_slots`) whose reading raises the version error.
 
-    None where it is not this member of a list that raises, or where it cannot be decided.
+    None where another member of the list raises, or where it cannot be decided.
     """
     name, _, position = slot.partition("[")
     return tensor_refused(node, _attribute_of(name), int(position.rstrip("]")) if position else None, one)
@@ -91,12 +91,12 @@ def is_custom_node(node: Any) -> bool:
 
 
 def is_copy_slices(node: Any) -> bool:
-    """Whether a Node stands for an in-place operation on a view."""
+    """Whether a Node represents an in-place operation on a view."""
     return type(node).__name__ == "CopySlices"
 
 
 def was_freed(node: Any) -> bool:
-    """Whether a Node that shows its slots has run and let go of what it had saved."""
+    """Whether a Node that shows its slots has run and freed its saved tensors."""
     if any(packed_object(saved) is not None for _, saved in saved_slots(node)):
         return False
     kind: Any = type(node)
@@ -111,7 +111,7 @@ def was_freed(node: Any) -> bool:
 
 
 def is_refused(tensor: Any) -> bool:
-    """Whether ``tensor`` is a view that PyTorch gives no grad_fn any more, because its base was written."""
+    """Whether ``tensor`` is a view that PyTorch refuses a grad_fn, because its base was written."""
     try:
         tensor.grad_fn  # noqa: B018 - asking is what raises
     except RuntimeError:
@@ -120,13 +120,13 @@ def is_refused(tensor: Any) -> bool:
 
 
 def node_sequence(node: Any) -> int | None:
-    """A Node's sequence number: creation order within a thread. None for AccumulateGrad, which has none."""
+    """Return a Node's sequence number: creation order within a thread. None for AccumulateGrad, which has none."""
     number: int = node._sequence_nr()
     return None if number >= 2**63 else number
 
 
 def is_behind(node: Any, roots: tuple[Any, ...]) -> bool:
-    """Whether a backward from ``roots`` would come to ``node``."""
+    """Whether a backward from ``roots`` would reach ``node``."""
     waiting, seen = list(roots), set(roots)
     while waiting:
         at = waiting.pop()
@@ -139,7 +139,7 @@ def is_behind(node: Any, roots: tuple[Any, ...]) -> bool:
 
 
 def output_info(node: Any, output: int) -> tuple[tuple[int, ...], str, str] | None:
-    """(shape, dtype, device) of one of the tensors that a Node made. Missing: None, and only its name is shown."""
+    """Return (shape, dtype, device) of an output of a Node. Missing: None, and only its name is shown."""
     try:
         found = node._input_metadata[output]
         return tuple(int(size) for size in found.shape), str(found.dtype).removeprefix("torch."), str(found.device)
@@ -148,15 +148,15 @@ def output_info(node: Any, output: int) -> tuple[tuple[int, ...], str, str] | No
 
 
 def count_of_outputs(node: Any) -> int:
-    """How many tensors a Node made, so how many gradients it takes. Missing: 0, and it is given those there are."""
+    """Return the number of a Node's outputs, and so of the gradients it takes. Missing: 0, it gets those there are."""
     return len(getattr(node, "_input_metadata", ()))
 
 
 def kind_of_output(node: Any, output: int) -> tuple[tuple[int, ...], Any] | None:
-    """(shape, dtype) of one of the tensors that a Node made. Missing: None, and gradients are taken as they come.
+    """Return (shape, dtype) of an output of a Node. Missing: None, and gradients are taken unchecked.
 
     Raises:
-        RuntimeError: where that is a nested tensor, which has no such shape.
+        RuntimeError: if it is a nested tensor, which has no such shape.
     """
     found = getattr(node, "_input_metadata", ())
     if output >= len(found):
@@ -165,7 +165,7 @@ def kind_of_output(node: Any, output: int) -> tuple[tuple[int, ...], Any] | None
 
 
 def hands_gradients_through(function: Any) -> bool:
-    """Whether a custom Function is the one by which modules get backward hooks: gradients pass it unchanged.
+    """Whether a custom Function is the one that gives modules backward hooks: gradients pass it unchanged.
 
     Missing: False, and such graphs are not measured.
     """
@@ -173,24 +173,24 @@ def hands_gradients_through(function: Any) -> bool:
 
 
 def saved_number(node: Any, name: str) -> float | None:
-    """A number that a Node keeps, such as ``negative_slope``. Missing: None, and the Node is not recognised by it."""
+    """Return a number that a Node keeps, such as ``negative_slope``. Missing: None, and the Node is not recognised."""
     found = getattr(node, f"_saved_{name}", None)
     return float(found) if isinstance(found, int | float) else None
 
 
 def slot_of(node: Any, packed: Any) -> str | None:
-    """The slot of a Node whose pack hook returned ``packed``."""
+    """Return the slot of a Node whose pack hook returned ``packed``."""
     if node is None:
         return None
     return next((slot for slot, saved in saved_slots(node) if packed_object(saved) is packed), None)
 
 
 def is_read_by_backward(node: Any, slot: str | None) -> bool:
-    """Whether backward reads what stands in a slot.
+    """Whether backward reads the value of a slot.
 
-    Batch norm saves its running statistics in training too, where its backward goes by the batch's own (the formula of
+    Batch norm saves its running statistics in training too, where its backward uses those of the batch (the formula of
     native_batch_norm in derivatives.yaml); the kernel updates them right after the save. Pooling, padding and some
-    others save what they are given for its sizes alone.
+    others save their input for its sizes alone.
     """
     if slot in ("self", "source"):
         return not (node is not None and node.name() in _SAVED_FOR_SIZES and _is_of_known_kernels(node))
@@ -214,7 +214,7 @@ _SAVED_FOR_SIZES = frozenset(
 
 
 def _is_of_known_kernels(node: Any) -> bool:
-    """Whether CPU or CUDA computed it: other devices have kernels that pool the saved input once more."""
+    """Whether CPU or CUDA computed it: kernels of other devices may pool the saved input again."""
     made = output_info(node, 0)
     return made is not None and made[2].partition(":")[0] in ("cpu", "cuda", "meta")
 
@@ -228,14 +228,14 @@ DETACHED = (
     "Trying to use a saved tensor that has been detached in-place, i.e. with .detach_()."
     "This is not supported, please use out-of-place `.detach()` instead"
 )
-"""What PyTorch says of a saved tensor that has lost its graph (saved_variable.cpp)."""
+"""PyTorch's error for a saved tensor that has lost its graph (saved_variable.cpp)."""
 
 
 def may_be_saving(maker: Any, number: int | None) -> bool:
-    """Whether ``maker``, the Node that made a tensor which is being saved, is or may be the one that saves it.
+    """Whether ``maker``, the Node that made a tensor being saved, is or may be the one that saves it.
 
-    To hold such a tensor itself would close a circle. The Node that saves is the latest of this thread; of the Nodes of
-    one call on a list, and of a custom Function that has made Nodes of its own, that is not known.
+    Keeping such a tensor itself would create a reference cycle. The Node that saves is the latest of this thread; for
+    the Nodes of a call on a list, and for a custom Function that has made Nodes of its own, that is unknown.
     """
     return number == sequence_number() - 1 or function_class(maker) is not None or hides_saves(maker)
 
@@ -248,13 +248,13 @@ _hints: dict[bool, str] = {
     True: "the backtrace further above shows the operation that failed to compute its gradient. The variable in "
     "question was changed in there or anywhere later. Good luck!",
 }
-"""What the version error ends with, by whether anomaly mode is on."""
+"""The end of the version error, by whether anomaly mode is on."""
 
 
 def learn_words() -> None:
-    """Read off an error how this torch's version error names a Node (``Exp``, or in full as before 2.13) and ends.
+    """Learn from an error how this torch's version error names a Node (``Exp``, or in full as before 2.13) and ends.
 
-    To be called where no hooks are entered, as these turn the check off; else it is worded as the newest does.
+    Call it where no hooks are active, as these turn the check off; otherwise the newest wording is used.
     """
     if _names_nodes_in_full or has_hooks() or is_transformed():
         return
@@ -272,9 +272,9 @@ def learn_words() -> None:
 
 
 def version_error(tensor: Any, saved: int, maker: Any, number: int) -> str:
-    """What PyTorch says where the version of ``tensor`` is not the one ``saved`` (saved_variable.cpp:167-197).
+    """Return PyTorch's error for a version of ``tensor`` other than ``saved`` (saved_variable.cpp:167-197).
 
-    ``maker`` is the Node that made it, ``number`` the number of its output where it saved that itself, else 0.
+    ``maker`` is the Node that made it, ``number`` its output number where that Node saved it itself, else 0.
     """
     op = "" if maker is None else maker.name()
     if not any(_names_nodes_in_full):
@@ -288,14 +288,14 @@ def version_error(tensor: Any, saved: int, maker: Any, number: int) -> str:
 
 
 def function_class(node: Any) -> Any:
-    """The custom Function whose Node this is; None for every other Node, and where the name is missing."""
+    """Return the custom Function of a Node; None for every other Node, and where the name is missing."""
     return getattr(type(node), "_forward_cls", None)
 
 
 def are_read(packed: list[Any]) -> bool:
-    """Whether the backward that runs reads one of what pack hooks have returned.
+    """Whether the running backward reads one of the objects ``packed`` by pack hooks.
 
-    Their Nodes are looked for from the running one on; where one is not found, it is thought to be read.
+    Their Nodes are searched from the running one on; an object whose Node is not found counts as read.
     """
     wanted = {id(one) for one in packed if one is not None}
     running = current_node()
@@ -320,7 +320,7 @@ _NODES_SEARCHED = 10_000
 
 
 def makes_view(node: Any) -> bool:
-    """Whether a Node stands for an operation that makes a view, by its name."""
+    """Whether a Node represents an operation that makes a view, by its name."""
     name = type(node).__name__.rstrip("0123456789").removesuffix("Backward")
     return name in _VIEWS
 
@@ -334,9 +334,9 @@ _VIEWS = frozenset(
 
 
 def anomaly_stack(node: Any) -> list[str]:
-    """The stack at which a Node was made, as ``traceback.format_stack`` writes it, where anomaly mode was on then.
+    """Return the stack at which a Node was made under anomaly mode, in the format of ``traceback.format_stack``.
 
-    Missing: empty, and the place is read off the source.
+    Missing: empty, and the place is read from the source.
     """
     try:
         lines = node.metadata.get("traceback_", ())

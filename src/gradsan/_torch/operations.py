@@ -24,17 +24,17 @@ import torch.special
 
 
 def parameters_of(*optimizers: Any) -> list[Any]:
-    """All that optimizers have in their groups, in order."""
+    """Return all parameters in the groups of the optimizers, in order."""
     return [one for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]]
 
 
 def optimizer_folder() -> str:
-    """The folder of torch's own optimizers, whose inner writes are accounted for per step."""
+    """Return the folder of torch's own optimizers, whose inner writes are accounted for per step."""
     return str(Path(torch.optim.__file__).parent) + os.sep
 
 
 def package_folder() -> str:
-    """The folder torch is installed in."""
+    """Return the folder torch is installed in."""
     return str(Path(torch.__file__).parent) + os.sep
 
 
@@ -42,7 +42,7 @@ _METHODS_IN_C = (MethodDescriptorType, WrapperDescriptorType)
 
 
 def marks_of(original: Any) -> dict[str, Any]:
-    """What a wrapper says of its original: itself, and its name where it is a method in C, looked up on an instance."""
+    """Return the attributes by which a wrapper refers to its original: itself, and its name if it is a method in C."""
     is_method = isinstance(getattr(original, "_gradsan_original", original), _METHODS_IN_C)
     method = original.__name__ if is_method else None
     return {"_gradsan_original": original, "_gradsan_method": method}
@@ -56,12 +56,12 @@ def dress(wrapper: Callable[..., Any], original: Any) -> Callable[..., Any]:
 
 
 def all_schemas() -> list[Any]:
-    """The schema of every operator known to the dispatcher."""
+    """Return the schema of every operator known to the dispatcher."""
     return list(torch._C._jit_get_all_schemas())
 
 
 def function_namespaces() -> list[Any]:
-    """Every namespace of torch that holds builtin functions which may write to a tensor."""
+    """Return every namespace of torch with builtin functions that may write to a tensor."""
     names = ("_nn", "_linalg", "_fft", "_special", "_sparse", "_nested")
     inner = [getattr(torch._C, name) for name in names if hasattr(torch._C, name)]
     return [
@@ -78,28 +78,28 @@ def function_namespaces() -> list[Any]:
 
 
 def variable_function(name: str) -> Any:
-    """The builtin behind ``torch.<name>``, None where there is none."""
+    """Return the builtin behind ``torch.<name>``, or None."""
     return getattr(torch._C._VariableFunctions, name, None)
 
 
 def operator_class() -> Any:
-    """The class of ``torch.ops.<library>.<op>.<overload>``. Missing: operators called directly are a blind spot."""
+    """Return the class of ``torch.ops.<library>.<op>.<overload>``. Missing: direct operator calls are a blind spot."""
     return getattr(getattr(torch, "_ops", None), "OpOverload", None)
 
 
 def operator_packet_class() -> Any:
-    """The class of ``torch.ops.<library>.<op>``; as for :func:`operator_class`."""
+    """Return the class of ``torch.ops.<library>.<op>``; as for :func:`operator_class`."""
     return getattr(getattr(torch, "_ops", None), "OpOverloadPacket", None)
 
 
 def operator_called(args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
-    """The name of the operator that ``args`` begin with, as a method has it, and what it was called with."""
+    """Return the name of the operator that ``args`` begin with, in its form as a method, and its arguments."""
     name = getattr(args[0], "__name__", "") if args else ""
     return (name.partition(".")[0], args[1:]) if name else ("__call__", args)
 
 
 def function_apply() -> tuple[Any, str, Any]:
-    """(owner, name, function taking the class first) of what makes the Node of every custom Function.
+    """Return (owner, name, function taking the class first) of the ``apply`` that makes the Node of a custom Function.
 
     A classmethod in Python up to 2.14; since 2.15 the C class's own, which takes the class as its first argument.
     """
@@ -109,20 +109,20 @@ def function_apply() -> tuple[Any, str, Any]:
 
 
 def taking_activations() -> list[Any]:
-    """The functions of torch that have one of ``torch.nn.functional`` for a default, and ask which it is."""
+    """Return the functions of torch whose defaults are activations of ``torch.nn.functional``, compared by identity."""
     names = ("Transformer", "TransformerEncoderLayer", "TransformerDecoderLayer")
     return [getattr(torch.nn, name).__init__ for name in names if hasattr(torch.nn, name)]
 
 
 def vf_module() -> Any:
-    """The module object by which ``torch.nn.functional`` reaches builtin functions."""
+    """Return the module object by which ``torch.nn.functional`` calls builtin functions."""
     return torch._VF
 
 
 def introduce_to_jit(pairs: Iterable[tuple[Any, Any]]) -> Callable[[], None]:
-    """Make ``torch.jit.script`` take wrappers for the builtins they wrap; returns how to undo that.
+    """Make ``torch.jit.script`` accept wrappers in place of their builtins; return a function that undoes that.
 
-    Missing table: nothing is done, and scripting a function that calls a wrapper says that the builtin is unknown.
+    Missing table: nothing is done, and scripting a function that calls a wrapper fails with an unknown builtin.
     """
     table_of = getattr(_jit_builtins, "_get_builtin_table", None)
     if table_of is None:
@@ -139,11 +139,11 @@ def introduce_to_jit(pairs: Iterable[tuple[Any, Any]]) -> Callable[[], None]:
 
 
 def show_to_modes(pairs: Iterable[tuple[Any, Any]]) -> Callable[[], None]:
-    """Let each ``__torch_function__`` be given the wrapper in place of what it wraps; returns how to undo that.
+    """Pass wrappers to ``__torch_function__`` in place of their originals; return a function that undoes that.
 
-    Programs, and passes over graphs of ``torch.fx``, ask ``func is torch.add``. A builtin looks itself up in a type
-    that is written to by its dictionary alone; an operator in Python names itself by a variable of its closure.
-    Missing type: there ``is`` tells the wrapper and the builtin apart, and ``==`` does not.
+    Programs, and passes over graphs of ``torch.fx``, test ``func is torch.add``. A builtin looks itself up in a type
+    that can only be changed through its dictionary; an operator in Python refers to itself by a closure variable.
+    Missing type: there ``is`` distinguishes the wrapper from the builtin, and ``==`` does not.
     """
     kind = type(getattr(torch._C, "_VariableFunctions", None))
     entries: dict[str, Any] = gc.get_referents(vars(kind))[0]
@@ -171,14 +171,14 @@ def show_to_modes(pairs: Iterable[tuple[Any, Any]]) -> Callable[[], None]:
 
 
 def _forget_attributes(kind: type) -> None:
-    """Empty the caches that CPython has of the attributes of a type."""
+    """Invalidate CPython's attribute caches of a type."""
     ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))
 
 
 def checked_operator(error: BaseException) -> Any:
-    """The Python function behind the custom operator whose schema check failed.
+    """Return the Python function behind the custom operator whose schema check failed.
 
-    Read off the frames of the error and of what it was raised from. Missing: None, and no line of it is named.
+    Read from the frames of the error and of its causes. Missing: None, and no line of it is named.
     """
     known = getattr(getattr(torch._library, "custom_ops", None), "OPDEFS", {})
     found = None
@@ -196,7 +196,7 @@ def checked_operator(error: BaseException) -> Any:
 
 
 def script_compilers() -> list[tuple[Any, str]]:
-    """(namespace, name) of what compiles the source of a function or of a module's methods for ``torch.jit.script``.
+    """Return (namespace, name) of the functions that compile source for ``torch.jit.script``.
 
     Missing: scripts that call Python functions of torch which gradsan wraps cannot be compiled while it is on.
     """
@@ -206,7 +206,7 @@ def script_compilers() -> list[tuple[Any, str]]:
 
 
 def with_lookup(argument: Any, change: Callable[[Callable[[str], Any]], Callable[[str], Any]]) -> Any:
-    """An argument of such a compiler with every callback in it by which names are looked up changed by ``change``."""
+    """Return an argument of such a compiler with every name-lookup callback in it changed by ``change``."""
     if isinstance(argument, FunctionType):
         return change(argument)
     if isinstance(argument, (list, tuple)) and not hasattr(argument, "_replace"):

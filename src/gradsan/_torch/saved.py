@@ -1,14 +1,14 @@
-"""Saved tensors where torch does not show them: before 2.10 a SavedTensor has ``register_hooks`` only.
+"""Reading saved tensors where torch does not show them: before 2.10 a SavedTensor has ``register_hooks`` only.
 
-There a slot is read as backward reads it, by ``_saved_*``, but no code of the program's may run for that. A profile
-function ends every Python function that the read calls before its first line; that one was called tells that hooks
-stand there. Hooks of gradsan's own (:func:`shown_when_read`) are let in, and show what was packed.
+There a slot is read as by backward, through ``_saved_*``, but none of the program's code may run for that. A profile
+function ends every Python function that the read calls before its first line; such a call shows that the slot has
+hooks. Hooks of gradsan's own (:func:`shown_when_read`) may run, and show the packed object.
 
-A slot that is out of date shows its tensor to hooks only (:func:`tensor_refused`). Those that are registered to see it
-stay there, and go on checking the version, with PyTorch's words.
+A stale slot shows its tensor to hooks only (:func:`tensor_refused`). Those that are registered to see it
+stay registered, and go on checking the version, with PyTorch's message.
 
-There, too, a leaf that is read off a slot with hooks is a new tensor, and when that goes it takes the gradient hooks of
-the program's leaf with it (THPVariable_clear ends those of the accumulator, which both share): see :func:`let_go`.
+There, too, a leaf read from a slot with hooks is a new tensor, and its destruction takes the gradient hooks of
+the program's leaf with it (THPVariable_clear clears those of the accumulator, which both share): see :func:`let_go`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gradsan._torch.modes import hushed, without_dispatch_modes
 SAVED_TENSORS: Any = BackwardCFunction.saved_tensors
 
 _SHOWS_DATA = hasattr(torch._C._autograd.SavedTensor, "data")
-# Read past what the program is shown instead (user_hooks.py, handed_out.py).
+# Read past the properties shown to the program (user_hooks.py, handed_out.py).
 _DATA: Any = vars(torch._C._autograd.SavedTensor).get("data")
 _UNPACK_HOOK: Any = vars(torch._C._autograd.SavedTensor).get("unpack_hook")
 _TENSOR_DATA: Any = vars(torch._C.TensorBase)["data"]
@@ -42,7 +42,7 @@ _VERSIONS = re.compile(r"is at version \d+; expected version (?P<saved>\d+) inst
 
 
 class _UnknownPacked:
-    """Stands for what hooks of the program's have packed."""
+    """Stand-in for an object packed by hooks of the program's."""
 
 
 class _HookedError(Exception):
@@ -50,7 +50,7 @@ class _HookedError(Exception):
 
 
 class _Reading(threading.local):
-    """What hooks of gradsan's have to say while this thread reads a slot; ``shown`` is None while it reads none."""
+    """State of gradsan's hooks while this thread reads a slot; ``shown`` is None while it reads none."""
 
     shown: list[Any] | None = None
     given: list[_Standing] | None = None
@@ -62,7 +62,7 @@ _UNKNOWN = _UnknownPacked()
 
 
 def saved_tensor(node: Any, attribute: str, position: int | None, saved: Any) -> Any:
-    """A SavedTensor that tells what it holds: ``saved`` itself where this torch's does.
+    """Return a SavedTensor that shows its content: ``saved`` itself where this torch's does.
 
     Reading ``attribute`` of the Node reads the slot; of a list as a whole, in which this one has a ``position``.
     """
@@ -70,9 +70,9 @@ def saved_tensor(node: Any, attribute: str, position: int | None, saved: Any) ->
 
 
 def packed_object(saved: Any) -> Any:
-    """What the pack hook returned for a SavedTensor; the tensor where there were no hooks; None where it is freed.
+    """Return the result of the pack hook of a SavedTensor; the tensor if it has no hooks; None if it is freed.
 
-    Before 2.10 also None where the tensor is out of date (see :func:`tensor_refused`).
+    Before 2.10 also None where the tensor is stale (see :func:`tensor_refused`).
     """
     try:
         held = _DATA.__get__(saved) if _SHOWS_DATA else saved.data
@@ -82,7 +82,7 @@ def packed_object(saved: Any) -> Any:
 
 
 def is_hooked(saved: Any) -> bool:
-    """Whether saved-tensor hooks stand behind a SavedTensor: reading it would run the program's code.
+    """Whether a SavedTensor has saved-tensor hooks: reading it would run the program's code.
 
     Missing ``unpack_hook``: True, and nothing is read.
     """
@@ -92,7 +92,7 @@ def is_hooked(saved: Any) -> bool:
 
 
 def shown_when_read(unpack: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """An unpack hook of gradsan's as it is to be installed: where torch does not say what was packed, it does."""
+    """Return an unpack hook of gradsan's for installation: one that shows the packed object where torch does not."""
     if _SHOWS_DATA:
         return unpack
 
@@ -107,9 +107,9 @@ def shown_when_read(unpack: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def tensor_refused(node: Any, attribute: str, position: int | None, saved: Any) -> Any:
-    """The tensor of a slot of which reading raises the version error.
+    """Return the tensor of a slot whose reading raises the version error.
 
-    None where it is not this member of a list that raises. The arguments are those of :func:`saved_tensor`.
+    None where another member of the list raises. The arguments are those of :func:`saved_tensor`.
     """
     if _SHOWS_DATA and position is None:
         return packed_object(saved)
@@ -123,7 +123,7 @@ def tensor_refused(node: Any, attribute: str, position: int | None, saved: Any) 
 
 
 def _unchecked(node: Any, attribute: str, standing: _Standing) -> Any:
-    """What backward would get of a slot that was asked, had it not been written; its own result without the Node."""
+    """Return the value that backward would get without the write; the Node's own result without the Node."""
     version, standing.version = standing.version, None
     try:
         value, _ = _read(node, attribute)
@@ -136,13 +136,13 @@ def _unchecked(node: Any, attribute: str, standing: _Standing) -> Any:
 
 
 def let_go(value: Any) -> None:
-    """Part a leaf that was read off a slot with hooks from its accumulator, which the program's leaf has, too.
+    """Separate a leaf read from a slot with hooks from its accumulator, which the program's leaf shares.
 
-    It is of no use afterwards: a tensor without elements. Of kinds that cannot be given other memory it stays.
+    It is useless afterwards: a tensor without elements. Kinds that cannot be given other memory are kept unchanged.
     """
     if not _SHOWS_DATA and isinstance(value, torch.Tensor) and value.requires_grad and value.grad_fn is None:
         with hushed(), without_dispatch_modes():
-            # Memory of another dtype makes PyTorch forget the accumulator.
+            # Memory of another dtype makes PyTorch drop the accumulator.
             other = torch.float32 if value.dtype is torch.float64 else torch.float64
             is_dense = value.layout is torch.strided
             shape = torch.empty(0, device=value.device) if is_dense else value.detach()
@@ -150,7 +150,7 @@ def let_go(value: Any) -> None:
 
 
 def give_memory(tensor: Any, other: Any) -> None:
-    """``tensor.data = other``, past what gradsan puts there; nothing for kinds that PyTorch refuses."""
+    """Set ``tensor.data = other``, past gradsan's own property; nothing happens for kinds that PyTorch refuses."""
     with contextlib.suppress(RuntimeError):
         _TENSOR_DATA.__set__(tensor, other)
 
@@ -164,14 +164,14 @@ def _raises(read: Callable[[], Any]) -> bool:
 
 
 class _SlotRead:
-    """A SavedTensor with what it has since torch 2.10, found out by reading the slot once."""
+    """A SavedTensor with the attributes that torch has since 2.10, found by reading the slot once."""
 
     def __init__(self, node: Any, attribute: str, position: int | None) -> None:
         self._node, self._attribute, self._position = node, attribute, position
 
     @functools.cached_property
     def _held(self) -> tuple[Any, bool]:
-        """(what it holds, whether by hooks)."""
+        """(content, whether it has hooks)."""
         try:
             value, shown = _read(self._node, self._attribute)
         except _HookedError:
@@ -180,7 +180,7 @@ class _SlotRead:
             return None, False
         position = self._position or 0
         if shown:
-            # One operation has saved all of a list, so under one pair of hooks.
+            # One operation has saved the whole list, so under one pair of hooks.
             return (shown[position] if position < len(shown) else _UNKNOWN), True
         if self._position is not None:
             value = value[position]
@@ -192,30 +192,30 @@ class _SlotRead:
 
     @property
     def data(self) -> Any:
-        """The tensor, or what hooks have packed; None where it is freed or out of date."""
+        """The tensor, or the object packed by hooks; None where it is freed or stale."""
         return self._held[0]
 
     @property
     def unpack_hook(self) -> Any:
-        """Not None where hooks stand behind it."""
+        """Not None where the slot has hooks."""
         return _UNKNOWN if self._held[1] else None
 
 
 class _Standing:
-    """What stands in a slot that was asked for its tensor by hooks."""
+    """Object packed by gradsan's hooks on a stale slot: the tensor, and its version check."""
 
     def __init__(self, position: int | None, words: str) -> None:
         self.position, self._words = position, words
         self.tensor: Any = None
         self.version: int | None = None
-        """The version that was saved; None where another member of its list is out of date, and raises before."""
+        """The saved version; None where another member of its list is stale, and raises before."""
 
     def pack(self, tensor: Any) -> _Standing:
         self.tensor = tensor
         return self
 
     def check(self) -> None:
-        """Raise as PyTorch does where the tensor has been written since it was saved."""
+        """Raise PyTorch's error if the tensor has been written since it was saved."""
         now = self.tensor._version
         if self.version is not None and now != self.version:
             _reading.raised_by = self
@@ -234,10 +234,11 @@ _let_in = {_give.__code__, _Standing.check.__code__}
 
 
 def _ask(node: Any, attribute: str, is_list: bool, error: RuntimeError) -> _Standing | None:
-    """Have a slot that raises ``error`` show its tensor to hooks; None where it does not take them.
+    """Register hooks on a slot that raises ``error``, to see its tensor; None where it does not take them.
 
-    Backward reads a list in its order, and stops at the first member that is out of date. The members are asked from
-    the last on: that one is found when the list raises no more. The others need no check, as backward stops before.
+    Backward reads a list in order, and stops at the first stale member. Members get hooks from
+    the last one on: the stale one is found when the list raises no more. The others need no check, as backward stops
+    before.
     """
     stated = _VERSIONS.search(str(error))
     raw = getattr(node, "_raw_saved_tensors" if attribute == "saved_tensors" else f"_raw{attribute}")
@@ -255,7 +256,7 @@ def _ask(node: Any, attribute: str, is_list: bool, error: RuntimeError) -> _Stan
 
 
 def _refusal(node: Any, attribute: str) -> tuple[RuntimeError | None, _Standing | None]:
-    """The version error that reading an attribute of a Node raises, and what has raised it where PyTorch has not."""
+    """Return the version error of reading an attribute of a Node, and the gradsan hook that raised it, if any."""
     _reading.raised_by = None
     error = _version_error(lambda: _read(node, attribute))
     found, _reading.raised_by = _reading.raised_by, None
@@ -273,15 +274,15 @@ def _version_error(read: Callable[[], Any]) -> RuntimeError | None:
 
 
 def _read(node: Any, attribute: str) -> tuple[Any, list[Any]]:
-    """An attribute of a Node, and what gradsan's own hooks have shown on the way.
+    """Return an attribute of a Node, and the objects that gradsan's own hooks have shown meanwhile.
 
     Raises:
-        _HookedError: where another Python function was about to run.
-        RuntimeError: what PyTorch raises.
+        _HookedError: if another Python function was about to run.
+        RuntimeError: PyTorch's own.
     """
     if sys.getprofile() is None:
         return _read_under_guard(node, attribute)
-    # A profiler runs in this thread; a new one has none.
+    # This thread has a profiler; a new one has none.
     outcome: list[Any] = []
     done = _thread.allocate_lock()
     done.acquire()
@@ -296,7 +297,7 @@ def _read(node: Any, attribute: str) -> tuple[Any, list[Any]]:
 
     _thread.start_new_thread(read, ())
     if not done.acquire(timeout=_PATIENCE):
-        raise _HookedError  # it waits for something that this thread holds
+        raise _HookedError  # it waits for a lock that this thread holds
     if isinstance(outcome[0], Exception):
         _reading.raised_by = outcome[1]
         raise outcome[0]
@@ -307,9 +308,9 @@ def _read(node: Any, attribute: str) -> tuple[Any, list[Any]]:
 def _read_under_guard(node: Any, attribute: str) -> tuple[Any, list[Any]]:
     shown: list[Any] = []
     given: list[_Standing] = []
-    # Gradsan's own property may stand before it (handed_out.py).
+    # Gradsan's own property may replace it (handed_out.py).
     is_function = attribute == "saved_tensors" and isinstance(node, BackwardCFunction)
-    # A collection of garbage may run finalisers of the program's, which are not to be ended.
+    # Garbage collection may run finalisers of the program's, which must not be ended.
     collects = gc.isenabled()
     with hushed(), without_dispatch_modes():
         gc.disable()
@@ -322,7 +323,7 @@ def _read_under_guard(node: Any, attribute: str) -> tuple[Any, list[Any]]:
             _reading.shown = _reading.given = None
             if collects:
                 gc.enable()
-    # One operation has saved all of a list, so all of it is under the one pair of hooks, or none.
+    # One operation has saved the whole list, so all of it has one pair of hooks, or none.
     hooked = list(value if isinstance(value, tuple) else (value,)) if shown else []
     hooked += [value if one.position is None else value[one.position] for one in given]
     for one in hooked:
