@@ -1,7 +1,7 @@
-"""Fixes that have been tried: candidates are laid over the program, run in processes of their own, and compared.
+"""Search for tested fixes: candidate patches are run in processes of their own, and their gradients compared.
 
 The parent (:func:`find_fixes`) imports no torch; each run of the program is a child process (``_child.py``), which
-watches or heals it, records its gradients, and hands back plain data. Names are imported when they are first used: a
+watches or heals it, records its gradients, and returns plain data. Names are imported on first use: a
 report asks ``repair.fixes`` for lines, and runs no trial.
 """
 

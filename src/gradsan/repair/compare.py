@@ -1,4 +1,4 @@
-"""Gradients of two runs compared: whether they are the same, and whether every parameter still gets one."""
+"""Comparison of the gradients of two runs: whether they are equal, and whether every parameter still gets one."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ Gradient = tuple[tuple[int, ...], bytes, float] | None
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How the gradients of a candidate stand to those of the healed original.
+    """The gradients of a candidate compared with those of the healed original.
 
     ``difference`` is the largest relative difference (Euclidean norm) of any gradient; None where nothing could be
     compared. ``lost`` counts gradients that the original has and the candidate has not (None, or all zero).
-    ``is_equal`` only holds where all that the healed original computed up to its end was compared, or three steps of
-    every optimizer where one of them was not let run to its end; ``has_reference`` says that it came to its end.
-    ``left_differs``: the steps are alike, but the parameters of an optimizer that made one step are left with other
-    gradients, and the run does not show whether these are cleared before they are used. ``is_alike``: all that was
-    compared is equal, however far both came.
+    ``is_equal`` only holds where everything that the healed original computed up to its end was compared, or three
+    steps of every optimizer where one run was stopped before its end; ``has_reference`` says that the original reached
+    its end. ``left_differs``: the steps are equal, but the parameters of an optimizer that made one step end with other
+    gradients, and the run does not show whether these are cleared before they are used. ``is_alike``: everything
+    compared is equal, however far both runs got.
     """
 
     difference: float | None
@@ -49,7 +49,7 @@ class Comparison:
 
 
 def tolerance(dtype: str, position: int = 0) -> float:
-    """Relative difference of numbers of ``dtype`` that is rounding, in the round ``position`` (from 0)."""
+    """Relative difference of numbers of ``dtype`` that rounding explains, in the round ``position`` (from 0)."""
     return ROUNDINGS * _EPSILON.get(dtype, _EPSILON["float32"]) * (1 + position)
 
 
@@ -63,7 +63,7 @@ def compare(reference: Recording, candidate: Recording) -> Comparison:
     is_whole = _is_enough(records, others) if was_ended else len(found) == len(records)
     together = [(position, right, tried) for position, (right, tried) in enumerate(found)]
     if at_steps and reference.left is not None and not was_ended:
-        # No step tells of the gradients that the program ends with. Sharded ones lie with leaves that no graph reaches.
+        # No step shows the gradients that the program ends with. Sharded ones belong to leaves that no graph reaches.
         is_whole = is_whole and candidate.left is not None and any(reference.left.values)
         if candidate.left is not None and any(reference.left.values):
             together.append((len(together), reference.left, candidate.left))
@@ -83,7 +83,7 @@ def compare(reference: Recording, candidate: Recording) -> Comparison:
             largest = max(largest, apart)
             equal = equal and apart <= allowed
         equal = equal and len(right.values) == len(tried.values)
-    # A reference that did not come to its end does not tell what would have come.
+    # A reference that did not reach its end does not show what would have followed.
     whole_run = reference.finished and is_whole and not (reference.was_cut or candidate.was_cut)
     is_equal = bool(met) and equal and whole_run
     left_differs = is_equal and at_steps and _leave_others(reference, candidate)
@@ -99,7 +99,7 @@ def compare(reference: Recording, candidate: Recording) -> Comparison:
 
 
 def _is_enough(records: Sequence[Gradients], others: Sequence[Gradients]) -> bool:
-    """Whether of every key of both as many were recorded as tell of a training, or all that one of them has."""
+    """Whether enough records of each key were made in both runs to compare a training, or all that one run has."""
     first, second = ([record.key for record in one] for one in (records, others))
     return all(
         min(first.count(key), second.count(key)) >= min(ENOUGH, max(first.count(key), second.count(key)))
@@ -108,7 +108,7 @@ def _is_enough(records: Sequence[Gradients], others: Sequence[Gradients]) -> boo
 
 
 def _leave_others(reference: Recording, candidate: Recording) -> bool:
-    """Whether an optimizer ends with other gradients, of which neither run shows what becomes of them."""
+    """Whether an optimizer ends with other gradients, and neither run shows whether they are used."""
     return any(
         difference(before, after) > tolerance(reference.dtype)
         for right, tried in pairs(reference.undecided, candidate.undecided)
@@ -117,7 +117,7 @@ def _leave_others(reference: Recording, candidate: Recording) -> bool:
 
 
 def pairs(reference: Sequence[Gradients], candidate: Sequence[Gradients]) -> Iterator[tuple[Gradients, Gradients]]:
-    """The records that belong together: the n-th of the same parameters."""
+    """The corresponding records of both runs: the n-th of the same parameters."""
     known = dict(_numbered(reference))
     for key, tried in _numbered(candidate):
         if key in known:
@@ -125,7 +125,7 @@ def pairs(reference: Sequence[Gradients], candidate: Sequence[Gradients]) -> Ite
 
 
 def belonging(right: Gradients, tried: Gradients) -> Iterator[tuple[Gradient, Gradient]]:
-    """The gradients of one leaf in both records: by its label where both have it, the others in their order."""
+    """The gradients of one leaf in both records: matched by label where both have it, the others in order."""
     if not right.labels or not tried.labels:
         yield from zip(right.values, tried.values, strict=False)
         return

@@ -1,4 +1,4 @@
-"""Runs held against each other up to the first value that was not finite, and only where it was finite before."""
+"""Comparison of two runs up to the first nonfinite value, and only of values finite in the first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Gradient = tuple[tuple[int, ...], bytes, float] | None
 
 @dataclass(frozen=True, slots=True)
 class FiniteParts:
-    """Two recordings that end with the round in which the first was no longer finite, zeros where it was not.
+    """Two recordings that end with the round in which the first became nonfinite, with zeros for nonfinite values.
 
     ``has_numbers``: a loss or a gradient that was finite is left to compare.
     """
@@ -29,7 +29,7 @@ class FiniteParts:
 
 
 def is_nonfinite(trial: Trial) -> bool:
-    """Whether a run has met a loss, a gradient or a parameter that was not finite, or ended by saying so."""
+    """Whether a run had a loss, a gradient or a parameter that was not finite, or ended with an error that says so."""
     recording = trial.recording
     said = trial.failed_by or recording.exception
     return (
@@ -41,10 +41,10 @@ def is_nonfinite(trial: Trial) -> bool:
 
 
 def finite_parts(reference: Recording, candidate: Recording) -> FiniteParts:
-    """Both recordings as far as the first of them was finite."""
+    """Both recordings up to the end of the first's finite part."""
     step, backward = _first_bad(reference)
     if backward is not None and not all(map(math.isfinite, reference.begun[: backward + 1])):
-        # Of a round whose loss was not finite no gradient tells anything.
+        # In a round whose loss was not finite no gradient is meaningful.
         step, backward = None if step is None else step - 1, backward - 1
     steps, others = _cut(reference.steps, candidate.steps, step)
     backwards, other_backwards = _cut(reference.backwards, candidate.backwards, backward)
@@ -78,7 +78,7 @@ def finite_parts(reference: Recording, candidate: Recording) -> FiniteParts:
 
 
 def _ended(recording: Recording) -> Recording:
-    """Without what a run leaves at its end."""
+    """The recording without the state that a run leaves at its end."""
     return replace(recording, left=None, undecided=(), was_ended=True, exception=None)
 
 
@@ -122,7 +122,7 @@ def _cut(
 def _masked(
     reference: Sequence[Gradients], candidate: Sequence[Gradients]
 ) -> tuple[tuple[Gradients, ...], tuple[Gradients, ...]]:
-    """Zeros in both wherever the first is not finite."""
+    """Both with zeros wherever the first is not finite."""
     right, tried = list(reference), list(candidate)
     places: dict[tuple[str, int], int] = {}
     met: Counter[str] = Counter()
@@ -163,7 +163,7 @@ def _without_bad(value: tuple[tuple[int, ...], bytes, float], other: _Gradient) 
     bad = [at for at, number in enumerate(numbers) if not math.isfinite(number)]
     changed = _zeroed(value, bad)
     if other is None or len(other[1]) != len(value[1]):
-        # Nothing of it is left to be lost where no element was finite.
+        # A gradient without a finite element cannot be lost.
         return (changed if changed[2] else None), other
     return changed, _zeroed(other, bad)
 

@@ -1,4 +1,4 @@
-"""Verdict on a trial of a candidate: whether it helped, how the training differs, and the order of what helped."""
+"""Verdict on a trial of a candidate: whether it helped, how the training differs, and the ranking of candidates."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ Say = Callable[[Message], str]
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """What candidates are held against.
+    """The reference that candidates are compared with.
 
     ``reference`` is the healed original; ``is_replayable`` says that two runs of the program compute the same, without
-    which no difference tells anything; ``noise`` names what differs between two runs all the same (times).
-    ``say`` puts a Message into the words of the report, ``cwd`` is what paths are shown relative to. ``is_of_values``:
-    the fault is NaN or Inf, so only what was finite before can be compared. ``unrecorded`` is how a change is told that
-    leaves a write past autograd, or a gradient that the loss reads, without a graph, which may have been meant to have
-    one: nobody knows the gradients that are right.
+    which no difference is meaningful; ``noise`` names what differs between two runs regardless (times). ``say`` renders
+    a Message in the words of the report, paths are shown relative to ``cwd``. ``is_of_values``: the fault is NaN or
+    Inf, so only values finite before can be compared. ``unrecorded`` is the message for a change that leaves a write
+    that bypasses autograd, or a gradient that the loss reads, without a graph, which may have been meant to have one:
+    the correct gradients are unknown.
     """
 
     reference: Trial
@@ -59,14 +59,14 @@ class Judge:
     unrecorded: Message | None = None
 
     def tried(self, fix: Fix, patch: Patch, trial: Trial, before: Trial) -> Tried:
-        """The candidate ``fix`` with what its ``trial`` showed; ``before`` is the program without it."""
+        """The candidate ``fix`` with the results of its ``trial``; ``before`` is the program's trial without it."""
         reference, candidate, has_numbers = self._compared(trial)
         comparison = compare(reference, candidate)
         training = self.training(trial)
         runs = trial.recording.finished and not faults_of(trial)
         went_further = not trial.timed_out and self._went_further(trial, before, patch)
         is_known = comparison.has_reference and self.is_replayable and has_numbers
-        # A run that ends with another finding, reported silently, may have lost gradients all the same.
+        # A run that ends with another, silent finding may still have lost gradients.
         loss = _loss(comparison, training, fix) if runs or (trial.recording.finished and comparison.lost) else None
         if runs and is_known and _keeps_values(fix) and _begins_with_another_loss(reference, trial.recording):
             loss = loss or Message("fix.another_loss")
@@ -104,12 +104,12 @@ class Judge:
                 how = Message(_TWICE, {"how": how})
             tested = replace(tested, meaning="changed", how_changed=how)
         else:
-            # Whatever was suggested, nothing of it has been measured to its end.
+            # No suggestion has been measured to its end.
             tested = replace(tested, meaning="changed", how_changed=Message("fix.not_measured"))
         return Tried(tested, patch, trial, passed, went_further and loss is None)
 
     def training(self, trial: Trial) -> Training:
-        """In what the training of ``trial`` differs from the original's, chance apart."""
+        """The differences between the training of ``trial`` and the original's, without those due to chance."""
         reference, candidate, _ = self._compared(trial)
         printed = ("", "") if self.is_of_values else (self.reference.printed, trial.printed)
         return compare_trainings(reference, candidate, printed).without(self.noise)
@@ -127,7 +127,7 @@ class Judge:
         return _progress(trial) > _progress(before) or _has_another_fault(trial, before)
 
     def _ends_as_the_reference(self, comparison: Comparison, training: Training, trial: Trial, patch: Patch) -> bool:
-        """Whether the healed original ends by the very same error, which is then another, and all is alike so far."""
+        """Whether the healed original ends with the same error, which is another fault, after an equal training."""
         mine, other = trial.failed_by or trial.recording.exception, self.reference.failed_by
         right = other or self.reference.recording.exception
         if mine is None or mine != right or faults_of(trial) or trial.failed_at is None or not self.is_replayable:
@@ -138,7 +138,7 @@ class Judge:
         return is_same_place and is_alike and len(self.reference.recording.losses) == len(trial.recording.losses)
 
     def is_in_doubt(self, trial: Trial) -> bool:
-        """Whether gradients are the same and something else differs, which may be chance: a time, an address."""
+        """Whether gradients are equal and something else differs, which may be chance: a time, an address."""
         if not (self.is_replayable and trial.recording.finished) or faults_of(trial):
             return False
         training = self.training(trial)
@@ -164,7 +164,7 @@ class Judge:
         return Message("fix.further_fault" if went_further else "fix.still_fails", what)
 
     def _failure(self, trial: Trial, patch: Patch) -> str:
-        """The fault by its code, or the exception in its own words, and where it was raised on disk."""
+        """The fault by its code, or the exception's own message, and where it was raised on disk."""
         faults = faults_of(trial)
         if faults:
             return faults[0].code
@@ -198,7 +198,7 @@ def _differs_in(verdict: str | None, comparison: Comparison, training: Training)
 
 
 def _begins_with_another_loss(reference: Recording, candidate: Recording) -> bool:
-    """Whether the very first loss, before anything was trained, is not that of the program as written."""
+    """Whether the very first loss, before any training, differs from that of the program as written."""
     if not (reference.begun and candidate.begun):
         return False
     right, tried = reference.begun[0], candidate.begun[0]
@@ -211,7 +211,7 @@ _SPARES = frozenset({"scale_out_of_place", "copy_second_name"})
 
 
 def _loss(comparison: Comparison, training: Training, fix: Fix) -> Message | None:
-    """What a candidate that runs has lost of the training, by which it is no fix."""
+    """The message about a part of the training that a running candidate has lost, so that it is no fix; else None."""
     if comparison.lost:
         return Message("fix.trains_nothing", {"count": comparison.lost})
     if training.overwritten:
@@ -221,19 +221,19 @@ def _loss(comparison: Comparison, training: Training, fix: Fix) -> Message | Non
     if training.drawn:
         return Message("fix.drawn_again", {"what": ", ".join(training.drawn)})
     if comparison.is_equal and training.kept and fix.kind not in _SPARES:
-        # The gradients are the same: what the program keeps has no reason to be another, unless it was to be a copy.
+        # The gradients are equal: kept values have no reason to differ, unless they were meant to be copies.
         return Message("fix.keeps_another", {"names": ", ".join(training.kept)})
     return None
 
 
 def _repeats(reference: Recording, candidate: Recording) -> bool:
-    """Whether the candidate calls modules twice for the same more often, for each of its backwards."""
+    """Whether the candidate calls modules more often with the same arguments, per backward."""
     begun = len(reference.begun), len(candidate.begun)
     return candidate.repeated * begun[0] > reference.repeated * begun[1]
 
 
 def faults_of(trial: Trial) -> list[Diagnosis]:
-    """What is to be mended, what ended the program first: errors, then what PyTorch does not report."""
+    """The findings to fix, the one that ended the program first: errors, then silent faults."""
     found = [one for one in trial.diagnoses if one.severity in ("error", "warning")]
     return sorted(found, key=lambda one: (one.silent, one.severity != "error"))
 
@@ -243,7 +243,7 @@ def _progress(trial: Trial) -> tuple[bool, int, int]:
 
 
 def _is_born_later(trial: Trial, before: Trial, patch: Patch) -> bool:
-    """Whether the first value that is not finite comes in a later round than before, or from another operation."""
+    """Whether the first nonfinite value is in a later round than before, or from another operation."""
     first, last = next(iter(faults_of(before)), None), next(iter(faults_of(trial)), None)
     if first is None or last is None or first.nonfinite is None or last.nonfinite is None:
         return False
@@ -258,7 +258,7 @@ def _birthplaces(fault: Diagnosis, patch: Patch) -> set[tuple[str, int]]:
 
 
 def _has_another_fault(trial: Trial, before: Trial) -> bool:
-    """Whether the program stops no earlier, and by writes that had not been reported before."""
+    """Whether the program ends no earlier, and with writes that had not been reported before."""
     if _progress(trial) < _progress(before) or not faults_of(trial):
         return False
     known = frozenset().union(*before.written)
@@ -276,7 +276,7 @@ the whole in every round of a loop."""
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A candidate that was run. ``patch`` holds this fix and those of the faults before it."""
+    """A candidate that was run. ``patch`` contains this fix and those of the faults before it."""
 
     fix: Fix
     patch: Patch
@@ -310,10 +310,10 @@ _VERDICTS = ("same", "gradients")
 
 
 def is_implied(fix: Fix) -> bool:
-    """Whether the change that ``fix`` makes to the training is the one that the cause of the fault implies.
+    """Whether the fix's change of the training is the one that the cause of the fault implies.
 
-    What every round computes for itself anyway, nobody wants computed anew: the earlier value was to stay. Where only
-    a name says so, somebody is asked.
+    A value that every round computes anyway is not meant to be recomputed: the earlier value was to be kept. Where only
+    a name suggests so, the user is asked.
     """
     if fix.how_changed is not None and fix.how_changed.key in (_TWICE, _UNSURE, _CUT_TERM):
         return False
@@ -321,10 +321,10 @@ def is_implied(fix: Fix) -> bool:
 
 
 def settled(tried: list[Tried]) -> list[Tried]:
-    """``tried``, sure that a value was to stay where a run has shown that each round computes it.
+    """``tried``, certain that a value was to be kept where a run has shown that each round computes it.
 
-    Where nothing shows whether it was to stay or to be computed anew, both go, and the rounds run networks by
-    themselves, nobody is sure of either.
+    Where nothing shows whether it was to be kept or recomputed, both work, and the rounds call networks
+    themselves, neither is certain.
     """
     hows = [one.fix.how_changed for one in tried]
     if any(how is not None and how.key == _TWICE for how in hows):
@@ -347,7 +347,7 @@ def _told(tried: Tried, how: Message) -> Tried:
 
 
 def measured(tried: Sequence[Tried], measure: Callable[[Sequence[Patch]], Sequence[Cost | None]]) -> list[Tried]:
-    """``tried`` with the costs of those of the best that are alike in all else, relative to the leanest of them.
+    """``tried`` with the costs of the best candidates that are otherwise equal, relative to the cheapest of them.
 
     Only those are run once more: costs break ties.
     """
@@ -365,11 +365,11 @@ def measured(tried: Sequence[Tried], measure: Callable[[Sequence[Patch]], Sequen
 
 
 def ranked_fixes(tried: Sequence[Tried], *, was_refused: bool = False) -> list[Tried]:
-    """Best first; of what is equal, what was suggested first stays first.
+    """The fixes, best first; equal ones in the order in which they were suggested.
 
-    Of those that change the training, the ones whose change the cause implies come first, then the order in which the
-    diagnosis names the kinds decides. So it does where PyTorch has refused the statement, or it gave NaN
-    (``was_refused``): what it is meant to do is what the first of them says.
+    Among those that change the training, the ones whose change the cause implies come first, then the diagnosis's
+    order of kinds decides. That order also decides where PyTorch rejected the statement, or it returned NaN
+    (``was_refused``): the first kind then says what the statement is meant to do.
     """
     kinds = list(dict.fromkeys(one.fix.kind for one in tried))
     return sorted(tried, key=lambda one: _rank(one, kinds.index(one.fix.kind), was_refused))
@@ -393,10 +393,10 @@ def _rank(tried: Tried, named: int, was_refused: bool) -> tuple[object, ...]:
 
 
 def _standing(tried: Tried) -> tuple[int, bool]:
-    """How close to the training of the program as written, and whether it changes that as nobody meant."""
+    """The rank of the training's closeness to that of the program as written, and whether it changes it unasked."""
     verdict = tried.fix.verification.training
     is_preserved = tried.fix.meaning == "preserved"
-    # A fix that was not compared (no reference) may say that it preserves nothing.
+    # A fix that was not compared (no reference) may declare that it does not preserve the training.
     closeness = _VERDICTS.index(verdict) if verdict in _VERDICTS else 0 if is_preserved else len(_VERDICTS)
     return closeness, not is_preserved and not is_implied(tried.fix)
 

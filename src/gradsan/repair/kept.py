@@ -1,6 +1,6 @@
-"""Results of a search, kept as JSON for the next command, until a file that they rest on changes.
+"""Cache of search results, kept as JSON for the next command until a file that they depend on changes.
 
-It lies in the user's cache folder, one file for each program with its arguments: nothing is left beside the program.
+It is in the user's cache folder, one file for each program with its arguments: nothing is left beside the program.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CLASSES: Mapping[str, type] = {
 
 
 def keep(found: Found, target: tuple[str, str, Any], limits: Limits, language: str) -> None:
-    """Keep ``found`` for :func:`find_kept`; where it cannot be written, nothing is kept."""
+    """Keep ``found`` for :func:`find_kept`; nothing where it cannot be written."""
     file = _file(target, limits, language)
     files = {*found.files, *(path for patch in found.patches for path in patch.files)}
     content = {"files": {path: _content_of(path) for path in files}, "found": _plain(found)}
@@ -56,7 +56,7 @@ def keep(found: Found, target: tuple[str, str, Any], limits: Limits, language: s
 
 
 def find_kept(target: tuple[str, str, Any], limits: Limits, language: str) -> Found | None:
-    """What the last search for this program found; None where there was none, or a file or a setting has changed."""
+    """The result of the last search for this program; None where there was none, or a file or a setting has changed."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         file = _file(target, limits, language)
         if file.stat().st_uid == os.getuid() and time.time() - file.stat().st_mtime < _WEEK:
@@ -87,7 +87,7 @@ def _version_of(package: str) -> str:
 
 
 def _age() -> float:
-    """When gradsan itself was changed last."""
+    """The last modification time of gradsan itself."""
     return max(file.stat().st_mtime for file in Path(gradsan.__file__).parent.rglob("*.py"))
 
 

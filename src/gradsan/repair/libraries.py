@@ -1,4 +1,4 @@
-"""Code that is not the user's to edit, and candidates that cannot be run here."""
+"""Code outside the user's control, and candidates that cannot be run here."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def imported_files() -> list[str]:
 
 
 def own_files(files: Iterable[str | None]) -> tuple[str, ...]:
-    """Where those of ``files`` lie that are the user's own: of no package, not Python's and not gradsan's."""
+    """The paths of those ``files`` that are the user's own: of no installed package, not Python's and not gradsan's."""
     found = {_own_file(one) for one in files if one is not None and os.path.isabs(one)}  # noqa: PTH117
     return tuple(sorted(one for one in found if one is not None))
 
 
 @functools.cache
 def _own_file(file: str) -> str | None:
-    # Of some two thousand modules most need no walk through links.
+    # Most of some two thousand modules need no resolution of links.
     if _below_packages(file) is not None or file.startswith(_OWN_FOLDER):
         return None
     real = os.path.realpath(file)
@@ -51,13 +51,13 @@ def _own_file(file: str) -> str | None:
 
 
 def taking_part(faults: Iterable[Diagnosis]) -> tuple[str, ...]:
-    """The folders of the packages in whose code the faults' writes and saves happen, below the user's last frame."""
+    """The folders of the packages whose code does the faults' writes and saves, below the user's last frame."""
     frames = [frame for fault in faults for frame in _inner_frames(fault, ("saved", "written", "bridge"))]
     return tuple(dict.fromkeys(folder for frame in frames if (folder := _folder(frame.file)) is not None))
 
 
 def advice(fault: Diagnosis) -> tuple[Fix, ...]:
-    """For a write in an installed package: where it is, and what can be done without changing that package."""
+    """Advice for a write in an installed package: its location, and remedies that leave the package unchanged."""
     for frame in _inner_frames(fault, ("written",)):
         folder = _folder(frame.file)
         if folder is not None:
@@ -121,9 +121,9 @@ def _version(package: str) -> str:
 
 
 def untried(fault: Diagnosis, most: int, cwd: Path | None) -> Diagnosis:
-    """``fault`` with up to ``most`` fixes as diffs against the files on disk, of which nothing is claimed.
+    """``fault`` with up to ``most`` fixes as diffs against the files on disk, all of them untested.
 
-    Those that cannot be laid over the files are left as advice.
+    Those that do not apply to the files are left as advice.
     """
     shown: list[Fix] = []
     advice: list[Fix] = []
@@ -140,7 +140,7 @@ def untried(fault: Diagnosis, most: int, cwd: Path | None) -> Diagnosis:
 
 
 def why_untried(faults: Sequence[Diagnosis]) -> Message:
-    """Why no candidate was run for the last of ``faults``, and what a person can do."""
+    """The reason why no candidate was run for the last of ``faults``, and what the user can do."""
     fault = faults[-1]
     library = next((fix for fix in fault.fixes if fix.kind == "change_library"), None)
     if library is not None:

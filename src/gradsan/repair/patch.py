@@ -1,4 +1,4 @@
-"""Patches: a change of several files as new texts, its diff, the lines on disk, and writing it."""
+"""Patches: a change of several files as new texts, with its diff, line mapping to disk, and writing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gradsan.model import Diagnosis, Event, Frame, Label, Lines, Site
 
 
 class PatchError(ValueError):
-    """Changed lines that cannot be laid over the file."""
+    """Changed lines that do not apply to the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ class Patch:
         return b"".join(text.encode(encoding) for text, encoding in diffs)
 
     def line_before(self, file: str, line: int) -> tuple[int, bool]:
-        """The line of the file on disk that ``line`` of its new text comes from, and whether it reads the same.
+        """The line of the file on disk that ``line`` of its new text comes from, and whether both are equal.
 
-        Of a line that is new, the nearest.
+        For an added line, the nearest.
         """
         content = self.files.get(file)
         if content is None:
@@ -65,7 +65,7 @@ class Patch:
 
     @property
     def size(self) -> int:
-        """How many lines change, a line that becomes another counting once."""
+        """The number of changed lines; a replaced line counts once."""
         rows = [row for row in self.diff(None).split("\n") if row[:3] not in ("+++", "---")]
         return max(sum(row[:1] == "+" for row in rows), sum(row[:1] == "-" for row in rows))
 
@@ -88,7 +88,7 @@ def _changed(file: str, content: bytes | None, changes: Mapping[int, str]) -> by
         body = row.rstrip("\r\n")
         end = row[len(body) :] or "\n"
         if changes[number].strip():
-            # What is put before an empty line keeps that line.
+            # A line inserted before an empty line keeps that line.
             keeps_empty = not body and changes[number].endswith("\n")
             text = changes[number] if keeps_empty else changes[number].rstrip("\n")
             added = [f"{one}{end}" for one in text.split("\n")]
@@ -104,7 +104,7 @@ def _changed(file: str, content: bytes | None, changes: Mapping[int, str]) -> by
 
 
 def decoded(file: str, content: bytes) -> tuple[str, str]:
-    """The text of a Python file as its declaration or byte order mark says, and the encoding that gives it back.
+    """The text of a Python file by its encoding declaration or byte order mark, and the encoding for writing it.
 
     Raises:
         PatchError: where it is no text in that encoding.
@@ -124,7 +124,7 @@ def _split_like_python(text: str) -> list[str]:
 def _file_diff(file: str, content: bytes, cwd: Path | None) -> tuple[str, str]:
     before = Path(file).read_bytes()
     encoding = decoded(file, before)[1].replace("utf-8-sig", "utf-8")
-    # A byte order mark is part of the first line for whoever applies the diff.
+    # A byte order mark is part of the first line for tools that apply the diff.
     old, new = before.decode(encoding), content.decode(encoding)
     path = _shown(file, cwd)
     names = (path, path) if Path(path).is_absolute() else (f"a/{path}", f"b/{path}")
@@ -149,13 +149,13 @@ def _shown(file: str, cwd: Path | None) -> str:
 
 
 def dirty_files(patch: Patch) -> tuple[str, ...]:
-    """The files of ``patch`` that git knows and that have changes which are not committed. No git: none."""
+    """The files of ``patch`` that are tracked by git and have uncommitted changes; empty without git."""
     return tuple(file for file in patch.files if _is_dirty(file))
 
 
 @contextlib.contextmanager
 def apply_patch(patch: Patch) -> Iterator[None]:
-    """Write every file of ``patch``, each by one atomic replacement; put all back if the block raises.
+    """Write every file of ``patch``, each by one atomic replacement; restore all if the block raises.
 
     Raises:
         OSError: where a file cannot be written; then none has changed.
@@ -174,7 +174,7 @@ def apply_patch(patch: Patch) -> Iterator[None]:
 
 
 def _replace(file: str, content: bytes) -> None:
-    # A link stays a link: what it leads to is replaced.
+    # A link stays a link: its target is replaced.
     path = Path(os.path.realpath(file))
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -202,12 +202,12 @@ def _is_dirty(file: str) -> bool:
         )
     except OSError:
         return False
-    # Untracked files have nothing to go back to, which is no reason to ask.
+    # Untracked files have no version to restore, which is no reason to ask.
     return done.returncode == 0 and any(not row.startswith("??") for row in done.stdout.splitlines())
 
 
 def on_disk(diagnosis: Diagnosis, patch: Patch) -> Diagnosis:
-    """``diagnosis`` with every place moved to the line that it has without ``patch``."""
+    """``diagnosis`` with every frame moved to the line that it has without ``patch``."""
     if not patch.files:
         return diagnosis
 

@@ -49,7 +49,7 @@ _ALLOWANCES = {
 
 
 def reference_for(request: Request, faults: Sequence[Diagnosis]) -> Request:
-    """The request for the run whose gradients are right: healed, and with what PyTorch refuses carried out."""
+    """The request for the run with the correct gradients: healed, with statements that PyTorch rejects carried out."""
     allowances = {name for fault in faults for name in _ALLOWANCES.get(fault.cause, ())}
     for fault in faults:
         if fault.cause == "leaf_written":
@@ -63,19 +63,19 @@ def reference_for(request: Request, faults: Sequence[Diagnosis]) -> Request:
 
 
 def was_refused(fault: Diagnosis) -> bool:
-    """Whether there are no gradients of the program as it is written: PyTorch refused a statement, or they are NaN."""
+    """Whether the program as written has no gradients: PyTorch rejected a statement, or they are NaN."""
     return fault.cause == "leaf_written" or fault.nonfinite is not None
 
 
 def is_replayable(first: Trial, again: Trial) -> bool:
     """Whether both runs began the same backwards with the same losses, as far as healing cannot have changed them.
 
-    A run that was stopped for its time tells nothing against it.
+    A run that timed out is no evidence against it.
     """
     before, after = first.recording.begun, again.recording.begun
     if len(after) < len(before):
         return again.timed_out
-    # What a silent fault did to a gradient, healing undoes: from the first step on the losses may differ.
+    # Healing corrects the gradients of a silent fault: from the first step on the losses may differ.
     silent = any(one.silent for one in first.diagnoses)
     return all(
         math.isclose(one, other, rel_tol=_TOLERANCE, abs_tol=1e-12) or (math.isnan(one) and math.isnan(other))
@@ -99,7 +99,7 @@ _LEAST_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How far a search goes: optimizer steps and seconds of each run, candidates of a fault, faults of a program."""
+    """Limits of a search: optimizer steps and seconds per run, candidates per fault, faults per program."""
 
     steps: int = 20
     timeout: float = 300.0
@@ -110,13 +110,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a search found: the faults with their fixes as they were tried, best first.
+    """The result of a search: the faults with their fixes as tried, best first.
 
-    ``chosen`` are the fixes that brought the program further, one for each fault in order. ``patches`` are those of the
-    last fault whose program runs to its end, best first, in the order in which their fixes stand; each holds the chosen
-    fixes of the faults before it. ``exception`` is how the program fails as it stands, ``left`` how it still fails
-    after all that helped. ``is_incomplete`` says that it could not be run to its failure. ``lets_through``: somebody
-    agreed that trials do what no scratch layer holds. ``files`` are those of the user's that the program read.
+    ``chosen`` are the fixes that got the program further, one for each fault in order. ``patches`` are those of the
+    last fault whose program runs to its end, best first, in the order of their fixes; each contains the chosen fixes of
+    the faults before it. ``exception`` is how the original program fails, ``left`` how it still fails after all fixes
+    that helped. ``is_incomplete`` says that it could not be run to its failure. ``lets_through``: the user agreed that
+    trials may have effects outside of the scratch layer. ``files`` are the user's files that the program read.
     """
 
     diagnoses: tuple[Diagnosis, ...] = ()
@@ -134,8 +134,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """``request`` is what every trial of this search has in common; ``judge`` what its candidates are held against;
-    ``side_by_side`` how many trials may run at once."""
+    """A search: ``request`` is common to all its trials, up to ``side_by_side`` at once; ``judge`` compares them."""
 
     runner: Runner
     request: Request
@@ -146,7 +145,7 @@ class _Search:
     reference: Request
 
     def noise(self) -> frozenset[str]:
-        """What differs between two runs of the reference."""
+        """The differences between two runs of the reference."""
         return frozenset(self.judge.training(self.runner.run(self.reference)).differs_in)
 
 
@@ -158,11 +157,11 @@ def find_fixes(
     cwd: Path | None,
     agree: Agree = lambda _: False,
 ) -> Found:
-    """Run the program, then what may mend it, until it runs or no candidate brings it further.
+    """Run the program, then candidate fixes, until it runs or no candidate gets it further.
 
-    Of a job of several ranks, the program alone is run: each rank would search by what it has found itself.
-    ``progress`` is called with what is being run; ``say`` puts a Message into words of the report. ``agree`` is asked
-    whether every trial may do what cannot be kept in a scratch layer: write such a file, start such a process.
+    For a job of several ranks, the program alone is run: each rank would search by its own findings.
+    ``progress`` is called with the name of each run; ``say`` renders a Message in the words of the report. ``agree`` is
+    asked whether every trial may do what cannot be kept in a scratch layer: write such a file, start such a process.
     """
     with Runner(_target(target)) as runner:
         request = _request(target, limits)
@@ -177,16 +176,16 @@ def find_fixes(
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """The first run of a program, and whether somebody agreed that runs do what no scratch layer holds."""
+    """The first run of a program, and whether the user agreed to effects outside of the scratch layer."""
 
     trial: Trial
     lets_through: bool
 
 
 def run_first(runner: Runner, request: Request, cwd: Path | None, agree: Agree) -> First | Message:
-    """Run ``request``, and again where it does what no scratch layer holds and ``agree`` says that it may.
+    """Run ``request``; if it needs effects outside of the scratch layer, again if ``agree`` allows them.
 
-    The question, where it may not.
+    The question, where it does not.
     """
     trial = runner.run(request)
     if trial.uncovered is None:
@@ -241,7 +240,7 @@ def _find(
             output=current.output,
         )
     progress(Message("fix.running_healed"))
-    # As long as the plain program ran to its failure, and three rounds beyond it in any case.
+    # As long as the unchanged program ran until its failure, and three rounds beyond it in any case.
     past, seconds = len(current.recording.begun), max(_LEAST_SECONDS, current.seconds)
     is_once = any(fault.cause == "graph_built_once" for fault in faults_of(current))
     request = replace(request, past=past, enough_seconds=seconds if limits.steps else 0.0, hears_calls=is_once)
@@ -281,22 +280,22 @@ def _find(
 
 
 def _may_show_more(trial: Trial, limits: Limits) -> bool:
-    """Whether a program without a fault was ended early, and a run of many more steps would not take long.
+    """Whether a program without a fault was ended early, and a run of many more steps would be short.
 
-    What trains nothing, as a scheduler of an old optimizer, shows only after many rounds.
+    Objects that train nothing, such as a scheduler of a replaced optimizer, are detected only after many rounds.
     """
     is_short = trial.seconds * _FURTHER < limits.timeout / _TRIALS
     return trial.is_answered and trial.recording.was_ended and not faults_of(trial) and is_short
 
 
 def _has_only_values(trial: Trial) -> bool:
-    """Whether all that is wrong is a value that is not finite, so that a search may find where it came from."""
+    """Whether the only fault is a nonfinite value, so that a search may find its origin."""
     is_noticed = all(fault.nonfinite is not None for fault in faults_of(trial))
     return trial.is_answered and not trial.timed_out and is_noticed and is_nonfinite(trial)
 
 
 def _as_far_as(healed: Trial, request: Request) -> Request:
-    """``request`` for candidates: to the step at which the reference was ended, or to the program's own end."""
+    """``request`` for candidates: up to the step at which the reference was ended, or to the program's own end."""
     recording = healed.recording
     if recording.was_ended:
         return replace(request, until=tuple(Counter(one.key for one in recording.steps).items()))
@@ -312,9 +311,9 @@ def _kept_aside(files: Sequence[str], cwd: Path | None) -> Message:
 def runs_well(
     target: Target, limits: Limits, *, lets_through: bool = False, ends_by: tuple[str, str] | None = None
 ) -> bool:
-    """Whether the program as it lies on disk ends within the limits, without a fault, and by no exception but one.
+    """Whether the program on disk ends within the limits, without a fault, and with no exception but one.
 
-    ``ends_by`` is the exception that ends the healed program, too.
+    ``ends_by`` is the exception that also ends the healed program.
     """
     with Runner(_target(target), is_warm=False) as runner:
         trial = runner.run(replace(_request(target, limits), lets_through=lets_through))
@@ -338,7 +337,7 @@ def _request(target: Target, limits: Limits) -> Request:
 
 
 def _try_all(search: _Search, fault: Diagnosis, patch: Patch, before: Trial) -> tuple[list[Tried], list[Fix]]:
-    """Run every candidate that has lines; the other fixes come back as advice."""
+    """Run every candidate that has lines; the other fixes are returned as advice."""
     candidates: list[tuple[Fix, Patch]] = []
     advice: list[Fix] = []
     contents: set[tuple[tuple[str, bytes], ...]] = set()
@@ -370,7 +369,7 @@ def _try_all(search: _Search, fault: Diagnosis, patch: Patch, before: Trial) -> 
 
 
 def _unrecorded(fault: Diagnosis) -> Message | None:
-    """How the diagnosis tells a change that leaves a write or a gradient without a graph; None where none does."""
+    """The diagnosis's message about a fix that leaves a write or a gradient without a graph; None without one."""
     hows = (fix.how_changed for fix in fault.fixes if fix.how_changed is not None)
     return next((how for how in hows if how.key in (LEFT_CONSTANT, LEFT_UNRECORDED)), None)
 

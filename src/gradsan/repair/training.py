@@ -1,4 +1,4 @@
-"""Two runs held against each other beyond their gradients: parameters, kept values, draws, what is printed."""
+"""Comparison of two runs beyond their gradients: parameters, kept values, random draws, printed numbers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _MOST_NAMES = 8
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """In what a candidate's training differs from that of the healed original; names are expressions of the program.
+    """The differences of a candidate's training from that of the healed original; names are expressions of the program.
 
     ``frozen``: changes in the original and no longer in the candidate, and lives on in the next round. ``kept``: is
-    kept from round to round, and differs. ``passing``: differs, and is a local variable, or what a layer counts by
-    itself. ``drawn``: drawn more often. ``overwritten``: holds a gradient by reference that a later backward writes
-    into. ``numbers``: of ``loss``, ``random numbers`` and ``printed numbers`` those that differ. ``parameters``:
+    kept from round to round, and differs. ``passing``: differs, and is a local variable, or a layer's own
+    counter. ``drawn``: drawn more often. ``overwritten``: holds a gradient by reference that a later backward writes
+    into. ``numbers``: those of ``loss``, ``random numbers`` and ``printed numbers`` that differ. ``parameters``:
     whether they do after any step.
     """
 
@@ -38,13 +38,13 @@ class Training:
 
     @property
     def differs_in(self) -> tuple[str, ...]:
-        """All of it by name, what matters most first."""
+        """All differences by name, the most important first."""
         parameters = ("parameters",) if self.parameters else ()
         names = (*parameters, *self.kept, *self.frozen, *self.numbers, *self.drawn, *self.passing)
         return tuple(dict.fromkeys(names))
 
     def without(self, noise: frozenset[str]) -> Training:
-        """The same without what differs between two runs of the original, too."""
+        """The same without the differences that two runs of the original have, too."""
 
         def rest(names: tuple[str, ...]) -> tuple[str, ...]:
             return tuple(name for name in names if name not in noise)
@@ -61,22 +61,22 @@ class Training:
 
 
 def compare_trainings(reference: Recording, candidate: Recording, printed: tuple[str, str] = ("", "")) -> Training:
-    """Hold ``candidate`` against ``reference``, and what they ``printed``, where both have come equally far."""
+    """Compare ``candidate`` with ``reference``, and their ``printed`` output, where both have got equally far."""
     frozen: list[str] = []
     kept: list[str] = []
     passing: list[str] = []
     drawn: set[str] = set()
     numbers: list[str] = []
     pairs = list(_together(reference, candidate))
-    # Within a round the same may be written sooner or later; at the end all of it has been.
+    # Within a round the same writes may happen earlier or later; at its end all are done.
     at_end = frozenset(pairs[-1][0].values) & frozenset(pairs[-1][1].values) if _have_ended(pairs) else frozenset()
-    # What a program without rounds holds at its end goes on nowhere: a difference is told, and costs nothing.
+    # The final values of a program without rounds are not used again: a difference is reported, and costs nothing.
     has_rounds = sum(not right.is_end for right, _ in pairs) > 1
     parameters = _parameters_differ(reference, candidate)
-    # What is the same after every step may be written before a backward or behind it.
+    # Values that are equal after every step may be written before or after a backward.
     stepped = set() if parameters else {value.memory for one in reference.parameters for value in one.values} - {0}
     for position, (right, tried) in enumerate(pairs):
-        # Where a round has fewer steps than it had, only the end is the same place in both.
+        # Where a round has fewer steps than before, only the end corresponds in both.
         if right.is_end or (not _have_ended(pairs) and right.begun == tried.begun):
             drawn.update(kind for kind, many in tried.drawn.items() if many > right.drawn.get(kind, 0))
             if right.random != tried.random:
@@ -111,7 +111,7 @@ def compare_trainings(reference: Recording, candidate: Recording, printed: tuple
 
 
 def _together(reference: Recording, candidate: Recording) -> Iterator[tuple[Moment, Moment]]:
-    """The moments at which every optimizer has made as many steps in both; without optimizers, the n-th backwards."""
+    """The moments at which every optimizer has made equally many steps in both; else the n-th backwards."""
     others = {(one.steps, one.ordinal): one for one in candidate.moments if not one.is_end}
     mine = [one for one in reference.moments if not one.is_end]
     has_steps = bool(reference.steps or candidate.steps)
@@ -123,7 +123,7 @@ def _together(reference: Recording, candidate: Recording) -> Iterator[tuple[Mome
     ends = [next((one for one in run.moments if one.is_end), None) for run in (reference, candidate)]
     if ends[0] is None or ends[1] is None:
         return
-    # Where the limit has ended a run, its end is a place like any other.
+    # Where the limit has ended a run, its end is an arbitrary position.
     if not (reference.was_ended or candidate.was_ended) or ends[0].steps == ends[1].steps:
         yield ends[0], ends[1]
 
@@ -133,13 +133,13 @@ def _have_ended(pairs: list[tuple[Moment, Moment]]) -> bool:
 
 
 def _comes_later(name: str, value: Value, before: list[tuple[Moment, Moment]]) -> bool:
-    """Whether ``value`` is what the original had a moment ago: it may catch up within the round."""
+    """Whether ``value`` is the original's of a moment ago: it may catch up within the round."""
     earlier = before[-1][0].values.get(name) if before else None
     return earlier is not None and _alike(earlier, value, len(before))
 
 
 def _is_kept(name: str, value: Value, moments: Sequence[Moment]) -> bool:
-    """Whether it is what a round leaves to the next one: an attribute, an element, a count, memory that stays.
+    """Whether it is carried into the next round: an attribute, an element, a count, persistent memory.
 
     Not the statistics that a layer gathers by itself.
     """
@@ -150,7 +150,7 @@ def _is_kept(name: str, value: Value, moments: Sequence[Moment]) -> bool:
 
 
 def _is_setting(name: str, *runs: Recording) -> bool:
-    """Whether it is a flag of an object that neither run changes (``inplace``): text of the program, no training."""
+    """Whether it is an object's flag that neither run changes (``inplace``): text of the program, not training."""
     values = [one.values[name] for run in runs for one in run.moments if name in one.values]
     return (
         "." in name
@@ -218,7 +218,7 @@ def _near(first: tuple[float, ...], second: tuple[float, ...], dtype: str) -> bo
 
 
 def _print_others(right: str, tried: str, *, either_ended: bool) -> bool:
-    """Whether other numbers are printed; of a run that was not let run to its end, among those that it printed."""
+    """Whether the printed numbers differ; for a run that was stopped before its end, among those that it printed."""
     first, second = _NUMBER.findall(right), _NUMBER.findall(tried)
     if not either_ended and len(first) != len(second):
         return True
@@ -230,12 +230,12 @@ def _reads_alike(first: str, second: str) -> bool:
         return True
     if not any(mark in first + second for mark in ".eE"):
         return False
-    # The last digit that is shown may be rounded the other way.
+    # The last printed digit may be rounded the other way.
     digits = len(first.partition(".")[2].split("e")[0].split("E")[0])
     unit = 10.0**-digits if "e" not in first.lower() else 0.0
     return math.isclose(float(first), float(second), rel_tol=1e-5, abs_tol=1.01 * unit)
 
 
 def _shown(names: list[str]) -> tuple[str, ...]:
-    """Expressions as the program has them, without the functions that they are found in."""
+    """Expressions as the program has them, without the functions that contain them."""
     return tuple(dict.fromkeys(name.partition(": ")[2] for name in names))[:_MOST_NAMES]

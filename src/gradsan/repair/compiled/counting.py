@@ -1,4 +1,4 @@
-"""Count of roundings in a run of operations, and the tolerance that follows from dtypes and sizes of reductions."""
+"""Rounding errors counted over a run's operations, and the tolerance that follows from dtypes and reduction sizes."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ def squared_error(dtype: str, terms: float) -> float:
     """The square of the relative error of one operation whose longest sum has ``terms`` terms.
 
     A sum of n terms in floating point has a relative error of at most ``n u`` (Higham, Accuracy and Stability of
-    Numerical Algorithms, 2nd edition, section 4.2), and with roundings that are independent of each other of
-    ``lambda sqrt(n) u`` with a probability that lambda decides (Higham and Mary, A New Approach to Probabilistic
-    Rounding Error Analysis, SIAM J. Sci. Comput. 41(5), 2019, theorem 2.4). ``u`` is the unit roundoff of what is
-    summed in, which is float32 for the half types; the result is rounded once to its own dtype.
+    Numerical Algorithms, 2nd edition, section 4.2), and with independent roundings of
+    ``lambda sqrt(n) u`` with a probability that depends on lambda (Higham and Mary, A New Approach to Probabilistic
+    Rounding Error Analysis, SIAM J. Sci. Comput. 41(5), 2019, theorem 2.4). ``u`` is the unit roundoff of the
+    accumulator's dtype, which is float32 for the half types; the result is rounded once to its own dtype.
     """
     own, summed = UNITS.get(dtype, 0.0), UNITS.get(_SUMMED_IN.get(dtype, dtype), 0.0)
     return own**2 + max(terms, 1.0) * summed**2
 
 
 def tolerance(squared_errors: float, dtype: str, position: int = 0) -> float:
-    """Relative difference (Euclidean norm) that is rounding, in the round ``position`` (from 0).
+    """Relative difference (Euclidean norm) that rounding explains, in the round ``position`` (from 0).
 
     ``squared_errors`` is the sum of :func:`squared_error` over the operations of a round, ``dtype`` the coarsest of
     them. Errors of independent operations add up by their squares; there are two computations, each with its own, and
-    lambda is 4. Every round begins with what the rounds before it have left, so as much is allowed once more.
+    lambda is 4. Every round starts from the errors of the rounds before it, so as much is allowed once more.
     """
     allowed = _LAMBDA * math.sqrt(2.0 * squared_errors)
     return max(allowed, _LEAST * UNITS.get(dtype, UNITS["float32"])) * (1 + position)
@@ -51,14 +51,14 @@ _CONTRACTIONS = ("mm", "bmm", "addmm", "baddbmm", "convolution", "attention", "l
 
 
 class Counting(TorchDispatchMode):
-    """As long as it is entered; run forward only, the backward is inferred.
+    """Dispatch mode that counts the rounding errors of a forward; the backward's are inferred.
 
     ``squared_errors`` as :func:`rounding.tolerance` takes them, ``coarsest`` the coarsest dtype, ``draws`` the
     operations that draw random numbers.
     """
 
     def __init__(self) -> None:
-        """Nothing has run."""
+        """Start with nothing counted."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.squared_errors = 0.0
         self.coarsest = ""
@@ -67,7 +67,7 @@ class Counting(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run ``func``, and count it."""
+        """Run ``func``, and count its errors."""
         given = dict(kwargs or {})
         result = func(*args, **given)
         if torch.Tag.nondeterministic_seeded in func.tags:

@@ -1,7 +1,7 @@
-"""Examination of compiled graphs: each compared by itself with eager code, and the first that differs made small.
+"""Examination of compiled graphs: each compared by itself with eager code, and the first that differs minimized.
 
-Parts of a graph are compiled anew and get the values that eager code computes up to them. So the part that differs is
-found by halving, at the borders of modules first, and needs nothing of the program's.
+Parts of a graph are compiled anew with the values that eager code computes for their inputs. So the differing part is
+found by bisection, at module boundaries first, and needs nothing of the program.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _AOT = "aot_eager"
 
 
 def examine(graphs: Sequence[KeptGraph], asked: Compiling, left: int) -> Examined:
-    """Compare each of ``graphs`` as its backend has compiled it; ``left`` were not kept."""
+    """Compare each of ``graphs`` as compiled by its backend; ``left`` were not kept."""
     ends_at = time.monotonic() + asked.seconds
     compared = 0
     for graph in graphs:
@@ -37,7 +37,7 @@ def examine(graphs: Sequence[KeptGraph], asked: Compiling, left: int) -> Examine
         try:
             fragment = _looked_at(graph, asked, ends_at)
         except Exception:
-            # A graph may not run by itself: it may need what its first call found, or hold what cannot be copied.
+            # A graph may not run alone: it may need the state of its first call, or hold values that cannot be copied.
             left += 1
             continue
         compared += bool(graph.calls)
@@ -81,7 +81,7 @@ def _unnoticed(graph: KeptGraph, call: Call, whole: Any, allowed: float, ends_at
 
 
 def _gap_after_write(run: Any, call: Call, right: Any, position: int) -> Gap | None:
-    """How far the gradients are from ``right`` with an argument overwritten in between; None where that is noticed."""
+    """The gap between ``right`` and the gradients after a write to an argument; None if backward detects the write."""
 
     def overwrite(given: tuple[Any, ...]) -> None:
         given[position].add_(1.0)
@@ -93,7 +93,7 @@ def _gap_after_write(run: Any, call: Call, right: Any, position: int) -> Gap | N
 
 
 class _Differing:
-    """Whether a part that is compiled computes something else than eager code."""
+    """Test whether a compiled part computes something else than eager code."""
 
     def __init__(self, parts: Parts, backend: Any) -> None:
         self.parts, self.backend = parts, backend
@@ -105,20 +105,20 @@ class _Differing:
         return False
 
     def gap_of(self, part: Part, backend: Any) -> Gap:
-        """How far what ``backend`` makes of a part is from eager code."""
+        """The gap between a part compiled by ``backend`` and eager code."""
         right = ran(fx.Interpreter(part.module).run, part.call)
         return gap(right, ran(_compiled(part, backend), part.call))
 
 
 class _Unnoticed(_Differing):
-    """Whether a part that is compiled does not notice that ``node``, one of its arguments, is overwritten."""
+    """Test whether a compiled part does not notice that ``node``, one of its arguments, is overwritten."""
 
     def __init__(self, parts: Parts, backend: Any, node: fx.Node) -> None:
         super().__init__(parts, backend)
         self.node = node
 
     def gap_of(self, part: Part, backend: Any) -> Gap:
-        """How far its gradients are from those without the write."""
+        """The gap between its gradients with and without the write."""
         right = ran(fx.Interpreter(part.module).run, part.call)
         position = part.inputs.index(self.node)
         return _gap_after_write(_compiled(part, backend), part.call, right, position) or Gap(0.0, True)
@@ -130,7 +130,7 @@ def _compiled(part: Part, backend: Any) -> Any:
 
 
 def _smallest(parts: Parts, test: Callable[[int, int], bool], ends_at: float) -> tuple[int, int] | None:
-    """The smallest part found for which ``test`` holds; None where it does not hold for all of it, compiled anew."""
+    """The smallest part found for which ``test`` holds; None if it does not hold for the whole graph, compiled anew."""
     start, end = 0, len(parts.calls)
     if not test(start, end):
         return None

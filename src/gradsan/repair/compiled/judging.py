@@ -1,4 +1,4 @@
-"""Losses and gradients of a compiled run held against those of eager code, one by one, and the result as plain data."""
+"""Comparison of the losses and gradients of a compiled and an eager run, one by one, with the result as plain data."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _SHOWN_IN_JSON = 100
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """How compiled code stands to eager code.
+    """The result of comparing compiled code with eager code.
 
-    ``doubts`` are what a reader must know besides: random numbers, autocast, rounding that grows. ``reasons`` say why
-    nothing was compared, or what one of both did and the other did not. ``stage`` is where the difference arises:
-    ``fragment`` in a graph, ``write`` by a write that the graph does not notice, ``tracing`` before a backend is asked,
-    ``left_out`` in one function, ``together`` only in the whole program. ``findings`` are those of the compiled run
-    that eager code has not, or the other way round. ``output`` is what the program said, where it did not come to run.
+    ``doubts`` are caveats for the reader: random numbers, autocast, rounding that grows. ``reasons`` say why nothing
+    was compared, or what only one of the two runs did. ``stage`` is where the difference arises: ``fragment`` in a
+    graph, ``write`` by a write that the graph does not notice, ``tracing`` before a backend is called, ``left_out`` in
+    one function, ``together`` only in the whole program. ``findings`` are those of only one of the two runs. ``output``
+    is the program's output, where it failed to start.
     """
 
     verdict: Verdict
@@ -51,7 +51,7 @@ class Compared:
     output: str = ""
 
     def as_json(self, say: Any) -> dict[str, Any]:
-        """For ``json.dumps``: numbers that are not finite as None, sentences by ``say``."""
+        """The object for ``json.dumps``: numbers that are not finite as None, sentences by ``say``."""
         fragment = None
         if self.fragment is not None:
             fragment = {key: one for key, one in asdict(self.fragment).items() if key not in ("program", "inputs")}
@@ -96,8 +96,8 @@ _SHARE_OF_ALL = 1 / 32
 class Difference:
     """A loss or the gradient of a parameter that differs, in a round counted from 1.
 
-    ``size`` is relative, ``allowed`` what rounding may do; ``eager`` and ``compiled`` are the losses, or the norms of
-    the gradients, None for a gradient that there is not.
+    ``size`` is relative, ``allowed`` the limit of rounding; ``eager`` and ``compiled`` are the losses, or the norms of
+    the gradients, None for a missing gradient.
     """
 
     what: Literal["loss", "gradient"]
@@ -111,7 +111,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What was compared: numbers of it, the largest relative difference, and all that is more than rounding."""
+    """The number of compared values, the largest relative difference, and all differences beyond rounding."""
 
     losses: int
     gradients: int
@@ -122,7 +122,7 @@ class Judged:
     found: tuple[Difference, ...]
 
     def beyond(self, noise: Mapping[tuple[str, str, int], float], factor: float) -> tuple[Difference, ...]:
-        """Of what was found, that which is more than ``factor`` times the ``noise`` of the same number."""
+        """The differences found that exceed ``factor`` times the ``noise`` of the same number."""
         return tuple(
             one for one in self.found if not one.size <= factor * noise.get((one.what, one.name, one.round), 0.0)
         )
@@ -136,8 +136,8 @@ def judged(
 ) -> Judged:
     """Compare losses at each backward, and gradients at each step (where one run has none, after each backward).
 
-    ``names`` are those of parameters by the key of their optimizer, or the label of a leaf; ``tolerance`` gives what is
-    allowed in a round counted from 0.
+    ``names`` are those of parameters by the key of their optimizer, or the label of a leaf; ``tolerance`` returns the
+    allowed difference in a round counted from 0.
     """
     found: list[Difference] = []
     largest, rounds = 0.0, 0
@@ -182,7 +182,7 @@ def judged(
 def sizes(
     eager: Recording, other: Recording, names: Mapping[str, tuple[str, ...]]
 ) -> dict[tuple[str, str, int], float]:
-    """How far each loss and gradient of another eager run is from those of the first; the largest of its round.
+    """The difference of each loss and gradient between two eager runs; for each number the largest of its round.
 
     Rounding that reaches one gradient of a round reaches others of it, too.
     """

@@ -1,4 +1,4 @@
-"""Parts of a traced graph: neighbouring calls as a graph of their own, with the values that eager code gives them."""
+"""Parts of a traced graph: neighbouring calls as a graph of their own, with input values computed by eager code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ENTERS, _LEAVES, _SETS = "_enter_autocast", "_exit_autocast", "_set_grad_enable
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """``module`` takes the values of the nodes ``inputs`` of the whole graph; ``call`` holds these."""
+    """A part as a module: ``module`` takes the values of the whole graph's nodes ``inputs``, which ``call`` holds."""
 
     module: Any
     inputs: tuple[fx.Node, ...]
@@ -30,23 +30,23 @@ class Parts:
     """The parts of ``module`` as it runs with the arguments of ``call``."""
 
     def __init__(self, module: Any, call: Call) -> None:
-        """``calls`` are the operations in order."""
+        """Collect ``calls``, the operations in order."""
         self.module, self.call = module, call
         self.calls: list[fx.Node] = [node for node in module.graph.nodes if node.op.startswith("call_")]
 
     def placeholders(self) -> list[fx.Node]:
-        """What stands for the arguments."""
+        """The placeholder nodes of the arguments."""
         return [node for node in self.module.graph.nodes if node.op == "placeholder"]
 
     def border(self, start: int, end: int) -> int:
-        """A position between the two, near their middle, if there is one where one module ends and another begins."""
+        """A position between the two, near their middle; at a module boundary if there is one."""
         middle, reach = (start + end) // 2, (end - start) // 4
         paths = {at: layer_of(self.calls[at])[0].split(".") for at in range(max(start, middle - reach - 1), end)}
 
         def shared(at: int) -> tuple[int, int]:
             before, after = paths[at - 1], paths[at]
             same = next((n for n, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), None)
-            # Where no module ends, the deepest border there is.
+            # Where no module ends, the deepest boundary available.
             depth = 1_000 if same is None and len(before) == len(after) else same or min(len(before), len(after))
             return depth, abs(at - middle)
 
@@ -58,7 +58,7 @@ class Parts:
     def part(self, start: int, end: int) -> Part:
         """The calls from ``start`` up to ``end``.
 
-        Raises whatever the calls before it do when they are run.
+        Raises any exception of the calls before it when they are run.
         """
         inner = self.calls[start:end]
         inside, order = set(inner), {node: at for at, node in enumerate(self.module.graph.nodes)}
@@ -93,7 +93,7 @@ class Parts:
         return torch.is_tensor(self._known[node]) if node in self._known else False
 
     def _values(self, first: fx.Node, wanted: tuple[fx.Node, ...]) -> dict[fx.Node, Any]:
-        """What ``wanted`` are right before ``first`` is run, copied; and of which calls a tensor comes, for later."""
+        """Copies of the values of ``wanted`` right before ``first`` is run."""
         given, _ = self.call.fresh()
         run = fx.Interpreter(self.module, garbage_collect_values=False)
         run.args_iter = iter(given)
@@ -115,7 +115,7 @@ class Parts:
     def _with(self, env: dict[fx.Node, Any], inputs: tuple[fx.Node, ...]) -> Call:
         kept = self._kept
         assert len(kept.arguments) == len(inputs) == len(env)
-        # Results of operations are arguments like any other here, so gradients of all that need one are compared.
+        # Results of operations are arguments here, so the gradients of all that require one are compared.
         return Call(
             kept.arguments,
             kept.needs_grad,
@@ -127,7 +127,7 @@ class Parts:
 
 
 def layer_of(node: fx.Node) -> tuple[str, str]:
-    """Path and class of the module that an operation was traced in; both empty where there is none."""
+    """Path and class of the module in which an operation was traced; both empty where there is none."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     if not stack:
         return "", ""
@@ -135,12 +135,12 @@ def layer_of(node: fx.Node) -> tuple[str, str]:
     name = kind.rpartition(".")[2] if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
     path = re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", re.sub(r"^[LG]\[['\"](\w+)['\"]\]", r"\1", str(path)))
     path = re.sub(r"\.(_modules|_orig_mod)(?=\.|$)", "", path)
-    # ``fn`` is what torch calls a module that is compiled as a whole.
+    # ``fn`` is torch's name for a module that is compiled as a whole.
     return re.sub(r"^(self|fn)(\.|$)", "", path), name
 
 
 def _opened(calls: list[fx.Node]) -> list[fx.Node]:
-    """The calls among ``calls`` that enter a mode which none of them leaves."""
+    """The calls among ``calls`` that enter a mode without leaving it."""
     found: list[fx.Node] = []
     for node in calls:
         if called(node) == _ENTERS:

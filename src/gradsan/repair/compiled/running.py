@@ -1,4 +1,4 @@
-"""Process of a run that is compared: how it is compiled, and what is kept of its compiled graphs."""
+"""Compilation in the process of a compared run: the backend, and the record of its compiled graphs."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _RESUMED = "torch_dynamo_resume_in_"
 
 
 class CompiledRun:
-    """Started when the program imports torch; ``graphs`` are kept where they are to be examined."""
+    """Hook of torch.compile, started when the program imports torch; ``graphs`` are kept if they are to be examined."""
 
     def __init__(self, asked: Compiling) -> None:
-        """Nothing was compiled yet."""
+        """Start with nothing compiled."""
         self.asked = asked
         self.graphs: list[KeptGraph] = []
         self.left = 0
@@ -42,7 +42,7 @@ class CompiledRun:
         self._generator: Any = None
 
     def start(self) -> None:
-        """From now on code is compiled as it was asked for."""
+        """Compile code as requested from now on."""
         if self.asked.backend == "none":
             torch.compiler.set_stance("force_eager")
         else:
@@ -55,11 +55,11 @@ class CompiledRun:
             torch.nn.modules.module.register_module_forward_pre_hook(self._perturb)
 
     def told(self, names: dict[str, tuple[str, ...]]) -> Compiled:
-        """What is known of the compiled graphs when the program has ended."""
+        """The record of the compiled graphs when the program has ended."""
         counting = Counting()
         with unseen():
             for traced in TRACED.latest():
-                # Whatever a graph holds, it may not work without data.
+                # Some graphs do not run without data.
                 with contextlib.suppress(Exception):
                     run_without_data(traced, counting)
         return Compiled(
@@ -136,7 +136,7 @@ class CompiledRun:
 
 
 def _title(function: Function, module: Any) -> str:
-    """What a person calls a compiled function; the class of the outermost module where it is torch's own."""
+    """The display name of a compiled function; the class of the outermost module for torch's own functions."""
     file, name = function
     if is_user_file(file):
         return name.removeprefix(_RESUMED).rpartition("_at_")[0] if name.startswith(_RESUMED) else name

@@ -1,4 +1,4 @@
-"""Comparison of a program as it is compiled with the same program as eager code, each in a process of its own."""
+"""Comparison of a program as compiled with the same program as eager code, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LONGEST = 160
 
 @dataclass(frozen=True, slots=True)
 class CompareLimits:
-    """``rounds`` of training, seconds that each run may take, and seconds for the search for what differs."""
+    """Limits of a comparison: ``rounds`` of training, seconds per run, and seconds to search for the difference."""
 
     rounds: int = 3
     timeout: float = 600.0
@@ -39,9 +39,9 @@ class CompareLimits:
 def compare_program(
     target: Target, limits: CompareLimits, progress: Progress, cwd: Path | None, agree: Agree = lambda _: False
 ) -> Compared:
-    """Run the first rounds of the program as eager code and as it is compiled, from the same beginning, and compare.
+    """Run the first rounds of the program as eager code and as compiled, from the same initial state, and compare.
 
-    ``progress`` is called with what is being run, ``agree`` asked as in ``find_fixes``.
+    ``progress`` is called with the name of each run, ``agree`` asked as in ``find_fixes``.
     """
     rank = rank_of(os.environ)
     if rank is not None:
@@ -70,7 +70,7 @@ class _Comparison:
         self.noise: Mapping[tuple[str, str, int], float] = {}
 
     def result(self) -> Compared:
-        """All of it."""
+        """Run the whole comparison and return its result."""
         self.progress(Message("compare.running_eager", {"count": self.limits.rounds}))
         eager = run_first(self.runner, self._asked(Compiling("none")), self.cwd, self.agree)
         if isinstance(eager, Message):
@@ -79,7 +79,7 @@ class _Comparison:
         if (problem := self._not_run(eager.trial)) is not None:
             return problem
         self.eager = eager.trial
-        # A run that was stopped by an error may go on further when it is compiled.
+        # A run that was stopped by an error may get further when compiled.
         has_ended_well = self.eager.recording.exception is None
         self.backwards = len(self.eager.recording.begun) if has_ended_well else 0
         self.progress(Message("compare.running_compiled"))
@@ -96,7 +96,7 @@ class _Comparison:
         findings = _findings(self.eager, plain)
         mode = self.request.mode
         if self.eager.recording.exception is not None and len(plain.recording.begun) > len(self.eager.recording.losses):
-            # What stops eager code is healed: the values that were saved are those of the right gradient.
+            # Errors that stop eager code are healed: the saved values are those of the correct gradient.
             self.progress(Message("compare.running_healed"))
             self.request = replace(self.request, mode="heal")
             self.eager = self._run(Compiling("none"))
@@ -173,7 +173,7 @@ class _Comparison:
         return bool(self._judged(trial).beyond(self.noise, _OF_NOISE)) or trial.recording.exception is not None
 
     def _listen_to_noise(self, mode: str) -> bool:
-        """See how far rounding is carried; whether two runs of eager code compute the same at all."""
+        """Measure how rounding grows, and whether two runs of eager code compute the same at all."""
         self.progress(Message("compare.running_again"))
         assert mode in ("watch", "heal")
         request = replace(self.request, mode="heal" if mode == "heal" else "watch")
@@ -201,7 +201,7 @@ class _Comparison:
 
     def _asked(self, asked: Compiling, request: Request | None = None) -> Request:
         whole = replace(asked, rounds=self.limits.rounds, backwards=self.backwards)
-        # What an examination takes comes on top of the run.
+        # An examination takes time on top of the run.
         more = self.limits.seconds * 2 if asked.examines else 0.0
         given = self.request if request is None else request
         return replace(given, compiling=whole, timeout=given.timeout + more)
@@ -219,7 +219,7 @@ class _Comparison:
         return Compared("not_run", reasons=(reason,), output=trial.output)
 
     def _ends(self, eager: Trial, plain: Trial) -> list[Message]:
-        """What one of both ends by and the other does not."""
+        """The exception that ends only one of the two runs, as a message."""
         kinds = [None if one.recording.exception is None else one.recording.exception[0] for one in (eager, plain)]
         if kinds[0] == kinds[1]:
             return []
@@ -243,7 +243,7 @@ class _Comparison:
         return tuple(told)
 
     def _draw_others(self, plain: Trial) -> bool:
-        """Whether the random generator stands elsewhere after as many backwards."""
+        """Whether the random generator's state differs after equally many backwards."""
         mine = {one.begun: one.random.get("torch") for one in self.eager.recording.moments if not one.is_end}
         return any(
             mine.get(one.begun, one.random.get("torch")) != one.random.get("torch")
@@ -253,7 +253,7 @@ class _Comparison:
 
 
 def _findings(eager: Trial, plain: Trial) -> tuple[Diagnosis, ...]:
-    """What was found in one of both runs alone, errors first."""
+    """The findings of only one of the two runs, errors first."""
     known = [{(one.code, one.cause) for one in trial.diagnoses} for trial in (eager, plain)]
     found = [one for one in plain.diagnoses if (one.code, one.cause) not in known[0]]
     return (*found, *(one for one in eager.diagnoses if (one.code, one.cause) not in known[1] and not found))

@@ -1,4 +1,4 @@
-"""Arguments of a compiled graph kept aside, made afresh for another call, and results of two calls held together."""
+"""Arguments of a compiled graph, kept and recreated for further calls, and comparison of the results of two calls."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Call:
 
     @classmethod
     def of(cls, arguments: tuple[Any, ...]) -> Call | None:
-        """None for arguments that are not plain tensors in memory, or numbers."""
+        """The call with copies of ``arguments``; None for arguments other than plain strided tensors and numbers."""
         found = list(_torch.tensors_in(list(arguments)))
         if any(not _is_plain(one) for one in found):
             return None
@@ -62,7 +62,7 @@ class Call:
         )
 
     def fresh(self) -> tuple[tuple[Any, ...], list[Any]]:
-        """The arguments once more, in memory of their own, and the leaves that gradients are asked for."""
+        """The arguments once more, in memory of their own, and the leaves whose gradients are computed."""
         copies = _copied(self.arguments, {})
         wanted: list[Any] = []
         flags = iter(zip(self.needs_grad, self.leaves, strict=True))
@@ -89,7 +89,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What a call gave: its results, and the gradients of its arguments for gradients of the results drawn once."""
+    """The outcome of a call: its results, and its arguments' gradients for one random draw of output gradients."""
 
     results: list[Any]
     gradients: list[Any]
@@ -97,14 +97,14 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """The largest relative difference of two calls, and whether a gradient has it."""
+    """The largest relative difference of two calls, and whether it is in a gradient."""
 
     size: float
     of_gradient: bool
 
 
 def ran(function: Callable[..., Any], call: Call, between: Callable[[tuple[Any, ...]], None] | None = None) -> Ran:
-    """Call ``function``, and its backward; ``between`` gets the arguments between the two."""
+    """Call ``function``, and its backward; ``between`` is called with the arguments between the two."""
     given, wanted = call.fresh()
     with call.around():
         results = list(_torch.tensors_in(function(*given)))
@@ -122,7 +122,7 @@ def ran(function: Callable[..., Any], call: Call, between: Callable[[tuple[Any, 
 
 
 def gap(right: Ran, tried: Ran) -> Gap:
-    """How far ``tried`` is from ``right``."""
+    """The gap between ``tried`` and ``right``."""
     found = [(_apart(right.results, tried.results), False), (_apart(right.gradients, tried.gradients), True)]
     return Gap(*max(found))
 
@@ -134,7 +134,7 @@ def _apart(right: list[Any], tried: list[Any]) -> float:
     whole = sum(float(_flat(a).nan_to_num().norm()) ** 2 for a, _ in pairs if a is not None) ** 0.5
     largest = 0.0
     for before, after in pairs:
-        # A gradient of zeros and none are the same.
+        # A gradient of zeros equals a missing one.
         a = torch.zeros(1) if before is None else _flat(before)
         b = torch.zeros_like(a) if after is None else _flat(after)
         if before is None:
@@ -187,7 +187,7 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 @dataclass(slots=True)
 class KeptGraph:
-    """A graph that was compiled: ``module`` as it was traced, ``run`` what the backend made of it, and calls of it."""
+    """A compiled graph: ``module`` as traced, ``run`` as the backend compiled it, and calls of it."""
 
     function: Function
     backend: str

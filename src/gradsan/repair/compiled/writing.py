@@ -1,4 +1,4 @@
-"""Program that shows what a part of a compiled graph computes wrong, with nothing of the user's program in it."""
+"""Self-contained program that reproduces the wrong result of a part of a compiled graph, without the user's code."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ The backend is the program's own: import it here."""
 def program_of(
     part: Part, backend: str, compile_with: Any, overwritten: int | None, allowed: float
 ) -> tuple[str, bytes]:
-    """The text of the program, and the values of its arguments where none drawn by their shapes shows the difference.
+    """The text of the program, and its arguments' values where random ones of their shapes do not show the difference.
 
-    A program that needs such values reads them from the file that its name and ``.pt`` make.
+    A program that needs such values reads them from the file of its own name with the suffix ``.pt``.
     """
     is_own = _registered(backend) is None
     random = [_made(one, needs) for one, needs in _needs(part)]
@@ -106,7 +106,7 @@ def _text(part: Part, backend: str, overwritten: int | None, allowed: float, lin
     more = "" if overwritten is None else _OVERWRITTEN.format(position=overwritten)
     code = part.module.graph.python_code("self").src
     body = code[code.index(":\n", code.index("def forward")) + 2 :]
-    # What is let go of early, and types that nobody asked for.
+    # Remove early releases of variables, and annotations.
     body = re.sub(r";  ?\w+(?: = \w+)* = None", "", body)
     body = re.sub(r"^(\s+\w+) : [^=]+ = ", r"\1 = ", body, flags=re.M)
     return _HEAD.format(

@@ -1,6 +1,6 @@
-"""Candidates that need more than the line of a diagnosis: one file per kind, each ``suggest(diagnosis) -> (Fix, …)``.
+"""Candidate fixes beyond the line of a diagnosis: one file per kind, each ``suggest(diagnosis) -> (Fix, …)``.
 
-They read the source that ran (in the child, the texts laid over it), and promise nothing: each is run and compared.
+They read the source that ran (in the child, the patched texts), and are unverified: each is run and compared.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _RENEWING = frozenset({"detach_carried_state", "recompute_forward", "reset_state
 def with_candidates(diagnosis: Diagnosis) -> Diagnosis:
     """The diagnosis with every further fix that the source allows.
 
-    Advice without lines gives way, in its place, to candidates of the same kind: the order of kinds decides between
+    Advice without lines is replaced by candidates of the same kind: the order of kinds decides between
     fixes that change the training.
     """
     return on_own_lines(diagnosis, _with_candidates)
@@ -95,7 +95,7 @@ def _with_candidates(diagnosis: Diagnosis) -> Diagnosis:
         try:
             found.extend(suggest(diagnosis))
         except (SyntaxError, ValueError, LookupError):
-            # Source that does not fit the run: no suggestion from it.
+            # Source that does not match the run: no suggestion from it.
             continue
     found.extend(_without_kept_graph(diagnosis, (*diagnosis.fixes, *found)))
     ordered: list[Fix] = []
@@ -107,9 +107,9 @@ def _with_candidates(diagnosis: Diagnosis) -> Diagnosis:
 
 
 def with_lines(diagnosis: Diagnosis) -> Diagnosis:
-    """The diagnosis with lines for its advice where candidates of the same kind have them, and such help first.
+    """The diagnosis with lines for its advice where candidates of the same kind have them, and such advice first.
 
-    What changes the training does not come before what leaves it as it is, nor the other way round.
+    Fixes that change the training do not move before those that preserve it, nor the other way round.
     """
     candidates = with_candidates(diagnosis).fixes
     first = {fix.kind: fix for fix in reversed(candidates) if fix.lines}
@@ -120,13 +120,13 @@ def with_lines(diagnosis: Diagnosis) -> Diagnosis:
     ]
     if fixes and fixes[0].meaning == "preserved":
         fixes.sort(key=lambda fix: not fix.lines or fix.meaning != "preserved")
-    # Where several steps are in the way, what moves or repeats one of them leaves the others.
+    # With several steps in between, moving or repeating one of them does not fix the others.
     fixes.sort(key=lambda fix: fix.summary.key != chains.ALL_AT_ONCE)
     return replace(diagnosis, fixes=copies.collect_each_value(diagnosis, tuple(fixes)))
 
 
 def fixes_to_try(diagnoses: Iterable[Diagnosis]) -> int:
-    """How many different changes `gradsan fix` could run for these findings."""
+    """The number of different changes that `gradsan fix` could run for these findings."""
     found = {
         fix.lines
         for one in diagnoses
@@ -138,7 +138,7 @@ def fixes_to_try(diagnoses: Iterable[Diagnosis]) -> int:
 
 
 def _without_kept_graph(diagnosis: Diagnosis, fixes: tuple[Fix, ...]) -> list[Fix]:
-    """The fixes that give every round a graph of its own, and the ``retain_graph`` of its backward dropped as well."""
+    """The fixes that give every round a graph of its own, and that also remove the ``retain_graph`` of its backward."""
     found: list[Fix] = []
     for label in diagnosis.labels:
         change = drop_keyword(label.frame, "retain_graph") if label.role == "used" else None

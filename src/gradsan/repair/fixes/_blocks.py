@@ -1,4 +1,4 @@
-"""Statements of a diagnosis within one block of source: what stands before what, and what reads what."""
+"""Statements of a diagnosis within one block of source: their order, and the names that they read and bind."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ def first(diagnosis: Diagnosis, role: str) -> Label | None:
 
 
 def advice(diagnosis: Diagnosis, kind: str) -> Fix | None:
-    """What the diagnosis suggests of ``kind`` without saying how the lines would read."""
+    """The fix of ``kind`` that the diagnosis suggests without changed lines."""
     return next((fix for fix in diagnosis.fixes if fix.kind == kind and not fix.lines), None)
 
 
 def _user_files(diagnosis: Diagnosis) -> tuple[str, ...]:
-    """The user's files that the stacks of a diagnosis pass through, the innermost frames' first."""
+    """The user's files in the stacks of a diagnosis, those of the innermost frames first."""
     frames = (frame for label in diagnosis.labels for frame in (label.frame, *reversed(label.site.frames)))
     return tuple(dict.fromkeys(frame.file for frame in frames if frame.is_user))
 
 
 def user_sources(diagnosis: Diagnosis) -> Iterator[SourceFile]:
-    """Those of the user's files that the stacks of a diagnosis pass through."""
+    """The parsed user files in the stacks of a diagnosis."""
     yield from (source for file in _user_files(diagnosis) if (source := read_source(file)) is not None)
 
 
 def lines_in_files(diagnosis: Diagnosis, changed: Callable[[SourceFile], Change | None]) -> Lines:
-    """What ``changed`` makes of each of the user's files that the stacks of a diagnosis pass through."""
+    """The lines of the change ``changed`` for each of the user's files in the stacks of a diagnosis."""
     lines: list[tuple[str, int, str]] = []
     for source in user_sources(diagnosis):
         change = changed(source)
@@ -96,7 +96,7 @@ def _placed(frames: Sequence[Frame]) -> Iterator[Placed]:
 
 
 def in_one_block(first: Label, second: Label) -> tuple[Placed, Placed] | None:
-    """The places of both labels in the innermost block that has them as two statements; None where there is none."""
+    """The places of both labels in the innermost block in which they are separate statements; None without one."""
     above, below = until_apart(user_frames(first), user_frames(second))
     others = list(_placed(below))
     for one in _placed(above):
@@ -119,7 +119,7 @@ def at_block(label: Label, block: list[ast.stmt]) -> int | None:
 
 
 def method_call(node: ast.stmt, name: str) -> ast.Call | None:
-    """The call of a statement that is nothing but ``<expression>.<name>(…)``."""
+    """The call of a statement that is just ``<expression>.<name>(…)``."""
     call = node.value if isinstance(node, ast.Expr) else None
     if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == name:
         return call
@@ -148,7 +148,7 @@ def names_bound(node: ast.AST) -> set[str]:
 
 
 def fresh_name(source: SourceFile, name: str) -> str:
-    """``name``, with underscores behind it where the file has a variable of that name."""
+    """``name``, with underscores appended while the file has a variable of that name."""
     known = {node.id for node in source.nodes if isinstance(node, ast.Name)}
     known |= {node.arg for node in source.nodes if isinstance(node, ast.arg)}
     while name in known:
@@ -157,7 +157,7 @@ def fresh_name(source: SourceFile, name: str) -> str:
 
 
 def lines_changed(source: SourceFile, changes: dict[int, str]) -> Lines:
-    """``Fix.lines`` from new texts by line number, "" taking a line away."""
+    """``Fix.lines`` from new texts by line number, "" for a removed line."""
     return tuple((source.file, line, text) for line, text in sorted(changes.items()))
 
 
@@ -172,7 +172,7 @@ def switches_grad_off(block: ast.With) -> bool:
 
 
 def module_of(block: ast.With) -> str | None:
-    """What torch is called where ``block`` switches grad off: ``torch`` of ``with torch.no_grad():``."""
+    """The name of torch in a ``block`` that switches grad mode off: ``torch`` of ``with torch.no_grad():``."""
     for call in (item.context_expr for item in block.items):
         if isinstance(call, ast.Call) and _is_switch(call) and isinstance(call.func, ast.Attribute):
             return ast.unparse(call.func.value)
@@ -184,11 +184,11 @@ def _is_switch(call: ast.expr) -> bool:
 
 
 def removed(source: SourceFile, node: ast.stmt) -> dict[int, str]:
-    """The changes that take the statement's lines away."""
+    """The changes that remove the statement's lines."""
     span = source.span(node)
     return dict.fromkeys(range(span.line, span.end_line + 1), "")
 
 
 def fix(kind: str, lines: Lines, words: str = "", **values: Any) -> Fix:
-    """A fix of ``kind`` that nobody has run yet; ``words`` is the key of its sentences where it is not the kind."""
+    """An untried fix of ``kind``; ``words`` is the key of its sentences if it differs from the kind."""
     return Fix.worded(f"fix.{words or kind}", values, lines, kind=kind)

@@ -1,6 +1,6 @@
-"""Arguments and calls: ``inplace``, ``fused``, ``use_reentrant``, DistributedDataParallel's, and calls PyTorch refuses.
+"""Changes of arguments and calls: ``inplace``, ``fused``, ``use_reentrant``, DistributedDataParallel's, rejected calls.
 
-That mends nothing by itself; tried, it shows that it was the step, and the program fails as loudly as it should.
+``fused=False`` repairs nothing by itself; as a trial it shows that the step wrote, and the program fails loudly.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _MOST_PLACES = 5
 
 
 def disable_inplace_module(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """Each place alone in which the program makes a layer of the writing class, all of them, and set flags.
+    """``inplace=False`` at each place alone that makes a layer of the writing class, at all of them, and on set flags.
 
-    Which of several layers wrote cannot be read off a stack; that a single one is enough, a run shows.
+    A stack does not show which of several layers wrote; a run shows whether a single one is enough.
     """
     writer = diagnosis.title.values.get("writer") or diagnosis.explanation.values.get("writer")
     if diagnosis.cause != "inplace_module" or not isinstance(writer, str):
@@ -46,7 +46,7 @@ def disable_inplace_module(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 
 
 def _files(diagnosis: Diagnosis) -> list[str]:
-    """The user's files that the stacks pass through, those nearest to the write first."""
+    """The user's files in the stacks, those nearest to the write first."""
     labels = (*blocks.labels(diagnosis, "written"), *blocks.labels(diagnosis, "saved", "used"))
     frames = [frame for label in labels for frame in reversed(label.site.frames) if frame.is_user]
     return list(dict.fromkeys(frame.file for frame in frames))
@@ -76,7 +76,7 @@ _CALLED = frozenset({"checkpoint", "checkpoint_sequential"})
 
 
 def not_reentrant(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """Say so in every call of checkpoint that the labels name, where the diagnosis advises it."""
+    """``use_reentrant=False`` in every call of checkpoint that the labels name, where the diagnosis advises it."""
     if blocks.advice(diagnosis, "not_reentrant") is None:
         return ()
     calls = {call: source for label in diagnosis.labels for source, call in _calls(label)}
@@ -128,7 +128,7 @@ def _argument(call: ast.Call, kind: str) -> tuple[str, str]:
 
 
 def _knows_forward_sync() -> bool:
-    """Whether the program's torch has the argument that, since 2.12, takes the place of ``broadcast_buffers``."""
+    """Whether the program's torch has the argument that replaces ``broadcast_buffers`` since 2.12."""
     parallel = getattr(sys.modules.get("torch.nn.parallel"), "DistributedDataParallel", None)
     return parallel is not None and "forward_sync_buffers" in inspect.signature(parallel).parameters
 
@@ -138,7 +138,7 @@ _TAKES_METHOD = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)
 
 
 def change_call(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """The advice of the diagnosis whose line follows from the call alone, with that line."""
+    """The advice of the diagnosis, with the line, where the call alone determines it."""
     found: list[Fix] = []
     for kind, change in _CHANGES.items():
         advice = blocks.advice(diagnosis, kind)
@@ -207,7 +207,7 @@ def _averaged(label: Label) -> Lines:
 
 
 def _full_hook(label: Label) -> Lines:
-    """``register_full_backward_hook`` wherever the file registers the old one."""
+    """``register_full_backward_hook`` wherever the file registers the old kind."""
     source = read_source(label.frame.file)
     old = (
         []
@@ -223,7 +223,7 @@ def _full_hook(label: Label) -> Lines:
 
 
 def _no_grad_mode(label: Label) -> Lines:
-    """``no_grad`` wherever the file of the label switches inference mode on."""
+    """``no_grad`` wherever the label's file switches inference mode on."""
     source = read_source(label.frame.file)
     if source is None:
         return ()
@@ -252,7 +252,7 @@ def _behind(source: SourceFile, value: ast.expr | None, text: str) -> Edit | Non
 
 
 def _left_out(label: Label) -> Lines:
-    """Without the statement, where others stand beside it."""
+    """The removal of the statement, where others are in its block."""
     place = next(iter(blocks.placements(label)), None)
     if label.role != "used" or place is None or len(place.block) < 2:
         return ()
@@ -262,7 +262,7 @@ def _left_out(label: Label) -> Lines:
 
 
 def _without_mark(label: Label) -> Lines:
-    """Without the one call of ``mark_dirty`` in the forward that is defined at the label."""
+    """The removal of the one call of ``mark_dirty`` in the forward defined at the label."""
     source = read_source(label.frame.file)
     calls = [
         node

@@ -1,7 +1,7 @@
-"""A backward called earlier: before the statements that overwrite what it needs, and that what follows is to see.
+"""Earlier backward: the call moved before the statements that overwrite its saved values.
 
-The usual shape: weights are swapped, merged or pruned for a look at the model between the loss and its backward. The
-change cannot wait, since what stands in between reads it; the backward can be done first, nothing in between being
+The usual shape: weights are swapped, merged or pruned for an evaluation between the loss and its backward. The
+write cannot be delayed, since code in between reads it; the backward can run first, as nothing in between is
 computed from gradients.
 """
 
@@ -20,12 +20,12 @@ _OF_GRADIENTS = frozenset({"backward", "grad", "step", "unscale_", "update"})
 def backward_first(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     """Call the backward, and the ``zero_grad()`` in between, before the first statement that writes.
 
-    Only where nothing simpler keeps the training: a copy, or a new tensor instead of the write.
+    Only where nothing simpler preserves the training: a copy, or a new tensor instead of the write.
     """
     if any(fix.lines and fix.meaning == "preserved" for fix in diagnosis.fixes):
         return ()
     used, written = blocks.first(diagnosis, "used"), blocks.labels(diagnosis, "written")
-    # What a silent write was meant to do, nobody knows.
+    # The intention of a silent write is unknown.
     is_conflict = diagnosis.severity == "error" and not diagnosis.silent and diagnosis.cause not in blocks.STEPPED
     pairs = blocks.each_in_one_block(written, used) if used is not None and is_conflict else []
     if not pairs or any(pair[1].statement is not pairs[0][1].statement for pair in pairs):
@@ -53,11 +53,11 @@ def backward_first(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 
 
 def _attributes(nodes: list[ast.stmt], context: type[ast.expr_context]) -> set[str]:
-    """The attributes, as they stand, that ``nodes`` give a value or read."""
+    """The attributes, as written, that ``nodes`` bind or read."""
     parts = (one for node in nodes for one in ast.walk(node) if isinstance(one, ast.Attribute))
     return {ast.unparse(one) for one in parts if isinstance(one.ctx, context)}
 
 
 def _is_of_gradients(node: ast.AST) -> bool:
-    """Whether a part of a statement reads or makes gradients, or acts on them."""
+    """Whether a part of a statement reads, computes, or acts on gradients."""
     return isinstance(node, ast.Attribute) and node.attr in _OF_GRADIENTS

@@ -1,8 +1,8 @@
 """Several networks trained by losses of one forward, each with an optimizer of its own that steps right away.
 
-Every backward but the first needs values that a step before it has changed. All of them are done first, each for the
-parameters of its own optimizer alone (``inputs=``), and the steps behind the last of them: no loss is changed, none
-computed again, and no gradient reaches what another optimizer trains.
+Every backward but the first needs values that an earlier step has changed. All backwards run first, each for the
+parameters of its own optimizer only (``inputs=``), and the steps after the last of them: no loss is changed or
+computed again, and no gradient reaches the parameters of another optimizer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Turn:
 
 
 def steps_behind_all(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """Move all steps but the last behind the last backward, and let each backward reach its own optimizer alone."""
+    """Move all steps after the last backward, and restrict each backward to the parameters of its own optimizer."""
     used = blocks.first(diagnosis, "used")
     written = blocks.labels(diagnosis, "written")
     if used is None or not written or diagnosis.cause not in blocks.STEPPED:
@@ -84,7 +84,7 @@ def _turns(source: SourceFile, block: list[ast.stmt]) -> list[_Turn]:
 
 
 def _is_cleared(source: SourceFile, optimizer: str) -> bool:
-    """Whether gradients are cleared by it: what else has a ``step`` (a schedule, an environment) clears none."""
+    """Whether it clears gradients: other objects with a ``step`` (a schedule, an environment) do not."""
     return any(
         isinstance(node, ast.Attribute) and node.attr == "zero_grad" and chain_key(node.value) == optimizer
         for node in source.nodes
@@ -92,7 +92,7 @@ def _is_cleared(source: SourceFile, optimizer: str) -> bool:
 
 
 def _with_inputs(source: SourceFile, node: ast.stmt, optimizer: str) -> str | None:
-    """The line of a backward, reaching the parameters of ``optimizer`` alone."""
+    """The line of a backward, restricted to the parameters of ``optimizer``."""
     call = blocks.method_call(node, "backward")
     if call is None or any(keyword.arg in ("inputs", None) for keyword in call.keywords):
         return None

@@ -1,4 +1,4 @@
-"""Copies before the loop that writes, for a layer that works in place, on ``ctx``; writes recorded or stacked."""
+"""Copies: before the loop that writes, for a layer that works in place, on ``ctx``; writes recorded or stacked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gradsan.source.tree import SourceFile, indentation_of
 
 
 def clone_before_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """The copy before the outermost loop that does not bind the written name anew."""
+    """The copy before the outermost loop that does not rebind the written name."""
     copy = next((fix for fix in diagnosis.fixes if fix.kind == "clone_before_mutation" and fix.lines), None)
     written = blocks.labels(diagnosis, "written")
     if copy is None or not written:
@@ -63,9 +63,9 @@ def _binds(loop: ast.AST, name: str) -> bool:
 
 
 def collect_each_value(diagnosis: Diagnosis, fixes: tuple[Fix, ...]) -> tuple[Fix, ...]:
-    """``fixes``, where a loop collects what it writes (one tensor, many times) those out of place, said so.
+    """``fixes``; where a loop collects the written tensor (one tensor, many times), those out of place, with a note.
 
-    A copy for the operation that saved it leaves what is collected one tensor.
+    A copy for the operation that saved it would still collect one tensor.
     """
     written = blocks.labels(diagnosis, "written")
     is_seen = any(note.key == COLLECTED for note in diagnosis.notes)
@@ -79,13 +79,13 @@ def collect_each_value(diagnosis: Diagnosis, fixes: tuple[Fix, ...]) -> tuple[Fi
 
 
 def _is_collected(label: Label) -> bool:
-    """Whether a loop around the write keeps the written variable itself in a list or dict, round by round."""
+    """Whether a loop around the write appends the written variable itself to a list or dict in each iteration."""
     target = target_at(label.frame, label.op or "")
     return target is not None and is_kept_each_round(label.frame, target[0].source.text(target[1].node))
 
 
 def clone_for_layer(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """Where the user's code calls the layer or the function with one tensor, ``.clone()`` behind that tensor."""
+    """``.clone()`` on the tensor with which the user's code calls the in-place layer or function."""
     if diagnosis.cause != "inplace_module":
         return ()
     lines: list[tuple[str, int, str]] = []
@@ -99,9 +99,9 @@ def clone_for_layer(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 
 
 def with_masks(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """The fixes of the diagnosis; before an ``index_put`` of one number, ``masked_fill`` by what may be a mask.
+    """The fixes of the diagnosis; before an ``index_put`` of one number, ``masked_fill`` if the index may be a mask.
 
-    It may be one of all elements, or of rows; a run tells.
+    The mask may be one of all elements, or of rows; a run decides.
     """
     written, found = blocks.labels(diagnosis, "written"), list[Fix]()
     for fix in diagnosis.fixes:
@@ -115,7 +115,7 @@ def with_masks(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 
 
 def copy_on_context(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """``.clone()`` where the attribute of ``ctx`` is given its value, or the write out of place."""
+    """``.clone()`` where the attribute of ``ctx`` is assigned, or the write out of place."""
     name = diagnosis.tensor.name if diagnosis.tensor is not None else None
     kept = [label for label in blocks.labels(diagnosis, "note") if label.message.key == "label.kept_here"]
     if diagnosis.cause != "context_attribute" or not kept or not name:
@@ -132,7 +132,7 @@ def copy_on_context(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 
 
 def record_change(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """Out of its ``no_grad`` block and out of place; without ``.data``, to a copy; another alias as a new tensor."""
+    """The write outside of its ``no_grad`` block, out of place; without ``.data``, to a copy; an alias made anew."""
     written = blocks.labels(diagnosis, "written")
     if diagnosis.cause != "no_grad_write" or len(written) != 1:
         return ()
@@ -147,7 +147,7 @@ def record_change(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     lines = _recorded(written[0], *target)
     if record is not None and lines:
         found.append(replace(record, lines=lines, applicability="review"))
-    # What is written by its own name is meant to be changed: a copy of it would have no graph.
+    # A tensor written by its own name is changed on purpose: a copy of it would have no graph.
     if copy is not None and not lines:
         for change in _new_or_copy(written[0]):
             changed = changed_lines(written[0].frame.file, change)
@@ -183,7 +183,7 @@ def _recorded(label: Label, place: Expression, target: Target) -> Lines:
 
 
 def _without_data(source: SourceFile, statement: ast.stmt, name: str) -> str | None:
-    """The statement with ``name`` in the place of ``name.data``; None where it does not read that."""
+    """The statement with ``name`` instead of ``name.data``; None where it does not read that."""
     reads = [
         node
         for node in ast.walk(statement)
@@ -195,7 +195,7 @@ def _without_data(source: SourceFile, statement: ast.stmt, name: str) -> str | N
 
 
 def _where_grad_is_on(source: SourceFile, block: ast.With, statement: ast.stmt, new: Change) -> Lines:
-    """The changed statement in the place of a block that has nothing else, else with grad switched on around it."""
+    """The changed statement instead of a block that contains nothing else, else with grad mode on around it."""
     changes = blocks.texts_of(source, new)
     span, outer = source.span(statement), source.span(block)
     lines = [changes.get(line, source.lines[line - 1]) for line in range(span.line, span.end_line + 1)]
@@ -214,8 +214,8 @@ def _where_grad_is_on(source: SourceFile, block: ast.With, statement: ast.stmt, 
 
 
 def list_and_stack(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """Where a loop stores into a part of a variable, keep that variable as a list."""
-    # There no saved value is stale: it is another name of the tensor that shall keep its values.
+    """A list instead of the variable, where a loop writes into a part of it."""
+    # No saved value is stale there: another name of the tensor must keep its values.
     if diagnosis.cause == "forward_alias":
         return ()
     for label in blocks.labels(diagnosis, "written"):

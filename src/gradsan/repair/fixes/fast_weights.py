@@ -1,4 +1,4 @@
-"""Inner steps that are differentiated: new values of the parameters, and the model called with them (GS218).
+"""Differentiated inner steps: new values of the parameters, and the model called with them (GS218).
 
 The usual shape: MAML, or an unrolled network, whose inner step writes ``p.data -= lr * g``. The same step makes a dict
 of new tensors, and every later call of the model becomes ``torch.func.functional_call(model, fast, …)``.
@@ -77,7 +77,7 @@ def functional_fast_weights(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 def _one_leaf(
     source: SourceFile, advice: Fix, places: tuple[Statement, Statement, Statement], value: tuple[str, str]
 ) -> tuple[Fix, ...]:
-    """The new value of a leaf under a name of its own, and read by that name up to the later backward."""
+    """The new value of a leaf under a new name, which all reads up to the later backward use."""
     asked, written, used = places
     if _round_of(source, written.node, asked.node, used.node) is not None or asked.node.lineno > written.node.lineno:
         return ()

@@ -1,4 +1,4 @@
-"""Gradients: a new one returned, cleared in every round, or let go."""
+"""Gradients: returned as new tensors, cleared in every round, or released."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def return_new_gradient(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 
 
 def _returned(label: Label, change: Change) -> Lines:
-    """``change``, and at the end of a function without a result a ``return`` of what it has changed."""
+    """``change``, with a ``return`` of its target at the end of a function without a result."""
     statement = statement_at(label.frame)
     target = target_at(label.frame, label.op or "")
     if statement is None or target is None:
@@ -60,7 +60,7 @@ def _has_result(function: ast.FunctionDef) -> bool:
 
 
 def clear_gradients(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """``zero_grad()`` before the step's own backwards, or behind the step; ``w.grad = None`` by hand."""
+    """``zero_grad()`` before the step's own backwards, or after the step; ``w.grad = None`` for manual updates."""
     if diagnosis.cause != "gradient_never_cleared":
         return ()
     used = blocks.first(diagnosis, "used")
@@ -84,7 +84,7 @@ def _by_optimizer(used: Label, written: Label) -> list[Change]:
     call = None if step is None else blocks.method_call(step.statement, "step")
     if step is None or call is None or not isinstance(call.func, ast.Attribute):
         return []
-    # A scaler steps with the optimizer that it is given; an optimizer may be given a closure. A run tells them apart.
+    # A scaler steps with its optimizer argument; an optimizer may take a closure. A run tells them apart.
     names = [*call.args[:1], call.func.value]
     first = _first_backward(step, used, written)
     found: list[Change | None] = []
@@ -100,9 +100,9 @@ def _by_optimizer(used: Label, written: Label) -> list[Change]:
 def _first_backward(step: blocks.Placed, used: Label, written: Label) -> ast.stmt | None:
     """The first statement of the step's block that runs the backward of a loss for this step.
 
-    A backward before the step of another optimizer, or by another function, was for that one: the loss of a
-    generator, whose backward leaves gradients in the critic, too. Cleared behind the step, they would stay. None where
-    ``used``, the backward that adds, runs around the block: the step may wait for several of them.
+    A backward before the step of another optimizer, or by another function, belongs to that one: the loss of a
+    generator, whose backward leaves gradients in the critic, too. Cleared after the step, they would stay. None where
+    ``used``, the backward that accumulates, runs around the block: the step may wait for several of them.
     """
     index = blocks.at_block(used, step.block)
     helpers = {one.name for one in step.source.nodes if isinstance(one, ast.FunctionDef) and _runs_backward(one)}
@@ -123,7 +123,7 @@ def _runs_backward(node: ast.stmt) -> bool:
 
 
 def _by_hand(written: Label) -> list[Change]:
-    """Behind the last update of the block: that of one parameter often stands beside those of the others."""
+    """The clearing lines after the last update of the block: updates of several parameters are often adjacent."""
     update = next(iter(blocks.placements(written)), None)
     if update is None:
         return []
@@ -147,7 +147,7 @@ def _gradients_read(source: SourceFile, node: ast.stmt) -> set[str]:
 
 
 def _updated(source: SourceFile, node: ast.stmt) -> list[str]:
-    """What a statement updates: ``w`` of ``w -= …``, ``w.data = …``, ``w.data[0] = …`` and ``w.sub_(…)``."""
+    """The variables that a statement updates: ``w`` of ``w -= …``, ``w.data = …``, ``w.data[0] = …``, ``w.sub_(…)``."""
     targets: list[ast.expr] = []
     if isinstance(node, ast.AugAssign):
         targets = [node.target]
@@ -167,19 +167,19 @@ def _updated(source: SourceFile, node: ast.stmt) -> list[str]:
 
 
 def clip_before_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """A clip that met no gradients, or came too late, moved to right before the step that is to use what it clips."""
+    """A clip that found no gradients, or came too late, moved right before the step that uses the clipped gradients."""
     advice, clip = blocks.advice(diagnosis, "clip_between"), blocks.first(diagnosis, "created")
     return () if advice is None or clip is None else _moved_before(advice, clip, blocks.first(diagnosis, "note"))
 
 
 def clear_before_backward(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """What clears gradients before any step, moved to right before the backward that fills them."""
+    """A statement that clears gradients before any step, moved right before the backward that fills them."""
     advice, cleared = blocks.advice(diagnosis, "clear_elsewhere"), blocks.first(diagnosis, "written")
     return () if advice is None or cleared is None else _moved_before(advice, cleared, blocks.first(diagnosis, "used"))
 
 
 def clear_after_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """What clears gradients in every round, moved behind the step that waits for several of them (under an ``if``)."""
+    """A statement that clears gradients each round, moved after the step that waits for several (under an ``if``)."""
     advice, cleared = blocks.advice(diagnosis, "clear_after_step"), blocks.first(diagnosis, "written")
     stepped = blocks.first(diagnosis, "note")
     if advice is None or cleared is None or stepped is None:
@@ -201,9 +201,9 @@ def clear_after_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 
 
 def _moved_before(advice: Fix, label: Label, other: Label | None) -> tuple[Fix, ...]:
-    """``advice`` with the statement of ``label`` right before that of ``other``, where both stand in one block.
+    """``advice`` with the statement of ``label`` right before that of ``other``, where both are in one block.
 
-    Nothing where a statement that it passes gives a name it reads a value, or reads one that it gives a value.
+    Empty where a statement in between binds a name that the moved one reads, or reads one that it binds.
     """
     pair = None if other is None else blocks.in_one_block(label, other)
     if pair is None:
@@ -245,9 +245,9 @@ def _let_go(label: Label) -> Lines:
 
 
 def differentiate_base(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """The gradient with respect to what a slice was taken from, sliced: a slice has no part in what the whole gives.
+    """The gradient with respect to the base of a slice, sliced: the output does not depend on the slice itself.
 
-    ``grad(u, xt)[0][:, :1]`` for ``grad(u, x)[0]`` after ``x = xt[:, :1]``; so for each slice of the function.
+    ``grad(u, xt)[0][:, :1]`` for ``grad(u, x)[0]`` after ``x = xt[:, :1]``; likewise for each slice of the function.
     """
     used = blocks.first(diagnosis, "used")
     place = None if used is None or diagnosis.cause != "input_not_in_graph" else statement_at(used.frame)

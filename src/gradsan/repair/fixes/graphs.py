@@ -1,7 +1,7 @@
-"""Graphs of their own: another network cut off, losses summed, a forward run again.
+"""Separate graphs: another network detached, losses summed, a forward run again.
 
 The usual shape: the generator steps, and the loss of the discriminator on ``fake`` still reaches back into the
-generator. ``discriminator(fake.detach())`` ends there. Whether any gradient is lost by it, a run shows.
+generator. ``discriminator(fake.detach())`` ends there. A run shows whether any gradient is lost by it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SHARED = "forward_shared_by_two_backwards"
 
 
 def detach_other_network(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """``.detach()`` behind every variable that was computed before the step and that a later loss is computed from."""
+    """``.detach()`` on every variable computed before the step that a later loss is computed from."""
     used = blocks.first(diagnosis, "used")
     earlier = _updates(diagnosis)
     if used is None or not earlier:
@@ -60,7 +60,7 @@ def detach_other_network(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 
 
 def _updates(diagnosis: Diagnosis) -> tuple[Label, ...]:
-    """Where parameters were changed that a forward before had read; where that forward's graph was freed as well."""
+    """The labels of updates to parameters that an earlier forward read; of the freed graph if it was freed as well."""
     if diagnosis.cause in blocks.STEPPED:
         return blocks.labels(diagnosis, "written")
     is_updated = any(one.message.key == "label.updated_between" for one in blocks.labels(diagnosis, "note"))
@@ -68,7 +68,7 @@ def _updates(diagnosis: Diagnosis) -> tuple[Label, ...]:
 
 
 def detach_built_once(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """``.detach()`` wherever the rounds read what was computed before them, if others read it, too.
+    """``.detach()`` wherever the rounds read a value computed before them, if others read it, too.
 
     The usual shape: the images of a generator, made once for several steps of the critic, and for its own.
     """
@@ -100,7 +100,7 @@ def detach_built_once(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 
 
 def _hanging_on(statements: list[ast.stmt]) -> set[str]:
-    """What the first of ``statements`` binds, and what the others compute from it."""
+    """The names that the first of ``statements`` binds, and those that the others compute from them."""
     names: set[str] = set()
     for position, node in enumerate(statements):
         if _computes(node) and (position == 0 or blocks.names_read([node]) & names):
@@ -113,9 +113,9 @@ def _computes(node: ast.stmt) -> bool:
 
 
 def _is_given(place: blocks.Placed, name: ast.Name, losses: set[str], backward: ast.stmt) -> bool:
-    """Whether a network, as it seems, is given the name, alone or in a list: ``fake`` of ``critic(fake).mean()``.
+    """Whether the name is an argument of an apparent network, alone or in a list: ``fake`` of ``critic(fake).mean()``.
 
-    What makes up a whole loss (``loss = criterion(scores, ones)``) is left alone: cut off there, it has no graph.
+    Operands of a whole loss (``loss = criterion(scores, ones)``) do not count: detached there, it has no graph.
     """
     parent, field = place.source.parents[name]
     while isinstance(parent, ast.List | ast.Tuple):
@@ -126,7 +126,7 @@ def _is_given(place: blocks.Placed, name: ast.Name, losses: set[str], backward: 
 
 
 def sum_losses(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """Take the earlier backward away and let the later one start from the sum of both losses."""
+    """Remove the earlier backward, and start the later one from the sum of both losses."""
     used = blocks.first(diagnosis, "used")
     freed = blocks.first(diagnosis, "freed")
     if used is None or freed is None:
@@ -164,7 +164,7 @@ _OTHER_UPDATES = frozenset({"input_changed_between_passes", "statistics_updated"
 
 
 def recompute_forward(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """Repeat the assignments between the save and the write on which the loss depends; else all it depends on."""
+    """Repeat the assignments between the save and the write that the loss depends on; else all that it depends on."""
     used = blocks.first(diagnosis, "used")
     saved = blocks.first(diagnosis, "saved")
     is_other = diagnosis.cause in _OTHER_UPDATES
@@ -183,7 +183,7 @@ _REBUILT_CAUSES = blocks.STEPPED | {"graph_built_once", "same_loss_twice", _SHAR
 
 
 def rebuild_in_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """Move what the loop reads and what was computed from there on into the loop, or keep nothing from before it."""
+    """Compute the values that the loop reads within it: moved there, as a property, or without a cache."""
     used = blocks.first(diagnosis, "used")
     if used is None or diagnosis.cause not in _REBUILT_CAUSES:
         return ()
@@ -220,7 +220,7 @@ def _loop_of(node: ast.stmt) -> ast.For | ast.While | None:
 
 
 def _start_of(made: blocks.Placed) -> blocks.Placed | None:
-    """The first statement of the block that computes something for the one at ``made``; None where there is none."""
+    """The first statement of the block that the one at ``made`` is computed from; None where there is none."""
     needed, first = blocks.names_read([made.statement]), None
     for index in range(made.index - 1, -1, -1):
         node = made.block[index]
@@ -232,7 +232,7 @@ def _start_of(made: blocks.Placed) -> blocks.Placed | None:
 
 
 def _into_function(made: Label, used: Label) -> Fix | None:
-    """The same for a function that is defined beside the forward and called again and again (a closure)."""
+    """The same for a closure that is defined beside the forward and called repeatedly."""
     function = next((place.source.function(place.statement) for place in blocks.placements(used)), None)
     if not isinstance(function, ast.FunctionDef):
         return None
@@ -243,16 +243,16 @@ def _into_function(made: Label, used: Label) -> Fix | None:
 def _put_into(
     first: blocks.Placed, loop: ast.For | ast.While | ast.FunctionDef, words: str, around: ast.stmt | None = None
 ) -> Fix | None:
-    """The statement ``first``, and what hangs on it, at the start of ``loop``.
+    """The statement ``first``, and those that depend on it, at the start of ``loop``.
 
-    ``around`` is the later statement of the same block that the loop stands in; None where it is that statement.
+    ``around`` is the later statement of the same block that contains the loop; None where it is the loop itself.
     """
     around = around or loop
     source, index = first.source, first.block.index(around)
     if first.index >= index or loop.body[0].lineno == loop.lineno:
         return None
     between = first.block[first.index : index]
-    # What a ``for`` walks over was read before its first round.
+    # The iterable of a ``for`` is evaluated before its first iteration.
     read = [*loop.body, loop.test] if isinstance(loop, ast.While) else loop.body
     moving = _depending(between, blocks.names_read(read))
     if not moving or not all(isinstance(node, ast.Assign) and is_whole_lines(source, node) for node in moving):
@@ -264,7 +264,7 @@ def _put_into(
     indent = source.lines[body.line - 1][: body.column - 1]
     text = "\n".join(textwrap.indent(textwrap.dedent(blocks.text_of(source, node)), indent) for node in moving)
     changes = {body.line: f"{text}\n{source.lines[body.line - 1]}"}
-    # What somebody else reads in between, or after a loop that may have no round, stays where it was as well.
+    # Names read elsewhere in between, or after a loop that may not run, keep their original definition as well.
     others = [node for node in first.block[first.index :] if node not in moving and node is not around]
     mine = set(ast.walk(loop))
     others += [node for node in ast.walk(around) if isinstance(node, ast.Expr | ast.Assign) and node not in mine]
@@ -280,7 +280,7 @@ def _first_after_docstring(loop: ast.For | ast.While | ast.FunctionDef) -> ast.s
 
 
 def _depending(between: list[ast.stmt], wanted: set[str]) -> list[ast.stmt]:
-    """Of the statements, the first and those that hang on it, as far as ``wanted`` names are computed by them."""
+    """The first of the statements and those that depend on it, if ``wanted`` names are computed by them."""
     hanging, tainted = [], set[str]()
     for position, node in enumerate(between):
         if position == 0 or blocks.names_read([node]) & tainted:
@@ -296,9 +296,9 @@ def _depending(between: list[ast.stmt], wanted: set[str]) -> list[ast.stmt]:
 
 
 def _as_property(made: Label) -> Fix | None:
-    """``self.x = …`` of a method, computed from ``self`` alone, as a property that computes it at every reading.
+    """``self.x = …`` of a method, computed from ``self`` alone, as a property that computes it at every access.
 
-    What the method was given and keeps as it is (``self.net = net``) is read from there.
+    Arguments that the method stores unchanged (``self.net = net``) are read from the attribute.
     """
     for place in blocks.placements(made):
         source, node = place.source, place.statement
@@ -327,7 +327,7 @@ def _as_property(made: Label) -> Fix | None:
 
 
 def _kept_arguments(source: SourceFile, function: ast.FunctionDef, own: str, given: set[str]) -> dict[str, str]:
-    """The arguments that the function keeps as they are in attributes, by name, and which attribute that is."""
+    """The attributes in which the function stores its arguments unchanged, by argument name."""
     found: dict[str, str] = {}
     for node in function.body:
         target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
@@ -360,7 +360,7 @@ def _is_bound_elsewhere(source: SourceFile, target: ast.Attribute) -> bool:
 
 
 def _without_cache(made: Label) -> Fix | None:
-    """``if self.x is None: self.x = …`` without its condition, or a method without the decorator that keeps results."""
+    """``if self.x is None: self.x = …`` without its condition, or a method without its caching decorator."""
     for place in blocks.placements(made):
         source, guard = place.source, place.source.parents[place.statement][0]
         if isinstance(guard, ast.If) and place.block is guard.body and not guard.orelse:

@@ -1,4 +1,4 @@
-"""What was made so that it does not train: layers in a plain list, an old optimizer's scheduler, a forgotten part."""
+"""Objects made so that they do not train: layers in a plain list, an old optimizer's scheduler, a missing part."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HELD = re.compile(r"(?P<owner>.*?)\.(?P<attribute>\w+)\[(?P<key>[^\]]*)\](?P<re
 
 
 def register_container(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """``nn.ModuleList([…])`` for the list, or dict, in which a module holds layers or parameters."""
+    """``nn.ModuleList([…])`` for the list, or dict, in which a module keeps layers or parameters."""
     advice = blocks.advice(diagnosis, "give_parameters")
     held = _HELD.match(_name(diagnosis))
     if advice is None or advice.summary.key != "help.give_unregistered" or held is None:
@@ -36,7 +36,7 @@ def register_container(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 
 
 def register_parameter(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """``nn.Parameter(…)`` for the tensor that a module holds as a plain attribute."""
+    """``nn.Parameter(…)`` for the tensor that a module keeps as a plain attribute."""
     advice = blocks.advice(diagnosis, "give_parameters")
     name = _name(diagnosis)
     attribute = name.rpartition(".")[2]
@@ -59,7 +59,7 @@ def _registered(
     inside: Callable[[SourceFile, ast.expr], str],
     words: str,
 ) -> tuple[Fix, ...]:
-    """``nn.KIND(…)`` around the one value that the attribute is bound to; ``inside`` is what stands in its brackets."""
+    """``nn.KIND(…)`` around the one value that the attribute is bound to; ``inside`` is the text in its brackets."""
     if len(found) != 1:
         return ()
     source, value = found[0]
@@ -73,14 +73,14 @@ def _registered(
 
 
 def _contents(source: SourceFile, value: ast.expr) -> str:
-    """What a list or dict is made of, as it is written; nothing of an empty one."""
+    """The source of a list or dict, or of the comprehension; "" for an empty one."""
     is_empty = isinstance(value, ast.Call) or not (getattr(value, "elts", None) or getattr(value, "keys", None))
     is_empty = is_empty and not isinstance(value, ast.ListComp | ast.DictComp)
     return "" if is_empty else source.slice(source.span(value))
 
 
 def _plain_leaf(source: SourceFile, value: ast.expr) -> str:
-    """The call that makes a leaf, without the ``requires_grad`` that a Parameter has by itself."""
+    """The call that makes a leaf, without the ``requires_grad`` that a Parameter has by default."""
     if not isinstance(value, ast.Call):
         return source.text(value)
     func = value.func
@@ -116,13 +116,13 @@ def _is_plain(value: ast.expr, is_dict: bool) -> bool:
 
 
 def _nn_in(source: SourceFile) -> str | None:
-    """What the file calls ``torch.nn``."""
+    """The file's name for ``torch.nn``."""
     whole = torch_in(source)
     return imported_as(source, "torch.nn") or (None if whole is None else f"{whole}.nn")
 
 
 def give_forgotten(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """The parameters of the part that was forgotten, given to the optimizer where it is made."""
+    """The parameters of the missing part, added to the optimizer where it is made."""
     advice, made = blocks.advice(diagnosis, "give_parameters"), blocks.first(diagnosis, "created")
     if advice is None or made is None or advice.summary.key != "help.give_parameters":
         return ()
@@ -145,7 +145,7 @@ def _takes_parameters(value: ast.expr) -> bool:
 
 
 def _given(value: ast.expr, name: str) -> tuple[str, bool] | None:
-    """What ``name`` is part of, as deep as what is given already; whether it is a module."""
+    """The object that contains ``name``, as deep as those passed already, and whether it is a module."""
     calls = (one for one in ast.walk(value) if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute))
     known = [ast.unparse(one.func.value) for one in calls if one.func.attr == "parameters"]  # type: ignore[attr-defined]
     parts = name.split(".")
@@ -172,7 +172,7 @@ def _added(source: SourceFile, value: ast.expr, part: str, is_module: bool) -> E
 
 
 def schedule_anew(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """The scheduler made once more behind the optimizer that steps, or given that one where it was made before."""
+    """The scheduler created again after the optimizer that steps, or passed that one if it is made earlier."""
     advice, made = blocks.advice(diagnosis, "schedule_anew"), blocks.first(diagnosis, "created")
     notes = {one.message.key: one for one in blocks.labels(diagnosis, "note")}
     other = notes.get("label.other_optimizer")
@@ -204,7 +204,7 @@ def schedule_anew(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 
 
 def _binding(label: Label) -> tuple[SourceFile, ast.Assign, str] | None:
-    """The innermost assignment that the label's stack passes through: the call of a factory that returns it."""
+    """The innermost assignment in the label's stack: the call of a factory that returns it."""
     for frame in reversed(blocks.user_frames(label)):
         found = statement_at(frame)
         if found is not None and isinstance(found.node, ast.Assign) and len(found.node.targets) == 1:

@@ -1,6 +1,6 @@
-"""NaN and Inf: batches left out, rows of data dropped, an optimizer's eps, and what may keep a training from diverging.
+"""NaN and Inf: batches skipped, rows of data dropped, an optimizer's eps, and options against divergence.
 
-What changes the operation itself, its line has: the diagnosis suggests it (``source/rewrite/finite.py``).
+Changes of the operation itself are in the diagnosis already (``source/rewrite/finite.py``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LOWER = 10
 
 
 def leave_out_empty(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """Go on with the next round where the reduction has nothing to reduce, in the loop that runs backward."""
+    """``continue`` where the reduction has nothing to reduce, in the loop that runs backward."""
     origin = _origin(diagnosis, "empty") or _origin(diagnosis, "too_few")
     statement = None if origin is None else statement_at(origin.frame)
     condition = None if origin is None else nothing_to_average(origin.frame)
@@ -31,7 +31,7 @@ def leave_out_empty(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 
 
 def clean_data(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """Drop the rows that are not finite where a round's batch is unpacked, or leave the batch out."""
+    """Drop the nonfinite rows where a round's batch is unpacked, or skip the batch."""
     origin = _origin(diagnosis, "given")
     loop = None if origin is None else _training_loop(diagnosis)
     name = diagnosis.title.values.get("name")
@@ -75,7 +75,7 @@ def _with_eps(source: SourceFile, name: str) -> Change | None:
 
 
 def steadier(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """Where a training diverges: clipped gradients, and a tenth of the rate. Options; what is right, no run tells."""
+    """For a diverging training: clipped gradients, and a tenth of the learning rate. Options that no run can verify."""
     origin = _origin(diagnosis, "diverged")
     if origin is None:
         return ()
@@ -115,7 +115,7 @@ def _optimizer_class(origin: Label) -> str:
 
 
 def _origin(diagnosis: Diagnosis, reason: str) -> Label | None:
-    """The label of the operation, where the value was not finite for ``reason``."""
+    """The label of the operation whose value was not finite for ``reason``."""
     if diagnosis.why is None or diagnosis.why.text.key != f"why.nonfinite_{reason}":
         return None
     return blocks.first(diagnosis, "origin")
@@ -136,7 +136,7 @@ def _is_in_training_loop(diagnosis: Diagnosis, statement: Statement) -> bool:
 
 
 def _unpacked(loop: ast.For | ast.AsyncFor | ast.While) -> Iterator[tuple[list[str], ast.stmt]]:
-    """The names that a round's batch is bound to, and the statement before which they may be bound anew."""
+    """The names that a round's batch is bound to, and the statement before which they may be rebound."""
     if isinstance(loop, ast.For | ast.AsyncFor) and loop.body:
         names = _names(loop.target)
         if names:
@@ -163,7 +163,7 @@ def _continue_before(source: SourceFile, statement: ast.stmt, condition: str) ->
 
 
 def _before(source: SourceFile, statement: ast.stmt, rows: list[str]) -> Change | None:
-    """``rows`` right before ``statement``, which must stand alone on its line."""
+    """``rows`` right before ``statement``, which must be alone on its line."""
     span = source.span(statement)
     head = source.lines[span.line - 1][: span.column - 1]
     if head.strip():

@@ -1,7 +1,7 @@
-"""Copies where an alias was made: the average, backup or momentum that is the parameter itself (GS216).
+"""Copies where an alias was made: an average, backup or momentum that aliases the parameter itself (GS216).
 
-From the name that is written, and from the one that is read, back through loops, attributes and arguments to the
-expression that keeps the tensors of another.
+Both the written name and the read name are followed back through loops, attributes and arguments to the
+expression that keeps the tensors of another object.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAMED = frozenset({"state_dict", "named_parameters", "named_buffers"})
 
 
 def copy_where_made(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """Each place at which one of the two names was given the other's memory, with a copy instead."""
+    """A copy at each place at which one of the two names became an alias of the other's memory."""
     advice = blocks.advice(diagnosis, "copy_second_name")
     at = blocks.first(diagnosis, "written") or blocks.first(diagnosis, "saved")
     if advice is None or advice.summary.key != "help.own_operand" or at is None:
@@ -55,7 +55,7 @@ def copy_state_where_taken(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     if advice is None or advice.summary.key != "help.state_copied" or found is None:
         return ()
     parent, field = found.source.parents[found.node]
-    # ``net.state_dict`` is the place where the frame has no columns of the call.
+    # Where the frame has no columns of the call, the position is that of ``net.state_dict``.
     value = parent if field == "func" else found.node
     if not isinstance(value, ast.Call) or leaf_name(value.func) != "state_dict" or _handed_out(value) is None:
         return ()
@@ -67,9 +67,9 @@ def copy_state_where_taken(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 def _makers(
     node: ast.expr, scope: Scope, is_module: bool, is_dict: bool = False
 ) -> Iterator[tuple[SourceFile, ast.expr, bool]]:
-    """The expressions that may have given ``node`` its memory, of a container what it keeps; whether it is a module.
+    """The expressions that may define the memory of ``node``, or of a container's elements; whether it is a module.
 
-    ``is_dict``: what is read of it is read by a name, so that it is no tensor itself.
+    ``is_dict``: its elements are accessed by name, so that it is no tensor itself.
     """
     while isinstance(node, ast.Subscript) or (isinstance(node, ast.Attribute) and node.attr in ("data", "grad")):
         is_dict = is_dict or (isinstance(node, ast.Subscript) and _is_word(node.slice))
@@ -104,16 +104,16 @@ def _is_word(key: ast.expr) -> bool:
 
 
 def _lasts(scope: Scope, statement: ast.stmt) -> bool:
-    """Whether what ``statement`` binds is there for several rounds: a loop goes on around what reads it, not around it.
+    """Whether the binding of ``statement`` outlives a round: a loop runs around its readers, but not around it.
 
-    A name that a round gives to what is kept (``v = self.velocity[p]``) is there to write into it.
+    A name that a round gives to something kept (``v = self.velocity[p]``) is an alias made to write into it.
     """
     loops = [one for one, _ in scope.source.ancestors(scope.at) if isinstance(one, ast.For | ast.While)]
     return any(statement not in ast.walk(loop) for loop in loops)
 
 
 def _puts_into(statement: ast.stmt, key: str) -> bool:
-    """Whether a statement puts something into the container ``key``, or into one that it holds."""
+    """Whether a statement stores into the container ``key``, or into one that it contains."""
     for one in statement.targets if isinstance(statement, ast.Assign) else []:
         part: ast.expr = one
         while isinstance(part, ast.Subscript):
@@ -124,7 +124,7 @@ def _puts_into(statement: ast.stmt, key: str) -> bool:
 
 
 def _bound_in_class(scope: Scope, key: str) -> Iterator[tuple[ast.stmt, ast.expr]]:
-    """What the methods of the class, or the file for a name of its own, bind to ``key``, or put into it."""
+    """The values bound to ``key``, or stored in it, by the class's methods, or in the whole file for a plain name."""
     around = scope.source.owner_class(scope.at) if key.startswith("self.") else scope.source.module
     for node in ast.walk(around) if around is not None else ():
         if isinstance(node, ast.Assign):
@@ -137,7 +137,7 @@ def _bound_in_class(scope: Scope, key: str) -> Iterator[tuple[ast.stmt, ast.expr
 
 
 def _part(target: ast.expr, walked: ast.expr, key: str) -> ast.expr | None:
-    """What of ``walked`` the loop variable ``key`` goes through: ``xs`` of ``for x, y in zip(xs, ys)``."""
+    """The part of ``walked`` that the loop variable ``key`` iterates over: ``xs`` of ``for x, y in zip(xs, ys)``."""
     if chain_key(target) == key:
         return walked
     names = target.elts if isinstance(target, ast.Tuple) else []
@@ -151,9 +151,9 @@ def _part(target: ast.expr, walked: ast.expr, key: str) -> ast.expr | None:
 
 
 def _copied(source: SourceFile, value: ast.expr, is_module: bool) -> tuple[Lines, ast.expr]:
-    """The line of ``value`` with a copy, and an import where it needs one, and what is copied.
+    """The line of ``value`` with a copy, and with an import if needed, and the copied expression.
 
-    Empty where it is no alias, as far as the source tells.
+    Empty where the source shows no alias.
     """
     needs_copy, kept = False, value
     if isinstance(value, ast.ListComp | ast.GeneratorExp | ast.DictComp):
@@ -192,14 +192,14 @@ def _copied(source: SourceFile, value: ast.expr, is_module: bool) -> tuple[Lines
 
 
 def _returned(source: SourceFile, call: ast.Call) -> ast.expr | None:
-    """What the one function of the file that a call runs returns, by the one statement of it that returns."""
+    """The value returned by the one function of the file that a call runs, if it has a single ``return``."""
     functions = [one for one in source.nodes if isinstance(one, ast.FunctionDef) and one.name == leaf_name(call.func)]
     returns = [one.value for function in functions for one in local_nodes(function) if isinstance(one, ast.Return)]
     return returns[0] if len(functions) == len(returns) == 1 else None
 
 
 def _copied_of_function(source: SourceFile, call: ast.Call, returned: ast.expr) -> Edit | None:
-    """Copies of what ``self.snapshot()`` returns, where it is called: others may call it for the tensors themselves."""
+    """Copies of the result of ``self.snapshot()`` at the call: other callers may need the tensors themselves."""
     text = source.text(call)
     given = _handed_out(returned)
     if isinstance(returned, ast.DictComp) or (given is not None and leaf_name(given.func) == "state_dict"):
@@ -224,7 +224,7 @@ def _handed_out(value: ast.expr) -> ast.Call | None:
 
 
 def _cloned(source: SourceFile, value: ast.expr) -> Edit | None:
-    """``.detach().clone()`` behind a variable, an attribute, or what was detached already."""
+    """``.detach().clone()`` on a variable or attribute, or on an expression that is detached already."""
     is_cut = isinstance(value, ast.Attribute) and value.attr == "data"
     if isinstance(value, ast.Call):
         is_cut = isinstance(value.func, ast.Attribute) and value.func.attr == "detach"

@@ -1,9 +1,10 @@
-"""States and buffers of modules: cut off from the round before, or renewed instead of written.
+"""States and buffers of modules: detached from the round before, or replaced instead of written.
 
-The loop cannot name the module (it may be one of many in a ``Sequential``), so it asks all modules of the model.
+The loop cannot name the module (it may be one of many in a ``Sequential``), so it iterates over all modules of the
+model.
 
 The usual shape: the statistics of one network are copied into another, or averaged with them, in a loop over
-``net.buffers()``. The loop knows the tensors alone; by its name each new tensor finds its place in the module.
+``net.buffers()``. The loop has only the tensors; each new tensor is set on the module by its name.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _CAUSES = frozenset({"freed_state_carried_over", "state_carried_over"})
 class _Kept:
     """``self.<attribute>``, which the statement at ``frame`` binds in ``owner``.
 
-    ``others`` are the attributes that the same method reads and then binds, too: states that it carries beside it.
+    ``others`` are the attributes that the same method reads and then binds, too: other states that it carries.
     """
 
     attribute: str
@@ -42,7 +43,7 @@ class _Kept:
 
 
 def state_in_module(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """Detach the state of every such module after the round, or call its own method that forgets it before."""
+    """Detach the state of every such module after the round, or call its own reset method before it."""
     used = blocks.first(diagnosis, "used")
     bridge = blocks.first(diagnosis, "bridge")
     if diagnosis.cause not in _CAUSES or used is None or bridge is None:
@@ -78,7 +79,7 @@ def _kept_by(frame: Frame) -> _Kept | None:
 
 
 def _carried(function: FunctionNode | None) -> list[str]:
-    """The attributes of ``self`` that a method reads before it has bound them."""
+    """The attributes of ``self`` that a method reads before it binds them."""
     read: dict[str, tuple[int, int]] = {}
     bound: dict[str, tuple[int, int]] = {}
     for node in local_nodes(function) if isinstance(function, ast.FunctionDef) else ():
@@ -95,7 +96,7 @@ def _own_attribute(node: ast.AST) -> str | None:
 
 
 def _round(label: Label, used: Label) -> tuple[blocks.Placed, blocks.Placed] | None:
-    """Where the function that runs backward calls the forward, and that backward, in one block."""
+    """The statements that call the forward and the backward, in this order, in one block of the training function."""
     pair = blocks.in_one_block(label, used)
     return pair if pair is not None and pair[0].index < pair[1].index else None
 
@@ -116,7 +117,7 @@ def _model_called(place: blocks.Placed, kept: _Kept) -> str | None:
 
 
 def _is_bound_in_program(source: SourceFile, name: str) -> bool:
-    """Whether the program gives ``name`` its value: no builtin, no import, no function."""
+    """Whether the program binds ``name`` to a value: no builtin, import or function."""
     bound = {one for node in source.nodes if isinstance(node, ast.Assign) for one in blocks.names_bound(node)}
     arguments = {node.arg for node in source.nodes if isinstance(node, ast.arg)}
     return name in bound | arguments
@@ -180,7 +181,7 @@ def _is_owner(source: SourceFile, module: str, owner: ast.ClassDef) -> str:
 
 
 def _forgetting(kept: _Kept) -> list[str]:
-    """The class's methods without arguments that bind the state to something that is not made of it."""
+    """The class's methods without arguments that rebind the state to a value not computed from it."""
     found = []
     for node in kept.owner.body:
         if not isinstance(node, ast.FunctionDef) or node.name.startswith("__") or node.name == "forward":
@@ -199,9 +200,9 @@ def _forgetting(kept: _Kept) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """``variable``, a part of what a loop or a comprehension binds, takes each of the buffers of ``module`` in turn.
+    """A loop or comprehension in which ``variable``, a part of its target, iterates over the buffers of ``module``.
 
-    ``call`` is ``module.buffers()``, or ``module.named_buffers()`` with ``key`` as the variable that takes the names.
+    ``call`` is ``module.buffers()``, or ``module.named_buffers()`` with ``key`` as the variable of the names.
     """
 
     variable: ast.Name
@@ -211,7 +212,7 @@ class _Walk:
 
 
 def renew_buffers(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """Compute each buffer out of place in the loop that writes them, and give it to its module."""
+    """Compute each buffer out of place in the loop that writes them, and set it on its module."""
     written = blocks.labels(diagnosis, "written")
     if diagnosis.cause in blocks.STEPPED or not written:
         return ()
@@ -239,7 +240,7 @@ def _loop_of(label: Label) -> Iterator[tuple[ast.For, str]]:
 
 
 def _written_anew(source: SourceFile, loop: ast.For, written: tuple[Label, ...]) -> dict[ast.stmt, str]:
-    """The loop's writing statements with their new text; empty where one has no counterpart out of place."""
+    """The loop's writing statements with their new text; empty where one has no out-of-place counterpart."""
     found: dict[ast.stmt, str] = {}
     for label in written:
         place, change = statement_at(label.frame), out_of_place(label.frame, label.op or "")
@@ -253,7 +254,7 @@ def _written_anew(source: SourceFile, loop: ast.For, written: tuple[Label, ...])
 
 
 def _walks(target: ast.expr, walked: ast.expr) -> Iterator[_Walk]:
-    """The variables of ``for target in walked`` that take buffers of a module."""
+    """The variables of ``for target in walked`` that iterate over buffers of a module."""
     if not isinstance(walked, ast.Call) or walked.keywords:
         return
     function, elements = walked.func, target.elts if isinstance(target, ast.Tuple) else []
@@ -272,7 +273,7 @@ def _walks(target: ast.expr, walked: ast.expr) -> Iterator[_Walk]:
 
 
 def _named(source: SourceFile, walk: _Walk) -> tuple[str, list[Edit]]:
-    """What takes the names of the buffers, and the edits by which it does."""
+    """The variable for the names of the buffers, and the edits that introduce it."""
     if walk.key is not None:
         return walk.key.id, []
     key = blocks.fresh_name(source, "name")
@@ -287,14 +288,14 @@ def _named(source: SourceFile, walk: _Walk) -> tuple[str, list[Edit]]:
 
 
 def _directly(source: SourceFile, loop: ast.For, walk: _Walk, new: dict[ast.stmt, str]) -> dict[int, str]:
-    """``for a in net.buffers()``: the loop is given the names as well."""
+    """The edits for ``for a in net.buffers()``, which then iterates over the names as well."""
     key, edits = _named(source, walk)
     changes = _with_edits(source, source.span(loop).line, source.span(loop.iter).end_line, edits)
     return changes | _given(source, new, source.text(walk.module), key, walk.variable.id)
 
 
 def _through_a_list(source: SourceFile, loop: ast.For, name: str, new: dict[ast.stmt, str]) -> dict[int, str]:
-    """``for a, b in self.pairs``, a list of buffers that was made before: it is made of places in the module."""
+    """The edits for ``for a, b in self.pairs``, a list of buffers made earlier, which then holds modules and names."""
     made = _made_before(source, loop)
     variables = loop.target.elts if isinstance(loop.target, ast.Tuple) else [loop.target]
     if made is None:
@@ -330,7 +331,7 @@ def _through_a_list(source: SourceFile, loop: ast.For, name: str, new: dict[ast.
 
 
 def _made_before(source: SourceFile, loop: ast.For) -> ast.ListComp | None:
-    """The list comprehension that the walked name stands for, where nothing else binds or reads that name."""
+    """The list comprehension that defines the iterated name, where nothing else binds or reads that name."""
     key = chain_key(loop.iter)
     others = [
         node
@@ -346,7 +347,7 @@ def _made_before(source: SourceFile, loop: ast.For) -> ast.ListComp | None:
 
 
 def _given(source: SourceFile, new: dict[ast.stmt, str], module: str, key: str, variable: str) -> dict[int, str]:
-    """The writes out of place, and behind the last of them the line that gives the buffer to its module."""
+    """The out-of-place writes, and after the last of them the line that sets the buffer on its module."""
     changes: dict[int, str] = {}
     for node, text in new.items():
         span = source.span(node)

@@ -1,12 +1,12 @@
-"""Steps and updates that wait until the backward which needs the old values is over.
+"""Steps and updates moved after the backward that needs the old values.
 
-The later backward would add its own gradients to those of the optimizer that now steps after it. Where the next
-optimizer's parameters are all that it should reach, ``inputs=`` keeps them apart; else a copy of the gradients does.
+The later backward would add its own gradients to those of the optimizer that now steps after it. Where it should
+reach only the next optimizer's parameters, ``inputs=`` keeps them apart; else a copy of the gradients does.
 
 One step for the sum of all losses is the short way. Where each round has its own gradients (an optimizer of its own, or
 zeroing in between), they are kept and stepped with one after the other, which changes no gradient.
 
-The usual shape: a world model is trained on what was observed, and the actor imagines on from its last states. The
+The usual shape: a world model is trained on observations, and the actor imagines on from its last states. The
 states are a dict, or carried by loops on both sides, so that no single argument of a call can be detached.
 """
 
@@ -68,7 +68,7 @@ def reorder_step(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 
 
 def _later_call_first(written: tuple[Label, ...], used: Label) -> tuple[Fix, ...]:
-    """Two calls of helpers that each walk a loss and step: the later one moved before the one whose step wrote."""
+    """Two calls of helpers that each run a backward and step: the later one moved before the one whose step wrote."""
     pairs = [pair for one in written if (pair := _outermost_pair(one, used)) is not None]
     if len(pairs) < len(written) or len({pair[0].index for pair in pairs}) != 1:
         return ()
@@ -77,7 +77,7 @@ def _later_call_first(written: tuple[Label, ...], used: Label) -> tuple[Fix, ...
     source, between = later.source, later.block[earlier.index : later.index]
     if len(calls) != 2 or earlier.index > later.index or not all(isinstance(one, ast.Call) for one in calls):
         return ()
-    # A backward or step that stands here by itself is told apart from its optimizer's; the others know what moves.
+    # Plain backward and step statements are left to the other fixes, which know what to move.
     if any(isinstance(one, ast.Call) and leaf_name(one.func) in ("backward", "step") for one in calls):
         return ()
     if any(blocks.names_bound(node) & blocks.names_read([later.statement]) for node in between):
@@ -92,7 +92,7 @@ def _later_call_first(written: tuple[Label, ...], used: Label) -> tuple[Fix, ...
 
 
 def _outermost_pair(first: Label, second: Label) -> tuple[blocks.Placed, blocks.Placed] | None:
-    """Where the stacks of two labels part: within a helper that both went through, they stand in two calls of it."""
+    """The outermost block in which two stacks diverge: within a shared helper they would belong to two of its calls."""
     others = list(blocks.placements(second))[::-1]
     for one in list(blocks.placements(first))[::-1]:
         for other in others:
@@ -102,9 +102,9 @@ def _outermost_pair(first: Label, second: Label) -> tuple[blocks.Placed, blocks.
 
 
 def _with_kept_gradients(backward: blocks.Placed, steps: list[ast.stmt]) -> list[Fix]:
-    """A copy of the gradients where the step stood, put back right before it: without what the later backward adds.
+    """A copy of the gradients where the step was, restored right before it: without those of the later backward.
 
-    Once more with what that backward gave put back in its turn: a parameter that the next optimizer has, too.
+    Also with the gradients of that backward restored in turn, for a parameter that the next optimizer has, too.
     """
     source = backward.source
     call = blocks.method_call(steps[0], "step")
@@ -138,7 +138,7 @@ def _with_kept_gradients(backward: blocks.Placed, steps: list[ast.stmt]) -> list
 
 
 def _shares_parameters(source: SourceFile, optimizer: str) -> bool:
-    """Whether the file gives what it gives to this optimizer (``encoder.parameters()``) to another object, too."""
+    """Whether the file passes this optimizer's argument (``encoder.parameters()``) to another object, too."""
     made = [one for one in source.nodes if isinstance(one, ast.Assign) and isinstance(one.value, ast.Call)]
     given: dict[str, set[str]] = {}
     for node in made:
@@ -154,12 +154,12 @@ _HANDING_ON = frozenset({"data", "state_dict", "load_state_dict", "parameters", 
 
 
 def _hands_parameters_on(node: ast.AST, used: Label) -> bool:
-    """Whether a part of the statement behind the backward reads parameters, which a step behind it all would miss."""
+    """Whether a part of the statement after the backward reads parameters, for which a later step would be too late."""
     return isinstance(node, ast.Attribute) and node.lineno > used.frame.line and node.attr in _HANDING_ON
 
 
 def _in_both_branches(place: blocks.Placed, steps: list[ast.stmt], used: Label) -> list[Fix]:
-    """The step right behind a backward that stands under an ``if``, and in the place of its ``else``."""
+    """The step right after a backward that is under an ``if``, and in an added ``else``."""
     source, branch = place.source, place.statement
     assert isinstance(branch, ast.If)
     inner = next((one for one in blocks.placements(used) if one.block is branch.body), None)
@@ -211,9 +211,9 @@ _BY_HAND = frozenset({"data_attribute", "checkpoint_closure", *blocks.STEPPED})
 
 
 def reorder_update(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """Move the statements that wrote behind the backward, and all between them that they belong to.
+    """Move the statements that wrote, and all in between that belong to them, after the backward.
 
-    Whether what is computed in between was to see the new values, a run shows.
+    A run shows whether computations in between need the new values.
     """
     used = blocks.first(diagnosis, "used")
     written = blocks.labels(diagnosis, "written")
@@ -226,7 +226,7 @@ def reorder_update(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 
 
 def _writers_alone(written: tuple[Label, ...], used: Label) -> tuple[Fix, ...]:
-    """Only the statements that wrote, where they give no name a value."""
+    """Only the statements that wrote, where they bind no name."""
     moved: dict[ast.stmt, blocks.Placed] = {}
     backward = None
     for label in written:
@@ -246,7 +246,7 @@ def _writers_alone(written: tuple[Label, ...], used: Label) -> tuple[Fix, ...]:
 
 
 def _may_move(place: blocks.Placed) -> bool:
-    """Whether the statement does something and binds nothing: a call, or a ``with`` or a loop around such calls."""
+    """Whether the statement only has effects and binds nothing: a call, or a ``with`` or a loop around such calls."""
     node = place.statement
     is_backward = any(isinstance(one, ast.Attribute) and one.attr in ("backward", "grad") for one in ast.walk(node))
     if is_backward or constructs(place.source, node) or not is_whole_lines(place.source, node):
@@ -255,12 +255,12 @@ def _may_move(place: blocks.Placed) -> bool:
         return isinstance(node.value, ast.Call)
     if not isinstance(node, ast.For | ast.With):
         return False
-    # A loop's own variables are read by what it runs, and by nobody else as a rule; a round more tells.
+    # As a rule only a loop's own body reads its variables; the trial shows exceptions.
     return all(isinstance(one, ast.Expr | ast.AugAssign) for one in node.body)
 
 
 def step_after_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """Move the step behind the loop whose rounds share a forward: once for all, or once for each round."""
+    """Move the step after the loop whose rounds share a forward: once for all, or once for each round."""
     used = blocks.first(diagnosis, "used")
     written = blocks.labels(diagnosis, "written")
     saved = blocks.first(diagnosis, "saved")
@@ -280,7 +280,7 @@ def step_after_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     if not blocks.names_read(loop.body) & blocks.names_bound(loop.target):
         return ()  # without steps in between every round would do the same as the one before
     call = blocks.method_call(step.statement, "step")
-    # An update by hand ends with clearing the gradients: what follows it belongs to it.
+    # A manual update ends with clearing the gradients, which belongs to it.
     moving = [step.statement] if call is not None else step.block[step.index :]
     if len(moving) == len(step.block) or not all(is_whole_lines(source, node) for node in moving):
         return ()
@@ -293,7 +293,7 @@ def step_after_loop(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 
 
 def _bound_before(step: blocks.Placed) -> set[str]:
-    """The names that a round binds before its update: behind the loop they would be those of the last round."""
+    """The names that a round binds before its update: after the loop they would be those of the last round."""
     return {name for node in step.block[: step.index] for name in blocks.names_bound(node)}
 
 
@@ -314,7 +314,7 @@ def _each_round(source: SourceFile, loop: ast.For, step: ast.stmt, call: ast.Cal
     start, place = source.span(loop), source.span(step)
     outer, inner = source.lines[start.line - 1][: start.column - 1], source.lines[place.line - 1][: place.column - 1]
     unit = inner[len(outer) :] or "    "
-    # A gradient that is not taken away in between is added to where it lies.
+    # A gradient that is not removed in between is accumulated in place.
     value = f"{p}.grad" if _clears(loop) else f"None if {p}.grad is None else {p}.grad.clone()"
     keep = (
         f'{inner}{params} = [{p} for group in {optimizer}.param_groups for {p} in group["params"]]\n'
@@ -339,7 +339,7 @@ def _each_round(source: SourceFile, loop: ast.For, step: ast.stmt, call: ast.Cal
 def _clears(loop: ast.For) -> bool:
     """Whether every round sets all gradients to None, so that the next round's are new tensors.
 
-    What the loop walks over is another optimizer each time: it leaves the others' gradients to be added to.
+    Where the loop iterates over optimizers, each leaves the others' gradients to accumulate.
     """
     calls = [node for node in ast.walk(loop) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
     of_round = blocks.names_bound(loop)
@@ -355,7 +355,7 @@ _SHARED = "forward_shared_by_two_backwards"
 
 
 def cut_between(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """A line behind the step, detaching what the statement that made the shared tensor leaves to the later loss."""
+    """A line after the step that detaches the values which the later loss takes from the shared tensor's statement."""
     used = blocks.first(diagnosis, "used")
     updates = [one for one in diagnosis.labels if one.message.key == "label.updated_between"]
     if diagnosis.cause in blocks.STEPPED:
@@ -381,7 +381,7 @@ def _is_at(frame: Frame, node: ast.stmt) -> bool:
 
 
 def _left_by(made: Label, step: blocks.Placed, backward: blocks.Placed) -> dict[str, Shape]:
-    """What the statement of the block that ``made`` passes through computes and a statement behind the step reads."""
+    """The names computed by the statement of the block that contains ``made``, and read after the step."""
     index = blocks.at_block(made, step.block)
     if index is None or index >= step.index:
         return {}
@@ -396,7 +396,7 @@ def _left_by(made: Label, step: blocks.Placed, backward: blocks.Placed) -> dict[
 
 
 def _is_read(name: str, nodes: list[ast.stmt]) -> bool:
-    """Whether the first statement of ``nodes`` that has the name reads it, it or a part of it."""
+    """Whether the first statement of ``nodes`` that uses the name reads it, or a part of it."""
     for node in nodes:
         inner = [one for one in ast.walk(node) if isinstance(one, ast.stmt)]
         reads = {read for one in inner for read in consumed_names(one)}

@@ -1,6 +1,6 @@
 """Views: made by index, made where autograd records, made after their base was written.
 
-PyTorch does not follow a write through one of several views that a single call made. A view by index is followed.
+PyTorch rejects a write through one of several views that a single call returned. A view by index is allowed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SAFE_TO_READ_TWICE = (ast.Name, ast.Attribute)
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """What a loop takes its views from: ``whole``, along ``dimension``; ``index`` is the loop's own count, if any."""
+    """A loop's source of views: ``whole``, along ``dimension``; ``index`` is the loop's own counter, if any."""
 
     whole: ast.expr
     dimension: str
@@ -31,7 +31,7 @@ class _Taken:
 
 
 def index_views(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """Where the written view is a loop's variable, bind it anew from its index at the start of every round."""
+    """The written view, a loop variable, rebound to an index of its base at the start of every iteration."""
     written = blocks.first(diagnosis, "written")
     name = diagnosis.tensor.name if diagnosis.tensor is not None else None
     if diagnosis.cause != "one_of_several_views_written" or written is None or not name or not name.isidentifier():
@@ -62,7 +62,7 @@ def _taken(target: ast.expr, source: ast.expr, name: str) -> _Taken | None:
 
 
 def _whole(value: ast.expr) -> _Taken | None:
-    """The tensor that is walked over: itself, or by ``unbind``."""
+    """The tensor that is iterated over: itself, or by ``unbind``."""
     if not isinstance(value, ast.Call):
         return _Taken(value, "0") if _is_safe(value) else None
     if leaf_name(value.func) != "unbind" or not isinstance(value.func, ast.Attribute):
@@ -76,7 +76,7 @@ def _whole(value: ast.expr) -> _Taken | None:
 
 
 def _is_safe(value: ast.expr) -> bool:
-    """Whether reading ``value`` again, in every round, reads the same."""
+    """Whether evaluating ``value`` again, in every iteration, has the same result."""
     return isinstance(value, _SAFE_TO_READ_TWICE) and all(
         isinstance(one, ast.Name | ast.Attribute | ast.expr_context) for one in ast.walk(value)
     )
@@ -107,7 +107,7 @@ def _by_index(source: SourceFile, loop: ast.For, taken: _Taken, name: str) -> Fi
 
 
 def record_view(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """Move the statement behind the block; where the block still needs what it binds, have it recorded in its place."""
+    """Move the statement after the block; where the block still needs its result, switch grad mode on around it."""
     made = blocks.first(diagnosis, "created")
     if diagnosis.cause != "unrecorded_view_written" or made is None:
         return ()
@@ -155,7 +155,7 @@ def _indent(source: SourceFile, node: ast.stmt) -> str:
 
 
 def views_after_write(diagnosis: Diagnosis) -> tuple[Fix, ...]:
-    """Make the views behind the write; the same with a write out of place; and only that, unseen by the views."""
+    """Make the views after the write; the same with a write out of place; and only that, which the views do not see."""
     made = blocks.first(diagnosis, "created")
     written = blocks.labels(diagnosis, "written")
     if diagnosis.cause != "view_base_written" or len(written) != 1:
@@ -177,7 +177,7 @@ def views_after_write(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 
 
 def _may_swap(made: blocks.Placed, written: blocks.Placed) -> bool:
-    """Whether the views can be made later: nothing in between reads them, or binds what they are made of."""
+    """Whether the views can be made later: nothing in between reads them, or binds names that they are made from."""
     if made.index >= written.index or not isinstance(made.statement, ast.Assign):
         return False
     if not all(is_whole_lines(place.source, place.statement) for place in (made, written)):

@@ -1,1 +1,1 @@
-"""Trials: the program run with a patch laid over it, in a process and with files of its own."""
+"""Trials: runs of the program with a patch applied, in a process and with files of its own."""

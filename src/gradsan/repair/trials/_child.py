@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class _Watch:
-    """The session and the recorder, started when the program imports torch."""
+    """Session and recorder of a watched trial, started when the program imports torch."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -54,7 +54,7 @@ class _Watch:
         searched: Mode = "nonfinite" if self.request.searches else "watch"
         self.session = Session(mode="heal" if self._is_reference else searched)
         self.session.start()
-        # Of the healed run only the training is asked for.
+        # The healed run only needs the training.
         Deep.measures = not self._is_reference
         call_when_uncaught(self.session.examine)
         call_when_uncaught(self._note_place)
@@ -74,7 +74,7 @@ class _Watch:
             allow(self.request.allowances)
 
     def note_exit(self, leaving: SystemExit) -> None:
-        """The program leaves by ``sys.exit``: what made it do so is what it was handling."""
+        """Note that the program leaves by ``sys.exit``, and the exception that it was handling."""
         if leaving.code not in (None, 0):
             reason = leaving.__context__ if leaving.__context__ is not None else leaving
             self.failed_by = type(reason).__name__, str(reason)
@@ -98,11 +98,11 @@ class _Watch:
         self.session.stop()
 
     def look_at_end(self, main: ModuleType) -> None:
-        """The program came to its end."""
+        """Look at the program's variables at its end."""
         self.recorder.look_at_end(main)
 
     def answer(self, is_well: bool, exception: tuple[str, str] | None) -> dict[str, Any]:
-        """What :class:`Trial` holds of it."""
+        """The fields of :class:`Trial` that this process knows."""
         from gradsan.repair.fixes import with_candidates
 
         answer = {
@@ -123,7 +123,7 @@ class _Watch:
 
 
 class _Measure:
-    """Nobody watches: the costs are counted."""
+    """Counter of costs of a trial that is not watched."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -143,30 +143,30 @@ class _Measure:
         self.meter.stop()
 
     def look_at_end(self, main: ModuleType) -> None:
-        """Costs were counted as they arose."""
+        """Do nothing: costs were counted as they arose."""
 
     def note_exit(self, leaving: SystemExit) -> None:
-        """Only costs are asked for."""
+        """Do nothing: only costs are needed."""
 
     def answer(self, is_well: bool, exception: tuple[str, str] | None) -> dict[str, Any]:
-        """What :class:`Trial` holds of it: nothing where the program failed, as it may under a dispatch mode."""
+        """The cost for :class:`Trial`; None where the program failed, as it may under a dispatch mode."""
         return {"cost": self.meter.cost() if is_well else None}
 
 
 def main() -> None:
-    """Run the program that the request names, and leave the answer where it says."""
+    """Run the program that the request names, and write the answer to the file that it names."""
     request: Request = pickle.loads(Path(sys.argv[1]).read_bytes())
     status, is_watched = run_request(request)
     if not is_watched:
         sys.exit(status)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not through the interpreter's end: what the program has registered there is not part of what is compared.
+    # Skip the interpreter's shutdown: the program's exit handlers are not compared.
     os._exit(status)
 
 
 def run_request(request: Request) -> tuple[int, bool]:
-    """Run the program, write the answer; its exit status, and whether it imported torch, so that it was watched."""
+    """Run the program and write the answer; its exit status, and whether it imported torch, so that it was watched."""
     lay_over(request.files)
     kind, name, arguments = request.target
     launch = prepare(Target(kind, name, arguments))  # type: ignore[arg-type]
@@ -219,14 +219,14 @@ def _start(start: Callable[[ModuleType], None], watch: _Watch | _Measure, main: 
 
 
 def _led_files(request: Request) -> Redirecting:
-    """What the program writes from now on goes to a folder beside the answer."""
+    """Redirect the program's writes from now on to a folder beside the answer."""
     folder = os.path.dirname(request.result)  # noqa: PTH120
     files = Redirecting(Scratch(folder, caches()))
 
     def give_up(what: Uncovered) -> None:
         answer = {"uncovered": (*what, _user_place()), "changed_files": files.changed}
         Path(request.result).write_bytes(pickle.dumps(answer))
-        # With what it has started; it may be one of those itself.
+        # Kill its children, too; it may be one of them itself.
         os.killpg(0, signal.SIGKILL)
 
     files.start(None if request.lets_through else give_up)
@@ -244,7 +244,7 @@ def _user_place() -> tuple[str, int] | None:
 
 
 def _runs_alone() -> bool:
-    """Whether the program used something of which there is one on this machine."""
+    """Whether the program used a resource that exists once on this machine."""
     torch = sys.modules["torch"]
     distributed = sys.modules.get("torch.distributed")
     has_group = "MASTER_PORT" in os.environ or (
@@ -255,8 +255,8 @@ def _runs_alone() -> bool:
 
 def _written(diagnosis: Diagnosis) -> frozenset[str]:
     frames = [label.frame for label in diagnosis.labels if label.role == "written"]
-    # Of a graph that is needed again, nobody wrote: the tensor by which the loss hangs on it, which others of one
-    # statement may do, too (``h, c = cell(x, (h, c))``).
+    # A graph used twice has no write: the tensor that connects the loss to it is part of the key, since others of one
+    # statement may do so, too (``h, c = cell(x, (h, c))``).
     tensor = None if frames else diagnosis.tensor
     name = "" if tensor is None else f"{tensor.name} ({tensor.op}) of "
     frames = frames or [label.frame for label in diagnosis.labels if label.role == "bridge"]

@@ -1,7 +1,7 @@
-"""Server that has torch imported and forks a child for each trial: ``python -m gradsan.repair.trials._server FD``.
+"""Server with torch imported that forks a child for each trial: ``python -m gradsan.repair.trials._server FD``.
 
-It talks with :mod:`gradsan.repair.trials.runner` over a socket in lines of JSON. Nothing of the program runs in it,
-and no operator of torch's where a device could be woken by it, which no fork would survive.
+It communicates with :mod:`gradsan.repair.trials.runner` over a socket in lines of JSON. It runs nothing of the
+program, and no torch operator that could initialize a device, which would not survive a fork.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _OWN = (
 
 
 def main() -> None:
-    """Import, say so, and serve until the other side has gone."""
+    """Import, report it, and serve until the peer has closed."""
     channel = socket.socket(fileno=int(sys.argv[1]))
     asked = json.loads(_line(channel))
     own = list(sys.path)
-    # As the program has it: without the directory that `python -m` puts in front.
+    # As in the program: without the directory that `python -m` prepends.
     sys.path[:] = [*asked["path"], *own[1:]]
     _import_ahead(asked["modules"])
     sys.path[:] = own
@@ -57,7 +57,7 @@ class _Server:
 
     def serve(self) -> None:
         gc.collect()
-        # What is here already is not walked through by the collector of each child, whose pages it would copy.
+        # Existing objects are frozen: the garbage collector of each child would copy their pages.
         gc.freeze()
         while True:
             for key, _ in self._selector.select():
@@ -84,7 +84,7 @@ class _Server:
         _send(self._channel, {"id": asked["id"], "pid": pid})
 
     def _become(self, asked: dict[str, Any]) -> None:
-        """The child: a session of its own, nothing to read, what it says to the files that were asked for."""
+        """Turn into the child: a session of its own, no input, output to the requested files."""
         status = 1
         try:
             os.setsid()
@@ -126,9 +126,9 @@ def _redirect(output: str, errors: str) -> None:
 
 
 def _import_ahead(modules: Iterable[str]) -> None:
-    """What cannot be imported here is imported by the program, and fails there."""
+    """Import the modules; one that fails to import here fails in the program."""
     with warnings.catch_warnings():
-        # The program is to be warned itself, of what happens in it.
+        # The program must see its own warnings.
         warnings.simplefilter("ignore")
         for name in (*modules, "torch"):
             with contextlib.suppress(BaseException):
@@ -139,7 +139,7 @@ def _import_ahead(modules: Iterable[str]) -> None:
             from gradsan import source
             from gradsan.repair.trials.held_functions import look_for_holders
 
-            # Their names are found on demand, which would be in each child.
+            # Their names are resolved on demand, which each child would repeat.
             for module in pkgutil.walk_packages(source.__path__, f"{source.__name__}."):
                 importlib.import_module(module.name)
             look_for_holders()
@@ -147,7 +147,7 @@ def _import_ahead(modules: Iterable[str]) -> None:
 
 
 def _watch_once() -> None:
-    """Have what watching reads of torch once and for all (schemas, tables) be read before the first fork."""
+    """Read everything that watching needs from torch (schemas, tables) once, before the first fork."""
     if _has_devices():
         return
     from gradsan._session import Session
@@ -158,7 +158,7 @@ def _watch_once() -> None:
 
 
 def _has_devices() -> bool:
-    # Asking torch could wake the driver.
+    # Asking torch could initialize the driver.
     import torch
 
     builds = (getattr(torch.version, name, None) for name in ("cuda", "hip", "xpu"))
@@ -178,11 +178,11 @@ def _device_is_awake() -> bool:
 
 
 def _has_modules_from(folders: Iterable[str]) -> bool:
-    """Whether a file in ``folders``, the program's own, stood in the way of an installed module, and was imported."""
+    """Whether a file in ``folders``, the program's own, shadowed an installed module and was imported."""
     from gradsan.repair.libraries import imported_files, own_files
 
     own = tuple(os.path.join(os.path.realpath(folder), "") for folder in folders)  # noqa: PTH118
-    # What is found here is not looked for once more in every child.
+    # Results found here are not computed again in every child.
     return any(path.startswith(own) for path in own_files(imported_files()))
 
 
@@ -197,7 +197,7 @@ def _line(channel: socket.socket) -> bytes:
 
 
 def _send(channel: socket.socket, message: dict[str, Any]) -> None:
-    # The other side may have gone; reading from it will tell.
+    # The peer may have gone; reading from it will show it.
     with contextlib.suppress(OSError):
         channel.sendall(json.dumps(message).encode() + b"\n")
 

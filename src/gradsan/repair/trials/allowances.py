@@ -1,7 +1,7 @@
-"""Allowances of the reference run: what PyTorch refuses, carried out all the same.
+"""Allowances of the reference run: operations that PyTorch rejects, carried out anyway.
 
-Each allowance does what the program says and gives autograd what it lacks for that; which of them a run has is decided
-by the faults of the program (:mod:`gradsan.repair.search`). They are for the reference run alone.
+Each allowance does what the program says and gives autograd the missing information; the faults of the program
+decide which of them a run has (:mod:`gradsan.repair.search`). They are for the reference run alone.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _REFUSED_OUT = "don't support automatic diff"
 
 
 def allow(names: Iterable[str]) -> None:
-    """Have this process carry out what ``names`` name, from now on.
+    """Install the allowances named by ``names`` in this process.
 
     ``keep_graphs``: a backward frees nothing. ``write_leaves``: a write to a leaf is not recorded. ``renew_leaves``: as
-    before, but ``x += y`` gives a new, recorded tensor. ``renew_results``: so does ``s = x.exp_()``. ``record_out``:
-    what ``out=`` takes is recorded, unless it is a leaf. ``single_views``: the views of one call are made one by one.
+    before, but ``x += y`` returns a new, recorded tensor. ``renew_results``: so does ``s = x.exp_()``. ``record_out``:
+    an ``out=`` result is recorded, unless it is a leaf. ``single_views``: the views of one call are made one by one.
     ``record_views``: views made under ``no_grad`` are recorded. ``own_memory``: expanded tensors have memory of
     their own. ``run_eagerly``: nothing is compiled. ``own_gradients``: hooks of tensors and the backward of Functions
-    are given copies of gradients. ``own_context``: Functions keep copies on ``ctx``.
-    ``without_checkpoint``: what is to be checkpointed is run once, and what it saves is kept.
+    get copies of gradients. ``own_context``: Functions keep copies on ``ctx``.
+    ``without_checkpoint``: checkpointed functions are run once, and their saved tensors are kept.
     ``release_gradients``: ``zero_grad`` fills copies with zeros, so that a graph on the gradients stays.
-    ``gathered_values``: what ``fully_shard`` gathers is kept as the forward had it, as copies.
-    ``own_rank``: DistributedDataParallel exchanges no gradients, which of a single rank are right without.
+    ``gathered_values``: values gathered by ``fully_shard`` are kept as the forward had them, as copies.
+    ``own_rank``: DistributedDataParallel exchanges no gradients; those of a single rank are correct without.
     """
     wanted = frozenset(names)
     if "keep_graphs" in wanted:
@@ -91,7 +91,7 @@ def _keeping(original: Callable[..., Any], position: int) -> Callable[..., Any]:
 
 
 def _releasing(zero: Callable[..., None], parameters: Callable[[Any], Iterable[Any]]) -> Callable[..., None]:
-    """``zero_grad`` that finds a copy where a gradient has a graph."""
+    """``zero_grad`` that replaces a gradient with a graph by a copy first."""
 
     @functools.wraps(zero)
     def releasing(owner: Any, *args: Any, **kwargs: Any) -> None:
@@ -104,13 +104,13 @@ def _releasing(zero: Callable[..., None], parameters: Callable[[Any], Iterable[A
 
 
 def _run_once(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """``checkpoint`` that calls ``function`` and forgets nothing of it."""
+    """``checkpoint`` that calls ``function`` once and discards nothing."""
     own = ("use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop")
     return function(*args, **{name: one for name, one in kwargs.items() if name not in own})
 
 
 def _with_gathered(deep: Deep) -> Callable[[Any, int, Any], Kept]:
-    """``keep_original`` that copies whole parameters, too, which healing leaves to ``fully_shard`` for their size."""
+    """``keep_original`` that also copies whole parameters, which healing leaves to ``fully_shard`` for their size."""
     keep = deep.keep_original
 
     def keep_original(tensor: Any, clock: int, stack: Any) -> Kept:
@@ -124,7 +124,7 @@ def _with_gathered(deep: Deep) -> Callable[[Any, int, Any], Kept]:
 
 
 def _by_itself(initialise: Callable[..., None]) -> Callable[..., None]:
-    """``DistributedDataParallel.__init__`` with what its ``no_sync()`` does, for good."""
+    """``DistributedDataParallel.__init__`` with the permanent effect of ``no_sync()``."""
 
     @functools.wraps(initialise)
     def by_itself(module: Any, *args: Any, **kwargs: Any) -> None:
@@ -135,7 +135,7 @@ def _by_itself(initialise: Callable[..., None]) -> Callable[..., None]:
 
 
 def _with_own_gradient(register: Callable[..., Any]) -> Callable[..., Any]:
-    """``register_hook`` whose hooks change a copy, which goes on in the place of the gradient."""
+    """``register_hook`` whose hooks change a copy, which replaces the gradient."""
 
     @functools.wraps(register)
     def with_own_gradient(tensor: Any, hook: Callable[[Any], Any]) -> Any:
@@ -160,7 +160,7 @@ def _own_context(node: Any) -> None:
 
 
 def _look_at_applied(look: Callable[[Any], object]) -> None:
-    """Have ``look`` called with the Node of every custom Function that is applied; the Node is its ``ctx``."""
+    """Call ``look`` with the Node of every custom Function that is applied; the Node is its ``ctx``."""
     standing = inspect.getattr_static(torch.autograd.Function, "apply")
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -205,7 +205,7 @@ class _Carrying(TorchFunctionMode):
         return bool(wanted) and any(words in str(failure) for words in _REFUSED_LEAF)
 
     def _loses_graph(self, failure: RuntimeError, args: Any) -> bool:
-        """Whether a leaf cannot take what a network has computed without keeping it from learning."""
+        """Whether an unrecorded write to the leaf would cut the graph of an argument that a network computed."""
         if _REFUSED_OUT in str(failure) or self._renews():
             return False
         return any(torch.is_tensor(one) and learns_elsewhere(one, args[0]) for one in args[1:])
@@ -230,13 +230,13 @@ def _is_trained(out: Any) -> bool:
 
 
 def _recorded_in(func: Any, args: Any, kwargs: Any) -> Any:
-    """The call without ``out=``, its result copied into what was given for that."""
+    """The call without ``out=``, its result copied into the tensor passed for that."""
     given = kwargs["out"]
     results = func(*args, **{name: value for name, value in kwargs.items() if name != "out"})
     pairs = zip(given, results, strict=True) if isinstance(given, list | tuple) else [(given, results)]
     for one, result in pairs:
         if one.grad_fn is not None and not one._is_view():
-            # All of it is overwritten: nothing of an earlier round is part of it.
+            # All of it is overwritten: no value of an earlier round remains.
             one.detach_()
         if one.shape != result.shape:
             one.resize_(result.shape)
@@ -245,7 +245,7 @@ def _recorded_in(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _is_augmented_assignment() -> bool:
-    """Whether the program stands at ``x += y``, which binds ``x`` to whatever comes back."""
+    """Whether the program is at ``x += y``, which binds ``x`` to the returned object."""
     found = next(iter(_instructions()), None)
     # BINARY_OP has the operators in place among its arguments; before Python 3.11 each had an opcode.
     return found is not None and (
@@ -254,13 +254,13 @@ def _is_augmented_assignment() -> bool:
 
 
 def _takes_result() -> bool:
-    """Whether the program does something with what the call at which it stands gives back."""
+    """Whether the program uses the result of the call that it is executing."""
     following = _instructions()[1:2]
     return bool(following) and following[0].opname != "POP_TOP"
 
 
 def _instructions() -> list[dis.Instruction]:
-    """The instruction of the program's own code that is running, and those behind it."""
+    """The current instruction of the program's own code, and those after it."""
     frame = sys._getframe(1)
     while frame.f_back is not None and is_own_file(frame.f_code.co_filename):
         frame = frame.f_back
@@ -268,7 +268,7 @@ def _instructions() -> list[dis.Instruction]:
 
 
 def _one_by_one(views: Any) -> Any:
-    """The views of one call as views that were made each by a call of its own, of the same memory."""
+    """The views of one call as views made by separate calls, of the same memory."""
     return type(views)(
         one if one._base is None else one._base.as_strided(one.shape, one.stride(), one.storage_offset())
         for one in views

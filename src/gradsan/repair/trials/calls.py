@@ -1,7 +1,7 @@
-"""Calls of modules, and those that repeat one of the same round: the same module, given the very same tensors.
+"""Module calls, and those that repeat another of the same round: the same module with the very same tensors.
 
-What was computed before a loop and is computed in every round anyway was to stay as it was: old values, targets. What
-the rounds call no module for was to be computed in each of them.
+A value computed before a loop and anyway in every round was meant to stay: old values, targets. A value
+for which the rounds call no module was meant to be computed in each of them.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 
 class RepeatedCalls:
-    """Counts them from :meth:`start` on; a round ends with the step of an optimizer."""
+    """Counter of repeated calls from :meth:`start` on; a round ends with the step of an optimizer."""
 
     def __init__(self) -> None:
-        """Nothing was called yet."""
+        """Start without any call."""
         self.count = self.rounds = 0
         self._met: set[tuple[Any, ...]] = set()
         self._held: list[Any] = []
 
     def start(self) -> None:
-        """Listen to every module, for as long as this process lives."""
+        """Hook every module, for as long as this process lives."""
         register_module_forward_pre_hook(self._hear)
 
     def step(self) -> None:
-        """Parameters have changed: the same call computes something else. Rounds with a call count."""
+        """End a round, counted if it had calls: parameters have changed, so the same call computes something else."""
         self.rounds += bool(self._met)
         self._met.clear()
         self._held.clear()
@@ -39,5 +39,5 @@ class RepeatedCalls:
             key = (id(module), *((id(one), one._version) for one in given))
             self.count += key in self._met
             self._met.add(key)
-            # As long as they live, no other tensor has their places.
+            # As long as they live, no other tensor has their ids.
             self._held.append((module, given))

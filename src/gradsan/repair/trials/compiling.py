@@ -1,4 +1,4 @@
-"""Compilation of a trial: what is asked of a run, and what it tells of its compiled graphs. Plain data."""
+"""Compilation options of a trial, and the record of its compiled graphs. Plain data."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Function = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Compiling:
-    """How a run is compiled, and where it ends.
+    """Options of how a run is compiled, and where it ends.
 
-    ``backend`` is put in place of every backend of the program; ``none`` compiles nothing, an empty one leaves all as
-    the program asks. ``rounds`` are the steps of each optimizer after which the run ends, ``backwards`` the backward
-    calls (0: no such limit). Functions ``left_out`` are run as eager code. ``perturbs`` is the relative size of a
-    change to every parameter, which shows how far rounding is carried. With ``examines`` each graph is compared by
-    itself afterwards, for at most ``seconds``; with ``looks_for_writes``, too, whether a write to an argument between
-    its forward and its backward is noticed.
+    ``backend`` replaces every backend of the program; ``none`` compiles nothing, an empty one leaves all as the program
+    requests. ``rounds`` are the steps of each optimizer after which the run ends, ``backwards`` the backward calls (0:
+    no such limit). Functions ``left_out`` are run as eager code. ``perturbs`` is the relative size of a change to every
+    parameter, which shows how rounding grows. With ``examines`` each graph is compared by itself afterwards, for at
+    most ``seconds``; with ``looks_for_writes``, also whether a write to an argument between its forward and its
+    backward is noticed.
     """
 
     backend: str = ""
@@ -35,12 +35,12 @@ class Compiling:
 class Fragment:
     """The smallest part of a compiled graph that computes something else than eager code does.
 
-    ``function`` was compiled by ``backend``; the operations ``ops`` stand at ``place`` (file, line, text) in the module
+    ``function`` was compiled by ``backend``; the operations ``ops`` are at ``place`` (file, line, text) in the module
     ``layer`` (a path, its class), both empty where they are not known. ``of_gradient`` says that a gradient differs,
     else a result does, by ``difference`` where ``allowed`` is rounding. ``also_aot``: the backend ``aot_eager``
     computes the same wrong value; ``draws``: random numbers are drawn in it. ``overwritten`` is the position of the
     argument whose overwriting between forward and backward is not noticed, None where nothing has to be overwritten.
-    ``program`` is a program that shows it, ``inputs`` a file that it reads, both empty where there is none.
+    ``program`` is a program that reproduces it, ``inputs`` a file that it reads, both empty where there is none.
     """
 
     function: Function
@@ -60,7 +60,7 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What came of comparing each graph by itself: how many were, how many could not be, and the first that differs."""
+    """The result of comparing each graph by itself: how many were, how many could not be, the first that differs."""
 
     graphs: int = 0
     left: int = 0
@@ -69,9 +69,9 @@ class Examined:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What a run tells of what was compiled.
+    """The record of a run's compiled code.
 
-    ``functions`` in the order in which they were, each with what a person calls it in ``titles``, ``backends`` by
+    ``functions`` in the order of compilation, each with its display name in ``titles``, ``backends`` by
     name, ``graphs`` their number. ``draws`` are the operations in them that draw random numbers. ``coarsest`` is the
     coarsest dtype computed in, ``roundings`` the sum of the squared errors of rounding of a round's operations (see
     ``repair.compiled.rounding``). ``at_limit``: some function was compiled so often that torch.compile gave it up.

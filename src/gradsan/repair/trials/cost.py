@@ -1,7 +1,7 @@
-"""Cost of a run, counted in the child and not timed: the same program gives the same numbers.
+"""Cost of a run, counted in the child instead of timed: the same program has the same numbers.
 
-A clock and a process's peak differ from run to run by more than most fixes do. Counted are the bytes that operators
-write, which is what time mostly goes into, and the most bytes that autograd keeps for backward at any one moment.
+Time and peak memory of a process vary between runs by more than most fixes do. The counts are the bytes that operators
+write, which dominate the time, and the most bytes that autograd keeps for backward at any one moment.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from gradsan.repair.trials.trial import Cost
 
 
 class Meter:
-    """Counts from :meth:`start` on, in the thread that calls it and in the backwards that it starts."""
+    """Counter of costs from :meth:`start` on, in the calling thread and in the backwards that it starts."""
 
     def __init__(self, steps: int) -> None:
-        """End the program after ``steps`` optimizer steps; 0: never."""
+        """Set the program to end after ``steps`` optimizer steps; 0: never."""
         self._limit = steps
         self._made = 0
         self._written = _Written()
@@ -30,17 +30,17 @@ class Meter:
         self._open = contextlib.ExitStack()
 
     def start(self) -> None:
-        """Begin to count."""
+        """Start counting."""
         register_optimizer_step_post_hook(self._after_step)
         self._open.enter_context(self._written)
         self._open.enter_context(saved_tensors_hooks(self._kept.pack, self._kept.unpack))
 
     def stop(self) -> None:
-        """Count no more."""
+        """Stop counting."""
         self._open.close()
 
     def cost(self) -> Cost:
-        """What was counted so far."""
+        """The costs counted so far."""
         return Cost(self._written.bytes, self._kept.most)
 
     def _after_step(self, *_: Any) -> None:
@@ -75,7 +75,7 @@ _Written.__torch_dispatch__ = getattr(  # type: ignore[method-assign]
 
 
 class _Kept:
-    """Bytes of the storages that waiting graphs hold, leaves that are trained apart: those are there in any case."""
+    """Bytes of the storages that pending graphs keep, without trained leaves: those exist in any case."""
 
     def __init__(self) -> None:
         self.most = 0
@@ -102,10 +102,10 @@ class _Kept:
 
 
 class _Holder:
-    """A saved tensor for as long as autograd keeps it."""
+    """Holder of a saved tensor for as long as autograd keeps it."""
 
     def __init__(self, kept: _Kept, tensor: Any) -> None:
-        # A result that held itself would keep its own graph alive.
+        # A result with a reference to itself would keep its own graph alive.
         self.tensor = tensor if tensor.is_leaf else tensor.detach()
         self._kept = kept
         self._place: tuple[int, int] | None = None

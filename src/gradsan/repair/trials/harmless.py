@@ -1,4 +1,4 @@
-"""Commands that a program may start in a trial without a question: they only read, or libraries need them."""
+"""Commands that a program may start in a trial without confirmation: they only read, or libraries need them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PASSED_ON = frozenset({"subprocess", "os", "asyncio", "concurrent", "multiproce
 
 
 def command_of(program: object, words: object) -> str:
-    """The command as it would be typed."""
+    """The command as typed in a shell."""
     if isinstance(words, str):
         return words
     if isinstance(words, bytes):
@@ -35,7 +35,7 @@ def command_of(program: object, words: object) -> str:
 
 
 def is_harmless(command: str, caller: FrameType | None) -> bool:
-    """Whether the command, started by code that ``caller`` is a frame of, leaves no trace that anybody would miss."""
+    """Whether the command, started by code at frame ``caller``, has no lasting effect that matters."""
     return _only_prints(command) or _is_of_library(caller)
 
 

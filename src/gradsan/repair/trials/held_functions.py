@@ -1,4 +1,4 @@
-"""Stand-ins for functions on files, and the modules that hold such functions by a name of their own."""
+"""Replacements of file functions, and the modules that hold such functions by a name of their own."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _CLASSES_OF = ("pathlib", "pathlib._local", "glob")
 
 
 class Entries:
-    """What ``os.scandir`` gives for a directory of the layer."""
+    """The result of ``os.scandir`` for a directory of the layer."""
 
     def __init__(self, path: Any, names: list[str]) -> None:
         """Entries below ``path``, as bytes where that is given as bytes."""
@@ -60,12 +60,12 @@ class Entries:
         self.close()
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """End the iteration."""
         self._entries = iter(())
 
 
 class _Entry:
-    """An ``os.DirEntry``: the functions that it asks are led themselves."""
+    """A replacement of ``os.DirEntry``: the functions that it calls are redirected themselves."""
 
     def __init__(self, folder: Any, name: Any) -> None:
         self.name = name
@@ -97,7 +97,7 @@ class _Entry:
 
 
 def leading_class(original: Any, led: Callable[..., list[Any]]) -> Any:
-    """A class in the place of the class ``original``; None where it is none, or allows for none below it."""
+    """A class that replaces the class ``original``; None where it is not a class, or allows no subclass."""
     if not isinstance(original, type):
         return None
 
@@ -111,7 +111,7 @@ def leading_class(original: Any, led: Callable[..., list[Any]]) -> Any:
 
 
 def leading_function(original: Any, led: Callable[..., list[Any]]) -> Any:
-    """A function in the place of the function ``original``, called with the arguments that ``led`` makes of its own."""
+    """A function that replaces ``original``, which is called with the arguments returned by ``led``."""
 
     @functools.wraps(original, updated=())
     def leading(*args: Any, **kwargs: Any) -> Any:
@@ -127,7 +127,7 @@ _looked_through: set[str] = set()
 def look_for_holders() -> None:
     """Note which modules hold functions of ``os``, or ``open``, by a name of their own.
 
-    In the process that trials are forked from: to look through all of its modules in each of them copies its memory.
+    In the process that trials are forked from: searching all modules in each child would copy their memory pages.
     """
     originals = {id(vars(os)[name]) for name in FUNCTIONS if name in vars(os)} | {id(open)}
     for owner, name, _ in (*SAVING, *LOADING, *BY_MODE):
@@ -147,7 +147,7 @@ def look_for_holders() -> None:
 
 
 def replace_everywhere(led: dict[Any, Any]) -> None:
-    """Put the new functions where modules that are imported hold the old ones by a name of their own."""
+    """Bind the new functions where imported modules hold the old ones by a name of their own."""
     by_identity = {id(old): new for old, new in led.items()}
     look_for_holders()
     for holder, key, identity in _holders:

@@ -1,4 +1,4 @@
-"""Imports at a program's top, read off its text: installed modules that a server of trials may import ahead.
+"""Imports at a program's top, parsed from its text: installed modules that a server of trials may import ahead.
 
 The user's own modules are only read, never imported: a patch may change them, and importing them runs the program.
 """
@@ -19,9 +19,9 @@ _MOST_FILES = 200
 
 @dataclass(slots=True)
 class Preload:
-    """``modules`` in the order in which the program imports them, ``environment`` what it sets before that.
+    """The ``modules`` in the program's import order, and the ``environment`` that it sets before that.
 
-    ``is_known`` is False where the environment is changed in a way that only running tells: imported ahead, a module
+    ``is_known`` is False where the environment is changed in a way that only running shows: imported ahead, a module
     might read something else from it. ``has_optimizers``: the first optimizer that is made imports torch._dynamo, which
     takes as long as torch itself.
     """
@@ -33,7 +33,7 @@ class Preload:
     _read: set[str] = field(default_factory=set)
 
     def read(self, path: str) -> None:
-        """Add what the file at ``path`` imports, and what the user's own modules that it imports do."""
+        """Add the imports of the file at ``path``, and those of the user's own modules that it imports."""
         real = os.path.realpath(path)
         if real in self._read or len(self._read) >= _MOST_FILES:
             return
@@ -93,7 +93,7 @@ class Preload:
             return
         found = _constant_assignment(statement)
         if found is None:
-            # Reading it is no change of it.
+            # Reading it does not change it.
             self.is_known = self.is_known and not _may_change(statement)
         else:
             name, value, is_default = found
@@ -102,7 +102,7 @@ class Preload:
 
 
 def _at_the_top(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements that importing a file runs in any case, and those that it tries."""
+    """The statements that importing a file always runs, and those inside ``try``."""
     for statement in body:
         if isinstance(statement, ast.Try):
             yield from _at_the_top(statement.body)

@@ -43,14 +43,14 @@ _COARSENESS = {"float64": 1, "float32": 2, "float16": 3, "bfloat16": 4}
 
 
 class EnoughSteps(SystemExit):
-    """Ends the program when it has made the steps that were asked for."""
+    """End of the program after the requested number of steps."""
 
 
 class Recorder:
-    """Listens to optimizers and to backward calls."""
+    """Recorder of optimizer steps and backward calls."""
 
     def __init__(self, request: Request) -> None:
-        """End the program where ``request`` says that it may end."""
+        """Set the program to end where ``request`` allows it."""
         self._limit = request.steps
         self._past, self._enough_seconds = request.past, request.enough_seconds
         self._until = request.until
@@ -85,7 +85,7 @@ class Recorder:
         self._overwritten: set[str] = set()
 
     def start(self) -> None:
-        """Begin to listen to optimizers, and to what is drawn."""
+        """Start observing optimizers and random draws."""
         self._left_over.start()
         self._draws.start()
         if self._calls is not None:
@@ -94,8 +94,8 @@ class Recorder:
         register_optimizer_step_post_hook(self._after_step)
 
     def recording(self, finished: bool, exception: tuple[str, str] | None) -> Recording:
-        """What was recorded."""
-        # Where the limit ends a program there is more to come, and not at the same place in every candidate.
+        """The recording so far."""
+        # A program ended by the limit would go on, and not from the same position in every candidate.
         undecided: list[Gradients] = []
         for key, gradients in [] if self._was_ended else self._left_over.undecided():
             self._keep(undecided, key, gradients)
@@ -119,14 +119,14 @@ class Recorder:
         )
 
     def look_at_end(self, main: Any) -> None:
-        """Note what the variables of the module ``main`` hold when the program has come to its end."""
+        """Record the variables of the module ``main`` when the program has reached its end."""
         module = Space(Scope(vars(main).get("__file__") or "<string>", "<module>"), dict(vars(main)), frozenset())
-        # Functions have ended; what their variables held may have changed after the last look all the same.
+        # Functions have ended, but the values of their variables may have changed after the last look.
         self._look([module, *(one for one in self._lasting if one.scope.function != "<module>")], is_end=True)
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling():
-            # Of a compiled step, which is a part of a graph.
+            # Those of a compiled step, which is a part of a graph.
             return
         if self._compiling is not None and self._made[_key(_parameters(optimizer))] >= self._compiling.rounds > 0:
             self._end()
@@ -137,7 +137,7 @@ class Recorder:
         if torch.compiler.is_compiling():
             return
         if _has_closure(args, kwargs):
-            # The gradients are those that the closure has computed, the last time it was called.
+            # The gradients are those computed by the closure's last call.
             self._keep_step(optimizer)
         parameters = _parameters(optimizer)
         key = _key(parameters)
@@ -161,14 +161,14 @@ class Recorder:
         if wanted is None or not wanted.rounds:
             return False
         many = self._made.values()
-        # A compiler that traces a backward begins one, too, of a loss without a value.
+        # A compiler that traces a backward also begins one, of a loss without a value.
         begun = len(self._begun)
         rounds = min(many) if many else begun // _BACKWARDS_A_ROUND
         return rounds >= wanted.rounds or 0 < wanted.backwards <= begun
 
     def _is_enough(self) -> bool:
         if self._compiling is not None and self._compiling.rounds:
-            # Another optimizer may be there whose first step is yet to come.
+            # There may be another optimizer that has not stepped yet.
             return min(self._made.values()) >= self._compiling.rounds and self._made.total() > 1
         if self._limit and self._made.total() >= self._limit:
             return True
@@ -186,16 +186,16 @@ class Recorder:
         if self._compiling is not None:
             self.names.setdefault(key, self._names_of(parameters))
         self._keep(self._steps, key, grads)
-        # What was added to and is let go is nobody's loss.
+        # A gradient that is released after accumulation is not lost.
         stepped = {id(grad) for grad in grads}
         self._overwritten.update(name for name, one in self._added_to if id(one) in stepped)
         self._added_to.clear()
         self._left_over.step(optimizer, key)
 
     def before_backward(self, entry: RawBackward, *_: Any) -> None:
-        """To be called with the entry of every backward that begins."""
+        """Hook for the entry of every backward that begins."""
         if torch.compiler.is_compiling():
-            # Traced, not run; what is read of its tensors would become part of the graph.
+            # Traced, not run; reads of its tensors would become part of the graph.
             return
         if self._is_over():
             self._end()
@@ -212,7 +212,7 @@ class Recorder:
             self._hold_gradients(spaces, entry.outputs)
 
     def after_backward(self, entry: RawBackward) -> None:
-        """To be called with the entry of every backward that ended."""
+        """Hook for the entry of every backward that ended."""
         if torch.compiler.is_compiling():
             return
         outputs, accumulates = entry.outputs, entry.accumulates
@@ -237,17 +237,17 @@ class Recorder:
         return tuple(self._named.get(id(one), f"{tuple(one.shape)}") for one in leaves)
 
     def _hold_gradients(self, spaces: list[Space], outputs: Any) -> None:
-        """Know the gradients that the program holds by a name of its own while a backward may add to them."""
+        """Note the gradients that the program holds by a name of its own while a backward may accumulate into them."""
         grads = {id(leaf.grad) for leaf in _leaves(outputs) if leaf.grad is not None}
         if grads and self._has_time():
             self._held = [(name, one, one._version) for name, one in tensors_of(spaces) if id(one) in grads]
 
     def _look(self, spaces: list[Space], *, is_end: bool = False) -> None:
-        """Note what the program's variables hold now."""
+        """Record the values of the program's variables now."""
         steps = tuple(sorted(self._made.items()))
         ordinal = self._ordinals[steps]
         self._ordinals[steps] += 1
-        # Of a round's later backwards nothing is compared where steps tell the rounds apart.
+        # Later backwards of a round are not compared where steps delimit the rounds.
         is_wanted = is_end or (len(self._moments) < _MOST_MOMENTS and not (steps and ordinal))
         if is_wanted and (is_end or self._has_time()):
             began = time.perf_counter()
@@ -275,7 +275,7 @@ class Recorder:
             records.append(Gradients(key, values, labels))
 
     def _labels_of(self, leaves: list[Any]) -> tuple[str, ...]:
-        """What a leaf is known by: its shape and its values when it was first met, whatever the order of the graph."""
+        """The label of each leaf: its shape and its first recorded values, whatever the order of the graph."""
         for leaf in leaves:
             if leaf not in self._labels:
                 look = _look(leaf)
@@ -286,7 +286,7 @@ class Recorder:
 
 @contextlib.contextmanager
 def _unseen() -> Iterator[None]:
-    """A block that is not watched: memory that is read by ``numpy()`` would count as handed out, and be copied."""
+    """A block that is not watched: memory read by ``numpy()`` would count as exported, and be copied."""
     core = recorder().core
     was_active, core.active = core.active, False
     try:
@@ -332,14 +332,14 @@ def _numbers(gradient: Any) -> tuple[tuple[int, ...], bytes, float] | None:
 
 
 def _own_part(tensor: Any) -> Any:
-    """What this process holds of a tensor that is spread over several; any other as it is."""
+    """This process's part of a distributed tensor; any other tensor as it is."""
     to_local = getattr(tensor, "to_local", None)
     return tensor if to_local is None else to_local()
 
 
 def _look(leaf: Any) -> str:
     numbers: list[Any] = []
-    # A parameter that was gathered from its shards has no memory while its module does not run.
+    # A parameter gathered from its shards has no memory while its module does not run.
     with torch.no_grad(), contextlib.suppress(RuntimeError):
         own = _own_part(leaf.detach())
         flat = own.reshape(-1) if own.layout is torch.strided else own.to_dense().reshape(-1)
@@ -348,7 +348,7 @@ def _look(leaf: Any) -> str:
 
 
 def _leaves(outputs: Any) -> list[Any]:
-    """The leaves that a backward reaches, in an order that the shape of the graph decides."""
+    """The leaves that a backward reaches, in an order that the structure of the graph determines."""
     seen: set[Any] = set()
     found: list[Any] = []
     stack = [node for output in reversed(outputs) if (node := getattr(output, "grad_fn", None)) is not None]

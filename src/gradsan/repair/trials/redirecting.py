@@ -1,7 +1,7 @@
-"""Python's functions on files, led to the scratch layer of a trial; what goes past them ends the trial.
+"""Python's file functions, redirected to the scratch layer of a trial; other effects end the trial.
 
-Programs open files by ``open``, ``os`` and what is built on them. A process of its own, a database, a library that
-writes by itself cannot be led: the first of these ends the trial, unless it was agreed to.
+Programs open files by ``open``, ``os`` and functions built on them. A child process, a database, a library that
+writes by itself cannot be redirected: the first of these ends the trial, unless the user agreed to it.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ Uncovered = tuple[str, str]
 
 
 class Redirecting:
-    """Leads what this process writes to ``scratch``."""
+    """Redirection of this process's writes to ``scratch``."""
 
     def __init__(self, scratch: Scratch) -> None:
-        """Nothing is led yet."""
+        """Start without any redirection."""
         self._scratch = scratch
         self._give_up: Callable[[Uncovered], None] | None = None
         self._inside = threading.local()
@@ -62,9 +62,10 @@ class Redirecting:
         self._read: set[str] = set()
 
     def start(self, give_up: Callable[[Uncovered], None] | None) -> None:
-        """Begin, for as long as this process lives.
+        """Redirect from now on, for as long as this process lives.
 
-        ``give_up`` is called with what cannot be led, and ends this process; without it, that is let through.
+        ``give_up`` is called with an effect that cannot be redirected, and ends this process; without it, that is
+        allowed.
         """
         self._give_up = give_up
         self._scratch.start()
@@ -73,7 +74,7 @@ class Redirecting:
         for names in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
             names.update(new for old, new in led.items() if old in names)
         replace_everywhere(led)
-        # Walking by descriptors would go past the layer.
+        # Walking by descriptors would bypass the layer.
         vars(shutil)["_use_fd_functions"] = False
         for table, where in ((SAVING, self._saved), (LOADING, self._loaded), (BY_MODE, self._opened_by_mode)):
             for module, name, position in table:
@@ -83,7 +84,7 @@ class Redirecting:
         sys.addaudithook(self._hear)
 
     def _asking_first(self, start: Callable[..., int]) -> Callable[..., int]:
-        """Processes that multiprocessing starts afresh; a fork is led as the process that it comes from."""
+        """Ask before processes that multiprocessing spawns; a fork inherits the redirection of its parent."""
 
         @functools.wraps(start)
         def starting(path: Any, words: Any, handles: Any) -> int:
@@ -95,7 +96,7 @@ class Redirecting:
         return starting
 
     def stop(self) -> None:
-        """The program has ended: what follows is not its own."""
+        """Stop, once the program has ended: later calls are not its own."""
         self.__enter__()
         self._scratch.stop()
 
@@ -106,7 +107,7 @@ class Redirecting:
 
     @property
     def read(self) -> tuple[str, ...]:
-        """The files that it has opened to read, those apart that it wrote."""
+        """The files that it opened to read, without those that it wrote."""
         with self:
             return tuple(sorted(one for one in self._read if os.path.isfile(one) and not self._scratch.passes(one)))
 
@@ -161,7 +162,7 @@ class Redirecting:
                 if os.listdir(there) if names is None else names:
                     raise OSError(39, os.strerror(39), path)
             elif is_directory or not os.path.lexists(there) or call.__name__ == "rmdir":
-                call(there, *args, **kwargs)  # refuses, with the system's own error
+                call(there, *args, **kwargs)  # fails, with the system's own error
             if there != logical:
                 call(there, *args, **kwargs)
             elif not os.access(os.path.dirname(logical), os.W_OK):
@@ -190,14 +191,14 @@ class Redirecting:
             if aim == target and os.path.lexists(target) and not scratch.passes(target):
                 scratch.removed(target)
             moved = scratch.moved(source)
-            # Into the scratch folder and out of it lie on different disks.
+            # The scratch folder and the target are on different disks.
             shutil.move(moved, scratch.made(target) if not os.path.lexists(scratch.there(target)) else aim)
             scratch.removed(source)
 
         return self._wrapped(original, led, writes=True)
 
     def _leading_second(self, original: Any, first: Callable[[Any], Any]) -> Callable[..., Any]:
-        """``symlink`` and ``link``: what is made is their second argument."""
+        """``symlink`` and ``link``, whose second argument is created."""
 
         def led(call: Callable[..., Any], path: Any, args: Any, kwargs: Any) -> None:
             other, *rest = args or (kwargs.pop("dst"),)
@@ -226,7 +227,7 @@ class Redirecting:
             if not isinstance(file, str | bytes | os.PathLike) or self.is_inside:
                 return original(*args, **kwargs)
             if own is not None:
-                # It opens by os.open, as it is led.
+                # It opens by os.open, which is redirected.
                 self._inside.opens_itself = True
                 try:
                     return original(*args, **kwargs)
@@ -340,7 +341,7 @@ class Redirecting:
         replace_everywhere({original: leading_class(original, led) or leading_function(original, led)})
 
     def _lead_mapped_memory(self) -> None:
-        """Files that PyTorch maps into memory by itself: shared, they are written."""
+        """Redirect files that PyTorch maps into memory itself: shared ones are written."""
         torch: Any = sys.modules["torch"]
         for owner in (torch, torch.UntypedStorage):
             original = owner.from_file
@@ -387,20 +388,20 @@ class Redirecting:
 
     @property
     def is_inside(self) -> bool:
-        """Whether this thread is at work on the layer itself."""
+        """Whether this thread is executing code of the layer itself."""
         return getattr(self._inside, "depth", 0) > 0
 
     def __enter__(self) -> None:
-        """What this thread does now is not the program's."""
+        """Exempt this thread's calls from redirection."""
         self._inside.depth = getattr(self._inside, "depth", 0) + 1
 
     def __exit__(self, *_: object) -> None:
-        """It is the program's again."""
+        """Redirect this thread's calls again."""
         self._inside.depth -= 1
 
 
 def _name(failure: OSError, path: Any, other: Any = None) -> None:
-    """Have the error name what the program named."""
+    """Set the error's file name to the path that the program used."""
     if failure.filename is not None:
         failure.filename = path
     if failure.filename2 is not None:

@@ -1,6 +1,6 @@
-"""Runner of trials: children of a warm server where this system can fork one, else fresh processes.
+"""Runner of trials: forked from a warm server where this system allows it, else fresh processes.
 
-The server (``_server.py``) has torch imported, and the installed modules that the program imports at its top; several
+The server (``_server.py``) has imported torch and the installed modules that the program imports at its top; several
 trials run side by side where cores are free.
 """
 
@@ -34,21 +34,21 @@ _START_SECONDS = 120.0
 
 
 class Runner:
-    """Runs trials of one program; a context manager, which ends the server."""
+    """Runner of the trials of one program; a context manager, which ends the server."""
 
     def __init__(self, target: Target, *, is_warm: bool = True) -> None:
-        """``is_warm`` False: every trial in a fresh process."""
+        """Set up the runner; ``is_warm`` False: every trial in a fresh process."""
         self._server = _start(target) if is_warm and _can_fork() else None
         self._number = 0
 
     def __enter__(self) -> Runner:
-        """Trials may be run."""
+        """Return the runner."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the server and what it runs."""
+        """End the server and its trials."""
         if self._server is not None:
             self._server.stop()
 
@@ -58,7 +58,7 @@ class Runner:
         return self._server is not None and self._server.is_ready()
 
     def run(self, request: Request) -> Trial:
-        """Run the program once, in the working directory and environment of this process, its output kept aside."""
+        """Run the program once, in the working directory and environment of this process, with its output captured."""
         return self.run_all([request])[0]
 
     def run_all(self, requests: Sequence[Request], *, side_by_side: int = 1) -> list[Trial]:
@@ -82,7 +82,7 @@ class Runner:
                     one = running.pop(number)
                     found[one.position] = one.trial()
                 if self._server.is_gone:
-                    # What it was running is run anew.
+                    # Its running trials are run again.
                     rest = [(one.position, one.request) for one in running.values()]
                     found.update((position, run_trial(request)) for position, request in (*rest, *waiting))
                     break
@@ -90,13 +90,13 @@ class Runner:
 
 
 def cores_for_trials() -> int:
-    """How many trials may run side by side on this machine."""
+    """The number of trials that may run side by side on this machine."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(count, _MOST_SIDE_BY_SIDE))
 
 
 class _Running:
-    """A trial that was started."""
+    """A started trial."""
 
     def __init__(self, position: int, request: Request, folder: Path) -> None:
         self.position = position
@@ -112,14 +112,14 @@ class _Running:
         self.was_stopped = False
 
     def stop(self) -> None:
-        """End it and what it started."""
+        """Kill it and the processes that it started."""
         self.was_stopped = True
         if self.pid is not None:
             with contextlib.suppress(OSError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     def trial(self) -> Trial:
-        """What came of it."""
+        """The result as a Trial."""
         if self.pid is not None:
             # Workers that the program left behind.
             with contextlib.suppress(OSError):
@@ -129,7 +129,7 @@ class _Running:
 
 
 class _Server:
-    """This side of a server."""
+    """Client side of a server."""
 
     def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket) -> None:
         self._process, self._channel = process, channel
@@ -153,7 +153,7 @@ class _Server:
             self.is_gone = True
 
     def ended(self, running: dict[int, _Running]) -> list[int]:
-        """The numbers of those that ended, after waiting for one or for the time of one to be up."""
+        """The numbers of the trials that ended, after waiting for one or for a timeout."""
         wait = max(0.0, min(one.ends_at for one in running.values()) - time.monotonic())
         ended: list[int] = []
         for message in self._messages(wait):

@@ -1,6 +1,6 @@
-"""Scratch layer of a trial: files that the program writes lie beside its own, which stay as they are.
+"""Scratch layer of a trial: a copy-on-write overlay for the files that the program writes, which stay unchanged.
 
-What is written goes to a folder that is thrown away; what is read is looked for there first. Paths that the program
+Writes go to a folder that is deleted afterwards; reads look there first. Paths that the program
 names are *logical*: they name what the program sees, the scratch copy or the file itself.
 """
 
@@ -28,17 +28,17 @@ LARGEST_COPY = 1 << 31
 
 
 class TooLargeError(Exception):
-    """A file of which a part is to be written, and which is not copied for that."""
+    """A file too large to be copied for a write to a part of it."""
 
 
 class Scratch:
-    """The layer over the whole file system, from when it is made; ``folder`` is where it keeps what is written.
+    """The layer over the whole file system from its creation on; ``folder`` is where it keeps written files.
 
-    Paths below ``passing`` are the program's to write: caches, and what lies beside the trial's own answer.
+    Paths below ``passing`` are written directly: caches, and the files beside the trial's own answer.
     """
 
     def __init__(self, folder: str, passing: tuple[str, ...]) -> None:
-        """Nothing was written yet."""
+        """Start with nothing written."""
         self._upper = os.path.join(os.path.realpath(folder), "files")
         self._passing = tuple(dict.fromkeys((*_SYSTEM, os.path.realpath(folder), *map(os.path.realpath, passing))))
         self._gone: set[str] = set()
@@ -50,7 +50,7 @@ class Scratch:
         self.written: set[str] = set()
 
     def start(self) -> None:
-        """Have files and folders of ``tempfile`` pass: sockets are made in them, which no layer holds."""
+        """Exempt files and folders of ``tempfile``: sockets are made in them, which the layer cannot hold."""
         names: Any = type(tempfile._get_candidate_names())  # type: ignore[attr-defined]
         draw = names.__next__
 
@@ -62,7 +62,7 @@ class Scratch:
         names.__next__ = drawing
 
     def stop(self) -> None:
-        """Take away what the program left behind of those."""
+        """Delete the temporary files that the program left."""
         for one in os.listdir(self._temporary) if self._random_names else ():
             path = os.path.join(self._temporary, one)
             if self._is_temporary(path) and os.stat(path).st_uid == os.getuid():
@@ -82,11 +82,11 @@ class Scratch:
         return self._directory
 
     def passes(self, path: str) -> bool:
-        """Whether what is written at the logical ``path`` is not kept aside."""
+        """Whether writes to the logical ``path`` are not redirected."""
         return any(path == one or path.startswith(one + os.sep) for one in self._passing) or self._is_temporary(path)
 
     def logical(self, path: Any, directory: int | None = None, *, follow: bool = True) -> str:
-        """The absolute path without links; of the last part, a link is kept where ``follow`` is False."""
+        """The absolute path with links resolved; a link as the last part is kept where ``follow`` is False."""
         text = os.fsdecode(path)
         if not text:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), text)
@@ -115,14 +115,14 @@ class Scratch:
         return found or os.sep
 
     def there(self, path: str) -> str:
-        """Where what the logical ``path`` names lies; a place with nothing there, where it names nothing."""
+        """The real location of the logical ``path``; a nonexistent path where there is no such file."""
         above = self._upper + path
         if self.is_used and (os.path.lexists(above) or self._is_gone(path)):
             return above
         return path
 
     def names(self, path: str) -> list[str] | None:
-        """What lies in the logical directory ``path``; None where the directory itself shows it."""
+        """The entries of the logical directory ``path``; None where the real directory is unchanged."""
         above = self._upper + path
         is_hidden = self._is_gone(path)
         if not self.is_used or (not is_hidden and not os.path.isdir(above) and not self._has_gone_below(path)):
@@ -154,12 +154,12 @@ class Scratch:
         return there
 
     def made(self, path: str) -> str:
-        """Where to make something at the logical ``path``; what is there already stays in the way."""
+        """The real location for creating the logical ``path``; an existing file there is still in the way."""
         there = self.there(path)
         return there if self.passes(path) or os.path.lexists(there) else self._new(path)
 
     def changed(self, path: str) -> str:
-        """A copy of what lies at the logical ``path``, whose mode or times may be changed."""
+        """A copy of the file at the logical ``path``, whose mode or times may be changed."""
         there = self.there(path)
         if there != path or self.passes(path) or not os.path.lexists(path):
             return there
@@ -167,7 +167,7 @@ class Scratch:
         return self._copied(path, with_content=True)
 
     def moved(self, path: str) -> str:
-        """A copy, of a directory with all that is in it, that may be moved away; :meth:`removed` hides the original."""
+        """A copy, of a directory with its content, that may be moved away; :meth:`removed` hides the original."""
         there = self.there(path)
         if os.path.islink(there) or not os.path.isdir(there):
             return self.changed(path)
@@ -180,7 +180,7 @@ class Scratch:
         return above
 
     def removed(self, path: str) -> None:
-        """Nothing is at the logical ``path`` any more."""
+        """Mark the logical ``path`` as removed."""
         self._note(path)
         self._gone.add(path)
 
@@ -189,15 +189,15 @@ class Scratch:
         return path if os.path.isdir(path) and not self._is_gone(path) else self.there(path)
 
     def enter(self, path: str) -> None:
-        """The working directory is now the logical ``path``."""
+        """Set the working directory to the logical ``path``."""
         self._directory = path
 
     def shown(self, path: str) -> str:
-        """The logical path of a place in the scratch folder; any other path as it is."""
+        """The logical path of a path in the scratch folder; any other path as it is."""
         return path[len(self._upper) :] or os.sep if self.is_above(path) else path
 
     def is_above(self, path: str) -> bool:
-        """Whether ``path`` is a place in the scratch folder."""
+        """Whether ``path`` is in the scratch folder."""
         return path == self._upper or path.startswith(self._upper + os.sep)
 
     def _is_temporary(self, path: str) -> bool:
@@ -260,7 +260,7 @@ def _check_writable(path: str) -> None:
 
 
 def caches() -> tuple[str, ...]:
-    """Folders that libraries keep what they have downloaded or compiled in: every trial may use and fill them."""
+    """Folders in which libraries keep downloaded or compiled files: every trial may use and fill them."""
     home = os.path.expanduser("~")
     temporary = tempfile.gettempdir()
     given = [os.environ[name] for name in _NAMED_CACHES if os.environ.get(name)]

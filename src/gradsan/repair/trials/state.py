@@ -1,14 +1,14 @@
-"""State of a run: seeds, what variables hold, what is drawn, and what is left of gradients at its end.
+"""State of a run: seeds, values of variables, random draws, and gradients left at its end.
 
-A dropout's mask is no such tensor: it is drawn anew wherever a forward runs again, as everybody expects.
+A dropout's mask does not count: it is drawn again wherever a forward runs again, as everybody expects.
 
-A backward after the only step of an optimizer leaves gradients that nobody has stepped with. Whether the next round
-clears them first, a run of one round tells only if it has done so itself.
+A backward after the only step of an optimizer leaves gradients that no step has used. Whether the next round
+clears them first, a run of one round shows only if it has done so itself.
 
 The generators of Python, NumPy and PyTorch take entropy from the system where nobody seeds them, and some programs seed
 them with the time. In a trial they get numbers that are the same in the next one: the global generators at the start, a
-generator that the program makes or seeds without a number when it does so, and what is a time or a process's number
-instead of it. Any other seed stays what it is.
+generator that the program makes or seeds without a number at that moment; seeds that are a time or a process id
+are replaced, too. Any other seed stays as it is.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _LARGEST_COUNT = 1 << 40
 
 
 def lasting(spaces: Iterable[Space]) -> list[Space]:
-    """``spaces`` with those variables that hold what may change after this moment: objects, lists, no graphs."""
+    """``spaces`` with those variables whose values may change after this moment: objects, lists, no graphs."""
     return [one._replace(variables={k: v for k, v in one.variables.items() if _lasts(v)}) for one in spaces]
 
 
@@ -58,10 +58,10 @@ def _lasts(value: Any) -> bool:
 
 
 def values_of(spaces: Iterable[Space]) -> tuple[dict[str, Value], frozenset[str]]:
-    """What ``spaces`` reach, by ``function: expression``, and what of it passes by.
+    """The values that ``spaces`` reach, by ``function: expression``, and the names of those that are transient.
 
-    What passes by begins with the variable of a loop, or is one that every round binds anew before it reads it: it
-    names something else in the next round.
+    A transient name begins with a loop variable, or is one that every round binds before it reads it: it
+    refers to something else in the next round.
     """
     found: dict[str, Value] = {}
     passing: set[str] = set()
@@ -85,7 +85,7 @@ def tensors_of(spaces: Iterable[Space]) -> Iterator[tuple[str, Any]]:
 
 
 def value_of(thing: Any) -> Value | None:
-    """``thing`` as a Value; None for what is no tensor, array or number, or cannot be looked into."""
+    """``thing`` as a Value; None for anything but a tensor, array or number, or if it cannot be read."""
     if isinstance(thing, bool | int | float):
         is_address = isinstance(thing, int) and abs(thing) > _LARGEST_COUNT
         return None if is_address else _of_number(thing)
@@ -100,7 +100,7 @@ def value_of(thing: Any) -> Value | None:
 
 
 def random_states() -> Mapping[str, int]:
-    """Checksums of the states of the random generators that everybody shares."""
+    """Checksums of the states of the global random generators."""
     found = {"random": zlib.crc32(repr(random.getstate()).encode())}
     with _torch.hushed():
         found["torch"] = zlib.crc32(bytes(torch.get_rng_state().numpy()))
@@ -154,20 +154,20 @@ _FACTORIES = (
 
 
 class Draws:
-    """Counts from :meth:`start` on."""
+    """Counter of random draws from :meth:`start` on."""
 
     def __init__(self) -> None:
-        """Nothing was drawn yet."""
+        """Start with nothing drawn."""
         self._counts: Counter[str] = Counter()
 
     def start(self) -> None:
-        """Begin to count, for as long as this process lives."""
+        """Start counting, for as long as this process lives."""
         for name in _FACTORIES:
             setattr(torch, name, self._counting(getattr(torch, name), "random numbers"))
         call_after_import("torch.utils.data.dataloader", self._count_batches)
 
     def counts(self) -> Mapping[str, int]:
-        """How many were drawn so far, by their kind."""
+        """The number of draws so far, by kind."""
         return dict(self._counts)
 
     def _count_batches(self) -> None:
@@ -193,20 +193,20 @@ class _Stepped:
 
 
 class LeftOver:
-    """Listens to ``zero_grad()`` and to steps."""
+    """Observer of ``zero_grad()`` and of steps."""
 
     def __init__(self) -> None:
-        """Nothing has been cleared or stepped yet."""
+        """Start with nothing cleared or stepped."""
         self._cleared: Any = WeakIdKeyDictionary()
         self._stepped: weakref.WeakKeyDictionary[Any, _Stepped] = weakref.WeakKeyDictionary()
 
     def start(self) -> None:
-        """Begin to listen; of classes that bring a ``zero_grad`` of their own nothing is heard."""
+        """Start observing; classes with a ``zero_grad`` of their own are not observed."""
         for kind, parameters in ((torch.optim.Optimizer, _stepped_with), (torch.nn.Module, torch.nn.Module.parameters)):
             kind.zero_grad = self._noting(kind.zero_grad, parameters)  # type: ignore[method-assign]
 
     def step(self, optimizer: Any, key: str) -> None:
-        """A step of ``optimizer``, before or after it."""
+        """Note a step of ``optimizer``, before or after it."""
         if optimizer not in self._stepped:
             parameters = list(_stepped_with(optimizer))
             was_cleared = any(one in self._cleared for one in parameters)
@@ -214,7 +214,7 @@ class LeftOver:
         self._stepped[optimizer].steps += 1
 
     def undecided(self) -> list[tuple[str, list[Any]]]:
-        """Key and gradients of optimizers that made one step, and were not seen to be cleared before."""
+        """Key and gradients of optimizers that made one step and were not seen to be cleared before."""
         found: list[tuple[str, list[Any]]] = []
         for one in self._stepped.values():
             parameters = [parameter for reference in one.parameters if (parameter := reference()) is not None]
@@ -249,7 +249,7 @@ def seed_generators() -> None:
     seed = random.Random.seed
 
     def seeding(generator: random.Random, a: Any = None, version: int = 2) -> None:
-        # Names of temporary files are to differ in trials that run side by side.
+        # Names of temporary files must differ in trials that run side by side.
         if sys._getframe(2).f_globals.get("__name__") != "tempfile":
             a = _settled(a)
         seed(generator, a, version)
@@ -263,7 +263,7 @@ def seed_generators() -> None:
 def _seed_numpy() -> None:
     numpy: Any = sys.modules["numpy"]
     numpy.random.seed(_SEED)
-    # What every generator without a seed takes its entropy from.
+    # The source of entropy of every generator without a seed.
     bits: Any = sys.modules.get("numpy.random.bit_generator")
     if hasattr(bits, "randbits"):
         bits.randbits = lambda many: next(_fresh)

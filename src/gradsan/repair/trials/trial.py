@@ -1,4 +1,4 @@
-"""Trial: the program run in a process of its own, with new texts laid over its files."""
+"""Trial: a run of the program in a process of its own, with patched texts of its files."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ TrialMode = Literal["watch", "heal", "measure"]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a child is asked to do. ``target`` is (kind, name, arguments) of ``gradsan.launch.program.Target``.
+    """The request to a child. ``target`` is (kind, name, arguments) of ``gradsan.launch.program.Target``.
 
-    ``files`` are the texts laid over the program's files, ``steps`` the optimizer steps after which it may end, 0 for
+    ``files`` are the patched texts of the program's files, ``steps`` the optimizer steps after which it may end, 0 for
     no limit; before, it ends where it has run for ``enough_seconds`` (0: no such limit) and every optimizer has made
     three steps, two of them since backward number ``past``, which is where the program failed; or where each has made
     as many steps as ``until`` says by its key. ``timeout`` are the seconds after which it is stopped. ``own_folders``
-    are counted as the user's own code, ``allowances`` name what PyTorch refuses and this run carries out (see
-    ``repair.allowances``); ``result`` is the file for the answer, beside which files that the program writes are kept;
-    with ``lets_through`` it may write past that, and start processes. ``searches``: where NaN and Inf come from is
-    looked for. ``compiling``: the run is one of those that compare compiled code with eager code. ``hears_calls``:
-    calls of modules are counted that repeat another.
+    are counted as the user's own code, ``allowances`` name operations that PyTorch rejects and this run carries out
+    (see ``repair.allowances``); ``result`` is the file for the answer, beside which files that the program writes are
+    kept; with ``lets_through`` it may write elsewhere, and start processes. ``searches``: the origin of NaN and Inf is
+    searched for. ``compiling``: the run is one of those that compare compiled code with eager code. ``hears_calls``:
+    module calls that repeat another are counted.
     """
 
     target: tuple[str, str, tuple[str, ...]]
@@ -62,7 +62,7 @@ class Gradients:
     """The gradients at one point of a run: ``key`` says whose (an optimizer's parameter shapes, or ``backward``).
 
     Each is (shape, bytes of float64 numbers, norm), None where a parameter had no gradient. ``labels``, where given,
-    say of each which leaf's it is, whatever the order in which a graph is walked.
+    identify the leaf of each, whatever the order in which a graph is traversed.
     """
 
     key: str
@@ -75,11 +75,12 @@ Standing = Literal["graph", "leaf", "plain"]
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A tensor, an array or a number as it was at one point of a run, in few bytes.
+    """A compact record of a tensor, an array or a number at one point of a run.
 
     ``checksum`` is that of all its bytes. ``sums`` are float64 numbers, a pair for each of at most 256 parts of it: the
-    sum of its elements and that of their absolute values. ``standing`` is ``graph`` for what has a history, ``leaf``
-    for what gradients are accumulated into. ``memory`` is the same for values in the same memory, 0 for numbers.
+    sum of its elements and that of their absolute values. ``standing`` is ``graph`` for a tensor with a history,
+    ``leaf`` for one that gradients are accumulated into. ``memory`` is the same for values in the same memory, 0 for
+    numbers.
     """
 
     shape: tuple[int, ...]
@@ -92,13 +93,13 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What there was right before a backward, or at the program's end.
+    """The state right before a backward, or at the program's end.
 
     ``begun`` counts the backwards before, ``steps`` the steps that each optimizer had made, by its key; ``ordinal`` the
-    moments with the same counts before this one. ``values`` are what the program's variables reach, by function and
-    expression; ``passing`` those of them that name something else in the next round. ``random`` are checksums of the
-    random generators' states by their names, ``drawn`` what was drawn so far, by its kind: batches of a DataLoader,
-    tensors of random numbers.
+    moments with the same counts before this one. ``values`` are those that the program's variables reach, by function
+    and expression; ``passing`` those of them that name something else in the next round. ``random`` are checksums of
+    the random generators' states by their names, ``drawn`` the draws so far, by kind: batches of a DataLoader, tensors
+    of random numbers.
     """
 
     steps: tuple[tuple[str, int], ...]
@@ -121,14 +122,15 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What the program computed: gradients at each optimizer step and after each backward, and the losses.
+    """The results of a run: gradients at each optimizer step and after each backward, and the losses.
 
     ``losses`` are those of backwards that ended, ``begun`` those of backwards that began. ``finished`` says that it ran
-    to its end or to the limit of steps. ``left`` is what the last backward left where no step came after it,
-    ``undecided`` what optimizers end with of which the run does not show whether it is cleared (see ``state.py``).
-    ``was_ended`` says that it was not let run to its end. ``dtype`` is the coarsest of its gradients. ``overwritten``
-    are the variables that hold a gradient by reference which a later backward then wrote into. ``repeated`` counts the
-    calls of modules that repeat one of the same round, ``called`` the rounds with calls, where a request asks for it.
+    to its end or to the limit of steps. ``left`` are the gradients of the last backward where no step came after it,
+    ``undecided`` those that optimizers end with where the run does not show whether they are cleared (see
+    ``state.py``). ``was_ended`` says that it was stopped before its end. ``dtype`` is the coarsest of its gradients.
+    ``overwritten`` are the variables that hold a gradient by reference which a later backward then wrote into.
+    ``repeated`` counts the module calls that repeat one of the same round, ``called`` the rounds with calls, where a
+    request asks for it.
     """
 
     steps: tuple[Gradients, ...] = ()
@@ -159,18 +161,17 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """How a run went. ``status`` is None where it ran out of time; ``diagnoses`` with every fix that has lines.
+    """The result of a run. ``status`` is None where it timed out; ``diagnoses`` with every fix that has lines.
 
-    ``is_answered`` says that its process lived to tell: a kernel may kill it, the program may leave by ``os._exit``.
-    ``output`` is all that it said, ``printed`` what went to its standard output; ``failed_at`` is the file and line of
-    the user's code in which the exception that ended it was raised; where it left by ``sys.exit``, that and
-    ``failed_by`` are what it was handling then. ``runs_alone`` says that it uses something of which there is one: a
-    device's memory, a port of the network, a file that is not kept aside.
-    ``changed_files`` are those that it wrote or removed, in the layer over the file system alone, ``read_files`` those
-    that it read. ``uncovered`` is what it was stopped for because no layer holds it: ``writes`` or ``starts``, the file
-    or the command, and the line of the user's code.
-    ``written`` are the functions and lines that wrote, of each diagnosis, or that made what leads to a freed graph:
-    what tells one fault from another where lines have moved. ``compiled`` is told by a run that was asked for it.
+    ``is_answered`` says that its process wrote an answer: a kernel may kill it, the program may leave by ``os._exit``.
+    ``output`` is all its output, ``printed`` its standard output; ``failed_at`` is the file and line of the user's code
+    in which the exception that ended it was raised; where it left by ``sys.exit``, that and ``failed_by`` are of the
+    exception that it was handling. ``runs_alone`` says that it uses something that exists once: a device's memory, a
+    port of the network, a file outside of the scratch layer. ``changed_files`` are those that it wrote or removed, in
+    the scratch layer only, ``read_files`` those that it read. ``uncovered`` is the effect for which it was stopped
+    because no layer covers it: ``writes`` or ``starts``, the file or the command, and the line of the user's code.
+    ``written`` are, for each diagnosis, the functions and lines that wrote, or that made the value connected to a freed
+    graph: they identify a fault where lines have moved. ``compiled`` is set by a run that was asked for it.
     """
 
     status: int | None
@@ -194,7 +195,7 @@ class Trial:
 
     @property
     def timed_out(self) -> bool:
-        """Whether it had to be stopped."""
+        """Whether it was stopped at its timeout."""
         return self.status is None
 
 
@@ -207,7 +208,7 @@ def run_trial(request: Request) -> Trial:
 
 
 def answered(status: int | None, printed: str, complaints: str, result: Path) -> Trial:
-    """The Trial of a process that ended with ``status``, with what it wrote to its standard output and error.
+    """The Trial of a process that ended with ``status``, with its standard output and error.
 
     It may have left its answer in ``result``.
     """
@@ -253,7 +254,7 @@ def _run(asked: Path, timeout: float) -> tuple[int | None, str, str]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Stop the program and the processes that it started."""
+    """Kill the program and the processes that it started."""
     with contextlib.suppress(OSError):
         if hasattr(os, "killpg"):
             os.killpg(process.pid, signal.SIGKILL)
@@ -263,7 +264,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def lay_over(files: Mapping[str, bytes]) -> None:
-    """Have every import, and whoever reads source lines, find ``files`` (by path) instead of what is on disk."""
+    """Make every import, and every reader of source lines, find ``files`` (by path) instead of the files on disk."""
     if not files:
         return
     known = {os.path.realpath(path): text for path, text in files.items()}
@@ -276,7 +277,7 @@ def lay_over(files: Mapping[str, bytes]) -> None:
     def get_code(self: Any, fullname: str) -> CodeType | None:
         path = self.get_filename(fullname)
         text = known.get(os.path.realpath(path))
-        # The usual way would ask the bytecode of the file on disk first.
+        # The default loader would read the bytecode of the file on disk first.
         return compiled(self, fullname) if text is None else self.source_to_code(text, path)
 
     SourceFileLoader.get_data = get_data  # type: ignore[method-assign]
@@ -284,11 +285,11 @@ def lay_over(files: Mapping[str, bytes]) -> None:
     for path, content in files.items():
         text, _ = decoded(path, content)
         lines = io.StringIO(text, newline=None).readlines()
-        # Without a time of change an entry is never held against the file on disk.
+        # An entry without a modification time is never compared with the file on disk.
         linecache.cache[path] = (len(content), None, lines, path)
 
 
 def text_of(files: Mapping[str, bytes], path: str) -> bytes | None:
-    """What is laid over the file at ``path``, None where nothing is."""
+    """The patched text of the file at ``path``, None where there is none."""
     real = os.path.realpath(path)
     return next((text for name, text in files.items() if os.path.realpath(name) == real), None)
