@@ -244,6 +244,11 @@ def hooks_that_exit():
     y.sum().backward()
 
 
+def no_hooks_for_a_slot_whose_node_is_gone():
+    a = torch.randn(3, requires_grad=True)
+    return outcome(lambda: a.exp().grad_fn._raw_saved_result.register_hooks(3, 4)).split("0x")[0]
+
+
 def memory_after_hooks_of_a_slot():
     a = torch.randn(3, requires_grad=True) * 1
     there = weakref.ref(a.untyped_storage())
@@ -276,6 +281,7 @@ AS_PLAIN = {
     "built_while_watching": built_while_watching,
     "traced_backward": traced_backward,
     "traced_by_jit": traced_by_jit,
+    "no_hooks_for_a_slot_whose_node_is_gone": no_hooks_for_a_slot_whose_node_is_gone,
     "memory_after_hooks_of_a_slot": memory_after_hooks_of_a_slot,
 }
 

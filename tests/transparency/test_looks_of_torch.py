@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy as copying
 import inspect
 import pickle
 import sys
@@ -265,6 +266,8 @@ def test_functions_of_torch_can_be_sent_to_other_processes() -> None:
         watched = standing()
         assert [pickle.dumps(one) for one in watched] == plain
         assert [pickle.loads(pickle.dumps(one)) == one for one in watched] == [True] * len(watched)
+        for copied in (copying.copy, copying.deepcopy):
+            assert [copied(one) is one for one in watched] == [True] * len(watched)
 
 
 @needs_native

@@ -94,10 +94,11 @@ class HandedOut:
     def _registering(self, register: Any) -> Any:
         @functools.wraps(register)
         def registering(saved: Any, *hooks: Any, **named: Any) -> Any:
+            if named or len(hooks) != 2 or not all(map(callable, hooks)):
+                return register(saved, *hooks, **named)  # whose slot may be gone with its Node: torch does not read it
             kept = _torch.packed_object(saved)
-            are_ours = isinstance(kept, Kept) and kept.hooks is None
-            if not are_ours or named or len(hooks) != 2 or not all(map(callable, hooks)):
-                return register(saved, *hooks, **named)
+            if not isinstance(kept, Kept) or kept.hooks is not None:
+                return register(saved, *hooks)
             pack, unpack = hooks
             with torch.no_grad():
                 value = kept.alias.detach()

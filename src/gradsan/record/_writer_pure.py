@@ -31,7 +31,7 @@ def _code_of(handler: Any) -> CodeType | None:
     return code if isinstance(code, CodeType) else None
 
 
-_OWN = "__call__ __get__ __eq__ __ne__ __hash__ __reduce__ __reduce_ex__"
+_OWN = "__call__ __get__ __eq__ __ne__ __hash__ __reduce__ __reduce_ex__ __deepcopy__"
 OWN_NAMES = frozenset(_OWN.split()) | {"_gradsan_original", "_gradsan_method", "_gradsan_relay"}
 """Attributes that a wrapper in C defines itself; all others are its original's."""
 
