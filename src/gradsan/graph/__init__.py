@@ -1,1 +1,1 @@
-"""Graph of one backward: its Nodes, its stale saved tensors, and the names of what hangs on it."""
+"""Graph of one backward: its Nodes, its stale saved tensors, and the names of the tensors involved."""

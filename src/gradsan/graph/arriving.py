@@ -1,6 +1,6 @@
-"""Gradient that arrives where a value was written without autograd's knowledge, read while backward runs.
+"""Gradient arriving at a value that was written without autograd's knowledge, read while backward runs.
 
-Backward takes such a value for what it was computed as. That matters only where a gradient other than zero arrives at
+Backward uses such a value as if it were still the computed one. That matters only where a nonzero gradient arrives at
 an element that was written: padding that is zeroed and masked out later, or a score of -inf before a softmax, has none.
 """
 
@@ -22,9 +22,9 @@ _SCALING = ("mul", "imul", "multiply", "div", "itruediv", "divide", "true_divide
 
 
 class Part(NamedTuple):
-    """The elements of a value that one write may have changed; of a selective one it is not known which it has.
+    """The elements of a value that one write may have changed; which of them is unknown for a selective write.
 
-    ``value`` is where the value lies, ``written`` what was written of its memory, None for all of it.
+    ``value`` is the region of the value, ``written`` the written part of its memory, None for all of it.
     """
 
     value: Region
@@ -33,10 +33,10 @@ class Part(NamedTuple):
 
 
 def part(tensor: Any, value: Region, op: str, written: Region | None) -> Part:
-    """The part of ``tensor``, which lies at ``value``, that the operation ``op`` has changed by writing ``written``."""
+    """The part of ``tensor``, whose region is ``value``, that the operation ``op`` changed by writing ``written``."""
     name = op.strip("_")
     if name in _SCALING and _torch.has_elements(tensor):
-        # A mask leaves zeros, and the rest as it was.
+        # A mask leaves zeros, and the other elements unchanged.
         is_selective = bool((tensor.detach() == 0).any())
     else:
         is_selective = name.startswith(_SELECTIVE) and (written is None or written.index is None)
@@ -47,16 +47,16 @@ def part(tensor: Any, value: Region, op: str, written: Region | None) -> Part:
 
 
 class Arrival:
-    """What arrives during one backward at the Node that made a value."""
+    """Gradients that arrive during one backward at the Node that made a value."""
 
     def __init__(self, node: Any, parts: Iterable[Part], guard: Guard) -> None:
-        """Have ``node`` looked at when it runs; ``parts`` of what it made have been written since."""
+        """Register a hook on ``node``; ``parts`` of its output have been written since."""
         self._parts, self._guard = tuple(parts), guard
         self._has_run = self._is_known = self._is_reached = False
         self._handle = before_node(node, self._look)
 
     def is_harmless(self, has_ended: bool = True) -> bool:
-        """Whether no gradient has reached what was written; asked once, after the backward, which may have failed."""
+        """Whether no gradient has reached a written element; call it once, after the backward (even a failed one)."""
         self._handle.remove()
         return self._is_known and not self._is_reached if self._has_run else has_ended
 
@@ -72,9 +72,9 @@ class Arrival:
 
 
 def _reaches(flows: Any, part: Part) -> bool:
-    """Whether a gradient reaches a part of a value; ``flows`` says at which elements it is not zero."""
+    """Whether a gradient reaches a part of a value; ``flows`` marks the elements at which it is not zero."""
     if part.written is None and not part.is_selective:
-        # All of the value was written: that it has no gradient at all now may be due to just that.
+        # The whole value was written: that may be why it has no gradient at all.
         return True
     if part.written is not None and tuple(flows.shape) == part.value.shape:
         flows = flows[_mask(part.value, part.written, flows.device)]

@@ -1,10 +1,10 @@
-"""Tensors that a loss borrows from a network which only another optimizer trains: where its graph may be cut.
+"""Tensors that a loss takes from a network which only another optimizer trains: where its graph may be cut.
 
-Two losses share a forward, and between their backwards an optimizer has stepped. What it alone trains is *moved*; what
-another optimizer trains is not. Where every path from a loss to moved parameters leads through tensors behind which
-lie moved parameters only, these tensors are the border between the networks: ``fake`` of ``D(fake)``. A path that ends
-at a moved parameter itself runs the network, and cannot be cut without loss. What an update by hand has moved, and no
-optimizer trains, is such a network, too: a teacher, a target network.
+Two losses share a forward, and between their backwards an optimizer has stepped. Parameters of this optimizer alone
+are *moved*; those of another one are not. Where every path from a loss to moved parameters leads through tensors whose
+graphs have moved parameters only, these tensors are the border between the networks: ``fake`` of ``D(fake)``. A path
+that ends at a moved parameter itself runs the network, and cannot be cut without loss. Parameters that were updated by
+hand, and that no optimizer has, form such a network, too: a teacher, a target network.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _MOST_CALLS = 64
 def by_later_loss(
     core: Log, steps: Any, backwards: Any, backward: BackwardRecord, since: int, frame: Any
 ) -> tuple[Bridge, ...]:
-    """The tensors that the loss of ``backward`` borrows from networks whose optimizers have stepped after ``since``.
+    """The tensors that the loss of ``backward`` takes from networks whose optimizers have stepped after ``since``.
 
-    Empty where an earlier loss went the same way (or may have, its graph being gone): a cut would be its cut, too.
+    Empty where an earlier loss used the same path (or may have, its graph being gone): the cut would affect it, too.
     """
     raws = map(RawWrite._make, core.writes_after(since))
     by_hand = {raw.storage for raw in raws if raw.is_parameter and raw.clock < backward.clock}
@@ -50,7 +50,7 @@ def by_later_loss(
 def by_earlier_loss(
     core: Log, steps: Any, roots: Iterable[Any], since: int, backward: BackwardRecord, frame: Any
 ) -> tuple[Bridge, ...]:
-    """The same of an earlier loss (``roots``), whose own optimizer stepped after ``since``: what others train."""
+    """The same for an earlier loss (``roots``) whose own optimizer stepped after ``since``: what others train."""
     edges = _border(tuple(roots), _Leaves(_moved(steps, since, backward.clock)), _MOVED, _OTHERS)
     later = set(walk.engine_order(backward.roots)) if edges else set()
     if any(edge.younger in later for edge in edges):
@@ -59,9 +59,9 @@ def by_earlier_loss(
 
 
 def by_gone_loss(core: Log, steps: Any, past: PastBackward, backward: BackwardRecord, frame: Any) -> tuple[Bridge, ...]:
-    """The same of an earlier loss that is gone, from what its backward has freed of the later one's graph.
+    """Return the same for an earlier loss that is gone, from the Nodes of the later graph that its backward has freed.
 
-    Which call took the tensor for the earlier loss is not known: every call until its backward may have.
+    Which call used the tensor for the earlier loss is unknown: every call until its backward may have.
     """
     moved = _moved(steps, past.clock, backward.clock)
     reached = _reached(backward.roots, _Leaves(moved).kind_of) if moved else {}
@@ -88,7 +88,7 @@ def _is_before(node: Any, past: PastBackward) -> bool:
 
 
 def _calls_between(core: Log, number: int, past: PastBackward) -> tuple[Site, ...]:
-    """Where the Nodes after ``number`` were made, until the backward ``past``, and its own place."""
+    """Return the sites where Nodes after ``number`` were made, up to the backward ``past``, and that of ``past``."""
     stacks: dict[int, Any] = {}
     number += 1
     while number < past.begun_at and len(stacks) < _MOST_CALLS:
@@ -103,7 +103,7 @@ def _calls_between(core: Log, number: int, past: PastBackward) -> tuple[Site, ..
 
 
 def _went_through(node: Any, past: PastBackward) -> bool:
-    """Whether the graph of an earlier backward has ``node``; so too where it may have, its loss being gone."""
+    """Whether the graph of an earlier backward has ``node``, or may have, its loss being gone."""
     roots = past.live_roots()
     if roots is None:
         return (_torch.node_sequence(node) or 0) < past.begun_at
@@ -111,7 +111,7 @@ def _went_through(node: Any, past: PastBackward) -> bool:
 
 
 def retained_for(backwards: Any, backward: BackwardRecord, since: int) -> Site | None:
-    """The one backward between ``since`` and ``backward`` that kept its graph; None where none did, or several."""
+    """The one backward between ``since`` and ``backward`` that kept its graph; None where none or several did."""
     if backwards is None:
         return None
     kept = [one for one in backwards.before_in_thread(backward.clock) if one.retain_graph and one.clock > since]
@@ -119,14 +119,14 @@ def retained_for(backwards: Any, backward: BackwardRecord, since: int) -> Site |
 
 
 def _moved(steps: Any, since: int, until: int) -> set[int]:
-    """The storages that optimizers have stepped between two moments of the clock."""
+    """Return the storages that optimizers have stepped between two times of the clock."""
     return {one for record in steps.steps if since < record.clock < until for one in record.storages}
 
 
 def _has_network_of(moved: AbstractSet[int], roots: tuple[Any, ...]) -> bool:
-    """Whether a Node between the roots and several leaves may lead to ``moved`` storages only: else there is no border.
+    """Whether a Node between the roots and several leaves may lead to ``moved`` storages only; else there is no border.
 
-    Asked first: which optimizer holds what is known only by a walk of the heap.
+    This is checked first: finding the parameters of all optimizers takes a walk of the heap.
     """
     found: set[int] = set()
 
@@ -141,9 +141,9 @@ def _has_network_of(moved: AbstractSet[int], roots: tuple[Any, ...]) -> bool:
 
 
 class _Leaves:
-    """Which leaves of a graph have moved: of the storages ``moved`` those of optimizers that stepped all of theirs.
+    """Kinds of leaves of a graph: those of the storages ``moved`` have moved if their optimizers stepped all of theirs.
 
-    Of the storages ``by_hand`` those that no optimizer holds.
+    Those of the storages ``by_hand`` have moved if no optimizer has them.
     """
 
     def __init__(self, moved: AbstractSet[int], by_hand: AbstractSet[int] = frozenset()) -> None:
@@ -157,12 +157,12 @@ class _Leaves:
             self._kinds.setdefault(one, _MOVED)
 
     def kind_of(self, leaf: Any) -> int:
-        """``_MOVED`` where only stepped optimizers hold it, or none and it was updated by hand; else ``_OTHERS``."""
+        """``_MOVED`` if only stepped optimizers have it, or none and it was updated by hand; else ``_OTHERS``."""
         return _MOVED if self._kinds.get(_torch.storage_identity(leaf)) == _MOVED else _OTHERS
 
 
 def _border(roots: tuple[Any, ...], leaves: _Leaves, own: int, borrowed: int) -> list[walk.Crossing]:
-    """The edges by which Nodes that lead to ``own`` leaves take what leads to ``borrowed`` ones only; all or none."""
+    """Return the edges from Nodes that lead to ``own`` leaves to Nodes that lead to ``borrowed`` ones only."""
     reached = _reached(roots, leaves.kind_of)
     return [
         walk.Crossing(node, child, output)
@@ -174,7 +174,7 @@ def _border(roots: tuple[Any, ...], leaves: _Leaves, own: int, borrowed: int) ->
 
 
 def _reached(roots: tuple[Any, ...], kind_of: Callable[[Any], int]) -> dict[Any, int]:
-    """The Nodes below ``roots``, children first, with the kinds of the leaves that they lead to; empty for too many."""
+    """Return the Nodes below ``roots``, children first, with the kinds of their leaves; empty if there are too many."""
     reached: dict[Any, int] = {}
     for root in roots:
         # A Node is decided when all its children are, so it stays on the stack below them.
@@ -205,7 +205,7 @@ def _is_leaf(node: Any) -> bool:
 
 
 def _as_bridges(core: Log, thread: int, frame: Any, edges: list[walk.Crossing]) -> tuple[Bridge, ...]:
-    """The border as data; empty where a parameter itself lies on it, or it has too many parts to be two networks'."""
+    """Convert the border to data; empty if a parameter itself lies on it, or if it is too long for two networks."""
     found: list[Bridge] = []
     waiting = list(edges)
     looked_at: set[tuple[Any, int]] = set()
@@ -215,7 +215,7 @@ def _as_bridges(core: Log, thread: int, frame: Any, edges: list[walk.Crossing]) 
             return ()
         taken, made = (sites_near(core, node, thread) for node in (edge.younger, edge.older))
         if taken and made and _line(taken[0]) == _line(made[0]):
-            # ``D(torch.cat([real, fake]))``: what this line itself has computed has no name; what it took has.
+            # ``D(torch.cat([real, fake]))``: the result of this line itself has no name; its inputs have.
             inner = (walk.Crossing(edge.older, child, output) for child, output in edge.older.next_functions if child)
             fresh = [one for one in inner if (one.older, one.output) not in looked_at]
             looked_at.update((one.older, one.output) for one in fresh)
@@ -231,6 +231,6 @@ def _line(site: Site) -> tuple[tuple[str, int], ...]:
 
 
 def sites_near(core: Log, node: Any, thread: int) -> tuple[Site, ...]:
-    """Where a Node was made; where the call that made it was not watched, the calls before and after it."""
+    """Return the site of a Node; where its call was not watched, those of the calls before and after it."""
     number = _torch.node_sequence(node)
     return () if number is None else tuple(symbolise(stack) for *_, stack in core.nodes_near(number, thread))

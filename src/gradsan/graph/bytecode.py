@@ -1,4 +1,4 @@
-"""Variables and attributes that a function's bytecode reads and binds. Nothing is run."""
+"""Variables and attributes that a function's bytecode reads and binds. No code of the program is run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 ASKS_FOR_SHAPE = frozenset(
     {"shape", "size", "dim", "ndim", "numel", "dtype", "device", "layout", "requires_grad", "is_cuda", "stride"}
 )
-"""Attributes of a tensor that tell nothing of its elements."""
+"""Attributes of a tensor that do not depend on its elements."""
 _CHANGES_CONTAINER = frozenset(
     {"add", "append", "appendleft", "clear", "extend", "insert", "pop", "popleft", "setdefault", "update"}
 )
@@ -20,9 +20,9 @@ _WITHOUT_EFFECT = frozenset({"CACHE", "EXTENDED_ARG", "PUSH_NULL", "NOP", "RESUM
 
 
 class Reads(NamedTuple):
-    """What code reads, that of the functions it defines included.
+    """Names that code reads, including those of the functions it defines.
 
-    ``globals``, ``free`` and ``own`` (parameters and locals) lead from a variable to the attributes that are read of
+    ``globals``, ``free`` and ``own`` (parameters and locals) map a variable to the attributes that are read of
     it, None where it is used as a whole. ``attributes`` are all attributes read of anything, ``bound`` all names and
     attributes that the code binds outside of its own locals.
     """
@@ -35,7 +35,7 @@ class Reads(NamedTuple):
 
 
 class ClassReads(NamedTuple):
-    """What a method of a class, and the methods and properties it uses, read and bind of attributes; their code."""
+    """Attributes that a method of a class, with the methods and properties it uses, reads and binds; their code."""
 
     attributes: frozenset[str]
     bound: frozenset[str]
@@ -44,7 +44,7 @@ class ClassReads(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def reads_of(code: CodeType) -> Reads:
-    """What ``code`` reads."""
+    """Return the names that ``code`` reads."""
     tables: dict[str, dict[str, set[str] | None]] = {"globals": {}, "free": {}, "own": {}}
     attributes: set[str] = set()
     bound: set[str] = set()
@@ -58,7 +58,7 @@ def reads_of(code: CodeType) -> Reads:
         elif name in ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "DELETE_ATTR"):
             bound.add(str(one.argval))
         elif name in ("STORE_SUBSCR", "DELETE_SUBSCR"):
-            # Before it stand the container and the key, which is one or two instructions long where it is simple.
+            # The container and the key precede it; a simple key takes one or two instructions.
             bound |= {str(before.argval) for before in instructions[max(0, position - 3) : position - 1]}
         elif name == "DUP_TOP_TWO" or (
             name == "COPY"
@@ -66,7 +66,7 @@ def reads_of(code: CodeType) -> Reads:
             and following is not None
             and (following.opname, following.arg) == ("COPY", 2)
         ):
-            # ``container[key] += …`` keeps both until it stores.
+            # ``container[key] += …`` keeps both on the stack until it stores.
             bound |= {str(before.argval) for before in instructions[max(0, position - 2) : position]}
         for variable, is_last in _loaded(code, one):
             table = tables[_kind(code, one.opname, variable)]
@@ -96,7 +96,7 @@ def reads_of(code: CodeType) -> Reads:
 
 @functools.lru_cache(maxsize=1024)
 def reads_of_method(kind: type, name: str) -> ClassReads:
-    """What the method ``name`` of a class reads, with the methods and properties of that class it reaches by name."""
+    """Return the reads of the method ``name`` of a class, with the methods and properties that it uses by name."""
     waiting, functions = [name], list[FunctionType]()
     attributes: set[str] = set()
     bound: set[str] = set()
@@ -117,7 +117,7 @@ def reads_of_method(kind: type, name: str) -> ClassReads:
 
 @functools.lru_cache(maxsize=4096)
 def values_read(code: CodeType, attribute: str) -> bool:
-    """Whether ``code`` reads more of ``something.attribute`` than its shape or type, as far as one sees at once."""
+    """Whether ``code`` reads more of ``something.attribute`` than its shape or type, judged by the next instruction."""
     instructions = [one for one in dis.get_instructions(code) if one.opname not in _WITHOUT_EFFECT]
     for position, one in enumerate(instructions):
         if one.opname in ("LOAD_ATTR", "LOAD_METHOD") and one.argval == attribute:
@@ -132,7 +132,7 @@ def values_read(code: CodeType, attribute: str) -> bool:
 
 
 def functions_of(value: Any) -> tuple[FunctionType, ...]:
-    """The Python functions behind what a class holds: a function, a method, a property, a decorated function."""
+    """Return the Python functions behind a class attribute: a function, a method, a property, a decorated function."""
     if isinstance(value, (staticmethod, classmethod, MethodType)):
         value = value.__func__
     if isinstance(value, property):
@@ -144,12 +144,12 @@ def functions_of(value: Any) -> tuple[FunctionType, ...]:
 
 
 def getattr_static(kind: type, name: str) -> Any:
-    """What a class or one of its bases holds under a name, without running a descriptor; None where nothing."""
+    """Return an attribute of a class or its bases, without running a descriptor; None where there is none."""
     return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
 
 
 def _loaded(code: CodeType, instruction: Any) -> Iterator[tuple[str, bool]]:
-    """The variables an instruction loads, and whether it is the one that lies on top afterwards."""
+    """Yield the variables an instruction loads, each with whether it is on top of the stack afterwards."""
     name = instruction.opname
     if (
         not name.startswith("LOAD_")

@@ -1,8 +1,8 @@
-"""Saves and writes inside compiled graphs, told as the same program without the compiler would do them.
+"""Saves and writes inside compiled graphs, reported as those of the same program without the compiler.
 
-A compiled graph is one Node. What it has saved of values that the program can reach are its arguments and its results;
-which of these, its own names and its edges tell. What the operations inside save of them, in the order in which
-a backward asks, is read off the graph that was traced (``traced_graphs.py``).
+A compiled graph is one Node. The values it has saved that the program can reach are its arguments and its results;
+names and edges of the graph tell which. The saves of the operations inside, in the order in which
+a backward asks for them, are read from the traced graph (``traced_graphs.py``).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OF_COMPILERS = ("/torch/_dynamo/", "/torch/_functorch/", "/torch/_inductor/")
 
 
 def as_uncompiled(conflict: Conflict, node: Any, slot: str | None, tensor: Any, backward: BackwardRecord) -> Conflict:
-    """``conflict`` with save and writes where the program's own lines make them, as far as that is known.
+    """Return ``conflict`` with save and writes at the program's own lines, as far as these are known.
 
     ``node`` and ``slot`` have saved ``tensor``; any may be None.
     """
@@ -65,10 +65,10 @@ def as_uncompiled(conflict: Conflict, node: Any, slot: str | None, tensor: Any, 
 
 
 def needed_first(node: Any, output: int, site: Site) -> tuple[str, Site]:
-    """The operation inside a compiled Node whose saved values a backward from its result ``output`` needs first.
+    """Return the operation inside a compiled Node whose saved values a backward from its ``output`` needs first.
 
-    As its Node is called, and where it stands. The compiled Node itself and ``site``, where the call of the compiled
-    function stands, where the graph does not tell.
+    As (name of its Node, site). If the graph does not show it: the compiled Node itself and ``site``, that of the call
+    of the compiled function.
     """
     graph = TRACED.numbered(_torch.compiled_number(node)) if _torch.is_compiled_node(node) else None
     inside = None if graph is None else inside_of(graph)
@@ -79,9 +79,9 @@ def needed_first(node: Any, output: int, site: Site) -> tuple[str, Site]:
 
 
 def is_called_again(core: Log, site: Site, nodes: Iterable[Any], thread: int) -> bool:
-    """Whether one of the ``nodes`` is of a compiled function that was called where the one at ``site`` was.
+    """Whether one of the ``nodes`` is of a compiled function called at the same place as the one at ``site``.
 
-    The compiler may have compiled it anew for that call, so that the stacks below differ.
+    The compiler may have recompiled it for that call, so that the stacks below differ.
     """
     calls = (
         call_that_made(core, _torch.node_sequence(node), thread) for node in nodes if _torch.is_compiled_node(node)
@@ -91,13 +91,13 @@ def is_called_again(core: Log, site: Site, nodes: Iterable[Any], thread: int) ->
 
 
 def _callers(site: Site) -> tuple[tuple[str, int], ...]:
-    """Where a compiled function was called; empty for a stack without one."""
+    """Return the frames that called a compiled function; empty for a stack without one."""
     at = _first_entry(site.frames)
     return () if at == len(site.frames) else tuple((frame.file, frame.line) for frame in site.frames[:at])
 
 
 def _place(inside: Inside, node: Any, slot: str, tensor: Any, frame: Any) -> Place | None:
-    """Which value of the traced graph a saved tensor is; None where that is not decided."""
+    """Return the value of the traced graph that a saved tensor is; None where that is not decided."""
     slots = [name for name, _ in _torch.saved_slots(node)]
     names = _torch.saved_in_graph(node, len(slots))
     name = names[slots.index(slot)] if names and slot in slots else ""
@@ -130,7 +130,7 @@ def _place(inside: Inside, node: Any, slot: str, tensor: Any, frame: Any) -> Pla
         )
         and (place not in sizes or _may_be(place, inside, sizes[place], tensor))
     ]
-    # What has a name of its own is the result of an operation, or a view of an argument.
+    # A value with a name of its own is the result of an operation, or a view of an argument.
     made = [place for place in fitting if place.kind == "output"]
     saved = [place for place in fitting if place in inside.saves]
     viewed = _viewed(inside, tensor, others, sizes) if _is_view(name) else []
@@ -142,10 +142,10 @@ def _place(inside: Inside, node: Any, slot: str, tensor: Any, frame: Any) -> Pla
 
 
 def _output_held(node: Any, storage: int, frame: Any) -> int | None:
-    """Which result of the graph lies in ``storage``, as a tensor tells that the program still holds."""
+    """The number of the graph's result that lies in ``storage``, found by a tensor that the program still holds."""
     for found in naming.find(frame, lambda one: one.grad_fn is not None and _torch.storage_identity(one) == storage):
         maker, number = found.tensor.grad_fn, found.tensor.output_nr
-        # Each in-place operation, and each view, leads to what it was made of by its first edge.
+        # The first edge of each in-place operation, and of each view, leads to its input.
         for _ in range(_EDGES_FOLLOWED):
             if maker is node:
                 return int(number) - _torch.written_inputs(node)
@@ -160,7 +160,7 @@ _EDGES_FOLLOWED = 64
 
 
 def _named_alike(inside: Inside, name: str) -> list[Place]:
-    """The results whose operation is called as a saved tensor is in the compiled graph (``sigmoid_1``)."""
+    """Return the results whose operation has the name of the saved tensor in the compiled graph (``sigmoid_1``)."""
     op = name.rstrip("0123456789").strip("_").replace("_", "")
     return [
         place
@@ -170,7 +170,7 @@ def _named_alike(inside: Inside, name: str) -> list[Place]:
 
 
 def _sizes_now(inside: Inside, node: Any) -> dict[Place, tuple[int, ...]]:
-    """The sizes in this call of the results, and of the arguments that edges lead to: others than those traced."""
+    """The sizes in this call of the results, and of the arguments with edges; they may differ from those traced."""
     written, edges = _torch.written_inputs(node), node.next_functions
     made = {place: (node, place.number + written) for place in inside.values if place.kind == "output"}
     given = {Place("input", number): edge for number, edge in enumerate(edges) if edge[0] is not None}
@@ -180,13 +180,13 @@ def _sizes_now(inside: Inside, node: Any) -> dict[Place, tuple[int, ...]]:
 
 
 def _may_be(place: Place, inside: Inside, size: tuple[int, ...], tensor: Any) -> bool:
-    """Whether all, or a part that an operation saves, of a value of ``size`` has as many elements as ``tensor``."""
+    """Whether a value of ``size``, or a part of it that an operation saves, may have as many elements as ``tensor``."""
     has_parts = any(math.prod(one.shape) != math.prod(inside.values[place][0]) for one in inside.saves.get(place, ()))
     return has_parts or math.prod(size) == tensor.numel()
 
 
 def _viewed(inside: Inside, tensor: Any, others: set[Place], sizes: dict[Place, tuple[int, ...]]) -> list[Place]:
-    """The arguments of which a saved tensor may be a view with all their elements in another order."""
+    """Return the arguments of which a saved tensor may be a view with all elements in another order."""
     return [
         place
         for place, (size, kind, _, _) in inside.values.items()
@@ -211,7 +211,7 @@ def _fits(shape: tuple[int, ...], told: tuple[int, ...], varies: bool) -> bool:
 
 
 def _reached(node: Any, backward: BackwardRecord) -> frozenset[int] | None:
-    """Which results of a compiled graph a backward begins at, or comes to; None where that is not known."""
+    """Return the results of a compiled graph from which a backward starts, or which it reaches; None if unknown."""
     found = set()
     for one in backward.outputs or ():
         maker = getattr(one, "grad_fn", None) if torch.is_tensor(one) else getattr(one, "node", None)
@@ -226,7 +226,7 @@ def _reached(node: Any, backward: BackwardRecord) -> frozenset[int] | None:
 def _asked_first(
     inside: Inside, place: Place, reached: frozenset[int] | None, shape: tuple[int, ...]
 ) -> tuple[InnerSave, Literal["inside", "again", "only"]] | None:
-    """The save that backward asks for first, and how it stands to the program without the compiler (``Save``)."""
+    """Return the save that backward asks for first, and its relation to the eager program (``Save.compiled``)."""
     saves = inside.saves.get(place, [])
     needed = [one for one in saves if reached is None or one.outputs & reached]
     same = [one for one in needed if one.shape in (shape, shape[::-1])]
@@ -242,13 +242,13 @@ def _asked_first(
 
 
 def is_of_graph(site: Site, node: Any) -> bool:
-    """Whether a write was made by the very graph that a compiled Node stands for."""
+    """Whether a write was made by the graph that a compiled Node stands for."""
     own = TRACED.numbered(_torch.compiled_number(node))
     return own is not None and any(one is own for one in _around(site))
 
 
 def _written(write: Write, shape: tuple[int, ...]) -> Iterator[Write]:
-    """A write that a compiled graph made as the calls in it that write such a value; itself where they are unknown."""
+    """Yield a compiled graph's write as the calls in it that write such a value; unchanged where they are unknown."""
     graphs, inside = _around(write.site), None
     for graph in graphs:
         inside = inside_of(graph)
@@ -262,7 +262,7 @@ def _written(write: Write, shape: tuple[int, ...]) -> Iterator[Write]:
 
 
 def _around(site: Site) -> tuple[_torch.Traced, ...]:
-    """The graphs that were traced of the compiled function which a stack is in, the latest first."""
+    """Return the graphs traced from the compiled function that a stack is in, the latest first."""
     for at in range(len(site.frames) - 1, -1, -1):
         frame = site.frames[at]
         if frame.is_user:
@@ -274,7 +274,7 @@ def _around(site: Site) -> tuple[_torch.Traced, ...]:
 
 
 def joined(site: Site, graph: _torch.Traced, inner: Site) -> Site:
-    """The stack of a call inside a compiled function: that of the function's caller, and what was traced."""
+    """Return the stack of a call inside a compiled function: that of the function's caller, and the traced one."""
     frames = site.frames
     at = len(frames) - 1
     while at >= 0 and (frames[at].file, _short(frames[at])) != (graph.file, graph.function):

@@ -1,4 +1,4 @@
-"""Conflict of a stale use and the Nodes passed on the way to it, as plain data, made while graph and variables live."""
+"""Conflict of a stale use, and the Nodes on the path to it, as plain data, made while graph and variables live."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def of_failure(
     frame: Any = None,
     backwards: Any = None,
 ) -> Conflict | None:
-    """The conflict behind PyTorch's version error; None where neither graph nor log knows of what it says.
+    """Return the conflict behind PyTorch's version error; None where neither graph nor log has its tensor.
 
-    ``frame`` is where variables are looked for, that of the caller where it is None. ``backwards`` is the log of
+    Variables are searched from ``frame``, by default that of the caller. ``backwards`` is the log of
     earlier backward calls, where there is one.
     """
     frame = sys._getframe(1) if frame is None else frame
@@ -42,7 +42,7 @@ def of_failure(
     found = _of_stale(core, steps, backward, stale, frame)
     if found is None or not _is_beside(found):
         return found if found is None else _with_borrowed(found, core, steps, backward, backwards, frame)
-    # PyTorch stops at the first value whose counter moved. Here that one is as it was; another may not be.
+    # PyTorch stops at the first value whose counter moved. This one is unchanged; another may not be.
     further = stale_slots.further_stale(backward.roots, found.save.tensor.storage, inputs, accumulates)
     others = (_of_stale(core, steps, backward, one, frame) for one in itertools.islice(further, _MOST_LOOKED_AT))
     return next((one for one in others if one is not None and not _is_beside(one)), found)
@@ -51,7 +51,7 @@ def of_failure(
 def _with_borrowed(
     conflict: Conflict, core: Log, steps: Any, backward: BackwardRecord, backwards: Any, frame: Any
 ) -> Conflict:
-    """The conflict with what its loss borrows, where a step has overwritten the value, or an update by hand."""
+    """Return the conflict with the tensors its loss borrows, if a step or a manual update has overwritten the value."""
     if backwards is None or not any(write.kind == "step" or write.is_parameter for write in conflict.writes):
         return conflict
     since = conflict.save.clock
@@ -63,7 +63,7 @@ def _with_borrowed(
 
 
 def _is_beside(conflict: Conflict) -> bool:
-    """Whether every move of the counter is a logged write to other bytes than those that were saved."""
+    """Whether every move of the counter is a logged write to other bytes than the saved ones."""
     if conflict.unexplained or conflict.log_was_cut or not conflict.writes:
         return False
     region = conflict.save.tensor.region
@@ -82,7 +82,7 @@ def _of_stale(core: Log, steps: Any, backward: BackwardRecord, stale: stale_slot
     if tensor is not None:
         info = tensor_info(tensor, was_leaf=tensor.is_leaf and not stale.is_output)
         if info.is_leaf and node is not None and not _leads_to(node, info.storage):
-            # It requires grad by now; when it was saved, it did not.
+            # It requires grad now, but did not when it was saved.
             info = replace(info, requires_grad=False)
     else:
         info = stale_slots.described(core, stale)
@@ -124,7 +124,7 @@ def _leads_to(node: Any, storage: int) -> bool:
 
 
 def under_hooks(core: Log, steps: Any, save: Any, alias: Any) -> Conflict:
-    """The conflict that the program's own hooks hide: what they kept has changed, and PyTorch does not look."""
+    """Return the conflict that the program's own hooks hide: their saved tensor has changed, unchecked by PyTorch."""
     frame = sys._getframe(1)
     node = _torch.current_node()
     slot = _torch.slot_of(node, save)
@@ -156,7 +156,7 @@ def under_hooks(core: Log, steps: Any, save: Any, alias: Any) -> Conflict:
 
 
 def tensor_info(tensor: Any, was_leaf: bool) -> TensorInfo:
-    """What ``tensor`` is, without it."""
+    """Return the metadata of ``tensor``."""
     _, _, (offset, shape, strides, itemsize) = _torch.weak_identity(tensor)
     return TensorInfo(
         shape=_torch.shape_of(tensor),
@@ -170,7 +170,7 @@ def tensor_info(tensor: Any, was_leaf: bool) -> TensorInfo:
 
 
 def use_of(core: Log, backward: BackwardRecord | None, version: int) -> Use:
-    """The use that happens now, in ``backward``."""
+    """Return the use that happens now, in ``backward``."""
     return Use(
         clock=core.clock,
         site=symbolise(backward.stack if backward else core.stack()),
@@ -182,20 +182,20 @@ def use_of(core: Log, backward: BackwardRecord | None, version: int) -> Use:
 
 
 def steps_before(steps: Any, clock: int, total: int) -> int:
-    """How many steps had finished at ``clock``; exact while the record of steps reaches back that far."""
+    """Return how many steps had ended at ``clock``; exact as long as the log of steps reaches back that far."""
     later = sum(1 for record in steps.steps if record.end is not None and record.end > clock)
     return max(0, total - later)
 
 
 def moment_of(writes: tuple[Write, ...]) -> int:
-    """The sequence number that tells Nodes made after the first of ``writes`` from older ones."""
+    """Return the sequence number that separates Nodes made after the first of ``writes`` from older ones."""
     return writes[0].sequence if writes else sys.maxsize
 
 
 def bridge_over(
     core: Log, backward: BackwardRecord, node: Any, made: Any, writes: tuple[Write, ...], frame: Any
 ) -> Bridge | None:
-    """The edge by which the graph of ``backward`` crosses the first of ``writes`` on its way to ``node``."""
+    """Return the edge at which the graph of ``backward`` crosses the first of ``writes`` on its path to ``node``."""
     if node is None or not writes or not backward.roots:
         return None
     moment = writes[0].sequence
@@ -219,10 +219,10 @@ def bridge_over(
 
 
 def passed(core: Log, roots: Iterable[Any], node: Any, moment: int) -> tuple[Passed, ...]:
-    """The Nodes of a shortest way from one of ``roots`` to ``node``, that one last; empty where there is none.
+    """Return the Nodes of a shortest path from one of ``roots`` to ``node``, that one last; empty where there is none.
 
-    ``moment`` is the sequence number that tells the Nodes made after the first write from older ones. Empty, too, where
-    more than ``walk.NODES_WALKED`` Nodes would have to be looked at.
+    ``moment`` is the sequence number that separates the Nodes made after the first write from older ones. Empty, too,
+    where the search would take more than ``walk.NODES_WALKED`` Nodes.
     """
     way = [] if node is None else walk.path(list(roots), node, most=walk.NODES_WALKED)
     threads = stale_slots.threads_of(core) if way else ()
@@ -241,7 +241,7 @@ def passed(core: Log, roots: Iterable[Any], node: Any, moment: int) -> tuple[Pas
 
 
 def _line_of(core: Log, number: int, threads: Iterable[int], frames: dict[int, Frame | None]) -> Frame | None:
-    """The user's line whose call made the Node of that number; None where calls of two threads may have."""
+    """Return the user's line whose call made the Node of that number; None where calls of two threads may have."""
     stacks = [
         stack for thread in threads for first, end, _, stack in core.nodes_near(number, thread) if first <= number < end
     ]

@@ -1,4 +1,4 @@
-"""Values in the user's frames: of an expression, without running it, what requires a gradient, what is called."""
+"""Values in the user's frames: expressions read without running code, tensors that require grad, callables."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _MISSING = object()
 
 
 def tensor_of(frame: FrameType, text: str) -> Any:
-    """The tensor that ``text`` (``w``, ``self.lin.weight``, ``xs[0]``) is in ``frame``; None where it is none."""
+    """Return the tensor that ``text`` (``w``, ``self.lin.weight``, ``xs[0]``) refers to in ``frame``; None if none."""
     value = value_of(frame, text)
     return value if torch.is_tensor(value) else None
 
 
 def value_of(frame: FrameType, text: str) -> Any:
-    """What ``text`` is in ``frame``, None where that cannot be decided.
+    """Return the value of ``text`` in ``frame``; None where that cannot be decided.
 
-    Only names, attributes that objects keep themselves, and elements of Python's own containers are looked up.
+    Only names, attributes stored in objects, and elements of Python's own containers are looked up.
     """
     try:
         node = ast.parse(text, mode="eval").body
@@ -38,7 +38,7 @@ def value_of(frame: FrameType, text: str) -> Any:
 
 
 def first_named(frame: FrameType, names: list[str], wanted: Callable[[Any], bool]) -> tuple[str, Any] | None:
-    """The first of the expressions ``names`` that is a tensor for which ``wanted`` holds, and the tensor."""
+    """Return the first of the expressions ``names`` that is a tensor for which ``wanted`` is true, and the tensor."""
     for name in names:
         tensor = tensor_of(frame, name)
         if tensor is not None and wanted(tensor):
@@ -47,7 +47,7 @@ def first_named(frame: FrameType, names: list[str], wanted: Callable[[Any], bool
 
 
 def own_attribute(owner: Any, name: str, missing: Any) -> Any:
-    """What an object itself keeps under a name, a module its parameters, buffers and children; else ``missing``."""
+    """Return an attribute stored in an object itself, of a module also parameters, buffers and children."""
     if isinstance(owner, nn.Module):
         for kept in (*map(dict.items, _torch.own_tensors(owner)), owner.named_children()):
             for known, value in kept:
@@ -91,12 +91,12 @@ _MOST_NAMES = 300
 def live_clues(
     frame: Any, requires_grad: Callable[[Any], bool] = lambda tensor: bool(tensor.requires_grad)
 ) -> tuple[LiveClue, ...]:
-    """A clue ``live`` for each of the user's frames from ``frame`` outwards, outermost first.
+    """Return a clue ``live`` for each of the user's frames from ``frame`` outwards, outermost first.
 
-    ``values``: ``requires_grad`` (expression -> what ``requires_grad`` says of the tensor; of a module, whether any
-    parameter does), ``callees`` (expression -> file, first line and name of what runs) and ``switched_off`` (the
-    modules of which no parameter requires grad, though an optimizer has them) and ``in_vain`` (of these the ones of an
-    optimizer that has nothing else).
+    ``values``: ``requires_grad`` (expression -> result of ``requires_grad`` for the tensor; for a module, whether any
+    parameter does), ``callees`` (expression -> file, first line and name of the function) and ``switched_off`` (the
+    modules of which no parameter requires grad, though an optimizer has them) and ``in_vain`` (those of them whose
+    optimizer has nothing else).
     """
     found = []
     while frame is not None:
@@ -150,7 +150,7 @@ def _of_frame(frame: Any, requires_grad: Callable[[Any], bool]) -> LiveClue:
 
 
 def _held_in_vain(optimizer: torch.optim.Optimizer) -> list[Any]:
-    """The parameters of an optimizer that has none that requires grad."""
+    """Return the parameters of an optimizer, if none of them requires grad; else none."""
     parameters = list(_torch.parameters_of(optimizer))
     return [] if any(one.requires_grad for one in parameters) else parameters
 
@@ -167,10 +167,10 @@ def _code_of(value: Any) -> Any:
     if isinstance(value, nn.Module):
         value = type(value).forward
     elif not isinstance(value, type) and not hasattr(value, "__code__"):
-        # An object that is called as a function is: a loss with a ``__call__`` of its own.
+        # A callable object, such as a loss with a ``__call__`` of its own.
         value = next((vars(one)["__call__"] for one in type(value).__mro__ if "__call__" in vars(one)), value)
     value = getattr(value, "__func__", value)
-    # A decorator that keeps what it wraps (no_grad does) hides no line of the user's.
+    # A transparent decorator (such as no_grad) hides no line of the user's.
     while isinstance(value, types.FunctionType) and hasattr(value, "__wrapped__"):
         value = value.__wrapped__
     return value.__code__ if isinstance(value, types.FunctionType) else None

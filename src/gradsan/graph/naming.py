@@ -1,4 +1,4 @@
-"""Names that the program itself gives to a tensor, and the live modules and optimizers that own parameters."""
+"""Names of a tensor in the program, and the live modules and optimizers that own parameters."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from gradsan.record.stacks import definition_site, is_user_file
 
 _MOST_HELD = 64
 COLLECTING = frozenset({"list", "deque", "dict", "tuple"})
-"""What one puts tensors into to keep them, by :func:`~gradsan.graph.variables.kind_of`."""
+"""Containers in which programs collect tensors, as :func:`~gradsan.graph.variables.kind_of` names them."""
 
 
 def names_of(tensor: Any, frame: Any) -> tuple[Name, ...]:
-    """Names by which the user's frames from ``frame`` outwards reach the memory of ``tensor``, best first.
+    """Return names by which the user's frames from ``frame`` outwards hold the memory of ``tensor``, best first.
 
-    An expression that covers just the same part of the storage beats one that covers another part; a parameter's
-    name within its module beats others, a loop's variable is beaten by all; a nearer frame beats a farther one, a short
-    expression a long one.
+    An expression for the same part of the storage ranks before one for another part; a parameter's name within its
+    module before others, a loop variable last; a nearer frame before a farther one, a short expression before a
+    long one.
     """
     storage = _torch.storage_identity(tensor)
     extent = _extent(tensor)
@@ -47,12 +47,12 @@ def names_of(tensor: Any, frame: Any) -> tuple[Name, ...]:
 
 
 def find(frame: Any, wanted: Callable[[Any], bool]) -> Iterator[Found]:
-    """The tensors for which ``wanted`` holds that the user's frames from ``frame`` outwards reach."""
+    """Yield the tensors for which ``wanted`` is true that the user's frames from ``frame`` outwards hold."""
     return search(frame, wanted)
 
 
 def collected_in(storage: int, frame: Any) -> str | None:
-    """What holds one and the same tensor over that memory several times: each element is what the last write left."""
+    """The container that holds the same tensor over that memory several times: all its elements are the last write."""
     found = search(
         frame, lambda one: _torch.storage_or_none(one) == storage and not (one.is_leaf and one.requires_grad)
     )
@@ -61,7 +61,7 @@ def collected_in(storage: int, frame: Any) -> str | None:
 
 
 def name_of_output(node: Any, frame: Any) -> str | None:
-    """The expression by which the user's frames hold a tensor that ``node`` (an autograd Node) produced."""
+    """Return the expression by which the user's frames hold an output of ``node`` (an autograd Node)."""
     best = min(
         search(frame, lambda t: t.requires_grad and not t.is_leaf and t.grad_fn is node),
         key=lambda found: (found.depth, len(found.path)),
@@ -71,9 +71,9 @@ def name_of_output(node: Any, frame: Any) -> str | None:
 
 
 def held_graphs(nodes: Sequence[Any], frame: Any, moment: int) -> tuple[Held, ...]:
-    """The live variables of the user's frames from which the graph leads back to one of ``nodes``; nearer ones first.
+    """Return the live variables of the user's frames whose graph leads back to one of ``nodes``; nearer ones first.
 
-    Those are old that a Node numbered below ``moment`` made.
+    Those made by a Node numbered below ``moment`` are old.
     """
     found = list(search(frame, lambda t: t.requires_grad and not t.is_leaf and t.grad_fn is not None))
     leading = walk.lead_to([one.tensor.grad_fn for one in found], *nodes)
@@ -132,7 +132,7 @@ def _extent(tensor: Any) -> tuple[int, int]:
 
 
 def _modules_alive(storage: int) -> Iterator[Found]:
-    """Modules that no user frame reaches any more, named by their class."""
+    """Yield tensors of modules that no user frame holds any more, named by their class."""
     for candidate in modules_alive():
         for iterator in (candidate.named_parameters, candidate.named_buffers):
             for name, tensor in iterator():
@@ -142,23 +142,23 @@ def _modules_alive(storage: int) -> Iterator[Found]:
 
 
 def modules_alive(wanted: Callable[[type], bool] = lambda _: True) -> list[nn.Module]:
-    """The live modules of those classes, torch's own left out, for which ``wanted`` holds."""
+    """Return the live modules of those classes, torch's own left out, for which ``wanted`` is true."""
     return _alive({one for one in _kinds_below(nn.Module) if not one.__module__.startswith("torch.") and wanted(one)})
 
 
 def all_modules_alive() -> list[nn.Module]:
-    """The live modules, torch's own among them; some may not be complete yet."""
+    """Return the live modules, torch's own among them; some may not be complete yet."""
     return _alive({nn.Module, *_kinds_below(nn.Module)})
 
 
 def optimizers_alive() -> list[Optimizer]:
-    """The live optimizers."""
+    """Return the live optimizers."""
     return [one for one in _alive(_kinds_below(Optimizer)) if hasattr(one, "param_groups")]
 
 
 def _alive(kinds: set[type]) -> list[Any]:
-    """The live objects of just these classes; a walk of the heap."""
-    # By its type: an object may have a ``__class__`` of its own. Without such a class nothing needs to be gone through.
+    """Return the live objects of exactly these classes, by a walk of the heap."""
+    # By type, as an object may have a ``__class__`` of its own. Without such a class no walk is needed.
     objects = gc.get_objects() if kinds else []
     return list(itertools.compress(objects, map(kinds.__contains__, map(type, objects))))
 
@@ -174,9 +174,9 @@ def _kinds_below(kind: Any) -> set[Any]:
 
 
 def owner_in(module: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """The innermost module of the program's own classes on the way to ``name`` (``block.0.weight``), and the rest.
+    """Return the innermost module of the program's own classes on the path ``name`` (``block.0.weight``), and the rest.
 
-    ``module`` itself and the whole name where all others are torch's.
+    ``module`` itself and the whole name if all others are torch's.
     """
     parts = name.split(".")
     found, rest = module, name
@@ -191,7 +191,7 @@ def owner_in(module: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def owner_of(path: str, frame: FrameType | None) -> tuple[nn.Module, str] | None:
-    """The same for an expression (``net.block.0.weight``) as the frames from ``frame`` outwards know it."""
+    """Return the same for an expression (``net.block.0.weight``), evaluated in the frames from ``frame`` outwards."""
     parts = path.split(".")
     while frame is not None:
         for length in range(1, len(parts)):
@@ -203,13 +203,13 @@ def owner_of(path: str, frame: FrameType | None) -> tuple[nn.Module, str] | None
 
 
 def forward_of(module: nn.Module) -> Site | None:
-    """Where the forward of a module of the program's own is defined; None for torch's and other packages' modules."""
+    """Return the definition of the forward of the program's own module; None for those of torch and other packages."""
     code = getattr(type(module).forward, "__code__", None)
     return None if code is None or not is_user_file(code.co_filename) else definition_site(code)
 
 
 def clue_of(path: str | None, frame: FrameType | None, facts: Mapping[str, Any]) -> Clue:
-    """The clue ``parameter`` of what ``path`` names: at the forward of its owner, with ``facts``."""
+    """Return the clue ``parameter`` for the tensor ``path``: at the forward of its owner, with ``facts``."""
     owner = None if path is None else owner_of(path, frame)
     if owner is None:
         return Clue("parameter", name=path, values=dict(facts))

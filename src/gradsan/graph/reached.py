@@ -1,11 +1,11 @@
-"""Values that a function reaches beside its arguments, and state that it only updates.
+"""Values that a function reads beside its arguments, and state that it only updates.
 
-Only what the bytecode reads by name is followed (``bytecode.py``); nothing of the program is run. What a function reads
-as a whole is taken with its contents: containers, parameters and buffers of a module, the attributes that its forward
+Only names that the bytecode reads are followed (``bytecode.py``); no code of the program is run. A value that is used
+as a whole includes its contents: containers, parameters and buffers of a module, the attributes that its forward
 reads. Names that the code itself binds are left out: a counter that a forward increases is no change from outside.
 
-Its values have no part in what the function computes, as far as its source shows: each statement that has the name
-changes the very thing, and does nothing else with it.
+Values that are only updated have no part in the function's result, as far as its source shows: each statement with
+the name changes that very value, and does nothing else with it.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from gradsan.record.stacks import is_user_file
 MOST_THINGS = 2_000
 _ITEMS, _DEEPEST = 64, 4
 PLAIN = (bool, int, float, complex, str, type(None))
-"""Values that are compared by what they are."""
+"""Types whose values are compared by equality."""
 _NOT_FOLLOWED = (type, types.BuiltinFunctionType, torch.dtype, torch.device, torch.Generator, torch.optim.Optimizer)
 _MODULE_INTERNALS = frozenset(vars(nn.Module()))
 
 
 class TooMuchError(Exception):
-    """A function reaches more than can be noted."""
+    """A function reads more values than can be noted."""
 
 
 def reached(function: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``function`` reaches, by the expression it has for it: tensors, plain values, modules, functions, objects.
+    """Return the values that ``function`` reads, by expression: tensors, plain values, modules, functions, objects.
 
-    ``arguments`` are those that shall be followed, by name. Raises :class:`TooMuchError` beyond ``MOST_THINGS``.
+    ``arguments`` are those to follow, by name. Raises :class:`TooMuchError` beyond ``MOST_THINGS``.
     """
     search = _Search()
     search.callable("", function, 0)
@@ -53,7 +53,7 @@ def reached(function: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parameter_names(function: Any) -> tuple[str, ...]:
-    """What ``function`` calls its positional parameters, ``self`` left out; empty where it is not Python's."""
+    """The names of the positional parameters of ``function`` without ``self``; empty if it is no Python function."""
     if isinstance(function, functools.partial):
         return parameter_names(function.func)[len(function.args) :]
     if isinstance(function, nn.Module):
@@ -72,7 +72,7 @@ class _Search:
         self._known: set[int] = set()
 
     def callable(self, path: str, value: Any, depth: int) -> None:
-        """What a call of ``value`` reaches."""
+        """Add the values that a call of ``value`` reads."""
         if isinstance(value, functools.partial):
             self.callable(path, value.func, depth)
             for position, item in enumerate(value.args):
@@ -99,7 +99,7 @@ class _Search:
                 self._function(function, depth, value)
 
     def whole(self, path: str, value: Any, depth: int) -> None:
-        """A variable or element that the code uses as a whole."""
+        """Add a variable or element that the code uses as a whole."""
         if torch.is_tensor(value) or isinstance(value, PLAIN):
             self._add(path, value)
         elif depth > _DEEPEST or isinstance(value, _NOT_FOLLOWED):
@@ -159,7 +159,7 @@ class _Search:
     def _read(
         self, name: str, value: Any, attributes: frozenset[str] | None, depth: int, *, is_self: bool = False
     ) -> None:
-        """A variable of which ``attributes`` are read."""
+        """Add a variable of which ``attributes`` are read."""
         if isinstance(value, type):
             for attribute in sorted((attributes or frozenset()) & vars(value).keys()):
                 if torch.is_tensor(vars(value)[attribute]) or isinstance(vars(value)[attribute], PLAIN):
@@ -198,7 +198,7 @@ class _Search:
                 self.whole(f"{name}.{attribute}", held, depth + 1)
 
     def _module(self, path: str, module: nn.Module, depth: int) -> None:
-        """The state of a module that is called: parameters, buffers, and the attributes that forwards read."""
+        """Add the state of a module that is called: parameters, buffers, and the attributes that forwards read."""
         for prefix, inner in module.named_modules(prefix=path):
             if id(inner) in self._known:
                 continue
@@ -215,7 +215,7 @@ class _Search:
             for name in names:
                 if is_only_updated(name, functions):
                     continue
-                # Hooks before a forward put there what it shall read, each time anew (torch.nn.utils.spectral_norm).
+                # Forward pre-hooks set such attributes anew for each forward (torch.nn.utils.spectral_norm).
                 if name in own and not (torch.is_tensor(own[name]) and _torch.has_forward_pre_hooks(inner)):
                     self.whole(f"{prefix}.{name}", own[name], depth + 1)
             for function in functions:
@@ -244,7 +244,7 @@ def only_updates_statistics(module: nn.Module) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _read_by_forward(kind: Any) -> tuple[tuple[str, ...], tuple[types.FunctionType, ...]]:
-    """The attributes that the forward of a class of modules reads and does not bind; the user's functions in it."""
+    """The attributes that the forward of a module class reads and does not bind, and the user's functions in it."""
     reads = reads_of_method(kind, "forward")
     names = reads.attributes - (_MODULE_INTERNALS - {"training"}) - reads.bound
     return tuple(sorted(names)), tuple(one for one in reads.functions if is_user_file(one.__code__.co_filename))
@@ -261,7 +261,7 @@ def is_only_updated(name: str, functions: Iterable[FunctionType]) -> bool:
     return bool(verdicts) and all(verdicts)
 
 
-# Kept by code, not by function: a function keeps what it has closed over. Code of the same text is equal in all files.
+# Cached by code, not by function, which keeps its closure alive. The file is part of the key: equal code is equal.
 @functools.lru_cache(maxsize=4096)
 def _verdict(code: CodeType, file: str, name: str) -> bool | None:
     """Whether every statement with ``name`` is an update of it; None where there is none, False without source."""
@@ -283,7 +283,7 @@ def _tree(code: CodeType, _: str) -> ast.AST | None:
 
 
 def _simple(tree: ast.AST) -> Iterator[ast.AST]:
-    """Statements without a body, and the expressions that stand at the head of the others."""
+    """Yield statements without a body, and the expressions in the heads of the others."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.stmt) and hasattr(node, "body"):
             yield from _simple(node)
@@ -294,7 +294,7 @@ def _simple(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _updates(statement: ast.AST, name: str) -> bool | None:
-    """Whether a statement changes ``name`` and nothing else; None where it does not have the name."""
+    """Whether a statement changes ``name`` and nothing else; None if it does not contain the name."""
     if isinstance(statement, (ast.Global, ast.Nonlocal)) or not any(
         _is_named(node, name) for node in ast.walk(statement)
     ):
@@ -305,7 +305,7 @@ def _updates(statement: ast.AST, name: str) -> bool | None:
         return len(statement.targets) == 1 and _is_rooted(statement.targets[0], name)
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         called = statement.value.func
-        # Whatever a method that stands alone is called, it is there for what it changes.
+        # A method call that stands alone is there for its side effect, whatever its name.
         while isinstance(called, ast.Attribute) and isinstance(called.value, ast.Call):
             called = called.value.func
         return isinstance(called, ast.Attribute) and _is_rooted(called.value, name)

@@ -1,7 +1,7 @@
-"""Self-check that gradsan sees on this torch what it is to see, run once, when a process is first watched.
+"""Self-check that gradsan works with this torch, run once, when a process is first watched.
 
 It runs below the program's modes, with gradients on and on the CPU, and draws no random number. Where hooks or a
-transform of the program's would take part, it waits for the next time.
+transform of the program's would take part, it is postponed to the next time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gradsan.model import Message
 
 
 def before_watching() -> list[Message] | None:
-    """What cannot be relied on in a graph of three operations: stale slots, numbers. Empty where all can.
+    """Return the problems found in a graph of three operations: stale slots, sequence numbers. Empty if there are none.
 
     None where nothing was checked.
     """
@@ -26,7 +26,7 @@ def before_watching() -> list[Message] | None:
 
 
 def while_watching() -> list[Message]:
-    """Whether tensors are what they are without gradsan, now that it has replaced what it replaces."""
+    """Return problems with tensors while gradsan's wrappers are in place; empty if they behave as without."""
     return _below_modes(_types)
 
 

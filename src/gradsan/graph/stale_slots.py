@@ -1,12 +1,12 @@
-"""Stale saved tensors of a failed graph: which Node stopped backward, which of its slots, and where it was made.
+"""Stale saved tensors of a failed graph: the Node that stopped backward, its slot, and where it was made.
 
-PyTorch's error does not say. Where Python code read the saved tensor (a custom Function's ``backward``), the frames of
-the error hold the Node. Else the Node is the first, in the engine's order, whose slot raises the very same message when
-it is read. Slots are only read where no hooks stand behind them: reading through hooks runs the program's code.
-Where torch shows no saved tensors (before 2.10) ``_torch/saved.py`` finds out both.
+PyTorch's error does not name them. Where Python code read the saved tensor (a custom Function's ``backward``), the
+frames of the error hold the Node. Else the Node is the first, in the engine's order, whose slot raises the same
+message when it is read. Only slots without hooks are read: reading through hooks runs the program's code.
+Where torch shows no saved tensors (before 2.10) ``_torch/saved.py`` finds both.
 
-Sequence numbers are counted per thread. The thread in which backward runs is asked first; what it did not make is
-looked for in the other threads' entries, and only taken where one entry alone fits.
+Sequence numbers are counted per thread. The thread of the backward is searched first; a Node that it did not make is
+searched in the other threads' entries, and only taken where exactly one entry fits.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _MOST_BEHIND = 10_000
 class Stale(NamedTuple):
     """A saved tensor whose version moved, as far as the graph shows.
 
-    ``node`` is None where it is not decided which Node failed, ``slot`` where that Node shows none of its slots,
-    ``tensor`` where no Node shows it. ``hidden`` are the Nodes that show no slots and may be the one.
+    ``node`` is None where it is undecided which Node failed, ``slot`` where that Node shows none of its slots,
+    ``tensor`` where no Node shows it. ``hidden`` are the Nodes that show no slots and may have saved it.
     """
 
     node: Any
@@ -52,7 +52,7 @@ class Stale(NamedTuple):
 
 
 def is_version_error(error: BaseException) -> bool:
-    """Whether an exception is PyTorch's version check."""
+    """Whether an exception is PyTorch's version error."""
     return isinstance(error, RuntimeError) and _STALE.match(str(error)) is not None
 
 
@@ -63,7 +63,7 @@ def find_stale(
     accumulates: bool = True,
     retain_graph: bool = True,
 ) -> Stale | None:
-    """The saved tensor at which a backward from ``roots`` stopped with ``error``; None if that is no version error.
+    """The saved tensor at which a backward from ``roots`` stopped with ``error``; None if it is no version error.
 
     ``inputs`` and ``accumulates`` as for :func:`gradsan.graph.walk.engine_order`.
     """
@@ -90,17 +90,17 @@ def find_stale(
         if not hidden:
             continue
         if _torch.was_freed(node):
-            hidden.clear()  # the engine came past them
+            hidden.clear()  # the engine has passed them
         elif not retain_graph and _holds_something(node):
-            break  # the engine did not come so far
+            break  # the engine did not get this far
     only = hidden[0] if len(hidden) == 1 else None
     return Stale(only, None, None, False, _sizes(said), int(said["saved"]), int(said["now"]), tuple(hidden))
 
 
 def stale_errors(roots: Iterable[Any]) -> list[RuntimeError]:
-    """The errors at which a backward from ``roots`` would stop, one for each saved tensor that is out of date.
+    """Return the errors at which a backward from ``roots`` would stop, one for each stale saved tensor.
 
-    Nothing is run but PyTorch's own check of each slot; what hooks stand behind, and what a Node hides, is not asked.
+    Only PyTorch's own check of each slot is run; slots with hooks, and hidden ones, are not read.
     """
     found: dict[str, RuntimeError] = {}
     for node, _, _, error in _stale_slots(walk.engine_order(roots)):
@@ -111,9 +111,9 @@ def stale_errors(roots: Iterable[Any]) -> list[RuntimeError]:
 def further_stale(
     roots: Iterable[Any], storage: int, inputs: tuple[Any, ...] = (), accumulates: bool = True
 ) -> Iterator[Stale]:
-    """The saved tensors in the memory ``storage`` that are out of date, in the order in which backward would ask.
+    """Yield the stale saved tensors in the memory ``storage``, in the order in which backward would read them.
 
-    ``inputs`` and ``accumulates`` as for :func:`gradsan.graph.walk.engine_order`; asked as in ``stale_errors``.
+    ``inputs`` and ``accumulates`` as for :func:`gradsan.graph.walk.engine_order`; checked as in ``stale_errors``.
     """
     for node, slot, tensor, error in _stale_slots(walk.engine_order(roots, inputs, accumulates)):
         said = _STALE.match(str(error))
@@ -138,9 +138,9 @@ def _stale_slots(order: Iterable[Any]) -> Iterator[tuple[Any, str, Any, RuntimeE
 
 
 def _in_frames(error: BaseException, *attributes: str) -> Iterator[Any]:
-    """What has ``attributes`` in the frames that the error came through, innermost first.
+    """Yield local values with ``attributes`` from the frames that the error passed, innermost first.
 
-    Nodes of custom Functions are known by what they saved, a saved tensor (which checkpointing keeps) by its hooks.
+    Nodes of custom Functions have saved tensors, a SavedTensor (which checkpointing keeps) has hooks.
     """
     frames = []
     trace = error.__traceback__
@@ -158,11 +158,11 @@ def _is_meant(tensor: Any, said: re.Match[str]) -> bool:
 
 
 def _matching(node: Any, said: re.Match[str]) -> Stale | None:
-    """The slot of a Node that raises the same message."""
+    """Return the slot of a Node that raises the same message."""
     version = int(said["now"])
     for slot, saved in _torch.saved_slots(node):
         tensor = _torch.packed_object(saved)
-        # Comparing versions first spares almost every slot the reading.
+        # Comparing versions first avoids reading nearly every slot.
         if (torch.is_tensor(tensor) and tensor._version != version) or _torch.is_hooked(saved):
             continue
         if not _says(functools.partial(_torch.read_slot, node, slot.partition("[")[0]), said):
@@ -185,7 +185,7 @@ def _says(read: Callable[[], Any], said: re.Match[str]) -> bool:
 
 
 def _sizes(said: re.Match[str]) -> tuple[int, ...]:
-    """The sizes that the message tells; none for a nested tensor, which has some for each of its parts."""
+    """Return the sizes in the message; empty for a nested tensor, whose parts have sizes each."""
     if not said["sizes"].startswith("["):
         return ()
     return tuple(int(size) for size in re.findall(r"\d+", said["sizes"]))
@@ -198,7 +198,7 @@ def _holds_something(node: Any) -> bool:
 def _may_have_saved(hidden: Any, tensor: Any) -> bool:
     """Whether a Node that shows no slots has the tensor among its operands, and may have saved it.
 
-    An in-place operation on a view is mostly an assignment, which saves nothing.
+    An in-place operation on a view is usually an assignment, which saves nothing.
     """
     if not tensor.requires_grad or _torch.is_copy_slices(hidden):
         return False
@@ -207,9 +207,9 @@ def _may_have_saved(hidden: Any, tensor: Any) -> bool:
 
 
 def tensor_of(core: Log, stale: Stale, frame: Any) -> Any:
-    """The tensor that fits, among those the user's frames from ``frame`` outwards hold; None unless they share memory.
+    """The fitting tensor among those the user's frames from ``frame`` outwards hold; None unless they share memory.
 
-    It has the sizes and the version of the message, and the log or a hidden Node's edges know of it.
+    It has the sizes and the version of the message, and is in the log or behind a hidden Node's edges.
     """
 
     def fits(tensor: Any) -> bool:
@@ -226,7 +226,7 @@ def tensor_of(core: Log, stale: Stale, frame: Any) -> Any:
         known = by_storage.get(storage, (False, False, tensor))
         by_storage[storage] = (known[0] or storage in written, known[1] or is_operand, tensor)
     evidence = list(by_storage.values())
-    # Both kinds of evidence beat one; what no write and no edge knows of is a coincidence of sizes.
+    # Both kinds of evidence rank before one; without either, equal sizes are a coincidence.
     for best in (
         [tensor for logged, operand, tensor in evidence if logged and operand],
         [tensor for logged, operand, tensor in evidence if logged or operand],
@@ -237,7 +237,7 @@ def tensor_of(core: Log, stale: Stale, frame: Any) -> Any:
 
 
 def last_write(core: Log, stale: Stale) -> ledger.RawWrite | None:
-    """The last logged write that left its tensor with the sizes and version of the message."""
+    """Return the last logged write that left its tensor with the sizes and version of the message."""
     for raw in _last_writes(core):
         if raw.version == stale.version and tuple(raw.shape) == stale.sizes and raw.strides is not None:
             return raw
@@ -245,7 +245,7 @@ def last_write(core: Log, stale: Stale) -> ledger.RawWrite | None:
 
 
 def described(core: Log, stale: Stale) -> TensorInfo:
-    """What is known of a tensor that nothing holds any more."""
+    """Return the known metadata of a tensor that no variable holds any more."""
     raw = last_write(core, stale)
     if raw is None:
         return TensorInfo(stale.sizes, "", "", 0, Region(0, stale.sizes, (), 1), True, False)
@@ -254,7 +254,7 @@ def described(core: Log, stale: Stale) -> TensorInfo:
 
 
 def _last_writes(core: Log) -> list[ledger.RawWrite]:
-    """The last write to each storage, the latest first."""
+    """Return the last write to each storage, the latest first."""
     last: dict[int, ledger.RawWrite] = {}
     for entry in reversed(core.writes()):
         raw = ledger.RawWrite(*entry)
@@ -272,7 +272,7 @@ class Origin(NamedTuple):
 
 
 def of_node(core: Log, steps: Any, node: Any, thread: int, stale: Stale, storage: int) -> Origin | None:
-    """The call that made ``node``, which saved ``stale`` of ``storage``; ``thread`` is where backward ran."""
+    """Return the call that made ``node``, which saved ``stale`` of ``storage``; ``thread`` is that of the backward."""
     number = _torch.node_sequence(node)
     if number is None:
         return None
@@ -297,7 +297,7 @@ def of_node(core: Log, steps: Any, node: Any, thread: int, stale: Stale, storage
         return found[-1] if len({one.stack for one in found}) == 1 else None
     if len(found) > 1:
         latest = ledger.first_move(core, steps, storage, stale.saved_version, stale.version)
-        # Where none was early enough, what the log has of this address was written while it belonged to another.
+        # Where none was early enough, the log's entries for this address are of another storage.
         found = [one for one in found if one.clock <= latest] or found
     # Nearly every backward runs in the thread of its forward; only a Node unknown there may be another thread's.
     if found and (len(found) == 1 or found[0].thread == thread):
@@ -306,9 +306,9 @@ def of_node(core: Log, steps: Any, node: Any, thread: int, stale: Stale, storage
 
 
 def _is_engines(steps: Any, node: Any, number: int, device: Any) -> bool:
-    """Whether a thread of the engine's own has made ``node``: its graph has a younger Node of a calling thread's.
+    """Whether a thread of the engine has made ``node``: its graph has a younger Node of a calling thread's.
 
-    Within one thread a Node is younger than all that it hangs on.
+    Within one thread a Node is younger than all Nodes below it.
     """
     behind = walk.nodes_behind((node,), _MOST_BEHIND) or []
     numbers = [one for one in map(_torch.node_sequence, behind) if one is not None and one > number]
@@ -316,6 +316,6 @@ def _is_engines(steps: Any, node: Any, number: int, device: Any) -> bool:
 
 
 def threads_of(core: Log) -> tuple[int, ...]:
-    """The threads that made Nodes, where the core tells; else those that live."""
+    """Return the threads that made Nodes, if the core knows them; else all live ones."""
     said = getattr(core, "node_threads", None)
     return tuple(said()) if said else tuple(one.ident for one in threading.enumerate() if one.ident is not None)

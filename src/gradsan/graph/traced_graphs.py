@@ -1,8 +1,8 @@
-"""Traced graphs, read once: what the operations in them save and write of values that the program can reach.
+"""Traced graphs, read once: saves and writes of their operations to values that the program can reach.
 
-The graph is run on tensors without data; its operations save as those of the program without the compiler do.
+The graph is run on tensors without data, where its operations save as in the eager program.
 
-Each call knows the line of the program that made it. The Nodes are those of the program without the compiler.
+Each call has the line of the program that made it. The Nodes are those of the eager program.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from gradsan.record.stacks import definition_site, of_formatted
 
 
 class TracedRun(fx.Interpreter):
-    """One run, with the Nodes that each call made and the versions that it moved.
+    """A run on tensors without data, with the Nodes that each call made and the versions that it moved.
 
-    ``nodes_of`` are (number of the first Node, one past the last, call); ``moved`` (calls before it, call, storage).
+    ``nodes_of`` are (first Node number, last plus one, call); ``moved`` (calls before it, call, storage).
     """
 
     def __init__(self, graph: Any) -> None:
@@ -36,15 +36,15 @@ class TracedRun(fx.Interpreter):
         self._versions: dict[int, tuple[Any, int]] = {}
 
     def placeholders(self) -> list[fx.Node]:
-        """What stands for the arguments."""
+        """Return the placeholders of the arguments."""
         return [node for node in self.graph.nodes if node.op == "placeholder"]
 
     def outputs(self, inputs: Iterable[Any]) -> list[Any]:
-        """The tensors that the traced function returns."""
+        """Return the tensors that the traced function returns."""
         return list(_torch.tensors_in(self.run(*inputs)))
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run one call, and note what it made."""
+        """Run one call, and record its Nodes and writes."""
         first = _torch.sequence_number()
         result = super().run_node(n)
         if n.op.startswith("call"):
@@ -55,7 +55,7 @@ class TracedRun(fx.Interpreter):
         return result
 
     def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Call it; of a number that came as a tensor (a float that varies) any will do."""
+        """Call the method; ``item`` of a float tensor (a dynamic float) returns an arbitrary number."""
         if target == "item" and torch.is_tensor(args[0]) and args[0].is_floating_point() and not args[0].shape:
             return 1.0
         return super().call_method(target, args, kwargs)
@@ -69,7 +69,7 @@ class TracedRun(fx.Interpreter):
         self.moved += [(len(self.nodes_of), n, storage) for storage in moved]
 
     def call_of(self, number: int | None) -> tuple[int, fx.Node] | None:
-        """The call that made the Node with this number, and how many calls came before it."""
+        """Return the call that made the Node with this number, and the number of calls before it."""
         if number is None:
             return None
         told = ((at, one) for at, (first, end, one) in enumerate(self.nodes_of) if first <= number < end)
@@ -82,7 +82,7 @@ class TracedRun(fx.Interpreter):
 
 
 def site_of(node: fx.Node) -> Site:
-    """Where a call stands in the program; below it the modules of torch's own that were called there."""
+    """Return the site of a call in the program, with the modules of torch's own that it ran below it."""
     site = of_formatted(str(node.meta.get("stack_trace") or ""))
     if not site.frames or not site.frames[-1].is_user:
         return site
@@ -96,7 +96,7 @@ def site_of(node: fx.Node) -> Site:
 
 
 def called(node: fx.Node) -> str:
-    """What was called, as the log of writes says it: ``mul_``, ``__iadd__``."""
+    """Return the name of a call as in the log of writes: ``mul_``, ``__iadd__``."""
     if isinstance(node.target, str):
         return node.target
     name = getattr(node.target, "__name__", str(node.target))
@@ -104,16 +104,16 @@ def called(node: fx.Node) -> str:
 
 
 class Place(NamedTuple):
-    """A value of a traced graph that the program can reach: its tensor arguments and its results, each counted."""
+    """A value of a traced graph that the program can reach: a tensor argument or a result, with its number."""
 
     kind: Literal["input", "output"]
     number: int
 
 
 class InnerSave(NamedTuple):
-    """An operation's save of a value within a traced graph, or where one is used: then ``slot`` is None.
+    """An operation's save of a value within a traced graph, or a use of one: then ``slot`` is None.
 
-    ``outputs`` are the results of the graph whose backward reads it.
+    ``outputs`` are the numbers of the graph's results whose backward reads it.
     """
 
     node: str | None
@@ -136,22 +136,22 @@ class InnerWrite(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """What a traced graph does with the values that the program can reach."""
+    """Saves, uses and writes of a traced graph, of the values that the program can reach."""
 
     saves: dict[Place, list[InnerSave]]
     uses: dict[Place, list[InnerSave]]
     writes: list[InnerWrite]
     places_of_arguments: tuple[Place | None, ...]
     values: dict[Place, tuple[tuple[int, ...], Any, bool, bool]]
-    """(shape, dtype, whether it requires grad, whether it is a leaf) of each."""
+    """(shape, dtype, whether it requires grad, whether it is a leaf) of each value."""
     needed_first: dict[int, tuple[str, Site]]
-    """For each result the operation inside (as its Node is called) whose saved values its backward needs first."""
+    """For each result, the operation (name of its Node) whose saved values its backward needs first."""
     varies: bool
     hides: bool
     """Whether some saves are behind hooks (a checkpoint), so that not all are known."""
 
     def inputs(self) -> int:
-        """How many tensors are arguments."""
+        """Return the number of tensor arguments."""
         return sum(place.kind == "input" for place in self.values)
 
 
@@ -160,13 +160,13 @@ _MOST_KNOWN = 64
 
 
 def inside_of(graph: _torch.Traced) -> Inside | None:
-    """What is inside a graph that was traced; None where it does not run on tensors without data."""
+    """Return the saves and writes in a traced graph; None if it does not run on tensors without data."""
     known = _known.get(id(graph))
     if known is None:
         if len(_known) >= _MOST_KNOWN:
             _known.clear()
         found = None
-        # Whatever the graph holds, it may not work without data.
+        # Some operation may not work without data.
         with contextlib.suppress(Exception):
             found = _run(graph)
         known = _known[id(graph)] = (graph, found)
@@ -176,9 +176,9 @@ def inside_of(graph: _torch.Traced) -> Inside | None:
 def run_without_data(
     graph: _torch.Traced, *others: contextlib.AbstractContextManager[Any]
 ) -> tuple[TracedRun, list[Any], list[Any]]:
-    """Run it on tensors without data, within ``others``: the run, its arguments, its results.
+    """Run a graph on tensors without data, within ``others``; return the run, its arguments, its results.
 
-    Raises whatever an operation does that needs data.
+    Raises the error of an operation that needs data.
     """
     with contextlib.ExitStack() as modes:
         modes.enter_context(_torch.hushed())
@@ -196,7 +196,7 @@ def run_without_data(
 
 def _run(graph: _torch.Traced) -> Inside:
     run, given, results = run_without_data(graph)
-    # What is read of them may need the modes that they were made in.
+    # Reading attributes of these tensors may need the modes that they were made in.
     with _torch.hushed(), _torch.without_hooks(), torch.enable_grad(), _torch.tensors_without_data():
         return _read(graph, run, given, results)
 
@@ -231,7 +231,7 @@ def _read(graph: _torch.Traced, run: TracedRun, given: list[Any], results: list[
 def _saves(
     run: TracedRun, results: list[Any], places: dict[int, Place]
 ) -> tuple[dict[Place, list[InnerSave]], dict[int, tuple[str, Site]], bool]:
-    """What the operations save, in the order in which a backward asks for it; the first; whether hooks hide some."""
+    """Return the saves in the order in which a backward reads them; the first per result; whether hooks hide some."""
     found: dict[Place, list[InnerSave]] = {}
     first: dict[int, tuple[str, Site]] = {}
     hides = False
@@ -251,7 +251,7 @@ def _saves(
             place = places.get(_torch.storage_identity(tensor)) if torch.is_tensor(tensor) else None
             if place is None or not _torch.is_read_by_backward(node, slot):
                 continue
-            # Among the slots of a Node those named ``result`` hold what it made itself.
+            # Slots of a Node named ``result`` hold its own outputs.
             one = InnerSave(
                 node.name(),
                 slot,
@@ -266,7 +266,7 @@ def _saves(
 
 
 def _uses(run: TracedRun, results: list[Any], places: dict[int, Place]) -> Iterator[tuple[Place, list[InnerSave]]]:
-    """The calls that are given a value, or that made it, with the results that they lead to."""
+    """Yield the calls that take or make a value, with the results that they lead to."""
     leads: dict[Any, set[int]] = {}
     ids = {id(one): number for number, one in enumerate(results)}
     for node in reversed(list(run.graph.nodes)):

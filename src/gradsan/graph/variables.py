@@ -46,7 +46,7 @@ _MODULE_INTERNALS = frozenset(vars(nn.Module()))
 
 
 class Scope(NamedTuple):
-    """Where a variable lives: the file and the function (``<module>`` for a global)."""
+    """Place of a variable: the file and the function (``<module>`` for a global)."""
 
     file: str
     function: str
@@ -55,9 +55,9 @@ class Scope(NamedTuple):
 class Found(NamedTuple):
     """A tensor reached from a variable: the expression that leads to it, how, and how far the search had to go.
 
-    ``passing`` says that the variable is one of a ``for`` loop: it names another tensor in the next round. ``within``
-    is the expression of what the tensor is an element or attribute of, ``container`` the kind of that; ``around`` are
-    all that it lies in, each with its expression, from the variable inwards.
+    ``passing`` says that the variable is that of a ``for`` loop, which refers to another tensor in the next round.
+    ``within`` is the expression that the tensor is an element or attribute of, ``container`` its kind; ``around`` are
+    all containers of it, each with its expression, from the variable inwards.
     """
 
     path: str
@@ -91,7 +91,7 @@ class _Step(NamedTuple):
 
 
 class Space(NamedTuple):
-    """The variables of a function that runs, or of a module, and the line at which it stands (0: at none)."""
+    """The variables of a running function, or of a module, and its current line (0: none)."""
 
     scope: Scope
     variables: dict[str, Any]
@@ -100,7 +100,7 @@ class Space(NamedTuple):
 
 
 def search(frame: Any, wanted: Callable[[Any], bool]) -> Iterator[Found]:
-    """Breadth-first through the variables of the user's frames; every object once, at most ``_MOST_OBJECTS``."""
+    """Search the variables of the user's frames breadth-first; every object once, at most ``_MOST_OBJECTS``."""
     spaces = spaces_of(frame)
     queue = deque(
         _Step(name, value, 0, space.scope)
@@ -118,7 +118,7 @@ def search(frame: Any, wanted: Callable[[Any], bool]) -> Iterator[Found]:
             continue
         visited += 1
         if torch.is_tensor(value):
-            # One tensor may have several names; all of them are wanted.
+            # One tensor may have several names; all of them are yielded.
             if _matches(value, wanted):
                 yield Found(path, value, "variable", depth, scope, path in passing, within, container, around)
             continue
@@ -133,7 +133,7 @@ def search(frame: Any, wanted: Callable[[Any], bool]) -> Iterator[Found]:
 
 
 def reached(spaces: Iterable[Space]) -> Iterator[Reached]:
-    """Breadth-first, what ``spaces`` hold of tensors, arrays and numbers; of long lists both ends."""
+    """Yield tensors, arrays and numbers of ``spaces``, breadth-first; of long lists both ends."""
     queue = deque(
         (_Step(name, value, 0, space.scope), name in space.loop_variables)
         for space in spaces
@@ -163,7 +163,7 @@ def reached(spaces: Iterable[Space]) -> Iterator[Reached]:
 
 
 def _is_bookkeeping(step: _Step) -> bool:
-    """A private attribute of a module of PyTorch's own, which the program neither reads nor writes."""
+    """Whether it is a private attribute of PyTorch's own module, which the program neither reads nor writes."""
     holder = step.around[-1][1] if step.around else None
     is_torchs = isinstance(holder, nn.Module) and type(holder).__module__.partition(".")[0] == "torch"
     return is_torchs and not torch.is_tensor(step.value) and step.path.rpartition(".")[2].startswith("_")
@@ -174,9 +174,9 @@ def _ends(parts: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
 
 
 def spaces_of(frame: Any) -> list[Space]:
-    """The locals and globals of the user's frames from ``frame`` outwards.
+    """Return the locals and globals of the user's frames from ``frame`` outwards.
 
-    From a thread of the engine's own it goes on with the frames of the threads whose backward calls wait for it.
+    In a thread of the engine, the frames of the threads whose backward calls wait for it follow.
     """
     frames = []
     for innermost in (frame, *_torch.callers_of_engine(frame)):
@@ -209,7 +209,7 @@ def is_loop_variable(frame: types.FrameType, name: str) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _loop_variables(code: types.CodeType) -> frozenset[str]:
-    """The variables that the ``for`` loops of a function or module give values to."""
+    """Return the variables that the ``for`` loops of a function or module assign."""
     names: set[str] = set()
     awaited = 0
     for instruction in dis.get_instructions(code):
@@ -248,7 +248,7 @@ def _in_module(at: _Step, wanted: Callable[[Any], bool], queue: deque[_Step]) ->
 
 
 def kind_of(value: Any) -> str:
-    """What holds parts: ``dict``, ``tuple``, ``namedtuple``, ``list``, ``deque`` or ``object``."""
+    """Return the kind of a container: ``dict``, ``tuple``, ``namedtuple``, ``list``, ``deque`` or ``object``."""
     if isinstance(value, dict):
         return "dict"
     if isinstance(value, tuple):
@@ -274,7 +274,7 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:
-    """What the object's dictionary and the slots of the user's own classes hold."""
+    """Return the attributes in the object's dictionary and in the slots of the user's own classes."""
     found = list(vars(value).items()) if hasattr(value, "__dict__") else []
     for owner in type(value).__mro__:
         slots = owner.__dict__.get("__slots__", ())
@@ -288,11 +288,11 @@ def _attributes(value: Any) -> list[tuple[str, Any]]:
 
 
 def _is_plain_object(value: Any) -> bool:
-    """Objects of the user's own classes and of the libraries built on torch; not what only runs or reports programs."""
+    """Whether an object is of the user's own classes or of libraries built on torch, not of tools that run programs."""
     package = type(value).__module__.partition(".")[0]
     return package in _HOLDS_ANYTHING or (package not in _HOLDS_NO_TENSOR and package not in sys.stdlib_module_names)
 
 
 _HOLDS_ANYTHING = frozenset({"argparse", "collections", "contextlib", "functools", "queue", "types"})
-"""Packages of Python whose objects hold what the program puts into them."""
+"""Packages of Python whose objects hold values of the program."""
 _HOLDS_NO_TENSOR = frozenset({"torch", "numpy", "tqdm", "rich", "gradsan", "_pytest", "pluggy", "xdist", "hypothesis"})
