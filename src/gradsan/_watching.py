@@ -86,6 +86,7 @@ class Watching:
             core, self._describe, recorder.keep, self._is_healed, self.emptied, guard.note, left_alone=self.sharded
         )
         self.overwriting: Overwriting | None = None
+        self._copying: set[str] = set()
         found_in = (recorder.conflicts, FINDINGS_KEPT)
         self.prescan = Prescan(core, self._listeners, steps, self.uncounted, self.exports, *found_in)
         self.hooked = HookedValues(core, steps, self.uncounted, self.exports, self.deep, recorder.keep)
@@ -143,7 +144,9 @@ class Watching:
             ConstantPenalties(core, self._listeners, lambda: self._settling.optimizers, found),
             CutTerms(core, self._listeners, found),
             NumberTerms(core, self._listeners, found),
-            UnrecordedReads(core, self._listeners, self.uncounted, self.exports, self.changed_values, found),
+            UnrecordedReads(
+                core, self._listeners, self.uncounted, self.exports, self.changed_values, found, self._copy_written
+            ),
             SpentGradients(core, self._listeners, steps, making, found),
             IdleSchedules(steps, making, found),
             Unowned(core, self.uncounted, making, lambda: self._settling.optimizers, found, lambda: recorder.failures),
@@ -261,7 +264,12 @@ class Watching:
         for listener in (self.deep.before_backward, self.changed_values.before_backward):
             self._listeners.call_before_backward(listener, wanted)
         self.changed_values.looks_always = self.checkpoints.compares_values = wanted
-        self._recorder.core.before_write = self._before_write if wanted else None
+        self._copy_written("deep", wanted)
+
+    def _copy_written(self, who: str, wanted: bool) -> None:
+        """Have what is about to be written unrecorded copied for as long as ``who`` wants it."""
+        (self._copying.add if wanted else self._copying.discard)(who)
+        self._recorder.core.before_write = self._before_write if self._copying else None
 
     def _before_write(self, target: Any) -> None:
         self._recorder.guard.run_hushed(partial(self.uncounted.snapshots.before_write, target))

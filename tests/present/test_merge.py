@@ -33,13 +33,14 @@ def test_equal_findings_are_counted_once():
     assert found.labels == bridge().diagnoses[0].labels
 
 
-def test_other_lines_roles_codes_and_silence_are_other_findings():
+def test_other_lines_roles_codes_severity_and_silence_are_other_findings():
     one = bridge().diagnoses[0]
     moved = dataclasses.replace(one.labels[0].frame, line=99)
     variants = (
         one,
         dataclasses.replace(one, code="GS110"),
         dataclasses.replace(one, silent=True),
+        dataclasses.replace(one, severity="note"),
         dataclasses.replace(one, labels=one.labels[:2]),
         dataclasses.replace(one, labels=(dataclasses.replace(one.labels[0], frame=moved), *one.labels[1:])),
     )

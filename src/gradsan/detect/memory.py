@@ -65,7 +65,7 @@ class Uncounted(Detector):
         self._sweep = Sweep()
         self.snapshots = Snapshots(core)
         self.on_given_again: Callable[[Any, Any], None] = lambda tensor, stack: None
-        """Called with a tensor that was given the memory which it has been given before, and where."""
+        """Called with a tensor that is given the memory which it was given before, and where; None if it is asked."""
 
     def open(self, holder: Any, way: str, stack: Any) -> int:
         """Note that the memory of ``holder`` (a tensor or a storage) can be written past the counter from now on."""
@@ -205,6 +205,7 @@ class Uncounted(Detector):
     def _open_data(self, tensor: Any, stack: Any) -> None:
         if self.open(tensor, "data_attribute", stack):
             self.snapshots.take(tensor, stack)
+        self.on_given_again(tensor, None)
 
     def _replace(self, tensor: Any, stack: Any) -> None:
         core = self._core

@@ -28,7 +28,7 @@ def name_of(conflict: Conflict, writes: Iterable[Write]) -> tuple[str | Message,
         return written, "value"
     if conflict.names:
         return conflict.names[0].text, conflict.names[0].kind
-    return _at_save(conflict) or _nameless(conflict), "value"
+    return _at_save(conflict) or _taken_in(writes) or _nameless(conflict), "value"
 
 
 def producer(conflict: Conflict) -> str | None:
@@ -45,6 +45,12 @@ def _written(conflict: Conflict, writes: Iterable[Write]) -> str | None:
         if found is not None:
             return _where_saved(found, write.site, conflict)
     return None
+
+
+def _taken_in(writes: Iterable[Write]) -> str | None:
+    """``buffer`` of ``torch.from_numpy(buffer)`` by which memory came in that was then written from outside."""
+    frames = [place(write.site) for write in writes if write.kind == "outside" and write.op in _TAKE_IN]
+    return next((name for frame in frames if frame is not None and (name := source.first_argument(frame))), None)
 
 
 def _where_saved(name: str, site: Site, conflict: Conflict) -> str:
@@ -101,6 +107,8 @@ def _nameless(conflict: Conflict) -> Message:
     callee = producer(conflict)
     return Message("label.unnamed") if callee is None else Message("label.value_inside", {"callee": callee})
 
+
+_TAKE_IN = ("from_numpy", "as_tensor", "frombuffer", "from_dlpack")
 
 _LAYERS = {
     "linear.py": {"self": "bias", "mat1": "", "mat2": "weight", "input": "", "weight": "weight", "bias": "bias"},

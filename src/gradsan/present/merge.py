@@ -20,9 +20,10 @@ class _Found:
 def merged(reports: Sequence[tuple[str, Report]]) -> Report:
     """One report out of several, each with the name of its file; a single one is returned as it is.
 
-    Two findings are equal where their code is and the same lines play the same roles. The one that came first is kept,
-    with the sum of the counts, and ``sources`` names the files that had it. First is who had the fewest optimizer steps
-    behind it when the value was needed (the clocks of two processes cannot be compared), then who was named first.
+    Two findings are equal where their code and severity are and the same lines play the same roles. The one that came
+    first is kept, with the sum of the counts, and ``sources`` names the files that had it. First is who had the fewest
+    optimizer steps behind it when the value was needed (the clocks of two processes cannot be compared), then who was
+    named first.
 
     Raises:
         ValueError: for no report.
@@ -49,11 +50,14 @@ def merged(reports: Sequence[tuple[str, Report]]) -> Report:
 
 
 def identity(diagnosis: Diagnosis) -> object:
-    """What is the same for equal findings: the code, and which lines play which roles."""
+    """What is the same for equal findings: the code, how severe it is, and which lines play which roles.
+
+    One line may be wrong in the first round and, compared, harmless in the second: an error and a note.
+    """
     places = tuple((label.role, label.frame.file, label.frame.line) for label in diagnosis.labels)
     # Without places only the words tell findings apart.
     words = () if places else (diagnosis.title.key, str(diagnosis.title.values))
-    return diagnosis.code, diagnosis.silent, places, words
+    return diagnosis.code, diagnosis.silent, diagnosis.severity, places, words
 
 
 def _one(found: list[_Found], files: int) -> Diagnosis:

@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from gradsan.source.modules import DETACHED as DETACHED
     from gradsan.source.modules import Shape as Shape
     from gradsan.source.modules import inplace_layer_false as inplace_layer_false
+    from gradsan.source.modules import state_given as state_given
     from gradsan.source.reuse import argument_read_later as argument_read_later
     from gradsan.source.reuse import collected_result as collected_result
     from gradsan.source.reuse import copy_argument as copy_argument
@@ -141,6 +142,7 @@ if TYPE_CHECKING:
     from gradsan.source.rounds import is_read_between as is_read_between
     from gradsan.source.rounds import keep_graph as keep_graph
     from gradsan.source.rounds import shape_bound_at as shape_bound_at
+    from gradsan.source.rounds import walked_over as walked_over
     from gradsan.source.targets import Operation as Operation
     from gradsan.source.targets import assigned_data as assigned_data
     from gradsan.source.targets import mixed_operand as mixed_operand
@@ -185,7 +187,7 @@ _NAMES = {
     ),
     "joined": "on_own_lines",
     "locate": "Expression Statement expression_at expressions_at is_argument statement_at statements_at",
-    "modules": "DETACHED Shape inplace_layer_false",
+    "modules": "DETACHED Shape inplace_layer_false state_given",
     "reuse": (
         "argument_read_later collected_result copy_argument copy_second_name is_made_in_round read_as_before "
         "second_name"
@@ -209,7 +211,7 @@ _NAMES = {
     "rounds": (
         "backward_of_sum detach_after detach_after_round enter_each_round enter_once_more frames_between "
         "in_same_function in_same_loops is_item_of_loop is_read_afterwards is_read_between "
-        "keep_graph shape_bound_at"
+        "keep_graph shape_bound_at walked_over"
     ),
     "targets": (
         "Operation assigned_data mixed_operand operand_expressions operation_at own_difference target_and_operand "

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 from typing import TypeAlias
 
+from gradsan.model import Frame
 from gradsan.source.change import Change, Edit, edited
 from gradsan.source.identifiers import Binding, bindings_of, chain_key, constant_key, imported_as, leaf_name
+from gradsan.source.locate import expression_at
 from gradsan.source.tree import SourceFile, read_source
 
 _ELEMENTWISE = frozenset(
@@ -379,3 +381,12 @@ def _is_state_of_lstm(source: SourceFile, binding: Binding) -> bool:
     made = constructors(source, statement.value.func)
     names = {leaf_name(value.func) for value in made if isinstance(value, ast.Call)}
     return (is_second and names == {"LSTM"}) or (is_whole and names == {"LSTMCell"})
+
+
+def state_given(frame: Frame) -> str | None:
+    """``network`` of ``target.load_state_dict(network.state_dict())`` at ``frame``; None of every other call."""
+    found = expression_at(frame)
+    given = found.node.args[:1] if found is not None and isinstance(found.node, ast.Call) else ()
+    called = [one.func for one in given if isinstance(one, ast.Call)]
+    owners = [one.value for one in called if isinstance(one, ast.Attribute) and one.attr == "state_dict"]
+    return chain_key(owners[0]) if owners else None

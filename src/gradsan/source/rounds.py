@@ -224,6 +224,30 @@ def is_item_of_loop(frame: Frame, name: str) -> bool:
     return False
 
 
+def walked_over(frame: Frame, name: str) -> tuple[str, bool]:
+    """``anchor`` of the ``a`` in ``for p, a in zip(model.parameters(), anchor)`` at ``frame``; else the name itself.
+
+    What a method gives is called after whom it was asked of: ``model`` of ``p``. Whether that is so is the second.
+    """
+    statement = statement_at(frame)
+    inner = [] if statement is None else [one for one in ast.walk(statement.node) if isinstance(one, ast.comprehension)]
+    outer = () if statement is None else (one for one in statement.loops if not isinstance(one, ast.While))
+    for loop in (*inner, *reversed(tuple(outer))):
+        pairs = [(loop.target, loop.iter)]
+        if (
+            isinstance(loop.iter, ast.Call)
+            and leaf_name(loop.iter.func) == "zip"
+            and isinstance(loop.target, ast.Tuple)
+        ):
+            pairs = list(zip(loop.target.elts, loop.iter.args, strict=False))
+        for one, given in pairs:
+            if any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(one)):
+                asked = given.func if isinstance(given, ast.Call) else None
+                owner = asked.value if isinstance(asked, ast.Attribute) else None
+                return chain_key(owner or given) or name, owner is not None
+    return name, False
+
+
 def _frame_of(source: SourceFile, node: ast.stmt, like: Frame) -> Frame:
     span = source.span(node)
     has_block = hasattr(node, "body")

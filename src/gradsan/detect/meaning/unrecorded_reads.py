@@ -36,7 +36,7 @@ from gradsan.record.steps import RawBackward, read_backward
 ROW = "value_changed"
 _READS = 64
 _BOUNDS = ("clamp", "clip", "nan_to_num", "renorm")
-"""Operations that may have had nothing to do."""
+"""Operations that may have had nothing to do: told where values were compared."""
 _HANDED_OUT = frozenset({"numpy", "__array__", "__dlpack__", "to_dlpack"})
 
 
@@ -77,11 +77,15 @@ class UnrecordedReads(RoundDetector):
         exports: Exports,
         values: ChangedValues,
         found: Callable[[Failure], None],
+        copy_written: Callable[[str, bool], None],
     ) -> None:
-        """``uncounted`` knows what was given other memory, ``values`` what has been found in the graph."""
+        """``uncounted`` knows what was given other memory, ``values`` what has been found in the graph.
+
+        ``copy_written`` has what is written copied before, while a round is open.
+        """
         super().__init__(core, listeners)
         self._uncounted, self._exports, self._values, self._found = uncounted, exports, values, found
-        self._meant = values.meant
+        self._meant, self._copy_written = values.meant, copy_written
         self._written: dict[int, list[RawWrite]] = {}
         self._begun = self._read_to = self._count = 0
         self._reads: list[_Read] = []
@@ -99,6 +103,10 @@ class UnrecordedReads(RoundDetector):
         """Nothing is watched any more."""
         super().settle()
         self._meant.forget()
+
+    def _listen(self, wanted: bool) -> None:
+        super()._listen(wanted)
+        self._copy_written("round", wanted)
 
     def begins(self, entry: RawBackward) -> bool:
         """Take note of the writes from now on."""
@@ -157,9 +165,10 @@ class UnrecordedReads(RoundDetector):
             if region is not None and not overlap(conflicts.tensor_info(shown, was_leaf=False).region, region):
                 continue
             # Values that were written and put back are the same as before the first write.
-            if self._is_same(tensor, raw, raws):
+            compared = self._compared(tensor, raw, raws)
+            if compared == "same":
                 return
-            if not raw.op.strip("_").startswith(_BOUNDS):
+            if compared == "different" or not raw.op.strip("_").startswith(_BOUNDS):
                 written = part(tensor, own, raw.op, region)
                 # What the gradient would be is known of a value itself, not of a part of one.
                 own_at = at if origin == maker else (0, *at[1:])
@@ -181,9 +190,9 @@ class UnrecordedReads(RoundDetector):
         storage = _torch.storage_or_none(tensor)
         return None if any(raw[1] == storage for raw in self._core.writes_after(made.clock)) else export
 
-    def _is_same(self, tensor: Any, raw: RawWrite, raws: list[RawWrite]) -> bool:
+    def _compared(self, tensor: Any, raw: RawWrite, raws: list[RawWrite]) -> str | None:
         clocks = [one.clock for one in raws]
-        return self._uncounted.snapshots.compared(tensor, raw.clock - 1, clocks, is_counted=True) == "same"
+        return self._uncounted.snapshots.compared(tensor, raw.clock - 1, clocks, is_counted=True)
 
     def looks(self, entry: RawBackward, is_last: bool) -> None:
         """See which of the calls belong to this backward."""

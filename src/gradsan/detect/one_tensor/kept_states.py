@@ -3,11 +3,12 @@
 ``state_dict()`` gives the tensors of the module itself, on which every later update works. Looked at where a module is
 given a state and where it is asked for one: a kept state that is the module's own memory, updated in between, restores
 nothing; and several that one list or dict of the program's holds, taken at different times, are one. Versions tell
-that training went on, and the tensors' own lives that somebody keeps them.
+that training went on, and the tensors' own lives that somebody keeps them. A line that again and again gives a module
+the state that another name has, ``target.load_state_dict(network.state_dict())``, takes the two for two.
 
 Rows: ``state_restored_itself``, ``states_are_one``. Roles: ``bound`` (where the state was taken), ``written`` (where
 it is given, or one is asked for again; ``name`` of the state; ``values``: ``shape``, ``dtype``, ``device``, ``module``,
-the class of the module).
+the class of the module). And the row of an update that computes with itself (``own_operands.py``).
 """
 
 from __future__ import annotations
@@ -58,12 +59,14 @@ class KeptStates(Detector):
         self._core, self._found, self._on_older = core, found, on_older
         self._states: list[_State] = []
         self._described: set[Any] = set()
+        self._given_own: dict[Any, int] = {}
         self._searches = 0
 
     def forget(self) -> None:
         """Begin anew, as a stretch of watching does."""
         self._states.clear()
         self._described.clear()
+        self._given_own.clear()
         self._searches = 0
 
     def install(self, patches: Patches, guard: Guard) -> None:
@@ -101,17 +104,33 @@ class KeptStates(Detector):
         if not _is_of_program(stack) or not isinstance(state, Mapping):
             return
         self._compare(module, stack, frame)
-        given = {id(one) for one in state.values()}
-        kept = next((one for one in reversed(self._states) if id(one.tensor()) in given), None)
-        if kept is None or kept.module() is not module:
-            return
         own = {_torch.storage_or_none(one) for one in (*module.parameters(), *module.buffers())}
         tensors = [one for one in state.values() if type(one) in _torch.PLAIN_TENSORS]
-        if not all(_torch.storage_or_none(one) in own for one in tensors):
+        if not tensors or not all(_torch.storage_or_none(one) in own for one in tensors):
             return
+        given = {id(one) for one in state.values()}
+        kept = next((one for one in reversed(self._states) if id(one.tensor()) in given), None)
+        if kept is not None and kept.module() is module:
+            site = symbolise(stack)
+            name = None if site.user_frame is None else source.first_argument(site.user_frame)
+            self._tell(RESTORED, kept, site, name or "state_dict")
+        elif kept is None:
+            self._given_itself(tensors[0], stack)
+
+    def _given_itself(self, tensor: Any, stack: Any) -> None:
+        """A module is given its own state of now, of which ``tensor`` is one: the copy is the only write to expect."""
+        before = self._given_own.get(stack)
+        self._given_own[stack] = version = int(tensor._version)
+        if before is None or version <= before + 1 or stack in self._described:
+            return
+        self._described.add(stack)
         site = symbolise(stack)
-        name = None if site.user_frame is None else source.first_argument(site.user_frame)
-        self._tell(RESTORED, kept, site, name or "state_dict")
+        frame = site.user_frame
+        pair = (None, None) if frame is None else (source.method_receiver(frame), source.state_given(frame))
+        if pair[0] is not None and pair[1] is not None and pair[0] != pair[1]:
+            facts = _torch.facts_of(tensor)
+            clues = (Clue("written", site, name=pair[0], op="load_state_dict", values=facts),)
+            self._found(Failure("own_operand", "", "", site, (*clues, Clue("read", site, name=pair[1])), raised=False))
 
     def _compare(self, module: nn.Module, stack: Any, frame: FrameType) -> None:
         """Look for states of the module, of different times, that one list or dict of the program's holds."""

@@ -8,7 +8,8 @@ with the states of modules is done once in many rounds: it is looked at from whe
 is kept.
 
 Rows: ``own_operand`` and ``own_difference``. Roles: ``written`` (the update or the difference; ``name``; ``op``;
-``values``: ``shape``, ``dtype``, ``device``, ``is_leaf``) and ``read`` (``name`` of the other side).
+``values``: ``shape``, ``dtype``, ``device``, ``is_leaf``, ``kept``, the side that was to be a copy) and ``read``
+(``name`` of the other side).
 """
 
 from __future__ import annotations
@@ -175,15 +176,20 @@ class OwnOperands(RoundDetector):
 
     @_torch.hushed()
     def given_again(self, tensor: Any, stack: Any) -> None:
-        """A line has given a tensor the memory that it has; as ``Uncounted.on_given_again``.
+        """A line has given a tensor the memory that it has, or asks for it; as ``Uncounted.on_given_again``.
 
         ``target.data = network.data`` is no copy. Who does it again, after having read the target in between, takes the
-        two for different.
+        two for different; and so does who copies one into the other, which is looked at from here.
         """
-        self._given[id(tensor)] = self._core.clock
-        given, read = self._uncounted.replacement_of(tensor), self._behind.get(id(tensor))
-        # Who trains it, too, has tied the two.
+        read = self._behind.get(id(tensor))
         is_read = read is not None and read() is tensor
+        if stack is None:
+            if is_read:
+                self.state_taken()
+            return
+        self._given[id(tensor)] = self._core.clock
+        given = self._uncounted.replacement_of(tensor)
+        # Who trains it, too, has tied the two.
         if given is None or not is_read or tensor.grad is not None:
             return
         site, first = symbolise(stack), symbolise(given.stack).user_frame
@@ -196,6 +202,16 @@ class OwnOperands(RoundDetector):
             self._tell(OWN, site, "data =", _torch.facts_of(tensor), pair, site)
 
     def _tell(self, row: str, site: Site, op: str, facts: dict[str, Any], pair: tuple[str, str], used: Site) -> None:
+        frame = site.user_frame
+        (written, of_module), (read, of_other) = (
+            source.walked_over(frame, one) if frame else (one, False) for one in pair
+        )
+        # What is kept in a list of the program's own was to be a copy, not what a module gives.
+        is_read_kept = row == DIFFERENCE or (of_module and not of_other)
+        facts = {**facts, "kept": read if is_read_kept else written}
+        # ``p`` and ``a`` say less than what both are taken from; of ``p.grad`` that is not to be had.
+        is_known = written != read and written != pair[0] and read != pair[1]
+        pair = (written, read) if is_known else pair
         clues = (Clue("written", site, name=pair[0], op=op, values=facts), Clue("read", site, name=pair[1]))
         self._found(Failure(row, "", "", used, clues, raised=False))
 

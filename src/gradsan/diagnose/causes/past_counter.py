@@ -38,13 +38,14 @@ def diagnosis(facts: Facts, code: str, slug: str, instead: tuple[Fix, ...] = ())
     """
     if facts.conflict.raised or facts.conflict.way != slug:
         return None
+    writes = facts.writes or facts.missed
     found = build.diagnosis(
         facts,
         code,
         slug,
         severity=_severity(facts),
-        values={"writer": facts.first.op if facts.first is not None else "?"},
-        labels=label_texts.standard(facts, writes=facts.writes or facts.missed),
+        values={"writer": writes[0].op if writes else "?"},
+        labels=label_texts.standard(facts, writes=writes),
         explanation="written_unchanged" if facts.conflict.unchanged else None,
         fixes=(*instead, *(fix for fix in fixes.instead_of_overwriting(facts) if fix.lines or not instead)),
     )

@@ -52,7 +52,10 @@ def _made_as(facts: Facts) -> str | None:
     """What the statement calls it that computed the value."""
     frame = place(facts.conflict.alias_site) if facts.conflict.alias_site is not None else None
     statement = source.statement_at(frame) if frame is not None else None
-    names = source.assigned_names(statement) if statement is not None else []
+    # ``s = scale(v(i)) * 5`` binds another value than that of ``v(i)``.
+    if frame is None or statement is None or not source.binds_result(frame):
+        return None
+    names = source.assigned_names(statement)
     return names[0] if len(names) == 1 else None
 
 

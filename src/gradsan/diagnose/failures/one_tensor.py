@@ -101,7 +101,7 @@ def own_operand(failure: Failure) -> Diagnosis | None:
             *parts.label_of(written, "written" if is_written else "saved", f"label.{failure.row}", values),
             *label_texts.at("used", failure.site, Message("label.new_value_used", {"name": written.name})),
         ),
-        tensor=parts.tensor_of(written),
+        tensor=parts.tensor_of(written, str(written.values.get("kept") or written.name)),
         help_key="help.own_operand",
     )
 
