@@ -5,6 +5,8 @@ A number has no history, so numbers are compared: ``item()``, ``float()`` or ``t
 them. Where the number stands at the very line of the sum, one round tells. Only sums and constant factors lie between
 there and the loss, whose backward runs through what the number was computed from.
 
+A number that comes back as a tensor (``torch.tensor(v)``) is taken for it, too.
+
 Nothing is said where the same value is in the loss with its graph, too; where the number, its negative or its inverse
 is used with what has a graph in another way (a maximum that is subtracted, a weight, a loss divided by its size); where
 it is subtracted as it is, or nearly so (a baseline, a target); or where a value that was detached has given the same
@@ -63,12 +65,16 @@ class _Taken:
 
 
 class _Use(NamedTuple):
-    """A number that a line computed with, together with what has a graph; ``number`` is the Node of a sum."""
+    """A number that a line computed with, together with what has a graph; ``number`` is the Node of a sum.
+
+    One that came as a tensor again (``torch.tensor(v)``) is rounded.
+    """
 
     value: float
     op: str
     number: int | None
     facts: dict[str, Any]
+    is_rounded: bool
 
 
 @dataclass(slots=True)
@@ -148,7 +154,7 @@ class NumberTerms(RoundDetector):
         """Note the numbers that are computed with where a graph is."""
         if not self._taken or type(result) not in _torch.PLAIN_TENSORS or result.grad_fn is None:
             return
-        values = [one for one in (*args, *kwargs.values()) if isinstance(one, float)]
+        values = [number for one in (*args, *kwargs.values()) if (number := _number(one)) is not None]
         if not values:
             return
         name = result.grad_fn.name()
@@ -156,7 +162,8 @@ class NumberTerms(RoundDetector):
             if len(self._uses) < _USES:
                 facts = {**_torch.facts_of(result), "shape": ()}
                 number = _torch.node_sequence(result.grad_fn)
-                self._uses[self._core.stack()] = _Use(float(values[0]), op, number, facts)
+                is_rounded = not any(isinstance(one, float) for one in args)
+                self._uses[self._core.stack()] = _Use(values[0], op, number, facts, is_rounded)
         elif len(self._others) < _NUMBERS:
             self._others += values
 
@@ -195,7 +202,8 @@ class NumberTerms(RoundDetector):
         for which, value in (("last", taken.last), ("total", taken.total)):
             weight = use.value / value if value and math.isfinite(value) else math.nan
             series = self._series.setdefault((line, stack, which), _Series(weight))
-            if series.weight is None or not _is_near(weight, series.weight, _EQUAL) or not weight:
+            share = _EQUAL_ROUNDED if use.is_rounded else _EQUAL
+            if series.weight is None or not _is_near(weight, series.weight, share) or not weight:
                 series.weight = None
                 continue
             series.taken.append(value)
@@ -216,6 +224,13 @@ class NumberTerms(RoundDetector):
     def _is_meant(self, line: Frame) -> bool:
         """Whether a number is data: it was taken of a value without a graph, or is used otherwise, too."""
         return line in self._data or self._taken[line].is_clean
+
+
+def _number(given: Any) -> float | None:
+    """A number, or that in a tensor without a graph; of another device nobody is made to wait for it."""
+    if type(given) in _torch.PLAIN_TENSORS and given.is_cpu and not given.requires_grad and given.numel() == 1:
+        return float(given) if given.is_floating_point() else None
+    return given if isinstance(given, float) else None
 
 
 def _is_term(op: str, weight: float) -> bool:
