@@ -42,7 +42,7 @@ _LINES, _NUMBERS, _USES = 64, 256, 64
 _ADDS = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__"})
 _TAKES = frozenset({"sub", "sub_", "__sub__", "__isub__", "subtract"})
 _NUMBERS_GIVEN = {"item": "item", "__float__": "float", "tolist": "tolist"}
-_ROUNDS_COMPARED, _EQUAL, _APART = 3, 1e-9, 1e-3
+_ROUNDS_COMPARED, _EQUAL, _EQUAL_ROUNDED, _APART = 3, 1e-9, 1e-6, 1e-3
 _BASELINE = 0.5
 """What is subtracted at more than this weight is a baseline or a discounted value."""
 
