@@ -1,1 +1,1 @@
-"""Originals of saved tensors in deep and heal mode: kept, compared, given back."""
+"""Originals of saved tensors in deep and heal mode: kept, compared, and given to backward."""

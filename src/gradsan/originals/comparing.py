@@ -1,4 +1,4 @@
-"""Comparison of saved values with their originals, those on one device with one wait, and of gradients."""
+"""Comparison of saved values with their originals, with one synchronisation for all on a device, and of gradients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gradsan.record.user_hooks import HookedSave
 _STORAGE = RawWrite._fields.index("storage")
 _ROUNDINGS = 8
 
-# A walk of the graph takes some ten times as long for a value as a look at it does.
+# Walking the graph takes some ten times as long per value as checking the value does.
 _LIVE_FOR_ONE_REACHED = 8
 _REACHED_AT_LEAST = 64
 _COMPARED_UNREACHED = 256
@@ -28,31 +28,31 @@ _DEAD_BETWEEN_LOOKS = 10_000
 
 
 class SavedValues(Protocol):
-    """The kept values that live, and the hooks that keep and hand out."""
+    """The live kept values, and the hooks that pack and unpack them."""
 
     pack: Callable[[Any], Any]
     unpack: Callable[[Any], Any]
     is_off: bool
-    """Whether the hooks in Python are asked for every value."""
+    """Whether the Python hooks are called for every value."""
     on_kept: Callable[[Kept], None] | None
-    """Called with each value that was kept without asking the hook in Python."""
+    """Called with each value that was kept without calling the Python hook."""
 
     @property
     def count(self) -> int:
-        """How many live, or a few more."""
+        """The number of live values, or slightly more."""
 
     def add(self, kept: Kept, /) -> None:
-        """Follow a value that was just saved."""
+        """Track a value that was just saved."""
 
     def live(self) -> list[Kept]:
-        """Those that live, oldest first."""
+        """Return the live values, oldest first."""
 
     def doubtful(self) -> list[Kept]:
-        """Those of them of which it takes a look at their bytes to know that they are as they were."""
+        """Return the live values whose bytes must be compared to know whether they have changed."""
 
 
 class _PureValues:
-    """The kept values that live, all of which the hooks in Python have kept."""
+    """The live kept values, all of them kept by the Python hooks."""
 
     is_off = True
     on_kept: Callable[[Kept], None] | None = None
@@ -75,7 +75,7 @@ class _PureValues:
             self.live()
 
     def live(self) -> list[Kept]:
-        # Other threads add meanwhile, and what dies in a collection adds nothing.
+        # Other threads add meanwhile, and the death of a value during a collection adds nothing.
         seen, self._live = self._live, []
         live = [kept for one in seen if (kept := one()) is not None]
         self._live += [one for one in seen if one() is not None]
@@ -93,10 +93,10 @@ def saved_values(
     exempt: tuple[Collection[int], ...],
     readers: tuple[Collection[int], ...],
 ) -> SavedValues:
-    """None yet. ``pack`` and ``unpack`` are the hooks in Python, which are asked where a value is not an ordinary one.
+    """An empty collection. ``pack`` and ``unpack`` are the Python hooks, called for values that are not ordinary.
 
-    They are asked for values in storages that are among ``exempt``, and handing out while any of ``readers`` holds
-    something.
+    They are called for values in storages that are among ``exempt``, and for unpacking while any of ``readers`` is
+    not empty.
     """
     if core.is_native and has_native_core():
         from gradsan.record import _native
@@ -106,19 +106,19 @@ def saved_values(
 
 
 class LiveValues:
-    """The kept values that live, of all graphs: where none of them has changed, no graph need be walked."""
+    """Live kept values of all graphs: where none of them has changed, no graph need be walked."""
 
     def __init__(self, values: SavedValues) -> None:
-        """``values`` knows them."""
+        """Read the live values from ``values``."""
         self._values = values
         self._reached = self._until_walk = 0
 
     def walked(self, reached: int) -> None:
-        """A graph with so many values has been walked."""
+        """Note that a graph with so many values has been walked."""
         self._reached, self._until_walk = reached, _BACKWARDS_BETWEEN_WALKS
 
     def doubtful(self) -> list[Kept] | None:
-        """Those that may have changed; None where a walk of one graph is less work than to compare them."""
+        """Return the values that may have changed; None where a walk of one graph is less work than comparing them."""
         self._until_walk -= 1
         if self._until_walk < 0 or not self._are_few():
             return None
@@ -126,7 +126,7 @@ class LiveValues:
         return doubtful if len(doubtful) <= _COMPARED_UNREACHED else None
 
     def may_lie_in(self, storages: Collection[int]) -> bool:
-        """Whether any value that lives lies in one of these; True where a walk of one graph is less work."""
+        """Whether any live value lies in one of these; True where a walk of one graph is less work."""
         if not storages:
             return False
         if not self._are_few():
@@ -138,14 +138,14 @@ class LiveValues:
 
 
 class Comparing:
-    """Says which kept values have changed; on the CPU, where a look costs little, each time that it is asked."""
+    """Finds kept values that have changed; on the CPU, where that is cheap, by comparing at every call."""
 
     def __init__(self, core: Log, known_outside: KnownOutside) -> None:
-        """``known_outside`` knows the memory that is written by who does not ask torch."""
+        """Use ``known_outside``, which has the memory that is written without torch's knowledge."""
         self._core, self._known_outside = core, known_outside
 
     def changed_among(self, values: Iterable[Kept]) -> list[Kept]:
-        """Those of which a byte has changed."""
+        """Return the values of which a byte has changed."""
         changed: list[Kept] = []
         on_devices: dict[torch.device, list[Kept]] = {}
         for kept in values:
@@ -162,19 +162,19 @@ class Comparing:
         return changed
 
     def are_as_saved(self, live: LiveValues) -> bool:
-        """Whether it is known that none of the values that live has been written."""
+        """Whether it is certain that no live value has been written."""
         doubtful = live.doubtful()
         return doubtful is not None and not any(one.moved for one in doubtful) and not self.changed_among(doubtful)
 
     def has_changed(self, kept: Kept) -> bool:
-        """Whether a byte of it has changed; no second look where nobody has written since the last one."""
+        """Whether a byte of it has changed; not compared again without a write since the last comparison."""
         if kept.same_at < 0 or kept.moved or not self._can_wait(kept):
             return kept.changed
         storage = _torch.storage_or_none(kept.alias)
         return any(entry[_STORAGE] == storage for entry in self._core.writes_after(kept.same_at)) and kept.changed
 
     def _can_wait(self, kept: Kept) -> bool:
-        """Whether a value lies on a device, unchanged in shape and dtype, and only torch knows its memory."""
+        """Whether a value lies on a device, unchanged in shape and dtype, in memory known to torch only."""
         if kept.original is None or kept.alias.is_cpu or kept.is_emptied:
             return False
         current = kept.current
@@ -188,7 +188,7 @@ def _differing(values: list[Kept]) -> list[bool]:
         flags = [(as_integers(kept.alias) != as_integers(kept.original)).any() for kept in values]
         return [bool(one) for one in torch.stack(flags).cpu().tolist()]
     except RuntimeError:
-        # The device lacks an operator, or memory to spare.
+        # The device lacks an operator, or free memory.
         return [kept.changed for kept in values]
 
 
@@ -196,14 +196,14 @@ WORTH_MOST = 3
 
 
 def worth_of(raises: bool, changed: bool, deviation: Deviation | None) -> int:
-    """How much there is to report; of a value that several backwards ask for, more is reported when there is more."""
+    """A rank for a conflict's evidence; a value that several backwards ask for is reported again at a higher one."""
     if raises:
         return WORTH_MOST
     return 1 if not changed or (deviation is not None and not deviation.errors) else 2
 
 
 def kept_in(nodes: list[Any]) -> Iterator[tuple[Any, str, Kept]]:
-    """(Node, slot, what was kept) of the saved tensors of some Nodes."""
+    """Yield (Node, slot, kept value) of the saved tensors of some Nodes."""
     for node in nodes:
         for slot, saved in _torch.saved_slots(node):
             packed = _torch.packed_object(saved)
@@ -213,19 +213,19 @@ def kept_in(nodes: list[Any]) -> Iterator[tuple[Any, str, Kept]]:
 
 
 def relative_error(right: Any, wrong: Any) -> float:
-    """How far ``wrong`` is from ``right``; elements that are NaN in both, or infinite, are the same."""
+    """Return the relative error of ``wrong``; elements that are NaN or the same infinity in both count as equal."""
     same = (wrong == right) | (wrong.isnan() & right.isnan())
     gap, size = _norm((wrong - right).masked_fill(same, 0)), _norm(right)
     return gap / size if size else (float("inf") if gap else 0.0)
 
 
 def is_rounding(error: float, right: Any) -> bool:
-    """Whether only rounding tells a gradient from the right one: then it is the same."""
+    """Whether an error is only rounding: then the gradients are the same."""
     return bool(error <= _ROUNDINGS * torch.finfo(right.dtype).eps)
 
 
 def is_same(right: Any, wrong: Any) -> bool:
-    """Whether two gradients are the same but for rounding."""
+    """Whether two gradients are the same up to rounding."""
     return torch.is_tensor(wrong) and is_rounding(relative_error(right, wrong), right)
 
 

@@ -1,6 +1,6 @@
-"""Deep and heal mode: every saved tensor is kept as it was, and compared when backward asks for it.
+"""Deep and heal mode: every saved tensor's original is kept, and compared when backward asks for it.
 
-In *deep* mode backward gets what PyTorch would give it, errors included; in *heal* mode it gets the original. Under
+In *deep* mode backward gets the same as from PyTorch, errors included; in *heal* mode it gets the original. Under
 saved-tensor hooks PyTorch checks no versions, so its check is done here, with its message.
 """
 
@@ -37,14 +37,14 @@ _LEAVES_MEASURED = 1_000
 
 
 class Deep:
-    """The hooks of a run.
+    """The saved-tensor hooks of a run.
 
-    ``describe(kept, counted, raised, changed, deviation, healed)`` makes the conflict of a value that changed, ``keep``
-    is given a function that makes one. ``is_healed`` says, of such a function, whether that conflict is one to heal.
+    ``describe(kept, counted, raised, changed, deviation, healed)`` makes the conflict of a changed value, ``keep``
+    takes a function that makes one. ``is_healed`` takes such a function and says whether that conflict is to be healed.
     """
 
     measures: ClassVar[bool] = True
-    """Whether what a changed value does to the gradients is measured in this process, by two backwards more."""
+    """Whether the effect of a changed value on the gradients is measured in this process, by two more backwards."""
 
     def __init__(
         self,
@@ -56,9 +56,9 @@ class Deep:
         note: Callable[[Message], None],
         left_alone: Storages,
     ) -> None:
-        """Prepare; nothing is installed yet. ``emptied`` knows of memory that was taken away.
+        """Prepare; nothing is installed yet. ``emptied`` has the memory that was taken away.
 
-        Of what lies in ``left_alone`` there are no originals.
+        No originals are kept of values in ``left_alone``.
         """
         self.mode: Mode = "deep"
         self.is_on = False
@@ -82,7 +82,7 @@ class Deep:
 
     @property
     def holdings(self) -> Holdings | None:
-        """Knows how much memory the originals take, where somebody asks for that."""
+        """The record of the originals' memory, if a stretch demands it; else None."""
         return self._holdings
 
     @holdings.setter
@@ -92,7 +92,7 @@ class Deep:
 
     @property
     def is_measuring(self) -> bool:
-        """Whether a backward runs on the side just now."""
+        """Whether a backward on the side is running."""
         return bool(self._reading)
 
     def start(self, patches: Patches) -> None:
@@ -112,7 +112,7 @@ class Deep:
         self.is_on = False
 
     def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Look at the graph before the engine runs; where a saved value has changed, measure what that does."""
+        """Check the graph before the engine runs; where a saved value has changed, measure the effect."""
         if self._reading:
             return
         with _torch.hushed() if _torch.has_modes() else nullcontext():
@@ -132,12 +132,12 @@ class Deep:
         suspects = {
             id(kept): kept
             for node, slot, kept in reached
-            # What its kernel changes itself, and backward does not read, is no reason to run anything.
+            # A change by its own kernel, of a value that backward does not read, is no reason to run anything.
             if not kept.is_as_saved and (kept.moved or _torch.is_read_by_backward(node, slot))
         }
         changed = {id(kept): kept for kept in self._comparing.changed_among(suspects.values())}
         self._changed_before = set(changed)
-        # The inside of a wrapper subclass is compared, not put together anew: there is nothing to measure with.
+        # Parts of a wrapper subclass are compared, but the wrapper is not rebuilt: there is nothing to measure with.
         if self.measures and changed and all(kept.original is not None for kept in changed.values()):
             asked_for = list(args[3]) if len(args) > 3 and args[3] else walk.leaves_of(order)
             if len(args) > 3 and args[3]:
@@ -149,10 +149,10 @@ class Deep:
     def _measured(
         self, outputs: Any, gradients: Any, leaves: list[Any], order: list[Any], keeps_graph: bool
     ) -> Deviation | None:
-        """Run the backward twice on the side, with the originals and with what stands there now.
+        """Run the backward twice on the side, with the originals and with the current values.
 
-        ``leaves`` are what gradients are wanted of; ``torch.autograd.grad`` may want those of any tensor or edge. None
-        of the program's own code is run for it but what does nothing but compute: beyond that nothing is known.
+        ``leaves`` are the tensors whose gradients are wanted; ``torch.autograd.grad`` may want those of any tensor or
+        edge. Of the program's own code only pure computation is run for it; beyond other code the effect is unknown.
         """
         if _torch.may_communicate(order):
             self._note(Message("blind.not_measured_among_ranks"))
@@ -173,7 +173,7 @@ class Deep:
                 errors.append((names[0].text if names else str(tuple(right.shape)), error))
         for what in sorted(passed_over):
             self._note(Message("blind.not_measured_past_own_code", {"what": what}))
-        # Of gradients beyond what was passed over nothing is known: where all others are right, nor is it of these.
+        # Gradients beyond code that was passed over are unknown, and so is the effect if all others are right.
         return Deviation(tuple(sorted(errors, key=lambda one: -one[1]))) if errors or not passed_over else None
 
     def _both(
@@ -185,9 +185,9 @@ class Deep:
         passed_over: Callable[[str], None],
         keeps_graph: bool,
     ) -> list[list[Any]] | None:
-        """The gradients with the originals and with what stands there now; None where a Node does not run.
+        """Return the gradients with the originals and with the current values; None where a Node fails.
 
-        Where a hook of the program's that is not called would get another gradient, nothing is known of what it makes.
+        Where a hook of the program's that is not called would get another gradient, its result counts as unknown.
         """
         closed: frozenset[tuple[Any, int]] = frozenset()
         while True:
@@ -219,13 +219,13 @@ class Deep:
             closed |= others
 
     def hooks_on_the_way(self) -> Callable[[Any], list[tuple[int, list[Any]]]]:
-        """What gives the program's gradient hooks at a Node."""
+        """Return the function that returns the program's gradient hooks at a Node."""
         return self._tensor_hooks.at
 
     def gradients_aside(
         self, output: Any, given: Any, leaves: list[Any], order: list[Any], hooks: side_backward.HooksOnTheWay
     ) -> list[Any] | None:
-        """The gradients of ``leaves``, as a backward would give them now; None where they are not to be had so."""
+        """Return the gradients of ``leaves`` by a backward on the side; None where that is not possible."""
         passed_over: list[str] = []
         with self._giving("current"), torch.random.fork_rng(devices=[]), _torch.without_dispatch_modes():
             try:
@@ -244,7 +244,7 @@ class Deep:
 
     @contextmanager
     def _giving(self, reading: Any) -> Iterator[None]:
-        """Meanwhile backward gets what ``reading`` says, nothing is reported, and no event is logged."""
+        """A block in which backward gets the values chosen by ``reading``; it reports nothing and logs no event."""
         core, values = self._core, self._values
         was = core.active, values.is_off
         core.active, values.is_off, self._reading = False, True, reading
@@ -267,11 +267,11 @@ class Deep:
         core.clock += 1
         stack = core.stack(2)
         if not stack.codes and (running := running_here(core)) is not None:
-            stack = running[1]  # a thread of the engine's own makes Nodes for the call that waits
+            stack = running[1]  # a thread of the engine makes Nodes for the call that is waiting
         return self.keep_original(tensor, core.clock, stack)
 
     def keep_original(self, tensor: Any, clock: int, stack: Any) -> Kept:
-        """A value that was saved just now, as it is. Raises as :meth:`Holdings.add`."""
+        """Return a value that was saved just now, with its original. Raises as :meth:`Holdings.add`."""
         shared = _torch.shared_of(tensor)
         storage = _torch.storage_or_none(tensor if shared is None else shared)
         known, keeps = self._known_outside.holds(storage), not self.left_alone.holds(storage)
@@ -286,7 +286,7 @@ class Deep:
         return kept
 
     def _look_inside(self, kept: Kept) -> None:
-        """Keep what a wrapper holds; of what else has no original, say why."""
+        """Keep the inner tensors of a wrapper; for any other value without an original, note why."""
         if _torch.has_elements(kept.alias):
             self._note(Message("blind.no_memory_for_originals", {"device": str(kept.alias.device)}))
             return
@@ -296,12 +296,12 @@ class Deep:
             self._note(Message("blind.kind_not_kept", {"kind": _torch.kind_of(kept.alias)}))
 
     def given_aside(self, kept: Kept) -> Any:
-        """What a backward on the side gets of a value."""
+        """Return the value for a backward on the side."""
         is_given = self._reading == "original" and kept.original is not None
         return kept.original if is_given and not (kept.changed and self._is_filled_after_save(kept)) else kept.current
 
     def deviation_of(self, kept: Kept) -> Deviation | None:
-        """What the change of a value does, if it was there to be measured: not what a hook has written since."""
+        """Return the effect of a changed value, if measured: not after a write by a hook in the same backward."""
         return self._deviation if id(kept) in self._measured_with else None
 
     def _unpack(self, kept: Kept) -> tuple[Any] | None:
@@ -316,7 +316,7 @@ class Deep:
         return (self._handed(kept),)
 
     def _handed(self, kept: Kept) -> Any:
-        """A value as who reads it is to get it: Python code the very tensor, a kernel memory of no lazy clone."""
+        """Return a value for its reader: Python code gets the very tensor, a kernel memory that is no lazy clone."""
         is_as_saved = kept.is_as_saved
         if is_as_saved and not self._reading and self._is_refused(kept):
             raise RuntimeError(_torch.DETACHED)
@@ -324,19 +324,19 @@ class Deep:
         if self._is_kernel():
             if is_as_saved:
                 return _torch.lent(value, kept.original)
-            # Only the original itself is sure to hold its memory.
+            # Only the original itself is sure to keep its memory.
             return _torch.without_sharing(value, value if value is kept.original else None)
         if kept.original is not None and value is kept.original:
-            return kept.original.clone()  # what others may write must not be the original
+            return kept.original.clone()  # the reader may write to it, and must not write to the original
         very = None if kept.requires_grad or value is not kept.alias else kept.very_tensor
         return value if very is None else very
 
     def _is_refused(self, kept: Kept) -> bool:
-        """Whether PyTorch would not give the value as it has been detached; custom Functions get it all the same."""
+        """Whether PyTorch would refuse the value because it was detached; custom Functions get it nevertheless."""
         return kept.is_detached and not self._handed_out.is_asked_by_function()
 
     def _is_kernel(self) -> bool:
-        """Whether it is no Python code that reads a slot just now."""
+        """Whether a slot is being read by a kernel, not by Python code."""
         if not (self._core.running or self._reading):
             return False
         out = self._handed_out
@@ -379,17 +379,17 @@ class Deep:
         return kept.current
 
     def handed_by_hooks(self, result: Any) -> Any:
-        """What the program's unpack hook gave, as the Node that runs is to get it."""
+        """Return the result of the program's unpack hook in the form for the running Node."""
         if not self.is_on or not torch.is_tensor(result) or not self._is_kernel():
             return result
         with _torch.hushed() if _torch.has_modes() else nullcontext():
             return _torch.without_sharing(result, None)
 
     def _of_emptied(self, kept: Kept) -> Any:
-        """What backward gets where the memory of a saved value has been taken away."""
+        """Return the value for backward where its memory has been taken away."""
         node = self._running_node()
         if node is not None and _torch.function_class(node) is not None:
-            return kept.alias  # its own code may be about to give the memory back
+            return kept.alias  # its own code may be about to restore the memory
         slot = _torch.slot_of(node, kept)
 
         def describe(healed: int | None = None) -> Conflict:
@@ -412,7 +412,7 @@ class Deep:
         return _torch.is_filled_after_save(node, _torch.slot_of(node, kept))
 
     def heals(self, kept: Kept, describe: Callable[[], Conflict]) -> bool:
-        """Whether backward is given the original."""
+        """Whether backward gets the original."""
         if self.mode != "heal" or kept.original is None:
             return False
         if kept.heals is None:

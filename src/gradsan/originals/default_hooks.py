@@ -1,4 +1,4 @@
-"""Saved-tensor hooks of gradsan's own, in every thread, below those of the program."""
+"""Default saved-tensor hooks of gradsan, in every thread, below those of the program."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from gradsan.record.patches import Patches
 def relays(
     core: Core, pack: Callable[[Any], tuple[Any]], unpack: Callable[[Any], tuple[Any] | None]
 ) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """A pair of hooks without a frame of their own; ``unpack`` may leave a value to the program's own hook."""
+    """Return a pair of hooks without a frame of their own; ``unpack`` may leave a value to the program's own hook."""
     return core.relay(pack, pack, None), core.relay(_by_the_programs, unpack, None)
 
 
 class DefaultHooks:
-    """One pair of hooks, pushed where it may be."""
+    """One pair of hooks, pushed where hooks are allowed."""
 
     def __init__(
         self,
@@ -31,12 +31,12 @@ class DefaultHooks:
         unpack: Callable[[Any], Any],
         note: Callable[[Message], None],
     ) -> None:
-        """The hooks; ``note`` is called where hooks are forbidden for a while."""
+        """Store the hooks; ``note`` is called where hooks are forbidden for a while."""
         self._core, self._note, self._pack, self._unpack = core, note, pack, unpack
         self._local = threading.local()
 
     def install(self, patches: Patches) -> None:
-        """Push them in this thread and in those that start from now on, until ``patches`` is undone."""
+        """Push the hooks in this thread and in those that start from now on, until ``patches`` is undone."""
         self._push()
         patches.on_undo(self._pop)
         self._follow_threads(patches)
@@ -54,7 +54,7 @@ class DefaultHooks:
         if not getattr(self._local, "pushed", False):
             return
         top = _torch.top_hooks()
-        # Hooks that the program has entered since, and not left, lie above ours: then ours stay below them.
+        # If the program has entered hooks since, and not left them, ours stay below them.
         if top is None or top[0] == self._pack:
             _torch.pop_hooks()
             self._local.pushed = False
@@ -76,7 +76,7 @@ class DefaultHooks:
         patches.set(threading.Thread, "_bootstrap_inner", hooked)
 
     def _step_aside(self, patches: Patches) -> None:
-        """Where hooks are being forbidden (functorch does that), ours go first, and come back afterwards."""
+        """Pop our hooks before hooks are forbidden (by functorch), and push them again afterwards."""
         switch = _torch.hooks_switch()
         if switch is None:
             return
@@ -100,7 +100,7 @@ class DefaultHooks:
         patches.set(switch, "_saved_tensors_hooks_enable", enabled)
 
     def _step_aside_of_tracers(self, patches: Patches) -> None:
-        """While a tracer is on, ours are away: it knows a value by its very tensor, any other becomes a constant."""
+        """Pop our hooks while a tracer is active: it knows a value by its very tensor, any other becomes a constant."""
         kind = _torch.tracer_class()
         if kind is None:
             return
@@ -115,7 +115,7 @@ class DefaultHooks:
         @functools.wraps(leave)
         def left(mode: Any, *error: Any) -> Any:
             result = leave(mode, *error)
-            # One that was entered before gradsan was switched on was not counted.
+            # A mode that was entered before gradsan was switched on was not counted.
             self._local.tracers = max(0, getattr(self._local, "tracers", 0) - 1)
             if self._core.active:
                 self._push()

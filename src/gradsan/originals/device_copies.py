@@ -1,4 +1,4 @@
-"""Copies of saved values on devices: a bound by the memory that is free there, and how much they took."""
+"""Copies of saved values on devices: a bound by the free memory there, and their peak memory."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from gradsan import _torch
 from gradsan.model import Copies
 from gradsan.originals.originals import cloned
 
-# Asking a device for its free memory takes some ten microseconds.
+# Reading the free memory of a device takes some ten microseconds.
 _COPIES_BETWEEN_LOOKS = 64
 _SHARE_BETWEEN_LOOKS = 8
 
 
 class DeviceCopies:
-    """Makes the copies of a run, and counts those that live.
+    """Makes the copies of a run, and tracks the live ones.
 
-    Those on a device may take as much memory as they leave free there, by what the device says; one that does not say
-    gives what it has. Copies on the CPU have no bound.
+    Those on a device may take as much memory as they leave free there, as the device reports it; without a report
+    there is no bound. Copies on the CPU have no bound either.
     """
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start without copies."""
         self._accounts: dict[torch.device, _Account] = {}
 
     def copied(self, tensor: Any) -> Any:
-        """A copy of ``tensor``, a plain tensor with elements; None where it would take too much."""
+        """Return a copy of ``tensor``, a plain tensor with elements; None where it would take too much memory."""
         device = tensor.device
         if device.type == "cpu":
             return cloned(tensor)
@@ -45,12 +45,12 @@ class DeviceCopies:
         return copy
 
     def most(self) -> tuple[Copies, ...]:
-        """The most that they took at once on each device, and how many values were not copied."""
+        """Return the peak memory of copies on each device, and how many values were not copied."""
         return tuple(Copies(str(one.device), one.most, one.left_out) for one in self._accounts.values())
 
 
 class _Account:
-    """The living copies on one device."""
+    """The live copies on one device."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -58,7 +58,7 @@ class _Account:
         self._bytes = self._bytes_at_look = self._until_look = 0
         self._bound: int | None = None
         self._live: dict[int, weakref.ref[Any]] = {}
-        # Copies die in the engine's threads too; and in the collector, which may come while the lock is held.
+        # Copies also die in the engine's threads, and in the garbage collector, which may run while the lock is held.
         self._lock = threading.RLock()
 
     def has_room(self, nbytes: int) -> bool:
@@ -73,7 +73,7 @@ class _Account:
         return self._bound is None or after <= self._bound
 
     def add(self, copy: Any, nbytes: int) -> None:
-        """Count a copy for as long as it lives."""
+        """Count a copy as long as it lives."""
 
         def gone(_: Any, key: int = id(copy)) -> None:
             with self._lock:

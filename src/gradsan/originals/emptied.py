@@ -1,7 +1,7 @@
 """Memory taken away from under a saved value: ``untyped_storage().resize_(0)`` between save and backward.
 
-PyTorch does not look: its kernels read what is not there, and the process ends. Whether memory has come back is asked
-right before the Node that needs it runs, because sharded training gives it back in hooks while backward runs.
+PyTorch does not check: its kernels read missing memory, and the process crashes. Whether the memory is back is checked
+right before the Node that needs it runs, because sharded training restores it in hooks while backward runs.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward, read_backward
 
 WAY = "storage_emptied"
-"""The slug of the cause, GS209."""
+"""The slug of the cause GS209."""
 
 
 class Shrunk(NamedTuple):
-    """When and where a storage was made smaller; ``weak`` tells whether it lives."""
+    """A storage that was made smaller, when and where; ``weak`` tells whether it lives."""
 
     weak: Any
     clock: int
@@ -41,19 +41,19 @@ class Shrunk(NamedTuple):
 
 
 class Emptied(Detector):
-    """The storages of this process that were made smaller, while they live."""
+    """The live storages of this process that were made smaller."""
 
     part = "bypasses"
 
     def __init__(self, core: Core, steps: Any, opened: Callable[[], None], keep: Callable[..., None]) -> None:
-        """``opened`` is called when a first storage was made smaller, ``keep`` a function that
-        makes the conflict that was found."""
+        """Take ``opened``, called at the first shrunk storage, and ``keep``, called with a function that
+        makes the conflict."""
         self._core, self._steps, self._opened, self._keep = core, steps, opened, keep
         self._shrunk: dict[int, Shrunk] = {}
         self._sweep = Sweep()
 
     def install(self, patches: Patches, guard: Callable[[Callable[[], object]], None]) -> None:
-        """Watch the public function until ``patches`` is undone."""
+        """Watch ``UntypedStorage.resize_`` until ``patches`` is undone."""
         core, resize = self._core, standing(torch.UntypedStorage, "resize_")
         if resize is None:
             return
@@ -77,20 +77,20 @@ class Emptied(Detector):
         self._opened()
 
     def since(self, tensor: Any, clock: int) -> Shrunk | None:
-        """How the memory of ``tensor`` was taken away after ``clock``, whether or not it has come back; else None."""
+        """How the memory of ``tensor`` was taken away after ``clock``, even if it is back; None if it was not."""
         found = self._shrunk.get(_torch.storage_or_none(tensor)) if self._shrunk else None
         return found if found is not None and found.clock > clock and not found.weak.expired() else None
 
     def bypass(self, tensor: Any, clock: int) -> PastCounter | None:
-        """The same as a way past the counter."""
+        """Return the same as a way past the counter."""
         found = self.since(tensor, clock)
         return None if found is None else PastCounter(WAY, symbolise(found.stack))
 
     def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Have the Nodes that saved such a value look once more right before they run.
+        """Register hooks on Nodes that saved such a value, to check it right before they run.
 
-        The arguments are those of ``listeners.BeforeBackward``. The code of a custom Function may give memory back
-        itself, and is let alone; what deep mode keeps is looked at where it is asked for.
+        The arguments are those of ``listeners.BeforeBackward``. The code of a custom Function may restore the memory
+        itself, and is left alone; deep mode checks its kept values on unpacking.
         """
         self._forget_dead()
         if not self._shrunk:
@@ -106,7 +106,7 @@ class Emptied(Detector):
                     self._look_when_it_runs(node, slot, backward.thread)
 
     def _look_when_it_runs(self, node: Any, slot: str, thread: int) -> None:
-        # The hook belongs to the Node, and would keep it alive for good if it held it.
+        # The hook belongs to the Node; holding the Node would keep it alive for good.
         def look(_: Any) -> None:
             handle.remove()
             running = _torch.current_node()
@@ -117,7 +117,7 @@ class Emptied(Detector):
             try:
                 _torch.read_slot(running, slot.partition("[")[0])
             except RuntimeError:
-                return  # PyTorch's own check raises before it reads the memory, and says why.
+                return  # PyTorch's own check raises before it reads the memory, and names the cause
             self._stop(running, slot, tensor, thread)
 
         handle = before_node(node, look)
@@ -132,9 +132,9 @@ class Emptied(Detector):
     def conflict(
         self, node: Any, slot: str | None, tensor: Any, clock: int, stack: Any, frame: Any, healed: int | None = None
     ) -> Conflict:
-        """The conflict of a value saved at ``clock`` and ``stack`` that backward asks for just now.
+        """Return the conflict of a value saved at ``clock`` and ``stack`` that backward asks for now.
 
-        ``healed`` as in the Conflict; ``frame`` is where variables are looked for.
+        ``healed`` as in the Conflict; variables are searched from ``frame``.
         """
         core, steps = self._core, self._steps
         backward = steps.current_backward()
@@ -170,7 +170,7 @@ class Emptied(Detector):
 
 
 def freed(tensor: Any) -> MemoryFreedError:
-    """The error for a value whose memory is gone."""
+    """Return the error for a value whose memory is gone."""
     values = {"shape": list(tensor.shape), "dtype": str(tensor.dtype), "bytes": tensor.untyped_storage().nbytes()}
     error = MemoryFreedError(Message("error.memory_freed", values))
     error._gradsan_seen = True  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Saved tensors as Python code gets them in deep mode: the very objects, in slots that take and show its own hooks."""
+"""Saved tensors for Python code in deep mode: the very objects, in slots that accept and show the program's hooks."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ _WRITES_ITS_INPUT = (
 
 
 class HandedOut:
-    """Stands before ``ctx.saved_tensors`` and a ``SavedTensor``'s own, as hooks of gradsan's stand in the slots.
+    """Replaces ``ctx.saved_tensors`` and attributes of ``SavedTensor``, since the slots have hooks of gradsan's.
 
-    Of a slot with hooks PyTorch makes a new tensor each time it is read, takes no further hooks and shows these. Before
-    2.10, where nothing tells what a slot holds, only leaves are the very objects.
+    A slot with hooks makes a new tensor each time it is read, accepts no further hooks and shows these. Before
+    2.10, where a slot does not show its content, only leaves are the very objects.
     """
 
     def __init__(self, core: Log) -> None:
-        """Prepare; nothing is replaced yet. ``knows_readers``: the slots' own Python objects can be replaced."""
+        """Prepare; nothing is replaced yet. ``knows_readers``: the slots' own Python attributes can be replaced."""
         self._core = core
         self._readers: set[int] = set()
         self.knows_readers = False
         self._unpacked: dict[int, list[Kept]] = {}
         self.readers = (self._readers, self._unpacked)
-        """The threads that read a custom Function's values just now."""
+        """The threads that are reading a custom Function's saved tensors."""
 
     def install(self, patches: Patches) -> None:
-        """Replace both until ``patches`` is undone."""
+        """Replace these attributes until ``patches`` is undone."""
         kind = _torch.SAVED_TENSOR
         if hasattr(kind, "data"):
             self.knows_readers = True
@@ -51,17 +51,17 @@ class HandedOut:
             patches.set(BackwardCFunction, "saved_tensors", property(self._with_very_leaves))
 
     def is_asked_by_function(self) -> bool:
-        """Whether it is ``ctx.saved_tensors`` of a custom Function that this thread reads just now."""
+        """Whether this thread is reading ``ctx.saved_tensors`` of a custom Function."""
         readers = self._readers or self._unpacked
         return bool(readers) and threading.get_ident() in readers
 
     def unpacks(self, kept: Kept) -> None:
-        """To be called for each value that a slot is read for."""
+        """Note a value that is unpacked; to be called for each."""
         if self._unpacked and (read := self._unpacked.get(threading.get_ident())) is not None:
             read.append(kept)
 
     def _saved_tensors(self, function: Any) -> Any:
-        """``ctx.saved_tensors`` of a custom Function."""
+        """Return ``ctx.saved_tensors`` of a custom Function."""
         thread = threading.get_ident()
         self._readers.add(thread)
         try:
@@ -74,9 +74,9 @@ class HandedOut:
         return tuple(map(_very_tensor, slots, given))
 
     def _with_very_leaves(self, function: Any) -> Any:
-        """``ctx.saved_tensors`` before 2.10."""
+        """Return ``ctx.saved_tensors`` before 2.10."""
         thread = threading.get_ident()
-        # A hook of the program's may read another Function's meanwhile, as checkpointing does.
+        # A hook of the program's may read those of another Function meanwhile, as checkpointing does.
         outer, unpacked = self._unpacked.get(thread), list[Kept]()
         self._unpacked[thread] = unpacked
         try:
@@ -113,7 +113,7 @@ class HandedOut:
 
 
 def _shown(kind: Any, name: str, shown: Callable[[Kept], Any]) -> property:
-    """An attribute of a slot as the program gets it; ``shown`` tells it of one that gradsan's hooks stand in."""
+    """Return a property for a slot's attribute: ``shown`` computes it where gradsan's hooks are in the slot."""
     read = vars(kind)[name]
 
     def get(saved: Any) -> Any:
@@ -137,14 +137,14 @@ def _very_tensor(slot: Any, given: Any) -> Any:
 
 
 def _very_leaf(kept: Kept, given: Any) -> Any:
-    """The leaf that was saved; of another value in its place, as healing gives, one that leaves the leaf its hooks."""
+    """Return the saved leaf; for a healed value, a tensor that leaves the gradient hooks to the leaf."""
     leaf = kept.very_tensor if kept.was_leaf and kept.requires_grad and kept.hooks is None else None
     if leaf is None or leaf is given or not torch.is_tensor(given):
         return given
     if leaf is kept.alias or _torch.is_at(given, leaf):
         _torch.let_go(given)
         return leaf
-    if not torch.is_grad_enabled():  # else a gradient is to reach the leaf from here
+    if not torch.is_grad_enabled():  # otherwise a gradient is to reach the leaf from here
         with _torch.hushed(), _torch.without_dispatch_modes():
             value = _torch.detached(given)
             _torch.let_go(given)

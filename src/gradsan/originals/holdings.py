@@ -1,6 +1,6 @@
-"""Kept originals by the storage that they were saved from, and how much memory they take.
+"""Kept originals by the storage that they were saved from, and the memory they take.
 
-An original takes memory of its own from the moment a write separates it from what the program sees; a copy does from
+An original takes memory of its own from the moment a write separates it from the program's tensor; a copy does from
 the start. Originals that share such memory count once.
 """
 
@@ -18,7 +18,7 @@ _SHARE_OF_MEMORY = 4
 
 
 class _Entry(weakref.ref[Kept]):
-    """A kept value that may die: its storage, and where its original has memory of its own."""
+    """Weak reference to a kept value: its storage, and the memory of its original if separate."""
 
     __slots__ = ("block", "storage")
 
@@ -27,10 +27,10 @@ class _Entry(weakref.ref[Kept]):
 
 
 class Holdings:
-    """The kept values that live; ``max_bytes`` is how much memory their originals may take, None: any."""
+    """The live kept values; ``max_bytes`` bounds the memory of their originals, None: no bound."""
 
     def __init__(self, max_bytes: int | None) -> None:
-        """Start with none."""
+        """Start empty."""
         self.max_bytes = max_bytes
         self.bytes = 0
         self._live: dict[int, set[_Entry]] = {}
@@ -39,10 +39,10 @@ class Holdings:
         self._packs = self._packed = 0
 
     def add(self, kept: Kept) -> None:
-        """Follow a value that was just saved.
+        """Track a value that was just saved.
 
         Raises:
-            HealingEndedError: where the originals take too much.
+            HealingEndedError: if the originals take too much memory.
         """
         storage = _torch.storage_or_none(kept.alias)
         if not storage or kept.original is None:
@@ -58,18 +58,18 @@ class Holdings:
             self._check()
         self._packs += 1
         self._packed += kept.nbytes
-        # Much is written by code that nobody watches, and to look at all that lives at every save would take its time.
+        # Much is written unwatched, but checking all live values at every save would take too long.
         is_much = self._packed * _SHARE_OF_MEMORY > self.max_bytes - self.bytes
         if self._packs >= max(_PACKS_BETWEEN_LOOKS, self._count // 8 if is_much else self._count):
             self.look_at_all()
 
     def of(self, storage: int) -> list[Kept]:
-        """The live values that were saved from a storage, oldest first."""
+        """Return the live values that were saved from a storage, oldest first."""
         found = (entry() for entry in tuple(self._live.get(storage, ())))
         return sorted((kept for kept in found if kept is not None), key=lambda kept: kept.clock)
 
     def look_at(self, storage: int) -> None:
-        """See what a write to ``storage`` has separated. Raises as :meth:`add`."""
+        """Update the memory count after a write to ``storage``. Raises as :meth:`add`."""
         for entry in tuple(self._live.get(storage, ())):
             kept = entry()
             if kept is not None:
@@ -77,7 +77,7 @@ class Holdings:
         self._check()
 
     def look_at_all(self) -> None:
-        """The same for all that live. Raises as :meth:`add`."""
+        """Update the memory count for all live values. Raises as :meth:`add`."""
         self._packs = self._packed = 0
         for storage in tuple(self._live):
             for entry in tuple(self._live.get(storage, ())):

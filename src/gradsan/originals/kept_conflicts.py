@@ -1,4 +1,4 @@
-"""Conflict of a saved value whose original differs from what backward would read, as plain data."""
+"""Conflict of a saved value whose original differs from the value that backward would read, as plain data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gradsan.record.steps import BackwardRecord
 
 
 class PastCounter(NamedTuple):
-    """How memory was written past the version counter (the slug of a GS2xx cause), and where that way began.
+    """The way in which memory was written past the version counter (slug of a GS2xx cause), and where it began.
 
     ``write`` stands for the writes where nothing could log them.
     """
@@ -42,11 +42,11 @@ def of_kept(
     bypass: PastCounter | None,
     node: Any = None,
 ) -> Conflict:
-    """The conflict of a value that backward asks for just now, or that ``node`` keeps for a backward.
+    """Return the conflict of a value that backward asks for now, or that ``node`` keeps for a backward.
 
-    ``counted``: its version counter moved. ``raised``: backward ends by it. ``changed``: a byte of it differs; where
-    none does the writes touched other bytes, or wrote what was there. ``deviation`` and ``healed`` as in the Conflict;
-    ``bypass`` is how the memory was reached past the counter, where that was seen.
+    ``counted``: its version counter moved. ``raised``: it makes backward fail. ``changed``: a byte of it differs; where
+    none does, the writes changed other bytes, or wrote the same values. ``deviation`` and ``healed`` as in the
+    Conflict; ``bypass`` is the way past the counter, where that was seen.
     """
     frame = sys._getframe(1)
     node = _torch.current_node() if node is None else node
@@ -78,7 +78,7 @@ def of_kept(
         ),
         writes=writes,
         use=use_of(core, backward, version),
-        # Where .data was given other memory, the program holds what backward would read now.
+        # Where .data was given other memory, the program holds the tensor that backward would read now.
         names=naming.names_of(kept.alias, frame) or naming.names_of(kept.current, frame),
         unexplained=ledger.unexplained_moves(writes, kept.version, version),
         root_sequence=backward.root_sequence if backward else None,
@@ -99,9 +99,9 @@ def of_kept(
 
 
 def changed_beside(backward: BackwardRecord | None, kept: Kept) -> tuple[Any, Kept] | None:
-    """A Node of ``backward`` with a value in the same memory as ``kept`` of which a byte has changed, and that value.
+    """Return a Node of ``backward`` that saved a changed value in the same memory as ``kept``, and that value.
 
-    PyTorch stops at the first value whose counter moved, also where only its neighbour was written.
+    PyTorch stops at the first value whose counter moved, even if only its neighbour was written.
     """
     if backward is None:
         return None
@@ -117,14 +117,14 @@ def changed_beside(backward: BackwardRecord | None, kept: Kept) -> tuple[Any, Ke
 
 
 def _way(kept: Kept, writes: tuple[Write, ...], node: Any) -> str | None:
-    """How a write that PyTorch did not count came about, as far as the log shows."""
+    """Return the way of a write that PyTorch did not count, as far as the log shows it."""
     # Inductor saves views that it makes itself, whose counter is their own.
     is_counted = any(write.version is not None for write in writes)
     if is_counted and node is not None and _torch.is_compiled_node(node):
         return "compiled_input"
     if any(write.kind == "step" for write in writes):
         return "fused_optimizer"
-    # Nobody was seen to ask for ``.data``: all that is known is that the writer counts for itself.
+    # No use of ``.data`` was seen: known is only that the writer has a counter of its own.
     if kept.parts or writes:
         return "storage_alias"
     return "memory_alias" if kept.is_copied else None

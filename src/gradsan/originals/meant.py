@@ -1,9 +1,9 @@
-"""What gradients would be if writes that autograd does not know of were part of the computation, as deep mode finds.
+"""Gradients that would result if writes unknown to autograd were part of the computation, as measured by deep mode.
 
-The writes to a value are noted with what they work with. Where all of them only add to it or scale it, what backward
-would make of them is known: the gradient at the value is scaled as the value was, and goes on into what was added.
+The writes to a value are noted with their operands. Where all of them only add to it or scale it, their
+backward is known: the gradient at the value is scaled as the value was, and flows on into the added terms.
 Both backwards are run on the side. Where an operation has read the value before a write, where a hook of the program's
-looks at its gradient, or where anything else was written, nothing is known.
+reads its gradient, or where anything else was written, the result is unknown.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _VALUES, _WRITES_OF_A_VALUE, _ELEMENTS = 64, 16, 2**20
 
 
 class Value(NamedTuple):
-    """Where a value lies, and result ``number`` of which Node it is."""
+    """A value's memory, and the Node and output ``number`` that made it."""
 
     storage: int
     place: tuple[Any, ...]
@@ -41,7 +41,7 @@ class Value(NamedTuple):
 
 
 class _Write(NamedTuple):
-    """A write to the value at ``place``: it adds what ``node`` made (None: a constant), or scales by ``factor``."""
+    """A write to the value at ``place``: it adds the output of ``node`` (None: a constant), or scales by ``factor``."""
 
     op: str
     place: tuple[Any, ...]
@@ -51,24 +51,24 @@ class _Write(NamedTuple):
 
 
 class Meant:
-    """Notes writes while it is asked to, and measures what they would do."""
+    """Notes writes, and on request measures gradients as if autograd had recorded them."""
 
     def __init__(self, deep: Deep) -> None:
-        """``deep`` runs backwards on the side."""
+        """Run backwards on the side by ``deep``."""
         self._deep = deep
         self._writes: dict[int, list[_Write | None]] = {}
         self._earlier: dict[int, list[_Write | None]] = {}
 
     def forget(self) -> None:
-        """Let go of everything noted."""
+        """Drop everything noted."""
         self._writes, self._earlier = {}, {}
 
     def begin_round(self) -> None:
-        """Let go of what was noted before this round, but for the last one, whose backward may still be looked at."""
+        """Drop the notes of earlier rounds except the last one, whose backward may still be examined."""
         self._earlier, self._writes = self._writes, {}
 
     def note(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], bypassed: Callable[[int], bool]) -> None:
-        """Note a call that has written in place, to a value with a graph or past it: to what is ``bypassed``."""
+        """Note a call that wrote in place, unrecorded to a value with a graph, or to a storage that is ``bypassed``."""
         if op not in _NOTED or not self._deep.is_on or not args or type(args[0]) not in _torch.PLAIN_TENSORS:
             return
         target = args[0]
@@ -81,9 +81,9 @@ class Meant:
             known.append(_noted(op, target, args[1:], kwargs))
 
     def deviation(self, value: Value, raws: Sequence[RawWrite], outputs: Sequence[Any]) -> Deviation | None:
-        """How far gradients of a backward from ``outputs`` are from those that were meant, if the writes ``raws`` were.
+        """Return the deviation of a backward's gradients from those that include the writes ``raws``.
 
-        None where that is not known, or nothing differs.
+        None where that is unknown, or nothing differs.
         """
         known = self._earlier.get(value.storage, []) + self._writes.get(value.storage, [])
         writes = [one for one in known if one is not None and one.place == value.place]
@@ -140,7 +140,7 @@ class _Through(HooksOnTheWay):
     change: Callable[[dict[int, Any]], None] = lambda received: None
 
     def apply(self, node: Any, received: dict[int, Any], passed_over: Callable[[str], None]) -> None:
-        """As the hooks do, but at ``node``."""
+        """Apply the hooks; at ``node``, change the gradients instead."""
         if node is not self.node:
             HooksOnTheWay.apply(self, node, received, passed_over)
         elif self.at(node):
@@ -165,14 +165,14 @@ def _between(of_leaves: Any) -> Deviation | None:
 
 
 def place_of(tensor: Any) -> tuple[Any, ...]:
-    """Which part of its memory a tensor is."""
+    """Return the part of its memory that a tensor covers."""
     return tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset()
 
 
 def _noted(op: str, target: Any, given: tuple[Any, ...], kwargs: dict[str, Any]) -> _Write | None:
-    """What is known of a write that has happened; None where it does something else than to add or to scale.
+    """Return the note of a write that has happened; None where it does anything else than add or scale.
 
-    ``loss.data += penalty`` has given the tensor that ``loss.data`` made a graph, which is that of the penalty alone.
+    ``loss.data += penalty`` has given the tensor made by ``loss.data`` a graph, which is that of the penalty alone.
     """
     operand, place = next(iter(given), None), place_of(target)
     if len(given) != 1 or set(kwargs) - {"alpha"}:

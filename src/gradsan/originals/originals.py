@@ -1,8 +1,8 @@
-"""Originals of saved tensors: copy-on-write, or a copy where memory is known outside of torch.
+"""Originals of saved tensors: copy-on-write, or a copy where the memory is known outside of torch.
 
-A lazy clone shares memory until somebody asks torch for writable memory, ``.data``, storages and pointers included;
-then the writer moves. It must not be made of memory that NumPy, DLPack, a pointer or another process already knows:
-such a writer does not ask (and after a move would write somewhere else), so there the bytes are copied at once.
+A lazy clone shares memory until writable memory is requested from torch, including ``.data``, storages and pointers;
+then the writer moves. It must not be made of memory that NumPy, DLPack, a pointer or another process already has:
+such a writer requests nothing (and after a move would write somewhere else), so there the bytes are copied at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gradsan.record._writer_pure import caller
 from gradsan.record.log import Core, has_native_core
 from gradsan.record.patches import Patches, standing
 
-# As torch itself reads them: a subclass may have attributes of these names.
+# Torch's own descriptors: a subclass may have attributes of these names.
 _TENSOR: Any = torch.Tensor
 _is_leaf, _requires_grad = _TENSOR.is_leaf.__get__, _TENSOR.requires_grad.__get__
 _grad_fn, _output_nr, _version = _TENSOR.grad_fn.__get__, _TENSOR.output_nr.__get__, _TENSOR._version.__get__
@@ -34,27 +34,27 @@ _RESIZED = ((torch.UntypedStorage, "resize_"), (torch.Tensor, "resize_"), (torch
 
 
 class Storages(Protocol):
-    """Some storages, by their ``_cdata``."""
+    """A set of storages, by their ``_cdata``."""
 
     @property
     def storages(self) -> Collection[int]:
-        """All that may be among them."""
+        """All candidates, some of which may be dead."""
 
     def holds(self, storage: int, /) -> bool:
-        """Whether one is among them."""
+        """Whether a storage is in the set."""
 
 
 class KnownOutside:
-    """The storages whose pointer somebody has, while they live."""
+    """The live storages whose pointer has been given out."""
 
     def __init__(self, core: Core) -> None:
-        """Start with none."""
+        """Start empty."""
         self._core = core
         self.storages: dict[int, Any] = {}
-        """A reference to each by its ``_cdata``; it may have died since."""
+        """A weak reference to each by its ``_cdata``; it may have died since."""
 
     def install(self, patches: Patches) -> None:
-        """Watch the methods by which a pointer is handed out, and those that resize, until ``patches`` is undone."""
+        """Watch the methods that give out a pointer, and those that resize, until ``patches`` is undone."""
         for owner, name in (*_HAND_OUT, *((kind, "data_ptr") for kind in _STORAGES)):
             original = standing(owner, name)
             if original is not None:
@@ -81,7 +81,7 @@ class KnownOutside:
         folder = _torch.package_folder()
 
         def opened(_: Any, args: tuple[Any, ...], __: dict[str, Any], ___: Any) -> None:
-            # By pointers torch itself only tells storages apart, all of a model's when that is written to a file.
+            # Torch itself uses pointers only to tell storages apart, such as all of a model when it is saved to a file.
             if args and not (is_of_storage and caller(1).f_code.co_filename.startswith(folder)):
                 self._note(args[0])
 
@@ -91,7 +91,7 @@ class KnownOutside:
         def opens(args: tuple[Any, ...], _: dict[str, Any]) -> None:
             if args:
                 with _torch.hushed():
-                    # Who asks for a pointer to read from is given that of memory which others may be about to leave.
+                    # A pointer for reading must not be to memory shared with a lazy clone: writers move away from that.
                     _torch.give_own_memory(args[0])
                 self._note(args[0])
 
@@ -113,7 +113,7 @@ class KnownOutside:
 
 
 def cloned(tensor: Any) -> Any:
-    """A copy of a tensor; None where its device has no memory left for one."""
+    """Return a copy of a tensor; None where its device has no memory left for one."""
     try:
         return tensor.clone()
     except torch.OutOfMemoryError:
@@ -125,7 +125,7 @@ _SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class _SavedFields:
-    """The fields of a kept value; :class:`Kept` says what they mean."""
+    """The fields of a kept value; documented at :class:`Kept`."""
 
     __slots__ = (
         "__weakref__",
@@ -151,18 +151,18 @@ class _SavedFields:
 
 
 if not TYPE_CHECKING and has_native_core():
-    # The C core, too, makes such values.
+    # The C core makes such values, too.
     from gradsan.record._native import SavedFields as _SavedFields
 
 
 class Kept(_SavedFields):
     """A saved tensor: an alias that shares memory and version counter with it, and its original.
 
-    ``maker`` is the number of the Node that made it, None for a leaf; ``output`` is which result of the saving Node it
-    is, None for another value. ``is_copied`` says that the original was copied when it was saved. A tensor without
-    elements of its own in ordinary memory (sparse, nested, a subclass) is left alone: it has no original; its version
-    is looked at, and ``parts``, what is kept of the tensors that a wrapper subclass holds. ``hooks`` are those that the
-    program has registered for this one slot, as (what its pack hook gave, its unpack hook).
+    ``maker`` is the number of the Node that made it, None for a leaf; ``output`` is its output number if the saving
+    Node made it, else None. ``is_copied`` says that the original was copied at the save. A tensor without elements of
+    its own in ordinary memory (sparse, nested, a subclass) has no original; its version is checked, and ``parts``, the
+    kept inner tensors of a wrapper subclass. ``hooks`` are those that the program has registered for this one slot, as
+    (result of its pack hook, its unpack hook).
     """
 
     __slots__ = ()
@@ -179,16 +179,16 @@ class Kept(_SavedFields):
         shared: Any = None,
         copied: Callable[[Any], Any] = cloned,
     ) -> None:
-        """Keep ``tensor`` as it is now. ``stack`` and ``thread`` are those of the operation that saves it.
+        """Keep ``tensor`` with its current value. ``stack`` and ``thread`` are those of the operation that saves it.
 
-        ``shared`` is the same elements in the program's own memory, where ``tensor`` only stands for that. ``copied``
-        makes a copy, or None.
+        ``shared`` is the same elements in the program's own memory, if ``tensor`` is in lent memory. ``copied``
+        makes a copy, or returns None.
         """
         self.was_leaf, self.requires_grad = _is_leaf(tensor), _requires_grad(tensor)
         maker = None if self.was_leaf else _grad_fn(tensor)
-        # Its number, because the Node itself would close a circle: it may keep what is kept here.
+        # Only its number: the Node may keep this value, so holding the Node would create a reference cycle.
         self.maker = None if maker is None else _torch.node_sequence(maker)
-        # All but results PyTorch keeps as the very tensor, and later reads what that has become (``tensor.data = …``).
+        # Except for results, PyTorch keeps the very tensor, and later reads its current state (``tensor.data = …``).
         is_result = maker is not None and _torch.may_be_saving(maker, self.maker)
         has_elements = _torch.has_elements(tensor)
         if shared is not None:
@@ -206,21 +206,21 @@ class Kept(_SavedFields):
             self.original = copied(self.alias) if self.is_copied else _torch.lazy_clone(self.alias)
         self.parts: tuple[Kept, ...] = ()
         self.reported = 0
-        # The clock of the last comparison that found it as it was; -1 where there was none.
+        # The clock of the last comparison that found it unchanged; -1 where there was none.
         self.same_at = -1
         self.heals: bool | None = None
         self.hooks: tuple[Any, Any] | None = None
         self.source = None if is_result else _torch.weak_tensor(tensor)
         self.output = _output_nr(tensor) if is_result else None
-        # A leaf PyTorch holds itself; what is no leaf may be, unseen, a result of the Node that saves it.
+        # PyTorch itself keeps a leaf alive; a non-leaf may be, undetected, a result of the Node that saves it.
         self._leaf = tensor if self.was_leaf else None
 
     def forget_source(self) -> None:
-        """What was saved is from now on the memory, not the tensor."""
+        """Refer to the saved memory only, no longer to the tensor."""
         self.source = self._leaf = None
 
     def give_way(self, packed: Any, unpack: Any) -> None:
-        """Let the program's own hooks hold the value from now on, and nothing else."""
+        """Leave the value to the program's own hooks from now on, and keep nothing else."""
         self.hooks, self.original, self.parts = (packed, unpack), None, ()
         self.forget_source()
         self.alias = torch.empty(0)
@@ -228,7 +228,7 @@ class Kept(_SavedFields):
 
     @property
     def is_as_saved(self) -> bool:
-        """Whether it is certain, without a look at its bytes, that nobody has written it since it was saved."""
+        """Whether it is certain, without comparing bytes, that it has not been written since it was saved."""
         if self.is_copied or self.original is None or _version(self.alias) != self.version:
             return False
         source = self.source
@@ -236,12 +236,12 @@ class Kept(_SavedFields):
 
     @property
     def very_tensor(self) -> Any:
-        """The tensor that was saved, where it is still there and PyTorch would have kept that; else None."""
+        """The saved tensor, if it is alive and PyTorch would have kept it; else None."""
         return None if self.source is None else self.source()
 
     @property
     def is_detached(self) -> bool:
-        """Whether the tensor that was saved has lost its graph by ``detach_()``, which PyTorch refuses to use."""
+        """Whether the saved tensor has lost its graph by ``detach_()``, so that PyTorch refuses it."""
         if self.was_leaf or self.source is None:
             return False
         source = self.source()
@@ -249,7 +249,7 @@ class Kept(_SavedFields):
 
     @property
     def current(self) -> Any:
-        """What PyTorch would hand to backward: the memory that was saved, or what its tensor was given instead."""
+        """The value that PyTorch would give to backward: the saved memory, or its tensor's new memory."""
         source = None if self.source is None else self.source()
         if source is None or _torch.storage_or_none(source) == _torch.storage_or_none(self.alias):
             return self.alias
@@ -257,53 +257,53 @@ class Kept(_SavedFields):
 
     @property
     def moved(self) -> bool:
-        """Whether the version counter says that it was written."""
+        """Whether the version counter has moved since the save."""
         return self.version != _version_of(self.alias)
 
     def version_error(self, node: Any) -> str:
-        """What PyTorch says where it has, and ``node`` asks for the value."""
+        """Return PyTorch's version error for a use of the value by ``node``."""
         number = self.output or 0
         maker = node if self.output is not None else getattr(self.very_tensor, "grad_fn", None)
         return _torch.version_error(self.alias, self.version, maker, number)
 
     @property
     def changed(self) -> bool:
-        """Whether a byte of it has changed (by the counter where there is no original)."""
+        """Whether a byte of it has changed (judged by the counter if there is no original)."""
         if self.original is None:
             return self.moved or self.changed_part is not None
         current = self.current
-        # Still the same memory: nobody has written who asked torch for it.
+        # Still the same memory: nobody has requested writable memory from torch.
         if current is self.alias and not self.is_copied and _torch.same_memory(current, self.original):
             return False
         return not (self.is_emptied or have_same_bytes(current, self.original))
 
     @property
     def changed_part(self) -> Kept | None:
-        """The first of its parts of which a byte has changed."""
+        """The first of its parts of which a byte has changed; None if there is none."""
         return next((part for part in self.parts if part.changed), None)
 
     @property
     def is_emptied(self) -> bool:
-        """Whether its memory has been taken away: nothing is there to be read, or compared."""
+        """Whether its memory has been taken away, so that it can be neither read nor compared."""
         return not fits_its_memory(self.alias)
 
     @property
     def nbytes(self) -> int:
-        """The bytes that the original takes, if it does not share them any more."""
+        """The bytes that the original takes once it no longer shares memory."""
         return 0 if self.original is None else self.original.numel() * self.original.element_size()
 
     def own_memory(self) -> tuple[int, int] | None:
-        """(address, bytes) of the memory that only originals hold; None while it is that of the program, too."""
+        """Return (address, bytes) of memory that only originals hold; None while the program shares it."""
         if self.original is None or (not self.is_copied and _torch.same_memory(self.alias, self.original)):
             return None
         return _torch.memory_of(self.original)
 
     def change(self) -> ByteChange | None:
-        """Which elements differ, and the first few of them; None where that cannot be decided."""
+        """Return the elements that differ, with the first few as text; None where that cannot be decided."""
         current = self.current
         if self.original is None or current.shape != self.original.shape or current.dtype != self.original.dtype:
             return None
-        # A device need not have every operator, nor memory to spare.
+        # A device may lack operators, or free memory.
         now, before = current.cpu(), self.original.cpu()
         different = _differing(now, before)
         places = torch.nonzero(different)[:_SAMPLES]
@@ -314,7 +314,7 @@ class Kept(_SavedFields):
 
 
 def fits_its_memory(tensor: Any) -> bool:
-    """Whether all elements of a tensor lie within its storage, as ``resize_`` of a storage does not see to."""
+    """Whether all elements of a tensor lie within its storage, which ``resize_`` of a storage does not ensure."""
     if not _torch.has_elements(tensor) or not tensor.numel():
         return True
     held = tensor.untyped_storage().nbytes()
@@ -327,7 +327,7 @@ def _version_of(tensor: Any) -> int:
 
 
 def have_same_bytes(one: Any, other: Any) -> bool:
-    """Whether two tensors are the same in shape, dtype and every bit."""
+    """Whether two tensors are equal in shape, dtype and every bit."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     try:
@@ -346,7 +346,7 @@ def _differing(one: Any, other: Any) -> Any:
 
 
 def as_integers(tensor: Any) -> Any:
-    """The bits of a tensor, so that a NaN equals itself."""
+    """Return the bits of a tensor as integers, so that a NaN equals itself."""
     tensor = tensor.resolve_conj().resolve_neg()
     if tensor.dtype == torch.complex128:
         tensor = torch.view_as_real(tensor)

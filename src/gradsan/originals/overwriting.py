@@ -1,6 +1,6 @@
-"""Checks at the moment of a write: the bound on what originals take, and ``early``.
+"""Checks at the moment of a write: the memory bound of originals, and ``early``.
 
-Where the program is to be stopped early, it is asked whether a live graph still holds what was overwritten.
+With ``early``, the check is whether a live graph still holds the overwritten value.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gradsan.record.stacks import is_own_file
 
 
 class Overwriting:
-    """Follows the writes of a run over what deep mode keeps, while somebody asks for that."""
+    """Checks the writes of a run to values kept by deep mode, while a stretch demands it."""
 
     def __init__(
         self,
@@ -35,12 +35,12 @@ class Overwriting:
         keep: Callable[[Callable[[], Conflict]], None],
         guard: Callable[[Callable[[], object]], None],
     ) -> None:
-        """``keep`` takes what makes a conflict, ``guard`` keeps gradsan's own mistakes from the program."""
+        """Take ``keep``, called with a function that makes a conflict, and ``guard``, run around gradsan's own work."""
         self._core, self._deep, self._demands, self._keep, self._guard = core, deep, demands, keep, guard
         self._hook: Any = None
 
     def follow(self, is_deep: bool) -> None:
-        """Begin, or end, as what is asked for by now has it."""
+        """Begin or end checking, according to the current demands."""
         bound, deep = self._demands.max_bytes, self._deep
         if not is_deep or (bound is None and not self._demands.early):
             deep.holdings, self._core.tells_all_writes = None, False
@@ -57,7 +57,7 @@ class Overwriting:
         deep.holdings.max_bytes = bound
 
     def written(self, tensor: Any) -> None:
-        """A tensor has been written. Raises GradsanError where the program is to be stopped, or healing ends."""
+        """Check a written tensor. Raises GradsanError if the program is to be stopped, or healing ends."""
         if self._core.tells_all_writes:
             self._guard(lambda: self._look_at(_torch.storage_or_none(tensor)))
 
@@ -84,7 +84,7 @@ class Overwriting:
         counted = kept.moved
         if not counted and self._is_put_back():
             return
-        # A counter that moved stops backward whether or not it reads the value.
+        # A counter that moved stops backward even if it does not read the value.
         if not counted and (not _torch.is_read_by_backward(node, slot) or _torch.is_filled_after_save(node, slot)):
             return
 
@@ -98,13 +98,13 @@ class Overwriting:
             self._keep(describe)
 
     def _is_put_back(self) -> bool:
-        """Whether the write that is under way is one of ``gradcheck``, which undoes it before it returns."""
+        """Whether the current write is one of ``gradcheck``, which undoes it before it returns."""
         files = (code.co_filename for code in self._core.stack(0).codes)
         return _torch.puts_back_what_it_writes(next((file for file in files if not is_own_file(file)), ""))
 
 
 def _holder(kept: Kept) -> tuple[Any, int | None]:
-    """The Node that keeps a value, and the number of the youngest Node of a live tensor; (None, None) if not found."""
+    """The Node that keeps a value, and the youngest root (its number) leading to it; (None, None) if not found."""
     roots = list(dict.fromkeys(_live_roots()))
     for node in walk.engine_order(roots):
         if _torch.slot_of(node, kept) is not None:
@@ -116,7 +116,7 @@ def _holder(kept: Kept) -> tuple[Any, int | None]:
 
 def _live_roots() -> Iterator[Any]:
     for one in gc.get_objects():
-        # By its type: an object may have a ``__class__`` of its own.
+        # By type, as an object may have a ``__class__`` of its own.
         if issubclass(type(one), torch.Tensor):
             try:
                 node = one.grad_fn

@@ -1,8 +1,8 @@
-"""Custom Functions whose backward may be run once more on the side, because only its result would show it.
+"""Custom Functions whose backward may be run again on the side, because it has no effect but its result.
 
-Read off the bytecode: it computes with its arguments, with what was saved, with plain data on ``ctx`` and plain
-constants, by functions of torch that write nothing and draw no random numbers. What is not known to be like that is not
-run: a call of anything else, ``with``, an inner function, an assignment to anything but a variable of its own.
+Judged by the bytecode: it computes with its arguments, saved tensors, plain data on ``ctx`` and plain
+constants, by functions of torch that write nothing and draw no random numbers. Any other code is not
+run: a call of anything else, ``with``, an inner function, an assignment to anything but a local variable.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ _MODULES = (torch, functional, math)
 _IN_KEY = ("LOAD_FAST", "LOAD_CONST", "LOAD_SMALL_INT", "COMPARE_OP", "BINARY_OP", "UNARY_", "BUILD_", "BINARY_SUBSCR")
 _DEEPEST = 3
 _DECORATORS = frozenset({torch.autograd.function.__file__, torch.amp.autocast_mode.__file__})
-"""Where ``once_differentiable`` and ``custom_bwd`` are."""
+"""The files of ``once_differentiable`` and ``custom_bwd``."""
 
 
 def is_repeatable(node: Any, function: Any, gradients: list[Any]) -> bool:
-    """Whether the backward of ``function``, whose Node is ``node``, may be run once more with these gradients."""
+    """Whether the backward of ``function``, whose Node is ``node``, may be run again with these gradients."""
     if any(type(one) not in _torch.PLAIN_TENSORS for one in gradients):
         return False
     data: dict[str, Any] = getattr(node, "__dict__", {})
@@ -76,7 +76,7 @@ def is_repeatable(node: Any, function: Any, gradients: list[Any]) -> bool:
 
 
 def is_pure(function: Any) -> bool:
-    """Whether a function of the program's does nothing but compute with its arguments."""
+    """Whether a function of the program's only computes with its arguments."""
     return isinstance(function, FunctionType) and _is_pure(function, frozenset())
 
 
@@ -153,7 +153,7 @@ def _is_method(name: str) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _is_function(module: Any, name: str) -> bool:
-    """Whether what a module has under a name is plain, or a function that only reads its arguments."""
+    """Whether a module's attribute is plain data, or a function that only reads its arguments."""
     found = getattr(module, name, None)
     if module is math or (isinstance(found, _PLAIN[:-1]) and found is not None):
         return found is not None
@@ -172,7 +172,7 @@ def _is_fresh(instructions: list[Any], position: int) -> bool:
     need, at = 1, position
     while need > 0 and at > 0:
         at -= 1
-        # Of what else a key may be made of, the effect on the stack is told differently by each Python.
+        # For other instructions in a key, the stack effect differs between Python versions.
         if not instructions[at].opname.startswith(_IN_KEY):
             return False
         need -= dis.stack_effect(instructions[at].opcode, instructions[at].arg)

@@ -1,8 +1,8 @@
-"""Backward on the side: each Node is called by itself, and its gradients are handed on here.
+"""Backward on the side: calls each Node by itself, and passes its gradients on, without the engine.
 
-The engine would call the hooks of tensors, Nodes and modules, fill ``.grad`` where ``retain_grad()`` was asked for, and
-compiled graphs would give their memory away to it. None of that may happen once more than in the program without
-gradsan; of hooks those of tensors are called that do nothing but compute.
+The engine would call the hooks of tensors, Nodes and modules, fill ``.grad`` after ``retain_grad()``, and
+compiled graphs would donate their memory to it. None of that may happen more often than without
+gradsan; the only hooks called are those of tensors that do nothing but compute.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from gradsan import _torch
 from gradsan.graph import walk
 
 UNKNOWN: Any = object()
-"""A gradient that depends on what was passed over."""
+"""A gradient that depends on code that was passed over."""
 
 
 @dataclass(slots=True)
 class HooksOnTheWay:
-    """Gradient hooks of the program: ``at`` a Node, the numbers of outputs that have some, each with its hooks.
+    """Gradient hooks of the program: ``at`` returns, for a Node, the outputs that have hooks, each with its hooks.
 
-    Those that only compute are applied. ``reached`` gets the gradients that reach others, by Node and number of output;
-    what these would make of them is not known, and nothing goes on from the ``closed`` of them.
+    Hooks that only compute are applied. ``reached`` gets the gradients that reach other hooks, by Node and output
+    number; the results of these are unknown, and no gradient is passed on from those in ``closed``.
     """
 
     at: Callable[[Any], list[tuple[int, list[Any]]]]
@@ -33,7 +33,7 @@ class HooksOnTheWay:
     reached: dict[tuple[Any, int], Any] = field(default_factory=dict)
 
     def apply(self, node: Any, received: dict[int, Any], passed_over: Callable[[str], None]) -> None:
-        """Change the gradients that a Node has received, by number of output, as its hooks do."""
+        """Apply its hooks to the gradients that a Node has received, by output number."""
         for number, hooks in self.at(node):
             gradient = received.get(number)
             if gradient is None or gradient is UNKNOWN:
@@ -61,12 +61,12 @@ def _through(hooks: list[Any], gradient: Any) -> Any:
 
 
 def name_of(hook: Any) -> str:
-    """What a hook is called."""
+    """Return the name of a hook."""
     return str(getattr(hook, "__qualname__", type(hook).__qualname__))
 
 
 class NotOnTheSideError(RuntimeError):
-    """To go on, code of the program's own would have to run once more. The argument is the name of what it is."""
+    """Code of the program's own would have to be run again to go on; the argument is its name."""
 
 
 def gradients(
@@ -80,17 +80,17 @@ def gradients(
     *,
     keeps_graph: bool = False,
 ) -> list[Any]:
-    """The gradients of ``wanted`` (leaves, other tensors, GradientEdges), None for those that none flows to.
+    """Return the gradients of ``wanted`` (leaves, other tensors, GradientEdges), None for those without any.
 
-    ``outputs`` and ``given`` are what the engine was called with, ``order`` the Nodes between in the engine's order
-    (:func:`graphs.engine_order`); ``running`` is called with each Node before it runs. The graph is kept.
+    ``outputs`` and ``given`` are the engine's arguments, ``order`` the Nodes between in the engine's order
+    (:func:`gradsan.graph.walk.engine_order`); ``running`` is called with each Node before it runs. The graph is kept.
 
-    A Node that is code of the program's own and may do more than compute is passed over: ``passed_over`` is called with
-    it, and gradients that depend on it are :data:`UNKNOWN`. Compiled graphs run on copies; ``keeps_graph`` says whether
-    the program's own backward will keep them.
+    A Node with code of the program's own that may do more than compute is passed over: ``passed_over`` is called with
+    its name, and gradients that depend on it are :data:`UNKNOWN`. Compiled graphs run on copies; ``keeps_graph`` says
+    whether the program's own backward will keep them.
 
     Raises:
-        RuntimeError: as the engine raises, where a Node does.
+        RuntimeError: as the engine does, if a Node fails.
     """
     if len(order) >= walk.NODES_WALKED:
         raise RuntimeError("more Nodes than are walked")
@@ -136,7 +136,7 @@ def _known(
 
 
 def _place(one: Any) -> tuple[Any, int]:
-    """(Node, number of its output) that a tensor or a GradientEdge stands for; (leaf, 0) for a leaf."""
+    """Return (Node, output number) of a tensor or a GradientEdge; (leaf, 0) for a leaf."""
     if not torch.is_tensor(one):
         return _past_accumulation(one.node, one.output_nr)
     return (one, 0) if one.grad_fn is None else (one.grad_fn, one.output_nr)
@@ -159,7 +159,7 @@ def _results(node: Any, received: dict[int, Any], keeps_graph: bool) -> tuple[An
 
 
 def _results_of_function(node: Any, function: Any, arguments: list[Any], keeps_graph: bool) -> tuple[Any, ...]:
-    """One result for each edge of a custom Function whose backward does nothing but compute, or of a compiled graph."""
+    """Return one result per edge of a custom Function whose backward only computes, or of a compiled graph."""
     from gradsan.originals.repeatable import is_repeatable
 
     is_compiled = _torch.is_compiled_node(node)
@@ -174,13 +174,13 @@ def _results_of_function(node: Any, function: Any, arguments: list[Any], keeps_g
     except Exception as failure:
         raise NotOnTheSideError(function.__qualname__) from failure
     results = results if isinstance(results, tuple) else (results,)
-    # There are edges for the tensors among its inputs only; those that need no gradient lead nowhere.
+    # Only tensors among its inputs have edges; those that need no gradient lead nowhere.
     wanted = iter([result for result, needed in zip(results, node.needs_input_grad, strict=False) if needed])
     return tuple(None if child is None else next(wanted, None) for child, _ in node.next_functions)
 
 
 def _zeros(node: Any, number: int) -> Any:
-    """What autograd gives a Function in place of a gradient that there is not."""
+    """Return the zeros that autograd passes to a Function for a missing gradient."""
     kind = _torch.kind_of_output(node, number)
     return None if kind is None else torch.zeros(kind[0], dtype=kind[1])
 
@@ -208,7 +208,7 @@ def _sum(one: Any, other: Any) -> Any:
 
 
 def _fitting(gradient: Any, shape: Any, dtype: Any) -> Any:
-    """What the engine makes of a gradient before the next Node gets it (``validate_outputs`` in its engine.cpp)."""
+    """Convert a gradient as the engine does before the next Node gets it (``validate_outputs`` in its engine.cpp)."""
     if tuple(gradient.shape) != tuple(shape):
         gradient = gradient.sum_to_size(tuple(shape))
     if gradient.is_complex() and not dtype.is_complex:

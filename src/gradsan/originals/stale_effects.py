@@ -1,9 +1,9 @@
-"""Whether an overwritten saved value changes a gradient: its Node, called with the value as it is and as it was.
+"""Trial of whether an overwritten saved value changes a gradient: its Node is called with both values.
 
-Padding that is zeroed through ``.data`` and left out of the loss is stale in the Nodes that have saved it, and has no
-part in any gradient: the gradients that arrive at those Nodes are zero there. What a Node makes of the gradients that
-have arrived is compared right before it runs. The value lies in the program's memory: it is put there and taken away
-again while the thread of the backward waits.
+Padding that is zeroed through ``.data`` and left out of the loss is stale in the Nodes that have saved it, but
+affects no gradient: the gradients that arrive at those Nodes are zero there. The Node's results for the gradients that
+have arrived are compared right before it runs. The value lies in the program's memory: the old one is put there and
+removed again while the thread of the backward waits.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from gradsan.record.log import Core
 
 
 class Trial:
-    """One Node of a backward, and what the value ``tensor`` that it has saved was ``before``."""
+    """One Node of a backward, a ``tensor`` that it has saved, and the tensor's value ``before`` the write."""
 
     def __init__(
         self, core: Core, node: Any, tensor: Any, before: Any, guard: Guard, on_harm: Callable[[], None]
     ) -> None:
-        """Have ``node`` tried when it runs; ``core`` logs nothing of it. ``on_harm`` is called if results differ."""
+        """Register the trial on ``node``; ``core`` logs nothing of it. ``on_harm`` is called if results differ."""
         self._core, self._guard, self._on_harm = core, guard, on_harm
         self._node, self._tensor, self._before = node, tensor, before
         self._has_run = self._is_same = False
         self._handle = node.register_prehook(self._look)
 
     def outcome(self, has_ended: bool) -> Literal["harmless", "told", "unknown"]:
-        """What the backward has shown; asked once, after it. It may have failed before the Node ran."""
+        """The result of the trial; call it once, after the backward, which may have failed before the Node ran."""
         self._handle.remove()
         self._tensor = self._before = self._node = None
         if self._has_run:
@@ -53,7 +53,7 @@ class Trial:
     def _try(self, gradients: Any) -> None:
         tensor = self._tensor
         place = tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
-        # With a counter of its own: that of the program's tensor must stay.
+        # With a counter of its own: that of the program's tensor must not move.
         memory = torch.empty(0, dtype=tensor.dtype).set_(*place)
         now, kept = _results(self._node, gradients), memory.clone()
         try:
@@ -66,7 +66,7 @@ class Trial:
 
 
 def can_be_tried(node: Any, tensor: Any) -> bool:
-    """Whether a Node can be called twice: not where that is code of the program's, nor where elements share memory."""
+    """Whether a Node can be called twice: not for code of the program's, or elements that share memory."""
     if _torch.function_class(node) is not None or not _torch.has_elements(tensor) or not tensor.is_cpu:
         return False
     is_flagged = tensor.is_conj() or tensor.is_neg()
