@@ -1,9 +1,9 @@
-"""Heuristics by names in the user's program, for where nothing else in it decides.
+"""Heuristics by names in the user's program, for questions that nothing else in it decides.
 
-A name proves nothing. They choose between words, order fixes, hold one back, or keep gradsan silent. None makes it
-report something, except ``INITIALISERS``, which marks reads that are no use. Each names the programs that needed
-it. Names of PyTorch's own, and its convention for methods that work in place
-(:func:`gradsan.source.inplace.is_inplace_name`), are facts and stand elsewhere.
+A name proves nothing. Heuristics choose between words, order fixes, hold one back, or keep gradsan silent. None makes
+it report something, except ``INITIALISERS``, which marks reads that are no use. Each names the programs that needed
+it. PyTorch's own names, and its convention for methods that work in place
+(:func:`gradsan.source.inplace.is_inplace_name`), are facts and are defined elsewhere.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Catalogue of PyTorch's messages when autograd cannot go on, by structure and not by version.
+"""Catalogue of PyTorch's autograd error messages, by structure and not by version.
 
-Rows lie in the ``*.toml`` files of this folder, one table a row; the file's name is its topic. A row has
+Rows are in the ``*.toml`` files of this folder, one table per row; the file's name is its topic. A row has
 
 * ``raised_as``: the exception's or warning's class (``RuntimeError``, ``UserWarning``); subclasses count too;
 * ``patterns``: regular expressions for the wordings of all PyTorch versions from 2.6 on, searched for in the message;
-  the groups of the one that fits become ``Failure.values``;
-* ``raised_in``: instead of patterns, where the words are the program's own, the places of torch that raise them
+  the groups of the one that matches become ``Failure.values``;
+* ``raised_in``: instead of patterns, where the program chooses the words, the functions of torch that raise them
   (``torch/autograd/graph.py:__enter__``); the words become the value ``message``.
 
-It reads no program and imports no torch. ``tests/catalogue`` holds the patterns against messages that the installed
-torch raises and against recorded ones of older versions.
+It reads no program and imports no torch. ``tests/catalogue`` matches the patterns with messages that the installed
+torch raises and with recorded ones of older versions.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ _TOML = "tomllib" if sys.version_info >= (3, 11) else "tomli"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One message of PyTorch, in all its wordings; ``slug`` is what ``Failure.row`` calls it.
+    """One message of PyTorch, in all its wordings; ``slug`` is its name in ``Failure.row``.
 
-    ``raised_in``: where the words are anybody's, the places that raise them, as :func:`place_raised` tells them.
+    ``raised_in``: where the program chooses the words, the functions that raise them, as :func:`place_raised` returns
+    them.
     """
 
     slug: str
@@ -65,10 +66,10 @@ def rows() -> tuple[Row, ...]:
 
 
 def place_raised(error: BaseException) -> str:
-    """The file and the function of the innermost frame that an exception came through: ``torch/_tensor.py:backward``.
+    """The file and function of the innermost frame that an exception passed through: ``torch/_tensor.py:backward``.
 
-    Of torch's files the path from torch's folder on. gradsan's own frames do not count; empty
-    where no other is there.
+    For torch's files the path from torch's folder on. gradsan's own frames do not count; empty
+    where there is no other.
     """
     place = ""
     trace = error.__traceback__
@@ -84,8 +85,8 @@ def place_raised(error: BaseException) -> str:
 def recognise(kinds: Iterable[str], message: str, raised_in: str = "") -> tuple[Row, Mapping[str, str]] | None:
     """The row that a message belongs to and the named groups found in it, or None.
 
-    ``kinds`` are the names of the exception's class and of its bases, ``raised_in`` what :func:`place_raised` tells of
-    it; the words are looked at first. Groups that took no part are left out.
+    ``kinds`` are the names of the exception's class and of its bases, ``raised_in`` the result of :func:`place_raised`
+    for it; the words are matched first. Groups that did not participate are left out.
     """
     known = frozenset(kinds)
     for row in rows():
@@ -99,7 +100,7 @@ def recognise(kinds: Iterable[str], message: str, raised_in: str = "") -> tuple[
     return next(((row, {"message": message}) for row in here), None)
 
 
-# How the version check's own message begins, which needs no row: what it means is for the causes to find out.
+# The start of the version check's own message, which needs no row: the causes explain it.
 VERSION_CHECK = "one of the variables needed for gradient computation has been modified by an inplace operation"
 
 
@@ -111,7 +112,7 @@ def is_of_autograd(error: BaseException) -> bool:
 
 
 def comes_from_autograd(error: BaseException) -> bool:
-    """Whether ``error``, or one that it was raised from (``raise TrainingFailed() from error``), is of autograd."""
+    """Whether ``error``, or one that it was raised from (``raise TrainingFailed() from error``), is autograd's."""
     seen: set[int] = set()
     looked_at: BaseException | None = error
     while looked_at is not None and id(looked_at) not in seen:

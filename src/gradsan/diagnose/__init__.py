@@ -1,4 +1,4 @@
-"""Evidence → Diagnosis, by pure functions: no hooks, no torch, no words."""
+"""Diagnosis of evidence, by pure functions: no hooks, no torch, no words."""
 
 from gradsan.diagnose.engine import diagnose, strictly
 

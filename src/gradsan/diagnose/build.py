@@ -1,4 +1,4 @@
-"""Parts that every diagnosis of a conflict has."""
+"""Common parts of every conflict's diagnosis."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def diagnosis(
 ) -> Diagnosis:
     """A diagnosis with the words of ``cause``, the usual labels, and the formula that needs the value.
 
-    ``title`` and ``explanation`` are the keys of other words than the usual ones for what and why it happened.
+    ``title`` and ``explanation`` are the keys of other words than the usual ones.
     """
     conflict = facts.conflict
     filled = {"name": facts.name, "op": facts.op, "operand": conflict.save.slot or "?", **(values or {})}
@@ -66,13 +66,13 @@ def diagnosis(
 
 
 def _collected(facts: Facts) -> tuple[Message, ...]:
-    """What was collected round by round, where all of it is the one tensor that was written."""
+    """The note on a list collected over iterations whose elements are all the one written tensor."""
     within = facts.conflict.collected_in
     return () if within is None else (Message(COLLECTED, {"collected": within, "name": facts.name}),)
 
 
 def _leave_uncompiled(facts: Facts) -> tuple[Fix, ...]:
-    """The way out where the program without the compiler has no conflict."""
+    """The fix without the compiler, where the eager program has no conflict."""
     save = facts.conflict.save
     frame = place(save.site)
     if save.compiled not in _ONLY_COMPILED or frame is None:
@@ -85,9 +85,9 @@ _ONLY_COMPILED = {"again": "note.kept_again", "only": "note.kept_only_in_compile
 
 
 def _severity(conflict: Conflict, severity: Severity) -> Severity:
-    """What it comes to in this run: an error that was healed is a warning, one that changes no gradient a note.
+    """The severity in this run: an error that was healed is a warning, one that changes no gradient a note.
 
-    Where PyTorch has stopped the program it is an error all the same.
+    Where PyTorch has stopped the program it is an error in any case.
     """
     if severity != "error" or conflict.raised:
         return severity
@@ -97,12 +97,12 @@ def _severity(conflict: Conflict, severity: Severity) -> Severity:
 
 
 def _is_harmless(conflict: Conflict) -> bool:
-    """Whether it was measured that every gradient is what it would have been with the value as it was saved."""
+    """Whether it was measured that every gradient is the same as with the saved value."""
     return conflict.deviation is not None and not conflict.deviation.errors
 
 
 def about(found: Diagnosis, name: str | Message) -> Diagnosis:
-    """A diagnosis of a value used after it had been changed: its name, and no formula that needs the old one."""
+    """A diagnosis of a value used after it was changed: its name, and no formula that needs the old one."""
     tensor = found.tensor
     if tensor is not None and isinstance(name, str):
         tensor = replace(tensor, name=name)
@@ -110,7 +110,7 @@ def about(found: Diagnosis, name: str | Message) -> Diagnosis:
 
 
 def gradient(conflict: Conflict) -> Gradient:
-    """What became of the gradient, as far as it was measured."""
+    """The measured effect on the gradient."""
     return replace(_as_written(conflict), if_meant=conflict.if_meant)
 
 
@@ -128,7 +128,7 @@ def _as_written(conflict: Conflict) -> Gradient:
 
 
 def _measured(conflict: Conflict) -> tuple[Message, ...]:
-    """What deep mode has compared, and what heal mode has done."""
+    """The notes on deep mode's comparisons and on heal mode's replacements."""
     notes = []
     if conflict.change is not None:
         change = conflict.change
@@ -148,7 +148,7 @@ def _measured(conflict: Conflict) -> tuple[Message, ...]:
 
 
 def if_meant(deviation: Deviation) -> Message:
-    """How far the gradients are from those of what was presumably meant."""
+    """The note on the gradients' error relative to those of the presumed intention."""
     errors = ", ".join(f"{name} {error:.2g}" for name, error in deviation.errors[:_ERRORS_SHOWN])
     return Message("note.if_meant", {"errors": errors})
 
@@ -169,13 +169,13 @@ def named_tensor(facts: Facts) -> NamedTensor:
 
 
 def _is_transposed(tensor: TensorInfo) -> bool:
-    """Whether what was saved is the transposed view of a matrix, as linear saves its weight."""
+    """Whether the saved tensor is the transposed view of a matrix, as linear saves its weight."""
     shape, strides = tensor.region.shape, tensor.region.strides
     return len(shape) == 2 and strides == (1, shape[0]) and shape != (1, 1)
 
 
 def _producer(facts: Facts) -> str | None:
-    """What made a value that has no name; of one inside a compiled graph the call, which is not that value."""
+    """The operation that made an unnamed value; inside a compiled graph the call, whose result is another tensor."""
     name = producer(facts.conflict)
     return f"{name}(…)" if facts.in_compiled and name is not None else name
 
@@ -199,7 +199,7 @@ def why(facts: Facts) -> Why | None:
 
 
 def _limits(facts: Facts) -> tuple[Message, ...]:
-    """What keeps this diagnosis from being complete."""
+    """The notes on facts missing from this diagnosis."""
     notes = []
     if facts.conflict.use.via == "write":
         notes.append(Message("note.found_at_write", {"name": facts.name}))

@@ -1,4 +1,4 @@
-"""Help for what was computed once and is walked in every round: computed anew, or cut off its graph (GS110, GS403)."""
+"""Fixes for a graph computed once and used by backward in every round: recomputed, or detached (GS110, GS403)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from gradsan.model import Fix, Frame, Lines, Message
 
 @dataclass(frozen=True, slots=True)
 class BuiltOnce:
-    """What is called ``name``, by the statement at ``bound_at``; ``made`` are the frames of the operation that made it,
-    outermost first, ``used`` that of the later round's backward."""
+    """The value ``name``, bound by the statement at ``bound_at``.
+
+    ``made`` are the frames of the operation that made it, outermost first, ``used`` that of the later round's backward.
+    """
 
     name: str | Message
     bound_at: Frame | None
@@ -21,17 +23,17 @@ class BuiltOnce:
 
 
 def anew_or_cut(once: BuiltOnce) -> tuple[Fix, ...]:
-    """Both fixes, the likelier one first; the cut alone where the rounds compute the very same value themselves."""
+    """Both fixes, the likelier one first; only the detach where the rounds compute the very same value themselves."""
     values = {"name": once.name}
     again = Fix.worded("help.build_each_round", values, kind="recompute_forward")
     without = _cuts(once, values)
     bound_at, used = once.bound_at, once.used
     if bound_at is not None and used is not None and source.is_computed_in_rounds(bound_at, used):
-        # Both are compared, as old and new probabilities are: computed anew, the old one would be the new one.
+        # Both are compared, like old and new probabilities: recomputed, the old one would be the new one.
         return without
     if not isinstance(once.name, str):
         return again, *without
-    # The target of a loss stays as it was computed; a name that says so puts the cut first, and a run decides.
+    # A loss's target keeps its computed value; a name that suggests one puts the detach first, and a run decides.
     if bound_at is not None and used is not None and source.is_target_in_rounds(bound_at, used, once.name):
         return *without, again
     if heuristics.stays_as_computed(once.name):
@@ -43,7 +45,7 @@ def anew_or_cut(once: BuiltOnce) -> tuple[Fix, ...]:
 
 
 def _cuts(once: BuiltOnce, values: dict[str, str | Message]) -> tuple[Fix, ...]:
-    """The value cut off; and where its statement gives others beside it, that under ``no_grad``."""
+    """The value detached; and where its statement binds others beside it, the statement under ``no_grad``."""
     cut, under = _cut_off(once), _under_no_grad(once)
     found: list[Fix] = []
     if cut:
@@ -59,14 +61,14 @@ def _gives_several(once: BuiltOnce) -> bool:
 
 
 def _cut_off(once: BuiltOnce) -> Lines:
-    """The line that computes the value, cut off its graph."""
+    """The line that computes the value, detached."""
     if once.bound_at is None or not isinstance(once.name, str):
         return ()
     return source.changed_lines(once.bound_at.file, source.detach_at(once.bound_at, once.name))
 
 
 def _under_no_grad(once: BuiltOnce) -> Lines:
-    """The statement that binds what holds the value (``grams`` of ``grams["b"]``), under ``no_grad``."""
+    """The statement that binds the value's container (``grams`` of ``grams["b"]``), under ``no_grad``."""
     if not isinstance(once.name, str):
         return ()
     bound_at = once.bound_at or source.binding_of(once.made, once.name.partition("[")[0])

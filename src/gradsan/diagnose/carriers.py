@@ -1,4 +1,4 @@
-"""By what name a state reaches the next round, where it is bound, and how to cut it off once its round is over."""
+"""Carrier of a state into the next round: its name, its binding, and the line that detaches it after its round."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from gradsan.model import Bridge, Fix, Frame, Held, Message, Site
 
 @dataclass(frozen=True, slots=True)
 class Carrier:
-    """``name`` carries the state; ``bound_at`` is the statement that gives it to the next round, where it is known.
+    """A state carried by ``name``; ``bound_at`` is the statement that binds it for the next round, where it is known.
 
-    ``callers`` are the frames above the one that takes it. ``in_round`` says, for each name carried together with it,
-    what it is called in the function at ``level`` of the backward's stack, which runs the round, and where it is bound.
+    ``callers`` are the frames above the one that reads it. ``in_round`` has, for each name carried together with it,
+    its name in the function at ``level`` of the backward's stack, which runs the round, and its binding.
     ``is_local`` says that it is bound in that very function. ``held`` are the live variables that lead to older graphs.
     """
 
@@ -32,7 +32,7 @@ class Carrier:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A statement that may have taken the carried tensor, the stack above it, and its depth."""
+    """A statement that may have read the carried tensor, the stack above it, and its depth."""
 
     frame: Frame
     stack: tuple[Frame, ...]
@@ -43,16 +43,16 @@ class _Place:
 
 
 def find(used: Site, bridge: Bridge) -> Carrier | None:
-    """The carrier of the state, None where neither a live variable nor the source tells one; ``used`` is the backward.
+    """The carrier of the state, None where neither a live variable nor the source shows one; ``used`` is the backward.
 
-    Looked at are the statements around the operation that took the tensor: first in the function that also runs the
-    backward, then below it (where only what outlives a call can be carried), then above it. A live variable that holds
-    the tensor itself decides between several names, then the statement that made it.
+    The candidates are the statements around the operation that used the tensor: first in the function that also runs
+    the backward, then below it (where only variables that outlive a call can be carried), then above it. A live
+    variable that holds the tensor itself decides between several names, then the statement that made it.
     """
     use = user_frames(used)
     level, groups = _groups(bridge.taken_near, use, bridge.made_near)
     if not groups and len(bridge.taken_near) == 1:
-        # What saves nothing has no site of its own; the last save before it may be all that is known.
+        # An operation that saves nothing has no site of its own; the last save before it may be all that is known.
         level, groups = _groups((*bridge.taken_near, used), use, bridge.made_near)
     live = (group for group in groups if _holds(group, level, bridge.name))
     made = (group for group in groups if any(_was_made_at(one.bound_at, bridge.made_near) for one in group[1]))
@@ -76,11 +76,12 @@ def find(used: Site, bridge: Bridge) -> Carrier | None:
 
 
 def cut(used: Site, updated: Site | None, carrier: Carrier) -> tuple[source.Change, Frame] | None:
-    """The changed line that cuts the carried state off its graph, with a frame of its file.
+    """The changed line that detaches the carried state, with a frame of its file.
 
-    Cut is what the round is done with: the line that binds the state where nothing of the round reads it afterwards,
-    else a line of its own after the round's backward and update. A cut before the loss would stop the training of
-    all that computed the state. ``used`` is the round's backward, ``updated`` its update of the parameters.
+    Only values that the round no longer needs are detached: the line that binds the state where nothing of the round
+    reads it afterwards, else a line of its own after the round's backward and update. A detach before the loss would
+    stop the training of all that computed the state. ``used`` is the round's backward, ``updated`` its update of the
+    parameters.
     """
     use = user_frames(used)
     if not carrier.in_round or not 0 <= carrier.level < len(use):
@@ -100,7 +101,7 @@ def cut(used: Site, updated: Site | None, carrier: Carrier) -> tuple[source.Chan
     done = [used_at] if updated_at is None else [used_at, updated_at]
     taken = carrier.in_round[0][1].consumed_line
     if any(name == source.method_receiver(used_at) for name in shapes):
-        # A sum of losses: its own backward is all that the round does with it.
+        # A sum of losses: the round only runs its backward.
         behind = source.detach_after(used_at, shapes)
     elif updated_at is not None and carrier.is_local and updated_at.line < taken <= used_at.line:
         behind = source.detach_after(updated_at, shapes)
@@ -110,10 +111,10 @@ def cut(used: Site, updated: Site | None, carrier: Carrier) -> tuple[source.Chan
 
 
 def cut_term(fixes: tuple[Fix, ...], updated: Site | None, carrier: Carrier | None) -> tuple[Fix, ...]:
-    """``fixes``, which cut a state that is a term of the loss, behind one that computes it anew for the next round.
+    """``fixes``, which detach a state that is a term of the loss, after one that recomputes it for the next round.
 
-    Cut, no loss trains what computed it: of a value of the state before, as an actor and its critic have it, nothing
-    is learned. As it is where the source does not show what computed it.
+    Once detached, no loss trains its computation: for the value of the previous state in an actor-critic, nothing
+    is learned. Unchanged where the source does not show how it was computed.
     """
     if carrier is None or carrier.bound_at is None or updated is None:
         return fixes
@@ -126,11 +127,11 @@ def cut_term(fixes: tuple[Fix, ...], updated: Site | None, carrier: Carrier | No
 
 
 def _shape(carrier: Carrier, name: str, one: source.Carried) -> source.Shape | None:
-    """What ``name`` holds: as the file tells, else as its live value did; None for tensors deeper inside of it."""
+    """The kind of value of ``name``: from the file, else from its live value; None for tensors nested deeper."""
     known = source.shape_bound_at(one.bound_at, one.name)
     live = {shape for held in carrier.held for path in (name, one.name) if (shape := _held_as(held, path)) is not None}
     if known is not None:
-        # The file shows what is outside, a live value also what that holds.
+        # The file shows the outer kind, a live value also that of the elements.
         deeper = [shape for shape in live if shape.startswith(f"{known}/")]
         return deeper[0] if len(live) == len(deeper) == 1 else known
     if len(live) == 1:
@@ -144,7 +145,7 @@ def _shape(carrier: Carrier, name: str, one: source.Carried) -> source.Shape | N
 
 
 def _is_of_another(name: str, used_at: Frame, held: Sequence[Held]) -> bool:
-    """Whether variables of the function hold the attribute, but of none that ``name`` says: a layer of it."""
+    """Whether variables of the function lead to the attribute, but none does by ``name``: it is a layer's."""
     attribute = name.rpartition(".")[2]
     own = [one for one in held if one.function.rpartition(".")[2] == used_at.function.rpartition(".")[2]]
     paths = [one.path for one in own if re.search(rf"\.{re.escape(attribute)}\b", one.path)]
@@ -152,7 +153,7 @@ def _is_of_another(name: str, used_at: Frame, held: Sequence[Held]) -> bool:
 
 
 def _held_as(held: Held, name: str) -> source.Shape | None:
-    """What ``name`` is, where ``held`` lies in it; of ``states[stream]`` what the elements of ``states`` are."""
+    """The kind of value of ``name``, if it leads to ``held``; for ``states[stream]`` an element's of ``states``."""
     paths = [layer.path for layer in held.around]
     if name.endswith("]"):
         container = name.rpartition("[")[0]
@@ -179,7 +180,7 @@ def _at_binding(carrier: Carrier, used_at: Frame) -> source.Change | None:
 
 
 def _update_at(updated: Site | None, use: tuple[Frame, ...], level: int) -> Frame | None:
-    """Where the function at ``level`` of the backward's stack made the update, or called what made it."""
+    """The frame at which the function at ``level`` of the backward's stack made the update, or called its function."""
     update = user_frames(updated) if updated is not None else ()
     return update[level] if update and shared_level(update, use) >= level else None
 
@@ -187,7 +188,7 @@ def _update_at(updated: Site | None, use: tuple[Frame, ...], level: int) -> Fram
 def _groups(
     sites: Sequence[Site], use: tuple[Frame, ...], made_near: tuple[Site, ...]
 ) -> tuple[int, list[tuple[_Place, list[source.Carried]]]]:
-    """The level of the function that runs the backward, and the places that take something carried, best first."""
+    """The level of the function that runs the backward, and the places that read a carried value, best first."""
     places = list(_places(sites))
     level = max((shared_level((*place.stack, place.frame), use) for place in places), default=-1)
     in_order = sorted(places, key=lambda place: (_distance(place.depth, level), place.depth))
@@ -195,7 +196,7 @@ def _groups(
 
 
 def _places(sites: Iterable[Site]) -> Iterator[_Place]:
-    """Every statement that one site, or the way from the first site to the second, leads through."""
+    """All statements on the stack of a single site, or on the path from the first site to the second."""
     stacks = [user_frames(site) for site in sites]
     if not stacks:
         return
@@ -217,7 +218,7 @@ def _distance(depth: int, level: int) -> int:
 
 
 def _carried_at(place: _Place, level: int, made_near: tuple[Site, ...]) -> list[source.Carried]:
-    """What the statement takes that an earlier round has bound; of several bindings of a name the one that made it."""
+    """The names bound by an earlier round that the statement reads; of several bindings the tensor's."""
     found = source.carried_names(place.frame)
     if place.depth > level:
         found = [one for one in found if not source.dies_with_call(place.frame, one.name)]

@@ -1,4 +1,4 @@
-"""Help for what a backward walks back into: what objects keep of earlier rounds, two losses of one forward."""
+"""Fixes for a backward into earlier graphs: values that objects keep of earlier rounds, two losses of one forward."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gradsan.model import Bridge, Fix, Frame, Held, Lines, Message, Site
 
 
 def forget_collected(used: Site, updated: Site | None, held: tuple[Held, ...]) -> Fix | None:
-    """Empty, when the round is over, the list that holds what earlier rounds have added.
+    """Clear, at the end of the round, the list with the values that earlier rounds have added.
 
     ``used`` is the round's backward, ``updated`` its update of the parameters, ``held`` the live variables that lead to
-    an earlier round. None where no list is among them that still holds what that round has added.
+    an earlier round. None where no list among them still contains values added by that round.
     """
     for one in held:
         if one.container not in ("list", "deque") or one.within is None or not one.is_old:
@@ -32,9 +32,9 @@ def forget_collected(used: Site, updated: Site | None, held: tuple[Held, ...]) -
 
 
 def detach_collected(held: tuple[Held, ...]) -> Fix | None:
-    """Add to a list that outlives the rounds what was computed, without its graph.
+    """Append computed values without their graph to a list that outlives the rounds.
 
-    None where what earlier rounds have left in a list (a replay of states) has no line that adds it.
+    None where a list with values of earlier rounds (a replay of states) has no line that appends them.
     """
     old = [one for one in held if one.is_old and one.within is not None]
     files = {one.file for one in old}
@@ -48,12 +48,12 @@ def detach_collected(held: tuple[Held, ...]) -> Fix | None:
 def detach_held(
     used: Site, updated: Site | None, held: tuple[Held, ...], known: str | None = None, *, or_renewed: bool = False
 ) -> Fix | None:
-    """Cut off what the live variables ``held`` keep of earlier rounds, by one line behind the round.
+    """Detach the values of earlier rounds in the live variables ``held``, by one line after the round.
 
     ``used`` is the round's backward, ``updated`` its update of the parameters. ``known`` is the variable for which the
-    source tells a line already: that line stands unless the variable holds containers of which the source does not
-    tell, or the object that it is an attribute of carries others over, too. With ``or_renewed`` what this round has
-    put into an object in the place of the old counts as kept, too. None where nothing is kept in an attribute or a
+    source shows a line already: that line stays unless the variable holds containers that the source does not
+    show, or the object that it is an attribute of carries others over, too. With ``or_renewed``, values with which this
+    round has replaced an object's old ones count as kept, too. None where nothing is kept in an attribute or a
     container that the function of a backward's frame names.
     """
     for frame in reversed(user_frames(used)):
@@ -62,7 +62,7 @@ def detach_held(
             beside = [one for one in held if _belongs(one, frame) and _is_beside(one, known)]
             mine = [one for one in mine if one.path.startswith(f"{known}[") and _is_nested(one)]
             mine = mine or (beside if len(beside) > 1 else [])
-        # What one attribute carries over, the others of the same object do, too.
+        # If one attribute carries values over, so do the others of the same object.
         mine += [one for one in held if one not in mine and any(_is_beside(one, kept.path) for kept in mine)]
         if not mine:
             continue
@@ -77,7 +77,7 @@ def detach_held(
 
 
 def _is_kept(held: Held) -> bool:
-    """Whether it outlives the round: an element that an earlier one has left, or what an object keeps writing into."""
+    """Whether it outlives the round: an element that an earlier one has left, or an attribute rewritten each round."""
     return bool(held.around) and (held.is_old or (held.is_rewritten and held.container == "object"))
 
 
@@ -86,12 +86,12 @@ def _in_object(held: Held) -> bool:
 
 
 def _is_beside(held: Held, known: str) -> bool:
-    """Whether it is an attribute of the object that ``known`` is one of, or ``known`` itself."""
+    """Whether it is an attribute of the object that ``known`` belongs to, or ``known`` itself."""
     return held.container == "object" and held.within is not None and held.within == known.rpartition(".")[0]
 
 
 def _is_nested(held: Held) -> bool:
-    """Whether an element of the variable is no tensor, so that a plain ``detach()`` of each would fail."""
+    """Whether an element of the variable is not a tensor, so that a plain ``detach()`` of each would fail."""
     layers = [one for one in held.around if one.kind != "object"]
     return len(layers) > 1 or any(set(one.items) != {"tensor"} for one in layers)
 
@@ -108,14 +108,14 @@ def _update_beside(frame: Frame, updated: Site | None) -> Frame | None:
 
 @dataclass(frozen=True, slots=True)
 class Border:
-    """The changed lines that cut a loss off the other network, the names they cut, and the frames they stand at."""
+    """The changed lines that detach a loss from the other network, the detached names, and their frames."""
 
     lines: Lines
     names: tuple[str, ...]
 
 
 def border(bridges: Sequence[Bridge]) -> Border | None:
-    """How to cut every one of ``bridges``; None where the source does not decide of one of them."""
+    """The change that detaches all ``bridges``; None where the source is ambiguous for one of them."""
     lines: dict[tuple[str, int], str] = {}
     names: list[str] = []
     taking: dict[tuple[str, str, int], list[Frame]] = {}
@@ -128,7 +128,7 @@ def border(bridges: Sequence[Bridge]) -> Border | None:
         name, frame, change = found
         key = (frame.file, name, statement.span.line)
         taking.setdefault(key, []).append(frame)
-        # What one statement reads for several operations is cut by one change.
+        # Reads of one statement for several operations are detached by one change.
         joined = source.detach_reads(taking[key], name) if key in changes else None
         changes[key] = change if joined is None else joined
         names.append(name)
@@ -142,9 +142,9 @@ def border(bridges: Sequence[Bridge]) -> Border | None:
 
 
 def detach_other_network(bridges: Sequence[Bridge], retained_at: Site | None) -> tuple[Fix, ...]:
-    """Cut the later loss off the network that it borrows; with it, ``retain_graph=True`` of the one backward between.
+    """Detach the later loss from the network that it borrows, and drop ``retain_graph`` of the one backward between.
 
-    None where nothing is borrowed, or the source does not decide how to cut all of it.
+    None where nothing is borrowed, or the source does not show how to detach all of it.
     """
     found = border(bridges)
     if found is None:
@@ -169,7 +169,7 @@ def _cut(bridge: Bridge) -> tuple[str, Frame, source.Change] | None:
                 return given
             for name, frame in _reads(user_frames(taken), user_frames(made), bridge.name):
                 if bridge.name is not None and bridge.name.startswith((f"{name}[", f"{name}.")):
-                    continue  # a container: which of its tensors are another network's, no line tells
+                    continue  # a container: no line shows which of its tensors are another network's
                 change = source.detach_reads((frame,), name)
                 if change is not None:
                     return name, frame, change
@@ -177,7 +177,7 @@ def _cut(bridge: Bridge) -> tuple[str, Frame, source.Change] | None:
 
 
 def _as_argument(taken: tuple[Frame, ...], made: tuple[Frame, ...]) -> tuple[str, Frame, source.Change] | None:
-    """Where one statement hands what a function returns to another function: ``train(d, pool.query(fake))``."""
+    """The statement that passes one function's result to another function: ``train(d, pool.query(fake))``."""
     level = shared_level(taken, made)
     if level < 0 or taken[level].line != made[level].line or min(len(taken), len(made)) <= level + 1:
         return None
@@ -187,16 +187,16 @@ def _as_argument(taken: tuple[Frame, ...], made: tuple[Frame, ...]) -> tuple[str
 
 
 def _reads(taken: tuple[Frame, ...], made: tuple[Frame, ...], live: str | None) -> Iterator[tuple[str, Frame]]:
-    """The names, and the statements on the way to the taking operation, that read what the making one computed."""
+    """The names read, and the reading statements on the way to the operation, of values computed at ``made``."""
     level = shared_level(taken, made)
     if level < 0 or taken[level].line == made[level].line:
         return
     yield from ((name, taken[level]) for name in _best(source.taken_from(taken[level], made[level]), live))
-    # An attribute that a method bound, and its caller or another method reads: of one object, as far as names show.
+    # An attribute bound by one method and read by its caller or another method: of one object, as far as names show.
     bound = {name for frame in made[level + 1 :] for name in source.bound_names(frame) if name.startswith("self.")}
     owner = source.method_receiver(made[level]) or "self"
     theirs = {f"{owner}{name.removeprefix('self')}" for name in bound}
-    # So of one method that is called again, for another part of the round.
+    # Likewise for one method that is called again, for another part of the round.
     theirs |= {name for name in source.bound_names(made[level]) if name.startswith("self.")}
     for frame, wanted in [(taken[level], theirs), *((one, bound) for one in taken[level + 1 :])]:
         statement = source.statement_at(frame)
@@ -206,7 +206,7 @@ def _reads(taken: tuple[Frame, ...], made: tuple[Frame, ...], live: str | None) 
 
 
 def _given(taken: tuple[Frame, ...], wanted: set[str]) -> Iterator[tuple[str, Frame]]:
-    """The names by which functions called from the first of ``taken`` read what that one calls ``wanted``."""
+    """The names by which functions called from the first of ``taken`` read the value that it calls ``wanted``."""
     for depth, frame in enumerate(taken[1:], 1):
         statement = source.statement_at(frame)
         for name in [] if statement is None else source.consumed_names(statement):
@@ -218,5 +218,5 @@ def _given(taken: tuple[Frame, ...], wanted: set[str]) -> Iterator[tuple[str, Fr
 
 
 def _best(names: list[str], live: str | None) -> list[str]:
-    """What a live variable is called first."""
+    """The names, a live variable's first."""
     return sorted(names, key=lambda name: name != live)

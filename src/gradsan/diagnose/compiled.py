@@ -1,6 +1,6 @@
 """Saves inside a compiled graph, seen from outside: torch.compile makes one operation of a function.
 
-Which line of the function saved the value is not known; the line that called it is, and what its result is named.
+The line of the function that saved the value is unknown; the line that called it is known, and its result's name.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _ENTRY = "/torch/_dynamo/eval_frame.py"
 
 
 def is_compiled(save: Save) -> bool:
-    """Whether a compiled graph, not an operation of the program's, kept the value."""
+    """Whether a compiled graph, not an operation of the program's, saved the value."""
     return save.node == _NODE
 
 
 def from_outside(save: Save) -> Save:
-    """``save`` at the call of the compiled function; as it is where no compiled graph saved.
+    """``save`` at the call of the compiled function; unchanged where no compiled graph saved.
 
-    The frames below that call stand on the function's first line, whatever it does.
+    The frames below that call are at the function's first line, whatever it executes.
     """
     if not is_compiled(save):
         return save
@@ -34,15 +34,15 @@ def from_outside(save: Save) -> Save:
 
 
 def is_written_inside(site: Site) -> bool:
-    """Whether a compiled graph made the write at ``site``: its frames lie below the program's own innermost one."""
+    """Whether a compiled graph made the write at ``site``: its frames are below the program's own innermost one."""
     last = max((at for at, frame in enumerate(site.frames) if frame.is_user), default=-1)
     return last >= 0 and any(frame.file.replace("\\", "/").endswith(_ENTRY) for frame in site.frames[last + 1 :])
 
 
 def written_from_outside(site: Site) -> Site:
-    """The site of a write inside a compiled graph where that graph was called, or goes on after a graph break.
+    """The site of a write inside a compiled graph where that graph was called, or resumes after a graph break.
 
-    The frame of a compiled function stands on its first line, that of the rest of one on the line of the break.
+    The frame of a compiled function is at its first line, that of a resumed one at the line of the break.
     """
     if not is_written_inside(site):
         return site
@@ -54,7 +54,7 @@ def written_from_outside(site: Site) -> Site:
 
 
 def goes_on_at(site: Site) -> bool:
-    """Whether a site is the rest of a compiled function, after a graph break."""
+    """Whether a site is in the resumed part of a compiled function, after a graph break."""
     frame = place(site)
     return frame is not None and _is_resumed(frame)
 
@@ -64,13 +64,13 @@ def _is_resumed(frame: Frame) -> bool:
 
 
 def called(save: Save) -> str | None:
-    """What was called: ``model`` of ``out = model(x)``; None where the source does not decide."""
+    """The callee: ``model`` of ``out = model(x)``; None where the source is ambiguous."""
     frame = place(save.site)
     return None if frame is None else source.called_expression(frame)
 
 
 def returned_as(save: Save) -> str | None:
-    """What the result of the call is named: ``out`` of ``out = model(x)``; None where the source does not decide."""
+    """The name of the call's result: ``out`` of ``out = model(x)``; None where the source is ambiguous."""
     frames = user_frames(save.site)
     bound = source.bound_name(frames) if frames else None
     return None if bound is None else bound[0]

@@ -1,4 +1,4 @@
-"""Evidence → Diagnosis: every conflict goes to the first cause that recognises it, every failure to its row's causes.
+"""Diagnosis of evidence: every conflict goes to the first cause that recognises it, every failure to its row's causes.
 
 Equal findings are counted.
 """
@@ -20,14 +20,14 @@ ASKED = "autopsy"
 """``Use.via`` where no backward has run: someone asked what one would stop at."""
 
 _KEPT = 5
-# What these say of steps and counts is known only where the run was watched.
+# Their steps and counts are known only where the run was watched.
 _BARE = {"label.counted": "what", "label.in_step": "what"}
 _ACROSS = {"label.used_across_step": "label.autopsy.used_across_step"}
 _UNKNOWN = "unknown_writer"
 
 
 def of_conflict(diagnosis: Diagnosis, conflict: Conflict) -> Diagnosis:
-    """The diagnosis with suspects for writes, each place as sure as it is, and without events that nobody saw."""
+    """The diagnosis with suspects for writes, the certainty of each place, and without unobserved events."""
     confidence = conflict.confidence
     labels = [_bare(label) for label in diagnosis.labels]
     saved = [label for label in labels if label.role == "saved"]
@@ -56,7 +56,7 @@ def of_conflict(diagnosis: Diagnosis, conflict: Conflict) -> Diagnosis:
 
 
 def of_failure(diagnosis: Diagnosis, confidence: Confidence) -> Diagnosis:
-    """The diagnosis with a note where places were read off the source."""
+    """The diagnosis with a note where places were inferred from the source."""
     notes = diagnosis.notes
     if confidence != "certain":
         notes = (*notes, Message(f"note.autopsy.{confidence}"))
@@ -105,7 +105,7 @@ def _diagnose(evidence: Evidence) -> tuple[Diagnosis, ...]:
 
 
 def _without_consequences(found: tuple[Diagnosis, ...]) -> tuple[Diagnosis, ...]:
-    """``found`` without optimizers that have no gradients (GS421) where it says who clears them before the step."""
+    """``found`` without optimizers that have no gradients (GS421), where another finding shows who cleared them."""
     starved = {
         (one.tensor and one.tensor.name, label.frame.file, label.frame.line)
         for one in found
@@ -115,7 +115,7 @@ def _without_consequences(found: tuple[Diagnosis, ...]) -> tuple[Diagnosis, ...]
     }
 
     def is_consequence(one: Diagnosis) -> bool:
-        # Several optimizers may step in one line: by the tensor that both findings name, and of one optimizer alone.
+        # Several optimizers may step in one line: match the tensor that both findings name, and one optimizer alone.
         name = one.tensor and one.tensor.name
         used = {(name, label.frame.file, label.frame.line) for label in one.labels if label.role == "used"}
         is_starved = one.cause == "parameter_not_reached" and one.severity == "warning" and one.count == 1
@@ -125,7 +125,7 @@ def _without_consequences(found: tuple[Diagnosis, ...]) -> tuple[Diagnosis, ...]
 
 
 def _with_shared_writes(found: tuple[Diagnosis, ...]) -> tuple[Diagnosis, ...]:
-    """``found``, in which a finding says so whose write is that of an earlier one of another code."""
+    """``found``, with a note on findings whose write is that of an earlier one of another code."""
     codes: dict[object, str] = {}
     said: list[Diagnosis] = []
     for one in found:
@@ -152,7 +152,7 @@ def _explain(conflict: Conflict, moments: Sequence[Moment]) -> Diagnosis:
 
 
 def _named(way: tuple[PathNode, ...], diagnosis: Diagnosis) -> tuple[PathNode, ...]:
-    """``way`` with what the diagnosis calls the tensor of its bridge, where no live variable is that tensor."""
+    """``way`` with the diagnosis's name for the tensor of its bridge, where no live variable is that tensor."""
     said = (label.message.values.get("bridge") for label in diagnosis.labels if label.role == "bridge")
     name = next((one for one in said if isinstance(one, str)), None)
     return tuple(replace(one, name=name) if one.kind == "bridge" and one.name is None else one for one in way)
@@ -169,11 +169,11 @@ def _explain_failure(failure: Failure) -> Diagnosis | None:
 
 
 def _identity(diagnosis: Diagnosis) -> object:
-    """What makes two findings the same: cause, severity, the same lines in the same roles; whatever counts, steps."""
+    """The key of equal findings: cause, severity, the same lines in the same roles; regardless of counts, steps."""
     places = tuple((label.role, label.frame.file, label.frame.line) for label in diagnosis.labels)
     return diagnosis.code, diagnosis.silent, diagnosis.severity, places
 
 
 def strictly(diagnoses: Iterable[Diagnosis]) -> tuple[Diagnosis, ...]:
-    """The same findings, every note among them a warning."""
+    """The same findings, with every note raised to a warning."""
     return tuple(replace(one, severity="warning") if one.severity == "note" else one for one in diagnoses)

@@ -1,4 +1,4 @@
-"""Facts of a conflict: which writes count, what the tensor is called, which formula needs it."""
+"""Facts of a conflict: its relevant writes, the tensor's name, and the formula that needs it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _STARTED_BY = ("/threading.py",)
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the causes decide by.
+    """The facts by which the causes decide.
 
-    ``writes`` are those that count: they overlap what was saved, or it is not known that they do not. ``missed`` are
-    the logged writes that only touched other bytes of the storage. ``name`` is what the tensor is called, a Message
+    ``writes`` are the relevant ones: they overlap the saved bytes, or it is not known that they do not. ``missed`` are
+    the logged writes that only touched other bytes of the storage. ``name`` is the tensor's name, a Message
     where it has no name of its own. ``in_compiled`` says that a compiled graph saved it; ``conflict`` then has the save
-    where that graph was called, and ``op`` is what was called. ``by_compiled`` are the clocks of the writes that
+    where that graph was called, and ``op`` is the callee. ``by_compiled`` are the clocks of the writes that
     a compiled graph made; their sites are seen from outside, too.
     """
 
@@ -45,17 +45,17 @@ class Facts:
 
     @property
     def is_restored(self) -> bool:
-        """Whether bytes were compared and are those that were saved, though some write may have touched them."""
+        """Whether bytes were compared and equal the saved ones, though some write may have touched them."""
         return self.conflict.unchanged and any(_may_touch(self.conflict, write) for write in self.missed)
 
     @property
     def is_undone(self) -> bool:
-        """Whether values were compared, and the last write has undone the others, but for rounding."""
+        """Whether values were compared, and the last write has undone the others, except for rounding."""
         return self.conflict.compared == "near" and self._undoes
 
     @property
     def may_be_undone(self) -> bool:
-        """Whether a value may be what it was again: nobody has compared it, and the last write may undo the others."""
+        """Whether a value may have been restored: it was not compared, and the last write may undo the others."""
         conflict = self.conflict
         is_known = conflict.change or conflict.deviation or conflict.unchanged or conflict.compared
         return not is_known and self._undoes
@@ -64,7 +64,7 @@ class Facts:
     def _undoes(self) -> bool:
         """Whether the last write is of a kind that undoes others: weights swapped for a moment, merged and unmerged.
 
-        Another statement than theirs copies, or adds (multiplies) where one of them has added (multiplied).
+        It is another statement than theirs that copies, or adds (multiplies) where one of them has added (multiplied).
         """
         *others, last = self.writes or (None,)
         if last is None or any(write.kind in _NEVER_UNDONE for write in self.writes):
@@ -77,14 +77,14 @@ class Facts:
     def updates(self) -> tuple[Write, ...]:
         """The writes that are parameter updates: optimizer steps, and leaves written where autograd does not record.
 
-        Of a leaf that requires grad any write that went through is one, whatever alias (``detach()``) it went by.
+        For a leaf that requires grad any successful write is one, whatever its alias (``detach()``).
         """
         is_leaf = self.name_kind == "parameter"
         return tuple(write for write in self.writes if is_update(write) or (is_leaf and not renormalises(write)))
 
     @property
     def first(self) -> Write | None:
-        """The first write that counts."""
+        """The first relevant write."""
         return self.writes[0] if self.writes else None
 
 
@@ -102,7 +102,7 @@ def _line(write: Write) -> tuple[str, int] | None:
 
 
 def _way_of_writing(op: str) -> str | None:
-    """What a write does, of that which another of its kind may undo."""
+    """The kind of a write, which another of its kind may undo."""
     name = op.rpartition("::")[2].removeprefix("_foreach_").strip("_")
     return next((way for way, names in _WAYS_OF_WRITING.items() if name in names), None)
 
@@ -113,12 +113,12 @@ def is_update(write: Write) -> bool:
 
 
 def renormalises(write: Write) -> bool:
-    """Whether an embedding with ``max_norm`` shortened the rows that it was about to look up."""
+    """Whether an embedding with ``max_norm`` renormalised the rows that it was about to look up."""
     return write.op.rpartition("::")[2].startswith("embedding_renorm_")
 
 
 def examine(conflict: Conflict) -> Facts:
-    """Work out the facts of one conflict."""
+    """Compute the facts of one conflict."""
     in_compiled = compiled.is_compiled(conflict.save)
     conflict = replace(conflict, save=compiled.from_outside(conflict.save))
     by_compiled = frozenset(write.clock for write in conflict.writes if compiled.is_written_inside(write.site))
@@ -157,9 +157,9 @@ def _may_touch(conflict: Conflict, write: Write) -> bool:
 
 
 def writing_thread(facts: Facts) -> str | None:
-    """The function that a thread runs which overwrote a value, where another thread had saved it.
+    """The function of the thread that overwrote a value, where another thread had saved it.
 
-    None where both were the same thread, or nothing tells them apart: two threads of Python's own begin alike.
+    None where both were the same thread, or cannot be told apart: two threads of Python's own begin alike.
     """
     save = facts.conflict.save.site
     if not save.frames or _began_in_python(save):

@@ -1,4 +1,4 @@
-"""Suggestions: what to change, with the concrete changed line where the source allows one. Nothing here was run."""
+"""Suggested fixes, with the concrete changed line where the source allows one. None of them was run."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from gradsan.model import Fix, Frame, Lines, Message, Site, Write
 
 
 def instead_of_overwriting(facts: Facts, *, copy_first: bool = False) -> tuple[Fix, ...]:
-    """Give the result a new tensor, write into a copy, or let autograd keep one.
+    """Bind the result to a new tensor, write into a copy, or let autograd save a copy.
 
-    Binding the name anew hides the write from other names of the same tensor and from the caller; where the source
-    shows that there are such, the copy is made where the value is saved, and the others are called a change of meaning.
+    Rebinding the name hides the write from other names of the same tensor and from the caller; where the source
+    shows such names, the copy is made where the value is saved, and the other fixes are called a change of meaning.
     Suggestions with a concrete line come first.
     """
     if _is_written_by_alias(facts):
@@ -45,14 +45,14 @@ def instead_of_overwriting(facts: Facts, *, copy_first: bool = False) -> tuple[F
 
 
 def instead_of_writing_buffer(facts: Facts) -> tuple[Fix, ...]:
-    """Give autograd a copy where it keeps the buffer, which then stays the tensor that others hold; else as for any."""
+    """Let autograd save a copy, so that the buffer stays the tensor that others hold; else as for any tensor."""
     others = instead_of_overwriting(facts, copy_first=True)
     copy = _copy_for_autograd(facts) if facts.name_kind == "buffer" and not facts.conflict.save.is_output else ()
     return (*(one for one in copy if one not in others), *others)
 
 
 def copy_handed_out(facts: Facts) -> tuple[Fix, ...]:
-    """Give NumPy, DLPack or a buffer memory of its own."""
+    """Pass NumPy, DLPack or a buffer a copy with memory of its own."""
     copies = _each_line(facts.writes or facts.missed, lambda write, frame: source.clone_handed_out(frame, write.op))
     if not copies.lines:
         return ()
@@ -60,7 +60,7 @@ def copy_handed_out(facts: Facts) -> tuple[Fix, ...]:
 
 
 def disable_inplace_module(facts: Facts, writer: str) -> tuple[Fix, ...]:
-    """Turn ``inplace=True`` off where it was asked for; ``writer`` is the class of the layer that wrote."""
+    """Turn ``inplace=True`` off where it was set; ``writer`` is the class of the layer that wrote."""
     first = facts.writes[0]
     frame = first.site.user_frame
     change = None if frame is None else source.inplace_false(frame)
@@ -73,12 +73,12 @@ def disable_inplace_module(facts: Facts, writer: str) -> tuple[Fix, ...]:
 
 
 def instead_of_filling(facts: Facts) -> tuple[Fix, ...]:
-    """Collect the parts in a list and stack them, or take the out-of-place twin of a method that fills."""
+    """Collect the parts in a list and stack them, or use the out-of-place counterpart of the filling method."""
     parts = _fix("list_and_stack", "preserved", facts, ())
     others = instead_of_overwriting(facts)
     whole = tuple(fix for fix in others if fix.kind == "out_of_place" and fix.lines)
     rest = tuple(fix for fix in others if fix.kind != "out_of_place")
-    # A new tensor for every part that is filled in is a copy of all of it each time.
+    # A new tensor for every filled part copies the whole tensor each time.
     by_index = any(write.op == "__setitem__" for write in facts.writes or facts.missed)
     return (parts, *whole, *rest) if by_index else (*whole, parts, *rest)
 
@@ -89,9 +89,9 @@ def reorder_step(facts: Facts) -> tuple[Fix, ...]:
 
 
 def update_after_backward(facts: Facts) -> tuple[Fix, ...]:
-    """Move what the program writes by hand (an average, a clip, a mask) behind the backward that needs the old values.
+    """Move manual writes (an average, a clip, a mask) after the backward that needs the old values.
 
-    Gradients stay as they are where nothing in between reads what is written; where that may be, nothing is suggested.
+    Gradients do not change where nothing in between reads the written tensor; otherwise nothing is suggested.
     """
     stacks = [user_frames(update.site) for update in facts.updates]
     used = user_frames(facts.conflict.use.site)
@@ -113,7 +113,7 @@ def recompute_forward(facts: Facts) -> tuple[Fix, ...]:
 
 
 def detach_carried_state(facts: Facts, carrier: Carrier | None, shown: str | Message) -> tuple[Fix, ...]:
-    """Cut the graph where the state is carried over; a ``retain_graph=True`` is then not needed."""
+    """Detach the state where it is carried over; ``retain_graph=True`` is then not needed."""
     updated = facts.updates[0].site if facts.updates else None
     found = None if carrier is None else cut(facts.conflict.use.site, updated, carrier)
     lines = () if found is None else _as_lines(found[1], found[0])
@@ -121,7 +121,7 @@ def detach_carried_state(facts: Facts, carrier: Carrier | None, shown: str | Mes
 
 
 def drop_retain_graph(facts: Facts) -> tuple[Fix, ...]:
-    """Leave out ``retain_graph=True``, which the cut makes needless."""
+    """Remove ``retain_graph=True``, which the detach makes unnecessary."""
     use = place(facts.conflict.use.site)
     if use is None or not facts.conflict.use.retain_graph:
         return ()
@@ -130,32 +130,32 @@ def drop_retain_graph(facts: Facts) -> tuple[Fix, ...]:
 
 
 def update_outside_graph(facts: Facts) -> tuple[Fix, ...]:
-    """Refresh statistics or buffers when no graph that uses them waits for its backward."""
+    """Update statistics or buffers when no graph that uses them waits for its backward."""
     return (_fix("reorder_update", "preserved", facts, ()),)
 
 
 def keep_buffers_local(facts: Facts) -> tuple[Fix, ...]:
-    """Have each rank compute with its own buffers, and give them to the others when no graph is waiting."""
+    """Let each rank compute with its own buffers, and broadcast them when no graph is waiting."""
     return (_fix("keep_buffers_local", "changed", facts, ()),)
 
 
 def increment_or_name(facts: Facts) -> tuple[Fix, ...]:
-    """Let gradsan see the write: deep mode, or a declared mutation."""
+    """Make the write visible to gradsan: deep mode, or a declared mutation."""
     return (_fix("find_writer", "preserved", facts, ()),)
 
 
 def give_memory_back(facts: Facts) -> tuple[Fix, ...]:
-    """Take memory away after the last backward that needs it, or put size and content back before."""
+    """Release memory after the last backward that needs it, or restore size and content before."""
     return (_fix("give_memory_back", "preserved", facts, ()),)
 
 
 def one_backward_each_forward(facts: Facts) -> tuple[Fix, ...]:
-    """One backward on the sum of the losses, where the memory of parameters is given back after each."""
+    """One backward on the sum of the losses, where the memory of parameters is released after each."""
     return (_fix("one_backward_each_forward", "preserved", facts, ()),)
 
 
 def save_copy_in_hooks(facts: Facts, *, in_buffer: bool) -> tuple[Fix, ...]:
-    """Have the pack hook keep a copy instead of the tensor itself, or each of its copies in memory of its own."""
+    """Let the pack hook keep a copy instead of the tensor itself, or each of its copies in memory of its own."""
     if in_buffer:
         return (_fix("pack_in_own_memory", "preserved", facts, ()),)
     return (_fix("pack_a_copy", "preserved", facts, ()), *instead_of_overwriting(facts))
@@ -176,7 +176,7 @@ def _fix(
 
 @dataclass(frozen=True, slots=True)
 class _Suggested:
-    """Changed lines, and whether the source shows others who would no longer see what is written."""
+    """Changed lines, and whether the source shows readers that would no longer see the written values."""
 
     lines: Lines = ()
     hidden_from_others: bool = False
@@ -191,7 +191,7 @@ def _new_element(write: Write, frame: Frame) -> source.Change | None:
 
 
 def _is_of_container(writes: Sequence[Write]) -> bool:
-    """Whether ``x[k] += v`` wrote an element of a list or dict: into a tensor, Python would store it once more."""
+    """Whether ``x[k] += v`` wrote an element of a list or dict: for a tensor, Python would also store it again."""
     stored = {(frame.file, frame.line) for one in writes if one.op == "__setitem__" and (frame := one.site.user_frame)}
     added = [one.site.user_frame for one in writes if one.op.startswith("__i")]
     return (
@@ -208,7 +208,7 @@ def _copy(saved: Site, write: Write, frame: Frame) -> source.Change | None:
 
 
 def _index_is_tensor(write: Write) -> bool | None:
-    """Whether ``x[index] = v`` was by a tensor; what any other operation writes to is a view, made without one."""
+    """Whether ``x[index] = v`` was by a tensor; any other operation writes to a view, made without one."""
     if write.op != "__setitem__":
         return False
     return None if write.region is None else write.region.index is None
@@ -217,7 +217,7 @@ def _index_is_tensor(write: Write) -> bool | None:
 def _each_line(
     writes: Iterable[Write], suggest: Callable[[Write, Frame], source.Change | None], are_results: bool = False
 ) -> _Suggested:
-    """One change for each writing line; none at all where one line has none, because half a change mends nothing."""
+    """One change for each writing line; none at all where one line has none, because a partial change fixes nothing."""
     changes: dict[tuple[str, int], source.Change | None] = {}
     for write in writes:
         frame = write.site.user_frame
@@ -238,7 +238,7 @@ def _each_line(
 
 
 def _in_hook(write: Write, frame: Frame, change: source.Change | None) -> source.Change | None:
-    """The change as it reads in a module's hook, which has to return what it binds anew; None where it cannot."""
+    """The change inside a module's hook, which must return the rebound value; None where it cannot."""
     between: list[Frame] = []
     for one in write.site.frames:
         if one is frame:
@@ -257,7 +257,7 @@ def _in_hook(write: Write, frame: Frame, change: source.Change | None) -> source
 def _is_written_by_alias(facts: Facts) -> bool:
     """Whether a parameter was written by the name of other memory that it views, as optimizers with one flat buffer do.
 
-    That name bound anew would leave the parameter with the old memory, which nobody updates any more.
+    Rebinding that name would leave the parameter with the old memory, which is not updated any more.
     """
     if facts.name_kind != "parameter" or not facts.writes:
         return False
@@ -270,7 +270,7 @@ def _is_written_by_alias(facts: Facts) -> bool:
 
 
 def _write_one_name(writes: Sequence[Write]) -> bool:
-    """Whether all writes are by the same name of the same function, so that one copy takes them all."""
+    """Whether all writes use the same name in the same function, so that one copy covers them all."""
     targets = set()
     for write in writes:
         frame = write.site.user_frame
@@ -287,13 +287,13 @@ def _rebinding(kind: str, facts: Facts, suggested: _Suggested) -> Fix:
 
 
 def _copy_for_autograd(facts: Facts) -> tuple[Fix, ...]:
-    """Clone the value where it is saved: whatever is written later, autograd's copy stays."""
+    """Clone the value where it is saved: autograd's copy is unaffected by later writes."""
     save = facts.conflict.save
     frame = save.site.user_frame
     if frame is None:
         return ()
     if save.is_output:
-        # Of what a library computes on the way the line may bind anything.
+        # The line may bind any of the values that a library computes on the way.
         result = result_at_save(facts.conflict)
         names = [] if result is None else [result]
     else:
@@ -321,7 +321,7 @@ def _copy_for_autograd(facts: Facts) -> tuple[Fix, ...]:
 
 
 def _is_called(facts: Facts, name: str) -> bool:
-    """Whether ``name`` is the tensor's name, or the end of it as its own module says: ``self.fc.weight``."""
+    """Whether ``name`` is the tensor's name, or the end of it as its own module spells it: ``self.fc.weight``."""
     if not isinstance(facts.name, str):
         return False
     return facts.name == name or (name.startswith("self.") and facts.name.endswith(name.removeprefix("self")))

@@ -18,7 +18,7 @@ _FEWEST_ROUNDS = 3
 
 
 def folded(nodes: Sequence[Passed]) -> tuple[PathNode, ...]:
-    """``nodes`` as they follow each other; rounds of a loop become one entry, and of a long way both ends are kept."""
+    """``nodes`` in order; iterations of a loop become one entry, and of a long path both ends are kept."""
     keys = [(one.name, one.frame and (one.frame.file, one.frame.line)) for one in nodes]
     shown: list[PathNode] = []
     at = 0
@@ -40,7 +40,7 @@ def folded(nodes: Sequence[Passed]) -> tuple[PathNode, ...]:
 
 
 def _repeated(keys: Sequence[object], at: int) -> tuple[int, int]:
-    """How many Nodes from ``at`` on are a round, and how many rounds follow each other: most Nodes, shortest round."""
+    """The length of a repeated sequence of Nodes from ``at`` on, and its repetitions: most Nodes, shortest sequence."""
     best = (1, 1)
     for length in range(1, LONGEST_REPEATED + 1):
         rounds = 1
@@ -60,8 +60,8 @@ EVENTS_KEPT = 2_000
 def events_of(facts: Facts, moments: Sequence[Moment] = ()) -> tuple[tuple[Event, ...], int]:
     """The save, the writes to that memory, the backward that used it, and the run's steps and backwards in between.
 
-    They come by the clock, which is the run's own; ``moments`` do so, too. Of very many those in the middle are left
-    out; how many is the number behind.
+    They are ordered by the run's clock; so are ``moments``. Of very many those in the middle are left
+    out; the second result is their number.
     """
     conflict = facts.conflict
     save, use = conflict.save, conflict.use
@@ -74,14 +74,14 @@ def events_of(facts: Facts, moments: Sequence[Moment] = ()) -> tuple[tuple[Event
     events += _around(conflict, moments)
     if use.via != "write":
         if not any(event.kind == "backward" for event in events):
-            # The log of calls does not reach back that far; the one that failed is known all the same.
+            # The log of calls does not reach back that far; the one that failed is still known.
             events.append(Event("backward", use.clock, use.step, use.via, None, place(use.site)))
         events.append(Event("used", use.clock, use.step, save.node, use.version, place(use.site)))
     return _both_ends(sorted(events, key=lambda event: event.clock))
 
 
 def _both_ends(events: list[Event]) -> tuple[tuple[Event, ...], int]:
-    """``events`` without those in the middle that are too many, and how many these were."""
+    """``events`` without the excess in the middle, and the number of those left out."""
     left_out = len(events) - EVENTS_KEPT
     if left_out <= 0:
         return tuple(events), 0
@@ -90,7 +90,7 @@ def _both_ends(events: list[Event]) -> tuple[tuple[Event, ...], int]:
 
 
 def _around(conflict: Conflict, moments: Sequence[Moment]) -> Iterator[Event]:
-    """What happened between save and use; a step that wrote this memory is among the writes already."""
+    """The events between save and use; a step that wrote this memory is among the writes already."""
     first = bisect_left(moments, conflict.save.clock, key=lambda moment: moment.clock)
     last = bisect_right(moments, conflict.use.clock, key=lambda moment: moment.clock)
     known = {write.clock for write in conflict.writes if write.kind == "step"}
@@ -101,9 +101,9 @@ def _around(conflict: Conflict, moments: Sequence[Moment]) -> Iterator[Event]:
 
 
 def way_of(facts: Facts) -> tuple[PathNode, ...]:
-    """From the loss to the Node that kept the value, as far as it is known; empty where no Node is.
+    """The path from the loss to the Node that saved the value, as far as it is known; empty without a Node.
 
-    A tensor on the way is a bridge where it leads over an update of parameters, into the graph of an earlier step.
+    A tensor on the path is a bridge where it leads across an update of parameters, into the graph of an earlier step.
     """
     conflict = facts.conflict
     save, bridge = conflict.save, conflict.bridge
@@ -122,7 +122,7 @@ def way_of(facts: Facts) -> tuple[PathNode, ...]:
 
 
 def way_of_failure(failure: Failure, *, carries: bool) -> tuple[PathNode, ...]:
-    """From the loss to the Node that an earlier backward freed; empty for another failure.
+    """The path from the loss to the Node that an earlier backward freed; empty for another failure.
 
     ``carries`` says that a tensor of an earlier round leads there: it is a bridge.
     """
@@ -139,7 +139,7 @@ def way_of_failure(failure: Failure, *, carries: bool) -> tuple[PathNode, ...]:
 
 
 def _between(passed: Sequence[Passed], over: tuple[PathNode, ...]) -> tuple[PathNode, ...]:
-    """The Nodes between the loss and the last one, folded; ``over`` stands where the way crosses into the old graph."""
+    """The Nodes between the loss and the last one, folded; ``over`` is where the path crosses into the old graph."""
     crossed = max((index for index, one in enumerate(passed) if one.is_younger), default=-1) + 1
     if not over or not 0 < crossed < len(passed):
         return folded(passed[:-1])
@@ -147,7 +147,7 @@ def _between(passed: Sequence[Passed], over: tuple[PathNode, ...]) -> tuple[Path
 
 
 def joined(known: Diagnosis, again: Diagnosis) -> tuple[tuple[Event, ...], int]:
-    """The events of one finding met twice, each once, and how many at most were left out in the middle."""
+    """The events of one finding observed twice, each once, and the largest number left out in the middle."""
     events = sorted(dict.fromkeys((*known.events, *again.events)), key=lambda event: event.clock)
     kept, left_out = _both_ends(events)
     return kept, known.events_left_out + again.events_left_out + left_out

@@ -51,13 +51,13 @@ def standard(facts: Facts, *, writes: Iterable[Write] | None = None, used: Messa
 
 
 def at(role: Role, site: Site | None, message: Message, op: str | None = None) -> tuple[Label, ...]:
-    """A label at a site's user frame; none where the site has no frame."""
+    """A label at a site's user frame; empty where the site has no frame."""
     frame = place(site) if site is not None else None
     return () if site is None or frame is None else (Label(role, frame, message, op, site),)
 
 
 def saved(facts: Facts) -> tuple[Label, ...]:
-    """Where autograd kept the value."""
+    """The label where autograd saved the value."""
     save, need = facts.conflict.save, facts.need
     values = {"name": facts.name, "op": facts.op, "operand": save.slot or "?", "step": save.step}
     if need is not None and need.gradient_of:
@@ -74,7 +74,7 @@ def saved(facts: Facts) -> tuple[Label, ...]:
 
 
 def written(facts: Facts, writes: Iterable[Write]) -> tuple[Label, ...]:
-    """Where the value was overwritten: each source line once, in order of its first write."""
+    """The labels where the value was overwritten: each source line once, in order of its first write."""
     by_line: dict[tuple[str, int], tuple[Frame, list[Write]]] = {}
     for write in writes:
         frame = place(write.site)
@@ -87,7 +87,7 @@ def written(facts: Facts, writes: Iterable[Write]) -> tuple[Label, ...]:
         if first.kind == "step":
             message = Message("label.written.step", {"optimizer": first.optimizer, "name": facts.name})
         else:
-            # Of memory known outside of PyTorch the log has the place where it was handed out, not who wrote there.
+            # For memory shared outside of PyTorch the log has the site of the export, not of the write.
             key = "label.written.outside" if first.kind == "outside" else "label.written.op"
             if first.clock in facts.by_compiled:
                 key = f"label.written.{'after_break' if compiled.goes_on_at(first.site) else 'in_compiled'}"
@@ -100,7 +100,7 @@ def written(facts: Facts, writes: Iterable[Write]) -> tuple[Label, ...]:
 
 
 def changed_value(facts: Facts, values: Mapping[str, Any], *, written: str, saved: str, used: str) -> tuple[Label, ...]:
-    """Each write of a value, what read it changed, the backward that followed; the last three are keys of words."""
+    """Each write of a value, the read of the changed value, and its backward; the last three are message keys."""
     conflict = facts.conflict
     writes = (
         at("written", write.site, Message(written, {**values, "writer": as_written(write.op)}), op=write.op)
@@ -114,18 +114,18 @@ def changed_value(facts: Facts, values: Mapping[str, Any], *, written: str, save
 
 
 def as_written(op: str | None) -> str:
-    """What wrote, as one writes it: a special method of Python's as its operator."""
+    """The writing operation as spelled in source: a special method of Python's as its operator."""
     return "?" if op is None else _OPERATORS.get(op, op)
 
 
 def all_as_written(ops: Iterable[str]) -> list[str]:
-    """Several that wrote. ``x[i] += y`` ends with an assignment, which goes without saying."""
+    """The writing operations. ``x[i] += y`` ends with an assignment, which is left out."""
     shown = [as_written(op) for op in ops]
     return [op for op in shown if op != _ASSIGNMENT or not any(other in _AUGMENTED.values() for other in shown)]
 
 
 def _in_source(frame: Frame, ops: Iterable[str]) -> str:
-    """What wrote at ``frame``: of an assignment to a part the assignment, as it stands there."""
+    """The writing operation at ``frame``; for an assignment to a part its source text."""
     shown = ", ".join(all_as_written(ops))
     statement = source.statement_at(frame) if shown == _ASSIGNMENT else None
     if statement is None or not isinstance(statement.node, ast.Assign) or len(statement.node.targets) != 1:
@@ -137,7 +137,7 @@ def _in_source(frame: Frame, ops: Iterable[str]) -> str:
 
 
 def update_name(facts: Facts, update: Write) -> str | Message:
-    """What updated a parameter: ``Adam.step``, or words for a compiled graph or for an update by hand."""
+    """The name of a parameter's update: ``Adam.step``, or words for a compiled graph or for a manual update."""
     if update.clock in facts.by_compiled:
         return Message("label.update_in_compiled")
     return update.op if update.kind == "step" else Message("label.update_by_hand", {"op": as_written(update.op)})
@@ -149,7 +149,7 @@ def _used(facts: Facts) -> Message:
 
 
 def _in_step(facts: Facts, message: Message, step: int) -> Message:
-    """Steps are worth telling only where the events lie in different ones."""
+    """``message`` with its step, where the events are in different ones."""
     conflict = facts.conflict
     steps = {conflict.save.step, conflict.use.step, *(write.step for write in facts.writes)}
     return Message("label.in_step", {"what": message, "step": step}) if len(steps) > 1 else message

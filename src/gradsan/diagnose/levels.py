@@ -1,4 +1,4 @@
-"""Levels of a stack: the frame to show, the function that two stacks share, and names of a value deeper down."""
+"""Levels of a stack: the frame to show, the innermost common function of two stacks, and names at another level."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def user_frames(site: Site) -> tuple[Frame, ...]:
 
 
 def shared_level(first: Sequence[Frame], second: Sequence[Frame]) -> int:
-    """The index of the deepest function that both stacks are in, -1 where they share none (other threads)."""
+    """The index of the innermost function on both stacks, -1 where they share none (other threads)."""
     level = -1
     for a, b in zip(first, second, strict=False):
         if (a.file, a.function) != (b.file, b.function):
@@ -40,9 +40,9 @@ def shared_level(first: Sequence[Frame], second: Sequence[Frame]) -> int:
 
 
 def lifted(name: str, frames: Sequence[Frame], level: int, site: Site | None = None) -> str | None:
-    """What ``name``, as the innermost of ``frames`` says, is called in the function at ``level``; None if not known.
+    """The expression in the function at ``level`` for ``name`` of the innermost of ``frames``; None if not known.
 
-    ``site`` is the whole stack of the user frames: what a hook was given is told by the frames between them.
+    ``site`` is the whole stack of the user frames: the frames in between show the arguments of a hook.
     """
     found = name
     for depth in range(len(frames) - 1, level, -1):

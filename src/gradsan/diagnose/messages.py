@@ -1,4 +1,4 @@
-"""Codes of a message: what stands in a traceback, whole or in part, and the codes that explain it."""
+"""Codes of an error message: the traceback's text, whole or in part, and the codes that explain it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NOT_WORDS = re.compile(r"\(\?P<\w+>[^)]*\)|\(\?(?:[!=]|<[!=])[^)]*\)|\(\?:|\\[a
 def codes_of(text: str) -> tuple[str, ...]:
     """The codes that explain PyTorch's message in ``text``, the likeliest first; empty where none is known.
 
-    ``text`` is a message in the words of any PyTorch version, a part of one, or a traceback that has it.
+    ``text`` is a message in the words of any PyTorch version, a part of one, or a traceback that contains it.
     """
     flat = " ".join(text.split())
     if VERSION_CHECK in flat:
@@ -47,7 +47,7 @@ def codes_of(text: str) -> tuple[str, ...]:
 
 @cache
 def wordings() -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Every message of PyTorch's that has a code, in words with ``…`` for what differs, and its codes."""
+    """Every PyTorch message that has a code, with ``…`` for its variable parts, and its codes."""
     found: dict[str, tuple[str, ...]] = {
         f"{VERSION_CHECK}: {_REST_OF_CHECK}": tuple(dict.fromkeys((*_RESULT, *_PARAMETER))),
     }
@@ -60,7 +60,7 @@ def wordings() -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 
 def _in_words(pattern: str) -> str:
-    """A pattern as the message that it fits; where it allows several wordings, the first."""
+    """A pattern as a message that it matches; where it allows several wordings, the first."""
     text = re.sub(r"(?<!\\)\[\^(?:\\.|[^\]\\])*\][+*]?\??", "…", pattern)
     text = re.sub(r"\[(\w)\w*\](?=\w)", r"\1", text)
     while (shorter := _INNERMOST.sub(_choice, text)) != text:
@@ -88,7 +88,7 @@ def _of_version_check(message: str) -> tuple[str, ...]:
 
 
 def _of_part(text: str) -> tuple[str, ...]:
-    """Those whose message has most words of ``text`` in their order: at least half of them, some in a row."""
+    """The codes of the messages that share most words with ``text``, in order: at least half of them, some in a row."""
     words = _words(text)
     least = max(min(_WORDS_IN_COMMON, len(words)), (len(words) + 1) // 2, _WORDS_IN_A_ROW)
     found: list[tuple[int, tuple[str, ...]]] = [

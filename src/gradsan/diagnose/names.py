@@ -1,4 +1,4 @@
-"""Names of a conflict's tensor and of the inputs of the operation that saved it, as a person would call them."""
+"""Names of a conflict's tensor and of the inputs of the operation that saved it, as in the user's source."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _OF_A_LAYER = ("weight", "mat2")
 
 
 def name_of(conflict: Conflict, writes: Iterable[Write]) -> tuple[str | Message, str]:
-    """The name and its kind: a lasting name first, then what the writing line calls it, then any live variable."""
-    # What has a history is no data: a variable that is data holds a detached alias of it.
+    """The name and its kind: a lasting name first, then the writing line's, then any live variable."""
+    # A tensor with a history is no data: a variable that is data holds a detached alias of it.
     passing = ("value", "data") if conflict.save.tensor.requires_grad else ("value",)
     lasting = next((name for name in conflict.names if name.kind not in passing), None)
     written = _written(conflict, writes)
     if lasting is not None:
-        # batch[0] says less than the variable that the writing line calls it by; p of "for p in params" says nothing.
+        # batch[0] says less than the variable in the writing line; p of "for p in params" says nothing.
         is_position = lasting.kind == "data" and re.search(r"\[\d+\]$", lasting.text)
         return (written if is_position and written is not None else lasting.text), lasting.kind
     if written is not None:
@@ -32,13 +32,13 @@ def name_of(conflict: Conflict, writes: Iterable[Write]) -> tuple[str | Message,
 
 
 def producer(conflict: Conflict) -> str | None:
-    """What was called where a value without a name of its own was saved: ``self.net`` of ``return self.net(x)``."""
+    """The callee where a value without a name of its own was saved: ``self.net`` of ``return self.net(x)``."""
     frame = place(conflict.save.site)
     return source.called_expression(frame) if frame is not None else None
 
 
 def _written(conflict: Conflict, writes: Iterable[Write]) -> str | None:
-    """The written expression of the first write that shows one, in the words of the function that also saved it."""
+    """The written expression of the first write that shows one, as spelled in the function that also saved it."""
     for write in writes:
         frame = place(write.site)
         found = None if frame is None else source.written_expression(frame, write.op, inner_frames(write.site))
@@ -74,10 +74,10 @@ def _at_save(conflict: Conflict) -> str | None:
 
 
 def result_at_save(conflict: Conflict) -> str | None:
-    """What the user's line binds to the result of the operation that saved it.
+    """The name that the user's line binds to the result of the operation that saved it.
 
-    Nothing where the line goes on computing with what the call gives it, or calls layers one after another: what it
-    binds is another tensor.
+    None where the line computes further with the result of the call, or calls layers one after another: it then
+    binds another tensor.
     """
     frame = place(conflict.save.site)
     statement = source.statement_at(frame) if frame is not None else None
@@ -89,10 +89,10 @@ def result_at_save(conflict: Conflict) -> str | None:
 
 
 def operands_at_save(conflict: Conflict) -> list[str]:
-    """What the user's line gives to the operation that saved one of its operands, as it stands there.
+    """The user's expressions for the operands of the operation that saved one of them.
 
-    Nothing where that line called layers one after another, or where the saved operand is a layer's own parameter:
-    what such a line gives on is another tensor.
+    Empty where that line called layers one after another, or where the saved operand is a layer's own parameter:
+    the line's operands are then other tensors.
     """
     frame = place(conflict.save.site)
     if frame is None:
@@ -147,18 +147,18 @@ _ROLES = {
 
 
 def inputs_in_words(conflict: Conflict, need: Need, names: Iterable[str], op: str) -> Message | str:
-    """The inputs ``names`` of the operation that saved a value, joined: in the user's words where the line tells."""
+    """The inputs ``names`` of the operation that saved a value, joined: the user's expressions where known."""
     return inputs_by_role(names, op, need, _of_line(conflict, need))
 
 
 def inputs_with_names(conflict: Conflict, need: Need, names: Iterable[str]) -> str:
-    """The inputs ``names`` as the formula calls them, each with the user's words for it where the line tells."""
+    """The inputs ``names`` as in the formula, each with the user's expression where the line shows it."""
     known = _of_line(conflict, need)
     return ", ".join(f"{known[name]} ({name})" if known.get(name, name) != name else name for name in names)
 
 
 def inputs_by_role(names: Iterable[str], op: str, need: Need, known: Mapping[str, str] | None = None) -> Message | str:
-    """The inputs ``names`` of ``op``, joined: in the words that are ``known``, else by what they are to it."""
+    """The inputs ``names`` of ``op``, joined: the ``known`` expressions, else their roles."""
     said = [(known or {}).get(name) or _role(name, op, need) for name in names]
     joined: Message | str = said[0]
     for more in said[1:]:
@@ -167,7 +167,7 @@ def inputs_by_role(names: Iterable[str], op: str, need: Need, known: Mapping[str
 
 
 def _of_line(conflict: Conflict, need: Need) -> Mapping[str, str]:
-    """The words for each input that the line tells of; what it does not decide is left out."""
+    """The expressions for each input that the line shows; ambiguous ones are left out."""
     site = conflict.save.site
     frame = place(site)
     operation = None if frame is None else source.operation_at(frame)

@@ -1,8 +1,8 @@
-"""Derivative formulas: what an autograd Node saves, and which of its gradients needs it.
+"""Derivative formulas: the saved tensors of an autograd Node, and the gradients that need them.
 
-Two files beside this one hold the facts. ``needs.json`` knows every Node of one torch version and is derived from
-the torch wheel (``tools/derive_needs.py``); ``formulas.toml`` says the formulas of common operations as a person
-writes them. Both are read at the first question, once.
+Two files beside this one hold the facts. ``needs.json`` has every Node of one torch version and is derived from
+the torch wheel (``tools/derive_needs.py``); ``formulas.toml`` has the formulas of common operations as a person
+writes them. Both are read once, on first use.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A saved slot of a Node: its name, and the inputs whose gradients ask for it, those of one call together.
+    """A saved slot of a Node: its name, and the inputs whose gradients need it, those of one call together.
 
     ``is_output``: it is a result of the operation itself.
     """
@@ -84,10 +84,10 @@ def inputs_of(node: str) -> tuple[str, ...] | None:
 
 @cache
 def need_of(node: str, slot: str) -> Need | None:
-    """Return what is known of a saved slot, or None for a Node or slot the table does not have.
+    """Return the need of a saved slot, or None for a Node or slot the table does not have.
 
     ``node`` is ``grad_fn.name()``, which is also the class name of all Nodes but those of foreach functions.
-    None is the answer for custom Functions, for Nodes newer than the table, and for slots that hold no tensor.
+    None is returned for custom Functions, for Nodes newer than the table, and for slots that hold no tensor.
     A member of a slot that holds a list (``indices[1]``) has the need of the whole slot.
     """
     entry = _nodes().get(node, {})

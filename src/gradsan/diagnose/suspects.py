@@ -18,7 +18,7 @@ _SCRIPTING = ("torch.jit.script", "jit.script", "script", "torch.jit.script_meth
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A line that may have written: why it is suspected (a message key), how strongly, and how near to the save."""
+    """A line that may have written: the reason (a message key), how strong it is, and how near to the save."""
 
     site: Site
     reason: str
@@ -29,8 +29,8 @@ class Suspect:
 def rank(facts: Facts) -> list[Suspect]:
     """The lines that may have written the tensor, likeliest first: in-place operations on its name, then calls with it.
 
-    Looked through are the functions on the save's stack, from the save (or the call that led to it) onwards. Where they
-    show no in-place operation, those of scripted functions in the same files: gradsan does not watch what these do.
+    The functions on the save's stack are searched, from the save (or the call that led to it) onwards. Where they
+    show no in-place operation, those of scripted functions in the same files: gradsan does not watch these.
     """
     found = _in_functions(facts) if isinstance(facts.name, str) else []
     if any(suspect.reason == "label.suspect.inplace" for suspect in found):
@@ -74,7 +74,7 @@ def _in_scripts(facts: Facts) -> Iterator[Suspect]:
 
 
 def _scripted(tree: ast.AST) -> Iterator[ast.FunctionDef]:
-    """The functions, and methods of classes, that a file hands to ``torch.jit.script``."""
+    """The functions, and methods of classes, that a file passes to ``torch.jit.script``."""
     given = {
         _root(argument.func if isinstance(argument, ast.Call) else argument)
         for node in ast.walk(tree)
@@ -96,7 +96,7 @@ def _number_bound(node: ast.AST) -> str | None:
 
 
 def _writes_in_place(node: ast.AST, numbers: set[str]) -> bool:
-    """Whether a node is an in-place operation, as far as one sees; ``numbers`` are names of plain numbers."""
+    """Whether a node appears to be an in-place operation; ``numbers`` are names of plain numbers."""
     if isinstance(node, ast.AugAssign):
         return isinstance(node.target, ast.Subscript) or _root(node.target) not in numbers
     if isinstance(node, ast.Assign):

@@ -1,4 +1,4 @@
-"""Suggestions for changed values, checkpointed functions and custom Functions. Nothing here was run."""
+"""Suggested fixes for changed values, checkpointed functions and custom Functions. None of them was run."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _written_at(facts: Facts) -> Frame | None:
 
 
 def for_checkpoint(facts: Facts) -> tuple[Fix, ...]:
-    """Bind the value when the function is made, hand it in as an argument, or run backward before it changes."""
+    """Bind the value when the function is made, pass it as an argument, or run backward before it changes."""
     conflict = facts.conflict
     path, call, defined = conflict.save.slot, place(conflict.save.site), _definition(facts)
     if path is None:

@@ -1,4 +1,4 @@
-"""Findings that a user does not want: comments in the source, options, suppression files, baselines."""
+"""Suppression of findings: comments in the source, options, suppression files, baselines."""
 
 from gradsan.suppress._rules import (
     Outcome,

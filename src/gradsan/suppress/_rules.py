@@ -1,4 +1,4 @@
-"""Rules of suppression: a code and a place, from options, comments, files and a baseline; findings held to them."""
+"""Suppression rules: a code and a location, from options, comments, files and a baseline; matching of findings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RULE = re.compile(r"(?P<code>GS\d{3}|GS\dxx|\*)(?:\s*:\s*(?P<path>[^\s:][^:]*?)
 
 
 class RuleError(ValueError):
-    """A rule that cannot be understood; ``text`` is what was written, ``where`` the file and line, if any."""
+    """A rule that cannot be parsed; ``text`` is its text, ``where`` the file and line, if any."""
 
     def __init__(self, text: str, where: str = "") -> None:
         super().__init__(text)
@@ -33,7 +33,7 @@ class RuleError(ValueError):
 class Rule:
     """Findings of ``code`` (``GS120``, ``GS2xx`` for a family, ``*``) with a label in ``path`` (a glob) at ``line``.
 
-    ``path`` and ``line`` are None where any will do; ``origin`` says where the rule stands (``train.py:3``).
+    ``path`` and ``line`` are None where any matches; ``origin`` says where the rule is written (``train.py:3``).
     """
 
     code: str
@@ -42,11 +42,11 @@ class Rule:
     origin: str = ""
 
     def takes_code(self, code: str) -> bool:
-        """Whether findings of ``code`` are meant."""
+        """Whether the rule matches findings of ``code``."""
         return self.code in ("*", code) or (self.code.endswith("xx") and code.startswith(self.code[:3]))
 
     def takes_place(self, file: str, line: int) -> bool:
-        """Whether a label there is meant; ``file`` is matched as a whole, below any folder, or by its name."""
+        """Whether the rule matches a label there; ``file`` is matched as a whole, below any folder, or by its name."""
         if self.line not in (None, line):
             return False
         if self.path is None:
@@ -55,7 +55,7 @@ class Rule:
         return fnmatchcase(path, self.path) or fnmatchcase(path, f"*/{self.path}")
 
     def __str__(self) -> str:
-        """As it is written."""
+        """The rule in its written form."""
         return ":".join(str(part) for part in (self.code, self.path, self.line) if part is not None)
 
 
@@ -73,7 +73,7 @@ def parse_rule(text: str, origin: str = "") -> Rule:
 
 
 def read_rules(file: Path) -> tuple[Rule, ...]:
-    """The rules of a suppression file: one a line, empty lines and what follows ``#`` aside.
+    """The rules of a suppression file: one per line, without empty lines and ``#`` comments.
 
     Raises:
         RuleError: for a line that is no rule.
@@ -93,9 +93,9 @@ _CODE = re.compile(r"GS\d{3}|GS\dxx")
 
 
 def comment_rules(file: str, line: int) -> tuple[Rule, ...]:
-    """The rules that the comment in this line stands for; none where there is no such comment."""
+    """The rules of the suppression comment in this line; empty where there is no such comment."""
     text = source_line(file, line)
-    # Looking for the words first spares almost every file the tokenizing.
+    # A search for the words first saves tokenizing almost every file.
     if text is None or "gradsan:" not in text:
         return ()
     return tuple(rule for rule in rules_in(file) if rule.line == line)
@@ -128,7 +128,7 @@ _SCHEMA = "gradsan.baseline/1"
 
 
 def fingerprint(diagnosis: Diagnosis) -> str:
-    """What stays the same of a finding while its file is edited: code, roles, file names, text of the lines."""
+    """A hash of a finding that is stable under edits elsewhere: of its code, roles, file names, text of the lines."""
     parts = [diagnosis.code]
     for label in diagnosis.labels:
         frame = label.frame
@@ -138,7 +138,7 @@ def fingerprint(diagnosis: Diagnosis) -> str:
 
 
 def read_baseline(file: Path) -> dict[str, str]:
-    """The fingerprints of a baseline file, each with the code that it stands for.
+    """The fingerprints of a baseline file, each with its code.
 
     Raises:
         OSError: where the file cannot be read.
@@ -151,7 +151,7 @@ def read_baseline(file: Path) -> dict[str, str]:
 
 
 def write_baseline(file: Path, diagnoses: Iterable[Diagnosis]) -> None:
-    """Write what is known from now on. Raises OSError where that cannot be done."""
+    """Write the findings as known from now on. Raises OSError where that cannot be done."""
     known = {fingerprint(diagnosis): diagnosis.code for diagnosis in diagnoses}
     rows = [{"code": code, "fingerprint": mark} for mark, code in sorted(known.items())]
     file.write_text(json.dumps({"schema": _SCHEMA, "known": rows}, indent=1) + "\n", encoding="utf-8")
@@ -173,15 +173,15 @@ def rules_of(scope: str | Iterable[str]) -> tuple[Rule, ...]:
 
 
 def _rule_of(text: str) -> Rule:
-    # What begins like a code is meant as one.
+    # A part that begins like a code is meant as one.
     return parse_rule(text if text.startswith(("GS", "*")) else f"*:{text}")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What is left to report, how often each rule was used (``hits``), and the rules that were not (``unused``).
+    """The findings left to report, the number of uses of each rule (``hits``), and the unused rules (``unused``).
 
-    ``known`` counts findings that a baseline has, ``gone`` the entries of the baseline that nothing was found for.
+    ``known`` counts findings that a baseline has, ``gone`` the entries of the baseline without a finding.
     """
 
     kept: tuple[Diagnosis, ...]
@@ -197,9 +197,9 @@ def suppress(
     baseline: Mapping[str, str] | None = None,
     files: Iterable[str] = (),
 ) -> Outcome:
-    """Take away the findings that a comment at one of their lines, a rule, or the baseline has.
+    """Remove the findings that match a comment at one of their lines, a rule, or the baseline.
 
-    ``files`` are the sources of the program, in which comments may stand that nothing was found for.
+    ``files`` are the sources of the program, whose comments may be unused.
     """
     given = tuple(dict.fromkeys(rules))
     hits: Counter[Rule] = Counter()

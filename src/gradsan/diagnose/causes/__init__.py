@@ -1,6 +1,6 @@
-"""Causes of conflicts: each a function from the facts to a Diagnosis, or None where the cause is not this one.
+"""Causes of conflicts: each a function from the facts to a Diagnosis, or None where it does not apply.
 
-The order decides where several would fit: first what hides the question (hooks, false alarms), then who wrote.
+The order decides where several apply: first those that make the others moot (hooks, false alarms), then by writer.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from gradsan.model import Diagnosis, Label, Message, Site
 
 
 def checkpoint_closure(facts: Facts) -> Diagnosis | None:
-    """Recognise that what a checkpointed function reaches was written or bound anew before its recomputation."""
+    """Recognise a write or rebinding of a checkpointed function's closure before its recomputation."""
     conflict = facts.conflict
     if conflict.way != "checkpoint_closure":
         return None
@@ -43,7 +43,7 @@ def checkpoint_closure(facts: Facts) -> Diagnosis | None:
         found,
         title=Message(f"title.checkpoint_closure{kind}", found.title.values),
         explanation=Message(f"explanation.checkpoint_closure{kind}", found.title.values),
-        # A checkpoint keeps no such thing: that it is not kept is the point.
+        # A checkpoint saves no such value: that is its purpose.
         tensor=None if path is None or found.tensor is None else replace(found.tensor, op=None, operand=None),
     )
 
@@ -71,7 +71,7 @@ def _labels(facts: Facts, values: dict[str, Any]) -> tuple[Label, ...]:
 
 
 def context_attribute(facts: Facts) -> Diagnosis | None:
-    """Recognise that what was written hung on ctx, where nobody checks versions."""
+    """Recognise a written attribute of ctx, for which no version is checked."""
     conflict = facts.conflict
     if conflict.way != "context_attribute":
         return None
@@ -107,7 +107,7 @@ def context_attribute(facts: Facts) -> Diagnosis | None:
 
 
 def missing_mark_dirty(facts: Facts) -> Diagnosis | None:
-    """Recognise that an input overwritten by a Function was used again with the graph it had before."""
+    """Recognise an input overwritten by a Function and used again with the graph it had before."""
     conflict = facts.conflict
     if conflict.way != "missing_mark_dirty":
         return None

@@ -1,24 +1,24 @@
-"""GS202 to GS209, GS217 and GS219: a saved value was written past the version counter, or its memory was taken away.
+"""GS202 to GS209, GS217 and GS219: a saved value was written past the version counter, or its memory was released.
 
-GS202: a saved value was written through .data, whose counter is another one.
+GS202: a saved value was written through .data, which has a version counter of its own.
 
 GS203: a saved value was written outside PyTorch: NumPy, DLPack, a buffer, a pointer, another process.
 
 GS204: a saved value was written through another tensor made of the same storage, or through the storage itself.
 
-GS205: a saved value was written by a fused optimizer, which does not count.
+GS205: a saved value was written by a fused optimizer, which does not bump the version counter.
 
-GS206: a saved value was running statistics updated by a kernel that does not count.
+GS206: a saved value was running statistics updated by a kernel that does not bump the version counter.
 
 GS207: a saved value was written by a collective of torch.distributed.
 
-GS208: a saved value was written by a kernel that does not say so.
+GS208: a saved value was written by a kernel that does not declare the write.
 
-GS219: a saved value was written that a compiled graph keeps without its counter.
+GS219: a saved value was written that a compiled graph keeps without its version counter.
 
-GS209: the memory of a saved value was taken away, and backward needs it.
+GS209: the memory of a saved value was released, and backward needs it.
 
-GS217: fully_shard gathered for backward what an update had changed since the forward.
+GS217: fully_shard gathered for backward values that an update had changed since the forward.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from gradsan.model import Diagnosis, Fix, Message, Severity, Site
 
 
 def diagnosis(facts: Facts, code: str, slug: str, instead: tuple[Fix, ...] = ()) -> Diagnosis | None:
-    """The diagnosis of a silent conflict whose write went the way ``slug``; None for every other conflict.
+    """The diagnosis of a silent conflict whose write bypassed the counter as ``slug`` says; None for others.
 
-    ``instead`` takes the place of the general advice for writes that has no line to change here.
+    ``instead`` replaces the general advice for writes without a line to change here.
     """
     if facts.conflict.raised or facts.conflict.way != slug:
         return None
@@ -61,14 +61,14 @@ def _severity(facts: Facts) -> Severity:
 
 
 def data_attribute(facts: Facts) -> Diagnosis | None:
-    """Recognise a silent conflict whose write went this way."""
+    """Recognise a silent write through ``.data``."""
     found = diagnosis(facts, "GS202", "data_attribute")
     save = facts.conflict.save
     has_graph = save.is_output or (save.tensor.requires_grad and not save.tensor.is_leaf)
-    # A parameter is no result of a computation: nothing could record what is written to it.
+    # A parameter is no result of a computation: writes to it cannot be recorded.
     if found is None or not has_graph or facts.conflict.unchanged or facts.name_kind == "parameter":
         return found
-    # What was written has a graph: the write may have been meant as a part of it, and no copy makes it one.
+    # The written value has a graph: the write may have been meant as a part of it, which no copy achieves.
     recorded = value_fixes.recorded(facts, facts.name)
     return replace(found, fixes=(*recorded, *map(_leaving_it_unrecorded, found.fixes)))
 
@@ -80,22 +80,22 @@ def _leaving_it_unrecorded(fix: Fix) -> Fix:
 
 
 def memory_alias(facts: Facts) -> Diagnosis | None:
-    """Recognise a silent conflict whose write went this way."""
+    """Recognise a silent write outside PyTorch to exported memory."""
     return diagnosis(facts, "GS203", "memory_alias", instead=fixes.copy_handed_out(facts))
 
 
 def storage_alias(facts: Facts) -> Diagnosis | None:
-    """Recognise a silent conflict whose write went this way."""
+    """Recognise a silent write through another tensor of the same storage, or through the storage."""
     return diagnosis(facts, "GS204", "storage_alias")
 
 
 def fused_optimizer(facts: Facts) -> Diagnosis | None:
-    """Recognise a silent conflict whose write went this way."""
+    """Recognise a silent write by a fused optimizer."""
     return diagnosis(facts, "GS205", "fused_optimizer")
 
 
 def statistics(facts: Facts) -> Diagnosis | None:
-    """Recognise a silent conflict whose write went this way."""
+    """Recognise a silent update of running statistics."""
     return diagnosis(facts, "GS206", "statistics")
 
 
@@ -103,7 +103,7 @@ _BUFFER_SYNC = "DistributedDataParallel.forward"
 
 
 def collective(facts: Facts) -> Diagnosis | None:
-    """Recognise a silent conflict whose write went this way: a call of the program's, or a sync of buffers."""
+    """Recognise a silent write by a collective: a call of the program's, or a sync of buffers."""
     found = diagnosis(facts, "GS207", "collective")
     if found is None or facts.first is None or facts.first.op != _BUFFER_SYNC:
         return found
@@ -115,17 +115,17 @@ def collective(facts: Facts) -> Diagnosis | None:
 
 
 def kernel_without_schema(facts: Facts) -> Diagnosis | None:
-    """Recognise a silent conflict whose write went this way."""
+    """Recognise a silent write by a kernel that does not declare it."""
     return diagnosis(facts, "GS208", "kernel_without_schema")
 
 
 def compiled_input(facts: Facts) -> Diagnosis | None:
-    """Recognise a silent conflict whose write went this way."""
+    """Recognise a silent write to a value that a compiled graph saved."""
     return diagnosis(facts, "GS219", "compiled_input")
 
 
 def storage_emptied(facts: Facts) -> Diagnosis | None:
-    """Recognise that a storage was resized between save and use: its memory is missing, or other memory is there."""
+    """Recognise a storage resized between save and use: its memory is missing, or replaced."""
     conflict = facts.conflict
     if conflict.way != "storage_emptied":
         return None
@@ -147,7 +147,7 @@ def storage_emptied(facts: Facts) -> Diagnosis | None:
 
 
 def _gave_back(site: Site | None) -> bool:
-    """Whether it was FullyShardedDataParallel that took the memory away, as it does at the end of each backward."""
+    """Whether FullyShardedDataParallel released the memory, as it does at the end of each backward."""
     frames = () if site is None else site.frames
     return any("/torch/distributed/fsdp/" in frame.file.replace("\\", "/") for frame in frames)
 

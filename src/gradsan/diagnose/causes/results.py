@@ -29,7 +29,7 @@ def operand_overwritten(facts: Facts) -> Diagnosis | None:
     found = fixes.instead_of_overwriting(facts)
     notes: tuple[Message, ...] = ()
     if any(renormalises(write) for write in facts.writes):
-        # Who writes is the lookup itself, so that there is no line to write otherwise.
+        # The lookup itself writes, so that there is no line to change.
         found = tuple(fix for fix in found if fix.lines)
         notes = (Message("note.max_norm_renormalises", {"name": facts.name}),)
     return build.diagnosis(facts, "GS102", "operand_overwritten", explanation=explanation, fixes=found, notes=notes)
@@ -46,13 +46,13 @@ def result_overwritten(facts: Facts) -> Diagnosis | None:
 
 
 def _kept_by_compiler(facts: Facts) -> str | None:
-    """The words where a compiled graph keeps what the operation itself has no place for."""
+    """The words for a tensor that a compiled graph saves but the operation itself does not."""
     save = facts.conflict.save
     return "overwritten_kept_by_compiler" if save.compiled and save.slot is None else None
 
 
 def inplace_module(facts: Facts) -> Diagnosis | None:
-    """Recognise a first write that came from inside ``torch.nn``'s modules or functionals."""
+    """Recognise a first write from inside ``torch.nn``'s modules or functionals."""
     first = facts.first
     if first is None or not is_inplace_flag(first):
         return None
@@ -70,7 +70,7 @@ def is_inplace_flag(write: Write) -> bool:
 
 
 def module_name(write: Write) -> str:
-    """The class of the innermost module or the functional that wrote: ``ReLU``, ``dropout``."""
+    """The class of the innermost module, or the functional, that wrote: ``ReLU``, ``dropout``."""
     for frame in reversed(inner_frames(write.site)):
         owner, _, method = frame.function.rpartition(".")
         if method == "forward" and owner:
@@ -88,7 +88,7 @@ _INDEXED = {"__setitem__", "index_copy_", "index_put_", "index_add_", "index_fil
 
 
 def buffer_filled_in_loop(facts: Facts) -> Diagnosis | None:
-    """Recognise indexed writes, repeated or in a loop, into the tensor of which a part was saved."""
+    """Recognise indexed writes, repeated or in a loop, into a tensor of which a part was saved."""
     writes = facts.writes or facts.missed
     if not writes or not all(write.op in _INDEXED for write in writes) or facts.conflict.unexplained:
         return None
@@ -137,7 +137,7 @@ def input_changed_between_passes(facts: Facts) -> Diagnosis | None:
     tensor = facts.conflict.save.tensor
     if not facts.writes or tensor.requires_grad or not tensor.is_leaf:
         return None
-    # A compiled graph keeps detached aliases, of its results too: they say nothing of what was saved.
+    # A compiled graph keeps detached aliases, of its results too: they do not describe the saved tensor.
     if facts.in_compiled and facts.name_kind != "data":
         return None
     return build.diagnosis(

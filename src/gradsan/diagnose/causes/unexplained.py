@@ -46,7 +46,7 @@ def false_alarm(facts: Facts) -> Diagnosis | None:
         facts,
         "GS120",
         "false_alarm",
-        # The program was stopped all the same, so to its user this is an error until the alarm is out of the way.
+        # The program was stopped anyway, so for its user this is an error until the alarm is removed.
         severity="error" if facts.conflict.raised else "note",
         labels=label_texts.standard(facts, writes=facts.missed),
         fixes=fixes.instead_of_overwriting(facts, copy_first=True),
@@ -59,7 +59,7 @@ def false_alarm(facts: Facts) -> Diagnosis | None:
 
 
 def unknown_writer(facts: Facts) -> Diagnosis | None:
-    """Take every conflict that no other cause recognised, and rank who may have written."""
+    """Accept every conflict that no other cause recognised, and rank the possible writers."""
     ranked = suspects.rank(facts)
     labels = (
         *label_texts.saved(facts),
@@ -70,7 +70,7 @@ def unknown_writer(facts: Facts) -> Diagnosis | None:
         ),
         *label_texts.at("used", facts.conflict.use.site, Message("label.used", {"op": facts.op})),
     )
-    # Where the save is not known, nothing was looked through that could have shown a writer.
+    # Without a known save no source was searched for a writer.
     notes = () if ranked or not facts.conflict.save.site.frames else (Message("note.no_suspect"),)
     return build.diagnosis(
         facts,

@@ -20,7 +20,7 @@ from gradsan.model import Bridge, Diagnosis, Fix, Label, Message, Site
 
 
 def step_between_forward_and_backward(facts: Facts) -> Diagnosis | None:
-    """Recognise a parameter update (an optimizer's step, or one written by hand) among the writes."""
+    """Recognise a parameter update (an optimizer's step, or a manual one) among the writes."""
     updates = facts.updates
     if not updates:
         return None
@@ -46,7 +46,7 @@ def step_between_forward_and_backward(facts: Facts) -> Diagnosis | None:
 
 
 def _fixes(facts: Facts) -> tuple[Fix, ...]:
-    """What leaves the rest of the training as it is comes first; what other losses' gradients may feel, last."""
+    """The fixes: first those that preserve the rest of the training, last those that may affect other losses."""
     again, reorder = fixes.recompute_forward(facts), fixes.reorder_step(facts)
     once = _built_once(facts)
     if once:
@@ -54,13 +54,13 @@ def _fixes(facts: Facts) -> tuple[Fix, ...]:
     cut = detach_other_network(facts.conflict.borrowed, facts.conflict.retained_at)
     if all(update.kind != "step" for update in facts.updates):
         after = fixes.update_after_backward(facts)
-        # A perturbation that the second backward is to see (SAM) must not move behind it.
+        # A perturbation meant for the second backward (SAM) must not move after it.
         return (*after, *cut, *again) if after else (*cut, *again) if again[0].lines else (*cut, *again, *reorder)
     return (*cut, *again, *reorder)
 
 
 def _built_once(facts: Facts) -> tuple[Fix, ...]:
-    """What every round of a loop walks, with ``retain_graph``, though it was computed before the loop: once for all."""
+    """The fixes for a value computed before the loop that every round's backward uses, with ``retain_graph``."""
     bridge, walks = facts.conflict.bridge, user_frames(facts.conflict.use.site)
     if bridge is None or bridge.name is None or not _went_back_before(facts):
         return ()
@@ -68,7 +68,7 @@ def _built_once(facts: Facts) -> tuple[Fix, ...]:
     updated = [one for update in facts.updates for one in user_frames(update.site)]
     for made in map(user_frames, bridge.made_near):
         for used in reversed(walks):
-            # What a function returns may have the same name in it.
+            # The value that a function returns may have the same name in it.
             bound_at = source.binding_of([one for one in made if source.in_same_function(one, used)], root)
             if bound_at is not None and source.are_later_rounds(bound_at, used, updated):
                 at = bound_at if root == bridge.name else None
@@ -77,7 +77,7 @@ def _built_once(facts: Facts) -> tuple[Fix, ...]:
 
 
 def state_carried_over(facts: Facts) -> Diagnosis | None:
-    """Recognise an update, a bridge across it, and a round that ran again: forward on this side, backward on both."""
+    """Recognise an update, a bridge across it, and a repeated round: forward on this side, backward on both."""
     bridge = facts.conflict.bridge
     if not facts.updates or bridge is None or not bridge.forward_ran_again or not _went_back_before(facts):
         return None
@@ -116,8 +116,8 @@ def state_carried_over(facts: Facts) -> Diagnosis | None:
 def _went_back_before(facts: Facts) -> bool:
     """Whether the older part of the graph may have had its backward already.
 
-    Then it was kept on purpose (``retain_graph``) and only the carried state hangs on it. Otherwise this is its first
-    backward: nothing is carried over, the loss was stepped over.
+    Then it was kept on purpose (``retain_graph``) and only the carried state depends on it. Otherwise this is its first
+    backward: nothing is carried over, the step came between the loss and its backward.
     """
     use = facts.conflict.use
     frame = place(use.site)

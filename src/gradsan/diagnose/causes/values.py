@@ -16,7 +16,7 @@ from gradsan.model import Diagnosis, Message
 
 
 def no_grad_write(facts: Facts) -> Diagnosis | None:
-    """Recognise that an operation was given the new value with the graph of the old one."""
+    """Recognise an operation that used the new value with the graph of the old one."""
     conflict = facts.conflict
     if conflict.way != "no_grad_write" or facts.first is None:
         return None
@@ -49,7 +49,7 @@ def no_grad_write(facts: Facts) -> Diagnosis | None:
 
 
 def _made_as(facts: Facts) -> str | None:
-    """What the statement calls it that computed the value."""
+    """The name bound by the statement that computed the value."""
     frame = place(facts.conflict.alias_site) if facts.conflict.alias_site is not None else None
     statement = source.statement_at(frame) if frame is not None else None
     # ``s = scale(v(i)) * 5`` binds another value than that of ``v(i)``.
@@ -60,7 +60,7 @@ def _made_as(facts: Facts) -> str | None:
 
 
 def forward_alias(facts: Facts) -> Diagnosis | None:
-    """Recognise that an argument was overwritten in a call and read outside of it."""
+    """Recognise an argument that was overwritten in a call and read outside of it."""
     conflict = facts.conflict
     if conflict.way != "forward_alias" or facts.first is None:
         return None

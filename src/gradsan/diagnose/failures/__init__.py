@@ -1,8 +1,8 @@
-"""Causes of failures: autograd's errors and warnings other than the version check's, by the theme of their codes.
+"""Causes of failures: autograd's errors and warnings other than the version check's, grouped by code.
 
 A cause is a pair: the slugs of the catalogue's rows that it explains, and a function from the failure to a
 :class:`~gradsan.model.Diagnosis`, or None where the row has another cause this time. It is registered in ``_CAUSES``,
-whose order decides where several would fit; a statement refused for one reason is a row of ``statements.REFUSED``.
+whose order decides where several apply; a rejected statement with one reason is a row of ``statements.REFUSED``.
 The parts of such a diagnosis are built in ``parts.py``; its words are ``title.<slug>`` and ``explanation.<slug>``.
 """
 

@@ -1,18 +1,18 @@
 """GS501, GS502, GS509, GS510, GS512, GS517 and GS518: checkpointing and hooks of saved tensors.
 
-GS512: a value that selective checkpointing kept for the second run was overwritten in place.
+GS512: a value that selective checkpointing kept for the recomputation was overwritten in place.
 
-GS502: checkpoint ran a function again for backward, and it did something else than in forward.
+GS502: the recomputation of a checkpointed function differed from its forward.
 
-GS518: checkpoint was not told which of its two forms to take, and took the reentrant one.
+GS518: checkpoint was called without ``use_reentrant``, and took the reentrant form.
 
-GS517: reentrant checkpoint was given no input that requires grad, so nothing in it is trained.
+GS517: reentrant checkpoint got no input that requires grad, so nothing in it is trained.
 
-GS510: hooks were put on a saved tensor, or on all that is saved, where PyTorch takes none.
+GS510: hooks were set on a saved tensor, or on all saved tensors, where PyTorch forbids them.
 
-GS501: a pack hook changed the tensor that it was given, or an unpack hook returned no tensor.
+GS501: a pack hook changed its tensor, or an unpack hook returned no tensor.
 
-GS509: a custom backward read its saved tensors a second time where they are handed out once.
+GS509: a custom backward read its saved tensors a second time where they are released after the first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CACHED_VALUE_OVERWRITTEN_ROWS = ("cached_overwritten",)
 
 
 def cached_value_overwritten(failure: Failure) -> Diagnosis | None:
-    """Every such failure; with the writes where they were logged."""
+    """Diagnose every such failure; with the writes where they were logged."""
     cached, writes = parts.clue(failure, "cached"), parts.clues(failure, "base_written")
     function = parts.clue(failure, "checkpointed")
     name = _name(writes)
@@ -92,7 +92,7 @@ CHECKPOINT_DIFFERS_ROWS = (
 
 
 def checkpoint_differs(failure: Failure) -> Diagnosis | None:
-    """Every such failure."""
+    """Diagnose every such failure."""
     function = parts.clue(failure, "checkpointed")
     name = function.name if function is not None and function.name else Message("label.unnamed_function")
     return statements.stopped(
@@ -115,7 +115,7 @@ CHECKPOINT_FORM_NOT_SAID_ROWS = ("checkpoint_form_not_said",)
 
 
 def checkpoint_form_not_said(failure: Failure) -> Diagnosis | None:
-    """Every such warning: a note, as the gradients of both forms are the same where both work."""
+    """Diagnose every such warning: a note, as the gradients of both forms are the same where both work."""
     return statements.stopped(
         failure,
         "GS518",
@@ -136,7 +136,7 @@ CHECKPOINT_INPUT_PLAIN_ROWS = ("checkpoint_input_plain",)
 
 
 def checkpoint_input_plain(failure: Failure) -> Diagnosis | None:
-    """Every such failure; only a note where nothing says that what it runs is to be trained."""
+    """Diagnose every such failure; only a note where nothing shows that the checkpointed code is to be trained."""
     function = parts.clue(failure, "checkpointed")
     trains = function is not None and function.values.get("trains")
     is_off = source.grad_switched_off([frame for frame in failure.site.frames if frame.is_user]) is not None
@@ -170,12 +170,12 @@ _FIXES = {
 }
 _REGIONS = frozenset({"disable_saved_tensors_hooks"})
 _HOOKED = frozenset({"saved_tensors_hooks", "save_on_cpu", "allow_mutation_on_saved_tensors"})
-# Those that only spare memory: without them the gradients are the same.
+# Hooks that only save memory: without them the gradients are the same.
 _SPARING = ("checkpoint", "save_on_cpu")
 
 
 def saved_hooks_refused(failure: Failure) -> Diagnosis | None:
-    """Every such failure; with the last backward, where one may have freed the tensor."""
+    """Diagnose every such failure; with the last backward, where one may have freed the tensor."""
     hooks = parts.clue(failure, "hooks")
     if hooks is not None:
         return _in_region(failure, bool(hooks.values["are_outside"]), hooks.name)
@@ -191,7 +191,7 @@ def saved_hooks_refused(failure: Failure) -> Diagnosis | None:
 
 
 def _in_region(failure: Failure, are_outside: bool, owner: str | None) -> Diagnosis:
-    """Hooks met a region that forbids them: who entered first, and who came second."""
+    """Diagnose hooks in a region that forbids them: the first to enter, and the second."""
     frames = [frame for frame in failure.site.frames if frame.is_user]
     first = source.context_around(frames, _HOOKED if are_outside else _REGIONS)
     if are_outside and first is not None:
@@ -229,7 +229,7 @@ SAVED_TENSOR_HOOK_MISUSED_ROWS = (
 
 
 def saved_tensor_hook_misused(failure: Failure) -> Diagnosis | None:
-    """Every such failure."""
+    """Diagnose every such failure."""
     fix = "clone_in_hook" if failure.row == "pack_hook_writes" else "unpack_a_tensor"
     return statements.stopped(
         failure,
@@ -246,7 +246,7 @@ SAVED_VALUE_READ_TWICE_ROWS = ("saved_read_twice", "checkpoint_unpacked_twice")
 
 
 def saved_value_read_twice(failure: Failure) -> Diagnosis | None:
-    """Every such failure; with the first reading where the same function shows it."""
+    """Diagnose every such failure; with the first reading where the same function shows it."""
     function = parts.clue(failure, "definition")
     values = {"function": function.name if function is not None else Message("label.a_function")}
     own = failure.site.user_frame

@@ -1,12 +1,12 @@
-"""GS505, GS515, GS516 and GS520: what torch.compile cannot do, or what a custom operator did not declare.
+"""GS505, GS515, GS516 and GS520: limits of torch.compile, and mutations that a custom operator did not declare.
 
-GS515: torch.compile cannot build a write to its inputs, or to what backward is given.
+GS515: torch.compile cannot compile a write to its inputs, or to values that backward receives.
 
-GS505: torch.compile met, while it built the backward, a saved value that is overwritten.
+GS505: torch.compile found, while it built the backward, a saved value that is overwritten.
 
-GS516: a custom operator writes an argument that its schema calls read-only.
+GS516: a custom operator writes an argument that its schema declares read-only.
 
-GS520: a compiled graph uses memory again that the program still needs.
+GS520: a compiled graph reuses memory that the program still needs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COMPILED_INPUT_UNSUPPORTED_ROWS = ("compiled_inputs_share", "compiled_backward_w
 
 
 def compiled_input_unsupported(failure: Failure) -> Diagnosis | None:
-    """Every such failure."""
+    """Diagnose every such failure."""
     shares = failure.row == "compiled_inputs_share"
     named = "_named" if "one" in failure.values else ""
     return statements.stopped(
@@ -52,7 +52,7 @@ COMPILED_OVERWRITTEN_ROWS = ("compiled_version_error",)
 
 
 def compiled_overwritten(failure: Failure) -> Diagnosis | None:
-    """Every such failure; with both lines where the traced graph was found."""
+    """Diagnose every such failure; with both lines where the traced graph was found."""
     save = parts.clue(failure, "saved")
     need = None if save is None or save.op is None else need_of(save.op, str(save.values["slot"]).partition("[")[0])
     name = _name(failure)
@@ -76,9 +76,9 @@ def compiled_overwritten(failure: Failure) -> Diagnosis | None:
 
 
 def _name(failure: Failure) -> str | None:
-    """What the program calls the value: where it is made, if a write names it so, too; else where it is written.
+    """The program's name for the value: where it is made, if a write uses it, too; else where it is written.
 
-    What is written may be a view of it, under another name.
+    The written tensor may be a view of it, under another name.
     """
     made = parts.clue(failure, "made")
     frames = () if made is None or made.site is None else made.site.frames
@@ -106,7 +106,7 @@ def _saved(save: Clue | None, need: Need | None, values: Mapping[str, Any]) -> t
 
 
 def _written(writes: tuple[Clue, ...], values: Mapping[str, Any]) -> tuple[Label, ...]:
-    """Each line once."""
+    """The labels of the writes, each line once."""
     found: dict[tuple[str, int], Label] = {}
     for write in writes:
         op = label_texts.as_written(write.op)
@@ -116,7 +116,7 @@ def _written(writes: tuple[Clue, ...], values: Mapping[str, Any]) -> tuple[Label
 
 
 def _fixes(failure: Failure, writes: tuple[Clue, ...], values: Mapping[str, Any]) -> tuple[Fix, ...]:
-    """A new tensor at the first write."""
+    """The fix that makes a new tensor at the first write."""
     first = next((write for write in writes if write.site is not None), None)
     name = values["name"]
     if first is None or first.site is None or not isinstance(name, str):
@@ -146,7 +146,7 @@ UNDECLARED_MUTATION_ROWS = ("undeclared_mutation", "undeclared_mutation_checked"
 
 
 def undeclared_mutation(failure: Failure) -> Diagnosis | None:
-    """Every such failure; with the operator's definition and its writes where it is Python."""
+    """Diagnose every such failure; with the operator's definition and its writes where it is Python."""
     operator = parts.clue(failure, "operator")
     values = {
         "op": (operator.name if operator is not None else None) or Message("label.the_operator"),
@@ -187,7 +187,7 @@ _INSTEAD = {
 
 
 def compiled_memory_reused(failure: Failure) -> Diagnosis | None:
-    """Every such failure."""
+    """Diagnose every such failure."""
     return parts.diagnosis(
         failure,
         "GS520",

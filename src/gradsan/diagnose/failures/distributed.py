@@ -1,10 +1,10 @@
-"""GS513, GS514 and GS519: what DistributedDataParallel and FullyShardedDataParallel refuse.
+"""GS513, GS514 and GS519: misuse of DistributedDataParallel and FullyShardedDataParallel.
 
-GS513: DistributedDataParallel was given the gradient of one parameter twice in one backward.
+GS513: DistributedDataParallel got the gradient of one parameter twice in one backward.
 
 GS514: DistributedDataParallel still waits for gradients of the round before.
 
-GS519: what FullyShardedDataParallel cannot do with parameters that it gathers and gives back.
+GS519: a use of parameters that FullyShardedDataParallel, which gathers and releases them, does not support.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ GRADIENT_REDUCED_TWICE_ROWS = ("ready_twice",)
 
 
 def gradient_reduced_twice(failure: Failure) -> Diagnosis | None:
-    """Every such failure; with the calls of reentrant checkpoint, where those are why."""
+    """Diagnose every such failure; with the calls of reentrant checkpoint, where those are why."""
     parameter, calls = parts.clue(failure, "parameter"), parts.clues(failure, "checkpoint_call")
     values = {"name": (parameter.name if parameter is not None else None) or Message("label.a_parameter")}
     fixes = (
@@ -49,7 +49,7 @@ REDUCTION_UNFINISHED_ROWS = ("reduction_unfinished",)
 
 
 def reduction_unfinished(failure: Failure) -> Diagnosis | None:
-    """Every such failure; with the parameters' names where the wrapped module was found."""
+    """Diagnose every such failure; with the parameters' names where the wrapped module was found."""
     parameters = parts.clues(failure, "parameter")
     names = ", ".join(one.name for one in parameters if one.name)
     values = {"name": names or Message("label.some_parameters")}
@@ -88,7 +88,7 @@ SHARDED_RULE_BROKEN_ROWS = tuple(sorted(_FIXES))
 
 
 def sharded_rule_broken(failure: Failure) -> Diagnosis | None:
-    """Every such failure: the rule, the parameters it is about, the place."""
+    """Diagnose every such failure: the rule, its parameters, the place."""
     parameters = parts.clue(failure, "parameters")
     names = parameters.name if parameters is not None and parameters.name else Message("label.its_parameters")
     kind = _FIXES[failure.row]

@@ -1,12 +1,12 @@
-"""GS213, GS214, GS218 and GS223: gradients overwritten, never cleared, not differentiated, or passed by their hook.
+"""GS213, GS214, GS218 and GS223: gradients overwritten, never cleared, not differentiated, or missed by their hook.
 
-GS214: the gradient of a leaf is never cleared, and every backward adds to what is left of the rounds before.
+GS214: the gradient of a leaf is never cleared, and every backward accumulates onto those of earlier rounds.
 
-GS213: a hook, or the backward of a Function, writes into a gradient that another branch is given, too.
+GS213: a hook, or the backward of a Function, writes into a gradient that another branch receives, too.
 
-GS218: leaves were updated past their graph by gradients that were taken to be differentiated, and never were.
+GS218: leaves were updated without a graph by gradients with a graph (``create_graph``) that was never used.
 
-GS223: a gradient hook was left behind when its view was written.
+GS223: a gradient hook no longer runs because its view was written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GRADIENT_KEPT_ROWS = ("gradient_never_cleared",)
 
 
 def gradient_kept(failure: Failure) -> Diagnosis | None:
-    """Every such failure that has a leaf with a name."""
+    """Diagnose every such failure that has a leaf with a name."""
     leaf, updated = parts.clue(failure, "gradient"), parts.clue(failure, "updated")
     if leaf is None or updated is None or not leaf.name:
         return None
@@ -66,7 +66,7 @@ GRADIENT_OVERWRITTEN_ROWS = ("gradient_overwritten",)
 
 
 def gradient_overwritten(failure: Failure) -> Diagnosis | None:
-    """Every such failure: a warning where another branch still needs the gradient, else a note."""
+    """Diagnose every such failure: a warning where another branch still needs the gradient, else a note."""
     gradient, branching, sibling = (parts.clue(failure, role) for role in ("gradient", "branching", "sibling"))
     if gradient is None:
         return None
@@ -101,7 +101,7 @@ UPDATE_LOST_ROWS = ("update_not_differentiated",)
 
 
 def update_lost(failure: Failure) -> Diagnosis | None:
-    """Every such failure whose leaf has a name: a warning where it is an inner step by all signs, else a note."""
+    """Diagnose every such failure whose leaf has a name: a warning where all signs show an inner step, else a note."""
     asked, updated = parts.clue(failure, "asked"), parts.clue(failure, "updated")
     if asked is None or updated is None or not updated.name:
         return None
@@ -138,7 +138,7 @@ HOOK_LOST_ROWS = ("hook_lost",)
 
 
 def hook_lost(failure: Failure) -> Diagnosis | None:
-    """Every such failure whose view has a name: a note where the hook runs for what used the view earlier."""
+    """Diagnose every such failure whose view has a name: a note where the hook runs for what used the view earlier."""
     hook, written = parts.clue(failure, "hook"), parts.clue(failure, "written")
     if hook is None or written is None:
         return None

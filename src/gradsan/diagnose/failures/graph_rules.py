@@ -1,6 +1,6 @@
 """GS406 to GS419: rules of backward, .grad and hooks, each one cause with one row or a few.
 
-A rule says the code, the words and the suggestions; what differs from failure to failure comes out of the clues.
+A rule has the code, the words and the suggestions; details of a failure come from its clues.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ GRAPH_RULES_ROWS = tuple(_RULES)
 
 
 def graph_rules(failure: Failure) -> Diagnosis | None:
-    """Every failure of these rows."""
+    """Diagnose every failure of these rows."""
     rule = _RULES[failure.row]
     told = parts.clue(failure, "input") or parts.clue(failure, "loss")
     frame = failure.site.user_frame
@@ -105,7 +105,7 @@ def graph_rules(failure: Failure) -> Diagnosis | None:
 
 
 def _lines(failure: Failure, kind: str) -> Lines:
-    """Of ``return_one_each`` where too few gradients come back: None for the inputs that need none."""
+    """The lines of ``return_one_each`` where backward returns too few gradients: None for the inputs that need none."""
     defined, node = parts.clue(failure, "definition"), parts.clue(failure, "node")
     frame = None if defined is None or defined.site is None else place(defined.site)
     if kind != "return_one_each" or failure.row != "custom_backward_count" or frame is None or node is None:

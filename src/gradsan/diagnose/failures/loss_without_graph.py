@@ -1,4 +1,4 @@
-"""GS405: backward on a loss without a graph; which operation on the way to it cut the graph off."""
+"""GS405: backward on a loss without a graph; the operations on the way to it that detached it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_SHOWN = 3
 
 
 def loss_without_graph(failure: Failure) -> Diagnosis | None:
-    """Every such failure."""
+    """Diagnose every such failure."""
     frames = user_frames(failure.site)
     name = (source.method_receiver(frames[-1]) if frames else None) or Message("label.the_loss")
     used = label_texts.at("used", failure.site, Message("label.loss_at"), op="backward")
@@ -45,12 +45,12 @@ def loss_without_graph(failure: Failure) -> Diagnosis | None:
 
 
 def _switched_off(failure: Failure, made: source.Made | None) -> str | None:
-    """The module of the innermost frame that an optimizer has, and of which no parameter requires grad any more.
+    """The module of the innermost frame that an optimizer has, and none of whose parameters requires grad any more.
 
-    It is looked for only where this backward has run before: what cuts the graph off in every round did so then, too.
-    Where only others have run, the optimizer must have nothing else to train, because what is frozen on purpose may
-    have been given to one as well. Of several modules, the one that the statement which ``made`` the loss reads. None
-    where gradients are switched off altogether, or several modules would do.
+    It is only looked for where this backward has run before: a detach in every round would have failed then, too.
+    Where only others have run, the optimizer must have nothing else to train, because modules frozen on purpose may
+    have been passed to one as well. Of several modules, the one read by the statement which ``made`` the loss. None
+    where grad mode is off altogether, or several modules match.
     """
     mode = parts.clue(failure, "mode")
     ran_before, others = (parts.clue(failure, name) is not None for name in ("ran_before", "others_ran_before"))
@@ -100,7 +100,7 @@ def _cuts(failure: Failure) -> tuple[source.Cut, ...]:
 
 
 def _in_order(cuts: tuple[source.Cut, ...]) -> tuple[Label, ...]:
-    """A label for each line that cuts, in the order of the source where they lie in one file."""
+    """A label for each cutting line, in source order where they are in one file."""
     first, *others = cuts
     placed = sorted([first, *others], key=lambda cut: (cut.frame.file != first.frame.file, cut.frame.line))
     return tuple(
@@ -116,13 +116,13 @@ def _in_order(cuts: tuple[source.Cut, ...]) -> tuple[Label, ...]:
 
 
 def _likely(found: tuple[source.Cut, ...]) -> tuple[source.Cut, ...]:
-    """The first of the cuts, and further ones that are as certain."""
+    """The first of the cuts, and further ones that are equally certain."""
     likely = {one.frame: one for one in reversed(found) if one.is_certain == found[0].is_certain}
     return tuple(one for one in found if likely.get(one.frame) is one)[:_MOST_SHOWN]
 
 
 def undone_cuts(found: tuple[source.Cut, ...]) -> tuple[Fix, ...]:
-    """Help for each of the likeliest cuts of ``find_cuts``; with its line where nothing else can be meant."""
+    """A fix for each of the likeliest cuts of ``find_cuts``; with its line where the cut is unambiguous."""
     fixes = [_fix(one, _is_the_one(one, found)) for one in (_likely(found) if found else ())]
     if fixes and (lines := _numbers_undone(found)):
         return (replace(fixes[0], lines=lines),)
@@ -130,7 +130,7 @@ def undone_cuts(found: tuple[source.Cut, ...]) -> tuple[Fix, ...]:
 
 
 def _numbers_undone(found: tuple[source.Cut, ...]) -> Lines:
-    """The lines that keep tensors where all cuts make numbers of them, of which one new tensor is made."""
+    """The lines that keep tensors where all cuts make numbers of them, from which one new tensor is made."""
     around = {cut.covered_by for cut in found if cut.kind == "item"}
     by = around.pop() if len(around) == 1 and all(cut.kind == "item" for cut in found) else None
     if by is None or by[0] != "new_tensor":
@@ -139,7 +139,7 @@ def _numbers_undone(found: tuple[source.Cut, ...]) -> Lines:
 
 
 def _is_the_one(cut: source.Cut, found: tuple[source.Cut, ...]) -> bool:
-    """Whether nothing else can be meant: of several, one may be there on purpose."""
+    """Whether the cut is unambiguous: of several, one may be intended."""
     return not cut.is_covered and all(one.is_covered or one.frame == cut.frame for one in found)
 
 

@@ -1,9 +1,9 @@
-"""GS215, GS216 and GS403 of what no saved value shows, and GS220 to GS222.
+"""GS215, GS216 and GS403 without a saved value involved, and GS220 to GS222.
 
-A loss changed past autograd; an input of an in-place layer read again; a term that is a constant; a term whose
-gradients are thrown away; data that is scaled anew in every epoch.
+A loss changed past autograd; an input of an in-place layer read again; a constant term; a term whose
+gradients are discarded; data that is scaled again in every epoch.
 
-Autograd has done what the program says. What was meant is read off the source, and said as such.
+Autograd has computed what the program says. The intention is inferred from the source, and reported as such.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ARITHMETIC = frozenset(
 
 
 def loss_changed(failure: Failure) -> Diagnosis | None:
-    """Every such failure whose loss has a name: a warning where something was added to the loss, or it was scaled."""
+    """Diagnose every such failure whose loss has a name: a warning if a term was added to it or it was scaled."""
     computed, written = parts.clue(failure, "computed"), parts.clue(failure, "written")
     if computed is None or written is None or not computed.name:
         return None
@@ -67,7 +67,7 @@ VALUE_CHANGED_ROWS = ("value_changed",)
 
 
 def value_changed(failure: Failure) -> Diagnosis | None:
-    """Every such failure whose value has a name at the write: a warning."""
+    """Diagnose every such failure whose value has a name at the write as a warning."""
     computed, written, read = (parts.clue(failure, role) for role in ("computed", "written", "read"))
     if computed is None or written is None or read is None or written.site is None:
         return None
@@ -104,7 +104,7 @@ INPUT_REUSED_ROWS = ("input_reused",)
 
 
 def input_reused(failure: Failure) -> Diagnosis | None:
-    """Every such failure: a warning."""
+    """Diagnose every such failure as a warning."""
     written, read = parts.clue(failure, "written"), parts.clue(failure, "read")
     if written is None or read is None or not read.name:
         return None
@@ -128,7 +128,7 @@ def input_reused(failure: Failure) -> Diagnosis | None:
 
 
 def _layer_out_of_place(written: Clue, values: Mapping[str, object]) -> Fix:
-    """The layer made with ``inplace=False``; a copy of what it is given, where the source does not tell it."""
+    """The layer made with ``inplace=False``; a copy of its input, where the source does not show its construction."""
     frame = None if written.site is None else place(written.site)
     kind = "disable_inplace_module"
     change = None if frame is None else source.inplace_false(frame)
@@ -143,7 +143,7 @@ SAVED_EARLY_ROWS = ("saved_early",)
 
 
 def saved_early(failure: Failure) -> Diagnosis | None:
-    """GS212, a warning, where the input is not marked dirty; where it is, the result may be meant: GS211, a note."""
+    """GS212, a warning, where the input is not marked dirty; where it is, the result may be intended: GS211, a note."""
     applied, saved, written = (parts.clue(failure, role) for role in ("applied", "saved", "written"))
     frame = None if written is None or written.site is None else written.site.user_frame
     if applied is None or saved is None or written is None or frame is None:
@@ -175,7 +175,7 @@ BUILT_ONCE_ROWS = ("value_built_once",)
 
 
 def built_once(failure: Failure) -> Diagnosis | None:
-    """GS403 of a value that no backward stops at: a warning, where it has a name."""
+    """GS403 for a value whose reuse fails no backward: a warning, where it has a name."""
     built, updated, read = (parts.clue(failure, role) for role in ("built", "updated", "read"))
     if built is None or updated is None or not built.name:
         return None
@@ -204,7 +204,7 @@ KEPT_FOR_ALL_CALLS_ROWS = ("kept_for_all_calls",)
 
 
 def kept_for_all_calls(failure: Failure) -> Diagnosis | None:
-    """Every such failure: a warning."""
+    """Diagnose every such failure as a warning."""
     applied, again = parts.clue(failure, "applied"), parts.clue(failure, "again")
     if applied is None or again is None:
         return None
@@ -231,7 +231,7 @@ TERM_CONSTANT_ROWS = ("term_is_constant",)
 
 
 def term_constant(failure: Failure) -> Diagnosis | None:
-    """Every such failure: a warning."""
+    """Diagnose every such failure as a warning."""
     asked = parts.clue(failure, "asked")
     frame = None if asked is None or asked.site is None else place(asked.site)
     change = None if frame is None else source.graph_for_gradient(frame)
@@ -243,7 +243,7 @@ PENALTY_CONSTANT_ROWS = ("penalty_is_constant",)
 
 
 def penalty_constant(failure: Failure) -> Diagnosis | None:
-    """Every such failure: a warning; a note where the optimizer was given a weight decay, which may stand for it."""
+    """Diagnose every such failure: a warning; a note where the optimizer's weight decay may stand for it."""
     return _constant_joined(failure, "read", "penalty_is_constant", "penalty", "penalty_with_graph")
 
 
@@ -251,7 +251,7 @@ TERM_CUT_ROWS = ("term_is_cut",)
 
 
 def term_cut(failure: Failure) -> Diagnosis | None:
-    """Every such failure: a warning."""
+    """Diagnose every such failure as a warning."""
     read = parts.clue(failure, "read")
     words, kind = _CUT_WORDS.get(read.values.get("how") if read is not None else None, _CUT_WORDS["no_grad"])
     return _constant_joined(failure, "read", words, "cut_term", kind)
@@ -276,7 +276,7 @@ def _made_number(computed: Clue) -> str | None:
 def _constant_joined(
     failure: Failure, role: str, words: str, noun: str, kind: str, lines: Lines = ()
 ) -> Diagnosis | None:
-    """A constant computed at the clue of ``role`` that has joined the loss; ``noun`` is what it is called."""
+    """A constant computed at the clue of ``role`` that was added to the loss; ``noun`` is its name in the message."""
     computed, added = parts.clue(failure, role), parts.clue(failure, "added")
     if computed is None or added is None:
         return None
@@ -304,7 +304,7 @@ TERM_LOST_ROWS = ("term_lost",)
 
 
 def term_lost(failure: Failure) -> Diagnosis | None:
-    """Every such failure: a warning where a value was cut off its graph; without one it may be meant."""
+    """Diagnose every such failure: a warning where a value was detached; without one it may be intended."""
     term, reached, stepped = (parts.clue(failure, role) for role in ("term", "reached", "stepped"))
     if term is None or stepped is None:
         return None
@@ -332,7 +332,7 @@ def term_lost(failure: Failure) -> Diagnosis | None:
 
 
 def _in_function_of(found: Clue, used: Site) -> Clue:
-    """The clue at the call by which the function at ``used`` had it computed, where a helper of its own did."""
+    """The clue at the call by which the function at ``used`` had it computed, where one of its helpers did so."""
     frame = used.user_frame
     frames = () if found.site is None else found.site.frames
     at = [
@@ -347,7 +347,7 @@ DATA_CHANGED_ROWS = ("data_changed_again",)
 
 
 def data_changed(failure: Failure) -> Diagnosis | None:
-    """Every such failure: a warning; a note where the factor may be one by which a state fades."""
+    """Diagnose every such failure: a warning; a note where the factor may be a state's decay."""
     changed = parts.clues(failure, "changed")
     if not changed or not changed[0].name:
         return None
@@ -380,7 +380,7 @@ def data_changed(failure: Failure) -> Diagnosis | None:
 
 
 def _out_of_place(changed: Sequence[Clue]) -> Lines:
-    """The lines that compute new values instead of writing; empty where one of them does not follow from the source."""
+    """The lines that compute new values instead of writing; empty where the source does not determine one of them."""
     lines: list[tuple[str, int, str]] = []
     for one in changed:
         frame = None if one.site is None else place(one.site)
@@ -388,7 +388,7 @@ def _out_of_place(changed: Sequence[Clue]) -> Lines:
         if frame is None or change is None:
             return ()
         if "parameter_not_returned" in change.notes and not source.is_read_afterwards(frame):
-            # The caller reads what the function has written: it would read it as it was.
+            # The caller reads the written tensor: out of place, it would read the old values.
             return ()
         lines += [line for line in source.changed_lines(frame.file, change) if line not in lines]
     return tuple(lines)

@@ -1,6 +1,6 @@
-"""GS216 of what is one tensor where the program takes it for two.
+"""GS216 for one tensor that the program treats as two.
 
-A second name, a list, an argument; what computes with itself; the state of a network that was kept without a copy.
+A second name, a list, an argument; an operation of a tensor with itself; a module's state kept without a copy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _warning(
     lines: Lines = (),
     help_key: str,
 ) -> Diagnosis:
-    """GS216 in the words of the failure's row, with a copy as what helps."""
+    """GS216 in the words of the failure's row, with a copy as the fix."""
     return parts.diagnosis(
         failure,
         "GS216",
@@ -44,7 +44,7 @@ def _warning(
 
 
 def second_name(failure: Failure) -> Diagnosis | None:
-    """Every such failure: a warning."""
+    """Diagnose every such failure as a warning."""
     bound, written, read = (parts.clue(failure, role) for role in ("bound", "written", "read"))
     frame = None if written is None or written.site is None else written.site.user_frame
     if written is None or read is None or frame is None or not written.name or not read.name or bound is None:
@@ -52,7 +52,7 @@ def second_name(failure: Failure) -> Diagnosis | None:
     statement = source.statement_at(frame)
     is_short = statement is not None and len(statement.text) <= _SHOWN and "\n" not in statement.text
     writer = statement.text if statement is not None and is_short else label_texts.as_written(written.op)
-    # The name that was there before was meant to stay: of ``noisy = clean.add_(noise)`` it is ``clean``.
+    # The older name was meant to keep its values: in ``noisy = clean.add_(noise)`` it is ``clean``.
     names = (written.name, read.name) if written.values.get("is_result") else (read.name, written.name)
     values = {"name": names[0], "written": names[1], "writer": writer, "function": bound.name or ""}
     caller = bound.site.frames[-1] if bound.site is not None and bound.name else None
@@ -88,7 +88,7 @@ OWN_OPERAND_ROWS = ("own_operand", "own_difference")
 
 
 def own_operand(failure: Failure) -> Diagnosis | None:
-    """GS216, a warning, of an in-place operation or a difference that computes with itself under another name."""
+    """GS216, a warning, for an in-place operation or a difference of a tensor with itself under another name."""
     written, read = parts.clue(failure, "written"), parts.clue(failure, "read")
     if written is None or read is None:
         return None
@@ -110,7 +110,7 @@ KEPT_STATE_ROWS = ("state_restored_itself", "states_are_one")
 
 
 def kept_state(failure: Failure) -> Diagnosis | None:
-    """GS216, a warning, of the state of a module that was kept without a copy."""
+    """GS216, a warning, for the state of a module that was kept without a copy."""
     bound, written = parts.clue(failure, "bound"), parts.clue(failure, "written")
     if bound is None or written is None or not written.name:
         return None

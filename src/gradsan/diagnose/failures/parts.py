@@ -1,4 +1,4 @@
-"""Parts of the diagnosis of a failure."""
+"""Common parts of a failure's diagnosis."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ from gradsan.model import (
 
 
 def clue(failure: Failure, role: str) -> Clue | None:
-    """The first clue of a role."""
+    """The first clue with a role."""
     return next(iter(clues(failure, role)), None)
 
 
 def clues(failure: Failure, role: str) -> tuple[Clue, ...]:
-    """All clues of a role, in the order in which they were gathered."""
+    """All clues with a role, in the order in which they were gathered."""
     return tuple(one for one in failure.clues if one.role == role)
 
 
 def live(failure: Failure) -> list[LiveClue]:
-    """What was alive in the functions around a failure, the outermost first."""
+    """The live variables of the functions around a failure, the outermost first."""
     return [one for one in failure.clues if isinstance(one, LiveClue)]
 
 
 def op_of(found: Clue | None) -> str:
-    """The operation of a clue in plain words: ``silu`` of ``SiluBackward0``."""
+    """The plain name of a clue's operation: ``silu`` of ``SiluBackward0``."""
     return op_name(found.op) if found is not None and found.op else "?"
 
 
 def label_of(found: Clue | None, role: Role, key: str, values: Mapping[str, Any]) -> tuple[Label, ...]:
-    """A label at a clue's place; none where the clue is missing or has no place."""
+    """A label at a clue's frame; empty where the clue is missing or has no frame."""
     return () if found is None else label_texts.at(role, found.site, Message(key, dict(values)), op=found.op)
 
 
 def tensor_of(found: Clue, name: str | None = None) -> NamedTensor:
-    """The tensor that a clue with ``shape``, ``dtype`` and ``device`` is about; its own name where none is given."""
+    """The tensor of a clue with ``shape``, ``dtype`` and ``device``; its own name where none is passed."""
     return NamedTensor(name or found.name, found.shape, found.dtype, found.device, None, None)
 
 
 def assigned_at(found: Clue) -> str | None:
-    """The name that the statement at a clue's place binds."""
+    """The name bound by the statement at a clue's frame."""
     frame = place(found.site) if found.site is not None else None
     statement = None if frame is None else source.statement_at(frame)
     names = [] if statement is None else source.assigned_names(statement)

@@ -1,8 +1,8 @@
-"""GS401 to GS404: backward came a second time to a graph that had been freed.
+"""GS401 to GS404: a second backward through a graph that had been freed.
 
-What decides is how the new graph hangs on the freed one. The tensor between them was made by code that ran again since:
-a state is carried from round to round (GS401). It was made once, and every round reads it: GS403. It is the loss
-itself: GS404. Else two losses share a forward pass: GS402.
+The connection between the new graph and the freed one decides. If the tensor between them was made by code that ran
+again since, a state is carried from round to round (GS401). If it was made once and every round reads it: GS403. If it
+is the loss itself: GS404. Else two losses share a forward pass: GS402.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SAME = ("GS404", "same_loss_twice")
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """The clues by role, and what the tensor between both graphs is called."""
+    """The clues by role, and the name of the tensor between both graphs."""
 
     failure: Failure
     needed: Clue
@@ -53,13 +53,13 @@ class _Case:
 
     @property
     def updated(self) -> Site | None:
-        """Where parameters were updated between the two backwards."""
+        """The site where parameters were updated between the two backwards."""
         clue = parts.clue(self.failure, "updated")
         return None if clue is None else clue.site
 
 
 def second_backward(failure: Failure) -> Diagnosis | None:
-    """Every such failure."""
+    """Diagnose every such failure."""
     needed, freed_by, bridge = (parts.clue(failure, role) for role in ("needed", "freed_by", "bridge"))
     if needed is None or freed_by is None or bridge is None:
         return parts.diagnosis(
@@ -75,7 +75,7 @@ def second_backward(failure: Failure) -> Diagnosis | None:
         return _same(_case(failure, needed, freed_by, bridge))
     made = None if bridge.site is None else bridge.site.user_frame
     if bridge.values.get("made_after") and made is not None and source.is_filled_once(made):
-        # The line may have run again all the same: for another key of the cache.
+        # The line may still have run again: for another key of the cache.
         return _once(_case(failure, needed, freed_by, bridge))
     if bridge.values.get("made_after") and bridge.values.get("ran_again"):
         return _carried(_case(failure, needed, freed_by, bridge, is_carried=True))
@@ -194,7 +194,7 @@ def _held(failure: Failure) -> tuple[Held, ...]:
 
 
 def _borrowed(failure: Failure) -> list[Bridge]:
-    """The tensors by which one of the losses hangs on a network that it does not train."""
+    """The tensors that connect one of the losses to a network that it does not train."""
     found: list[Bridge] = []
     for one in parts.clues(failure, "borrowed"):
         number = one.values["number"]
@@ -222,7 +222,7 @@ def _once(case: _Case) -> Diagnosis:
             notes=(Message(note, values),),
         )
     borrowed = detach_other_network(_borrowed(case.failure), None)
-    # Without an update, computed anew it would be what it was: the losses of several tasks, one after another.
+    # Without an update, recomputing gives the same values: the losses of several tasks, one after another.
     kept = () if case.updated is not None else (_keep_graph(case),)
     made = () if case.bridge.site is None else user_frames(case.bridge.site)
     first = anew_or_cut(BuiltOnce(case.name, case.bound_at, made, used))
@@ -310,7 +310,7 @@ def _same_line(one: Site | None, other: Site | None) -> bool:
 
 
 def _is_one_round(needed: Clue, freed_by: Clue, bridge: Clue) -> bool:
-    """Whether a helper that walks a loss was called twice in the round that computed what both losses go through."""
+    """Whether a helper that runs backward was called twice in the round that computed the losses' shared values."""
     stacks = [user_frames(one.site) for one in (needed, freed_by, bridge) if one.site is not None]
     level = shared_level(stacks[0], stacks[1]) if len(stacks) == 3 else -1
     if level < 0 or stacks[0][level].line == stacks[1][level].line or len(stacks[2]) <= level:

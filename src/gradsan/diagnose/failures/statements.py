@@ -1,7 +1,7 @@
-"""Statements that PyTorch stopped: what their diagnoses share, and those that are refused as they stand, as a table.
+"""Statements that PyTorch rejects: common parts of their diagnoses, and a table of those with a single cause.
 
-How such a statement is found and shown is the same for all
-(:func:`gradsan.diagnose.failures.statements.stopped`); a row of ``REFUSED`` holds what differs.
+The statement is found and shown in the same way for all
+(:func:`gradsan.diagnose.failures.statements.stopped`); a row of ``REFUSED`` holds the differences.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from gradsan.model import Clue, Diagnosis, Failure, Fix, Frame, Label, Lines, Me
 
 
 def name_of(target: Clue | None) -> str | Message:
-    """What the source calls the tensor, or words for one without a name."""
+    """The tensor's name in the source, or words for one without a name."""
     return target.name if target is not None and target.name else Message("label.unnamed")
 
 
 def op_shown(target: Clue | None) -> str:
-    """The operation as one writes it: ``+=`` for ``__iadd__``."""
+    """The operation as spelled in source: ``+=`` for ``__iadd__``."""
     if target is None or not target.op:
         return "?"
     return label_texts.as_written(target.op)
 
 
 def known_as(target: Clue | None) -> tuple[Message, ...]:
-    """The tensor's name in its module, where the source calls it something else."""
+    """The tensor's name in its module, where the source has another one."""
     other = "" if target is None else target.values.get("known_as", "")
     if target is None or not other or other == target.name:
         return ()
@@ -47,7 +47,7 @@ def named_tensor(target: Clue | None) -> NamedTensor | None:
 
 
 def created(failure: Failure, target: Clue | None) -> tuple[Label, ...]:
-    """Where the tensor was made: the operation that capture knows of, else the assignment that the source shows."""
+    """The label where the tensor was made: at the recorded operation, else at the assignment in the source."""
     made = parts.clue(failure, "made")
     name = name_of(target)
     frame = failure.site.user_frame
@@ -61,19 +61,19 @@ def created(failure: Failure, target: Clue | None) -> tuple[Label, ...]:
 
 
 def at_frame(role: Role, frame: Frame, message: Message) -> tuple[Label, ...]:
-    """A label at a place that was found in the source."""
+    """A label at a frame that was found in the source."""
     return label_texts.at(role, Site((frame,)), message)
 
 
 def changed(failure: Failure, suggest: Callable[[Frame], source.Change | None]) -> Lines:
-    """The changed lines that ``suggest`` gives for the failing statement."""
+    """The lines changed by ``suggest`` for the failing statement."""
     return _lines_and_notes(failure, suggest)[0]
 
 
 def new_tensor(failure: Failure, values: Mapping[str, Any], *, of_view: bool = False) -> tuple[Fix, ...]:
     """Compute a new tensor, or write into a copy; the one with a concrete line first, none for an unnamed tensor.
 
-    ``of_view`` says that the written tensor is a view: the tensor behind it then keeps its values.
+    ``of_view`` says that the written tensor is a view: its base then keeps its values.
     """
     target = parts.clue(failure, "target")
     if target is None or not target.name:
@@ -82,7 +82,7 @@ def new_tensor(failure: Failure, values: Mapping[str, Any], *, of_view: bool = F
     fixes = []
     frame = failure.site.user_frame
     if not of_view and frame is not None and source.written_for_others(frame, op):
-        # A name of the loop bound anew would be nobody's: the list is.
+        # A rebound loop variable would not change the list.
         rebuilt = changed(failure, partial(source.rebuilt_list, op=op, are_results=True))
         return (parts.fix("out_of_place", "preserved", values, lines=rebuilt),)
     for kind, suggest in (("out_of_place", _new_value), ("clone_before_mutation", source.clone_before)):
@@ -95,7 +95,7 @@ def new_tensor(failure: Failure, values: Mapping[str, Any], *, of_view: bool = F
 
 
 def without_out(failure: Failure, values: Mapping[str, Any]) -> Fix:
-    """Bind the result instead of having it written by ``out=``; without a line where others would see the old value."""
+    """Bind the result instead of ``out=``; without a line where others would see the old value."""
     target = parts.clue(failure, "target")
     op = "" if target is None else target.op or ""
     lines, is_hidden = _lines_and_notes(failure, partial(source.out_of_place, op=op))
@@ -107,7 +107,7 @@ def _new_value(frame: Frame, op: str) -> source.Change | None:
 
 
 def _lines_and_notes(failure: Failure, suggest: Callable[[Frame], source.Change | None]) -> tuple[Lines, bool]:
-    """The changed lines, and whether others would go on seeing the old values."""
+    """The changed lines, and whether others would still see the old values."""
     frame = failure.site.user_frame
     change = None if frame is None else suggest(frame)
     if frame is None or change is None:
@@ -130,7 +130,7 @@ def stopped(
     severity: Severity = "error",
     title: str | None = None,
 ) -> Diagnosis:
-    """The diagnosis of a statement that PyTorch stopped: where its tensor was made, what came ``between``, the place.
+    """The diagnosis of a rejected statement: where its tensor was made, the labels ``between``, the statement.
 
     The words are those of ``slug``: ``title``, ``explanation``, and ``label`` at the statement, with {name} and {op}.
     """
@@ -156,14 +156,14 @@ def stopped(
 def copy_where_made(
     failure: Failure, values: Mapping[str, Any], kind: str = "clone_before_mutation"
 ) -> tuple[Fix, ...]:
-    """Let the name be a copy from the start: ``x = y.expand(3, 4).clone()``; without a line where that is not known."""
+    """Bind the name to a copy from the start: ``x = y.expand(3, 4).clone()``; without a line if that is unknown."""
     target, frame = parts.clue(failure, "target"), failure.site.user_frame
     lines = copied_where_made(frame, target.name) if target is not None and target.name and frame is not None else ()
     return (parts.fix(kind, "preserved", values, lines=lines),)
 
 
 def copied_where_made(frame: Frame, name: str) -> Lines:
-    """The changed lines that let ``name`` be a copy from the start; of a loop over names, each of them."""
+    """The changed lines that bind ``name`` to a copy from the start; for a loop over names, each of them."""
     made = source.definition_of(frame, name)
     if made is None:
         return ()
@@ -180,7 +180,7 @@ _Fixes = Callable[[Failure, Mapping[str, Any]], tuple[Fix, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """One cause: its code and slug, the catalogue's rows, the role of the statement, and what to change.
+    """One cause: its code and slug, the catalogue's rows, the role of the statement, and its fixes.
 
     ``words_of_row`` names the sentences (``label``, ``explanation``) that each row has of its own; ``writing_rows`` are
     those whose statement writes although ``role`` says otherwise.
@@ -225,7 +225,7 @@ def _under_no_grad(failure: Failure) -> Lines:
 
 
 def _out_argument(failure: Failure, values: Mapping[str, Any]) -> tuple[Fix, ...]:
-    """A parameter is updated, which autograd is not to record; anything else is a result that the loss may need."""
+    """A parameter is updated, which autograd must not record; anything else is a result that the loss may need."""
     target = parts.clue(failure, "target")
     facts = {} if target is None else target.values
     new = without_out(failure, values)

@@ -1,7 +1,7 @@
-"""GS423 to GS426: parameters that no optimizer has, gradients, clips and schedules that come to nothing.
+"""GS423 to GS426: parameters without an optimizer, and gradients, clips and schedules without effect.
 
-All of them run; PyTorch has nothing to say of them. That something was meant otherwise is a conclusion from many
-rounds, and each is a warning, but where parameters may well have been left out on purpose.
+All of them run; PyTorch reports nothing. That something else was intended is a conclusion from many
+rounds, and each is a warning, except where parameters may well have been left out on purpose.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WITHOUT_OPTIMIZER_ROWS = ("parameter_without_optimizer",)
 
 
 def without_optimizer(failure: Failure) -> Diagnosis | None:
-    """Every such failure: a note where it may be meant: a module of its own, the end of a model; else a warning."""
+    """Diagnose every such failure: a note where it may be intended (a separate module, a model's end); else warn."""
     parameters, holder = parts.clues(failure, "parameter"), parts.clue(failure, "holder")
     if not parameters or not parameters[0].name:
         return None
@@ -56,7 +56,7 @@ THROWN_AWAY_ROWS = ("gradient_thrown_away",)
 
 
 def thrown_away(failure: Failure) -> Diagnosis | None:
-    """Every such failure: a warning where parameters were left without a gradient; else it cost time alone."""
+    """Diagnose every such failure: a warning where parameters were left without a gradient; else it only cost time."""
     gradient, cleared, stepped = (parts.clue(failure, role) for role in ("gradient", "cleared", "stepped"))
     if gradient is None or cleared is None or stepped is None:
         return None
@@ -87,7 +87,7 @@ CLIP_ROWS = ("clip_without_effect",)
 
 
 def clip_without_effect(failure: Failure) -> Diagnosis | None:
-    """Every such failure: a warning."""
+    """Diagnose every such failure as a warning."""
     clip, stepped = parts.clue(failure, "clip"), parts.clue(failure, "stepped")
     if clip is None or stepped is None:
         return None
@@ -114,7 +114,7 @@ SCHEDULE_ROWS = ("schedule_without_effect",)
 
 
 def schedule_without_effect(failure: Failure) -> Diagnosis | None:
-    """Every such failure: a warning."""
+    """Diagnose every such failure as a warning."""
     scheduler, other = parts.clue(failure, "scheduler"), parts.clue(failure, "other")
     held = parts.clue(failure, "optimizer")
     if scheduler is None or other is None:

@@ -1,8 +1,8 @@
-"""GS420, GS421, GS422 and GS409: leaves that were lost, parameters without a gradient, graphs that grow.
+"""GS420, GS421, GS422 and GS409: lost leaves, parameters without a gradient, growing graphs.
 
-PyTorch says nothing of the first three. A lost leaf and a growing graph are warnings. A parameter without a gradient
-may be meant so, and is a note, unless the optimizer gets none at all, or a forward reads the parameter, but only past
-its graph.
+PyTorch reports none of the first three. A lost leaf and a growing graph are warnings. A parameter without a gradient
+may be intended, and is a note, unless the optimizer gets none at all, or a forward reads the parameter, but only
+outside of its graph.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ UNREACHED_ROWS = ("leaf_lost", "parameter_not_reached", "parameter_behind_flat",
 
 
 def unreached(failure: Failure) -> Diagnosis | None:
-    """Every failure of these rows."""
+    """Diagnose every failure of these rows."""
     if failure.row == "leaf_lost":
         return _lost(failure)
     if failure.row == "graph_grows":
@@ -85,7 +85,7 @@ def _not_reached(failure: Failure) -> Diagnosis:
 
 
 def _with_graph(failure: Failure) -> tuple[Fix, ...]:
-    """The one operation that cuts the loss off everything that its optimizer trains, undone."""
+    """The one operation that detaches the loss from everything that its optimizer trains, undone."""
     backward = parts.clue(failure, "backward")
     used = user_frames(backward.site) if backward is not None and backward.site is not None else ()
     step = user_frames(failure.site)
@@ -101,13 +101,13 @@ def _with_graph(failure: Failure) -> tuple[Fix, ...]:
 
 
 def term_uncut(term: Clue, used: Site) -> tuple[Fix, ...]:
-    """Help for a term of the loss of the backward at ``used`` that was computed from a detached value."""
+    """The fix for a term of the loss of the backward at ``used`` that was computed from a detached value."""
     frame = None if term.site is None else place(term.site)
     return () if frame is None else _kept_for_one(source.term_uncut(frame, user_frames(used)))
 
 
 def _kept_for_one(found: source.Uncut | None) -> tuple[Fix, ...]:
-    """The graph kept for one loss, and cut where the others read the value."""
+    """The graph kept for one loss, with the value detached for its other readers."""
     if found is None:
         return ()
     words = "help.cut_at_use" if found.is_read_by_others else "help.with_graph"
@@ -115,7 +115,7 @@ def _kept_for_one(found: source.Uncut | None) -> tuple[Fix, ...]:
 
 
 def _others(parameters: tuple[Clue, ...], missing: int) -> tuple[Message, ...]:
-    """The names of those that the title does not name."""
+    """The names that the title does not contain."""
     names = [one.name for one in parameters[1:] if one.name]
     if not names:
         return ()
@@ -124,7 +124,7 @@ def _others(parameters: tuple[Clue, ...], missing: int) -> tuple[Message, ...]:
 
 
 def _where_left_out(parameters: tuple[Clue, ...]) -> tuple[Label, ...]:
-    """What the forwards that own the parameters do with them; of at most four attributes."""
+    """The labels of the parameters' uses in their modules' forwards; of at most four attributes."""
     found: list[Label] = []
     shown: set[tuple[Frame, str]] = set()
     for one in parameters:
@@ -149,7 +149,7 @@ def _where_left_out(parameters: tuple[Clue, ...]) -> tuple[Label, ...]:
 
 
 def _where_lost(failure: Failure, replaced: Clue | None, values: Mapping[str, object]) -> tuple[Label, ...]:
-    """Where the optimizer took the tensor, and the statement after it that gave its name to another one."""
+    """The labels where the optimizer took the tensor, and of the later statement that rebound its name."""
     shown = parts.label_of(replaced, "created", "label.leaf_lost_at", values)
     frame = failure.site.user_frame
     if frame is None or replaced is None or not replaced.name:
@@ -177,7 +177,7 @@ def _used(parameter: Clue | None) -> str:
 
 
 def _given(failure: Failure, replaced: Clue | None) -> Lines:
-    """The new parameters added to the optimizer, right behind the one statement that put them into the model."""
+    """The new parameters added to the optimizer, right after the one statement that set them on the model."""
     frame = failure.site.user_frame
     if frame is None or replaced is None or not replaced.name:
         return ()
@@ -187,7 +187,7 @@ def _given(failure: Failure, replaced: Clue | None) -> Lines:
     if holder is None or len(places) != 1:
         return ()
     part, place = places[0]
-    # A parameter that was bound itself is given as it is; what holds it is a module.
+    # A parameter that was bound itself is passed as it is; its owner is a module.
     is_parameter = part.count(".") == replaced.name.count(".") and "[" not in part
     given = f"[{part}]" if is_parameter else f"{part}.parameters()"
     change = source.added_to_optimizer(place, frame, holder, given)
@@ -280,7 +280,7 @@ def _why_kept(facts: Mapping[str, object]) -> str:
 
 
 def _round_label(failure: Failure, is_unused: bool) -> tuple[Label, ...]:
-    """Where each round calls backward, or where it makes a graph that none uses."""
+    """The label where each round calls backward, or makes an unused graph."""
     if is_unused:
         return label_texts.at("note", failure.site, Message("label.made_unused"))
     return label_texts.at("used", failure.site, Message("label.loss_at"))
@@ -289,7 +289,7 @@ def _round_label(failure: Failure, is_unused: bool) -> tuple[Label, ...]:
 def _cut_growth(
     failure: Failure, grown: Clue | None, added: tuple[source.Addition, ...], values: Mapping[str, object]
 ) -> Fix:
-    """Keep values without a graph: where they are added to what is kept, else at the end of a round."""
+    """Keep values without a graph: where they are appended, else at the end of a round."""
     if len(added) == 1:
         lines = source.changed_lines(added[0].frame.file, added[0].change) if added[0].change is not None else ()
         filled = {**values, "value": added[0].value}
@@ -323,7 +323,7 @@ def _non_leaf(failure: Failure) -> Diagnosis:
 
 
 def _updated(made: Clue | None, values: Mapping[str, object]) -> Fix:
-    """The update in place; where gradients are never cleared, and would add up, as a leaf of its own."""
+    """The update in place; where gradients are never cleared, and would accumulate, as a leaf of its own."""
     frame = None if made is None or made.site is None else place(made.site)
     change = None if frame is None else source.updated_in_place(frame)
     lines = () if change is None or frame is None else source.changed_lines(frame.file, change)

@@ -34,7 +34,7 @@ FUNCTION_VIEW_WRITTEN_ROWS = ("function_view_inplace",)
 
 
 def function_view_written(failure: Failure) -> Diagnosis | None:
-    """Every such failure."""
+    """Diagnose every such failure."""
     modules = parts.clues(failure, "hooked_module")
     is_hook = failure.values.get("op", "").startswith("BackwardHookFunction")
     notes = [
@@ -72,7 +72,7 @@ VIEW_BASE_WRITTEN_ROWS = (
 
 
 def view_base_written(failure: Failure) -> Diagnosis | None:
-    """Every such failure."""
+    """Diagnose every such failure."""
     writes = tuple(
         label
         for clue in parts.clues(failure, "base_written")
@@ -103,7 +103,7 @@ MARK_DIRTY_MISUSED_ROWS = (
 
 
 def mark_dirty_misused(failure: Failure) -> Diagnosis | None:
-    """Every such failure."""
+    """Diagnose every such failure."""
     if failure.row == "dirty_not_input":
         return _needless(failure)
     is_view = failure.row == "dirty_view_of_several"
@@ -124,7 +124,7 @@ def mark_dirty_misused(failure: Failure) -> Diagnosis | None:
 
 
 def _needless(failure: Failure) -> Diagnosis:
-    """PyTorch only warns of a tensor that was no input."""
+    """Diagnose a tensor marked dirty that was no input: PyTorch only warns of it."""
     function = parts.clue(failure, "definition")
     values = {"function": function.name if function is not None else Message("label.a_function")}
     return statements.stopped(
@@ -145,7 +145,7 @@ VIEW_NOT_FRESH_ROWS = ("view_same_as_base", "view_with_history")
 
 
 def view_not_fresh(failure: Failure) -> Diagnosis | None:
-    """Every such failure; with the class that took the operation over, where a variable knows it."""
+    """Diagnose every such failure; with the class whose ``__torch_dispatch__`` ran, where a variable knows it."""
     dispatcher = parts.clue(failure, "dispatcher")
     values = {} if dispatcher is None else {"class": dispatcher.name}
     return statements.stopped(
@@ -163,7 +163,7 @@ SAVED_TENSOR_DETACHED_ROWS = ("saved_detached",)
 
 
 def saved_tensor_detached(failure: Failure) -> Diagnosis | None:
-    """Every such failure."""
+    """Diagnose every such failure."""
     detached = tuple(
         label
         for clue in parts.clues(failure, "detached")
@@ -183,7 +183,7 @@ NEGATIVE_SLOPE_IN_PLACE_ROWS = ("negative_slope",)
 
 
 def negative_slope_in_place(failure: Failure) -> Diagnosis | None:
-    """Every such failure."""
+    """Diagnose every such failure."""
     forward = parts.clue(failure, "forward")
     return statements.stopped(
         failure,
@@ -202,7 +202,7 @@ _FILLING = frozenset({"fill_", "zero_", "copy_", "normal_", "uniform_", "random_
 
 
 def leaf_written(failure: Failure) -> Diagnosis | None:
-    """Every such failure."""
+    """Diagnose every such failure."""
     target = parts.clue(failure, "target")
     name = statements.name_of(target)
     again = parts.clue(failure, "checkpointed")
@@ -237,7 +237,7 @@ def leaf_written(failure: Failure) -> Diagnosis | None:
 
 
 def _is_view_of_leaf(failure: Failure) -> bool:
-    """Whether the written tensor is no leaf itself but a view of one: made by an operation before this statement."""
+    """Whether the written tensor is not a leaf itself but a view of one, made by an operation before this statement."""
     target = parts.clue(failure, "target")
     return failure.row == "leaf_view_inplace" and target is not None and target.values.get("is_leaf") is False
 
@@ -260,10 +260,10 @@ def _notes(purpose: str, values: Mapping[str, Any]) -> tuple[Message, ...]:
 
 
 def _purpose(failure: Failure) -> str:
-    """``update``, ``initialisation`` or ``computation``: what the source and the tensor say of the write."""
+    """``update``, ``initialisation`` or ``computation``: the purpose of the write by the source and the tensor."""
     frame, target = failure.site.user_frame, parts.clue(failure, "target")
     facts = {} if target is None else target.values
-    # An update by gradients with a graph of their own is part of what is trained: the inner step of MAML.
+    # An update by gradients with a graph of their own is part of the training: the inner step of MAML.
     if facts.get("value_learns"):
         return "computation"
     if frame is not None and source.reads_gradient(frame):
@@ -286,7 +286,7 @@ def _op(failure: Failure) -> str:
 
 
 def _is_by_second_name(failure: Failure) -> bool:
-    """Whether ``w``, bound to ``self.weight``, is written and read on: what is computed is meant for that name."""
+    """Whether ``w``, bound to ``self.weight``, is written and read afterwards: the new value is meant for that name."""
     target, frame = parts.clue(failure, "target"), failure.site.user_frame
     name = None if target is None else target.name
     if frame is None or name is None or not name.isidentifier() or _op(failure) in _FILLING | _PROJECTING:
@@ -298,9 +298,9 @@ def _is_by_second_name(failure: Failure) -> bool:
 
 
 def _is_taken(failure: Failure) -> bool:
-    """Whether the statement goes on with the result of the write, which no second write would leave as it is.
+    """Whether the statement uses the result of the write, which a second write would change.
 
-    A projection (``w = self.w.clamp_(0, 1)``) may be meant for what is written.
+    A projection (``w = self.w.clamp_(0, 1)``) may be meant for the written tensor.
     """
     frame, op = failure.site.user_frame, _op(failure)
     if frame is None or op in _FILLING | _PROJECTING:
@@ -322,9 +322,9 @@ def _fixes(failure: Failure, purpose: str, values: Mapping[str, Any]) -> tuple[F
     if purpose == "initialisation":
         target = parts.clue(failure, "target")
         return (outside,) if target is not None and target.values.get("is_parameter") else (outside, *new)
-    # What is computed from the leaf is meant to be differentiated: without autograd it would not be.
+    # The value computed from the leaf is meant to be differentiated: without autograd it would not be.
     target = parts.clue(failure, "target")
-    # A second name is there to be computed with: in the parameter itself it would be done again in every forward.
+    # A second name is meant for a computation, which in the parameter itself would be repeated in every forward.
     learns = (target is not None and bool(target.values.get("value_learns"))) or _is_by_second_name(failure)
     return new if purpose == "checkpoint" or learns or _is_view_of_leaf(failure) else (*new, outside)
 
@@ -333,7 +333,7 @@ EXPANDED_WRITTEN_ROWS = ("memory_overlap",)
 
 
 def expanded_written(failure: Failure) -> Diagnosis | None:
-    """Every such failure."""
+    """Diagnose every such failure."""
     late = parts.clue(failure, "overlapping_write")
     if late is not None:
         return _found_late(failure)
@@ -349,7 +349,7 @@ def expanded_written(failure: Failure) -> Diagnosis | None:
 
 
 def _found_late(failure: Failure) -> Diagnosis:
-    """A write with a mask or an index goes through; it is its backward that finds the shared memory."""
+    """Whether backward found the shared memory: a write with a mask or an index succeeds, and its backward fails."""
     clues = tuple(clue for clue in parts.clues(failure, "overlapping_write") if clue.site is not None)
     frame = None if clues[-1].site is None else clues[-1].site.user_frame
     written = None if frame is None else source.writing_at(frame)
@@ -362,7 +362,7 @@ def _found_late(failure: Failure) -> Diagnosis:
     }
     made = None if frame is None or written is None else source.definition_of(frame, written.target)
     copied = () if frame is None or written is None else statements.copied_where_made(frame, written.target)
-    # Backward begins with what was computed last.
+    # Backward begins with the last computed value.
     passing = made.elements[clues[-1].count("turn") % len(made.elements)] if made and made.elements else None
     key = "label.taken_in_turn" if made is not None and made.is_loop else "label.bound"
     created = (

@@ -1,4 +1,4 @@
-"""Suggestions for NaN and Inf: the changed line where the source allows one, else what would help in words."""
+"""Suggested fixes for NaN and Inf: the changed line where the source allows one, else advice in words."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NOT_AT_THE_LINE = frozenset({"gradient_overflow", "learning_rate", "eps_zero", 
 def fixes(
     birth: Birth, reason: str, operand: Operand | None, frame: Frame | None, values: Mapping[str, Any]
 ) -> tuple[Fix, ...]:
-    """What may help where ``birth`` was, for ``reason``; ``operand`` decided it, ``frame`` is the origin's line."""
+    """The fixes for ``birth`` with ``reason``; ``operand`` decided it, ``frame`` is the origin's line."""
     found: list[Fix] = []
     for form in _forms(birth, reason, operand, frame):
         lines = source.changed_lines(frame.file, form.change) if frame is not None else ()

@@ -1,4 +1,4 @@
-"""GS601 to GS605: where the first NaN or Inf was made that reached parameters, gradients or the loss, and why."""
+"""GS601 to GS605: the origin of the first NaN or Inf that reached parameters, gradients or the loss, and its reason."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ _LARGEST = {"float16": "65504", "bfloat16": "3.39e38", "float32": "3.4e38", "flo
 
 
 class _Read(NamedTuple):
-    """What the birth comes to: why the value is not finite, and the operand that decided it."""
+    """The interpretation of the birth: why the value is not finite, and the operand that decided it."""
 
     reason: Reason
     operand: Operand | None
@@ -98,7 +98,7 @@ def explain(found: NonFinite) -> Diagnosis:
 
 
 def _from_outside(found: NonFinite) -> NonFinite:
-    """``found`` with what happened inside of a compiled graph at the call of the compiled function."""
+    """``found`` with events inside of a compiled graph moved to the call of the compiled function."""
     site = found.birth.site
     return replace(
         found,
@@ -204,14 +204,14 @@ def _notes(birth: Birth, read: _Read, diverges: bool, values: dict[str, object])
 
 
 def _is_diverging(losses: tuple[float, ...]) -> bool:
-    """Whether the loss has grown from round to round, and far."""
+    """Whether the loss has grown from round to round, and by much."""
     sizes = [abs(loss) for loss in losses]
     grows = all(first < second for first, second in pairwise(sizes))
     return len(sizes) > _PATH_SHOWN and grows and sizes[-1] > _GROWN * sizes[0]
 
 
 def _op(birth: Birth) -> str:
-    """The operation as a person calls it: ``log`` of ``LogBackward0``, ``/`` of ``__truediv__``."""
+    """The display name of the operation: ``log`` of ``LogBackward0``, ``/`` of ``__truediv__``."""
     if birth.born in ("backward", "data") and birth.op[:1].isupper():
         return op_name(birth.op)
     return _SYMBOLS.get(_plain(birth.op), as_written(birth.op))
@@ -290,14 +290,14 @@ def _read_result(birth: Birth) -> _Read:
     infinite = next((one for one in operands if one.kind == "inf"), None)
     if infinite is not None:
         return _Read("infinite_operand", infinite)
-    # Of sums of products that outgrow their type both ways the difference is nan.
+    # Sums of products that overflow in both directions have a difference of nan.
     if birth.value in ("inf", "-inf") or (op_name(op) in _PRODUCTS and operands and _is_near_limit(birth)):
         return _Read("overflow", first)
     return _Read("plain", first)
 
 
 def _is_near_limit(birth: Birth) -> bool:
-    """Whether a product of what the operands held can be more than their type holds."""
+    """Whether a product of the operands' values can exceed the range of their dtype."""
     largest = math.prod(max(abs(one.low or 0.0), abs(one.high or 0.0), 1.0) for one in birth.operands)
     limit = _LARGEST.get(birth.dtype)
     return limit is not None and largest * max(1, *(math.prod(one.shape) for one in birth.operands)) > float(limit)
@@ -309,7 +309,7 @@ def _title(cause: str, birth: Birth) -> str:
 
 
 def _wording(read: _Read, birth: Birth) -> str:
-    """The reason, in a wording for what is known: with the element, with the range, or without."""
+    """The wording of the reason, by the known facts: with the element, with the range, or without."""
     if read.reason == "empty" and _plain(birth.op) in _SPREADS:
         return "too_few"
     if read.reason in _SAID_WITHOUT_ELEMENT:
@@ -339,10 +339,10 @@ def _operand_values(operand: Operand | None, birth: Birth) -> dict[str, object]:
 
 
 def _base(argument: str, birth: Birth) -> str:
-    """A word for an operand that has no name: its keyword, its position in the call."""
+    """A word for an operand without a name: its keyword, its position in the call."""
     if argument.startswith("grad "):
         return "grad"
-    # A slot of a Node holds what its operation was given.
+    # A slot of a Node holds an operand of its operation.
     if birth.born == "backward" or argument == "0" or len(birth.operands) < 2:
         return (birth.born == "backward" and birth.name) or "input"
     # Of operators torch's documentation calls the second one so.
