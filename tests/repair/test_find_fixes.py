@@ -89,7 +89,7 @@ optimizer = torch.optim.Adam([*critic.parameters(), *policy.parameters()], 1e-2)
 obs, returns = torch.randn(16, 3), torch.randn(16)
 advantage = returns - critic(obs).squeeze(-1)
 for _ in range(3):
-    loss = -(policy(obs).squeeze(-1).tanh() * advantage).mean() + (returns - critic(obs).squeeze(-1)).pow(2).mean()
+    loss = -(policy(obs).squeeze(-1).tanh() * advantage).mean() + (returns[1:] - critic(obs[1:]).squeeze(-1)).pow(2).mean()
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

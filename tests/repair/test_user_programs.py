@@ -10,6 +10,10 @@ import user_programs as programs
 from gradsan.repair.patch import Patch, PatchError
 
 ALWAYS = {
+    "channels_dropped_without_record",
+    "encoder_outside_of_closure",
+    "coefficients_projected_by_row",
+    "rollout_of_old_policy",
     "accumulated_and_cleared",
     "frozen_state",
     "policy_loss_on_joined_lines",

@@ -43,6 +43,33 @@ def _with(rows: list[str], mark: str) -> str:
 
 
 PAIRS = {
+    # A function that has ended knew by a name of its own what the module goes on with.
+    "temperature_of_a_function": pair(
+        """
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(3, 1)
+        self.register_buffer("heat", torch.tensor(2.0))
+
+    def forward(self, x):
+        return (self.lin(x) * self.heat).tanh()
+
+def fit(layer, opt):
+    for _ in range(3):
+        loss = layer(torch.randn(5, 3)).sum()
+-        layer.heat.mul_(0.5)
+        opt.zero_grad()
+        loss.backward()
++        layer.heat.mul_(0.5)
+!        heat = layer.heat.mul(0.5)
+        opt.step()
+
+net = Layer()
+fit(net, torch.optim.SGD(net.parameters(), lr=0.1))
+""",
+        "heat",
+    ),
     # A backward that is traced is none of the program's.
     "compiled": pair(
         """

@@ -33,6 +33,9 @@ def anew_or_cut(once: BuiltOnce) -> tuple[Fix, ...]:
         return without
     if not isinstance(once.name, str):
         return again, *without
+    if bound_at is None and "." in once.name and _holder_bound(once) is not None:
+        # A part of a batch or a rollout, whose data would be computed again, too.
+        return *without, again
     # A loss's target keeps its computed value; a name that suggests one puts the detach first, and a run decides.
     if bound_at is not None and used is not None and source.is_target_in_rounds(bound_at, used, once.name):
         return *without, again
@@ -68,9 +71,16 @@ def _cut_off(once: BuiltOnce) -> Lines:
 
 
 def _under_no_grad(once: BuiltOnce) -> Lines:
-    """The statement that binds the value's container (``grams`` of ``grams["b"]``), under ``no_grad``."""
-    if not isinstance(once.name, str):
-        return ()
-    bound_at = once.bound_at or source.binding_of(once.made, once.name.partition("[")[0])
+    """The statement that binds the value or its container (``grams`` of ``grams["b"]``), under ``no_grad``."""
+    bound_at = once.bound_at or _holder_bound(once)
     change = None if bound_at is None else source.under_no_grad(bound_at)
     return () if change is None or bound_at is None else source.changed_lines(bound_at.file, change)
+
+
+def _holder_bound(once: BuiltOnce) -> Frame | None:
+    """Where ``grams`` of ``grams["b"]`` is bound, ``self.grams`` before ``self``, and ``batch`` of ``batch.value``."""
+    if not isinstance(once.name, str):
+        return None
+    chain = once.name.partition("[")[0]
+    found = (source.binding_of(once.made, one) for one in (chain, chain.partition(".")[0]))
+    return next((one for one in found if one is not None), None)

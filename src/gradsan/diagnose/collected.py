@@ -168,12 +168,21 @@ def _cut(bridge: Bridge) -> tuple[str, Frame, source.Change] | None:
             if (given := _as_argument(user_frames(taken), user_frames(made))) is not None:
                 return given
             for name, frame in _reads(user_frames(taken), user_frames(made), bridge.name):
-                if bridge.name is not None and bridge.name.startswith((f"{name}[", f"{name}.")):
+                if _holds_several(frame, name, bridge.name):
                     continue  # a container: no line shows which of its tensors are another network's
                 change = source.detach_reads((frame,), name)
                 if change is not None:
                     return name, frame, change
     return None
+
+
+def _holds_several(frame: Frame, name: str, live: str | None) -> bool:
+    """Whether ``name`` is a container: one that the live variable is a part of, or that the source shows to be made."""
+    if live is not None and live.startswith((f"{name}[", f"{name}.")):
+        return True
+    made = source.definition_of(frame, name)
+    shape = None if made is None else source.shape_bound_at(made.frame, name)
+    return shape not in (None, "tensor", "object")
 
 
 def _as_argument(taken: tuple[Frame, ...], made: tuple[Frame, ...]) -> tuple[str, Frame, source.Change] | None:

@@ -29,6 +29,9 @@ def instead_of_overwriting(facts: Facts, *, copy_first: bool = False) -> tuple[F
         return after
     writes = facts.writes or facts.missed
     tensor = facts.conflict.save.tensor
+    if facts.conflict.save.is_output and writes and not any(write.grad_enabled for write in writes):
+        # A name bound anew where autograd records nothing would have no graph.
+        return (_fix("record_the_change", "changed", facts, ()), *_copy_for_autograd(facts))
     new = _each_line(writes, _new_value, tensor.requires_grad and not tensor.is_leaf)
     copy = _each_line(writes[:1], partial(_copy, facts.conflict.save.site)) if _write_one_name(writes) else _Suggested()
     new_fix, copy_fix = _rebinding("out_of_place", facts, new), _rebinding("clone_before_mutation", facts, copy)
@@ -284,6 +287,16 @@ def _write_one_name(writes: Sequence[Write]) -> bool:
 def _rebinding(kind: str, facts: Facts, suggested: _Suggested) -> Fix:
     meaning = "changed" if suggested.hidden_from_others else "preserved"
     return _fix(kind, meaning, facts, suggested.lines)
+
+
+def copy_within_forward(facts: Facts) -> tuple[Fix, ...]:
+    """The copy for autograd where the very function that saved a parameter writes it again: normalised in a forward."""
+    saved = facts.conflict.save.site.user_frame
+    writing = [user_frames(update.site) for update in facts.updates]
+    is_within = saved is not None and all(
+        any((one.file, one.function) == (saved.file, saved.function) for one in frames) for frames in writing
+    )
+    return _copy_for_autograd(facts) if is_within else ()
 
 
 def _copy_for_autograd(facts: Facts) -> tuple[Fix, ...]:

@@ -26,6 +26,7 @@ from gradsan.record.backwards import PastBackward
 from gradsan.record.ledger import RawCall, call_that_made
 from gradsan.record.log import Log
 from gradsan.record.stacks import symbolise
+from gradsan.record.steps import BackwardRecord, StepRecord
 
 SECOND_BACKWARD_ROWS = ("freed_graph",)
 
@@ -102,10 +103,16 @@ def gather_second_backward(context: Context) -> tuple[Clue, ...]:
     held = naming.held_graphs(nodes, context.frame, by.sequence)
     clues += [HeldClue("held", name=one.path, held=one) for one in held]
     for step in context.steps.steps:
-        if by.clock < step.clock < backward.clock:
+        if by.clock < step.clock < backward.clock or _calls_again(step, by, backward):
             clues.append(Clue("updated", symbolise(step.stack), op=step.optimizer))
             return (*clues, *_borrowed(context, by))
     return tuple(clues)
+
+
+def _calls_again(step: StepRecord, by: PastBackward, backward: BackwardRecord) -> bool:
+    """Whether a step that still runs has called its closure once more: it updates between two evaluations."""
+    places = [symbolise(one.stack).user_frame for one in (by, backward)]
+    return step.end is None and step.clock < by.clock and None not in places and places[0] == places[1]
 
 
 def _saved(node: Any, output: int, call: RawCall | None) -> Clue:

@@ -23,9 +23,10 @@ _KEEPS_VALUES = frozenset(
     {
         *("out_of_place", "clone_before_mutation", "clone_for_layer", "list_and_stack", "index_base_instead"),
         *("disable_inplace_module", "copy_on_context", "reorder_update", "record_the_change", "scale_out_of_place"),
+        "recompute_forward",
     }
 )
-"""Kinds after which the forward computes what it did: a write that no longer reaches the loss is lost."""
+"""Kinds after which the first forward computes what it did: no write is lost, and none is read that came after it."""
 
 _MEANT = frozenset({"help.loss_recorded", "help.value_recorded", "help.layer_out_of_place"})
 """Sentences of kinds that keep values elsewhere: what was written past the graph is to count, a residual to stay."""

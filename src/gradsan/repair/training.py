@@ -65,11 +65,15 @@ def compare_trainings(reference: Recording, candidate: Recording, printed: tuple
     frozen: list[str] = []
     kept: list[str] = []
     passing: list[str] = []
+    decided_later: list[str] = []
     drawn: set[str] = set()
     numbers: list[str] = []
     pairs = list(_together(reference, candidate))
     # Within a round the same writes may happen earlier or later; at its end all are done.
-    at_end = frozenset(pairs[-1][0].values) & frozenset(pairs[-1][1].values) if _have_ended(pairs) else frozenset()
+    ends = [one.values for one in pairs[-1]] if _have_ended(pairs) else []
+    at_end = frozenset(ends[0]) & frozenset(ends[1]) if ends else frozenset()
+    # The same memory may have had another name in a function that has returned.
+    left = {ends[0][name].memory for name in at_end} - {0}
     # The final values of a program without rounds are not used again: a difference is reported, and costs nothing.
     has_rounds = sum(not right.is_end for right, _ in pairs) > 1
     parameters = _parameters_differ(reference, candidate)
@@ -85,14 +89,15 @@ def compare_trainings(reference: Recording, candidate: Recording, printed: tuple
             other = tried.values.get(name)
             if other is None or value.standing == other.standing == "graph" or _alike(value, other, position):
                 continue
-            if not right.is_end and (name in at_end or value.memory in stepped):
+            if not right.is_end and (name in at_end or value.memory in left | stepped):
+                decided_later.append(name)
                 continue
             if _is_setting(name, reference, candidate):
                 continue
             is_kept = has_rounds and name not in right.passing and _is_kept(name, value, reference.moments)
             is_kept = is_kept and not _comes_later(name, other, pairs[: position if not right.is_end else 0])
             (kept if is_kept else passing).append(name)
-    for name in dict.fromkeys([*kept, *passing]) if has_rounds else ():
+    for name in dict.fromkeys([*kept, *passing, *decided_later]) if has_rounds else ():
         if not any(name in right.passing for right, _ in pairs) and _is_frozen(name, pairs):
             frozen.append(name)
     if len(reference.begun) == len(candidate.begun) and not _near(reference.begun, candidate.begun, reference.dtype):

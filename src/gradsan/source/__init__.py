@@ -107,6 +107,7 @@ if TYPE_CHECKING:
     from gradsan.source.rewrite.out_of_place import out_of_place as out_of_place
     from gradsan.source.rewrite.out_of_place import recorded as recorded
     from gradsan.source.rewrite.out_of_place import result_out_of_place as result_out_of_place
+    from gradsan.source.rewrite.out_of_place import written_for_caller as written_for_caller
     from gradsan.source.rewrite.out_of_place import written_for_others as written_for_others
     from gradsan.source.rewrite.renewing import run_again as run_again
     from gradsan.source.rewrite.renewing import run_again_for_next_round as run_again_for_next_round
@@ -199,7 +200,9 @@ _NAMES = {
     ),
     "rewrite.listing": "list_and_stack rebuilt_list",
     "rewrite.moving": "bound_names detach_given detach_reads move_behind taken_from within_block",
-    "rewrite.out_of_place": "argument_out_of_place out_of_place recorded result_out_of_place written_for_others",
+    "rewrite.out_of_place": (
+        "argument_out_of_place out_of_place recorded result_out_of_place written_for_caller written_for_others"
+    ),
     "rewrite.renewing": "run_again run_again_for_next_round run_again_for_state view_again",
     "rewrite.scatter": "element_out_of_place part_out_of_place",
     "rewrite.suggest": (

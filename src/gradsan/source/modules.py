@@ -142,7 +142,8 @@ def inplace_layer_false(file: str, layer: str) -> Change | None:
 def inplace_layers_false(file: str, layer: str) -> tuple[Change, ...]:
     """``False`` at each place where ``file`` makes a ``layer`` that works in place; last, if several, at all of them.
 
-    A ``functools.partial`` of the layer counts. Empty where there is no such place.
+    A ``functools.partial`` of the layer counts, and so does a name that holds a class (``act(inplace=True)``). Empty
+    where there is no such place.
     """
     source = read_source(file)
     if source is None:
@@ -172,7 +173,9 @@ def inplace_attribute_false(file: str) -> Change | None:
 
 def _makes(call: ast.Call, layer: str) -> bool:
     name = leaf_name(call.func)
-    return name == layer or (name == "partial" and bool(call.args) and leaf_name(call.args[0]) == layer)
+    if name == "partial":
+        return bool(call.args) and leaf_name(call.args[0]) == layer
+    return name == layer or (isinstance(call.func, ast.Name) and name not in _POSITIONS and layer in _POSITIONS)
 
 
 def _is_flag(target: ast.expr) -> bool:

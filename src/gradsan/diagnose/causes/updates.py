@@ -53,7 +53,7 @@ def _fixes(facts: Facts) -> tuple[Fix, ...]:
         return (*once, *reorder)
     cut = detach_other_network(facts.conflict.borrowed, facts.conflict.retained_at)
     if all(update.kind != "step" for update in facts.updates):
-        after = fixes.update_after_backward(facts)
+        after = (*fixes.update_after_backward(facts), *fixes.copy_within_forward(facts))
         # A perturbation meant for the second backward (SAM) must not move after it.
         return (*after, *cut, *again) if after else (*cut, *again) if again[0].lines else (*cut, *again, *reorder)
     return (*cut, *again, *reorder)

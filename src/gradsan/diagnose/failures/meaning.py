@@ -387,7 +387,7 @@ def _out_of_place(changed: Sequence[Clue]) -> Lines:
         change = None if frame is None else source.out_of_place(frame, one.op or "")
         if frame is None or change is None:
             return ()
-        if "parameter_not_returned" in change.notes and not source.is_read_afterwards(frame):
+        if source.written_for_caller(frame, one.op or ""):
             # The caller reads the written tensor: out of place, it would read the old values.
             return ()
         lines += [line for line in source.changed_lines(frame.file, change) if line not in lines]

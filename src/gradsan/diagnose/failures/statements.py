@@ -81,10 +81,10 @@ def new_tensor(failure: Failure, values: Mapping[str, Any], *, of_view: bool = F
     op = target.op or ""
     fixes = []
     frame = failure.site.user_frame
-    if not of_view and frame is not None and source.written_for_others(frame, op):
+    if frame is not None and source.written_for_others(frame, op):
         # A rebound loop variable would not change the list.
-        rebuilt = changed(failure, partial(source.rebuilt_list, op=op, are_results=True))
-        return (parts.fix("out_of_place", "preserved", values, lines=rebuilt),)
+        rebuilt = () if of_view else changed(failure, partial(source.rebuilt_list, op=op, are_results=True))
+        return () if of_view else (parts.fix("out_of_place", "preserved", values, lines=rebuilt),)
     for kind, suggest in (("out_of_place", _new_value), ("clone_before_mutation", source.clone_before)):
         lines, is_hidden = _lines_and_notes(failure, partial(suggest, op=op))
         fix = parts.fix(kind, "changed" if of_view or is_hidden else "preserved", values, lines=lines)

@@ -326,7 +326,14 @@ def _fixes(failure: Failure, purpose: str, values: Mapping[str, Any]) -> tuple[F
     target = parts.clue(failure, "target")
     # A second name is meant for a computation, which in the parameter itself would be repeated in every forward.
     learns = (target is not None and bool(target.values.get("value_learns"))) or _is_by_second_name(failure)
-    return new if purpose == "checkpoint" or learns or _is_view_of_leaf(failure) else (*new, outside)
+    if purpose == "checkpoint" or learns or _is_view_of_leaf(failure):
+        return new
+    return (outside, *new) if _is_for_caller(failure) else (*new, outside)
+
+
+def _is_for_caller(failure: Failure) -> bool:
+    frame = failure.site.user_frame
+    return frame is not None and source.written_for_caller(frame, _op(failure))
 
 
 EXPANDED_WRITTEN_ROWS = ("memory_overlap",)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import textwrap
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gradsan import source
@@ -16,6 +17,7 @@ from gradsan.source.collected import is_kept_each_round
 from gradsan.source.locate import Expression
 from gradsan.source.rewrite.moving import is_whole_lines
 from gradsan.source.rewrite.out_of_place import out_of_place, recorded
+from gradsan.source.rewrite.rebinding import can_rebind, notes_on_rebinding
 from gradsan.source.rewrite.scatter import mask_out_of_place, part_out_of_place
 from gradsan.source.rewrite.suggest import clone_at_save, clone_before
 from gradsan.source.targets import Target, target_at
@@ -134,6 +136,12 @@ def copy_on_context(diagnosis: Diagnosis) -> tuple[Fix, ...]:
 def record_change(diagnosis: Diagnosis) -> tuple[Fix, ...]:
     """The write outside of its ``no_grad`` block, out of place; without ``.data``, to a copy; an alias made anew."""
     written = blocks.labels(diagnosis, "written")
+    if (diagnosis.cause == "no_grad_write" and len(written) > 1) or diagnosis.cause == "result_overwritten":
+        lines = _whole_block(written)
+        values = {"name": "?" if diagnosis.tensor is None else diagnosis.tensor.name or "?"}
+        how = Message("help.record_the_change_how", values)
+        summary = Message("help.record_the_change", values)
+        return (Fix("record_the_change", "changed", summary, how, "review", lines),) if lines else ()
     if diagnosis.cause != "no_grad_write" or len(written) != 1:
         return ()
     target = target_at(written[0].frame, written[0].op or "")
@@ -153,6 +161,26 @@ def record_change(diagnosis: Diagnosis) -> tuple[Fix, ...]:
             changed = changed_lines(written[0].frame.file, change)
             found.append(replace(copy, lines=changed, applicability="review"))
     return tuple(found)
+
+
+def _whole_block(written: Sequence[Label]) -> tuple[tuple[str, int, str], ...]:
+    """A ``no_grad`` block of nothing but the writes to one name, recorded: a copy of it and the writes."""
+    targets = [target_at(label.frame, label.op or "") for label in written]
+    block = next((one[0].source.parents[one[0].statement][0] for one in targets if one is not None), None)
+    if not isinstance(block, ast.With) or not blocks.switches_grad_off(block) or len(block.items) > 1:
+        return ()
+    found = [(one[0], one[1].node) for one in targets if one is not None]
+    source, name = found[0][0].source, found[0][1]
+    is_all = {place.statement for place, _ in found} == set(block.body)
+    if not (is_all and isinstance(name, ast.Name) and can_rebind(source, name)) or notes_on_rebinding(source, name):
+        return ()
+    if any(source.text(node) != name.id for _, node in found) or not blocks.is_whole_lines(source, block):
+        return ()
+    first, last = source.span(block.body[0]), source.span(block)
+    head = source.lines[last.line - 1][: last.column - 1]
+    body = textwrap.indent(textwrap.dedent("\n".join(source.lines[first.line - 1 : last.end_line])), head)
+    gone = dict.fromkeys(range(last.line + 1, last.end_line + 1), "")
+    return blocks.lines_changed(source, {**gone, last.line: f"{head}{name.id} = {name.id}.clone()\n{body}"})
 
 
 def _new_or_copy(label: Label) -> list[Change]:

@@ -1,4 +1,4 @@
-"""Module calls, and those that repeat another of the same round: the same module with the very same tensors.
+"""Module calls, and those that repeat another of the same round: the same module with overlapping memory.
 
 A value computed before a loop and anyway in every round was meant to stay: old values, targets. A value
 for which the rounds call no module was meant to be computed in each of them.
@@ -6,10 +6,13 @@ for which the rounds call no module was meant to be computed in each of them.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
+
+Place: TypeAlias = tuple[int, int, int, int]
+"""Of a tensor: its storage, its version, and the first and last of its elements there."""
 
 
 class RepeatedCalls:
@@ -18,7 +21,7 @@ class RepeatedCalls:
     def __init__(self) -> None:
         """Start without any call."""
         self.count = self.rounds = 0
-        self._met: set[tuple[Any, ...]] = set()
+        self._met: dict[tuple[int, int], list[tuple[Place, ...]]] = {}
         self._held: list[Any] = []
 
     def start(self) -> None:
@@ -36,8 +39,21 @@ class RepeatedCalls:
         if torch.compiler.is_compiling() or not given or not torch.is_grad_enabled():
             return
         if all(one.layout is torch.strided for one in given) and any(p.requires_grad for p in module.parameters()):
-            key = (id(module), *((id(one), one._version) for one in given))
-            self.count += key in self._met
-            self._met.add(key)
-            # As long as they live, no other tensor has their ids.
+            # An optimizer that evaluates a closure several times changes parameters within its step.
+            versions = sum(p._version for p in module.parameters())
+            places = tuple(map(_place, given))
+            known = self._met.setdefault((id(module), versions), [])
+            self.count += any(len(one) == len(places) and all(map(_overlap, one, places)) for one in known)
+            known.append(places)
+            # As long as they live, no other tensor has their memory.
             self._held.append((module, given))
+
+
+def _place(tensor: Any) -> Place:
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    first = tensor.storage_offset()
+    return tensor.untyped_storage()._cdata, tensor._version, first, first + reach
+
+
+def _overlap(one: Place, other: Place) -> bool:
+    return one[:2] == other[:2] and one[2] <= other[3] and other[2] <= one[3]

@@ -17,7 +17,13 @@ from gradsan.source.identifiers import (
     standing_of,
 )
 from gradsan.source.inplace import NOT_VALUES, OVERWRITING, WITHOUT_COUNTERPART, is_inplace_name
-from gradsan.source.rewrite.rebinding import can_rebind, is_read_afterwards, is_written_for_others, notes_on_rebinding
+from gradsan.source.rewrite.rebinding import (
+    can_rebind,
+    is_read_afterwards,
+    is_written_for_caller,
+    is_written_for_others,
+    notes_on_rebinding,
+)
 from gradsan.source.targets import target_at
 from gradsan.source.tree import SourceFile, Span
 
@@ -155,6 +161,12 @@ def written_for_others(frame: Frame, op: str) -> bool:
     """
     found = target_at(frame, op)
     return found is not None and is_written_for_others(found[0].source, found[1].node, found[0].node)
+
+
+def written_for_caller(frame: Frame, op: str) -> bool:
+    """The same of an argument that nothing returns or reads afterwards: ``def clip(w): w.clamp_(-1, 1)``."""
+    found = target_at(frame, op)
+    return found is not None and is_written_for_caller(found[0].source, found[1].node, found[0].node)
 
 
 def augmented_value(source: SourceFile, node: ast.AugAssign) -> str | None:

@@ -22,6 +22,8 @@ def can_rebind(source: SourceFile, target: ast.expr) -> bool:
     module (the module rejects other tensors), or an element that may be a tensor's row.
     """
     function = source.function(target)
+    if isinstance(target, ast.Subscript) and _is_of_dict(source, target):
+        return not isinstance(function, ast.Lambda)
     if isinstance(function, ast.Lambda) or chain_key(target) is None:
         return False
     if isinstance(target, ast.Subscript):
@@ -31,6 +33,29 @@ def can_rebind(source: SourceFile, target: ast.expr) -> bool:
     if not isinstance(target, ast.Name) or _is_comprehension_variable(source, target):
         return False
     return function is None or binds(function, target.id) or _is_declared(source, target)
+
+
+def _is_of_dict(source: SourceFile, element: ast.Subscript) -> bool:
+    """Whether ``fast[name]`` is an element of what its function makes a dict of, or asks for keys or items."""
+    scope = source.function(element) or source.module
+    key = chain_key(element.value)
+    if not isinstance(element.slice, ast.Name) or key is None:
+        return False
+    for node in local_nodes(scope):
+        called = node.func if isinstance(node, ast.Call) else None
+        if isinstance(called, ast.Attribute) and called.attr in ("items", "keys", "values"):
+            if chain_key(called.value) == key:
+                return True
+        elif isinstance(node, ast.stmt) and any(
+            one.name == key and _makes_dict(one.value) for one in bindings_of(node)
+        ):
+            return True
+    return False
+
+
+def _makes_dict(value: ast.AST | None) -> bool:
+    is_call = isinstance(value, ast.Call) and leaf_name(value.func) in ("dict", "OrderedDict")
+    return is_call or isinstance(value, ast.Dict | ast.DictComp)
 
 
 def notes_on_rebinding(source: SourceFile, target: ast.expr) -> tuple[str, ...]:
@@ -71,13 +96,28 @@ def is_written_for_others(source: SourceFile, target: ast.expr, operation: ast.e
         ),
         None,
     )
-    if loop is None:
+    return loop is not None and not _is_read_behind(source, loop.body, target.id, operation)
+
+
+def is_written_for_caller(source: SourceFile, target: ast.expr, operation: ast.expr | ast.stmt) -> bool:
+    """Whether ``target`` is an argument, or a part of one, that its function neither returns nor reads afterwards."""
+    while isinstance(target, ast.Subscript):
+        target = target.value
+    function = source.function(target)
+    if not isinstance(target, ast.Name) or not isinstance(function, ast.FunctionDef):
         return False
+    if not _is_argument(source, target) or _is_returned(source, function, target.id):
+        return False
+    return not _is_read_behind(source, function.body, target.id, operation)
+
+
+def _is_read_behind(source: SourceFile, body: Sequence[ast.stmt], name: str, operation: ast.expr | ast.stmt) -> bool:
+    statement = source.statement(operation)
     inside = set() if statement is None else set(ast.walk(statement))
     end = source.span(operation)
-    reads = (node for part in loop.body for node in ast.walk(part) if isinstance(node, ast.Name))
-    return not any(
-        node.id == target.id and isinstance(node.ctx, ast.Load) and node not in inside and source.span(node) > end
+    reads = (node for part in body for node in ast.walk(part) if isinstance(node, ast.Name))
+    return any(
+        node.id == name and isinstance(node.ctx, ast.Load) and node not in inside and source.span(node) > end
         for node in reads
     )
 
