@@ -174,7 +174,7 @@ def _whole_block(written: Sequence[Label]) -> tuple[tuple[str, int, str], ...]:
     is_all = {place.statement for place, _ in found} == set(block.body)
     if not (is_all and isinstance(name, ast.Name) and can_rebind(source, name)) or notes_on_rebinding(source, name):
         return ()
-    if any(source.text(node) != name.id for _, node in found) or not blocks.is_whole_lines(source, block):
+    if any(source.text(node) != name.id for _, node in found) or not is_whole_lines(source, block):
         return ()
     first, last = source.span(block.body[0]), source.span(block)
     head = source.lines[last.line - 1][: last.column - 1]
