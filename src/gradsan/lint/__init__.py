@@ -1,4 +1,4 @@
-"""Faults of autograd read in source files, without running them: what ``gradsan lint`` does. It imports no torch."""
+"""Static analysis of autograd faults in source files, without running them: ``gradsan lint``. It imports no torch."""
 
 from gradsan.lint.check import Checked, check
 from gradsan.lint.running import lint_files

@@ -1,4 +1,4 @@
-"""Findings of ``gradsan lint``: as they were read in a file, and as they are kept and shown, without syntax trees."""
+"""Findings of ``gradsan lint``: with syntax trees as analysed, and without them as stored and shown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place that takes part: its role (``saved``, ``written``, ``used`` …), its syntax, and its function's name."""
+    """A place involved in a fault: its role (``saved``, ``written``, ``used`` …), its syntax, its function's name."""
 
     role: str
     node: ast.AST
@@ -19,9 +19,9 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A fault at ``at``: its code and cause, whether it is sure, the values of its sentence, and the places around.
+    """A fault at ``at``: its code and cause, whether it is certain, the values of its sentence, and other places.
 
-    ``fix`` names the change that mends it, ``""`` where none is certain; ``variant`` the sentence, where a cause has
+    ``fix`` names the change that repairs it, ``""`` where none is certain; ``variant`` the sentence, where a cause has
     several.
     """
 
@@ -36,7 +36,7 @@ class Hit:
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """What makes two findings one: the code and the place."""
+        """The key of equal findings: the code and the position."""
         node = self.at.node
         return self.code, getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
 
@@ -57,7 +57,7 @@ class Spot:
 class Suggestion:
     """Whole lines to change: those from ``line`` on that read ``old`` become ``new``.
 
-    ``is_certain``: the fault is gone with them, and nothing else has changed; ``--fix`` writes such lines.
+    ``is_certain``: they remove the fault and change nothing else; ``--fix`` writes such lines.
     """
 
     kind: str
@@ -69,7 +69,7 @@ class Suggestion:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fault that was read in a file. ``values`` fill its sentence, ``lint.<slug>``."""
+    """A fault found in a file. ``values`` fill its sentence, ``lint.<slug>``."""
 
     code: str
     slug: str
@@ -81,12 +81,12 @@ class Finding:
 
 
 def as_record(finding: Finding) -> dict[str, Any]:
-    """A finding as JSON can hold it."""
+    """A finding as JSON data."""
     return asdict(finding)
 
 
 def of_record(record: Mapping[str, Any]) -> Finding:
-    """The finding that :func:`as_record` wrote. Raises KeyError and TypeError for anything else."""
+    """The finding from a record of :func:`as_record`. Raises KeyError and TypeError for anything else."""
     suggestion = record["suggestion"]
     return Finding(
         record["code"],

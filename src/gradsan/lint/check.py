@@ -1,4 +1,4 @@
-"""One file: the gate before any parsing, syntax tree, reading, and the findings with the lines that would mend them."""
+"""Check of one file: a text search before any parsing, the analysis, and the findings with their fixing lines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gradsan.lint.mending import suggestion_for
 
 _PROOF = re.compile(rb"requires?_gra|\bnn\b|backward|Parameter|autograd|requ\w{1,6}_g")
 
-# Texts by which a line is known: found one by one, ten times faster than by one expression with all of them. Before or
+# Literals that mark a line: searched one by one, ten times faster than by one expression with all of them. Before or
 # after some of them a letter, digit or underscore must stand ("+"), or must not ("-").
 _TRIGGERS = (
     *(("", f"{sign}=", "") for sign in "-+*/@&|^%"),
@@ -43,12 +43,12 @@ _REQUIRING = re.compile(r"requ\w*_gr")
 
 
 def may_be_faulty(data: bytes) -> bool:
-    """Whether a file is worth parsing: it mentions torch, and something whose gradient could be asked for."""
+    """Whether a file is worth parsing: it mentions torch, and something that may compute gradients."""
     return b"torch" in data and _PROOF.search(data) is not None
 
 
 def proofs(text: str) -> tuple[int, ...]:
-    """The lines (from 1) at which a function with unknown arguments may come to a fault that is sure."""
+    """The lines (from 1) at which a function with unknown arguments may have a certain fault."""
     return _lines(text, [*_places(text, _SURE), *_starts(_REQUIRING, text)])
 
 
@@ -95,7 +95,7 @@ They hang on what other files' functions do with a graph.
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What was found in a file; ``problem`` says why it could not be read, ``lines`` counts its lines."""
+    """The result for a file; ``problem`` says why it could not be read, ``lines`` counts its lines."""
 
     findings: tuple[Finding, ...] = ()
     lines: int = 0
@@ -105,7 +105,7 @@ class Checked:
 def check(data: bytes, file: str, *, maybe: bool = False) -> Checked:
     """The faults in the source ``data`` of ``file``; the file itself is read only where lines are to be suggested.
 
-    ``maybe`` asks for what the source does not decide, too.
+    With ``maybe`` also the uncertain ones.
     """
     count = data.count(b"\n")
     if not may_be_faulty(data):
@@ -119,7 +119,7 @@ def check(data: bytes, file: str, *, maybe: bool = False) -> Checked:
     if not lines:
         return Checked(lines=count)
     was_enabled = gc.isenabled()
-    # A syntax tree is many small objects, none of which is garbage yet.
+    # A syntax tree is many small objects, none of which is garbage yet: pause the collector.
     gc.disable()
     try:
         with warnings.catch_warnings():
@@ -141,7 +141,7 @@ def _weighed(hit: Hit) -> Hit:
 
 
 def _one_a_place(hits: list[Hit]) -> list[Hit]:
-    """Of several faults at one place, what is sure before what may be, and the lower code."""
+    """Of several faults at one place, the certain one before the possible one, then the lower code."""
     kept: dict[tuple[int, int], Hit] = {}
     for hit in sorted(hits, key=lambda one: (not one.is_sure, one.code)):
         kept.setdefault(hit.key[1:], hit)
@@ -159,7 +159,7 @@ def _finding(hit: Hit, rows: list[str], file: str) -> Finding:
 def _spot(place: Place, rows: list[str]) -> Spot:
     node = place.node
     line: int = getattr(node, "lineno", 1)
-    # Of a statement with a block, its first line.
+    # For a statement with a block, its first line.
     has_block = isinstance(getattr(node, "body", None), list)
     end_line: int = line if has_block else getattr(node, "end_lineno", None) or line
     end: int = getattr(node, "end_col_offset", None) or 0

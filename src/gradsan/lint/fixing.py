@@ -1,4 +1,4 @@
-"""``--fix``: certain lines are written, and a file is left as it was where the fault has not gone with them."""
+"""Application of certain fixes (``--fix``): a file is left unchanged where the fault persists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ROUNDS = 30
 
 
 def mended(file: Path) -> int:
-    """Write the certain changes of ``file``, one after another; how many there were.
+    """Write the certain changes of ``file``, one after another; return their number.
 
     Raises:
         OSError: where the file cannot be read or written.

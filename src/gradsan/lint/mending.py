@@ -1,4 +1,4 @@
-"""Lines that mend a fault, made by the rewriting that ``gradsan run`` suggests lines with."""
+"""Lines that fix a linted fault, by the same rewriting as the suggestions of ``gradsan run``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradsan.source.tree import SourceFile, Span, read_source
 
 
 def suggestion_for(hit: Hit, at: Spot, file: str) -> Suggestion | None:
-    """The lines that mend ``hit``; None where the source does not decide them."""
+    """The lines that fix ``hit``; None where the source does not determine them."""
     source = read_source(file)
     if source is None:
         return None

@@ -1,4 +1,4 @@
-"""Findings as the report contract has them."""
+"""Conversion of lint findings to the report contract."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _WARNED = frozenset({"GS202", "GS203", "GS409", "GS420", "GS422"})
 
 
 def diagnosis_of(finding: Finding, file: Path) -> Diagnosis:
-    """A finding in ``file`` as a diagnosis: what was read instead of run. Its last label is the place of the fault."""
+    """A finding in ``file`` as a diagnosis, inferred instead of observed. Its last label is the place of the fault."""
     place = str(file.absolute())
     severity: Severity = "warning" if finding.code in _WARNED or finding.code.startswith("GS7") else "error"
     spots = finding.spots
     if not any(_is_at(spot, finding.at) and spot.role in ("used", "written") for spot in spots):
         spots = (*spots, replace(finding.at, role="used"))
     elif not any(_is_at(spot, finding.at) and spot.role == "used" for spot in spots):
-        # The place that is to be changed is the one to show: the statement that hands the value on is not.
+        # Show the place to be changed, not the statement that passes the value on.
         spots = tuple(spot for spot in spots if spot.role != "used")
     labels = [_label(spot, place) for spot in spots]
     said = Message(f"lint.{finding.slug}", dict(finding.values))

@@ -1,4 +1,4 @@
-"""A run over many files: which they are, what is known of them from earlier runs, the rest in several processes."""
+"""Lint run over many files: discovery, cached results of earlier runs, the rest in several processes."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _PASSED_OVER = frozenset({"__pycache__", "node_modules", "site-packages", "dist-
 def python_files(paths: Iterable[Path]) -> Iterator[Path]:
     """Every Python file of ``paths``, each once, in the order of their names.
 
-    Of folders all ``*.py`` files below them, but those in hidden folders and in virtual environments; a file is taken
-    whatever it is called.
+    For folders all ``*.py`` files below them, except in hidden folders and in virtual environments; a file is included
+    whatever its name.
 
     Raises:
-        FileNotFoundError: for a path that is not there.
+        FileNotFoundError: for a path that does not exist.
     """
     seen: set[Path] = set()
     for path in paths:
@@ -55,13 +55,13 @@ _MOST = 200_000
 
 
 def default_folder(environ: Mapping[str, str]) -> Path:
-    """Where results are kept: ``gradsan`` in the user's cache folder."""
+    """The folder for cached results: ``gradsan`` in the user's cache folder."""
     base = environ.get("XDG_CACHE_HOME") or environ.get("LOCALAPPDATA")
     return (Path(base) if base else Path.home() / ".cache") / "gradsan"
 
 
 def mark_of(data: bytes) -> str:
-    """What stands for a file's content."""
+    """The hash of a file's content."""
     return hashlib.blake2b(data, digest_size=12).hexdigest()
 
 
@@ -69,7 +69,7 @@ class Cache:
     """Results of earlier runs of this version of the rules; the oldest are dropped where there are too many."""
 
     def __init__(self, folder: Path | None) -> None:
-        """Read what ``folder`` holds; None keeps nothing."""
+        """Read the results in ``folder``; None keeps nothing."""
         self._file = None if folder is None else folder / f"lint-{_rules_mark()}.json"
         self._known: dict[str, list[dict[str, object]]] = {}
         self._has_changed = False
@@ -90,12 +90,12 @@ class Cache:
             return None
 
     def put(self, mark: str, findings: tuple[Finding, ...]) -> None:
-        """Keep the result for a content."""
+        """Store the result for a content."""
         self._known[mark] = [as_record(one) for one in findings]
         self._has_changed = True
 
     def close(self) -> None:
-        """Write what is new; a folder that cannot be written is let be."""
+        """Write new results; a folder that cannot be written is ignored."""
         if self._file is None or not self._has_changed:
             return
         while len(self._known) > _MOST:
@@ -110,7 +110,7 @@ class Cache:
 
 
 def _rules_mark() -> str:
-    """What the results depend on beside the file: the rules, the tables, and the Python that parses."""
+    """The hash of everything but the file that results depend on: the rules, the tables, and the parsing Python."""
     here = Path(__file__).parent
     files = [*sorted(here.rglob("*.py")), *sorted(here.rglob("*.toml")), here.parent / "diagnose" / "needs.json"]
     state = [f"{file.name}:{file.stat().st_size}:{file.stat().st_mtime_ns}" for file in files if file.is_file()]
@@ -124,9 +124,9 @@ _ENOUGH_FOR_TWO = 3_000_000
 def lint_files(
     files: Sequence[Path], cache: Cache, jobs: int | None = None, *, maybe: bool = False
 ) -> Iterator[tuple[Path, Checked]]:
-    """Each file with what was found in it, in their order. ``jobs`` processes at most (None: as it seems worth it).
+    """Each file with its findings, in their order. ``jobs`` processes at most (None: as many as seem worthwhile).
 
-    A file that cannot be read is told as one that has a problem.
+    A file that cannot be read has a problem instead.
     """
     results: dict[Path, Checked] = {}
     pending: list[tuple[Path, str]] = []

@@ -1,7 +1,7 @@
-"""Alignment of a graph's Nodes with the operations of a script, both in the order in which they were made.
+"""Alignment of a graph's Nodes with the operations of a script, both in order of creation.
 
-A local alignment (Smith and Waterman, 1981): Nodes that no operation accounts for and operations that left no Node are
-passed over at a price, and the best continuous stretch around each pair counts. What speaks for a pair: the operation
+A local alignment (Smith and Waterman, 1981): Nodes without an operation and operations without a Node are
+skipped at a cost, and the best continuous stretch around each pair counts. Evidence for a pair: the operation
 may make such a Node; both have the same parameter; the live variable that holds the Node's result is the one that the
 statement assigns.
 """
@@ -97,7 +97,7 @@ _MAKES = {
 
 @functools.lru_cache(maxsize=2048)
 def stem_of_node(name: str) -> str:
-    """``addmm`` of ``AddmmBackward0``; a backend's name in front is left out."""
+    """The operation of a Node: ``addmm`` of ``AddmmBackward0``; a backend's prefix is left out."""
     plain = _ENDING.sub("", name).replace("_", "").lower()
     return _BACKENDS.sub("", plain) if plain not in ("fused",) else plain
 
@@ -117,7 +117,7 @@ def fits(call: str, node: str) -> bool:
 
 @functools.lru_cache(maxsize=2048)
 def is_glue(node: str) -> bool:
-    """Whether a Node only changes how a tensor is looked at."""
+    """Whether a Node only changes the view of a tensor."""
     return stem_of_node(node) in GLUE
 
 
@@ -138,7 +138,7 @@ _LEAST = 0.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Made:
-    """What is known of a Node: its name, number, the parameters it was made of, and who holds its result.
+    """The known facts of a Node: its name, number, the parameters it was made of, the variables of its result.
 
     ``holders`` are (file, function, expression) of live variables.
     """
@@ -150,7 +150,7 @@ class Made:
 
 
 def pair_score(node: Made, event: Event) -> float:
-    """How much speaks for ``event`` having made ``node``; minus infinity where it cannot have."""
+    """The evidence for ``event`` having made ``node``; minus infinity where it cannot have."""
     if event.kind not in ("op", "write") or not event.records:
         return _NEVER
     if node.leaves and event.leaves and not node.leaves & event.leaves:
@@ -179,17 +179,17 @@ def places(
     repeated: Sequence[tuple[int, int]] = (),
     ends_with_root: bool = False,
 ) -> list[list[tuple[float, int]]]:
-    """For each Node the events that may have made it, best first, each with the score of the best way through both.
+    """For each Node the events that may have made it, best first, each with the score of the best path through both.
 
     ``repeated`` are stretches of events, (first, end), that may have happened more often. ``ends_with_root`` says that
-    the last Node was made shortly before the last event. Of equal events the later comes first: what an earlier round
-    of a loop made has mostly been freed.
+    the last Node was made shortly before the last event. Of equal events the later comes first: Nodes of earlier
+    iterations of a loop have mostly been freed.
     """
     if not nodes or not events:
         return [[] for _ in nodes]
     scores = [[pair_score(node, event) for event in events] for node in nodes]
     width = len(events)
-    # Inner loops first; read backwards, what led back leads back as well.
+    # Inner loops first; read backwards, a back edge is one as well.
     loops = sorted(set(repeated), key=lambda loop: loop[1] - loop[0])
     before = _best_until(nodes, scores, width, loops)
     turned = [row[::-1] for row in scores[::-1]]
@@ -216,11 +216,11 @@ def _best_until(
 ) -> list[list[float]]:
     """For each pair the best score of a stretch that ends with it; minus infinity where there is no such pair."""
     ended: list[list[float]] = []
-    # reach[column]: the best stretch that ends before the present Node, at an event not behind ``column``.
+    # reach[column]: the best stretch that ends before the current Node, at an event not after ``column``.
     reach = [max(0.0, start + column * _EVENT_PASSED) for column in range(width + 1)]
     for row, node in enumerate(nodes):
         follower = nodes[row + 1] if row + 1 < len(nodes) else node
-        # Where two numbers follow each other no Node was made between, so no operation was either.
+        # Between consecutive numbers no Node was made, so no operation ran either.
         is_next = abs(follower.sequence - node.sequence) == 1
         event_passed = _EVENT_PASSED_IN_A_ROW if is_next else _EVENT_PASSED
         passed = _GLUE_PASSED if is_glue(node.name) else _NODE_PASSED

@@ -1,4 +1,4 @@
-"""Calls in a post-mortem reading, followed into functions and modules whose source is there."""
+"""Calls in the post-mortem analysis, followed into functions and modules with available source."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ _SAME_OBJECT = frozenset(
 
 
 class Calls(NamedCalls):
-    """Reads calls."""
+    """Interpreter of calls."""
 
     def call(self, node: ast.Call, space: Namespace) -> Value:
-        """What a call gives back."""
+        """The result of a call."""
         bound, self.bound = self.bound, ()
         function = self.value(node.func, space)
         args = [value for one in node.args for value in self._given(one, space)]
@@ -75,7 +75,7 @@ class Calls(NamedCalls):
     def called(
         self, function: Value, args: list[Value], keywords: dict[str, Value], node: ast.expr, space: Namespace
     ) -> Value:
-        """What calling ``function`` gives back, once all that it does is in the script."""
+        """The result of calling ``function``, once its events are in the script."""
         thing = function.thing
         if isinstance(thing, Closure):
             return self._run_closure(thing, args, keywords, node, space)
@@ -130,7 +130,7 @@ class Calls(NamedCalls):
         if len(chain) > 1 and name == getattr(chain[-1], "__name__", name):
             switch = decorator_switch(chain[-1])
             self.records = self.records if switch is None else switch
-        # A decorator of the program's own does what it does around the function; what torch wraps is read past.
+        # A decorator of the program's own runs around the function; torch's wrappers are skipped.
         inner = next((one for one in chain if is_user_function(one)), chain[-1])
         result = self._run_function(inner, args, keywords, node, space)
         if inner is not function and file_of(function.__code__) == contextlib.__file__ and result.items:
@@ -176,7 +176,7 @@ class Calls(NamedCalls):
     def _run(self, definition: Any, inner: Namespace, node: ast.expr, space: Namespace) -> Value:
         frames, statement, bound, yielded = self.frames, self.statement, self.bound, self.yielded
         if any(frame.function == inner.qualname and frame.file == inner.file for frame in frames[-8:]):
-            return made()  # a recursion tells nothing new
+            return made()  # a recursion adds nothing new
         self.frames, self.bound, self.yielded = (*frames, self.frame_at(node, space)), (), []
         live = self.live_frames.get((inner.file, inner.qualname))
         if live is not None:
@@ -206,7 +206,7 @@ class Calls(NamedCalls):
             return self._step(owner, args, node, space)
         given = next((one for one in args if self._is_optimizer(one)), None)
         if name == "step" and given is not None and not is_user_function(function):
-            # GradScaler and its like step the optimizer that they are given.
+            # GradScaler and its like step their optimizer argument.
             return self._step(given, [], node, space)
         if not owner.is_known and name in _PARAMETER_ITERATORS and owner.attributes is not None:
             whole = lookup.any_of(list(owner.attributes.values()))
@@ -265,12 +265,12 @@ class Calls(NamedCalls):
         return made_object
 
     def _kept_in(self, space: Namespace, kind: Any) -> Value | None:
-        """The live object of class ``kind`` in the variable that the present statement assigns, where it is one."""
+        """The live object of class ``kind`` in the variable that the current statement assigns, if there is one."""
         kept = [live for name in self.bound if type(live := space.live.get(name, UNKNOWN)) is kind]
         return of_thing(kept[0]) if len({id(live) for live in kept}) == 1 else None
 
     def grad_switch(self, node: ast.expr) -> bool | None:
-        """Whether a context manager or decorator switches recording on or off; None for another."""
+        """The grad mode that a context manager or decorator sets, on or off; None for another."""
         call = node.func if isinstance(node, ast.Call) else node
         name = call.attr if isinstance(call, ast.Attribute) else call.id if isinstance(call, ast.Name) else ""
         if name in ("no_grad", "inference_mode"):
@@ -278,7 +278,7 @@ class Calls(NamedCalls):
         return True if name == "enable_grad" else None
 
     def defined(self, node: ast.FunctionDef | ast.AsyncFunctionDef, space: Namespace) -> Value:
-        """A function that a ``def`` makes."""
+        """The function that a ``def`` makes."""
         if space.live.get(node.name) is not None and space.outer is None and space.qualname == "<module>":
             return of_thing(space.live[node.name])
         prefix = "" if space.qualname == "<module>" else f"{space.qualname}.<locals>."
@@ -292,7 +292,7 @@ class Calls(NamedCalls):
         return known
 
     def spaces_with_frames(self) -> list[Namespace]:
-        """The namespaces that were read last of the functions and modules whose variables are alive."""
+        """The namespaces last analysed of the functions and modules whose variables are alive."""
         return [*self.modules.values(), *self._spaces.values()]
 
 

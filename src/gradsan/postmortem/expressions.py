@@ -1,4 +1,4 @@
-"""Expressions in a post-mortem reading: what each stands for, and what its operators do to memory."""
+"""Expressions in the post-mortem analysis: their values, and the effects of their operators on memory."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ _ROUNDS = 2
 
 
 class Expressions(Calls):
-    """Reads expressions and assignments."""
+    """Interpreter of expressions and assignments."""
 
     def value(self, node: ast.expr, space: Namespace) -> Value:
-        """What ``node`` stands for, once all that it does is in the script."""
+        """The value of ``node``, once its events are in the script."""
         if isinstance(node, ast.Constant):
             return Value(node.value)
         if isinstance(node, ast.Name):
@@ -103,7 +103,7 @@ class Expressions(Calls):
         return Value()
 
     def _text(self, node: ast.JoinedStr, space: Namespace) -> Value:
-        """A text put together, known where all of its parts are: the name of a method that ``getattr`` asks for."""
+        """An f-string, known where all of its parts are: the name of a method that ``getattr`` looks up."""
         parts = [self.value(one.value if isinstance(one, ast.FormattedValue) else one, space) for one in node.values]
         texts = [one.thing for one in parts if one.is_known and isinstance(one.thing, str | int)]
         return Value("".join(map(str, texts))) if len(texts) == len(parts) else Value()
@@ -164,7 +164,7 @@ class Expressions(Calls):
         return Value(items=found)
 
     def assign(self, target: ast.expr, value: Value, space: Namespace) -> None:
-        """Give ``value`` to ``target``; a tensor written by index is a write."""
+        """Assign ``value`` to ``target``; a tensor written by index is a write."""
         if isinstance(target, ast.Name):
             space.names[target.id] = lookup.live_instead(space.live.get(target.id, UNKNOWN), value)
         elif isinstance(target, ast.Tuple | ast.List):
@@ -188,7 +188,7 @@ class Expressions(Calls):
             self.fields.setdefault(id(owner.thing), {})[name] = lookup.live_instead(live, value)
 
     def augment(self, node: ast.AugAssign, space: Namespace) -> None:
-        """``x += y``: in place for a tensor, a new value for a number."""
+        """Interpret ``x += y``: in place for a tensor, a new value for a number."""
         name = _AUGMENTED.get(type(node.op), "?")
         target = self.value(node.target, space)
         operand = self.value(node.value, space)
@@ -211,7 +211,7 @@ class Expressions(Calls):
         self.bound = ()
 
     def truth(self, node: ast.expr, space: Namespace) -> bool | None:
-        """Whether a condition holds, None where reading cannot tell."""
+        """Whether a condition holds, None where the analysis cannot decide."""
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             inner = self.truth(node.operand, space)
             return None if inner is None else not inner
@@ -240,16 +240,16 @@ class Expressions(Calls):
                 return None
             return (left.thing is None) == isinstance(operator, ast.Is)
         if isinstance(operator, ast.Eq | ast.NotEq) and isinstance(left.thing, str) and isinstance(right.thing, str):
-            # Numbers may count rounds; words mostly choose between ways.
+            # Numbers may count iterations; strings mostly choose between branches.
             return (left.thing == right.thing) == isinstance(operator, ast.Eq)
         return None
 
     def rounds_of(self, node: ast.expr, space: Namespace) -> list[Value]:
-        """What a loop over ``node`` gives its variable: the live elements of a short list, else two rounds' worth."""
+        """The values of the variable of a loop over ``node``: a short list's live elements, else two rounds'."""
         return self.iterated(self.value(node, space))
 
     def iterated(self, value: Value) -> list[Value]:
-        """The elements to read a loop with."""
+        """The elements with which a loop is analysed."""
         thing = value.thing
         if isinstance(thing, nn.ModuleList | nn.Sequential | nn.ParameterList):
             return [of_thing(one) for one in list(thing)[:_ELEMENTS_READ]]

@@ -1,4 +1,4 @@
-"""Functions and modules of the program: their source, what a call gives parameters, hooks around a ``forward``."""
+"""Functions and modules of the program: their source, the arguments of a call, hooks around a ``forward``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NOT_READ = frozenset({"IPython", "ipykernel", "_pytest", "pluggy", "pytest", "n
 
 
 def is_user_function(function: Any) -> bool:
-    """Whether a function stands in a file of the user's."""
+    """Whether a function is defined in a file of the user's."""
     code = getattr(function, "__code__", None)
     return code is not None and is_user_file(code.co_filename)
 
@@ -48,7 +48,7 @@ def definition_at(source: SourceFile, line: int, name: str) -> Any:
 
 
 def decorator_switch(function: Any) -> bool | None:
-    """False where a decorator of a function switches recording off, None where none says anything of it."""
+    """False where a decorator of a function switches grad mode off, None where none sets it."""
     source = read_source(function.__code__.co_filename) if hasattr(function, "__code__") else None
     node = (
         None if source is None else definition_at(source, function.__code__.co_firstlineno, function.__code__.co_name)
@@ -73,7 +73,7 @@ def closed_over(function: Any) -> dict[str, Value]:
 
 
 def arguments_of(node: Any, args: list[Value], keywords: dict[str, Value], function: Any) -> dict[str, Value]:
-    """The parameters of a function with what a call gives them; else their defaults, where these are known."""
+    """The parameters of a function with the arguments of a call; else their defaults, where these are known."""
     positional = [one.arg for one in [*node.args.posonlyargs, *node.args.args]]
     names: dict[str, Value] = {}
     defaults = getattr(function, "__defaults__", None) or ()
@@ -95,7 +95,7 @@ def arguments_of(node: Any, args: list[Value], keywords: dict[str, Value], funct
 
 
 def last_name(node: ast.expr) -> str:
-    """The last name of what a call calls, or of an attribute: ``c`` of ``a.b.c()``."""
+    """The last name of a call's callee, or of an attribute: ``c`` of ``a.b.c()``."""
     function = node.func if isinstance(node, ast.Call) else node
     return (
         function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else "?"
@@ -103,7 +103,7 @@ def last_name(node: ast.expr) -> str:
 
 
 def given_by_hooks(reader: Any, module: Value, args: list[Value], node: ast.expr, space: Namespace) -> list[Value]:
-    """What ``forward`` gets, once the pre-hooks of the program's have been read."""
+    """The arguments of ``forward``, after the user's pre-hooks have been analysed."""
     for hook in filter(_is_users, _torch.forward_pre_hooks(module.thing)):
         found = reader.called(of_thing(hook), [module, Value(items=args)], {}, node, space)
         if found.items is not None:
@@ -116,7 +116,7 @@ def given_by_hooks(reader: Any, module: Value, args: list[Value], node: ast.expr
 def returned_by_hooks(
     reader: Any, module: Value, args: list[Value], result: Value, node: ast.expr, space: Namespace
 ) -> Value:
-    """What a module's call gives back, once the forward hooks of the program's have been read."""
+    """The result of a module's call, after the user's forward hooks have been analysed."""
     for hook in filter(_is_users, _torch.forward_hooks(module.thing)):
         found = reader.called(of_thing(hook), [module, Value(items=args), result], {}, node, space)
         if found.items is not None or found.memory:
@@ -125,12 +125,12 @@ def returned_by_hooks(
 
 
 def is_chain(module: Any) -> bool:
-    """Whether a module does nothing but call its children, one on the result of the other."""
+    """Whether a module only calls its children, each on the result of the one before."""
     return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
 
 
 def chained(reader: Any, module: nn.Sequential, args: list[Value], node: ast.expr, space: Namespace) -> Value:
-    """What a chain gives back; its own frame stands between the caller's and those of its children."""
+    """The result of a chain; its own frame is between the caller's and those of its children."""
     code = nn.Sequential.forward.__code__
     file = file_of(code)
     source = read_source(file)

@@ -1,4 +1,4 @@
-"""Log of a post-mortem reading: script and graph together answer as the recorder's logs do."""
+"""Log of a post-mortem analysis: script and graph with the interface of the recorder's logs."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _NEAR = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a Node may have been made: the event's number in the script, and how well both fit."""
+    """A place where a Node may have been made: the event's number in the script, and how well both match."""
 
     event: int
     score: float
 
 
 class RehearsedLog:
-    """What is asked of a recorder's core, its steps and its backwards, answered from the script.
+    """A recorder's core, its steps and its backwards, answered from the script.
 
-    Clocks are places in the script, from 1. ``target`` is the real storage of the overwritten tensor, set by
+    Clocks are positions in the script, from 1. ``target`` is the real storage of the overwritten tensor, set by
     :meth:`look_for`.
     """
 
@@ -48,9 +48,9 @@ class RehearsedLog:
         is_backward: bool = True,
         ends_with_root: bool = False,
     ) -> None:
-        """Lay ``nodes`` beside ``script``, which is read as far as the backward (or the statement) at ``used``.
+        """Align ``nodes`` with ``script``, which ends at the backward (or the statement) at ``used``.
 
-        ``ends_with_root`` tells that the last of ``nodes`` is the root of that backward.
+        ``ends_with_root`` says that the last of ``nodes`` is the root of that backward.
         """
         self.events = _until(script.events, used, is_backward)
         self._known = script.known
@@ -73,23 +73,23 @@ class RehearsedLog:
         self.backwards = sum(event.kind == "backward" for event in self.events)
         self.records = self._step_records()
 
-    # ---- as a recorder's core
+    # ---- interface of a recorder's core
 
     @property
     def steps(self) -> int:
-        """How many steps there were; of the records themselves see :attr:`records`."""
+        """The number of steps; see :attr:`records` for the records themselves."""
         return len(self.records)
 
     def stack(self) -> Site:
-        """Nowhere: nothing was recorded."""
+        """An empty site: no stack was recorded."""
         return Site()
 
     def node_threads(self) -> tuple[int, ...]:
-        """The one thread that is known of."""
+        """The one known thread."""
         return (self._thread,)
 
     def nodes_near(self, sequence: int, thread: int) -> list[tuple[int, int, int, Site]]:
-        """The operation that made the Node with this number, as a core tells it."""
+        """The operation that made the Node with this number, in a core's format."""
         found, site = self.places_of(sequence), self._sites.get(sequence)
         if found:
             event = found[0].event
@@ -97,7 +97,7 @@ class RehearsedLog:
         return [] if site is None else [(sequence, sequence + 1, 0, site)]
 
     def ran_since(self, stack: Site, sequence: int, thread: int) -> bool:
-        """Whether the operation at ``stack`` is met again, and made Nodes numbered ``sequence`` or later."""
+        """Whether the operation at ``stack`` occurs again, and made Nodes numbered ``sequence`` or later."""
         return any(
             event.frames == stack.frames and number > sequence
             for event, number in zip(self.events, self._numbers, strict=True)
@@ -105,11 +105,11 @@ class RehearsedLog:
         )
 
     def lost_writes_after(self, clock: int) -> bool:
-        """Whether writes are missing: a script has all of them."""
+        """Whether writes are missing: never, a script has all of them."""
         return False
 
     def writes(self) -> list[tuple[Any, ...]]:
-        """The writes that may have met the overwritten tensor, as a core tells them; all, where none is looked for."""
+        """The writes that may have hit the overwritten tensor, in a core's format; all, where none is looked for."""
         if self.target:
             return [self._raw(number, self.target) for number in self._seen if self.events[number].kind == "write"]
         found = []
@@ -120,16 +120,16 @@ class RehearsedLog:
         return found
 
     def writes_after(self, clock: int) -> list[tuple[Any, ...]]:
-        """Those that are younger than ``clock``."""
+        """The writes that are younger than ``clock``."""
         return [raw for raw in self.writes() if raw[0] > clock]
 
     def _raw(self, number: int, storage: int) -> tuple[Any, ...]:
-        """One write as a core keeps it; of an expanded tensor only that is told of its shape."""
+        """One write in a core's format; only an expanded tensor has a shape."""
         event = self.events[number]
         offset, shape, strides, itemsize = (0, (2,), (0,), 0) if event.expanded else self._shape
         kind = "out" if not event.name.endswith("_") else "setitem" if event.name == "__setitem__" else "inplace"
         is_parameter = self._is_leaf and not event.records
-        # Versions are not known; below zero they only tell the order.
+        # Versions are not known; below zero they only give the order.
         version = None if self.target else number - len(self.events)
         sequence = self._moments.get(number, self._numbers[number])
         return (
@@ -137,7 +137,7 @@ class RehearsedLog:
             *(Site(event.frames), sequence, event.records, is_parameter, self._steps_before(number)),
         )
 
-    # ---- as a recorder's backwards
+    # ---- interface of a recorder's backwards
 
     def before_in_thread(self, clock: int) -> list[PastBackward]:
         """The backward calls of the script before the one that failed, oldest first."""
@@ -158,10 +158,10 @@ class RehearsedLog:
             if event.kind == "backward"
         ]
 
-    # ---- what only this log is asked
+    # ---- interface of this log alone
 
     def places_of(self, sequence: int) -> list[Place]:
-        """Where the Node with this number may have been made: each line once, best first."""
+        """The places where the Node with this number may have been made: each line once, best first."""
         row = self._row.get(sequence)
         if row is None:
             return []
@@ -175,7 +175,7 @@ class RehearsedLog:
         return list(found.values())
 
     def know_place(self, sequence: int, site: Site) -> None:
-        """Take ``site`` for the place where the Node with this number was made: anomaly mode has recorded it."""
+        """Set ``site`` as the place where the Node with this number was made: anomaly mode has recorded it."""
         self._sites[sequence] = site
         own, row = site.user_frame, self._row.get(sequence)
         if own is not None and row is not None:
@@ -196,7 +196,7 @@ class RehearsedLog:
                 self._losses[number] = (functools.partial(_itself, loss),)
 
     def rivals(self, sequence: int) -> list[Place]:
-        """Other lines that fit the Node with this number nearly as well as the best one."""
+        """Other lines that match the Node with this number nearly as well as the best one."""
         found = self.places_of(sequence)
         return [one for one in found[1:] if one.score > found[0].score - _NEAR]
 
@@ -210,12 +210,12 @@ class RehearsedLog:
         maker: int | None = None,
         named: str | None = None,
     ) -> None:
-        """Find what may have written a tensor: steps and writes after its save, else any at all.
+        """Find the events that may have written a tensor: steps and writes after its save, else any at all.
 
-        What stands for the tensor is its ``storage`` where the script knows a write to that, else (unless it
-        ``is_leaf``, a parameter) the operands or the result of the operation that made the Node numbered ``sequence``.
-        ``shape`` is the region of its base. ``maker`` is the number of the tensor's own Node: an operation in place
-        that autograd recorded has made itself that. ``named`` is what PyTorch calls that Node's operation.
+        The tensor is identified by its ``storage`` where the script knows a write to that, else (unless it ``is_leaf``,
+        a parameter) by the operands or the result of the operation that made the Node numbered ``sequence``. ``shape``
+        is the region of its base. ``maker`` is the number of the tensor's own Node: an in-place operation that autograd
+        recorded has made that itself. ``named`` is PyTorch's name for that Node's operation.
         """
         self.target, self._shape, self._is_leaf = storage, shape, is_leaf
         place = next(iter(self.places_of(sequence)), None) if sequence is not None else None
@@ -235,7 +235,7 @@ class RehearsedLog:
             after = [number for number in met if number > saved_at]
             if after or met:
                 self._seen = after or met
-                # The loop went round more often than it was read: what stands before the save came after it, too.
+                # The loop ran more often than it was analysed: events before the save also came after it.
                 self._later = 0 if after else len(self.events)
                 self.clock += self._later
                 break
@@ -254,7 +254,7 @@ class RehearsedLog:
     def _moment(self, write: int, row: int) -> int:
         """The number of the next Node when the event ``write`` happened first after the Node of ``row``.
 
-        That is found on the way of the Nodes through the script, which may go round in loops.
+        It is found on the path of the Nodes through the script, which may contain loops.
         """
         at = next(iter(self._places[row]), None)
         if at is None:
@@ -267,7 +267,7 @@ class RehearsedLog:
             if not self._places[later] or is_glue(self._nodes[later].name):
                 continue
             event = self._places[later][0].event
-            # The same operation again, after others whose Nodes this graph does not hold: another round.
+            # The same operation again, after others whose Nodes are not in this graph: another iteration.
             went_round = event < before or (event == before and has_gap)
             if (write > before or write < event) if went_round else before < write < event:
                 return made + 1
@@ -296,7 +296,7 @@ class RehearsedLog:
         for number, event in enumerate(self.events):
             if event.kind == "step":
                 storages = array("q", sorted(event.written))
-                # Versions that fit none: only that each was written is known.
+                # No version matches: it is only known that each was written.
                 before, after = array("q", [-1] * len(storages)), array("q", [-2] * len(storages))
                 found.append(
                     StepRecord(
@@ -315,10 +315,10 @@ class RehearsedLog:
 
 
 class RehearsedSteps:
-    """What is asked of a recorder's :class:`gradsan.record.steps.Steps`."""
+    """A recorder's :class:`gradsan.record.steps.Steps`, answered from the script."""
 
     def __init__(self, log: RehearsedLog) -> None:
-        """Tell the steps of ``log``."""
+        """Take the steps of ``log``."""
         self.steps = log.records
         self.made_by_engine = MadeByEngine()
 
@@ -348,7 +348,7 @@ def last_use(events: Sequence[Event], used: Frame | None, is_backward: bool) -> 
 
 
 def _until(events: list[Event], used: Frame | None, is_backward: bool) -> list[Event]:
-    """The events up to the backward that failed, or before the statement that did."""
+    """The events up to the backward that failed, or before the failed statement."""
     last = last_use(events, used, is_backward)
     if last < 0:
         return events

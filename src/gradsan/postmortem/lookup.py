@@ -1,4 +1,4 @@
-"""Names, attributes and values of expressions in a post-mortem reading, without running the program's code."""
+"""Lookup of names, attributes and elements in the post-mortem analysis, without running the program's code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TENSOR_VIEWS = frozenset({"data", "T", "mT", "H", "mH", "real", "imag"})
 
 
 def name(space: Namespace, text: str) -> Value:
-    """The variable ``text``: what reading gave it, else what it is in the live frame, in the module, in Python."""
+    """The variable ``text``: its analysed value, else that of the live frame, of the module, of Python."""
     at: Namespace | None = space
     while at is not None:
         if text in at.names:
@@ -40,7 +40,7 @@ def name(space: Namespace, text: str) -> Value:
 
 
 def attribute(owner: Value, text: str) -> Value:
-    """The attribute ``text`` of ``owner``; of what is unknown it is taken for a tensor's."""
+    """The attribute ``text`` of ``owner``; an unknown owner's is taken for a tensor's."""
     if owner.attributes is not None and text in owner.attributes:
         return owner.attributes[text]
     if owner.may_be_tensor:
@@ -80,7 +80,7 @@ def _of_class(kind: Any, text: str) -> Any:
 
 
 def of_parent(space: Namespace, text: str) -> Value:
-    """``super().text``: the next method in the order in which the methods of ``self`` are looked up."""
+    """``super().text``: the next method in the MRO of ``self``."""
     at: Namespace | None = space
     while at is not None and "self" not in at.names:
         at = at.outer
@@ -132,7 +132,7 @@ def element(owner: Value, key: Any) -> Value:
 
 
 def any_of(values: list[Value]) -> Value:
-    """One value for all elements of a container: their memory, and the one thing that they may be."""
+    """One value for all elements of a container: their memory, and the one object that they may be."""
     if not values:
         return Value()
     memory = frozenset().union(*(value.memory for value in values))
@@ -160,7 +160,7 @@ def memory_in_groups(optimizer: Any) -> frozenset[int]:
 
 
 def live_instead(live: Any, value: Value) -> Value:
-    """The object that a live variable holds, where it may be the one that is assigned; tensors come and go."""
+    """The object in a live variable, where it may be the assigned one; tensors are short-lived."""
     if live is UNKNOWN or isinstance(live, NUMBERS):
         return value
     if value.is_known and is_optimizer(value.thing):
@@ -176,7 +176,7 @@ def _is_lasting_leaf(tensor: Any) -> bool:
     try:
         return bool(tensor.is_leaf and tensor.requires_grad)
     except RuntimeError:
-        return False  # a view that autograd refuses to speak of, because its base was written
+        return False  # a view on which autograd raises, because its base was written
 
 
 def _lasts(container: Any) -> bool:
@@ -200,11 +200,11 @@ _imagined = itertools.count(-1, -1)
 
 @dataclass(slots=True, eq=False)
 class Value:
-    """What an expression may stand for.
+    """A possible value of an expression.
 
-    ``thing`` is the live object, ``UNKNOWN`` where there is none. ``memory`` are the storages it may lie in: real ones
-    by :func:`gradsan._torch.storage_identity`, those that reading made up by negative numbers. ``items`` are
-    the elements of a container that reading has seen made, ``attributes`` those of an object.
+    ``thing`` is the live object, ``UNKNOWN`` where there is none. ``memory`` are its possible storages: real ones
+    by :func:`gradsan._torch.storage_identity`, those invented by the analysis by negative numbers. ``items`` are
+    the elements of a container that the analysis has seen made, ``attributes`` those of an object.
     """
 
     thing: Any = UNKNOWN
@@ -215,12 +215,12 @@ class Value:
 
     @property
     def is_known(self) -> bool:
-        """Whether a live object stands behind it."""
+        """Whether it is a live object."""
         return self.thing is not UNKNOWN
 
     @property
     def may_be_tensor(self) -> bool:
-        """Whether it may be a tensor: a live one, or anything made meanwhile that is no container and no object."""
+        """Whether it may be a tensor: a live one, or a new value that is neither a container nor an object."""
         if self.is_known:
             return bool(torch.is_tensor(self.thing))
         return self.items is None and self.attributes is None
@@ -228,7 +228,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Closure:
-    """A function that reading has seen defined: its syntax, where it stands, and the variables around it."""
+    """A function whose definition was analysed: its syntax, its place, and the variables around it."""
 
     node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
     scope: Any
@@ -237,7 +237,7 @@ class Closure:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bound:
-    """A method and what it is called on."""
+    """A method and its receiver."""
 
     function: Any
     owner: Value
@@ -253,7 +253,7 @@ class TensorMethod:
 
 @dataclass(slots=True, eq=False)
 class Namespace:
-    """The variables of a function or module while it is read; ``live`` are those of its frame, if that is there."""
+    """The variables of a function or module under analysis; ``live`` are those of its frame, if it exists."""
 
     file: str
     qualname: str
@@ -279,7 +279,7 @@ def of_thing(thing: Any) -> Value:
 
 
 def joined(values: list[Value]) -> Value:
-    """One value that may be any of several."""
+    """One value for any of several."""
     kept = [value for value in values if not (value.is_known and value.thing is None)] or values
     if not kept:
         return made()
@@ -298,7 +298,7 @@ def joined(values: list[Value]) -> Value:
 
 
 def memory_in(value: Value, depth: int = 3) -> frozenset[int]:
-    """The memory of a value and of what it contains."""
+    """The memory of a value and of its elements."""
     found = value.memory
     if depth and value.items is not None:
         found = found.union(*(memory_in(item, depth - 1) for item in value.items))

@@ -1,4 +1,4 @@
-"""Calls of what has no source: methods of tensors and containers, functions of torch and of Python, by their names."""
+"""Calls without source: methods of tensors and containers, functions of torch and of Python, by name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SILENT = frozenset({"item", "tolist", "numel", "size", "dim", "stride", "data_p
 
 
 class NamedCalls(Reader):
-    """Reads calls by what their names say."""
+    """Interpreter of calls by name."""
 
     def _tensor_method(
         self, method: TensorMethod, args: list[Value], keywords: dict[str, Value], node: ast.expr, space: Namespace
@@ -56,7 +56,7 @@ class NamedCalls(Reader):
     def _builtin(
         self, name: str, args: list[Value], keywords: dict[str, Value], node: ast.expr, space: Namespace
     ) -> Value:
-        """A call of what has no source: by what its name says."""
+        """Interpret a call without source by its name."""
         if name in _SILENT:
             return Value()
         if name in ("zip", "enumerate"):
@@ -108,7 +108,7 @@ class NamedCalls(Reader):
         return isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
 
     def _step(self, optimizer: Value, args: list[Value], node: ast.expr, space: Namespace) -> Value:
-        """A step: it writes all parameters of the optimizer, and runs its closure before and after."""
+        """Interpret a step: it writes all parameters of the optimizer, and runs its closure before and after."""
         if optimizer.is_known:
             name, written = type(optimizer.thing).__name__, Value(memory=lookup.memory_in_groups(optimizer.thing))
         else:

@@ -1,4 +1,4 @@
-"""Reading of a program from the outermost frame of its stack to the line that failed."""
+"""Analysis of a program from the outermost frame of its stack to the line that failed."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def rehearse(
 ) -> RehearsedLog:
     """The log of a program that failed with ``frames`` on its stack (outermost first), at the line ``used``.
 
-    ``is_backward`` tells a backward that failed from another statement.
+    ``is_backward`` distinguishes a backward that failed from another statement.
 
-    ``nodes`` are the Nodes of the graph, any order; the one that is asked about first. What cannot be read is left out.
+    ``nodes`` are the Nodes of the graph, any order; the one in question first. Unreadable source is left out.
     """
     script = Script()
     own = [frame for frame in frames if is_user_file(frame.f_code.co_filename)]
@@ -56,12 +56,12 @@ def rehearse(
 
 
 def _read(own: Sequence[FrameType], used: Frame | None, script: Script, is_backward: bool) -> None:
-    """Read from the outermost frame; where that does not lead to the failing line, from the next one."""
+    """Analyse from the outermost frame; where that does not lead to the failing line, from the next one."""
     walk = Walk(script)
     walk.live_frames = {_key(frame): _torch.locals_of(frame) for frame in own}
     cells = [place for place, frame in enumerate(own) if source.is_cell(file_of(frame.f_code))]
     if cells:
-        # What runs a notebook is no part of it, but the cells that ran before are.
+        # The code that runs a notebook is no part of it, but the cells that ran before are.
         own = own[cells[0] :]
         with contextlib.suppress(EnoughError):
             _read_cells_before(walk, own[0])
@@ -79,7 +79,7 @@ def _read(own: Sequence[FrameType], used: Frame | None, script: Script, is_backw
 
 
 def _learn(space: Namespace, known: dict[int, frozenset[int]]) -> None:
-    """Find out, by the variables that live, which memory of the script is which storage."""
+    """Map memory of the script to real storages, by the live variables."""
     for name, value in space.names.items():
         live = space.live.get(name)
         if not torch.is_tensor(live) or value.is_known:
@@ -89,7 +89,7 @@ def _learn(space: Namespace, known: dict[int, frozenset[int]]) -> None:
 
 
 def _read_cells_before(walk: Walk, frame: FrameType) -> None:
-    """Read the cells that were run before the one of ``frame``, in the order in which Python came to know them."""
+    """Analyse the cells that were run before the one of ``frame``, in the order in which Python compiled them."""
     files = [file for file in linecache.cache if source.is_cell(file)]
     last = file_of(frame.f_code)
     for file in files[: files.index(last) if last in files else len(files)][-_CELLS_READ:]:
@@ -127,7 +127,7 @@ def _key(frame: FrameType) -> tuple[str, str]:
 
 
 def _described(nodes: Sequence[Any], frame: FrameType | None, most: int) -> list[Made]:
-    """What is known of the ``most`` Nodes around the first of ``nodes``, by their numbers."""
+    """The known facts of the ``most`` Nodes around the first of ``nodes``, in order of their numbers."""
     numbered = {number: node for node in nodes if (number := _torch.node_sequence(node)) is not None}
     if not numbered:
         return []
@@ -149,7 +149,7 @@ def _described(nodes: Sequence[Any], frame: FrameType | None, most: int) -> list
 
 
 def _leaves_of(node: Any) -> frozenset[int]:
-    """The storages of the parameters that went into a Node, themselves or as a view."""
+    """The storages of the parameters that are inputs of a Node, themselves or as a view."""
     found: set[int] = set()
     for child, _ in node.next_functions:
         if child is None:

@@ -1,4 +1,4 @@
-"""Script of a post-mortem reading: operations in the order in which they would happen, and the reader who adds them."""
+"""Script of a post-mortem analysis: inferred operations in order, and the base of the interpreter that adds them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ EventKind = Literal["op", "write", "step", "backward"]
 
 
 class EnoughError(Exception):
-    """The script is full; reading ends here."""
+    """The script is full; the analysis ends here."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Event:
-    """One thing that happens at ``frames`` (outermost first).
+    """One event at ``frames`` (outermost first).
 
-    ``name`` is what is called (``sigmoid``, ``add_``, ``SGD``). ``operands``, one by one, and ``result`` are the memory
-    it reads and makes, ``written`` what it changes, ``leaves`` the real storages of parameters among the operands.
-    ``bound`` are the names that its statement gives its result to. ``records`` tells whether autograd would record it.
-    ``retain_graph`` is that of a backward. ``expanded`` tells that what is written was expanded.
+    ``name`` is the callee (``sigmoid``, ``add_``, ``SGD``). ``operands``, one by one, and ``result`` are the memory it
+    reads and makes, ``written`` the memory it changes, ``leaves`` the real storages of parameters among the operands.
+    ``bound`` are the names to which its statement binds the result. ``records`` says whether autograd would record it.
+    ``retain_graph`` is that of a backward. ``expanded`` says that the written tensor was expanded.
     """
 
     kind: EventKind
@@ -46,7 +46,7 @@ class Event:
 
     @property
     def place(self) -> Frame | None:
-        """The deepest frame of the user's own code."""
+        """The innermost frame of the user's own code."""
         return next((frame for frame in reversed(self.frames) if frame.is_user), None)
 
 
@@ -54,8 +54,8 @@ class Event:
 class Script:
     """The events, oldest first; at most ``EVENTS_KEPT``.
 
-    ``repeated`` are the last rounds of loops, each as (first event, event after the last): a loop may go round more
-    often than it is read. ``known`` says of real storages by which numbers the script knows them.
+    ``repeated`` are the last iterations of loops, each as (first event, event after the last): a loop may run more
+    often than it is analysed. ``known`` maps real storages to the numbers that the script has for them.
     """
 
     events: list[Event] = field(default_factory=list)
@@ -63,22 +63,22 @@ class Script:
     known: dict[int, frozenset[int]] = field(default_factory=dict)
 
     def add(self, event: Event) -> None:
-        """Put ``event`` at the end. Raises EnoughError where the script is full."""
+        """Append ``event``. Raises EnoughError where the script is full."""
         if len(self.events) >= EVENTS_KEPT:
             raise EnoughError
         self.events.append(event)
 
     def note_round(self, first: int) -> None:
-        """Remember that what was added from the event ``first`` on was a loop's last round."""
+        """Note that the events from ``first`` on were a loop's last iteration."""
         if len(self.events) > first:
             self.repeated.append((first, len(self.events)))
 
 
 class Reader:
-    """Keeps where reading stands."""
+    """State of the analysis."""
 
     def __init__(self, script: Script) -> None:
-        """Begin an empty reading into ``script``."""
+        """Start with an empty analysis that writes into ``script``."""
         self.script = script
         self.frames: tuple[Frame, ...] = ()
         self.bound: tuple[str, ...] = ()
@@ -104,7 +104,7 @@ class Reader:
         frame: Frame | None = None,
         retain_graph: bool = False,
     ) -> None:
-        """Put one event at ``node`` into the script; ``frame`` is a library's frame below it."""
+        """Append one event at ``node`` to the script; ``frame`` is a library's frame below it."""
         leaves = frozenset(memory for one in operands for memory in _leaves_in(one.thing))
         frames = (*self.frames, self.frame_at(node, space), *(() if frame is None else (frame,)))
         self.script.add(
@@ -124,7 +124,7 @@ class Reader:
         )
 
     def frame_at(self, node: ast.AST, space: Namespace) -> Frame:
-        """The frame of a function that stands at ``node``."""
+        """The frame of a function at the position of ``node``."""
         source = read_source(space.file)
         is_user = is_user_file(space.file)
         if source is None or not is_user:
@@ -132,7 +132,7 @@ class Reader:
         span = source.span(node)
         return Frame(space.file, span.line, space.qualname, span.column, span.end_line, span.end_column, is_user)
 
-    # ---- given by the classes that build on this one
+    # ---- defined by the subclasses
 
     live_frames: dict[tuple[str, str], dict[str, Any]]
 

@@ -1,8 +1,8 @@
-"""Evidence for an exception that nobody watched, from what is left of graph and variables, and from the source.
+"""Evidence for an exception of an unwatched program, from the remaining graph and variables, and from the source.
 
-The traceback holds the frames, these hold the variables, and the one by which torch entered the engine holds the loss.
-No hook is installed anywhere, as on a stale slot that would switch PyTorch's check off; but where torch shows a stale
-tensor to nothing else (``_torch/saved.py``), and there the hook checks.
+The traceback holds the frames, these hold the variables, and the frame in which torch entered the engine holds the
+loss. No hook is installed on the graph, since on a stale slot it would switch PyTorch's check off; except where torch
+shows a stale tensor only to a hook (``_torch/saved.py``), and there the hook checks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RESULT_OF = re.compile(r", which is output \d+ of (?P<op>[^,]+),")
 
 
 def evidence_of(error: BaseException) -> Evidence:
-    """What lies behind ``error`` or, where that is no error of autograd's, behind what it was raised from."""
+    """The evidence for ``error`` or, if it is not autograd's, for the exception that it was raised from."""
     for one in _chain(error):
         if stale_slots.is_version_error(one):
             conflict = _conflict(one)
@@ -42,7 +42,7 @@ def evidence_of(error: BaseException) -> Evidence:
 
 
 def evidence_in(loss: Any, frame: FrameType) -> Evidence:
-    """The saved tensors in the graph of ``loss`` that are out of date; ``frame`` is where that is asked."""
+    """The stale saved tensors in the graph of ``loss``; ``frame`` is where that is asked."""
     found = []
     site, frames = _stack_of(frame)
     record = BackwardRecord(0, site, threading.get_ident(), "backward", False, (loss.grad_fn,), (loss,))
@@ -77,7 +77,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 class _Call:
-    """The failed call into the engine: the loss, the stack that led to it, and the backward as a recorder tells it."""
+    """The failed call into the engine: the loss, the stack that led to it, the backward in the recorder's format."""
 
     def __init__(self, call: _torch.EngineCall, error: BaseException) -> None:
         self.site, self.frames, self.frame = of_traceback(_up_to(error.__traceback__, call.trace))
@@ -133,7 +133,7 @@ def _of_record(
     if found is None:
         return None
     if node is None and tensor is not None:
-        # Without a save the clock says nothing; every write to it may be the one.
+        # Without a save the clock is no evidence; every write to it may be the one.
         writes = ledger.writes_since(log, RehearsedSteps(log), log.target, 0, stale.saved_version)
         found = replace(found, writes=writes)
     rivals = [] if number is None else log.rivals(number)
@@ -146,7 +146,7 @@ def _of_record(
 
 
 def _anomaly_site(node: Any) -> Site | None:
-    """Where a Node was made, if anomaly mode was on then; its frames have no columns."""
+    """The site where a Node was made, if anomaly mode was on then; its frames have no columns."""
     frames = [
         Frame(parsed["file"], int(parsed["line"]), parsed["name"], is_user=is_user_file(parsed["file"]))
         for line in _torch.anomaly_stack(node)
@@ -156,7 +156,7 @@ def _anomaly_site(node: Any) -> Site | None:
 
 
 def _named_op(error: BaseException) -> str | None:
-    """The operation of which PyTorch says that the overwritten tensor is a result: mostly the last that wrote it."""
+    """The operation that PyTorch names as the overwritten tensor's: mostly the last that wrote it."""
     parsed = _RESULT_OF.search(str(error))
     return None if parsed is None else parsed["op"].rpartition(":")[2]
 

@@ -1,4 +1,4 @@
-"""Statements in a post-mortem reading: both branches of a choice, two rounds of a loop."""
+"""Statements in the post-mortem analysis: both branches of an ``if``, two iterations of a loop."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _LEAVING = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 
 
 class Walk(Expressions):
-    """Reads blocks of statements into a script."""
+    """Interpreter of blocks of statements, which adds to a script."""
 
     def block(self, body: Sequence[ast.stmt], space: Namespace) -> list[Value]:
-        """Read ``body`` in ``space``; the values that it may return."""
+        """Analyse ``body`` in ``space``; the values that it may return."""
         returned: list[Value] = []
         for statement in body:
             self.statements_read += 1

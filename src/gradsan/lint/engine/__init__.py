@@ -1,1 +1,1 @@
-"""Abstract reading of a file: every statement once, with tensors, memory and graphs that only stand for real ones."""
+"""Abstract interpreter of a file: every statement once, with abstract tensors, memory and graphs."""

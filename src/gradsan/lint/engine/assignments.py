@@ -1,4 +1,4 @@
-"""Assignments in an abstract reading, and writes by operators and indices."""
+"""Assignments in the abstract interpreter, and writes by operators and indices."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _SURELY_MISSPELT = words(
 
 
 class Assignments(Expressions):
-    """Assigns and writes."""
+    """Interpreter of assignments and writes."""
 
     def _assign_statement(self, node: ast.Assign, state: State) -> State:
         value = self.evaluate(node.value, state)
@@ -70,7 +70,7 @@ class Assignments(Expressions):
             value.text = chain_key(node.targets[0]) or ""
 
     def assign(self, target: ast.expr, value: Value, state: State) -> None:
-        """``target`` is given ``value``."""
+        """Assign ``value`` to ``target``."""
         if isinstance(target, ast.Name):
             frame = self.frames[-1]
             state.names[frame.outer_names.get(target.id, frame.number), target.id] = value
@@ -157,7 +157,7 @@ class Assignments(Expressions):
         self.report("GS703", "attribute_misspelt", site, state, level, values, [("written", site)], fix="spell")
 
     def _may_lose(self, owner: Value, value: Value, target: ast.AST, state: State) -> None:
-        """A module takes the place of one that an optimizer holds."""
+        """Report a module that replaces one held by an optimizer."""
         if not (isinstance(value, Layer) and value.has_weights):
             return
         for optimizer in {one for one in state.names.values() if isinstance(one, Optimizer)}:
@@ -233,7 +233,7 @@ class Assignments(Expressions):
         return state
 
     def added(self, node: ast.stmt, target: ast.expr, term: ast.expr, total: Value, value: Value, state: State) -> None:
-        """``total += value``. See :class:`Sums`."""
+        """Interpret ``total += value``. See :class:`Sums`."""
 
     def _augment_item(self, node: ast.AugAssign, target: ast.Subscript, state: State) -> State:
         owner = self.evaluate(target.value, state)

@@ -1,4 +1,4 @@
-"""Attributes in an abstract reading."""
+"""Attributes in the abstract interpreter."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _METADATA = words(
 
 
 class Attributes(Calls):
-    """Reads attributes."""
+    """Interpreter of attribute reads."""
 
     def attribute(self, owner: Value, name: str, node: ast.AST, state: State) -> Value:
         """See :class:`Base`."""
@@ -78,7 +78,7 @@ class Attributes(Calls):
                 continue
             value = self.attribute(one, name, node, state)
             if isinstance(value, Method):
-                # Which of them it is called on is decided by the call.
+                # The call decides on which of them it is called.
                 return value if found is None else found
             found = value if found is None else self.merge(found, value, state.way)
         return Plain() if found is None else found
@@ -114,7 +114,7 @@ class Attributes(Calls):
         made = self.fresh(grad=grad, text=f"{owner.text}.{name}" if owner.text else name)
         made.is_array = owner.is_array
         if owner.node is not None:
-            # What an unknown value holds are several values, each with a graph of its own.
+            # The attributes of an unknown value are separate values, each with a graph of its own.
             made.node = Node("part", (owner.node,), (), self.site(node), made.clock, grad, is_opaque=True)
         state.heap[owner, name] = made
         return made
@@ -126,7 +126,7 @@ class Attributes(Calls):
         if is_made and owner.is_certain and (owner, "@retained") not in state.heap:
             site = self.site(node)
             assert graph is not None
-            # ``items[i].grad`` may be of a list as well as of a tensor.
+            # ``items`` of ``items[i].grad`` may be a list as well as a tensor.
             level = MAYBE if isinstance(graph.site.node, ast.Subscript) else YES
             self.report(
                 "GS409", "gradient_of_non_leaf", site, state, level,

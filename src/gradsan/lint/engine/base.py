@@ -1,4 +1,4 @@
-"""What all parts of an abstract reading share: the clock, frames, bounds, findings, and values where ways meet."""
+"""Common base of the abstract interpreter: clock, frames, bounds, findings, and joins of values."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _ALTERNATIVES = 4
 
 
 class EnoughError(Exception):
-    """The reading has come to its bounds."""
+    """The analysis has reached its bounds."""
 
 
 @dataclass(slots=True)
 class Frame:
-    """A function, or the module, while it is read. ``chain`` are the frames in which its names are looked for."""
+    """A function, or the module, during its analysis. ``chain`` are the frames in which its names are looked up."""
 
     number: int
     name: str
@@ -52,7 +52,7 @@ class Frame:
 
 @dataclass(slots=True)
 class Loop:
-    """A loop while it is read: the states in which its body leaves it, or goes on to the next round."""
+    """A loop during its analysis: the states in which its body leaves it, or continues with the next iteration."""
 
     breaks: list[State] = field(default_factory=list)
     continues: list[State] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Loop:
 
 @dataclass(slots=True)
 class LoopEntry:
-    """A loop that is being read: its syntax, and the clock at its first round."""
+    """An entered loop: its syntax, and the clock at its first iteration."""
 
     node: ast.AST
     clock: int
@@ -68,7 +68,7 @@ class LoopEntry:
 
 
 class Base:
-    """The state of the reading of one file."""
+    """State of the analysis of one file."""
 
     statements_left = 4_000
     trusts = True
@@ -78,7 +78,7 @@ class Base:
     """Whether the function that is entered next is read for itself."""
 
     def __init__(self, module: ast.Module) -> None:
-        """Read nothing yet of ``module``."""
+        """Start with nothing of ``module`` analysed."""
         self.module = module
         self.clock = 0
         self.frames: list[Frame] = []
@@ -92,15 +92,15 @@ class Base:
     # -- the clock, places, bounds
 
     def tick(self) -> int:
-        """The next moment."""
+        """Advance the clock and return it."""
         self.clock += 1
         return self.clock
 
     def site(self, node: ast.AST) -> Site:
-        """The place of ``node`` in the function that is being read."""
+        """The place of ``node`` in the function under analysis."""
         return Site(node, self.frames[-1].name if self.frames else "<module>")
 
-    # -- what is found
+    # -- findings
 
     def report(
         self,
@@ -114,7 +114,7 @@ class Base:
         fix: str = "",
         variant: str = "",
     ) -> None:
-        """Note a fault at ``at``; ``level`` is YES where it is sure. ``places`` are (role, place), in their order."""
+        """Report a fault at ``at``; ``level`` is YES where it is certain. ``places`` are (role, place), in order."""
         if state.quiet or level == NO:
             return
         is_sure = level == YES and self.trusts
@@ -127,16 +127,16 @@ class Base:
     # -- values
 
     def fresh(self, *, certain: bool = False, grad: int = MAYBE, text: str = "") -> Tensor:
-        """A tensor in memory of its own, or anything."""
+        """A tensor in memory of its own, or an unknown value."""
         return Tensor((Memory(),), grad, None, self.tick(), is_certain=certain, text=text)
 
     def held(self, owner: Value, state: State) -> list[Value]:
-        """The items that a container holds."""
+        """The items of a container."""
         items = state.heap.get((owner, "@items"))
         return list(items) if isinstance(items, tuple) else []
 
     def merge(self, one: Value, other: Value, way: Way, ways: tuple[Way, Way] | None = None) -> Value:
-        """One value for what is either ``one`` or ``other``."""
+        """One value for ``one`` or ``other``."""
         if one is other:
             return one
         if isinstance(one, Plain) and isinstance(other, Plain):
@@ -167,7 +167,7 @@ class Base:
             tensor.node or tensor for tensor in (one, other) if tensor.grad > NO or tensor.node is not None
         )
         clock = self.tick()
-        # A choice that is not told apart: whatever stands on another way does not fit.
+        # An undecided choice: values of another path do not apply.
         own = ways or (((clock, 0),), ((clock, 1),))
         lies: dict[Memory, Way] = {**(one.ways or {}), **(other.ways or {})}
         for tensor, way, rest in ((one, own[0], other), (other, own[1], one)):
@@ -196,32 +196,32 @@ class Base:
         )
 
     def examine(self, one: Content, other: Content) -> Content:
-        """The content of a memory that was written on one of two ways, or differently on both."""
+        """The content of a memory that was written on one of two paths, or differently on both."""
         parents = tuple(node for node in (one.node, other.node) if node is not None)
         grad = max(one.grad, other.grad)
         node = Node("either", parents, (), self.site(self.statement), self.tick(), grad) if parents else None
         return Content(min(one.clock, other.clock), node, grad)
 
     def join(self, one: State | None, other: State | None, way: Way) -> State | None:
-        """The state after two ways."""
+        """The state after two joining paths."""
         return joined(one, other, way, self.merge, self.examine)
 
-    # -- what the parts say to each other
+    # -- interface between the parts
 
     def evaluate(self, node: ast.expr, state: State) -> Value:
-        """What an expression stands for. See :class:`Expressions`."""
+        """The value of an expression. See :class:`Expressions`."""
         raise NotImplementedError
 
     def call(self, callee: Value, args: list[Value], keywords: dict[str, Value], node: ast.AST, state: State) -> Value:
-        """What a call gives. See :class:`Calls`."""
+        """The result of a call. See :class:`Calls`."""
         raise NotImplementedError
 
     def attribute(self, owner: Value, name: str, node: ast.AST, state: State) -> Value:
-        """What ``owner.name`` is. See :class:`Attributes`."""
+        """The value of ``owner.name``. See :class:`Attributes`."""
         raise NotImplementedError
 
     def block(self, body: Many[ast.stmt], state: State) -> State | None:
-        """The state after a block, None where it is always left early. See :class:`Statements`."""
+        """The state after a block, None where all its paths leave early. See :class:`Statements`."""
         raise NotImplementedError
 
     def run_function(
@@ -232,11 +232,11 @@ class Base:
         state: State,
         me: Value | None = None,
     ) -> Value:
-        """What a function of the file returns. See :class:`Calls`."""
+        """The result of a function of the file. See :class:`Calls`."""
         raise NotImplementedError
 
     def find_function(self, kind: ClassValue, name: str, *, behind: ClassValue | None = None) -> Function | None:
-        """The function ``name`` of a class or of its bases; those of classes up to ``behind`` are passed over."""
+        """The function ``name`` of a class or of its bases; classes up to ``behind`` in the MRO are skipped."""
         order = self.order_of(kind)
         if behind is not None and behind in order:
             order = order[order.index(behind) + 1 :]

@@ -1,4 +1,4 @@
-"""Calls of an abstract reading, followed into the functions and classes of the file."""
+"""Calls in the abstract interpreter, followed into the functions and classes of the file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _DEEPEST = 9
 
 
 class Calls(Libraries):
-    """Calls."""
+    """Interpreter of calls."""
 
     def call(self, callee: Value, args: list[Value], keywords: dict[str, Value], node: ast.AST, state: State) -> Value:
         """See :class:`Base`."""
@@ -75,7 +75,7 @@ class Calls(Libraries):
     def _call_any(
         self, callee: Choice, args: list[Value], keywords: dict[str, Value], node: ast.AST, state: State
     ) -> Value:
-        """One of several is called: each in a state of its own."""
+        """Call one of several callees: each in a state of its own."""
         able = [one for one in callee.values if not isinstance(one, Plain)]
         if len(able) == 1:
             return self.call(able[0], args, keywords, node, state)
@@ -142,7 +142,7 @@ class Calls(Libraries):
         return frame
 
     def _left(self, frame: Frame, end: State | None, state: State) -> Value:
-        """What a function returns: on the way that reads on furthest, together with the state of that way."""
+        """The result of a function: on the path analysed furthest, together with the state of that path."""
         if frame.yielded:
             made = Sequence("list")
             if end is None and frame.returned:
@@ -210,7 +210,7 @@ class Calls(Libraries):
         return self.evaluate(node, state)
 
     def grad_switch(self, node: ast.expr, state: State) -> bool | None:
-        """Whether a decorator or ``with`` switches recording on or off; None for any other."""
+        """The grad mode that a decorator or ``with`` sets, on or off; None for any other."""
         call = node if isinstance(node, ast.Call) else None
         target = call.func if call is not None else node
         name = target.attr if isinstance(target, ast.Attribute) else getattr(target, "id", "")
@@ -303,7 +303,7 @@ class Calls(Libraries):
         return self.call_unknown(Plain(), [*args, *keywords.values()], node, state, name)
 
     def _custom_function(self, kind: ClassValue, args: list[Value], node: ast.AST, state: State) -> Value:
-        """``Function.apply``: its inputs that ``save_for_backward`` names are kept."""
+        """Interpret ``Function.apply``, which saves the inputs that ``save_for_backward`` names."""
         made = self.apply("none", args, node, state, kind.node.name)
         forward = kind.functions.get("forward")
         if forward is None or made.node is None:

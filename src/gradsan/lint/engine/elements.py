@@ -1,4 +1,4 @@
-"""Containers in an abstract reading: displays, elements, comprehensions."""
+"""Containers in the abstract interpreter: displays, elements, comprehensions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gradsan.source.identifiers import chain_key
 
 
 class Elements(Attributes):
-    """Reads containers and indices."""
+    """Interpreter of containers and indices."""
 
     def _sequence(self, node: ast.Tuple | ast.List | ast.Set, state: State) -> Value:
         made = Sequence("tuple" if isinstance(node, ast.Tuple) else "list")
@@ -53,7 +53,7 @@ class Elements(Attributes):
         return self.element(owner, node, state)
 
     def element(self, owner: Value, node: ast.Subscript, state: State) -> Value:
-        """``owner[…]``."""
+        """The value of ``owner[…]``."""
         if isinstance(owner, Choice):
             owner = next((one for one in owner.values if not isinstance(one, Plain)), Plain())
         if isinstance(owner, Dictionary):

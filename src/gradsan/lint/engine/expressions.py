@@ -1,4 +1,4 @@
-"""Expressions of an abstract reading, names and attributes."""
+"""Expressions in the abstract interpreter, names and attributes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _NO_TENSORS = frozenset({"list", "tuple", "dict", "set", "int", "float", "bool",
 
 
 class Expressions(Elements):
-    """Evaluates expressions."""
+    """Interpreter of expressions."""
 
     def evaluate(self, node: ast.expr, state: State) -> Value:
         """See :class:`Base`."""
@@ -187,7 +187,7 @@ class Expressions(Elements):
         return both
 
     def truth(self, node: ast.expr, state: State) -> bool | None:
-        """Whether a condition holds; None where the source does not decide."""
+        """Whether a condition holds; None where the source does not decide it."""
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             inner = self.truth(node.operand, state)
             return None if inner is None else not inner

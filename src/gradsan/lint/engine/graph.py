@@ -1,4 +1,4 @@
-"""Backward calls, steps and results of an abstract reading: which of what they need has been overwritten or freed."""
+"""Graph in the abstract interpreter: backward calls, steps and results, and saved values overwritten or freed."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from gradsan.lint.engine.values import (
 )
 
 _NODES_WALKED = 3_000
-# Where the state has the parameters whose gradients a backward has filled.
+# The state's key for the parameters whose gradients a backward has filled.
 _FILLED = (None, "@filled")
 
 
 @dataclass(slots=True)
 class _Fault:
-    """What a walk has met: a Node whose saved value was written, or that was freed."""
+    """A fault found by a walk: a Node whose saved value was written, or that was freed."""
 
     node: Node
     saved: Saved | None
@@ -48,7 +48,7 @@ class _Fault:
 
 
 class Graph(Tensors):
-    """Walks graphs."""
+    """Interpreter of backward calls and optimizers."""
 
     def __init__(self, module: ast.Module) -> None:
         """See :class:`Base`."""
@@ -69,15 +69,16 @@ class Graph(Tensors):
         is_grad: bool = False,
         inputs: Value | None = None,
     ) -> None:
-        """A backward over the graph of ``loss``; ``retain`` is None where it may keep the graph, or not.
+        """Run backward over the graph of ``loss``; ``retain`` is None where it is unknown.
 
-        Several outputs are one backward, which frees what they share once; with ``inputs`` only what leads to them.
+        Several outputs are one backward, which frees their common Nodes once; with ``inputs`` only the Nodes that lead
+        to them.
         """
         spent: list[Node] = []
         for tensor in self.tensors_in(loss, state):
             graph, grad = self.graph_of(tensor, state)
             if grad == NO and tensor.is_certain and not is_grad:
-                # What callers gave, and lists that they filled, may hold more than was read.
+                # Arguments, and lists that callers filled, may contain more than was analysed.
                 level = YES if isinstance(loss, Tensor) and len(self.frames) < 3 else MAYBE
                 if self._is_surely_cut(tensor):
                     self.report(
@@ -99,7 +100,7 @@ class Graph(Tensors):
                     )  # fmt: skip
             if graph is None:
                 continue
-            # That a backward starts here is the proof that it can.
+            # A backward that starts here proves that it can.
             if not is_grad:
                 tensor.is_certain, tensor.grad, graph.grad = True, YES, YES
             self._tell(list(self._faults(graph, state)), site, state, graph, tensor)
@@ -127,32 +128,32 @@ class Graph(Tensors):
         return [one for one in order if one in leading and one not in ends]
 
     def _fill_gradients(self, graph: Node, state: State) -> None:
-        """The parameters that a backward reaches have gradients from then on."""
+        """Give gradients to the parameters that a backward reaches."""
         leaves = {one for node in _walk(graph) for one in node.parents if isinstance(one, Tensor)}
         held = state.heap.get(_FILLED, frozenset())
         assert isinstance(held, frozenset)
         state.heap[_FILLED] = held.union(self.weights_of(tuple(leaves), state))
 
     def clear_gradients(self, owners: tuple[Value, ...], state: State) -> None:
-        """``zero_grad()``: the parameters of ``owners`` have no gradients, and no step changes them."""
+        """Interpret ``zero_grad()``: the parameters of ``owners`` have no gradients, and no step changes them."""
         held = state.heap.get(_FILLED)
         if isinstance(held, frozenset):
             state.heap[_FILLED] = held.difference(self.weights_of(owners, state))
 
     def keep_graph(self, loss: Value, site: Site, state: State) -> None:
-        """A backward of ``loss`` was told to keep the graph."""
+        """Note that a backward of ``loss`` keeps the graph."""
         for tensor in self.tensors_in(loss, state):
             graph, _ = self.graph_of(tensor, state)
             if graph is not None and not state.quiet:
                 nodes = _walk(graph)
-                # A module that is not read may hold on to its state.
+                # A module that is not analysed may keep its state.
                 is_sure = len(nodes) < _NODES_WALKED and not any(
                     one.is_opaque or one.op == "either" or not self.given.isdisjoint(one.parents) for one in nodes
                 )
                 self.retained.keep(site, tensor.text or "?", nodes, is_sure=is_sure)
 
     def hand_on(self, values: Iterable[Value], state: State) -> None:
-        """Code that is not read gets ``values``: it may call backward on them."""
+        """Pass ``values`` to code that is not analysed: it may call backward on them."""
         for value in values if self.retained.any() else ():
             for tensor in self.tensors_in(value, state):
                 graph, _ = self.graph_of(tensor, state)
@@ -160,7 +161,7 @@ class Graph(Tensors):
                     self.retained.handed_on(_walk(graph))
 
     def _note_terms(self, graph: Node) -> None:
-        """Overridden where sums are watched."""
+        """Do nothing; overridden where sums are watched."""
 
     def _loss_made_leaf(self, tensor: Tensor, site: Site, state: State) -> None:
         made = state.heap.get((tensor, "@made leaf"))
@@ -174,7 +175,7 @@ class Graph(Tensors):
         return tensor.is_certain and not tensor.owners
 
     def escape(self, value: Value, node: ast.AST, state: State, level: int) -> None:
-        """A value leaves what is read with its graph: some backward will walk it. ``level`` bounds how sure that is."""
+        """Let a value with its graph leave the analysed code: a backward will run. ``level`` bounds its certainty."""
         values = [value]
         if isinstance(value, Sequence):
             values = list(state.heap.get((value, "@items"), ()))  # type: ignore[call-overload]
@@ -182,7 +183,7 @@ class Graph(Tensors):
             entries = state.heap.get((value, "@entries"))
             values = list(entries.values()) if isinstance(entries, dict) else []
         for index, one in enumerate(values[:8]):
-            # What is returned beside the first value may serve to look at it only.
+            # Further returned values may only be for inspection.
             bound = level if index == 0 else MAYBE
             for tensor in self.tensors_in(one, state):
                 graph, grad = self.graph_of(tensor, state)
@@ -190,7 +191,7 @@ class Graph(Tensors):
                     self._tell_written(self._faults(graph, state), self.site(node), state, bound)
 
     def _faults(self, graph: Node, state: State) -> Iterator[_Fault]:
-        """What a backward from ``graph`` would stop at, in the order in which autograd runs Nodes."""
+        """The faults that would stop a backward from ``graph``, in the order in which autograd runs Nodes."""
         for node in sorted(_walk(graph), key=lambda one: -one.clock):
             freed = state.freed.get(node)
             if freed is not None:
@@ -214,7 +215,7 @@ class Graph(Tensors):
     def _tell(self, faults: list[_Fault], site: Site, state: State, graph: Node, loss: Tensor) -> None:
         if not faults:
             return
-        # A backward stops at the first: what the others are is known once that one is mended.
+        # A backward stops at the first; the others are known once that one is fixed.
         first = faults[0]
         is_step = first.write is not None and first.write.kind == "step"
         if (first.freed is not None or is_step) and first.node not in _walk(graph, sure=True, parts=is_step):
@@ -251,7 +252,7 @@ class Graph(Tensors):
         return any(one is freed and root is graph for one, root, _, _ in self.backwards)
 
     def _is_in_round(self, node: Node, site: Site) -> bool:
-        """Whether a Node was made by code of a round that ``site`` is in, so that every round makes it anew."""
+        """Whether a Node was made by an iteration that contains ``site``, so that every iteration makes it anew."""
         first = min((one.clock for one in _made_in_rounds(self._loops, site)), default=0)
         return node.clock > first
 
@@ -268,7 +269,7 @@ class Graph(Tensors):
             self.report("GS110", "step_between_forward_and_backward", site, state, level, values, places)
 
     def _ran_again(self, node: Node, step: Write, graph: Node) -> bool:
-        """Whether the code that made ``node`` has run again since the step: a state leads back to the first time."""
+        """Whether the code that made ``node`` has run again since the step: a carried state leads back to it."""
         return any(one.site.node is node.site.node and one.clock > step.clock for one in _walk(graph))
 
     def _tell_written(self, faults: Iterator[_Fault], site: Site, state: State, bound: int) -> None:
@@ -315,7 +316,7 @@ class Graph(Tensors):
         return found
 
     def parts_of(self, owner: Value, state: State) -> list[Value]:
-        """The modules and parameters that an object, a container or a list of parameters is made of."""
+        """The modules and parameters that an object, a container or a list of parameters contains."""
         if isinstance(owner, Parameters):
             return list(owner.owners)
         if isinstance(owner, Sequence | Bag):
@@ -334,7 +335,7 @@ class Graph(Tensors):
         return []
 
     def step(self, optimizer: Optimizer, node: ast.AST, state: State) -> None:
-        """An optimizer writes all that it owns."""
+        """Let an optimizer write all its parameters."""
         owned = state.heap.get((optimizer, "@owned"))
         lost = state.heap.get((optimizer, "@lost"))
         site = self.site(node)
@@ -350,7 +351,7 @@ class Graph(Tensors):
         memories = dict.fromkeys(self.weights_of(owned, state))
         held = state.heap.get(_FILLED)
         filled = [one for one in memories if one in held] if isinstance(held, frozenset) else []
-        # Where none is known to have a gradient, the backward is one that was not read.
+        # Where none is known to have a gradient, the backward was in code not analysed.
         for memory in filled or memories:
             state.writes[memory] = (*state.writes.get(memory, ()), made_write)
 
@@ -368,9 +369,9 @@ def _may_be_part(tensor: Tensor) -> bool:
 
 
 def _walk(graph: Node, *, sure: bool = False, parts: bool = True) -> list[Node]:
-    """All Nodes below ``graph``; ``sure``: not past what may be another value, or through code that is not read.
+    """All Nodes below ``graph``; ``sure``: not through values that may be others, or results of code not analysed.
 
-    ``parts``: past one of several results of code that is not read, too; each may have a graph of its own.
+    ``parts``: through one of several results of such code, too; each may have a graph of its own.
     """
     found: dict[Node, None] = {graph: None}
     pending = [graph]

@@ -1,4 +1,4 @@
-"""Functions of libraries in an abstract reading, of Python itself, and what loops go over."""
+"""Library functions in the abstract interpreter, Python builtins, and the iterables of loops."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _NO_TENSORS = words(
 
 
 class Libraries(Methods):
-    """Calls of what is known by its name, and containers."""
+    """Interpreter of calls of known library functions, and of containers."""
 
     def _container_method(
         self, owner: Sequence | Dictionary | Parameters, name: str, args: list[Value], state: State
@@ -93,7 +93,7 @@ class Libraries(Methods):
         return Plain()
 
     def items_of(self, value: Value, state: State) -> list[Value]:
-        """The elements that are known of a container."""
+        """The known elements of a container."""
         if isinstance(value, Sequence | Bag):
             return self.held(value, state)
         if isinstance(value, Dictionary):
@@ -166,7 +166,7 @@ class Libraries(Methods):
         return self.call_unknown(self.unknown_path(path, state), [*args, *keywords.values()], node, state, name)
 
     def unknown_path(self, path: str, state: State) -> Value:
-        """What a name of another file stands for when it is called: a function, so nothing with parameters."""
+        """The value of a name of another file that is called: a function, so nothing with parameters."""
         return Plain()
 
     def _checkpoint(self, args: list[Value], node: ast.AST, state: State) -> Value:
@@ -233,7 +233,7 @@ class Libraries(Methods):
 
     def _zip(self, args: list[Value], node: ast.AST, state: State) -> Value:
         columns = [self.rounds_of(one, node, state) for one in args]
-        # What is not known goes on for as long as the others do.
+        # An unknown iterable is as long as the others.
         length = min(
             (len(one) for one, arg in zip(columns, args, strict=True) if not isinstance(arg, Plain)), default=2
         )
@@ -249,7 +249,7 @@ class Libraries(Methods):
         return made
 
     def rounds_of(self, value: Value, node: ast.AST, state: State) -> list[Value]:
-        """What a loop over ``value`` gives its variable, round after round."""
+        """The values of the variable of a loop over ``value``, iteration by iteration."""
         if isinstance(value, Choice):
             value = next((one for one in value.values if not isinstance(one, Plain)), Plain())
         if isinstance(value, Sequence) and value.kind == "pieces":
@@ -288,7 +288,7 @@ class Libraries(Methods):
         return self.fresh()
 
     def part_of(self, value: Tensor, state: State) -> Tensor:
-        """A part of what is not known: it may be anything, too."""
+        """A part of an unknown value, which is unknown, too."""
         grad = self.graph_of(value, state)[1]
         made = self.fresh(grad=min(grad, MAYBE) if value.is_certain or grad == NO else MAYBE)
         graph = value.node

@@ -1,4 +1,4 @@
-"""Methods of tensors and functions of torch in an abstract reading, by their names."""
+"""Tensor methods and torch functions in the abstract interpreter, by name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gradsan.lint.engine.values import (
 from gradsan.source.inplace import ALIASING_METHODS, NOT_VALUES, PIECES, is_inplace_name
 
 _EXPANDING = frozenset({"expand", "expand_as", "broadcast_to"})
-# Views without doubt; what else ALIASING_METHODS has may copy.
+# Certain views; other ALIASING_METHODS may copy.
 _VIEWS = words(
     """
     as_strided diagonal movedim moveaxis narrow permute real imag select squeeze swapaxes swapdims t transpose
@@ -57,14 +57,14 @@ _CREATED = words(
 
 
 class Methods(Modules):
-    """Calls by name."""
+    """Interpreter of calls by name."""
 
     def tensor_method(
         self, owner: Tensor, name: str, args: list[Value], keywords: dict[str, Value], node: ast.AST, state: State
     ) -> Value:
-        """``owner.name(…)`` of a tensor, or of what may be one."""
+        """Interpret ``owner.name(…)`` of a tensor, or of a value that may be one."""
         if name in ("items", "values", "keys", "get"):
-            # What was taken for a tensor is a dict here.
+            # The assumed tensor is a dict here.
             return self.fresh()
         if name == "backward" and not _is_of_tensor(args, keywords, self.tensor_of):
             # ``layer.backward(x, gradient)``, ``cam.backward(index=i)``: not that of a tensor
@@ -89,7 +89,7 @@ class Methods(Modules):
             if without_gradient(name) and name not in ("detach", "detach_", "numpy", "item", "tolist"):
                 return Tensor((Memory(),), NO, None, self.tick(), is_certain=False)
             if operation(name) is None and name not in ALIASING_METHODS and not is_inplace_name(name):
-                # Other methods of a module than its call need not give what hangs on its parameters.
+                # Methods of a module other than its call need not return values that depend on its parameters.
                 return self.call_unknown(owner if name == "forward" else Plain(), args, node, state, name)
         if name in _NUMBERS:
             return Plain()
@@ -121,7 +121,7 @@ class Methods(Modules):
         return self.by_name(name, [owner, *args], keywords, node, state)
 
     def by_name(self, name: str, args: list[Value], keywords: dict[str, Value], node: ast.AST, state: State) -> Value:
-        """A function of torch, or a method with its tensor first."""
+        """Interpret a function of torch, or a method with its tensor first."""
         first = self.tensor_of(args[0]) if args else None
         out = self.tensor_of(keywords["out"]) if "out" in keywords else None
         if out is not None:
@@ -167,7 +167,7 @@ class Methods(Modules):
         """Several views of one tensor, made by one call."""
         made = Sequence("pieces")
         shown = self.view(tensor, "pieces", node, state)
-        # Which of them is meant does not matter: they share memory and graph.
+        # It does not matter which of them it is: they share memory and graph.
         state.heap[made, "@items"] = (shown,) * 8
         return made
 
@@ -204,7 +204,7 @@ class Methods(Modules):
     # -- requires_grad
 
     def set_requires_grad(self, tensor: Tensor, told: object, node: ast.AST, state: State) -> None:
-        """``tensor.requires_grad = told``."""
+        """Interpret ``tensor.requires_grad = told``."""
         if tensor.owners:
             self.set_trains_all(tensor.owners, NO if told is False else YES if told is True else MAYBE, state)
             return
@@ -216,12 +216,12 @@ class Methods(Modules):
         state.heap[tensor, "@grad"] = YES if told is True else NO if told is False else MAYBE
 
     def set_trains_all(self, owners: tuple[Value, ...], grad: int, state: State) -> None:
-        """Parameters of modules are told whether they require grad."""
+        """Set whether parameters of modules require grad."""
         for owner in owners:
             state.heap[owner, "@trains"] = grad
 
     def replace(self, old: Value, new: Value, state: State) -> None:
-        """Every variable and attribute that held ``old`` holds ``new``."""
+        """Replace ``old`` by ``new`` in every variable and attribute."""
         for key, value in state.names.items():
             if value is old:
                 state.names[key] = new
@@ -236,7 +236,7 @@ class Methods(Modules):
     def run_backward(
         self, loss: Value, keywords: dict[str, Value], args: list[Value], node: ast.AST, state: State
     ) -> None:
-        """``loss.backward(…)``; ``args`` are those after the gradient."""
+        """Interpret ``loss.backward(…)``; ``args`` are those after the gradient."""
         told = keywords.get("retain_graph") or (args[0] if args else None)
         if "create_graph" in keywords and self.constant(keywords["create_graph"]) is not False:
             retain: bool | None = True
@@ -254,7 +254,7 @@ class Methods(Modules):
         self.backwards.append((site, graph, bool(retain), self.tick()))
 
     def gradient(self, args: list[Value], keywords: dict[str, Value], node: ast.AST, state: State) -> Value:
-        """``torch.autograd.grad(…)``."""
+        """Interpret ``torch.autograd.grad(…)``."""
         outputs = keywords.get("outputs") or (args[0] if args else Plain())
         inputs = keywords.get("inputs") or (args[1] if len(args) > 1 else Plain())
         create = keywords.get("create_graph")
@@ -283,7 +283,7 @@ class Methods(Modules):
     def make_optimizer(
         self, kind: str, args: list[Value], keywords: dict[str, Value], node: ast.AST, state: State
     ) -> Optimizer:
-        """``torch.optim.<kind>(…)``."""
+        """Interpret ``torch.optim.<kind>(…)``."""
         made = Optimizer(kind, self.site(node))
         params = keywords.get("params") or (args[0] if args else Plain())
         state.heap[made, "@owned"] = self.give_to_optimizer(params, state)
@@ -291,7 +291,7 @@ class Methods(Modules):
         return made
 
     def _holders(self, params: Value, state: State) -> tuple[Value, ...]:
-        """The modules whose ``parameters()`` an optimizer was given as a whole."""
+        """The modules whose ``parameters()`` as a whole an optimizer got."""
         if isinstance(params, Parameters):
             return params.owners
         if isinstance(params, Sequence):
@@ -304,7 +304,7 @@ class Methods(Modules):
         return ()
 
     def optimizer_method(self, owner: Optimizer, name: str, args: list[Value], node: ast.AST, state: State) -> Value:
-        """A method of an optimizer."""
+        """Interpret a method of an optimizer."""
         if name == "step":
             closure = args[0] if args else None
             if isinstance(closure, Function):
@@ -326,7 +326,7 @@ class Methods(Modules):
 
 
 def _is_of_tensor(args: list[Value], keywords: dict[str, Value], tensor_of: Callable[[Value], Tensor | None]) -> bool:
-    """Whether a call of ``backward`` fits the signature that it has for a tensor."""
+    """Whether a call of ``backward`` matches the signature of a tensor's."""
     return keywords.keys() <= _OF_BACKWARD and len(args) <= 4 and all(tensor_of(one) is None for one in args[1:])
 
 

@@ -1,4 +1,4 @@
-"""Modules in an abstract reading: layers of ``torch.nn``, containers, their parameters, and what calling them does."""
+"""Modules in the abstract interpreter: layers of ``torch.nn``, containers, their parameters, and their calls."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _SAME = words(
 
 
 class Modules(Graph):
-    """Makes, calls and asks modules."""
+    """Interpreter of modules: construction, calls, parameters."""
 
     def make_layer(
         self, kind: str, args: list[Value], keywords: dict[str, Value], node: ast.AST, state: State
     ) -> Value:
-        """``nn.<kind>(…)``."""
+        """Interpret ``nn.<kind>(…)``."""
         if kind in _CONTAINERS:
             return self._make_container(kind, args, state)
         if kind == "Parameter":
@@ -101,7 +101,7 @@ class Modules(Graph):
         return made
 
     def leaves_of(self, owner: Value, state: State) -> tuple[Value, ...]:
-        """The layers, tensors and unknown modules that an object is made of."""
+        """The layers, tensors and unknown modules that an object contains."""
         found: list[Value] = []
         pending: list[Value] = [owner]
         seen: set[Value] = set()
@@ -124,7 +124,7 @@ class Modules(Graph):
         return tuple(found)
 
     def set_trains(self, owner: Value, grad: int, state: State) -> None:
-        """``requires_grad_()`` of a module, or of the parameters of one."""
+        """Interpret ``requires_grad_()`` of a module, or of the parameters of one."""
         for leaf in self.leaves_of(owner, state):
             if isinstance(leaf, Tensor) and leaf.is_certain:
                 state.heap[leaf, "@grad"] = grad
@@ -132,7 +132,7 @@ class Modules(Graph):
                 state.heap[leaf, "@trains"] = grad
 
     def give_to_optimizer(self, params: Value, state: State) -> tuple[Value, ...]:
-        """What an optimizer is given; that it is trained is known from then on."""
+        """The owners of an optimizer's parameters, which are known to be trained from then on."""
         owners = self.leaves_of(params, state)
         for leaf in owners:
             if isinstance(leaf, Tensor) and not leaf.is_certain:
@@ -144,7 +144,7 @@ class Modules(Graph):
     def module_method(
         self, owner: Value, name: str, args: list[Value], keywords: dict[str, Value], node: ast.AST, state: State
     ) -> Value | None:
-        """A method that all modules have; None for another."""
+        """Interpret a method that all modules have; None for another."""
         if name in ("parameters", "buffers"):
             return Parameters((owner,)) if name == "parameters" else Sequence("list")
         if name == "named_parameters":
@@ -200,7 +200,7 @@ class Modules(Graph):
             self.set_attribute(owner, f"?{self.tick()}", args[1], state)
 
     def set_attribute(self, owner: Value, name: str, value: Value, state: State) -> None:
-        """``owner.name = value``."""
+        """Interpret ``owner.name = value``."""
         state.heap[owner, name] = value
         if isinstance(owner, Object):
             names: tuple[str, ...] = state.heap.get((owner, "@names"), ())  # type: ignore[assignment]
@@ -210,7 +210,7 @@ class Modules(Graph):
     # -- calls
 
     def call_layer(self, layer: Layer, args: list[Value], node: ast.AST, state: State) -> Value:
-        """A layer is called."""
+        """Call a layer."""
         known = layer_operation(layer.kind)
         given = [one for one in args if self.tensor_of(one) is not None]
         for one in given:
@@ -248,7 +248,7 @@ class Modules(Graph):
         states = [one for value in args[1:] for one in self.tensors_in(value, state)]
         made = self.apply("recurrent", [*args[:1], *weights], node, state, layer.kind)
         if made.node is not None:
-            # Each step is a product of the input, and of the state, with the weights.
+            # Each time step is a product of the input, and of the state, with the weights.
             more: list[Saved] = []
             for one in states:
                 carries = self.graph_of(one, state)[1] != NO
@@ -259,7 +259,7 @@ class Modules(Graph):
             if moving and not any(one.owners for one in made.node.saved):
                 more.append(Saved((layer.weights,), made.clock, "weight", moving, state.way, owners=(layer,)))
             if layer.has_weights and name in ("lstm", "gru", "rnn"):
-                # The steps of one call pass the hidden state on through the weights.
+                # The time steps of one call pass the hidden state on through the weights.
                 more.append(Saved((layer.weights,), made.clock, "weight", made.grad, state.way, owners=(layer,)))
             made.node.saved = (*made.node.saved, *more)
             made.node.parents = (*made.node.parents, *self._parents(states, state))
@@ -276,7 +276,7 @@ class Modules(Graph):
         return pair
 
     def call_bag(self, bag: Bag, args: list[Value], keywords: dict[str, Value], node: ast.AST, state: State) -> Value:
-        """``nn.Sequential`` is called."""
+        """Call an ``nn.Sequential``."""
         result: Value = args[0] if args else Plain()
         items: tuple[Value, ...] = state.heap.get((bag, "@items"), ())  # type: ignore[assignment]
         for item in items[:40]:
@@ -284,7 +284,7 @@ class Modules(Graph):
         return result
 
     def call_unknown(self, callee: Value, args: list[Value], node: ast.AST, state: State, name: str) -> Tensor:
-        """What is not read is called: a function of another file, or a module."""
+        """Call code that is not analysed: a function of another file, or a module."""
         modules = (callee,) if isinstance(callee, Tensor) else ()
         return self._opaque(args, node, state, name, modules)
 

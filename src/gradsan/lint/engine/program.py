@@ -1,4 +1,4 @@
-"""Abstract reading of a file: first the module as if it were run, then every function that this has not come to."""
+"""Abstract interpretation of a file: first the module as if run, then every function that was not called by it."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _FILE_STATEMENTS = 30_000
 
 
 class Program(Statements):
-    """Reads a file."""
+    """Interpreter of a file."""
 
     def __init__(self, module: ast.Module, triggers: tuple[int, ...], proofs: tuple[int, ...]) -> None:
-        """``triggers`` are the lines at which a fault may begin; see :func:`read`."""
+        """Set up; ``triggers`` are the lines at which a fault may begin; see :func:`read`."""
         super().__init__(module)
         self.triggers = triggers
         self.proofs = proofs
@@ -46,7 +46,7 @@ class Program(Statements):
         self.sums: dict[ast.AST, tuple[Site, Node, str, str]] = {}
 
     def read(self) -> list[Hit]:
-        """All that is found."""
+        """All findings of the file."""
         state = State()
         frame = Frame(0, "<module>", (0,))
         self.frames.append(frame)
@@ -94,7 +94,7 @@ class Program(Statements):
                 self._functions(node.body, state)
 
     def _is_triggered(self, node: ast.AST, level: int = YES) -> bool:
-        """Whether anything may be found in a function; of one whose result is no proof, by what else it does."""
+        """Whether a function may contain a fault; one whose result is no proof, by the rest of its body."""
         first, last = getattr(node, "lineno", 1), getattr(node, "end_lineno", 1)
         lines = self.triggers if level == YES else self.proofs
         place = bisect_left(lines, first)
@@ -125,7 +125,7 @@ class Program(Statements):
                 self._root(function, here.copy(), made[0], self._level_of(function, kind))
 
     def _level_of(self, function: Function, kind: ClassValue) -> int:
-        """How sure it is that what a method returns goes through backward."""
+        """The certainty that a method's result goes through backward."""
         name = getattr(function.node, "name", "")
         return YES if kind.is_module and (name in _FIRST or name.startswith("forward")) else MAYBE
 
@@ -138,7 +138,7 @@ class Program(Statements):
         return self._is_triggered(function.node, self._level_of(function, kind))
 
     def _forget_beginnings(self, me: Object, state: State, later: frozenset[str]) -> None:
-        """What ``__init__`` leaves empty, or None, the other methods of the class fill: nothing is known of it then.
+        """Make empty containers and Nones from ``__init__`` unknown: the other methods of the class fill them.
 
         ``later`` are the attributes that they set.
         """
@@ -173,14 +173,14 @@ class Program(Statements):
         self._run(run, _FUNCTION_STATEMENTS)
 
     def _read_root(self, function: Function, state: State, me: Value | None) -> None:
-        # As a call with unknown arguments, at whose end the graph of what is returned is looked at.
+        # Like a call with unknown arguments, whose result's graph is examined at the end.
         self.next_is_root = True
         try:
             self.run_function(function, [], {}, state, me)
         finally:
             self.next_is_root = False
         if self.retained.any():
-            # What objects hold outlives the call.
+            # Attributes of objects outlive the call.
             self.hand_on([one for one in state.heap.values() if isinstance(one, Tensor)], state)
         self._end_of_root(state)
 
@@ -203,7 +203,7 @@ class Program(Statements):
         whole = self.graph_of(tensor, state)[0]
         if graph is None or whole is None or grad == NO:
             return
-        # A round before has added to it, and the losses themselves go through backward.
+        # An earlier round has added to it, and the losses themselves go through backward.
         if not _made_at(whole, node, whole.clock):
             return
         self.sums[node] = (self.site(node), whole, ast.unparse(target), ast.unparse(term))
@@ -230,7 +230,7 @@ class Program(Statements):
             if one in roots:
                 return True
             if one.is_opaque and not one.saved:
-                # ``to_scalar(loss)`` of another file need not give a tensor.
+                # ``to_scalar(loss)`` of another file need not return a tensor.
                 continue
             for parent in one.parents:
                 if isinstance(parent, Node) and parent not in seen:
@@ -243,12 +243,12 @@ _FIRST = frozenset({"forward", "training_step", "train_step", "__call__", "loss"
 
 
 def _set_later(kind: ClassValue) -> frozenset[str]:
-    """The attributes that other functions of a class than ``__init__`` set, of whatever object."""
+    """The attributes that functions of a class other than ``__init__`` set, of any object."""
     found: set[str] = set()
     pending: list[ast.AST] = [one.node for name, one in kind.functions.items() if name != "__init__"]
     while pending:
         node = pending.pop()
-        # Statements only: most of a syntax tree are the expressions.
+        # Statements only: most nodes of a syntax tree are expressions.
         for part in ("body", "orelse", "finalbody", "handlers", "cases"):
             inner = getattr(node, part, None)
             pending += inner if isinstance(inner, list) else ()
@@ -294,7 +294,7 @@ def _is_custom_function(kind: ClassValue) -> bool:
 def read(module: ast.Module, triggers: tuple[int, ...], proofs: tuple[int, ...] | None = None) -> list[Hit]:
     """The faults of a module; ``triggers`` are the lines at which one may begin.
 
-    ``proofs`` are those at which a function with unknown arguments may come to one that is sure; None reads every
-    function, for what may be a fault, too.
+    ``proofs`` are those at which a function with unknown arguments may have a certain one; None analyses every
+    function, for possible faults, too.
     """
     return Program(module, triggers, triggers if proofs is None else proofs).read()

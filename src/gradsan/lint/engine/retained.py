@@ -1,4 +1,4 @@
-"""Graphs that a backward was told to keep (``retain_graph=True``), and whether anything walks them again."""
+"""Graphs kept by a backward with ``retain_graph=True``, and whether another backward uses them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gradsan.lint.engine.values import Node, Site
 
 @dataclass(slots=True, eq=False)
 class Kept:
-    """The graphs that one call of backward keeps. ``is_sure``: all code that could walk them again has been read."""
+    """The graphs that one call of backward keeps. ``is_sure``: all code that could use them again has been analysed."""
 
     site: Site
     name: str
@@ -21,10 +21,10 @@ class Kept:
 
 
 class RetainedGraphs:
-    """Follows what becomes of graphs that are kept."""
+    """Tracker of kept graphs."""
 
     def __init__(self) -> None:
-        """No graph is kept yet."""
+        """Start without a kept graph."""
         self._kept: dict[ast.AST, Kept] = {}
 
     def any(self) -> bool:
@@ -32,22 +32,22 @@ class RetainedGraphs:
         return bool(self._kept)
 
     def keep(self, site: Site, name: str, nodes: Iterable[Node], *, is_sure: bool) -> None:
-        """A backward at ``site`` keeps the graph that ``nodes`` are."""
+        """Note that a backward at ``site`` keeps the graph of ``nodes``."""
         known = self._kept.setdefault(site.node, Kept(site, name, is_sure))
         known.is_sure &= is_sure
         known.nodes.update(nodes)
 
     def walked(self, nodes: Iterable[Node]) -> None:
-        """A backward walks ``nodes``: what kept one of them was right to."""
+        """Note that a backward runs ``nodes``: a call that kept one of them needed to."""
         for one in self._kept.values():
             one.is_needed = one.is_needed or not one.nodes.isdisjoint(nodes)
 
     def handed_on(self, nodes: Iterable[Node] | None = None) -> None:
-        """Code that is not read may walk ``nodes`` (None: anything that is kept)."""
+        """Note that code not analysed may run ``nodes`` (None: any kept graph)."""
         for one in self._kept.values():
             if one.is_sure and (nodes is None or not one.nodes.isdisjoint(nodes)):
                 one.is_sure = False
 
     def needless(self) -> list[Kept]:
-        """Those that nothing was seen to walk again."""
+        """The kept graphs that no later backward was seen to use."""
         return [one for one in self._kept.values() if not one.is_needed]

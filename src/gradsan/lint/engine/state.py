@@ -1,4 +1,4 @@
-"""State of an abstract reading at one statement, and what is left of two states where ways meet."""
+"""State of the abstract interpreter at a statement, and the join of two states."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ Merge = Callable[[Value, Value, Way, tuple[Way, Way]], Value]
 
 
 class State:
-    """What holds when a statement is reached.
+    """The state in which a statement is reached.
 
     ``names`` are variables by (frame, name), ``heap`` attributes and elements by (owner, name), ``writes`` those that
-    have surely happened to each memory, ``content`` what a memory holds since it was written under autograd, ``freed``
-    the Nodes that a backward has emptied. ``grad`` tells whether autograd records, ``hooked`` whether hooks of the
-    program's take what is saved, ``quiet`` whether nothing is to be told, ``way`` the undecided choices around.
+    have surely happened to each memory, ``content`` a memory's content since a write under autograd, ``freed``
+    the Nodes that a backward has freed. ``grad`` says whether autograd records, ``hooked`` whether hooks of the
+    program's pack the saved tensors, ``quiet`` whether nothing is reported, ``way`` the undecided choices around.
     """
 
     __slots__ = ("content", "freed", "grad", "heap", "hooked", "names", "quiet", "way", "writes")
@@ -33,7 +33,7 @@ class State:
         self.way: Way = ()
 
     def copy(self) -> State:
-        """A state that can go on by itself."""
+        """An independent copy of the state."""
         new = State.__new__(State)
         new.names = self.names.copy()
         new.heap = self.heap.copy()
@@ -44,7 +44,7 @@ class State:
         return new
 
     def become(self, other: State) -> None:
-        """Hold what ``other`` holds; ``other`` is not used any more."""
+        """Take over the content of ``other``, which is not used any more."""
         self.names, self.heap, self.writes = other.names, other.heap, other.writes
         self.content, self.freed = other.content, other.freed
         self.grad, self.quiet, self.hooked, self.way = other.grad, other.quiet, other.hooked, other.way
@@ -53,9 +53,9 @@ class State:
 def joined(
     one: State | None, other: State | None, way: Way, merge: Merge, examine: Callable[..., Content]
 ) -> State | None:
-    """The state after two ways at whose end stand ``one`` and ``other``; None for a way that does not end here.
+    """The state after two paths that end in ``one`` and ``other``; None for a path that does not end here.
 
-    Of writes and emptied Nodes only those of both ways are kept: what is left has surely happened.
+    Only writes and freed Nodes of both paths are kept: those have surely happened.
     """
     if one is None or other is None:
         left = one if other is None else other
@@ -63,7 +63,7 @@ def joined(
             left.way = way
         return left
     ways = (one.way, other.way)
-    # Values are compared by identity; sets of pairs spare the loop over what both have.
+    # Values are compared by identity; sets of pairs avoid a loop over the common entries.
     for key, value in sorted(other.names.items() - one.names.items(), key=lambda pair: pair[0]):
         mine = one.names.get(key)
         one.names[key] = value if mine is None else merge(mine, value, way, ways)

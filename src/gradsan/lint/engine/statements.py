@@ -1,4 +1,4 @@
-"""Statements of an abstract reading: blocks, choices, rounds of loops, assignments, and writes by operators."""
+"""Statements in the abstract interpreter: blocks, branches, loop iterations, assignments, and writes by operators."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ROUNDS = 2
 
 
 class Statements(Assignments):
-    """Reads statements."""
+    """Interpreter of statements."""
 
     def __init__(self, module: ast.Module) -> None:
         """See :class:`Base`."""
@@ -62,7 +62,7 @@ class Statements(Assignments):
         return None
 
     def root_returns(self, value: Value, node: ast.Return, state: State) -> None:
-        """A function that is read for itself returns. See :class:`Program`."""
+        """Handle a return of a function that is analysed by itself. See :class:`Program`."""
 
     def _raise(self, node: ast.Raise, state: State) -> State | None:
         return None
@@ -104,7 +104,7 @@ class Statements(Assignments):
         return left
 
     def _hush(self, test: ast.expr, holds: State, fails: State) -> None:
-        """What runs without training (``if inference_params is not None``) is read, and nothing told of it."""
+        """Report nothing in code that runs without training (``if inference_params is not None``)."""
         names = [str(getattr(one, "id", getattr(one, "attr", ""))) for one in ast.walk(test)]
         if isinstance(test, ast.Call) or not _WITHOUT_TRAINING.search(" ".join(names)):
             return
@@ -114,7 +114,7 @@ class Statements(Assignments):
         (fails if is_negated else holds).quiet = True
 
     def _narrow(self, test: ast.expr, state: State, holds: bool) -> None:
-        """``if x is None``: in its arms ``x`` is no choice any more."""
+        """Narrow ``x`` in the branches of ``if x is None``, where it is no choice any more."""
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             self._narrow(test.operand, state, not holds)
             return
@@ -183,7 +183,7 @@ class Statements(Assignments):
         return self._rounds(node, items or [self.fresh(), self.fresh()], state)
 
     def _only_repeats(self, node: ast.For | ast.AsyncFor | ast.While) -> bool:
-        """Whether all backward calls of a loop stand in a loop within: what one round carries on, that one shows."""
+        """Whether all backward calls of a loop are in an inner loop, which shows what an iteration carries over."""
         known = self._repeating.get(node)
         if known is None:
             inner = [one for one in ast.walk(node) if one is not node and isinstance(one, ast.For | ast.While)]
@@ -232,10 +232,10 @@ class Statements(Assignments):
         return current
 
     def round_ended(self, node: ast.AST, state: State) -> None:
-        """A loop goes on to its next round."""
+        """Handle the end of a loop's iteration."""
 
     def loop_ended(self, node: ast.AST, state: State) -> None:
-        """All rounds of a loop have been read. See :class:`Sums`."""
+        """Handle the end of a loop. See :class:`Sums`."""
 
     # -- definitions
 
@@ -286,7 +286,7 @@ class Statements(Assignments):
         return state
 
     def _delete_items(self, target: ast.Subscript, state: State) -> None:
-        """``del saved[:]`` leaves nothing, and of what another index leaves nothing is known."""
+        """Interpret ``del saved[:]``, which leaves nothing; after any other index the content is unknown."""
         owner = self.evaluate(target.value, state)
         if isinstance(owner, Sequence):
             part = target.slice

@@ -1,4 +1,4 @@
-"""Tables of operations and layers: which autograd Node a call makes, and what that Node keeps."""
+"""Tables of operations and layers: the autograd Node that a call makes, and the tensors that Node saves."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from gradsan.source.cuts import CUTTING_METHODS
 from gradsan.source.inplace import MADE_FROM_NOTHING
 
 _ROW = re.compile(r"(~?)(\w+)\((.*)\)")
-# A result that the Node keeps and the call returns.
+# Results that the Node saves and the call returns.
 _RESULTS = frozenset({"result", "result0", "output"})
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operation: its Node, the inputs that its arguments are, and what is kept, its result among it or not."""
+    """An operation: its Node, the inputs for its arguments, and the saved slots, with its result or without."""
 
     name: str
     node: str
@@ -73,7 +73,7 @@ def layer_operation(kind: str) -> tuple[str, bool] | None:
 
 @cache
 def without_gradient(name: str) -> bool:
-    """Whether the result of a method or function of torch called ``name`` hangs on no graph, whatever it is given."""
+    """Whether the result of a method or function of torch called ``name`` has no graph, whatever its arguments."""
     return name in MADE_FROM_NOTHING or name in CUTTING_METHODS or name in _tables()["without_gradient"]["names"]
 
 

@@ -1,4 +1,4 @@
-"""Operations of an abstract reading: what they keep of their operands, what they write, and their graph."""
+"""Tensor operations in the abstract interpreter: the operands that they save, their writes, and their graph."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _PASSING_CONSTANTS = words(
 
 
 class Tensors(Base):
-    """Computes, views and writes."""
+    """Interpreter of computations, views and writes."""
 
-    # -- what a tensor is by now
+    # -- the current state of a tensor
 
     def graph_of(self, tensor: Tensor, state: State) -> tuple[Node | None, int]:
-        """The Node that a tensor hangs on, None for a leaf and for none, and whether it requires grad."""
+        """The ``grad_fn`` Node of a tensor, None for a leaf and without a graph, and whether it requires grad."""
         told = state.heap.get((tensor, "@grad"))
         if told is not None and tensor.node is None:
             return None, told  # type: ignore[return-value]
@@ -87,7 +87,7 @@ class Tensors(Base):
         return None
 
     def tensors_in(self, value: Value, state: State, depth: int = 3) -> list[Tensor]:
-        """All tensors in a value and in the containers that it is."""
+        """All tensors in a value and in nested containers."""
         tensor = self.tensor_of(value)
         if tensor is not None:
             return [tensor]
@@ -104,7 +104,7 @@ class Tensors(Base):
     # -- operations
 
     def apply(self, name: str, args: list[Value], node: ast.AST, state: State, shown: str = "") -> Tensor:
-        """The result of an operation on ``args``; what it keeps is kept, and what it hangs on it hangs on."""
+        """The result of an operation on ``args``, with its saved tensors and its graph."""
         found = operation(name)
         self.look_at_views(args, node, state)
         clock = self.tick()
@@ -116,7 +116,7 @@ class Tensors(Base):
             result.grad = MAYBE if state.grad else NO
             result.is_certain = False
         elif state.grad and (not operands or any(_is_open(value) for value in args)):
-            # What is not known may be a tensor that requires grad, too.
+            # An unknown value may be a tensor that requires grad, too.
             result.grad = MAYBE
         if not state.grad:
             return result
@@ -175,7 +175,7 @@ class Tensors(Base):
         return tuple(saved)
 
     def _constants(self, name: str, operands: list[tuple[int, Tensor]], result: Tensor, state: State) -> None:
-        """What was computed from a gradient without a graph alone, and such terms of sums."""
+        """Mark results computed only from gradients without a graph, and sums with such terms."""
         for _, tensor in operands:
             if tensor.constant is not None or tensor.terms:
                 break
@@ -193,7 +193,7 @@ class Tensors(Base):
             result.terms = result.terms.union(*(one.terms for _, one in operands))
 
     def look_at_views(self, args: list[Value], node: ast.AST, state: State) -> None:
-        """A part of several that one call made must not be used once their memory was written (GS304)."""
+        """Report the use of one of several views of a call after its memory was written (GS304)."""
         for value in args:
             tensor = self.tensor_of(value)
             if tensor is None or tensor.view != "pieces" or not state.grad:
@@ -230,7 +230,7 @@ class Tensors(Base):
         return made
 
     def copied(self, tensor: Tensor, node: ast.AST, state: State) -> Tensor:
-        """What may be a copy of a tensor, or the tensor itself: its graph goes on, its memory is not followed."""
+        """A tensor that may be a copy or the tensor itself: its graph goes on, its memory is not followed."""
         graph, grad = self.graph_of(tensor, state)
         clock = self.tick()
         made = Tensor(
@@ -256,7 +256,7 @@ class Tensors(Base):
         shown: str = "",
         maker: Site | None = None,
     ) -> Tensor:
-        """``target`` is changed in place by the operation ``name`` (``add_``); the result is ``target`` itself."""
+        """Change ``target`` in place by the operation ``name`` (``add_``); the result is ``target`` itself."""
         self.look_at_views(operands, node, state)
         site = self.site(node)
         _, old_grad = self.graph_of(target, state)
@@ -284,7 +284,7 @@ class Tensors(Base):
         parents = self._parents(tensors, state)
         saved: tuple[Saved, ...] = ()
         if found is not None:
-            # Autograd keeps a copy of what the operation itself overwrites.
+            # Autograd saves a copy of an operand that the operation itself overwrites.
             kept = self._kept(found, [target, *operands], target, node, state, clock)
             saved = tuple(one for one in kept if one.is_output or one.memories != target.memories)
         made_node = Node(name, parents, saved, site, clock, grad)
@@ -293,7 +293,7 @@ class Tensors(Base):
         return target
 
     def _refused(self, target: Tensor, site: Site, state: State, name: str) -> bool:
-        """Writes that PyTorch refuses at the statement; the program stops before them."""
+        """Report writes that PyTorch rejects at the statement; the program stops before them."""
         where = {"name": target.text or _written_text(site.node) or "?", "op": _shown(site.node, name), "writer": name}
         level = self.graph_of(target, state)[1]
         if self.is_leaf(target, state) or (target.view == "view" and self._is_part_of_leaf(target, state)):
@@ -323,12 +323,12 @@ def _is_open(value: Value) -> bool:
 
 
 def _text(node: ast.AST) -> str:
-    """What a person would call the value of an expression: nothing for a call."""
+    """The name of the value of an expression; empty for a call."""
     return (chain_key(node) or "") if isinstance(node, ast.Name | ast.Attribute) else ""
 
 
 def _called_text(node: ast.AST) -> str:
-    """What a value inside of a call is known by: ``self.layers(…)``."""
+    """The name of a value inside of a call: ``self.layers(…)``."""
     called = chain_key(node.func) if isinstance(node, ast.Call) else None
     return f"{called}(…)" if called else ""
 
@@ -338,7 +338,7 @@ def _written_text(node: ast.AST) -> str:
         node = node.target
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         node = node.func.value
-    # To write an expression out takes long; most of these are never shown.
+    # Unparsing an expression is slow; most of these are never shown.
     return chain_key(node) or chain_key(getattr(node, "value", node)) or ""
 
 
@@ -352,7 +352,7 @@ _SYMBOLS: dict[type[ast.operator], str] = {
 
 
 def _shown(node: ast.AST, name: str) -> str:
-    """What a reader sees of an in-place operation: ``+=``, ``[...] =``, ``add_``."""
+    """The source spelling of an in-place operation: ``+=``, ``[...] =``, ``add_``."""
     if isinstance(node, ast.AugAssign):
         return _SYMBOLS.get(type(node.op), name)
     return "[...] =" if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) else name

@@ -1,7 +1,7 @@
-"""Values of an abstract reading: tensors with memory and graph, containers, modules, optimizers, functions.
+"""Abstract values of the interpreter: tensors with memory and graph, containers, modules, optimizers, functions.
 
-Nothing here is a value of a running program. A ``Tensor`` stands for whatever tensor an expression may give, a
-``Memory`` for the storage it lies in, a ``Node`` for what autograd would keep. Whether a gradient flows is known in
+None is a value of a running program. A ``Tensor`` stands for any tensor that an expression may return, a
+``Memory`` for its storage, a ``Node`` for the autograd Node. Whether a gradient flows is known in
 three degrees.
 """
 
@@ -33,7 +33,7 @@ class Memory:
 
 @dataclass(slots=True, eq=False)
 class Site:
-    """A place in the source: its syntax, and the function that it stands in."""
+    """A place in the source: its syntax, and its function."""
 
     node: ast.AST
     function: str
@@ -41,9 +41,9 @@ class Site:
 
 @dataclass(slots=True, eq=False)
 class Write:
-    """Memory was changed in place. ``counted`` is False past the version counter (``.data``, NumPy).
+    """A change of memory in place. ``counted`` is False past the version counter (``.data``, NumPy).
 
-    ``shown`` is what a reader would call the operation, ``maker`` the place where a layer was made that works in place.
+    ``shown`` is the operation's source spelling, ``maker`` the place where an in-place layer was made.
     """
 
     clock: int
@@ -59,7 +59,7 @@ class Write:
 
 @dataclass(slots=True, eq=False)
 class Saved:
-    """What a Node keeps: ``need`` tells whether some gradient asks for it, ``is_part`` a view of its memory."""
+    """A saved tensor of a Node: ``need`` says whether some gradient needs it, ``is_part`` that it is a view."""
 
     memories: tuple[Memory, ...]
     clock: int
@@ -75,7 +75,7 @@ class Saved:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """An operation in the graph; ``parents`` are Nodes, and leaves as tensors. ``is_opaque``: code that is not read."""
+    """An operation in the graph; ``parents`` are Nodes, and leaves as tensors. ``is_opaque``: code not analysed."""
 
     op: str
     parents: tuple[Node | Tensor, ...]
@@ -88,7 +88,7 @@ class Node:
 
 @dataclass(slots=True, eq=False)
 class Content:
-    """What a memory holds since it was written under autograd."""
+    """The content of a memory since it was written under autograd."""
 
     clock: int
     node: Node | None
@@ -97,11 +97,11 @@ class Content:
 
 @dataclass(slots=True, eq=False)
 class Tensor:
-    """A tensor, or (``is_certain`` False) anything: a parameter of a function, the result of code that is not read.
+    """A tensor, or (``is_certain`` False) anything: a parameter of a function, the result of code not analysed.
 
     ``view`` is ``view``, ``expand``, ``pieces`` (one of several views of one call) or ``no_grad`` (taken without
-    autograd). ``is_cut``: it follows no graph (``detach()``). ``owners`` are the modules whose parameter it is.
-    ``ways`` tells of several memories on which way each of them is its own. ``constant`` is the ``autograd.grad``
+    autograd). ``is_cut``: it is detached (``detach()``). ``owners`` are the modules whose parameter it is.
+    For several memories, ``ways`` says on which path each of them is its own. ``constant`` is the ``autograd.grad``
     without a graph that it was computed from, ``terms`` are such constants added to it.
     """
 
@@ -125,7 +125,7 @@ class Tensor:
 
 @dataclass(slots=True, eq=False)
 class Plain:
-    """A number, a text, None, or anything else that holds no tensor; ``known`` tells whether ``value`` is its value."""
+    """A number, a string, None, or anything else without a tensor; ``known`` says whether ``value`` is its value."""
 
     value: object = None
     known: bool = False
@@ -145,7 +145,7 @@ class Dictionary:
 
 @dataclass(slots=True, eq=False)
 class Path:
-    """A name of a library: ``torch.nn.functional.relu``."""
+    """A dotted name of a library: ``torch.nn.functional.relu``."""
 
     name: str
 
@@ -197,7 +197,7 @@ class Bag:
 
 @dataclass(slots=True, eq=False)
 class Optimizer:
-    """An optimizer of torch's; what it owns is in the state."""
+    """An optimizer of torch's; its parameters are in the state."""
 
     kind: str
     site: Site
@@ -205,7 +205,7 @@ class Optimizer:
 
 @dataclass(slots=True, eq=False)
 class Parameters:
-    """What ``module.parameters()`` goes over, or a list put together from such. ``shape``: ``item`` or ``pair``."""
+    """The iterable ``module.parameters()``, or a list built from several. ``shape``: ``item`` or ``pair``."""
 
     owners: tuple[Value, ...]
     shape: str = "item"
@@ -213,7 +213,7 @@ class Parameters:
 
 @dataclass(slots=True, eq=False)
 class Method:
-    """A method by name and what it is called on."""
+    """A method by name and its receiver."""
 
     owner: Value
     name: str
@@ -222,7 +222,7 @@ class Method:
 
 @dataclass(slots=True, eq=False)
 class Choice:
-    """One of several values that are not all tensors; the choice stands at ``way``."""
+    """One of several values that are not all tensors; the choice is at ``way``."""
 
     values: tuple[Value, ...]
     way: Way = ()
