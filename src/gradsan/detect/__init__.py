@@ -1,1 +1,1 @@
-"""Detectors of what PyTorch does not report, one file a kind."""
+"""Detectors of faults that PyTorch does not report, one file per kind."""

@@ -1,8 +1,8 @@
-"""Parameters that a module's forward reads only past their graph: as ``self.pos.data`` or ``self.pos.detach()``.
+"""Parameters that a module's forward reads only without their graph: as ``self.pos.data`` or ``self.pos.detach()``.
 
-Read off the bytecode of the module's class when a parameter is found without a gradient; nothing is run. A parameter
-that the class reads as it is anywhere (but where it is initialised), or that a forward writes, is managed by the
-program, and not meant here.
+Read from the bytecode of the module's class when a parameter is found without a gradient; nothing is run. A parameter
+that the class also reads with its graph (except in initialisers), or that a forward writes, is managed by the
+program, and left out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _IGNORED = frozenset({"CACHE", "EXTENDED_ARG", "PUSH_NULL", "NOP", "RESUME", "PR
 
 
 class Bypass(NamedTuple):
-    """Where a parameter is read past its graph: the expression (``self.pos.data``), a raw stack of that one place."""
+    """A read of a parameter without its graph: the expression (``self.pos.data``), and a raw stack of that place."""
 
     expression: str
     stack: Stack
@@ -45,7 +45,7 @@ class _Read(NamedTuple):
 
 
 def bypassed(core: Log, missing: Iterable[Any]) -> dict[int, Bypass]:
-    """Of parameters without a gradient, by their ``id``, those that a forward reads past their graph."""
+    """Return the parameters without a gradient that a forward reads without their graph, by ``id``."""
     wanted = {id(one): one for one in missing}
     if not wanted:
         return {}
@@ -62,13 +62,13 @@ def bypassed(core: Log, missing: Iterable[Any]) -> dict[int, Bypass]:
 
 @functools.lru_cache(maxsize=4096)
 def _may_bypass(kind: type) -> bool:
-    """Whether the forward of a class takes anything past its graph."""
+    """Whether the forward of a class uses ``.data`` or ``.detach()`` at all."""
     codes = (code for one in reads_of_method(kind, "forward").functions for code in _with_inner(one.__code__))
     return any(not _PAST_GRAPH.isdisjoint(code.co_names) for code in codes)
 
 
 def _own_parameters(module: nn.Module) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Parameters by the attributes that lead to them: the module's own, and those of torch's layers in it."""
+    """Yield parameters with their attribute chains: the module's own, and those of torch's layers in it."""
     for name, parameter in module.named_parameters(recurse=False):
         yield (name,), parameter
     for name, child in module.named_children():
@@ -100,12 +100,12 @@ def _is_plain(read: _Read) -> bool:
 
 
 def _is_write(read: _Read) -> bool:
-    """Whether the memory is written past the graph: ``.data.mul_(…)``, ``.data = …``."""
+    """Whether the memory is written without the graph: ``.data.mul_(…)``, ``.data = …``."""
     return read.is_stored or any(name.endswith("_") and not name.endswith("__") for name in read.after)
 
 
 def _reads(code: CodeType, chain: tuple[str, ...]) -> Iterator[_Read]:
-    """Every read of ``….a.b`` in a function, for the chain ``(a, b)``; of a part of the chain alone, as it is."""
+    """Yield every read of ``….a.b`` in a function, for the chain ``(a, b)``; a read of ``….a`` alone counts as one."""
     instructions = [one for one in dis.get_instructions(code) if one.opname not in _IGNORED]
     for position, one in enumerate(instructions):
         if one.opname not in ("LOAD_ATTR", "LOAD_METHOD") or one.argval != chain[0]:
@@ -120,7 +120,7 @@ def _reads(code: CodeType, chain: tuple[str, ...]) -> Iterator[_Read]:
 
 
 def _following(instructions: list[Any], position: int) -> tuple[tuple[str, ...], bool]:
-    """The attributes that are taken one of the other from here on, and whether the last is set."""
+    """Return the attributes that are read one after the other from here on, and whether the last is set."""
     names: list[str] = []
     for one in instructions[position:]:
         if one.opname in ("LOAD_ATTR", "LOAD_METHOD"):
@@ -147,7 +147,7 @@ def _with_inner(code: CodeType) -> Iterator[CodeType]:
 
 
 def _written_in_forward(core: Log) -> frozenset[int]:
-    """The storages that the forward of a module has written: statistics and codebooks that it keeps itself."""
+    """The storages that the forward of a module has written: statistics and codebooks that it maintains itself."""
     raws = list(map(RawWrite._make, core.writes()))
     stacks = {raw.stack for raw in raws}
     calls = {one for one in stacks if any(_torch.is_module_call(code.co_filename) for code in one.codes)}

@@ -1,12 +1,12 @@
 """Values changed without autograd's knowledge before they were used, where no saved value is stale.
 
-Two kinds. A value that autograd has computed is written where autograd does not record (under ``no_grad``, through
-``.data`` or a detached alias) and then used on: backward differentiates as if nothing had been written. And a tensor of
+Two kinds. A value that autograd has computed is written without autograd recording it (under ``no_grad``, through
+``.data`` or a detached alias) and then used: backward differentiates as if nothing had been written. And a tensor of
 the caller's is written by a module's ``forward``, or by a function whose result the caller takes, and then used by the
-caller, who meant what it had been.
+caller, who expects the old value.
 
-Looked for in the graph of a backward, by the operations that saved such a value after the write. In watch mode that is
-at the 1st, 2nd, 4th, 8th … backward of a line; in deep mode at each.
+They are found in the graph of a backward, by the operations that saved such a value after the write: in watch mode
+at the 1st, 2nd, 4th, 8th … backward of a line, in deep mode at each.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from gradsan.record.steps import RawBackward, read_backward
 UNRECORDED, CALLERS = "no_grad_write", "forward_alias"
 
 _REPLACES = frozenset({"copy_", "data ="})
-_LOGGED_TOGETHER = 2  # how far one thread moves the clock from the entry of an operation's Node to that of its write
+_LOGGED_TOGETHER = 2  # how far one thread moves the clock from the log entry of an operation's Node to its write's
 
 
 class Read(NamedTuple):
@@ -56,7 +56,7 @@ class Read(NamedTuple):
 
 
 class _Pending(NamedTuple):
-    """What is reported unless the gradient of the backward at ``clock`` turns out not to reach what was written."""
+    """A conflict to be reported unless the gradient of the backward at ``clock`` does not reach written elements."""
 
     clock: int
     key: Any
@@ -64,17 +64,17 @@ class _Pending(NamedTuple):
     arrival: Arrival
 
     def made(self) -> Conflict:
-        """The conflict, as ``Findings`` asks for it."""
+        """Return the conflict, as ``Findings.add`` takes it."""
         return self.conflict
 
 
 class ChangedValues(Detector):
-    """Looks at the graph of a backward; what it finds goes to ``findings``."""
+    """Scans the graph of a backward for such reads; conflicts go to ``findings``."""
 
     def __init__(
         self, core: Log, listeners: Listeners, steps: Any, findings: Findings, uncounted: Uncounted, deep: Deep
     ) -> None:
-        """The logs of who wrote; ``uncounted`` knows what was there before, ``deep`` what recorded writes would do."""
+        """Take the logs; ``uncounted`` has copies of earlier bytes, ``deep`` measures the effect of recorded writes."""
         self.meant, self._keeps = Meant(deep), deep.live.may_lie_in
         self._listeners, self._pending = listeners, list[_Pending]()
         self._snapshots, self._bypasses = uncounted.snapshots, uncounted.bypasses
@@ -83,22 +83,22 @@ class ChangedValues(Detector):
         self._to_callers = WritesToCallers()
 
     def forget(self) -> None:
-        """Begin anew, as a stretch of watching does."""
+        """Begin anew, at the start of a stretch of watching."""
         self._pending.clear()
         self._to_callers.forget()
 
     def settle(self) -> None:
-        """Report what waits for the end of a backward that has failed."""
+        """Report the conflicts that wait for the end of a backward that has failed."""
         self._report(self._pending, has_ended=False)
         self._pending.clear()
 
     def before_round(self, entry: RawBackward, rounds: int) -> None:
-        """Look at some of the rounds of a line that calls backward; as ``on_round`` of the core."""
+        """Scan the graph in some of the rounds of a line that calls backward; as ``on_round`` of the core."""
         if not self.looks_always:
             self._look(entry, ())
 
     def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Look at every backward by which a written value may be read, as ``listeners.BeforeBackward``."""
+        """Scan every backward that may read a written value, as ``listeners.BeforeBackward``."""
         if self._keeps(self._recent.by_storage()):
             self._look(entry, tuple(args[3]) if len(args) > 3 and args[3] else ())
 
@@ -111,7 +111,7 @@ class ChangedValues(Detector):
         by_number = {number: node for node in order if (number := _torch.node_sequence(node)) is not None}
         for number, node in by_number.items():
             for slot, saved in _torch.saved_slots(node):
-                # What was saved before a write is stale, and reported elsewhere.
+                # A value saved before a write is stale, and reported elsewhere.
                 raws = [raw for raw in writes.get(_storage_of(saved), ()) if raw.sequence <= number]
                 read = _read(node, number, slot, saved) if raws else None
                 if read is not None:
@@ -145,7 +145,7 @@ class ChangedValues(Detector):
             touching, alias_site = self._unrecorded(read, touching, logged, by_number, backward.thread)
         if not touching:
             return
-        # Writes that autograd knows of count, too: what stood before those tells nothing of the others.
+        # Recorded writes count, too: a copy made before them is no evidence about the others.
         compared = self._compared(read.alias, touching[0][0].clock, logged) if way == UNRECORDED else None
         if compared == "same":
             return
@@ -178,18 +178,18 @@ class ChangedValues(Detector):
         by_number: dict[int, Any],
         thread: int,
     ) -> tuple[list[tuple[RawWrite, Write]], Site | None]:
-        """The writes to a value after autograd computed it, and where it did."""
+        """Return the writes to a value after autograd computed it, and the site of that computation."""
         origin = _origin(read.maker or 0, max((raw.sequence for raw, _ in touching), default=0), by_number)
         if origin is None:
             return [], None
         touching = [(raw, write) for raw, write in touching if origin < raw.sequence]
         if _torch.storage_or_none(read.alias) not in self._bypasses:
-            # Of a graph that a device's thread has built, numbers tell nothing of what came first.
+            # In a graph built by a device's thread, numbers do not tell the order.
             alive = _of_this_life(logged, int(read.alias._version))
             touching = [(raw, write) for raw, write in touching if raw in alive and _has_moved(raw, logged, origin)]
         computed = self.made(origin, thread)
         if computed is not None:
-            # An earlier thread had the same numbers, and another tensor the address.
+            # An ended thread may have had the same numbers, and another tensor the address.
             touching = [
                 (raw, write)
                 for raw, write in touching
@@ -201,7 +201,7 @@ class ChangedValues(Detector):
 
     @_torch.hushed()
     def after_backward(self, entry: RawBackward) -> None:
-        """Report what a gradient has reached; as ``listeners.AfterBackward``."""
+        """Report the conflicts whose writes a gradient has reached; as ``listeners.AfterBackward``."""
         due = [one for one in self._pending if one.clock == entry.clock]
         self._pending = [one for one in self._pending if one.clock != entry.clock]
         self._listeners.call_after_backward(self.after_backward, bool(self._pending))
@@ -215,7 +215,7 @@ class ChangedValues(Detector):
     def _compared(
         self, alias: Any, clock: int, logged: Sequence[RawWrite]
     ) -> Literal["same", "near", "different"] | None:
-        """How a value stands to what it was before the write at ``clock``: ``clamp_`` may have had nothing to clamp."""
+        """Compare a value with that before the write at ``clock``: ``clamp_`` may have had nothing to clamp."""
         with _torch.hushed():
             return self._snapshots.compared(alias, clock - 1, [raw.clock for raw in logged], is_counted=True)
 
@@ -255,13 +255,13 @@ class ChangedValues(Detector):
         )
 
     def is_recorded(self, raw: RawWrite, reader: Any, thread: int, maker: int | None) -> bool:
-        """Whether autograd knows of a write, or it is none of the reading call's own thread.
+        """Whether autograd has recorded a write, or it is not of the reading call's own thread.
 
-        What autograd knows of has made a Node, the last before the number that the log has for the write. The call at
+        A recorded write has made a Node, the last one before the sequence number of the write's log entry. The call at
         the same place has made it, or one around it: ``torch.nn.functional.elu`` around ``elu_``. A value that still
-        has an older Node, ``maker``, is not what got that one: ``loss.data += penalty`` gives it to ``loss.data``.
+        has an older Node, ``maker``, did not get that one: ``loss.data += penalty`` gives it to ``loss.data``.
         """
-        # What the forward of a custom Function writes is looked at in functions.py.
+        # Writes in the forward of a custom Function are checked in functions.py.
         if any(is_application(code) for code in raw.stack.codes) or begin_elsewhere(raw.stack, reader.stack):
             return True
         if not raw.grad_enabled:
@@ -272,29 +272,29 @@ class ChangedValues(Detector):
         return has_made(made, raw, self._core)
 
     def has_found(self, stack: Any) -> bool:
-        """Whether a write at ``stack`` is known as that of a conflict, or of one that waits for a gradient."""
+        """Whether a write at ``stack`` belongs to a known conflict, or to one that waits for a gradient."""
         waiting = (one.conflict for one in self._pending)
         return self._findings.knows(stack) or any(is_written_at(conflict, stack) for conflict in waiting)
 
     def made(self, number: int, thread: int) -> Any:
-        """The entry of the log for the call that made a Node; None where it is not known."""
+        """Return the log entry of the call that made a Node; None where it is unknown."""
         return call_that_made(self._core, number, thread)
 
 
 def has_made(made: RawCall, raw: RawWrite, core: Log) -> bool:
-    """Whether the call that a write belongs to is the one that made the last Nodes before it, an entry of the log."""
+    """Whether the call that wrote is the one that made the last Nodes before the write, a log entry."""
     if made.stack is raw.stack:
         is_next = raw.kind == "foreach" or raw.clock <= made.clock + _LOGGED_TOGETHER or run_in_threads(core)
         return is_next and bool(made.clock <= raw.clock)
-    # Of operators called directly the write is logged last, and further in.
+    # The write of an operator called directly is logged last, and further in.
     return (raw.kind == "op" or made.clock > raw.clock) and is_around(made.stack, raw.stack)
 
 
 def passes_straight(maker: Any, writes: Sequence[tuple[Any, str]]) -> bool:
     """Whether writes make a straight-through estimate, whose gradient is meant to be that of the value before them.
 
-    They round it or take signs, which has no derivative; or all that a copy holds is replaced. ``writes`` are their
-    stacks and what they are called.
+    They round it or take signs, which has no derivative; or a copy is replaced as a whole. ``writes`` are (stack, name
+    of the operation).
     """
     if maker is not None and maker.name() == "CloneBackward0" and all(op in _REPLACES for _, op in writes):
         return bool(writes)
@@ -309,7 +309,7 @@ def _storage_of(saved: Any) -> int:
 
 
 def _read(node: Any, number: int, slot: str, saved: Any) -> Read | None:
-    """What a slot holds, with its way into the graph; None where it is the Node's own result, or cannot be read."""
+    """Return the value of a slot, with its Node; None where it is the Node's own result, or cannot be read."""
     if slot.startswith("result"):
         return None
     packed = _torch.packed_object(saved)
@@ -332,9 +332,9 @@ def _read(node: Any, number: int, slot: str, saved: Any) -> Read | None:
 
 
 def _of_this_life(raws: Sequence[RawWrite], version: int) -> list[RawWrite]:
-    """The writes to a tensor that has come to ``version``, without those to another that had its address before.
+    """Return the writes to a tensor that is at ``version`` now, without those to an earlier one at its address.
 
-    Going back in time the versions of one tensor fall. A write that does not count for it (``.data``) has no place in
+    Backwards in time the versions of one tensor fall. A write that does not count for it (``.data``) has no place in
     that order, and ends it.
     """
     found: list[RawWrite] = []
@@ -352,7 +352,7 @@ def _last_of_each_line(raws: Sequence[RawWrite]) -> list[RawWrite]:
 
 
 def _has_moved(raw: RawWrite, logged: Sequence[RawWrite], origin: int) -> bool:
-    """Whether a write has moved the counter of its memory on, from where an earlier one since ``origin`` left it."""
+    """Whether a write has moved the counter of its memory from where an earlier one since ``origin`` left it."""
     return not any(
         one.version == raw.version and one.clock < raw.clock and one.sequence > origin and one.kind != "metadata"
         for one in logged
@@ -360,7 +360,7 @@ def _has_moved(raw: RawWrite, logged: Sequence[RawWrite], origin: int) -> bool:
 
 
 def _origin(maker: int, before: int, by_number: dict[int, Any]) -> int | None:
-    """The Node that computed a value, past those that only look at it; None where it is not older than ``before``."""
+    """Return the Node that computed a value, below Nodes of views; None where it is not older than ``before``."""
     while maker >= before:
         node = by_number.get(maker)
         if node is None or not _torch.makes_view(node):
@@ -375,27 +375,27 @@ def _origin(maker: int, before: int, by_number: dict[int, Any]) -> int | None:
 _KEPT, _KEPT_OF_A_STORAGE = 4_096, 16
 QUIET_KINDS = ("step", "metadata", "statistics", "collective", "outside")
 
-# Where these stand in an entry of the log.
+# Positions of these fields in an entry of the log.
 _STORAGE, _IS_PARAMETER, _KIND = (RawWrite._fields.index(name) for name in ("storage", "is_parameter", "kind"))
 
 
 class RecentWrites:
-    """Keeps them; what a log forgets that is emptied is forgotten here."""
+    """Recent writes by storage, read from the log on demand; forgotten when the log is cleared."""
 
     def __init__(self, core: Log) -> None:
-        """Read the log of ``core``."""
+        """Read from the log of ``core``."""
         self._core = core
-        # Several threads may call backward; a finalizer that runs meanwhile may, too.
+        # Several threads may call backward; so may a finalizer that runs meanwhile.
         self._lock = threading.RLock()
         self._read_to, self._counted = -1, 0
         self._order: deque[RawWrite] = deque()
         self._found: dict[int, deque[RawWrite]] = {}
 
     def by_storage(self) -> Mapping[int, Sequence[RawWrite]]:
-        """Up to now, of each storage the oldest first."""
+        """Return the writes until now by storage, the oldest first."""
         with self._lock:
             entries, count = self._core.writes_after(self._read_to), self._core.write_count
-            # More entries than writes since the last time, or fewer writes: the log was emptied in between.
+            # More entries than writes since the last time, or fewer writes: the log was cleared in between.
             if len(entries) > count - self._counted:
                 entries = self._core.writes_after(-1)
                 self._order.clear()
@@ -413,7 +413,7 @@ class RecentWrites:
         if len(self._order) > _KEPT:
             oldest = self._order.popleft()
             same = self._found.get(oldest.storage)
-            # Of a storage that is written often it has been pushed out before.
+            # For a storage that is written often, it has been pushed out before.
             if same and same[0] is oldest:
                 same.popleft()
             if not same:

@@ -1,8 +1,8 @@
-"""Functions that checkpoint runs again in backward: whether they still find what they found in the forward.
+"""Checkpointed functions whose recomputation in backward reads other values than their forward.
 
-PyTorch keeps the arguments of a checkpointed function, and checks the versions of those that are tensors. All else
-the function reaches by itself, and in the recomputation it reaches what stands there by then. That is noted when the
-forward has ended, so that what the function writes on its own is no change, and compared right before the
+PyTorch keeps the arguments of a checkpointed function, and checks the versions of those that are tensors. All other
+values are read by the function itself, in the recomputation in their current state. They are noted when the
+forward has ended, so that the function's own writes are no change, and compared right before the
 recomputation. Nothing is kept alive: notes hold weak references.
 """
 
@@ -33,7 +33,7 @@ Fingerprints = tuple[Fingerprint | None, ...]
 
 
 class _Forward(NamedTuple):
-    """A checkpointed function that runs: the frame that checkpoint made for it, its arguments, where it was called."""
+    """A running checkpointed function: the frame that checkpoint made for it, its arguments, the site of the call."""
 
     frame: Any
     args: Sequence[Any]
@@ -42,7 +42,7 @@ class _Forward(NamedTuple):
 
 
 class Checkpoints(Detector):
-    """The checkpointed calls that wait for their recomputation; found conflicts go to ``findings``."""
+    """The checkpointed calls that wait for their recomputation; conflicts go to ``findings``."""
 
     part = "functions"
     is_hushed = False
@@ -50,7 +50,7 @@ class Checkpoints(Detector):
     def __init__(
         self, core: Core, steps: Any, notes: Notes, findings: Findings, note: Callable[[Message], None]
     ) -> None:
-        """``note`` is called with functions that reach too much."""
+        """Take ``note``, called with functions that read too many values."""
         self.compares_values = False
         self._core, self._steps, self._notes, self._findings, self._note = core, steps, notes, findings, note
         self._calls: weakref.WeakKeyDictionary[Any, Call] = weakref.WeakKeyDictionary()
@@ -70,7 +70,7 @@ class Checkpoints(Detector):
             self._watch_reentrant(patches, guard, function)
 
     def kept(self, conflict: Conflict | None, error: BaseException) -> Conflict | None:
-        """``conflict`` with checkpoint as what saved the value, where ``error`` arose while it took its inputs."""
+        """``conflict`` with checkpoint as the saver of the value, if ``error`` arose while it unpacked its inputs."""
         if conflict is None or conflict.save.node is not None:
             return conflict
         known = _torch.checkpoint_classes()
@@ -83,7 +83,7 @@ class Checkpoints(Detector):
         return conflict
 
     def _watch_forwards(self, patches: Patches, guard: Guard, hooks: Any, frames: Any) -> None:
-        """What a function reaches is noted when the hooks are left in which its forward ran."""
+        """Note the values that a function reads when the hooks are left in which its forward ran."""
         core, local = self._core, self._local
         forwards: weakref.WeakKeyDictionary[Any, _Forward] = weakref.WeakKeyDictionary()
 
@@ -138,7 +138,7 @@ class Checkpoints(Detector):
             return None if _torch.is_compiling() else self._inputs(guard, args[3:])
 
         def ran(inputs: Fingerprints, args: tuple[Any, ...], _: dict[str, Any], result: Any) -> None:
-            # What a Function calls its context is the Node that it makes.
+            # A Function's context is the Node that it makes.
             if any(args[0].needs_input_grad):
                 stack = core.stack(1)
                 guard(lambda: self._begin_reentrant(args[0], args[1], args[3:], result, stack, inputs))
@@ -157,7 +157,7 @@ class Checkpoints(Detector):
                 return None
 
             def ran_again(_: Any, args: tuple[Any, ...], __: dict[str, Any], outputs: Any) -> None:
-                # Results may be the same where what led to them, and the gradient, is not.
+                # Results may be equal where intermediate values, and the gradient, are not.
                 is_unknown = _same(call.values, _fingerprints(outputs))
                 if call.inputs and not is_unknown:
                     is_unknown = not _same(call.inputs, _fingerprints(args))
@@ -173,14 +173,14 @@ class Checkpoints(Detector):
         patches.set(function, "backward", staticmethod(core.listener(function.backward, runs_again, has_run_again)))
 
     def _inputs(self, guard: Guard, args: Sequence[Any]) -> Fingerprints:
-        """Fingerprints of what hooks of the program's are about to keep: they may give back other values (halves, say).
+        """Fingerprint values that hooks of the program's are about to pack, and may return otherwise (half precision).
 
         Empty where there are no such hooks, or values are not compared.
         """
         found: list[Fingerprint | None] = []
         if self.compares_values and _torch.has_hooks():
             hooks = _torch.top_hooks()
-            # Before 2.7 torch does not say whose they are.
+            # Before 2.7 torch does not show the hooks.
             pack = None if hooks is None else recomputation.code_of(hooks[0])
             if not is_own_file(getattr(pack, "co_filename", "")):
                 guard(lambda: found.extend(_fingerprints(args)))
@@ -196,7 +196,7 @@ class Checkpoints(Detector):
     def _begin_reentrant(
         self, node: Any, function: Any, args: tuple[Any, ...], result: Any, stack: Any, inputs: Fingerprints
     ) -> None:
-        # The tensors among the arguments are saved, and looked at like those of every other Node.
+        # Tensor arguments are saved, and checked like those of every other Node.
         arguments = [None if torch.is_tensor(one) else one for one in args]
         values = _fingerprints(result) if self.compares_values else ()
         self._remember(node, function, _by_name(function, arguments), stack, values, inputs)
@@ -219,7 +219,7 @@ class Checkpoints(Detector):
         self._calls[key] = Call(name, recomputation.code_of(function), stack, self._core.tick(), marks, values, inputs)
 
     def _examine(self, call: Call, frame: Any, arguments: Iterable[Any]) -> None:
-        """A recomputation begins. What has changed is reported after it, if checkpoint does not stop by itself."""
+        """Compare values as a recomputation begins; changes are reported after it, unless checkpoint itself raises."""
         called = _torch.recomputed_call(frame)
         if called is None:
             return
@@ -237,7 +237,7 @@ class Checkpoints(Detector):
         return not holders or not _torch.are_read(holders)
 
     def _report(self, call: Call, found: list[Change], same: bool | None) -> None:
-        """``same`` says whether the recomputation gave the same values, None where that was not looked at."""
+        """Report the changes; ``same`` says whether the recomputed values are the same, None if not compared."""
         changes: list[Change | None] = [*found] if found or same is not False else [None]
         for change in changes:
             writes = change.written.writes if change is not None and change.written is not None else ()
@@ -249,7 +249,7 @@ class Checkpoints(Detector):
 
 
 def _by_name(function: Any, arguments: Iterable[Any]) -> dict[str, Any]:
-    """Positional arguments by what the function calls them."""
+    """Return positional arguments by their parameter names."""
     names = parameter_names(function)
     return {
         names[position] if position < len(names) else f"args[{position}]": value

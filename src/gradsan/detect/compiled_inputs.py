@@ -1,8 +1,8 @@
-"""Arguments of compiled graphs that were overwritten before backward, and of which PyTorch's check does not know.
+"""Arguments of compiled graphs that were overwritten before backward, unknown to PyTorch's check.
 
-Inductor saves many an argument as a view that it makes itself, which has a version counter of its own (pytorch issue
-197887): the write moves the argument's counter, and nobody looks at that. The log of writes has it. Graphs are looked
-through before each backward once something was compiled; larger ones at the 1st, 2nd, 4th, 8th … backward.
+Inductor saves many arguments as views that it makes itself, which have version counters of their own (pytorch issue
+197887): the write moves the argument's counter, which nobody checks. The log has the write. Graphs are
+scanned before each backward once something was compiled; larger ones at the 1st, 2nd, 4th, 8th … backward.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _STORAGE = ledger.RawWrite._fields.index("storage")
 
 
 class _Kept(NamedTuple):
-    """A tensor that a compiled Node has saved, and the log's entry for that Node."""
+    """A tensor saved by a compiled Node, and the log's entry for that Node."""
 
     node: Any
     slot: str
@@ -38,15 +38,15 @@ class _Kept(NamedTuple):
 
 
 class CompiledInputs(Detector):
-    """Looks at the graph of a backward; what it finds goes to ``findings``."""
+    """Scans the graph of a backward for such arguments; conflicts go to ``findings``."""
 
     def __init__(self, core: Log, steps: Any, uncounted: Uncounted, findings: Findings) -> None:
-        """``core`` and ``steps`` are the logs of who wrote, ``uncounted`` knows what others look for."""
+        """Take the logs ``core`` and ``steps``; storages in ``uncounted`` are left to other detectors."""
         self._core, self._steps, self._uncounted, self._findings = core, steps, uncounted, findings
         self._calls = 0
 
     def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Look at the graph behind the outputs; the arguments are those of ``listeners.BeforeBackward``."""
+        """Scan the graph behind the outputs; the arguments are those of ``listeners.BeforeBackward``."""
         backward = read_backward(entry)
         self._calls += 1
         nodes = walk.nodes_behind(backward.roots, _MOST_NODES)
@@ -117,12 +117,12 @@ class CompiledInputs(Detector):
             raised=False,
             way=WAY,
         )
-        # What the graph itself has written is a part of what it computes.
+        # The graph's own writes are a part of its computation.
         outside = tuple(write for write in writes if not compiled.is_of_graph(write.site, one.node))
         if not outside:
             return None
         found = compiled.as_uncompiled(conflict, one.node, one.slot, one.tensor, backward)
-        # What is not known to be read may be as good as not saved.
+        # A value that is not known to be read may be irrelevant.
         return found if found.save.compiled in ("inside", "again") else None
 
 
@@ -139,7 +139,7 @@ def _overlaps(region: Any, write: Write) -> bool:
 
 
 def _reads(one: _Kept) -> bool:
-    """Whether PyTorch would hand the slot out; where it would not, it raises by itself."""
+    """Whether PyTorch would hand the slot out; where it would not, it raises an error itself."""
     try:
         _torch.read_slot(one.node, one.slot.partition("[")[0])
     except RuntimeError:

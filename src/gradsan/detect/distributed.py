@@ -2,10 +2,10 @@
 
 The forward saves the whole parameter, whose memory is freed after it. Before backward the same memory is filled again
 from the shards, past the version counter: where an optimizer's step lies in between, backward computes with the new
-values, and PyTorch cannot say so. What each gathering found is noted, and held against the shards when a backward
-reaches what a forward made with it.
+values, and PyTorch cannot report it. The state of the shards is noted at each gathering, and compared when a backward
+reaches the results of a forward.
 
-Mostly they get what they have already. So the bytes are compared, and only what has changed is logged as a write.
+Buffer syncs mostly write the same values. So the bytes are compared, and only changed buffers are logged as written.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from gradsan.record.steps import BackwardRecord
 WAY = "gathered_anew"
 """The slug of the cause, GS217."""
 _GATHERINGS_KEPT = 16
-"""Of each group; a forward that is older than these is no longer told from the next one."""
+"""Per group; a forward that is older than these is no longer told from the next one."""
 
 Guard = Callable[[Callable[[], object]], None]
 
 
 class Gathering(NamedTuple):
-    """One filling of a group's whole parameters: Nodes from ``sequence`` on were made with it, ``noted`` are the
-    shards that it found, by parameter."""
+    """One filling of a group's whole parameters: Nodes from ``sequence`` on were made with it; ``noted`` are the
+    shards at that time, by parameter."""
 
     sequence: int
     clock: int
@@ -61,20 +61,20 @@ class Stale(NamedTuple):
 
 
 class Sharded(Detector):
-    """The groups of sharded parameters of this process, while they live; conflicts go to ``findings``."""
+    """The live groups of sharded parameters of this process; conflicts go to ``findings``."""
 
     part = "parallel"
 
     def __init__(self, core: Core, steps: Any, notes: Notes, findings: Findings) -> None:
-        """Start with none."""
+        """Start without groups."""
         self._core, self._steps, self._notes, self._findings = core, steps, notes, findings
         self.storages: dict[int, tuple[Any, Any]] = {}
-        """Those of whole parameters by their ``_cdata``, with their parameter; they may have died since."""
+        """The storages of whole parameters by ``_cdata``, with their parameter; they may have died since."""
         notes.lasting = self.shard_of
         self._gathered: weakref.WeakKeyDictionary[Any, deque[Gathering]] = weakref.WeakKeyDictionary()
 
     def holds(self, storage: int) -> bool:
-        """Whether a storage is that of a whole parameter, which comes and goes with each gathering."""
+        """Whether a storage is that of a whole parameter, which is filled at each gathering and freed after use."""
         known = self.storages.get(storage)
         if known is not None and known[0].expired():
             del self.storages[storage]
@@ -82,7 +82,7 @@ class Sharded(Detector):
         return known is not None
 
     def shard_of(self, tensor: Any) -> Any:
-        """The shard that a module has in the place of a whole parameter while it does not run; of others themselves."""
+        """Return the shard that replaces a whole parameter while its module does not run; other tensors unchanged."""
         storage = _torch.storage_or_none(tensor) if self.storages else 0
         parameter = self.storages[storage][1]() if storage and self.holds(storage) else None
         return parameter.sharded_param if parameter is not None and parameter.unsharded_param is tensor else tensor
@@ -121,7 +121,7 @@ class Sharded(Detector):
 
     def _note(self, group: Any, stack: Any) -> None:
         backward = self._steps.current_backward()
-        # On a GPU, backward runs in a thread that numbers no Nodes; what is made after it is younger than its root.
+        # On a GPU, backward runs in a thread that numbers no Nodes; Nodes made after it are younger than its root.
         root = None if backward is None else backward.root_sequence
         sequence = _torch.sequence_number() if root is None else root + 1
         noted = tuple(self._notes.note(one.sharded_param) for one in group.fsdp_params)
@@ -134,7 +134,7 @@ class Sharded(Detector):
         kept.append(Gathering(sequence, self._core.tick(), stack, noted))
 
     def _compare(self, group: Any) -> None:
-        """A backward has reached what a module of ``group`` returned: are the parameters what the forward had?"""
+        """Compare the shards with those of the forward, when a backward has reached an output of ``group``'s module."""
         gathered, node = self._gathered.get(group), _torch.current_node()
         number = None if node is None else _torch.node_sequence(node)
         backward = self._steps.current_backward()
@@ -171,7 +171,7 @@ class Sharded(Detector):
         made = call_that_made(core, number, backward.thread)
         clock, stack = (made.clock, made.stack) if made is not None else (used.clock, used.stack)
         names = naming.names_of(stale.parameter.sharded_param, frame)
-        # The writes are those of the shard, which is other memory than the parameter as a whole.
+        # The writes are those of the shard, whose memory is not that of the whole parameter.
         writes = tuple(dataclasses.replace(one, region=None) for one in stale.written.writes)
         return Conflict(
             save=Save(
@@ -196,7 +196,7 @@ class Sharded(Detector):
 
 
 def _used(gathered: deque[Gathering], number: int) -> tuple[Gathering | None, int | None]:
-    """The gathering that the Node ``number`` was made with, and the number at which the next one began."""
+    """Return the gathering that the Node ``number`` was made with, and the number at which the next one began."""
     following: int | None = None
     for one in reversed(gathered):
         if one.sequence <= number:
@@ -208,7 +208,7 @@ def _used(gathered: deque[Gathering], number: int) -> tuple[Gathering | None, in
 def _saved(
     backward: BackwardRecord, changed: dict[int, tuple[Any, Overwritten]], first: int, end: int | None
 ) -> Iterator[Stale]:
-    """What the Nodes from ``first`` to ``end`` of this backward's graph have saved of the ``changed`` parameters."""
+    """Yield the saves of ``changed`` parameters by the Nodes from ``first`` to ``end`` of this backward's graph."""
     for node in walk.engine_order(backward.roots):
         number = _torch.node_sequence(node)
         if number is None or number < first or (end is not None and number >= end):
@@ -222,7 +222,7 @@ def _saved(
 
 
 OP = "DistributedDataParallel.forward"
-"""What stands in the log as the writer."""
+"""The name of the writer in the log."""
 _MOST_BYTES = 64 * 2**20
 
 
@@ -232,7 +232,7 @@ class BufferSync(Detector):
     part = "parallel"
 
     def __init__(self, core: Core, uncounted: Uncounted, note: Callable[[Message], None]) -> None:
-        """Writes go to the log by ``uncounted``; ``note`` is called with buffers that are too large to be compared."""
+        """Log writes by ``uncounted``; ``note`` is called with buffers that are too large to be compared."""
         self._core, self._uncounted, self._note = core, uncounted, note
 
     def install(self, patches: Patches, guard: Callable[[Callable[[], object]], None]) -> None:

@@ -1,11 +1,11 @@
-"""Memory handed out of PyTorch or reached by ``.data``, compared byte by byte before a backward.
+"""Exported memory, handed out of PyTorch or aliased by ``.data``, compared byte by byte before a backward.
 
-Whoever holds a NumPy array, a DLPack capsule or a pointer writes without a trace. While a storage is exported, the
-values that new Nodes save in it are copied; where it is exported after a save, the storage is copied as it then is.
+The holder of a NumPy array, a DLPack capsule or a pointer writes without a trace. While a storage is exported, the
+values that new Nodes save in it are copied; where it is exported after a save, the storage is copied at that time.
 
-A copy of the bytes at one moment is what a value was at another if nothing was logged in between. Only memory of
-ordinary tensors on the CPU up to ``BYTES_OF_A_COPY`` is copied, where the program or a library asks and something may
-have been saved since the last backward; else a write is taken for a change.
+A copy of the bytes at one moment is the value at another if nothing was logged in between. Only memory of
+ordinary tensors on the CPU up to ``BYTES_OF_A_COPY`` is copied, where the program or a library exports it and something
+may have been saved since the last backward; otherwise a write counts as a change.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BYTES_OF_A_NOTE = 16 * 2**20
 
 
 class Export(NamedTuple):
-    """Where and when memory was handed out, and its bytes at that moment (None: too large, or nothing to compare)."""
+    """An export of memory: its site, clock, and the bytes at that moment (None: too large, or nothing to compare)."""
 
     op: str
     clock: int
@@ -40,32 +40,32 @@ class Export(NamedTuple):
 
 
 class Exports(Detector):
-    """The exported storages that live, and copies of what was saved in them."""
+    """The live exported storages, and copies of the values saved in them."""
 
     part = "bypasses"
 
     def __init__(self, core: Core, note: Callable[[Message], None], listen: Callable[[bool], None]) -> None:
-        """Start with none; ``note`` is called with what is too large to be copied, ``listen`` whether new Nodes matter.
+        """Start empty; ``note`` is called with sizes too large to copy, ``listen`` with whether new Nodes matter.
 
-        ``on_hand_out`` is called with a storage that is handed out while a backward runs.
+        ``on_hand_out`` is called with a storage that is exported while a backward runs.
         """
         self._core, self._note, self._listen = core, note, listen
         self.on_hand_out: Callable[[int], None] | None = None
         self.on_lent: Callable[[Any, Any, Any], None] = lambda array, tensor, stack: None
-        """Called with memory of others that torch was given, the tensor made of it, and where."""
+        """Called with foreign memory that torch was given, the tensor made of it, and the stack."""
         self._exports: dict[int, Export] = {}
         self._saved: OrderedDict[tuple[int, int, str], tuple[int, Any]] = OrderedDict()
         self._bytes, self._sweep = 0, Sweep()
 
     @property
     def any(self) -> bool:
-        """Whether exported memory lives."""
+        """Whether exported memory is alive."""
         return bool(self._exports)
 
     def hand_out(self, tensor: Any, op: str, stack: Any, fresh: bool = False) -> None:
-        """Note that ``tensor``'s memory is open to others; ``fresh``: nothing can have saved it before.
+        """Note that ``tensor``'s memory is accessible to others; ``fresh``: nothing can have saved it before.
 
-        Of a device nothing is copied and compared: to read the answer would wait for it.
+        Memory of a device is not copied and compared: reading the result would synchronise.
         """
         if not torch.is_tensor(tensor) or not _torch.storage_or_none(tensor) or tensor.device.type != "cpu":
             return
@@ -86,12 +86,12 @@ class Exports(Detector):
             self.on_hand_out(key)
 
     def after_nodes(self, holder: Any, first: int, end: int) -> None:
-        """Copy what the Nodes numbered ``first <= n < end`` saved in exported memory."""
+        """Copy the values that the Nodes numbered ``first <= n < end`` saved in exported memory."""
         if not self._exports:
             return
         thread = threading.get_ident()
         holders = holder if isinstance(holder, (tuple, list)) else (holder,)
-        # To ask a tensor whose class dispatches, of a compiler's trace for one, is to call an operator.
+        # Attributes of a tensor whose class dispatches, such as a compiler's, call an operator.
         tensors = [one for one in holders if torch.is_tensor(one) and not _torch.dispatches(type(one))]
         waiting = [one.grad_fn for one in tensors if one.grad_fn is not None]
         seen = set()
@@ -114,12 +114,12 @@ class Exports(Detector):
                     self._bytes += size
 
     def changed(self, storage: int, number: int, thread: int, slot: str, tensor: Any, made: Any) -> Export | None:
-        """The export through which the bytes of a saved value have changed; None where they are what they were."""
+        """Return the export through which the bytes of a saved value have changed; None where they are unchanged."""
         before = self.before(storage, number, thread, slot, tensor, made)
         return None if before is None or torch.equal(before, _bytes(tensor)) else self._exports[storage]
 
     def before(self, storage: int, number: int, thread: int, slot: str, tensor: Any, made: Any) -> Any:
-        """The bytes of a saved value as they were; None where its memory was not handed out, or they are not known."""
+        """The bytes of a saved value at the save; None where its memory was not exported, or they are unknown."""
         export = self._exports.get(storage)
         if export is None or export.weak.expired():
             return None
@@ -132,12 +132,12 @@ class Exports(Detector):
         return None
 
     def of(self, storage: int) -> Export | None:
-        """Where the memory of a storage was handed out; None where it was not."""
+        """Return the export of a storage; None where there is none."""
         export = self._exports.get(storage)
         return None if export is None or export.weak.expired() else export
 
     def copy_of(self, tensor: Any) -> Any:
-        """The bytes of a tensor whose memory has been handed out; None where it has not, or is too large."""
+        """Return the bytes of a tensor in exported memory; None where it is not exported, or too large."""
         export = self._exports.get(_torch.storage_or_none(tensor)) if self._exports else None
         if export is None or export.weak.expired():
             return None
@@ -148,10 +148,10 @@ class Exports(Detector):
         return _bytes(tensor)
 
     def changed_since(self, tensor: Any, clock: int, copy: Any, storage: int = 0) -> Export | None:
-        """The export through which the bytes of a tensor have changed since ``clock``, when they were ``copy``.
+        """Return the export through which the bytes of a tensor have changed since ``clock``, when they were ``copy``.
 
-        Where memory was handed out later, ``copy`` is None, and the bytes are those of that moment. ``storage`` is the
-        one that was handed out, where ``tensor`` reaches its memory by another (an array that was taken in again).
+        Where memory was exported later, ``copy`` is None, and the bytes are those of that moment. ``storage`` is the
+        exported one, where ``tensor`` has the memory by another (an array that was converted back).
         """
         export = self._exports.get(storage or _torch.storage_or_none(tensor)) if self._exports else None
         if export is None or export.weak.expired():
@@ -165,7 +165,7 @@ class Exports(Detector):
         return None if torch.equal(before, _bytes(tensor)) else export
 
     def install(self, patches: Patches, guard: Callable[[Callable[[], object]], None]) -> None:
-        """Watch the ways by which memory leaves and enters, until ``patches`` is undone."""
+        """Watch the functions by which memory leaves and enters torch, until ``patches`` is undone."""
         for name in ("numpy", "__array__", "__dlpack__", "data_ptr", "share_memory_"):
             self._watch(patches, guard, torch.Tensor, name, given=True)
         for owner in (torch, torch.utils.dlpack):
@@ -205,7 +205,7 @@ class Exports(Detector):
         return True
 
     def forget_dead(self) -> None:
-        """Forget storages that died and what was copied of them."""
+        """Forget storages that died, and copies of their values."""
         if not self._sweep.is_due(len(self._exports) + len(self._saved)):
             return
         for key in [key for key, one in self._exports.items() if one.weak.expired()]:
@@ -233,7 +233,7 @@ _ROUNDINGS = 8
 
 
 class Snapshot(NamedTuple):
-    """The bytes of a whole storage, the clock, how many writes had been logged by then, and the version counter."""
+    """The bytes of a whole storage, the clock, the number of writes logged by then, and the version counter."""
 
     clock: int
     write_count: int
@@ -242,10 +242,10 @@ class Snapshot(NamedTuple):
 
 
 class Snapshots:
-    """Copies by storage; those of a storage that died are let go."""
+    """Snapshots by storage; those of a dead storage are dropped."""
 
     def __init__(self, core: Core) -> None:
-        """Start with none; ``core`` keeps clock and log."""
+        """Start empty; ``core`` has the clock and the log."""
         self._core = core
         self._copies: dict[int, list[Snapshot]] = {}
         self._alive: dict[int, Any] = {}
@@ -254,19 +254,19 @@ class Snapshots:
     def take(self, tensor: Any, stack: Any) -> None:
         """Copy the memory of ``tensor``, if it is small and may have been written since the last time.
 
-        ``stack`` is where ``.data`` was asked for: what torch copies or moves itself has no part in this.
+        ``stack`` is where ``.data`` was read: torch's own copies and moves are left out.
         """
         if not stack.codes or stack.codes[0].co_filename.startswith(_torch.package_folder()):
             return
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
             return
-        if tensor.is_inference():  # autograd saves none
+        if tensor.is_inference():  # autograd does not save it
             return
         if not _nothing_is_saved(self._core):
             self._copy(tensor)
 
     def before_write(self, target: Any) -> None:
-        """Copy what is about to be written where autograd does not record it, if it is small and has a graph."""
+        """Copy a value that is about to be written unrecorded by autograd, if it is small and has a graph."""
         if torch.is_grad_enabled():
             return
         for tensor in target if isinstance(target, (tuple, list)) else (target,):
@@ -299,11 +299,11 @@ class Snapshots:
     def compared(
         self, tensor: Any, clock: int, writes: Iterable[int], *, is_counted: bool = False
     ) -> Literal["same", "near", "different"] | None:
-        """How the values of ``tensor`` stand to those at ``clock``: same bytes, the same but for rounding, or others.
+        """Compare the values of ``tensor`` with those at ``clock``: same bytes, the same up to rounding, or others.
 
-        None where that is not known. Its version counter is what it was at ``clock``, but where
-        ``is_counted``. ``writes`` are the clocks of the writes to its storage; copies made on the other side of one of
-        them tell nothing.
+        None where that is unknown. Its version counter is that at ``clock``, except where
+        ``is_counted``. ``writes`` are the clocks of the writes to its storage; a copy with one of them in between
+        is no evidence.
         """
         known = False
         for memory in self._taken_at(tensor, clock, writes, is_counted):
@@ -315,7 +315,7 @@ class Snapshots:
         return "different" if known else None
 
     def before(self, tensor: Any, clock: int, writes: Iterable[int]) -> Any:
-        """The bytes that ``tensor`` had at ``clock``, by the arguments of :meth:`compared`; None where not known."""
+        """Return the bytes that ``tensor`` had at ``clock``, by the arguments of :meth:`compared`; None if unknown."""
         memory = next(self._taken_at(tensor, clock, writes, False), None)
         if memory is None:
             return None
@@ -336,7 +336,7 @@ class Snapshots:
         self._bytes = 0
 
     def forget_dead(self) -> None:
-        """Let go of the copies of storages that died."""
+        """Drop the snapshots of storages that died."""
         if not self._sweep.is_due(len(self._alive)):
             return
         for key in [key for key, weak in self._alive.items() if weak.expired()]:
@@ -345,7 +345,7 @@ class Snapshots:
 
 
 def _nothing_is_saved(core: Core) -> bool:
-    """Whether no Node was made yet, or none since the last backward: parameters are initialised, or updated by hand."""
+    """Whether no Node was made since the last backward, or at all: parameters are initialised, or updated by hand."""
     return not core.saves or bool(core.backward_end == _torch.sequence_number() != 0)
 
 
@@ -362,7 +362,7 @@ def _same(memory: Any, tensor: Any) -> bool:
 
 
 def _is_near(memory: Any, tensor: Any) -> bool:
-    """Whether only rounding tells two tensors apart: zeros are the same, signs and all."""
+    """Whether two tensors differ only by rounding; zeros must be equal, signs included."""
     if not tensor.is_floating_point() or tensor.is_neg():
         return False
     with torch.no_grad():

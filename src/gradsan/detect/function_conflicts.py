@@ -27,7 +27,7 @@ CONTEXT, UNMARKED = "context_attribute", "missing_mark_dirty"
 
 
 class Kept(NamedTuple):
-    """What a Function has left on ``ctx``: tensors by (attribute, note). ``code`` is that of its forward."""
+    """Tensors that a Function has left on ``ctx``, by (attribute, note). ``code`` is that of its forward."""
 
     name: str
     code: Any
@@ -41,8 +41,8 @@ class Kept(NamedTuple):
 class Unmarked:
     """An input that a forward has overwritten and not marked dirty.
 
-    ``edge`` and ``whole`` are the ends by which users of the input, and of the tensor it is a view of, hang on the
-    graph; ``number`` is that of the Function's Node, ``rounds`` the backward calls in which it was looked at.
+    ``edge`` and ``whole`` are the ends of the edges by which users of the input, and of its base, depend on the
+    graph; ``number`` is that of the Function's Node, ``rounds`` the backward calls in which it was checked.
     """
 
     name: str
@@ -72,7 +72,7 @@ def of_kept(
     noted: Noted,
     overwritten: Overwritten,
 ) -> Conflict:
-    """The conflict of a tensor that was kept as ``ctx.<path>`` and written since."""
+    """Return the conflict of a tensor that was kept as ``ctx.<path>`` and written since."""
     tensor = noted.weak()
     return Conflict(
         save=Save(
@@ -99,9 +99,9 @@ def of_kept(
 
 
 def of_unmarked(core: Log, steps: Any, backward: BackwardRecord, unmarked: Unmarked, use: Any) -> Conflict:
-    """The conflict of an input that a Function has overwritten and the Node ``use`` was given afterwards.
+    """Return the conflict of an input that a Function has overwritten and the Node ``use`` took afterwards.
 
-    ``save`` is where it was used again, ``alias_site`` the call of the Function, ``slot`` what forward calls it.
+    ``save`` is the later use, ``alias_site`` the call of the Function, ``slot`` the name of the input in forward.
     """
     tensor = unmarked.weak()
     number = _torch.node_sequence(use) or 0
@@ -135,13 +135,13 @@ def of_unmarked(core: Log, steps: Any, backward: BackwardRecord, unmarked: Unmar
 
 _DEEPEST, _ITEMS = 3, 64
 _NO_HOLDERS = (torch.nn.Module, ModuleType, FunctionType, type)
-"""What has state of its own that changes while it is used, parameters above all, or none at all."""
+"""Types without tensors, or with state of their own that changes in use, parameters above all."""
 
 
 def kept_tensors(kind: Any, attributes: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Of what a Function keeps on ``ctx``, the tensors whose values its backward reads, each with its path.
+    """Yield the tensors that a Function keeps on ``ctx`` and whose values its backward reads, each with its path.
 
-    They are looked for in lists, tuples and dicts, and in the attributes of an object that backward reads by name.
+    They are searched in lists, tuples and dicts, and in the attributes of an object that backward reads by name.
     """
     names, codes = _read_of_context(kind), _codes_of_backward(kind)
     for name, value in attributes.items():
@@ -150,7 +150,7 @@ def kept_tensors(kind: Any, attributes: dict[str, Any]) -> Iterator[tuple[str, A
 
 
 def holds(attributes: dict[str, Any], tensor: Any) -> bool:
-    """Whether a tensor still hangs there."""
+    """Whether the attributes still hold a tensor."""
     return any(one is tensor for _, one in _tensors_in("", attributes, None))
 
 
@@ -172,7 +172,7 @@ def _tensors_in(
 
 
 def _attributes_of(value: Any) -> list[tuple[str, Any]]:
-    """The first attributes of an object of the program's; nothing is run for it: slots as their class keeps them."""
+    """Return the first attributes of an object of the program's, slots included, without running code."""
     kind: Any = type(value)
     if kind.__module__.partition(".")[0] in ("builtins", "torch") or isinstance(value, _NO_HOLDERS):
         return []
@@ -203,7 +203,7 @@ def _codes_of_backward(kind: Any) -> tuple[CodeType, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def _read_of_context(kind: Any) -> frozenset[str] | None:
-    """The attributes of ``ctx`` whose values the backward of a Function reads; None where that cannot be decided."""
+    """Return the attributes of ``ctx`` whose values a Function's backward reads; None where that is undecided."""
     names: set[str] = set()
     codes = _codes_of_backward(kind)
     for code in codes:

@@ -1,10 +1,10 @@
-"""Custom Functions: what they keep on ``ctx`` beside ``save_for_backward``, and inputs they write without saying so.
+"""Custom Functions: tensors kept on ``ctx`` without ``save_for_backward``, and inputs written without ``mark_dirty``.
 
-Autograd checks the version of what ``save_for_backward`` was given, and of nothing else that hangs on ``ctx``. And it
-connects an input that a forward has overwritten to the Function only where ``mark_dirty`` names it: else whoever uses
-the input again reads new values and differentiates as if they were the old ones. What ``save_for_backward`` was given
-is saved when forward has returned: an input that forward writes after that call is saved with the new values. All are
-noted when ``apply`` returns and looked at before a backward. Only programs with custom Functions of their own pay.
+Autograd checks the version of tensors given to ``save_for_backward``, and of nothing else on ``ctx``. And it
+connects an input that a forward has overwritten to the Function only if ``mark_dirty`` names it: otherwise later uses
+of the input read new values and differentiate as if they were the old ones. Tensors given to ``save_for_backward``
+are saved when forward has returned: an input that forward writes after that call is saved with the new values. All are
+noted when ``apply`` returns and checked before a backward. Only programs with custom Functions of their own pay.
 
 Row: ``saved_early``. Roles: ``applied`` (the call of the Function; ``name`` of it; ``values``: ``shape``, ``dtype``,
 ``device``, ``is_dirty``, whether mark_dirty names the input), ``written`` (the write; ``name``; ``op``), ``saved``.
@@ -51,10 +51,10 @@ EARLY = "saved_early"
 
 
 class Before(NamedTuple):
-    """What is known when a Function is about to be applied: clock, number of its Node, and its arguments by position.
+    """State when a Function is about to be applied: clock, number of its Node, and its arguments by position.
 
-    Of each argument with a graph that is its version, of others None; ``copies`` are the bytes of those whose memory
-    has been handed out.
+    ``versions`` are those of arguments with a graph, None for others; ``copies`` are the bytes of those in exported
+    memory.
     """
 
     clock: int
@@ -64,7 +64,7 @@ class Before(NamedTuple):
 
 
 class Functions(Detector):
-    """What custom Functions of the program keep and write; found conflicts go to ``findings``."""
+    """Tensors kept and written by the program's custom Functions; conflicts go to ``findings``."""
 
     part = "functions"
     is_hushed = False
@@ -78,7 +78,7 @@ class Functions(Detector):
         found: Callable[[Failure], None],
         listen: Callable[[], None],
     ) -> None:
-        """Start with nothing applied; ``listen`` is called when there is something to be looked at before backward."""
+        """Start without applied Functions; ``listen`` is called when something must be checked before a backward."""
         self._found, self._listen = found, listen
         self._early: weakref.WeakKeyDictionary[Any, tuple[Clue, ...]] = weakref.WeakKeyDictionary()
         self._early_seen: set[Any] = set()
@@ -88,7 +88,7 @@ class Functions(Detector):
         self._places: KeptForAllCalls | None = None
 
     def forget(self) -> None:
-        """Begin anew, as a stretch of watching does."""
+        """Begin anew, at the start of a stretch of watching."""
         self._unmarked.clear()
         self._places = None
         self._early.clear()
@@ -110,7 +110,7 @@ class Functions(Detector):
         patches.set(owner, name, classmethod(core.listener(original, applies, applied)))
 
     def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Look at what Functions of the graph behind the outputs have kept and written."""
+        """Check the tensors that Functions of the graph behind the outputs have kept and written."""
         if not self._kept and not self._unmarked and not self._early and not self._has_places():
             return
         backward = read_backward(entry)
@@ -151,7 +151,7 @@ class Functions(Detector):
         return self._places is not None and self._places.has_any
 
     def _kept_behind(self, backward: BackwardRecord) -> list[tuple[Any, Kept]]:
-        """Functions that keep tensors; those of the graph alone where it is small: many backwards have one of many."""
+        """Return Functions that keep tensors; only those of the graph where it is small, which are usually few."""
         if len(self._kept) > _LOOKED_AT_ALWAYS:
             nodes = walk.nodes_behind(backward.roots, _LOOKED_AT_ALWAYS)
             if nodes is not None:
@@ -160,7 +160,7 @@ class Functions(Detector):
 
     def _before(self, args: tuple[Any, ...]) -> Before | None:
         try:
-            # Written out, because it runs at every call of every custom Function.
+            # Inlined, because it runs at every call of every custom Function.
             versions = [
                 one._version if isinstance(one, torch.Tensor) and one.requires_grad and not one.is_leaf else None
                 for one in args
@@ -210,7 +210,7 @@ class Functions(Detector):
             self._kept[node] = Kept(kind.__name__, code, stack, core.tick(), tuple(kept), number)
 
     def _look_for_early(self, kind: Any, node: Any, tensor: Any, before: Before) -> None:
-        """See whether forward has written an input after it gave that to ``save_for_backward``."""
+        """Check whether forward has written an input after giving it to ``save_for_backward``."""
         storage = _torch.storage_or_none(tensor)
         forward = {one.__code__ for one in functions_of(getattr_static(kind, "forward"))}
         for raw in map(RawWrite._make, self._core.writes_after(before.clock)):
@@ -273,7 +273,7 @@ class Functions(Detector):
 
 
 def is_application(code: CodeType) -> bool:
-    """Whether a frame of this code applies a custom Function, as its ``cls`` or ``kind``: torch's own, or the wrapper.
+    """Whether a frame of this code applies a custom Function, its local ``cls`` or ``kind``: torch's, or the wrapper.
 
     Since 2.15 torch has no frame of its own there.
     """
@@ -293,12 +293,12 @@ def _node_of(result: Any) -> Any:
 
 @functools.lru_cache(maxsize=1024)
 def _is_torchs(kind: Any) -> bool:
-    """PyTorch's own Functions keep their own accounts (a compiled function's, checkpoint's, those of hooks)."""
+    """Whether a Function is PyTorch's own, which has its own checks (compiled functions, checkpoint, hooks)."""
     return str(kind.__module__).partition(".")[0] == "torch"
 
 
 def _is_connected(tensor: Any, first: int) -> bool:
-    """Whether the history of a tensor has been written anew since the Node numbered ``first``: it was marked dirty."""
+    """Whether the history of a tensor was replaced since the Node numbered ``first``: it was marked dirty."""
     owner = tensor if tensor._base is None else tensor._base
     node = owner.grad_fn
     number = None if node is None else _torch.node_sequence(node)
@@ -306,16 +306,16 @@ def _is_connected(tensor: Any, first: int) -> bool:
 
 
 def _edge(tensor: Any) -> tuple[int, int]:
-    """The end of the edge by which whoever uses the tensor hangs on its graph: number of the Node, of the output."""
+    """Return the end of the edges of later uses of the tensor: number of its Node, and of the output."""
     return _torch.node_sequence(tensor.grad_fn) or -1, tensor.output_nr
 
 
 def _used_after(unmarked: Unmarked, order: list[Any]) -> Any:
-    """The first Node made after the Function that hangs on the graph which the overwritten input had before.
+    """Return the first Node made after the Function that uses the graph which the overwritten input had before.
 
-    What was overwritten through a view is used as a whole, too; a further view may be of another part.
+    A base overwritten through a view counts as used by any Node but a further view, which may be of another part.
     """
-    # A thread that has ended leaves its ident to another, whose Nodes are numbered from 0 again.
+    # The ident of an ended thread is reused by another, whose Nodes are numbered from 0 again.
     if unmarked.owner() is not threading.current_thread():
         return None
     for node in reversed(order):
@@ -330,17 +330,17 @@ def _used_after(unmarked: Unmarked, order: list[Any]) -> Any:
 
 
 def _forward_code(kind: Any) -> Any:
-    """The code of a Function's setup_context, where it has one of its own, else of its forward."""
+    """Return the code of a Function's forward, if it is the program's own."""
     own = [one for one in functions_of(getattr_static(kind, "forward")) if one.__module__.partition(".")[0] != "torch"]
     return own[-1].__code__ if own else None
 
 
 def _parameter(kind: Any, position: int) -> str | None:
-    """What the forward of a Function calls its argument at ``position``."""
+    """Return the name that the forward of a Function gives its argument at ``position``."""
     for function in functions_of(getattr_static(kind, "forward")):
         code = function.__code__
         names = code.co_varnames[: code.co_argcount]
-        # Beside a setup_context of the program's own, forward is not given ctx.
+        # With a setup_context of the program's own, forward does not take ctx.
         own_setup = getattr_static(kind, "setup_context")
         skipped = 0 if any(one.__module__.partition(".")[0] != "torch" for one in functions_of(own_setup)) else 1
         if position + skipped < len(names):

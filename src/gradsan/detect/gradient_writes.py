@@ -1,18 +1,18 @@
-"""Gradients that the program overwrites while backward runs, and who else holds such a gradient.
+"""Gradients that the program overwrites while backward runs, and other holders of such a gradient.
 
-Autograd hands the same tensor to every branch that gets the same gradient (both sides of an addition). Who writes into
-what a hook was given changes what the other branch will be given.
+Autograd passes the same tensor to every branch that gets the same gradient (both sides of an addition). A write to
+the gradient that a hook got changes the gradient of the other branch.
 
-Whether another branch still needs it is told by how many hold the tensor: more than where nobody else does, which is
-tried out once (``gradient_writes.py``), as it is not the same for each kind of hook. Where torch does not say how many
-there are, or only other tensors on the same memory could be meant, it stays open.
+Another branch still needs it if the tensor has more references than without one; that count is
+measured once (:func:`counts`), as it differs between kinds of hooks. Where torch does not give the
+count, or only other tensors on the same memory could hold it, this stays undecided.
 
-Row: ``gradient_overwritten``. Roles: ``gradient`` (what the hook calls it; ``op`` is what was called, ``site`` where;
-``values``: ``shape``, ``dtype``, ``device``, ``shared``), ``branching`` (the operation that hands it to several; ``op``
-is its Node), ``sibling`` (a live variable of the other branch).
+Row: ``gradient_overwritten``. Roles: ``gradient`` (its name in the hook; ``op`` is the operation, ``site`` where;
+``values``: ``shape``, ``dtype``, ``device``, ``shared``), ``branching`` (the operation that passes it to several;
+``op`` is its Node), ``sibling`` (a live variable of the other branch).
 
-Each kind of hook is called by other code of torch's, which holds the gradient meanwhile, and no two versions do it
-alike.
+Each kind of hook is called by other code of torch's, which holds the gradient meanwhile, and differently so in each
+version.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ROW = "gradient_overwritten"
 
 
 class Given(NamedTuple):
-    """A gradient that was given to code which the engine runs: what that calls it, and how often it is among all."""
+    """A gradient that the engine gave to the program's code: its name there, and its count among the arguments."""
 
     path: str
     tensor: Any
@@ -50,19 +50,19 @@ class Given(NamedTuple):
 
 
 class GradientWrites(Detector):
-    """Looks at writes while a backward runs; findings go to ``found``, up to ``most`` of them there."""
+    """Checks writes while a backward runs; findings go to ``found`` until it holds ``most``."""
 
     def __init__(self, core: Core, found: list[Failure], most: int) -> None:
-        """``core`` knows the backward calls that run."""
+        """Read the running backward calls from ``core``."""
         self._core, self._found, self._most = core, found, most
         self._known: dict[Any, int] = {}
 
     def forget(self) -> None:
-        """Begin anew: what an earlier stretch of watching has found does not count for this one."""
+        """Begin anew: findings of an earlier stretch of watching do not count for this one."""
         self._known.clear()
 
     def on_write(self, tensor: Any, op: str, stack: Any) -> None:
-        """Look at one write; as ``on_write`` of the core."""
+        """Check one write; as ``on_write`` of the core."""
         storage = _torch.storage_or_none(tensor)
         inside, engine = frames_inside()
         if not storage or (engine is None and self._is_elsewhere(inside)):
@@ -87,7 +87,7 @@ class GradientWrites(Detector):
             core.active = was_active
 
     def _is_elsewhere(self, inside: list[Any]) -> bool:
-        """Whether a thread of Python's own wrote; of the engine's threads the hook is the outermost frame."""
+        """Whether a Python thread wrote, not one of the engine's, where the hook is the outermost frame."""
         here = threading.get_ident()
         started = bool(inside) and inside[-1].f_code.co_filename == threading.__file__
         return started or any(one.thread == here for one in map(as_backward, self._core.running))
@@ -124,13 +124,13 @@ class GradientWrites(Detector):
         return Failure(ROW, "", "", symbolise(entry.stack), tuple(clues), {"shared": shared}, raised=False)
 
     def _branching(self, backward: Any, node: Any) -> Iterator[Clue]:
-        """The operation that hands one gradient to the branch of ``node`` and to another."""
+        """Yield the operation that passes one gradient to the branch of ``node`` and to another."""
         order = walk.engine_order(backward.roots)
         below = node
         for _ in order:
             above = {one for one in order for child, _ in one.next_functions if child is below}
             if len(above) != 1:
-                return  # what comes from several is added up, in memory of its own
+                return  # gradients from several Nodes are added up, in memory of its own
             (parent,) = above
             others = [child for child, _ in parent.next_functions if child is not None and child is not below]
             if not others:
@@ -146,9 +146,9 @@ class GradientWrites(Detector):
 
 
 def frames_inside() -> tuple[list[Any], Any]:
-    """The frames that run inside a backward, innermost first, and the one that called the engine, if any.
+    """Return the frames that run inside a backward, innermost first, and the one that called the engine, if any.
 
-    In a thread of the engine's own that is another thread's; where several wait for the engine, it is not known.
+    In a thread of the engine that is another thread's; where several wait for the engine, it is unknown.
     """
     inside: list[Any] = []
     innermost: Any = sys._getframe(2)
@@ -162,7 +162,7 @@ def frames_inside() -> tuple[list[Any], Any]:
 
 
 def given_to_hook(inside: list[Any]) -> Iterator[Given]:
-    """The tensors that the engine gave to the program's own code, by the arguments of its outermost frame."""
+    """Yield the tensors that the engine gave to the program's code, by the arguments of its outermost frame."""
     outer = list(reversed(inside))
     hooks = [frame for frame in outer if _torch.is_hook_frame(frame)]
     called = next((frame for frame in outer if is_user_file(frame.f_code.co_filename)), None)
@@ -177,7 +177,7 @@ def given_to_hook(inside: list[Any]) -> Iterator[Given]:
 
 
 def _arguments(frame: Any) -> Iterator[tuple[str, Any]]:
-    """The arguments of a frame that are tensors, or tuples with tensors."""
+    """Yield the arguments of a frame that are tensors, or tuples with tensors."""
     code = frame.f_code
     count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
     values = _torch.locals_of(frame)
@@ -208,7 +208,7 @@ TENSOR, NODE, MODULE, FUNCTION = "hook", "node_hook", "module_hook", "function_b
 
 
 def kind_of(files: list[str], arguments: list[Any]) -> str:
-    """The kind of hook: by the files of torch's frames around it, and by its arguments (tensors and tuples)."""
+    """Return the kind of hook, by the files of torch's frames around it and by its arguments (tensors and tuples)."""
     if torch.autograd.function.__file__ in files:
         return FUNCTION
     tuples = sum(isinstance(one, tuple) for one in arguments)
@@ -218,13 +218,13 @@ def kind_of(files: list[str], arguments: list[Any]) -> str:
 
 
 def within(kind: str, position: int, is_element: bool) -> str:
-    """The kind of one gradient of such a hook; ``position`` counts the arguments that have gradients."""
+    """Return the kind of one gradient of such a hook; ``position`` counts the arguments that have gradients."""
     return f"{kind}[{position}]" if is_element and kind != FUNCTION else kind
 
 
 @functools.cache
 def counts() -> dict[str, int]:
-    """How many hold a gradient alone, by its kind; empty where torch does not say. Nothing is saved for it."""
+    """Return the reference count of an unshared gradient, by its kind; empty where torch has none. Nothing is saved."""
     found: dict[str, int] = {}
     with _torch.hushed(), torch.enable_grad():
         x = torch.ones(2, device="cpu", requires_grad=True)

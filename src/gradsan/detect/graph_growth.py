@@ -1,13 +1,13 @@
-"""Sums and lists that keep the graph of every round: ``total += loss``, evaluations that no backward asks for.
+"""Sums and lists that keep the graph of every round: ``total += loss``, evaluations that no backward uses.
 
-Such a sum is a chain of Nodes that one line made, each hanging on the one before by the same edges; and what each takes
-in does not hang on the one before. That distinguishes ``total = total + loss`` from ``h = h + f(h)``, and from the
-state of a recurrent layer, which is what the next round computes with.
+Such a sum is a chain of Nodes that one line made, each depending on the one before by the same edges; and its
+new terms do not depend on the one before. That distinguishes ``total = total + loss`` from ``h = h + f(h)``, and from
+the state of a recurrent layer, which the next round computes with.
 
-The core says when a thread has made more Nodes since the last backward than ever before. What a container has gained
-from one such moment to the next, in graphs made at one place, is suspected, and so is a sum (``graph_growth.py``) that
-goes on from before the last such moment. The next backward settles it: one that reaches what was kept was what it was
-kept for; another one, or the end of watching, shows that it was not.
+The core reports when a thread has made more Nodes since the last backward than ever before. Tensors that a container
+has gained from one such moment to the next, in graphs made at one place, are suspected, and so is a sum that
+goes on from before the last such moment. The next backward decides: if it reaches the kept graphs, they were kept for
+it; if another one runs, or watching ends, they were not.
 
 Row: ``graph_grows``. Role: ``grown`` as in :mod:`gradsan.detect.life`, with ``unused`` true in its ``values``, and
 ``summed`` where it is a sum.
@@ -33,7 +33,7 @@ from gradsan.record.log import Core
 from gradsan.record.stacks import symbolise
 from gradsan.record.steps import RawBackward
 
-# What adds up, joins, or weighs, as moving averages do.
+# Operations that add, concatenate, or weigh, as moving averages do.
 _ADDING = ("Add", "Sub", "Rsub", "Cat", "Lerp", "Mul", "Div", "To", "Copy")
 _DEEPEST = 3
 _MOST_LINKS = 2_000
@@ -44,9 +44,9 @@ _SAMPLED = 3
 class GrowingSum(NamedTuple):
     """A chain of additions by one line; the Nodes of its last rounds, newest first.
 
-    ``links`` counts its Nodes (``is_whole`` says that there are no more), ``oldest`` is the number of the last counted.
-    ``rounds`` are the Nodes that the last two links took in, ``younger`` those of the last alone. ``taken_in`` is one
-    that the last round handed to the sum.
+    ``links`` counts its Nodes (``is_whole``: there are no more), ``oldest`` is the number of the last counted.
+    ``rounds`` are the Nodes below the last two links, ``younger`` those of the last alone. ``taken_in`` is one Node
+    of the term that the last round added.
     """
 
     links: int
@@ -58,9 +58,9 @@ class GrowingSum(NamedTuple):
 
 
 def sum_of(node: Any, maker_of: Callable[[Any], Any]) -> GrowingSum | None:
-    """The growing sum whose newest Node is ``node``; None where it is none.
+    """Return the growing sum whose newest Node is ``node``; None where it is none.
 
-    ``maker_of`` tells which line made a Node, as an object that is the same for one line, None where that is not known.
+    ``maker_of`` returns the line that made a Node, as an object that is the same for one line, None if unknown.
     """
     if not _adds(node):
         return None
@@ -96,7 +96,7 @@ def _children(node: Any) -> list[Any]:
 
 
 def _way_back(node: Any, maker: Any, maker_of: Callable[[Any], Any]) -> tuple[int, ...] | None:
-    """By which edges, one after the other, ``node`` leads to the Node that the same line made before."""
+    """Return the edges, one after the other, from ``node`` to the Node that the same line made before."""
     ways: list[tuple[tuple[int, ...], Any]] = [((), node)]
     for _ in range(_DEEPEST):
         further = []
@@ -123,7 +123,7 @@ def _is_on_way(node: Any, other: Any, way: tuple[int, ...]) -> bool:
 
 
 def _between(node: Any, older: Any) -> list[Any] | None:
-    """The Nodes that ``node`` leads to and that are younger than ``older``, itself first; None where there are many."""
+    """Return the Nodes below ``node`` that are younger than ``older``, itself first; None where there are many."""
     border = _torch.node_sequence(older)
     if border is None:
         return None
@@ -149,7 +149,7 @@ _SAMPLED_ROUNDS = 4
 
 
 class Suspicion(NamedTuple):
-    """What has grown: its report, the numbers of the Nodes its tensors were made by, and who made the last."""
+    """A grown container or sum: its report, the numbers of its tensors' Nodes, and the stack that made the last."""
 
     failure: Failure
     numbers: frozenset[int]
@@ -158,10 +158,10 @@ class Suspicion(NamedTuple):
 
 
 class UnusedGraphs(Detector):
-    """Looks for such containers when the core says so; ``found`` is called with those that no backward has used."""
+    """Searches for such containers when the core reports; ``found`` is called with those that no backward has used."""
 
     def __init__(self, core: Core, found: Callable[[Failure], None], ask: Callable[[], None]) -> None:
-        """Start without suspicion; ``ask`` is called when the next backward has to be looked at."""
+        """Start without suspicion; ``ask`` is called when the next backward must be checked."""
         self._core, self._found, self._ask = core, found, ask
         self._looked: tuple[int, int] = (-1, -1)
         self._end = 0
@@ -170,7 +170,7 @@ class UnusedGraphs(Detector):
         self._reported: set[str] = set()
 
     def forget(self) -> None:
-        """Begin anew, as a stretch of watching does."""
+        """Begin anew, at the start of a stretch of watching."""
         self._looked, self._members = (-1, -1), {}
         self._suspicions.clear()
         self._reported.clear()
@@ -178,9 +178,9 @@ class UnusedGraphs(Detector):
 
     @_torch.hushed()
     def look(self, end: int) -> None:
-        """Look at the containers, ``end`` being the number of the next Node of this thread."""
+        """Check the containers; ``end`` is the number of the next Node of this thread."""
         core, thread = self._core, threading.get_ident()
-        if end < core.quiet_from:  # another thread, which counts for itself
+        if end < core.quiet_from:  # another thread, which has its own numbers
             core.quiet_from = end
             return
         core.quiet_nodes = 2 * max(end - core.quiet_from, core.quiet_nodes)
@@ -206,7 +206,7 @@ class UnusedGraphs(Detector):
                 self._suspect_sum(path, one, grown, thread)
 
     def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Settle what is suspected of this thread: is it what this backward goes through?"""
+        """Decide the suspicions of this thread by whether this backward runs the kept graphs."""
         thread = threading.get_ident()
         waiting = {path: one for path, one in self._suspicions.items() if one.thread == thread}
         if not waiting:
@@ -219,12 +219,12 @@ class UnusedGraphs(Detector):
                 self._report(path, one)
 
     def _goes_through(self, numbers: set[int | None], suspicion: Suspicion) -> bool:
-        """Whether what a backward runs is younger than what was suspected, and has been made at the same place."""
+        """Whether the backward runs Nodes that are younger than the suspected ones and made at the same place."""
         younger = sorted((one for one in numbers if one is not None and one > max(suspicion.numbers)), reverse=True)
         return any(self._maker(number, suspicion.thread) is suspicion.maker for number in younger)
 
     def settle(self) -> None:
-        """Nothing is watched any more: what is still suspected has not been used."""
+        """Report, as watching ends, the suspected graphs, since none has been used."""
         for path, one in list(self._suspicions.items()):
             del self._suspicions[path]
             self._report(path, one)
@@ -241,7 +241,7 @@ class UnusedGraphs(Detector):
             return
         several = walk.engine_order([one.tensor.grad_fn for one in sampled])
         single = walk.engine_order([sampled[0].tensor.grad_fn])
-        # What all of them share, parameters above all, is counted once in both.
+        # Parts shared by all of them, parameters above all, are counted once in both.
         rounds = len(sampled) - 1
         size = (bytes_kept(several) - bytes_kept(single)) // rounds
         nodes = (len(several) - len(single)) // rounds
@@ -263,7 +263,7 @@ class UnusedGraphs(Detector):
     def _suspect_sum(self, path: str, found: Found, grown: GrowingSum, thread: int) -> None:
         newest = _number(found)
         nodes = len(grown.rounds) - len(grown.younger)
-        # Beyond what was counted, rounds are taken to have made as many Nodes each as those that were.
+        # Uncounted rounds are assumed to have made as many Nodes each as the counted ones.
         uncounted = (
             0 if grown.is_whole else (grown.oldest - self._core.quiet_from) * grown.links // (newest - grown.oldest)
         )
@@ -294,12 +294,12 @@ class UnusedGraphs(Detector):
 
 
 def _with_graph(frame: Any) -> list[Found]:
-    """The live tensors with a graph."""
+    """Return the live tensors with a graph."""
     return list(naming.find(frame, lambda tensor: tensor.requires_grad and tensor.grad_fn is not None))
 
 
 def _containers(found: list[Found]) -> dict[str, list[Found]]:
-    """The tensors that lie in containers, each once, by the expression for the container."""
+    """Return the tensors in containers, each once, by the expression for the container."""
     members: dict[str, dict[int, Found]] = {}
     for one in found:
         if one.within is not None and one.container != "object":
@@ -308,7 +308,7 @@ def _containers(found: list[Found]) -> dict[str, list[Found]]:
 
 
 def _singles(found: list[Found]) -> Iterator[tuple[str, Found]]:
-    """Each tensor once, by the first expression for it; of containers with many, none."""
+    """Yield each tensor once, by the first expression for it; none of containers with many."""
     counts = Counter(one.within for one in found if one.container not in (None, "object"))
     seen: set[int] = set()
     for one in found:
@@ -322,7 +322,7 @@ def _number(found: Found) -> int:
 
 
 def _within(site: Site, found: Found) -> Site:
-    """``site`` up to the function that the container belongs to; as it is where that function is not on it."""
+    """Return ``site`` up to the function that the container belongs to; unchanged if it is not on the stack."""
     for at in range(len(site.frames), 0, -1):
         frame = site.frames[at - 1]
         if (

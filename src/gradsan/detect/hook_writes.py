@@ -1,8 +1,8 @@
-"""Writes past the version counter that a hook makes while backward runs, into values that Nodes still wait for.
+"""Writes by a hook past the version counter while backward runs, to values that pending Nodes have saved.
 
-A look through the graph before the backward comes too early for them. It is looked through once more when a hook has
-written to bypassed memory (``memory.py``): in some of the rounds of a line, and a few times in each. Memory that
-was handed out (``exports.py``) is compared right before a Node reads it, in the same rounds.
+The scan before the backward comes too early for them. The graph is scanned again when a hook has
+written to bypassed memory (``memory.py``): in some of the rounds of a line, and a few times in each. Exported memory
+(``exports.py``) is compared right before a Node reads it, in the same rounds.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from gradsan.record.steps import RawBackward, read_backward, running_here
 _NESTED = 8
 _LOOKS = 8
 _BEFORE_THE_NODE = (gradient_writes.TENSOR, f"{gradient_writes.NODE}_1")
-"""The kinds of hooks that are called right before the Node that runs."""
+"""The kinds of hooks that are called right before the running Node."""
 
 
 class HookWrites(Detector):
-    """Looks at writes while a backward runs; ``prescan`` tells what they did."""
+    """Checks writes while a backward runs; ``prescan`` finds their effects."""
 
     def __init__(
         self,
@@ -41,20 +41,20 @@ class HookWrites(Detector):
         prescan: Prescan,
         guard: Callable[[Callable[[], object]], None],
     ) -> None:
-        """``core`` knows the backward calls that run; ``guard`` keeps gradsan's own mistakes from the program."""
+        """Read the running backward calls from ``core``; run gradsan's own work by ``guard``."""
         self._core, self._uncounted, self._exports = core, uncounted, exports
         self._prescan, self._guard = prescan, guard
         self._looks: deque[tuple[int, list[int]]] = deque(maxlen=_NESTED)
 
     def before_round(self, entry: RawBackward, rounds: int) -> None:
-        """Look at the writes of this backward; as ``on_round`` of the core."""
+        """Check the writes of this backward; as ``on_round`` of the core."""
         self._looks.append((entry.clock, []))
         if self._exports.any:
             backward = read_backward(entry)
             self._compare_before(entry, walk.engine_order(backward.roots))
 
     def handed_out(self, storage: int) -> None:
-        """Look at memory that has just been handed out while a backward runs."""
+        """Check memory that has just been exported while a backward runs."""
         entry, looks = self._looked_at()
         inside, engine = frames_inside()
         if looks is not None and engine is not None and len(looks) < _LOOKS:
@@ -63,7 +63,7 @@ class HookWrites(Detector):
             self._compare_before(entry, waiting, storage)
 
     def on_write(self, tensor: Any, op: str, stack: Any) -> None:
-        """Look at one write; as ``on_write`` of the core."""
+        """Check one write; as ``on_write`` of the core."""
         storage = _torch.storage_or_none(tensor)
         if storage not in self._uncounted.bypasses:
             return
@@ -80,7 +80,7 @@ class HookWrites(Detector):
         self._prescan.look_again(entry, waiting, storage)
 
     def _looked_at(self) -> tuple[Any, list[int] | None]:
-        """The backward that runs here, and where in it was looked so far; None where it is not looked at."""
+        """Return the backward that runs here, and the storages checked in it so far; None if it is not checked."""
         entry = running_here(self._core)
         return entry, None if entry is None else next((done for at, done in self._looks if at == entry.clock), None)
 
@@ -91,7 +91,7 @@ class HookWrites(Detector):
                 before_node(node, functools.partial(self._about_to_run, entry.clock, found))
 
     def _unchanged(self, node: Any, thread: int, storage: int) -> Iterator[tuple[str, int]]:
-        """The slots whose memory was handed out and has the bytes that were saved; others are reported elsewhere."""
+        """Yield slots in exported memory whose bytes are those saved; others are reported elsewhere."""
         for slot, saved in _torch.saved_slots(node):
             tensor = _torch.packed_object(saved)
             at = _torch.storage_or_none(tensor) if _torch.is_tensor(tensor) and not _torch.is_hooked(saved) else 0
@@ -100,7 +100,7 @@ class HookWrites(Detector):
                 yield slot, at
 
     def _about_to_run(self, clock: int, slots: frozenset[tuple[str, int]], _: Any) -> None:
-        # It is asked for the Node and the backward, because these hold it: it would keep them alive.
+        # The entry is looked up, because Node and backward hold this hook: a reference would keep them alive.
         entry, _ = self._looked_at()
         if entry is not None and entry.clock == clock and self._core.active:
             self._guard(functools.partial(self._compare, entry, slots))
@@ -122,9 +122,9 @@ def _is_before(given: Iterable[Given]) -> bool:
 
 
 def _waiting(entry: RawBackward, inputs: tuple[Any, ...], is_before: bool) -> Iterator[Any]:
-    """The Nodes that have not run yet. What has run has let go of what it saved, but in a graph that is retained.
+    """Yield the Nodes that have not run yet. Nodes that have run have freed their saves, unless the graph is retained.
 
-    ``is_before`` says that the hook which runs was called before the running Node.
+    ``is_before`` says that the running hook was called before the running Node.
     """
     backward, running = read_backward(entry), _torch.current_node()
     at = None if running is None else _torch.node_sequence(running)

@@ -1,9 +1,9 @@
-"""Values under the program's own saved-tensor hooks: what they give back, held against the memory that was saved.
+"""Values under the program's own saved-tensor hooks: the unpacked values, compared with the saved memory.
 
-Where the pack hook made a copy of its own nothing can happen to it. Where it kept the memory itself, in whatever
-wrapping, a write to it is told: by the version counter, by the log of writes past it, by the bytes of memory that was
-handed out, and in deep mode by the original, which is only kept where what the hook returned keeps the memory alive
-anyway. A copy that another save has overwritten, in one buffer for all of them, is told by the log alone.
+A copy made by the pack hook is safe. Where the hook keeps the memory itself, in whatever
+wrapper, a write to it is found by the version counter, by the log of writes past it, by the bytes of exported
+memory, and in deep mode by the original, which is only kept where the hook's result keeps the memory alive
+anyway. A copy that another save has overwritten, in one buffer for all of them, is found by the log alone.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _PACKED_KEPT, _COPIES_JUDGED = 4_096, 256
 
 
 class Memory(NamedTuple):
-    """The memory of a tensor when it was saved, without keeping it: identity, geometry, version, place, and its bytes
-    where it was known outside of torch. ``tensor`` is a weak reference to what was saved."""
+    """The memory of a tensor at its save, without keeping it: identity, geometry, version, place, and its bytes
+    if it was exported. ``tensor`` is a weak reference to the saved tensor."""
 
     tensor: Any
     storage: int
@@ -52,14 +52,14 @@ class Memory(NamedTuple):
 
 
 class _Packed(NamedTuple):
-    """A save of which hooks made a copy: when, and what was saved, as memory, version and place."""
+    """A save of which hooks made a copy: its clock, and the saved tensor by memory, version and place."""
 
     clock: int
     source: tuple[Any, ...]
 
 
 class _Written(NamedTuple):
-    """Writes past the counter, the way, and where it began."""
+    """Writes past the counter, their way, and its site."""
 
     writes: tuple[Write, ...]
     way: str | None
@@ -68,7 +68,7 @@ class _Written(NamedTuple):
 
 
 class HookedValues:
-    """Looks at what hooks pack and at what they give back."""
+    """Checks the values that hooks pack and unpack."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class HookedValues:
         deep: Deep,
         keep: Callable[[Callable[[], Conflict]], None],
     ) -> None:
-        """The logs of who wrote; ``keep`` is given a function that makes a conflict."""
+        """Take the logs; ``keep`` takes a function that makes a conflict."""
         self._core, self._steps, self._uncounted, self._exports = core, steps, uncounted, exports
         self._deep, self._keep = deep, keep
         self._packed: collections.deque[_Packed] = collections.deque(maxlen=_PACKED_KEPT)
@@ -87,15 +87,15 @@ class HookedValues:
 
     @property
     def is_measuring(self) -> bool:
-        """Whether a backward runs on the side just now."""
+        """Whether a backward on the side is running."""
         return self._deep.is_measuring
 
     def must_look(self, save: HookedSave) -> bool:
-        """Whether there is anything to note of a save by :meth:`look`."""
+        """Whether :meth:`look` has something to note of a save."""
         return not save.aliases or self._deep.is_on or self._exports.any
 
     def must_judge(self, save: HookedSave) -> bool:
-        """Whether a value whose version has not moved may have been written all the same."""
+        """Whether a value whose version has not moved may have been written nevertheless."""
         uncounted = self._uncounted
         if save.memory is not None or save.kept is not None:
             return True
@@ -103,7 +103,7 @@ class HookedValues:
 
     def look(self, save: HookedSave, tensor: Any) -> None:
         """Note the memory of a tensor that a pack hook has just packed."""
-        # What the hook keeps alive in sight can be asked later, but for bytes that others may write.
+        # Tensors that the hook visibly keeps alive can be read later, except for bytes that others may write.
         if not save.aliases or self._exports.any:
             save.memory = _memory(tensor, None if tensor.is_inference() else self._exports.copy_of(tensor))
         if save.copies and save.memory is not None:
@@ -112,27 +112,27 @@ class HookedValues:
         if save.aliases and self._deep.is_on:
             save.kept = self._deep.keep_original(tensor, save.clock, save.stack)
             if all(alias is not tensor for alias, _ in save.aliases):
-                # What hooks keep beside the tensor stays what it is when the tensor is given other memory.
+                # Tensors that hooks keep beside the tensor stay unchanged when the tensor is given other memory.
                 save.kept.forget_source()
 
     def handed(self, result: Any) -> Any:
-        """What backward gets of what an unpack hook gave: in deep mode, memory of no lazy clone."""
+        """Return the result of an unpack hook for backward: in deep mode, memory that is no lazy clone."""
         return self._deep.handed_by_hooks(result)
 
     def aside(self, save: HookedSave) -> Any:
-        """What a backward on the side gets, without the program's unpack hook.
+        """Return the value for a backward on the side, without calling the program's unpack hook.
 
         Raises:
-            NotOnTheSideError: where only that hook knows.
+            NotOnTheSideError: if only that hook has it.
         """
         if save.kept is None:
             raise NotOnTheSideError(_name_of(save.unpack))
         return self._deep.given_aside(save.kept)
 
     def judge(self, save: HookedSave, stale: Any, result: Any) -> Any:
-        """What backward gets instead of ``result``, which the unpack hook returned; a conflict is kept on the way.
+        """The value that backward gets instead of the unpack hook's ``result``; reports a conflict if there is one.
 
-        ``stale`` is the tensor within what was packed whose version has moved, None where none has.
+        ``stale`` is the tensor in the packed object whose version has moved, or None.
         """
         alias = stale if stale is not None else _alias(save, result)
         if alias is None or _is_of_its_own(save, result):
@@ -156,11 +156,11 @@ class HookedValues:
         return result
 
     def judge_copy(self, save: HookedSave, copy: Any, result: Any) -> None:
-        """Tell of a copy that was overwritten between save and use; ``copy`` is a tensor within what was packed."""
+        """Report a copy overwritten between save and use; ``copy`` is a tensor in the packed object."""
         is_result = torch.is_tensor(result) and _torch.storage_identity(result) == _torch.storage_identity(copy)
         node = _torch.current_node()
         slot = _torch.slot_of(node, save)
-        # Beside the values there may be a scale of them, of which the hooks keep a running maximum.
+        # Beside the values there may be a scale of them, such as a running maximum.
         is_value = len(save.copies) == 1 or (
             save.memory is not None and copy.numel() == math.prod(save.memory.region.shape)
         )
@@ -183,7 +183,7 @@ class HookedValues:
             )
 
     def _overwriting(self, save: HookedSave, memory: Memory) -> tuple[Write, ...]:
-        """What other saves, or the program, have written over the copy that was made at ``save``."""
+        """Return the writes, by other saves or the program, over the copy that was made at ``save``."""
         earlier = max((one.clock for one in self._packed if one.clock < save.clock), default=0)
         raws = [raw for raw in map(RawWrite._make, self._core.writes_after(earlier)) if raw.storage == memory.storage]
         own = [ledger.as_write(raw).region for raw in raws if raw.clock <= save.clock]
@@ -197,7 +197,7 @@ class HookedValues:
         return _touching(region, later)
 
     def _has_moved(self, save: HookedSave, alias: Any) -> bool:
-        """Whether a tensor that the hook kept elsewhere, with the counter it was saved with, has been written."""
+        """Whether a tensor that the hook kept elsewhere, with its counter at the save, has been written."""
         memory = save.memory
         if save.aliases or memory is None or not _shares_storage(alias, memory):
             return False
@@ -245,7 +245,7 @@ class HookedValues:
         return replace(found, save=save, under_user_hooks=moved or found.way is None)
 
     def _written(self, save: HookedSave, memory: Memory, alias: Any) -> _Written | None:
-        """How the memory has been written since, where no counter tells; None where it has not."""
+        """Return the writes to the memory since the save that no counter shows; None where there are none."""
         uncounted = self._uncounted
         replaced = uncounted.replacement_of(alias)
         if replaced is not None and replaced.clock > save.clock:
@@ -321,14 +321,14 @@ def _memory(tensor: Any, copy: Any) -> Memory | None:
 
 
 def _is_still(source: Any, memory: Memory, result: Any) -> bool:
-    """Whether what was saved still lives, and is what backward gets."""
+    """Whether the saved tensor is still alive, and is the value that backward gets."""
     if source._version != memory.version or not torch.is_tensor(result) or result.shape != source.shape:
         return False
     return result.dtype == source.dtype and have_same_bytes(result, source)
 
 
 def _alias(save: HookedSave, result: Any) -> Any:
-    """A tensor in the saved memory through which backward gets its value; None where that is a copy."""
+    """Return a tensor in the saved memory through which backward gets its value; None where that is a copy."""
     if save.aliases:
         return save.aliases[0][0]
     memory = save.memory
@@ -342,7 +342,7 @@ def _alias(save: HookedSave, result: Any) -> Any:
         return result
     if result.device.type != "cpu" or not _torch.storage_or_none(result):
         return None
-    # An array gives a storage of its own for the same memory.
+    # An array has a storage of its own for the same memory.
     start, size = memory.place
     return result if start <= _torch.memory_of(result)[0] < start + size else None
 
@@ -352,7 +352,7 @@ def _shares_storage(tensor: Any, memory: Memory) -> bool:
 
 
 def _is_of_its_own(save: HookedSave, result: Any) -> bool:
-    """Whether what was given back is a copy that the pack hook has kept beside the tensor."""
+    """Whether the unpacked value is a copy that the pack hook has kept beside the tensor."""
     if not save.aliases or not torch.is_tensor(result):
         return False
     shared = {_torch.storage_identity(alias) for alias, _ in save.aliases}

@@ -1,12 +1,12 @@
-"""Gradients that are never cleared: a leaf is updated round after round, and every backward adds to what was there.
+"""Gradients that are never cleared: a leaf is updated round after round, and every backward adds to the old gradient.
 
-Looked for when a line calls backward for the 4th, the 8th and the 16th time, against what stood there half as many
+Checked when a line calls backward for the 4th, the 8th and the 16th time, against the gradient half as many
 rounds before: the same memory holds the gradient of the same leaf, nothing but the engine has written it meanwhile, and
 the leaf has been updated in every round, or in several of them. Several backwards before one update are gradients
-accumulated on purpose: those of one update, and not of the next.
+accumulated on purpose, but for one update only.
 
 Row: ``gradient_never_cleared``. Roles: ``gradient`` (the leaf; ``values``: ``shape``, ``dtype``, ``device``, ``rounds``
-and ``leaves``, how many there are), ``updated`` (where; ``op`` is what was called).
+and ``leaves``, their number), ``updated`` (the update's site; ``op`` is the operation).
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _USER_FRAMES_READ = 2
 _NO_UPDATE = frozenset(
     {"clamp_", "clamp_min_", "clamp_max_", "clip_", "renorm_", "embedding_renorm_", "zero_", "fill_"}
 )
-"""Operations that keep a value within bounds, or set it: they do not need a gradient."""
+"""Operations that bound a value, or set it: they need no gradient."""
 _COMPREHENSIONS = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>")
 _GRADIENT_KEPT = ("clip_grad.py", "grad_scaler.py")
 """Files of torch whose functions write gradients without clearing them."""
 
 
 class Standing(NamedTuple):
-    """A gradient as it stood: the leaf, its path, the memory of the gradient, and the clock."""
+    """A gradient at an earlier round: the leaf, its path, the memory of the gradient, and the clock."""
 
     leaf: Any
     path: str
@@ -58,7 +58,7 @@ class Standing(NamedTuple):
 
 
 class Update(NamedTuple):
-    """A leaf got other values: when, at which stack, by what. ``is_last`` says that earlier ones may be unknown."""
+    """An update of a leaf: clock, stack, operation. ``is_last`` says that earlier ones may be unknown."""
 
     clock: int
     stack: Any
@@ -67,20 +67,20 @@ class Update(NamedTuple):
 
 
 class KeptGradients(Detector):
-    """Looks at the gradients of live leaves in some rounds of a line; what it finds goes to ``found``."""
+    """Checks the gradients of live leaves in some rounds of a line; findings go to ``found``."""
 
     def __init__(
         self, core: Log, steps: Steps, backwards: Backwards, uncounted: Uncounted, found: Callable[[Failure], None]
     ) -> None:
-        """The logs of who wrote."""
+        """Take the logs."""
         self._core, self._steps, self._backwards, self._uncounted = core, steps, backwards, uncounted
         self._found = found
         self._standing: dict[int, list[Standing]] = {}
         self._described: dict[int, Any] = {}
 
     def before_round(self, entry: RawBackward, rounds: int) -> None:
-        """Look at some of the rounds of a line that calls backward; as ``on_round`` of the core."""
-        # autograd.grad() leaves gradients alone.
+        """Check some of the rounds of a line that calls backward; as ``on_round`` of the core."""
+        # autograd.grad() does not accumulate gradients.
         if rounds not in _ROUNDS or not entry.accumulates:
             return
         with _torch.hushed(), torch.no_grad():
@@ -95,7 +95,7 @@ class KeptGradients(Detector):
 
     def _note(self, entry: RawBackward) -> list[Standing]:
         clock = self._core.clock
-        # A thread that exists may call its first backward meanwhile.
+        # A thread may call its first backward meanwhile.
         own = _leaves_of(entry) if threading.active_count() > 1 else None
 
         def has_gradient(one: Any) -> bool:
@@ -139,7 +139,7 @@ class KeptGradients(Detector):
         return [(standing, update) for standing, update in kept if id(standing.leaf()) in reached]
 
     def _stands(self, standing: Standing, leaf: Any, writes: dict[int, list[RawWrite]]) -> bool:
-        """Whether a leaf has the gradient that it had, and only the engine has written it since."""
+        """Whether a leaf still has the same gradient, and only the engine has written it since."""
         grad = leaf.grad
         if grad is None or standing.memory.expired() or _torch.storage_or_none(grad) != standing.storage:
             return False
@@ -152,7 +152,7 @@ class KeptGradients(Detector):
         self, leaf: Any, since: int, writes: dict[int, list[RawWrite]], alive: Callable[[], list[Any]]
     ) -> list[Update]:
         storage = _torch.storage_or_none(leaf)
-        # Whose memory is another's, too, may be updated by an optimizer that never reads this gradient.
+        # A leaf that shares its memory may be updated by an optimizer that never reads this gradient.
         is_shared = self._uncounted.replacement_of(leaf) is not None
         optimizers = alive() if is_shared else ()
         others = {id(one) for one in optimizers if all(held is not leaf for held in _torch.parameters_of(one))}
@@ -193,16 +193,16 @@ class KeptGradients(Detector):
 
 
 def others_run(core: Log, entry: RawBackward) -> bool:
-    """Whether another thread that still lives calls backward, or has called it.
+    """Whether another live thread calls backward, or has called it.
 
-    To read ``.grad`` while the engine sets it in another thread can end the process.
+    Reading ``.grad`` while the engine sets it in another thread can crash the process.
     """
     callers = {one[2] for one in (*core.backward_log, *core.running)}
     return not callers.isdisjoint(_torch.frames_of_threads().keys() - {entry.thread})
 
 
 def _are_regular(updates: list[Update], begins: list[int], ends: list[int]) -> bool:
-    """Whether there is an update in each round, or in several; of ``data =`` only the last of all is known."""
+    """Whether there is an update in each round, or in several; of ``data =`` only the last is known."""
     updated = [
         any(begin < one.clock < end or (one.is_last and one.clock >= end) for one in updates)
         for begin, end in zip(begins, ends, strict=True)
@@ -225,7 +225,7 @@ def by_gradient(stack: Any) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def reads_gradient(code: CodeType) -> bool:
-    """Whether a function or module reads an attribute ``grad`` that is no function of torch's."""
+    """Whether a function or module reads an attribute ``grad`` that is no module of torch's (``torch.autograd``)."""
     before = None
     for one in dis.get_instructions(code):
         is_read = one.argval == "grad" and one.opname.startswith(("LOAD_ATTR", "LOAD_METHOD"))
@@ -239,7 +239,7 @@ def reads_gradient(code: CodeType) -> bool:
 
 
 def _leaves_of(entry: RawBackward) -> frozenset[int]:
-    """The leaves to which the graph of a backward leads."""
+    """Return the leaves of the graph of a backward."""
     order = walk.engine_order(read_backward(entry).roots)
     return frozenset(map(id, walk.leaves_of(order)))
 
@@ -248,10 +248,10 @@ _FILES = 200
 
 
 def program_reads_gradients(frame: FrameType | None) -> bool:
-    """Whether a file of the program that runs at ``frame``, or one that it uses, reads some ``.grad``.
+    """Whether a file of the program running at ``frame``, or a module that it uses, reads some ``.grad``.
 
-    There what becomes of gradients cannot be told from torch's calls alone: ``p.grad.item()``, ``float(p.grad)`` and
-    ``copy.p.grad = p.grad`` are no operations of torch's. So the source is asked.
+    If so, the use of gradients cannot be judged by torch's calls alone: ``p.grad.item()``, ``float(p.grad)`` and
+    ``copy.p.grad = p.grad`` are no operations of torch's. So the source is read.
     """
     return any(source.reads_gradients(file) for file in _files(frame))
 
@@ -259,7 +259,7 @@ def program_reads_gradients(frame: FrameType | None) -> bool:
 def _files(frame: FrameType | None) -> list[str]:
     found: dict[str, None] = {}
     waiting: list[dict[str, Any]] = []
-    # What started the program is none of it.
+    # The code that started the program is no part of it.
     while frame is not None and frame.f_globals.get("__name__") != "runpy":
         file = frame.f_code.co_filename
         if file not in found and is_user_file(file):
@@ -276,7 +276,7 @@ def _files(frame: FrameType | None) -> list[str]:
 
 
 def _used_by(names: dict[str, Any]) -> Iterator[ModuleType]:
-    """The modules that a module's globals lead to: imported, or the home of an imported function or class."""
+    """Yield the modules referred to by a module's globals: imported, or defining an imported function or class."""
     for value in list(names.values()):
         if isinstance(value, FunctionType | type):
             value = sys.modules.get(str(value.__module__))

@@ -1,14 +1,14 @@
-"""Updates that were meant to be differentiated and are not, and the gradients that are remembered for it.
+"""Updates meant to be differentiated that are not, and samples of the leaves and gradients involved.
 
-Gradients are taken with ``create_graph=True``, the leaves are written by them past the graph, and a later backward
-takes its gradients at the new values, as if these had been given.
+Gradients are taken with ``create_graph=True``, the leaves are updated with them outside the graph, and a later
+backward takes its gradients at the new values, as if these were inputs.
 
-It is that if nobody has differentiated those gradients before their graph was gone, and the leaves have moved against
-them. Strong evidence is that the leaves then got back their values (the gradient belongs to the old ones), or that the
-same two lines did it again. Looked for at the 1st, 2nd, 4th, 8th … call of a line, by a few elements of each leaf.
+This is a fault if nobody has differentiated those gradients before their graph was freed, and the leaves have moved
+against them. Strong evidence is that the leaves then got their old values back (the gradient belongs to those), or that
+the same two lines did it again. Checked at the 1st, 2nd, 4th, 8th … call of a line, by a few elements of each leaf.
 
-Row: ``update_not_differentiated``. Roles: ``asked`` (the call with ``create_graph=True``), ``updated`` (where;
-``name`` is the leaf, ``op`` what was called; ``values``: ``shape``, ``dtype``, ``device`` and ``leaves``, how many).
+Row: ``update_not_differentiated``. Roles: ``asked`` (the call with ``create_graph=True``), ``updated`` (its site;
+``name`` is the leaf, ``op`` the operation; ``values``: ``shape``, ``dtype``, ``device`` and ``leaves``, their number).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _State:
 
 
 class LostUpdates(Detector):
-    """Looks for such updates; ``found`` is called with them, ``listen(True)`` asks for a call before each backward."""
+    """Searches for such updates; calls ``found`` with them, and ``listen(True)`` to be called before each backward."""
 
     def __init__(
         self,
@@ -60,14 +60,14 @@ class LostUpdates(Detector):
         found: Callable[[Failure], None],
         listen: Callable[[bool], None],
     ) -> None:
-        """The logs of who wrote."""
+        """Take the logs."""
         self._core, self._steps, self._uncounted = core, steps, uncounted
         self._found, self._listen = found, listen
         self._wanted: collections.deque[int] = collections.deque(maxlen=_NESTED)
         self._state = _State()
 
     def forget(self) -> None:
-        """Begin anew, as a stretch of watching does."""
+        """Begin anew, at the start of a stretch of watching."""
         state = self._state
         for graph in [*(one.graph for one in (*state.open, *state.moved)), *(one.graph for one in state.lost)]:
             graph.let_go()
@@ -76,12 +76,12 @@ class LostUpdates(Detector):
         self._listen(False)
 
     def before_round(self, entry: RawBackward, rounds: int) -> None:
-        """Note which calls to look at; as ``on_round`` of the core."""
+        """Note which calls to check; as ``on_round`` of the core."""
         self._wanted.append(entry.clock)
 
     @_torch.hushed()
     def differentiable(self, entry: RawBackward, inputs: Any, result: Any) -> None:
-        """Take note of gradients; as ``on_differentiable`` of the core."""
+        """Note the gradients of a differentiable backward; as ``on_differentiable`` of the core."""
         clock, stack, thread, _, _, accumulates = entry
         is_wanted = clock in self._wanted
         if not is_wanted or _torch.is_compiling() or _torch.is_transformed():
@@ -101,7 +101,7 @@ class LostUpdates(Detector):
 
     @_torch.hushed()
     def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """See what has become of them; the arguments are those of ``listeners.BeforeBackward``."""
+        """Check the noted gradients and leaves; the arguments are those of ``listeners.BeforeBackward``."""
         state = self._state
         self._settle_lost()
         self._settle_open()
@@ -113,7 +113,7 @@ class LostUpdates(Detector):
 
     @_torch.hushed()
     def settle(self) -> None:
-        """Nothing is watched any more: what nobody has differentiated so far is reported."""
+        """Report, as watching ends, the updates whose gradients nobody has differentiated."""
         state = self._state
         self._settle_lost()
         for lost in state.lost:
@@ -122,13 +122,13 @@ class LostUpdates(Detector):
         self.forget()
 
     def _settle_open(self) -> None:
-        """Whether the leaves have moved since; it is asked once, at the next call into the engine."""
+        """Check whether the leaves have moved, once, at the next call into the engine."""
         state = self._state
         waiting, state.open = state.open, []
         for one in waiting:
             one.samples = descended(one.samples)
             one.update = self._update(one) if one.samples else None
-            # Gradients that are checked by differences are no update: torch moves the inputs, and puts them back.
+            # Gradient checks by differences are no update: torch moves the inputs, and restores them.
             is_own = one.update is not None and not within_torch(one.update.stack, one.stack)
             if is_own and len(state.moved) < _KEPT:
                 state.moved.append(one)
@@ -144,9 +144,9 @@ class LostUpdates(Detector):
         return False
 
     def _look_at(self, entry: RawBackward, args: tuple[Any, ...]) -> None:
-        """Whether this backward begins at values that the updates have left."""
+        """Check whether this backward starts from values that the updates have left."""
         state, thread, stack = self._state, entry.thread, entry.stack
-        # One line that differentiates some of the times is no other use.
+        # A line that differentiates only some of the times is no other use.
         own = [one for one in state.moved if one.thread == thread and one.stack is not stack]
         if not own:
             return
@@ -236,10 +236,10 @@ class LostUpdates(Detector):
 
 
 class Graph:
-    """The graph of some gradients, known by a hook that lives as long as one of its first Nodes does."""
+    """The graph of some gradients, tracked by a hook that lives as long as one of its first Nodes does."""
 
     def __init__(self, gradients: list[Any], is_use: Callable[[], bool] = lambda: True) -> None:
-        """Have the Nodes that made ``gradients`` report when they run; ``is_use`` says whether that counts."""
+        """Register hooks on the Nodes that made ``gradients``; ``is_use`` says whether a run counts."""
         self.was_used = False
 
         def used(_: Any) -> None:
@@ -251,11 +251,11 @@ class Graph:
 
     @property
     def is_gone(self) -> bool:
-        """Whether nobody can differentiate the gradients any more."""
+        """Whether the gradients can no longer be differentiated."""
         return self._alive() is None
 
     def let_go(self) -> None:
-        """Call nothing any more."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 
@@ -263,7 +263,7 @@ class Graph:
 class Update(NamedTuple):
     """The first write to one of the leaves since their gradients were taken.
 
-    ``by_grad`` says that it works with ``.grad``: an optimizer, or code that reads that attribute.
+    ``by_grad`` says that it uses ``.grad``: an optimizer, or code that reads that attribute.
     """
 
     clock: int
@@ -277,7 +277,7 @@ class Update(NamedTuple):
 class Asked:
     """A call that took gradients with ``create_graph=True``; ``update`` is known once leaves have moved.
 
-    ``fills_grad`` tells ``backward`` from ``grad``.
+    ``fills_grad`` distinguishes ``backward`` from ``grad``.
     """
 
     clock: int
@@ -292,10 +292,10 @@ class Asked:
 
 @dataclass(slots=True)
 class Lost:
-    """What is to be reported if it proves true: ``origin`` are the leaves before the first of the updates.
+    """A finding to be reported if confirmed: ``origin`` are the leaves before the first of the updates.
 
-    ``is_own`` says that the update is by these gradients as far as one sees: not by others, in ``.grad``, that point
-    the same way. ``is_strong``: by all signs a step that is part of the computation.
+    ``is_own`` says that the update is by these gradients as far as can be seen: not by others, in ``.grad``, of the
+    same direction. ``is_strong``: strong evidence that the step is part of the computation.
     """
 
     key: tuple[Any, Any]
@@ -309,11 +309,11 @@ class Lost:
 
 _LEAVES, _ELEMENTS = 64, 256
 _ALONG = 0.9
-"""So much of what has moved must have moved against the gradient: weight decay and momentum turn a few elements."""
+"""The share of moved elements that must move against the gradient: weight decay and momentum turn a few."""
 
 
 class Sample(NamedTuple):
-    """A leaf as it was: its memory, and some elements of it and of the gradient that was taken (float64)."""
+    """A leaf at an earlier time: its memory, and some elements of it and of its gradient (float64)."""
 
     leaf: Any
     storage: int
@@ -322,7 +322,7 @@ class Sample(NamedTuple):
 
 
 def samples_of(pairs: Iterable[tuple[Any, Any]]) -> list[Sample]:
-    """Samples of (leaf, gradient), of the first ``64`` pairs; other than dense real leaves are left out."""
+    """Return samples of the first ``64`` pairs (leaf, gradient); only dense real leaves are taken."""
     found: list[Sample] = []
     with torch.no_grad():
         for leaf, gradient in pairs:
@@ -335,7 +335,7 @@ def samples_of(pairs: Iterable[tuple[Any, Any]]) -> list[Sample]:
 
 
 def descended(samples: Iterable[Sample]) -> list[Sample]:
-    """The leaves that have moved, if they have moved against their gradients, as a descent does; else none."""
+    """Return the leaves that have moved, if they have moved against their gradients, as in a descent; else none."""
     looked_at: list[Sample] = []
     counts: list[Any] = []
     with torch.no_grad():
@@ -352,7 +352,7 @@ def descended(samples: Iterable[Sample]) -> list[Sample]:
 
 
 def stand_again(samples: Iterable[Sample]) -> bool:
-    """Whether all the leaves have the values that they had; False where one of them is gone."""
+    """Whether all the leaves have their sampled values again; False where one of them is gone."""
     wanted = list(samples)
     with torch.no_grad():
         living = list(_living(wanted))
@@ -382,6 +382,6 @@ def _is_plain(tensor: Any) -> bool:
 
 
 def _some(tensor: Any) -> Any:
-    """Elements at even distances, with no copy of the rest where memory is contiguous."""
+    """Return elements at even distances, without copying the rest of contiguous memory."""
     flat = tensor.detach().reshape(-1)
     return flat[:: max(1, -(-flat.numel() // _ELEMENTS))].to(torch.float64, copy=True)

@@ -1,7 +1,7 @@
-"""Memory past the version counter: storages that can be written without it, and tensors noted at a moment.
+"""Memory past the version counter: storages that can be written without it, and tensors noted at some moment.
 
-A bypass is common and proves nothing. ``prescan.py`` looks at the writes that were logged after it, ``exports.py`` at
-the bytes of memory that was handed out.
+A bypass is common and proves nothing. ``prescan.py`` checks the writes that were logged after it, ``exports.py``
+the bytes of exported memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _COLLECTIVES = {"all_reduce": 0, "broadcast": 0, "reduce": 0, "scatter": 0, "all
 
 
 class Bypass(NamedTuple):
-    """How memory can be written past the counter (the slug of a GS2xx cause), since when, and where that began."""
+    """A way by which memory can be written past the counter (slug of a GS2xx cause), its clock and stack."""
 
     way: str
     clock: int
@@ -48,12 +48,12 @@ class Replaced(NamedTuple):
 
 
 class Uncounted(Detector):
-    """Bypasses of the version counter in this process, by storage; a storage that died is forgotten."""
+    """Bypasses of the version counter in this process, by storage; dead storages are dropped."""
 
     part = "bypasses"
 
     def __init__(self, core: Core, opened: Callable[[], None]) -> None:
-        """Start with none; ``core`` keeps clock and log, ``opened`` is called for the first bypass of each storage."""
+        """Start empty; ``core`` has clock and log, ``opened`` is called at the first bypass of each storage."""
         self._core, self._opened = core, opened
         self.bypasses: dict[int, list[Bypass]] = {}
         self.replaced: dict[int, Replaced] = {}
@@ -65,7 +65,7 @@ class Uncounted(Detector):
         self._sweep = Sweep()
         self.snapshots = Snapshots(core)
         self.on_given_again: Callable[[Any, Any], None] = lambda tensor, stack: None
-        """Called with a tensor that is given the memory which it was given before, and where; None if it is asked."""
+        """Called with a tensor that gets the same memory again, and the stack; with None where ``.data`` is read."""
 
     def open(self, holder: Any, way: str, stack: Any) -> int:
         """Note that the memory of ``holder`` (a tensor or a storage) can be written past the counter from now on."""
@@ -86,7 +86,7 @@ class Uncounted(Detector):
         return key
 
     def prune(self) -> None:
-        """Forget what died."""
+        """Forget dead storages and tensors."""
         self.snapshots.forget_dead()
         if not self._sweep.is_due(len(self._alive) + len(self.replaced)):
             return
@@ -98,7 +98,7 @@ class Uncounted(Detector):
             del self.replaced[key]
 
     def writes(self) -> dict[int, list[RawWrite]]:
-        """The logged writes to bypassed storages, each younger than the first bypass."""
+        """Return the logged writes to bypassed storages, each younger than the first bypass."""
         last = self._read_up_to
         fresh: list[RawWrite] = []
         for entry in reversed(self._core.writes_after(last)):
@@ -115,23 +115,23 @@ class Uncounted(Detector):
         return self._writes
 
     def log(self, target: Any, way: str, op: str, kind: str, stack: Any) -> None:
-        """A write that no counter has seen and no wrapper has logged."""
+        """Log a write that moved no counter and passed no wrapper."""
         for tensor in target if isinstance(target, (tuple, list)) else (target,):
             if torch.is_tensor(tensor):
                 self.open(tensor, way, stack)
                 self._core.log_write(tensor, op, kind, None, stack)
 
     def replacement_of(self, tensor: Any) -> Replaced | None:
-        """When a tensor was last given other memory; None where it was not."""
+        """Return the last replacement of a tensor's memory; None where there was none."""
         found = self.replaced.get(id(tensor))
         return found if found is not None and found.tensor() is tensor and tensor is not None else None
 
     def bypass_before(self, storage: int, clock: int) -> Bypass | None:
-        """The last bypass of a storage before ``clock``."""
+        """Return the last bypass of a storage before ``clock``; None where there was none."""
         return next((bypass for bypass in reversed(self.bypasses.get(storage, ())) if bypass.clock <= clock), None)
 
     def install(self, patches: Patches, guard: Callable[[Callable[[], object]], None]) -> None:
-        """Watch for bypasses until ``patches`` is undone; ``guard`` keeps gradsan's own mistakes from the program."""
+        """Watch for bypasses until ``patches`` is undone; ``guard`` runs gradsan's own work."""
         core = self._core
 
         def after(
@@ -210,7 +210,7 @@ class Uncounted(Detector):
     def _replace(self, tensor: Any, stack: Any) -> None:
         core = self._core
         clock = core.tick()
-        # The memory may have another name, whose counter is another one: a flat buffer, say.
+        # The memory may have another name with another counter: a flat buffer, for example.
         self.open(tensor, "data_attribute", stack)
         self._opened()
         number = _torch.sequence_number()
@@ -226,7 +226,7 @@ class Uncounted(Detector):
         self.log(args[0], "kernel_without_schema", name, "op", stack)
 
     def _is_normalising_due(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a batch_norm has saved or written statistics that a gradient may need: not if all so far trained."""
+        """Whether a batch_norm may save or write statistics that a gradient needs: not if all have been in training."""
         if (args[5] if len(args) > 5 else kwargs.get("training")) is True:
             return bool(self._evaluated)
         return _torch.is_grad_enabled()
@@ -247,7 +247,7 @@ class Uncounted(Detector):
         if name in ("broadcast", "reduce"):
             root = kwargs.get("src" if name == "broadcast" else "dst", args[1] if len(args) > 1 else None)
             writes_here = (torch.distributed.get_rank() == root) != (name == "broadcast")
-            # Gloo adds up in the memory of all ranks, whoever is to get the sum.
+            # Gloo reduces in the memory of all ranks, whichever gets the result.
             in_all = name == "reduce" and torch.distributed.get_backend(kwargs.get("group")) == "gloo"
             if root is not None and not writes_here and not in_all:
                 return
@@ -255,7 +255,7 @@ class Uncounted(Detector):
         self.log(target, "collective", name, "collective", stack)
 
     def stepped(self, optimizer: Any) -> None:
-        """Log what the fused kernels of an optimizer have written in the step that has just ended."""
+        """Log the writes of an optimizer's fused kernels in the step that has just ended."""
         core = self._core
         stack = core.stack()
         for group in optimizer.param_groups:
@@ -270,7 +270,7 @@ def _is_put_back(raw: RawWrite) -> bool:
 
 
 def _memory(tensor: Any) -> Any:
-    """Which memory a tensor has; None where it has none of its own (lazy, sparse, traced)."""
+    """Return the identity and geometry of a tensor's memory; None where it has none (lazy, sparse, traced)."""
     try:
         identity = _torch.weak_identity(tensor)
     except (RuntimeError, ValueError, AttributeError, TypeError):
@@ -279,7 +279,7 @@ def _memory(tensor: Any) -> Any:
 
 
 class Noted(NamedTuple):
-    """A tensor as it was: version, storage, the clock, and its bytes where its memory had been handed out."""
+    """A tensor at some moment: version, storage, the clock, and its bytes if its memory was exported."""
 
     weak: Any
     version: int
@@ -289,7 +289,7 @@ class Noted(NamedTuple):
 
 
 class Overwritten(NamedTuple):
-    """What has happened to a noted tensor: ``writes`` that overlap it, in order; ``bypass`` is where a way past the
+    """Writes to a noted tensor since: ``writes`` that overlap it, in order; ``bypass`` is where a way past the
     counter was opened, None where the counter moved; ``unexplained`` as in the Conflict."""
 
     info: TensorInfo
@@ -300,25 +300,25 @@ class Overwritten(NamedTuple):
 
 
 class Notes:
-    """Takes notes of tensors and looks them up again."""
+    """Notes tensors, and compares them with their notes later."""
 
     def __init__(self, core: Core, steps: Any, uncounted: Uncounted, exports: Exports) -> None:
-        """The logs of who wrote."""
+        """Take the logs."""
         self._core, self._steps, self._uncounted, self._exports = core, steps, uncounted, exports
         self.lasting: Callable[[Any], Any] = lambda tensor: tensor
-        """What stays of a tensor that comes and goes (a whole parameter of ``fully_shard``); of others themselves."""
+        """Returns the lasting tensor for one that is freed and refilled (a ``fully_shard`` parameter), or the same."""
 
     @property
     def is_quiet(self) -> bool:
-        """Whether there is no way by which memory could be written past the counter."""
+        """Whether no memory can have been written past the counter."""
         return not (self._uncounted.bypasses or self._uncounted.replaced or self._exports.any)
 
     def copy_of(self, tensor: Any) -> Any:
-        """The bytes of a tensor whose memory has been handed out, else None."""
+        """Return the bytes of a tensor in exported memory, else None."""
         return self._exports.copy_of(tensor)
 
     def note(self, tensor: Any) -> Noted | None:
-        """The tensor as it is now; None where it counts no versions (inference tensors)."""
+        """Return a note of the tensor; None where it has no version (inference tensors)."""
         try:
             version = int(tensor._version)
             weak = _torch.weak_tensor(tensor)
@@ -328,7 +328,7 @@ class Notes:
         return Noted(weak, version, storage, self._core.clock, self._exports.copy_of(tensor))
 
     def changed(self, noted: Noted, tensor: Any) -> Overwritten | None:
-        """How ``tensor``, which shares memory with what was noted, has been written since; None where it has not."""
+        """Return the writes to ``tensor``, which shares memory with the noted one, since the note; None where none."""
         version = int(tensor._version)
         if version == noted.version and self.is_quiet:
             return None
@@ -380,19 +380,19 @@ class Notes:
 
 
 class Findings:
-    """The conflicts of the run; one that is met again is counted."""
+    """The conflicts of the run; one that occurs again is counted."""
 
     def __init__(self, found: list[Conflict], most: int) -> None:
-        """New ones go to ``found``, up to ``most`` of them there."""
+        """Append new ones to ``found`` until it holds ``most``."""
         self._found, self._most = found, most
         self._known: dict[Any, int] = {}
 
     def forget(self) -> None:
-        """Begin anew: what an earlier stretch of watching has found does not count for this one."""
+        """Begin anew: findings of an earlier stretch of watching do not count for this one."""
         self._known.clear()
 
     def knows(self, stack: Any) -> bool:
-        """Whether a conflict has been found by a write at the line of ``stack``."""
+        """Whether a conflict has been found with a write at the line of ``stack``."""
         return any(is_written_at(conflict, stack) for conflict in self._found)
 
     def has(self, key: Any) -> bool:
@@ -400,7 +400,7 @@ class Findings:
         return key in self._known
 
     def add(self, key: Any, make: Callable[[], Conflict]) -> None:
-        """Count the conflict known by ``key``, or have it made."""
+        """Count the conflict known by ``key``, or make and append it."""
         at = self._known.get(key)
         if at is not None and at < len(self._found):
             self._found[at] = replace(self._found[at], count=self._found[at].count + 1)
@@ -411,7 +411,7 @@ class Findings:
 
 
 def is_written_at(conflict: Conflict, stack: Any) -> bool:
-    """Whether one of the writes of a conflict stands at the line of ``stack``."""
+    """Whether one of the writes of a conflict is at the line of ``stack``."""
     line = symbolise(stack).user_frame
     return any(write.site.user_frame == line for write in conflict.writes)
 

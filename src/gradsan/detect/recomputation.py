@@ -1,7 +1,7 @@
-"""Recomputation of a checkpointed call held against its forward: what it finds, and fingerprints of what it saves.
+"""Recomputation of a checkpointed call compared with its forward: the values it reads, and fingerprints of its saves.
 
-checkpoint itself compares what it saved with what it recomputed, by shape, type and device. In deep mode a fingerprint
-travels with that, so that it is known whether the recomputation gave the same values. checkpoint's own verdict stays.
+checkpoint itself compares saved with recomputed tensors by shape, dtype and device. In deep mode a fingerprint is
+attached to that metadata, to know whether the recomputation gave the same values. checkpoint's verdict is unaffected.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LONGEST = 40
 
 
 class Mark(NamedTuple):
-    """What a name stood for: a noted tensor, an object (``weak``, by identity), or a plain ``value``."""
+    """The value of a name: a noted tensor, an object (``weak``, by identity), or a plain ``value``."""
 
     kind: str
     noted: Noted | None = None
@@ -40,9 +40,9 @@ class Mark(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One checkpointed call whose backward is to come. ``values`` are fingerprints of its results, in deep mode.
+    """A checkpointed call whose backward is still to come. ``values`` are fingerprints of its results, in deep mode.
 
-    ``inputs`` are those of its arguments where saved-tensor hooks of the program's keep them.
+    ``inputs`` are those of its arguments if saved-tensor hooks of the program's keep them.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Call(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A name that stands for something else by now: ``written``, or bound anew (``rebound``: what was, what is)."""
+    """A name whose value has changed: ``written``, or bound anew (``rebound``: the old and the new value)."""
 
     path: str
     value: Any
@@ -64,13 +64,13 @@ class Change(NamedTuple):
 
 
 def marks_of(notes: Notes, function: Any, arguments: Mapping[str, Any]) -> dict[str, Mark]:
-    """What ``function`` reaches now. Raises :class:`gradsan.graph.reached.TooMuchError`."""
+    """Return the values that ``function`` reads now. Raises :class:`gradsan.graph.reached.TooMuchError`."""
     things = _lasting(notes, reached(function, arguments))
     return {path: mark for path, value in things.items() if (mark := _mark(notes, value)) is not None}
 
 
 def compare(notes: Notes, call: Call, function: Any, arguments: Mapping[str, Any]) -> list[Change]:
-    """What has changed since the call; of what one writer wrote, the first. Parts of what was replaced are left out."""
+    """Return the changes since the call, one per writer. Parts of a replaced value are left out."""
     found: list[Change] = []
     rebound: list[str] = []
     writers: set[Any] = set()
@@ -80,7 +80,7 @@ def compare(notes: Notes, call: Call, function: Any, arguments: Mapping[str, Any
             continue
         value = things[path]
         if value is arguments.get(path) and torch.is_tensor(value):
-            # Kept by checkpoint, which may give it back as another object, and checks its version.
+            # checkpoint keeps it, may return it as another object, and checks its version.
             is_noted = mark.noted is not None and mark.noted.storage == _torch.storage_or_none(value)
             written = notes.changed(mark.noted, value) if is_noted and mark.noted is not None else None
             change = None if written is None else Change(path, value, written)
@@ -101,11 +101,11 @@ def compare(notes: Notes, call: Call, function: Any, arguments: Mapping[str, Any
 
 
 def conflict_of(core: Log, steps: Any, call: Call, change: Change | None, *, same: bool | None) -> Conflict:
-    """The conflict of one change; of None, that the recomputation gave other values and nobody is known to be why.
+    """Return the conflict of one change; of None: the recomputation gave other values for an unknown reason.
 
-    ``same`` is what fingerprints say of the recomputed values, None where they were not compared. Then it is not
-    certain that plain numbers matter, which the Nodes of the forward may have kept, and state that the function updates
-    by itself.
+    ``same`` is the result of the fingerprints, None where values were not compared. Then it is not
+    certain that plain numbers matter, which the Nodes of the forward may have kept, or state that the function updates
+    itself.
     """
     written = change.written if change is not None else None
     value = change.value if change is not None else None
@@ -141,7 +141,7 @@ def conflict_of(core: Log, steps: Any, call: Call, change: Change | None, *, sam
 
 
 def _by_itself(call: Call, written: Overwritten) -> bool:
-    """Whether the checkpointed function wrote it, in a further call."""
+    """Whether the checkpointed function wrote it itself, in another call."""
     if call.code is None or not written.writes:
         return False
     own = definition_site(call.code).frames[0]
@@ -152,7 +152,7 @@ def _by_itself(call: Call, written: Overwritten) -> bool:
 
 
 def name_of(function: Any) -> str:
-    """What the program calls a function; of a module, its class."""
+    """Return the program's name of a function; of a module, its class."""
     if isinstance(function, functools.partial):
         return name_of(function.func)
     owner = getattr(function, "__self__", None)
@@ -165,7 +165,7 @@ def name_of(function: Any) -> str:
 
 
 def code_of(function: Any) -> Any:
-    """The code that a call of ``function`` runs, as far as one sees; None where it is none of Python's."""
+    """Return the code that a call of ``function`` runs, as far as known; None where it is no Python code."""
     if isinstance(function, functools.partial):
         return code_of(function.func)
     if isinstance(function, nn.Module):
@@ -177,7 +177,7 @@ def code_of(function: Any) -> Any:
 
 
 def _lasting(notes: Notes, things: Mapping[str, Any]) -> dict[str, Any]:
-    """Without parameters of FSDP1, which are other tensors in other memory each time that they are gathered."""
+    """Return the values without parameters of FSDP1, which are other tensors in other memory after each gathering."""
     return {
         path: notes.lasting(value) if torch.is_tensor(value) else value
         for path, value in things.items()
@@ -211,7 +211,7 @@ def _change(notes: Notes, mark: Mark, path: str, value: Any) -> Change | None:
 
 
 def _same_place(one: Any, other: Any) -> bool:
-    """Whether two tensors are the same elements of the same memory under the same counter."""
+    """Whether two tensors are the same elements of the same memory with the same counter value."""
     if _torch.storage_or_none(one) != _torch.storage_or_none(other) or one.shape != other.shape:
         return False
     if one.storage_offset() != other.storage_offset() or one.stride() != other.stride():
@@ -220,7 +220,7 @@ def _same_place(one: Any, other: Any) -> bool:
 
 
 def shown(value: Any) -> str:
-    """A value in a few words of code."""
+    """Return a value in a few words of code."""
     if torch.is_tensor(value):
         return f"{type(value).__name__}{tuple(value.shape)}"
     if isinstance(value, PLAIN):
@@ -237,12 +237,12 @@ def _info(value: Any) -> TensorInfo:
     return TensorInfo((), type(value).__name__, "cpu", 0, Region(0, (), (), 1))
 
 
-# Kernels that add up in no fixed order differ by about the last digit.
+# Kernels without a fixed order of summation differ by about the last digit.
 _TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 1e-3}
 
 
 class Fingerprint(NamedTuple):
-    """Sums over a tensor: enough to tell values that differ, not enough to know them."""
+    """Sums over a tensor: enough to distinguish values, not enough to reconstruct them."""
 
     sums: tuple[float, ...]
     size: float
@@ -256,10 +256,10 @@ class Fingerprint(NamedTuple):
 
 
 def fingerprint(tensor: Any) -> Fingerprint | None:
-    """The fingerprint of a tensor; None where it has no ordinary memory, or none any more.
+    """Return the fingerprint of a tensor; None where it has no ordinary memory, or lost it.
 
-    Kernels keep workspaces as bytes; what stands there need not be the same twice. Sharded training gives the memory of
-    parameters back before checkpoint compares.
+    Kernels keep workspaces as bytes, which need not be reproducible. Sharded training frees the memory of
+    parameters before checkpoint compares.
     """
     if not torch.is_tensor(tensor) or not _torch.has_elements(tensor):
         return None
@@ -269,7 +269,7 @@ def fingerprint(tensor: Any) -> Fingerprint | None:
         try:
             return _sums_of(tensor.detach())
         except RuntimeError:
-            # A device need not have every operator, nor memory to spare.
+            # A device may lack operators, or free memory.
             return None if tensor.is_cpu else _sums_of(tensor.detach().cpu())
 
 
@@ -283,34 +283,34 @@ def _sums_of(tensor: Any) -> Fingerprint:
 
 
 class Tally:
-    """What checkpoint compared in this thread since :meth:`begin`."""
+    """Results of checkpoint's comparisons in this thread since :meth:`begin`."""
 
     def __init__(self) -> None:
-        """Start with nothing."""
+        """Start without results."""
         self._local = threading.local()
 
     def begin(self) -> None:
-        """Count anew."""
+        """Reset the counts."""
         self._local.compared, self._local.different = 0, []
 
     def add(self, saved: object, different: bool) -> None:
-        """Count one more; ``saved`` is what stood for the tensor in the forward."""
+        """Count one comparison; ``saved`` is the forward's stand-in for the tensor."""
         self._local.compared = self.compared + 1
         self._local.different = [*self.different, saved] if different else self.different
 
     @property
     def compared(self) -> int:
-        """How many tensors were compared."""
+        """The number of compared tensors."""
         return getattr(self._local, "compared", 0)
 
     @property
     def different(self) -> list[object]:
-        """Those that differed, by what stood for them in the forward."""
+        """The stand-ins, from the forward, of the tensors that differed."""
         return getattr(self._local, "different", [])
 
 
 class _Metadata(dict):  # type: ignore[type-arg]
-    """What checkpoint looks at of a tensor, equal where that is equal; comparing compares fingerprints on the way."""
+    """checkpoint's metadata of a tensor, with the same equality; comparing it also compares fingerprints."""
 
     __slots__ = ("fingerprint", "tally")
     __hash__ = None
@@ -328,7 +328,7 @@ class _Metadata(dict):  # type: ignore[type-arg]
 
 
 def compare_values(patches: Patches, wanted: Callable[[], bool], tally: Tally) -> None:
-    """Have checkpoint compare values while ``wanted()``, until ``patches`` is undone; ``tally`` counts them."""
+    """Make checkpoint compare values while ``wanted()``, until ``patches`` is undone; ``tally`` counts them."""
     checks = _torch.determinism_checks()
     for name, extract in list(checks.items()):
         if not isinstance(_sample(extract), dict):

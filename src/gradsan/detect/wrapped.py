@@ -1,7 +1,7 @@
-"""Values saved as a wrapper subclass: writes to the tensors inside, which the counter of the wrapper does not see.
+"""Values saved as a wrapper subclass: writes to the inner tensors, which do not move the wrapper's counter.
 
-What is written by way of the wrapper moves its counter, and PyTorch raises. What is written to an inner tensor past the
-wrapper stands in the log under the inner storage alone. Where the program has such a class, graphs are walked for it at
+A write through the wrapper moves its counter, and PyTorch raises. A write to an inner tensor past the
+wrapper is in the log under the inner storage only. Where the program has such a class, graphs are walked for it at
 the 1st, 2nd, 4th, 8th … backward of a line.
 """
 
@@ -30,7 +30,7 @@ _DEEPEST = 4
 
 
 class _Inside(NamedTuple):
-    """A tensor within a wrapper that a Node has saved, and the log's entry for that Node."""
+    """An inner tensor of a wrapper that a Node has saved, and the log's entry for that Node."""
 
     node: Any
     slot: str
@@ -40,14 +40,14 @@ class _Inside(NamedTuple):
 
 
 class Wrapped(Detector):
-    """Looks at the graph of a backward; what it finds goes to ``findings``."""
+    """Scans the graph of a backward for such writes; conflicts go to ``findings``."""
 
     def __init__(self, core: Log, steps: Any, findings: Findings) -> None:
-        """``core`` and ``steps`` are the logs of who wrote."""
+        """Take the logs ``core`` and ``steps``."""
         self._core, self._steps, self._findings = core, steps, findings
 
     def before_round(self, entry: RawBackward, rounds: int) -> None:
-        """Look at some of the rounds of a line that calls backward; as ``on_round`` of the core."""
+        """Scan the graph in some of the rounds of a line that calls backward; as ``on_round`` of the core."""
         if not _torch.has_wrapper_classes():
             return
         backward = read_backward(entry)
@@ -115,7 +115,7 @@ class Wrapped(Detector):
 
 
 def _plain(outer: Any, depth: int = _DEEPEST) -> list[Any]:
-    """The ordinary tensors in a wrapper, and in wrappers within it."""
+    """Return the ordinary tensors in a wrapper, and in wrappers within it."""
     found: list[Any] = []
     for _, inner in _torch.inner_tensors(outer):
         found += [inner] if type(inner) in _torch.PLAIN_TENSORS else _plain(inner, depth - 1) if depth else []
@@ -123,7 +123,7 @@ def _plain(outer: Any, depth: int = _DEEPEST) -> list[Any]:
 
 
 def _reads(one: _Inside) -> bool:
-    """Whether PyTorch would hand the slot out; where it would not, it raises by itself."""
+    """Whether PyTorch would hand the slot out; where it would not, it raises an error itself."""
     try:
         _torch.read_slot(one.node, one.slot.partition("[")[0])
     except RuntimeError:

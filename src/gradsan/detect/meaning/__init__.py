@@ -1,1 +1,1 @@
-"""Detectors of faults of meaning: autograd does what the program says, which its author did not mean."""
+"""Detectors of semantic faults: autograd does what the program says, which its author did not mean."""

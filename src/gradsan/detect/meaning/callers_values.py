@@ -1,4 +1,4 @@
-"""Values of a caller that a module's ``forward``, or a function whose result is taken, writes into."""
+"""Writes to a caller's values by a module's ``forward``, or by a function whose result is used."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ PAIRS_KEPT = 1024
 
 
 class Given(NamedTuple):
-    """What a function or ``forward`` wrote into: ``name`` in the caller's frame, ``own`` in its frame.
+    """An argument that a function or ``forward`` wrote into: ``name`` in the caller's frame, ``own`` in its frame.
 
-    ``written`` is what it is called where it is written. The frames are those at ``outer`` and ``position`` in the
+    ``written`` is its name at the write. The frames are those at ``outer`` and ``position`` in the
     stack of the write.
     """
 
@@ -30,10 +30,10 @@ class Given(NamedTuple):
 
 
 def given_to(raw: RawWrite, written: Site) -> Iterator[Given]:
-    """The arguments that a write went to, from the innermost function outwards.
+    """Yield the arguments that a write went to, from the innermost function outwards.
 
-    What ``forward`` was given it may have given on: to a function of its own, or to a module inside. A call that stands
-    alone is there for what it writes, and so is a function with the name of an in-place one.
+    ``forward`` may have passed its argument on: to a function of its own, or to an inner module. A call as a statement
+    is made for its write, and so is a call of a function named like an in-place one.
     """
     frames = written.frames
     position = max((at for at, frame in enumerate(frames) if frame.is_user), default=0)
@@ -54,18 +54,18 @@ def given_to(raw: RawWrite, written: Site) -> Iterator[Given]:
 
 
 class WritesToCallers:
-    """Which writes went to a value of a caller that it then read, remembered for each pair of lines."""
+    """Cache of writes to a value that the caller then read, by pair of lines."""
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start empty."""
         self._known: dict[tuple[Any, str, Any], bool] = {}
 
     def forget(self) -> None:
-        """Let go of the stacks, as a stretch of watching that begins does."""
+        """Drop the stacks, at the start of a stretch of watching."""
         self._known.clear()
 
     def has(self, raw: RawWrite, write: Write, stack: Any, read: Site) -> bool:
-        """Whether a module's ``forward``, or a function whose result is taken, wrote into what its caller then read.
+        """Whether a module's ``forward``, or a function whose result is used, wrote into a value its caller then read.
 
         ``stack`` is that of ``read``. The answer is read off the source: once, for a loop asks again in each round.
         """
@@ -87,7 +87,7 @@ def _is_of_caller(raw: RawWrite, written: Site, read: Site) -> bool:
 
 
 def _is_argument(named: str, own: Frame, raw: RawWrite) -> bool:
-    """Whether an expression begins with a parameter of the function that stood at ``own``, ``self`` left out."""
+    """Whether an expression begins with a parameter of the function at ``own``, other than ``self``."""
     root = re.split(r"[.\[]", named, maxsplit=1)[0]
     name = own.function.rpartition(".")[2]
     codes = [

@@ -1,20 +1,20 @@
-"""Data that is scaled in place anew in every epoch: ``x = x.float(); x /= 255``, where ``float()`` has copied nothing.
+"""Data scaled in place again in every epoch: ``x = x.float(); x /= 255``, where ``float()`` has copied nothing.
 
-Read off the log of writes in the 16th, 64th, 256th … round and at the end: memory that only the same few lines or calls
-write, each part of it again and again, one by a factor or a function such as the logarithm, the others perhaps by a
-shift, which is a number in the source where it comes last, or by a bound. A counter of versions without gaps tells that
-it is the same memory, and that nobody else fills it anew. The source must show that the line, or the caller of its
-function, takes it for its own: a result of a conversion, or an element of something larger. Where it is scaled by the
-value's own statistics, the second time is harmless; where it is only shifted by them, and scaled by a number, it is
-not. A state that takes something in and fades, as a running mean or a trace does, is written again on purpose: it is
-added to, or a factor near one stands there. Whether another factor is one to scale data, nobody knows, unless a data
+Read from the log of writes in the 16th, 64th, 256th … round and at the end: memory that only the same few lines or
+calls write, each part of it again and again, one by a factor or a function such as the logarithm, the others perhaps by
+a shift, which is a number in the source where it comes last, or by a bound. A version counter without gaps shows that
+it is the same memory, and that nobody else refills it. The source must show that the line, or the caller of its
+function, treats it as its own: the result of a conversion, or an element of something larger. Scaling by the
+value's own statistics is harmless the second time; a shift by them with scaling by a number is
+not. A state that accumulates and decays, such as a running mean or a trace, is written again on purpose: it is
+added to, or has a factor near one. Whether any other factor scales data is unknown, unless a data
 loader calls the line.
 
-What a data loader calls keeps no state in the data: there a shift alone is told, too, as noise that piles up.
+Code called by a data loader keeps no state in the data: there a shift alone is reported, too, as accumulating noise.
 
-Row: ``data_changed_again``. Roles: ``changed`` (a line; ``name`` is what it writes, ``op`` by what; ``values``:
-``shape``, ``dtype``, ``device``, ``times``, ``parts``, ``is_factor``, whether it is multiplied by what is no number in
-the source, ``is_shifted``, whether nothing scales it).
+Row: ``data_changed_again``. Roles: ``changed`` (a line; ``name`` is the written value, ``op`` the operation;
+``values``: ``shape``, ``dtype``, ``device``, ``times``, ``parts``, ``is_factor``, whether it is multiplied by something
+else than a number in the source, ``is_shifted``, whether nothing scales it).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ADDS = frozenset({"add_", "__iadd__"})
 FADES = 0.5
 SHIFTS = frozenset({"add_", "sub_", "__iadd__", "__isub__", "subtract_"})
 _BOUNDS = frozenset({"clamp_", "clamp_min_", "clamp_max_", "clip_", "abs_", "nan_to_num_", "neg_", "round_"})
-"""Changes by which alone nothing is scaled; ``neg_`` and ``abs_`` are parts of a longer one."""
+"""Operations that alone scale nothing; ``neg_`` and ``abs_`` are parts of a longer change."""
 _LINES, _TIMES_ALONE = 4, 3
 
 
@@ -55,10 +55,10 @@ class _Part(NamedTuple):
 
 
 class ChangedAgain(Detector):
-    """Reads the log of writes now and then; what it finds goes to ``found``."""
+    """Reads the log of writes in some rounds; findings go to ``found``."""
 
     def __init__(self, core: Log, found: Callable[[Failure], None]) -> None:
-        """``core`` keeps the log."""
+        """Read from the log of ``core``."""
         self._core, self._found = core, found
         self._since = 0
         self._described: set[Any] = set()
@@ -66,19 +66,19 @@ class ChangedAgain(Detector):
         self._places: dict[Any, Any] = {}
 
     def forget(self) -> None:
-        """Begin anew, as a stretch of watching does."""
+        """Begin anew, at the start of a stretch of watching."""
         self._since = self._core.clock
         self._described.clear()
         self._stacks.clear()
         self._places.clear()
 
     def before_round(self, entry: RawBackward, rounds: int) -> None:
-        """Look in some of the rounds of a line that calls backward; as ``on_round`` of the core."""
+        """Check some of the rounds of a line that calls backward; as ``on_round`` of the core."""
         if rounds >= 16 and rounds.bit_length() % 2:
             self._look(entry.stack)
 
     def settle(self) -> None:
-        """Nothing is watched any more: look a last time."""
+        """Check a last time, as watching ends."""
         log = self._core.backward_log
         if len(log) > 1:
             self._look(log[-1][1])
@@ -93,7 +93,7 @@ class ChangedAgain(Detector):
                 self._judge(used, stacks, parts)
 
     def _memories(self) -> Iterator[list[RawWrite]]:
-        """The last writes to each memory that is scaled, as far as the counter shows all there were."""
+        """Yield the last writes to each scaled memory, as far as the counter shows that there were no others."""
         raws = [raw for raw in map(RawWrite._make, self._core.writes_after(self._since)) if raw.kind != "metadata"]
         scaled = {
             raw.storage
@@ -112,7 +112,7 @@ class ChangedAgain(Detector):
                 yield known
 
     def _stack_of_place(self, stack: Any) -> Any:
-        """The first stack of the same places: CPython calls a builtin from another instruction once it knows it."""
+        """The first stack of the same places: CPython specialises instructions, which changes a call's offset."""
         if stack not in self._stacks:
             self._stacks[stack] = self._places.setdefault(symbolise(stack), stack)
         return self._stacks[stack]
@@ -147,13 +147,13 @@ class ChangedAgain(Detector):
         scaled = max(at for at, op in enumerate(ops) if op in SCALES)
         if any(number is None and not own and op not in _BOUNDS for op, number, own in each[scaled + 1 :]):
             return
-        # What is centred by its own mean and then scaled by who knows what is normalised, most likely.
+        # A value centred by its own mean and then scaled by something unknown is most likely normalised.
         if any(is_own) and numbers[scaled] is None and ops[scaled] not in _BENDS:
             return
         is_factor, factor = ops[scaled] in FACTORS, numbers[scaled]
         if not is_factor and ops[scaled] not in _BENDS and factor:
             factor = 1 / factor
-        # What is halved or doubled, and not shifted, is a schedule.
+        # Halving or doubling without a shift is a schedule.
         is_slow = factor is not None and _BENDS.isdisjoint(ops) and FADES <= abs(factor) <= 1 / FADES
         is_alone = sum(op not in _BOUNDS for op in ops) == 1
         fades = is_slow and (is_alone or (is_factor and abs(factor or 0) < 1))
@@ -181,13 +181,13 @@ class ChangedAgain(Detector):
 
 
 def _is_shifted_on(ops: tuple[str, ...], is_own: list[bool]) -> bool:
-    """Whether each round adds something, or takes it away, that is not put back at once, nor the data's own mean."""
+    """Whether each round adds or subtracts something that is neither undone at once nor the data's own mean."""
     shifts = [op for op, own in zip(ops, is_own, strict=True) if op in SHIFTS and not own]
     return bool(shifts) and len({op in _ADDS for op in shifts}) == 1 and not any(is_own)
 
 
 def _is_loaded(stack: Any) -> bool:
-    """Whether a data loader calls what writes."""
+    """Whether a data loader called the writing code."""
     return any(_is_of_loader(code.co_filename) for code in stack.codes)
 
 
@@ -197,7 +197,7 @@ def _is_of_loader(file: str) -> bool:
 
 
 def _parts(raws: list[RawWrite]) -> Iterator[_Part]:
-    """The parts of a memory that the same lines wrote several times, with operations recorded in between."""
+    """Yield the parts of a memory that the same lines wrote several times, with operations recorded in between."""
     by_region: dict[Any, list[RawWrite]] = {}
     for raw in raws:
         by_region.setdefault((raw.offset, raw.shape, raw.strides, raw.itemsize), []).append(raw)
@@ -214,7 +214,7 @@ def _parts(raws: list[RawWrite]) -> Iterator[_Part]:
 
 
 def _origin(frames: tuple[Frame, ...], name: str) -> Literal["conversion", "element"] | None:
-    """How the program came by what it writes as ``name``: there, or where a function's caller has it from."""
+    """Return the origin of the value written as ``name``: there, or in a caller of the function."""
     users = [at for at, frame in enumerate(frames) if frame.is_user]
     named: str | None = name
     for outer, inner in zip([*reversed(users[:-1]), None], reversed(users), strict=True):

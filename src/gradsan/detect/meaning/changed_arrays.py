@@ -1,12 +1,12 @@
-"""Arrays of NumPy that are scaled in place anew in every epoch: ``x = torch.from_numpy(data[i]); x /= 255``.
+"""NumPy arrays scaled in place again in every epoch: ``x = torch.from_numpy(data[i]); x /= 255``.
 
-``from_numpy`` and ``as_tensor`` copy nothing, and each call makes a new tensor, with a counter of its own; nothing logs
-what NumPy itself writes (``window -= mean``). So the numbers are compared: memory of one array, handed out again and
-again with training in between, each time holds what it held the time before, scaled by the same far factor (and
-shifted), or by powers of it where the windows overlap. An array that is filled anew does not, whatever random gain it
-is given then, and what fades or grows slowly is meant. Told of two parts or more, none of which was ever anything else.
+``from_numpy`` and ``as_tensor`` copy nothing, and each call makes a new tensor, with a counter of its own; NumPy's
+own writes (``window -= mean``) are not logged. So the values are compared: memory of one array, passed to torch again
+and again with training in between, has each time the previous values scaled by the same factor far from 1 (and
+shifted), or by powers of it where the windows overlap. A refilled array has not, whatever random gain it
+gets, and slow decay or growth is meant. Reported for two parts or more, if none ever had other values.
 
-Row: ``data_changed_again``, as of ``changed_again.py``.
+Row: ``data_changed_again``, as in ``changed_again.py``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TIMES, _NEAR = 3, 1e-3
 
 
 class _Lent(NamedTuple):
-    """A part of an array as it was when it was last handed out, and how often it was scaled since the first time."""
+    """A part of an array when it was last passed to torch, and how often it was scaled since the first time."""
 
     root: weakref.ref[Any]
     clock: int
@@ -42,10 +42,10 @@ class _Lent(NamedTuple):
 
 
 class ChangedArrays:
-    """Compares what arrays hold whenever they are handed to torch; made when one is, for one stretch of watching."""
+    """Compares the values of arrays whenever they are passed to torch; made at the first one of a stretch."""
 
     def __init__(self, core: Core, found: Callable[[Failure], None]) -> None:
-        """What it finds goes to ``found``."""
+        """Start empty; findings go to ``found``."""
         self._core, self._found = core, found
         self._parts: dict[tuple[int, ...], _Lent] = {}
         self._refuted: set[Any] = set()
@@ -53,7 +53,7 @@ class ChangedArrays:
         self._described = False
 
     def lent(self, array: Any, tensor: Any, stack: Any) -> None:
-        """An array was handed to torch, which has made ``tensor`` of it."""
+        """Note an array that was passed to torch, which has made ``tensor`` of it."""
         root, place = _root_and_place(array)
         is_small = root is not None and torch.is_floating_point(tensor) and _DISTINCT <= tensor.numel() <= _ELEMENTS
         if self._described or not is_small or stack in self._refuted or not _is_of_program(stack):
@@ -84,7 +84,7 @@ class ChangedArrays:
             self._judge(before._replace(storage=storage), log[-1][1])
 
     def _is_scaled_again(self, stack: Any, factor: float | None) -> bool:
-        """Whether ``factor`` is the one of all times before at ``stack``, or a power of it, and far from 1."""
+        """Whether ``factor`` is the earlier one at ``stack``, or a power of it, and far from 1."""
         if factor is None or FADES - _NEAR < factor < 1 / FADES + _NEAR:
             return False
         known = self._factors.setdefault(stack, factor)
@@ -110,14 +110,14 @@ class ChangedArrays:
         self._found(Failure(ROW, "", "", symbolise(used), named, raised=False))
 
     def _written(self, last: _Lent) -> list[tuple[Any, str, str]]:
-        """The lines that wrote the tensor which was made of the part the last time."""
+        """Return the lines that wrote the tensor made of the part the last time."""
         raws: list[RawWrite] = []
         for raw in map(RawWrite._make, self._core.writes_after(last.clock)):
             if raw.storage == last.storage and raw.version == len(raws) + 1:
                 raws.append(raw)
         if not any(raw.op in SCALES for raw in raws) or not all(raw.op in SCALES or raw.op in SHIFTS for raw in raws):
             return []
-        # Another tensor may have got this address since: the line must write what the call gave in the same function.
+        # Another tensor may have got this address since: the line must write the call's result in the same function.
         lent = symbolise(last.stack).user_frame
         statement = None if lent is None else source.statement_at(lent)
         given = [] if statement is None else source.assigned_names(statement)
@@ -139,7 +139,7 @@ class ChangedArrays:
 
 
 def _root_and_place(array: Any) -> tuple[Any, tuple[int, ...]]:
-    """The array that owns the memory, and which part of it this is."""
+    """Return the array that owns the memory, and the part of it that ``array`` covers."""
     if type(array).__module__ != "numpy" or not hasattr(array, "__array_interface__"):
         return None, ()
     root = array
@@ -149,7 +149,7 @@ def _root_and_place(array: Any) -> tuple[Any, tuple[int, ...]]:
 
 
 def _factor(before: torch.Tensor, now: torch.Tensor) -> float | None:
-    """What ``before`` was scaled by where ``now`` is that, plus one number; or what it had powers of; None for neither.
+    """The factor with which ``before``, plus one number, gives ``now``; or the base of such factors; None for neither.
 
     Both are float64 of one dimension; a factor is positive.
     """
@@ -174,7 +174,7 @@ def _factor(before: torch.Tensor, now: torch.Tensor) -> float | None:
 
 
 def _own_code(stack: Any) -> Any:
-    """The program's own function at the top of a stack."""
+    """Return the program's own function at the top of a stack."""
     return next((code for code in stack.codes if is_user_file(code.co_filename)), None)
 
 

@@ -1,10 +1,10 @@
-"""Losses whose value is changed past autograd on the way to their backward: ``loss.data += penalty``.
+"""Losses whose value is changed past autograd before their backward: ``loss.data += penalty``.
 
-The backward begins at the Node that computed the loss, whatever stands in its memory. Looked for at the 1st, 2nd, 4th,
+The backward begins at the Node that computed the loss, whatever its current value. Checked at the 1st, 2nd, 4th,
 8th … backward of a line, in the writes that were logged since the loss was computed.
 
-Row: ``loss_changed``. Roles: ``computed`` (where; ``name`` is the loss; ``values``: ``shape``, ``dtype``, ``device``),
-``written`` (the write; ``op``).
+Row: ``loss_changed``. Roles: ``computed`` (its site; ``name`` is the loss; ``values``: ``shape``, ``dtype``,
+``device``), ``written`` (the write; ``op``).
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _QUIET_KINDS = ("step", "metadata", "statistics", "collective", "outside")
 
 
 class ChangedLosses(Detector):
-    """Looks at the outputs of a backward; what it finds goes to ``found``."""
+    """Checks the outputs of a backward; findings go to ``found``."""
 
     def __init__(self, core: Log, uncounted: Uncounted, meant: Meant, found: Callable[[Failure], None]) -> None:
-        """``core`` keeps the logs, ``uncounted`` knows what was given other memory, ``meant`` measures."""
+        """Take ``core`` with the logs, ``uncounted`` with replaced memory, and ``meant``, which measures gradients."""
         self._core, self._uncounted, self._meant, self._found = core, uncounted, meant, found
         self._described: set[Any] = set()
 
     def forget(self) -> None:
-        """Begin anew, as a stretch of watching does."""
+        """Begin anew, at the start of a stretch of watching."""
         self._described.clear()
 
     @_torch.hushed()
     def before_round(self, entry: RawBackward, rounds: int) -> None:
-        """Look at some of the rounds of a line that calls backward; as ``on_round`` of the core."""
+        """Check some of the rounds of a line that calls backward; as ``on_round`` of the core."""
         for loss in entry.outputs if entry.accumulates else ():
             if type(loss) in _torch.PLAIN_TENSORS and loss.grad_fn is not None:
                 self._look(entry, loss)
@@ -55,7 +55,7 @@ class ChangedLosses(Detector):
         raws = [
             raw
             for raw in map(RawWrite._make, self._core.writes_after(made.clock))
-            # What the operation itself has logged as it returned is its own result.
+            # A write that the operation logged as it returned is its own result.
             if raw.storage == storage and raw.kind not in _QUIET_KINDS and raw.stack is not made.stack
         ]
         found = [(raw.clock, raw.stack, raw.op) for raw in raws]

@@ -1,6 +1,6 @@
 """Calls that clear or clip gradients, noted for the length of a round.
 
-``zero_grad`` of optimizers and modules, and ``clip_grad_norm_`` and ``clip_grad_value_`` are replaced only meanwhile:
+``zero_grad`` of optimizers and modules, and ``clip_grad_norm_`` and ``clip_grad_value_`` are only replaced meanwhile:
 an ordinary step pays nothing.
 """
 
@@ -22,11 +22,11 @@ from gradsan.record.log import Core
 from gradsan.record.patches import Patches, standing
 
 _MEASURES = 1e5
-"""A bound so large is no bound: the call is there for the norm that it gives."""
+"""The bound from which a call only measures the norm."""
 
 
 class Clearing(NamedTuple):
-    """A call of ``zero_grad``: when, where, and the leaves by ``id``."""
+    """A call of ``zero_grad``: clock, stack, and the leaves by ``id``."""
 
     clock: int
     stack: Any
@@ -35,10 +35,10 @@ class Clearing(NamedTuple):
 
 
 class Clip(NamedTuple):
-    """A call that clips: when, where, the leaves by ``id``, their memory and that of their gradients.
+    """A call that clips: clock, stack, the leaves by ``id``, their memory and that of their gradients.
 
-    ``is_filled`` says whether any gradient was there and not zero, ``bounds`` whether the bound is one, ``is_run_out``
-    whether a generator was given that gives nothing.
+    ``is_filled`` says whether any gradient was nonzero, ``bounds`` whether the bound is one, ``is_run_out``
+    whether an exhausted generator was given.
     """
 
     clock: int
@@ -53,16 +53,16 @@ class Clip(NamedTuple):
 
 
 class ClipCalls:
-    """Notes them between :meth:`begin` and :meth:`end`."""
+    """Notes such calls between :meth:`begin` and :meth:`end`."""
 
     def __init__(self, core: Core, guard: Guard) -> None:
-        """``core`` keeps the clock; what fails here becomes a blind spot of ``guard``."""
+        """Use the clock of ``core``; failures here become blind spots of ``guard``."""
         self._core, self._guard, self._patches = core, guard, Patches()
         self.clearings: list[Clearing] = []
         self.clips: list[Clip] = []
 
     def begin(self) -> None:
-        """Forget the last round, and watch."""
+        """Forget the last round, and start watching."""
         self.end()
         self.clearings, self.clips = [], []
         for owner in (Optimizer, nn.Module):
@@ -71,11 +71,11 @@ class ClipCalls:
             self._watch(owner, name, self._clipped, not is_given_list)
 
     def end(self) -> None:
-        """Put everything back."""
+        """Restore the originals."""
         self._patches.undo()
 
     def _watch(self, owner: Any, name: str, note: Callable[[str, Any, Any, Any], None], lists: bool) -> None:
-        """``lists`` says whether a generator may be given, which has to be kept for the call itself."""
+        """Wrap ``owner.name``; ``lists`` says whether it may take a generator, which must be kept for the call."""
         original, core = standing(owner, name), self._core
 
         def called(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -110,7 +110,7 @@ class ClipCalls:
         grads = [one.grad for one in leaves if one.grad is not None]
         storages = frozenset(map(_torch.storage_or_none, leaves)) - {0}
         of_grads = frozenset(map(_torch.storage_or_none, grads)) - {0}
-        # A device is not asked, as its answer is waited for; nor is anything under a profiler, which would list it.
+        # Reading from a device would synchronise; a profiler would record the operations.
         is_asked = all(one.is_cpu for one in grads) and not _torch.is_profiled()
         is_filled = any(_torch.numbers_of([one.any() for one in grads])) if grads and is_asked else bool(grads)
         is_bound = not isinstance(bound, int | float) or (math.isfinite(bound) and bound < _MEASURES)

@@ -1,4 +1,4 @@
-"""What shows that a leaf of a training was left out by mistake: the kinds of evidence that ``unowned.py`` names."""
+"""Evidence that a leaf of a training was left out by mistake, of the kinds that ``unowned.py`` lists."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MODULE_OWN = frozenset(vars(nn.Module()))
 
 
 class Evidence:
-    """What shows that a leaf was left out by mistake, in one graph with one set of trained parameters."""
+    """Evidence that a leaf was left out by mistake, in one graph with one set of trained parameters."""
 
     def __init__(
         self,
@@ -34,9 +34,9 @@ class Evidence:
         entry: RawBackward,
         was_frozen: Callable[[Any, int], bool],
     ) -> None:
-        """``order`` are the Nodes of the backward ``entry``, ``owned`` the parameters of optimizers by ``id``.
+        """Take ``order``, the Nodes of the backward ``entry``, and ``owned``, the parameters of optimizers by ``id``.
 
-        ``was_frozen`` tells whether a leaf was seen without a gradient after some clock.
+        ``was_frozen`` tells whether a leaf was seen with ``requires_grad=False`` after some clock.
         """
         self._core, self._making, self._owned, self._order = core, making, owned, order
         self._stack, self._thread, self._was_frozen = entry.stack, entry.thread, was_frozen
@@ -44,7 +44,7 @@ class Evidence:
         self._leads = self._leading()
 
     def of(self, leaf: Any) -> str | None:
-        """The kind of evidence, or None."""
+        """Return the kind of evidence for a leaf, or None."""
         run_out = self._making.run_out
         if run_out is not None and run_out.weak() is not None:
             return "run_out"
@@ -80,12 +80,12 @@ class Evidence:
         return "criterion" if is_own and is_whole and self._is_within(node, top) else None
 
     def name_of(self, leaf: Any) -> str | None:
-        """The leaf by the class of the module that has it; None where none has."""
+        """Return the leaf's name, with the class of the module that has it; None where none has."""
         named = ((top, name) for top in self._tops for name, held in top.named_parameters() if held is leaf)
         return next((f"{type(top).__name__}.{name}" for top, name in named), None)
 
     def _made_last(self, parameters: list[Any]) -> int | None:
-        """When the last of the optimizers was made that have some of ``parameters``."""
+        """Return the clock at which the last optimizer with some of ``parameters`` was made."""
         wanted = {id(one) for one in parameters}
         owners = (
             made.clock
@@ -106,7 +106,7 @@ class Evidence:
         return not only_scales and not any(id(one) in self._owned for one in own)
 
     def _hidden(self, leaf: Any, top: nn.Module | None) -> str | None:
-        """Whether a module of a wholly trained model holds the leaf, or a module with it, in a plain attribute."""
+        """Evidence where a module of a fully trained model holds the leaf, or its module, in a plain attribute."""
         for model in self._tops:
             held = [one for one in model.parameters() if one.requires_grad]
             if model is top or not held or not all(id(one) in self._owned for one in held):
@@ -117,7 +117,7 @@ class Evidence:
                     if any(one is leaf for one in inside):
                         return None if _reads_gradients(self._stack) else "unregistered"
                     modules = [one for one in inside if isinstance(one, nn.Module) and one.training]
-                    # One that stands there itself has been put past ``__setattr__`` on purpose.
+                    # A module that is such an attribute itself was stored past ``__setattr__`` on purpose.
                     is_put = any(one is value for one in modules)
                     if is_put or not any(own is leaf for one in modules for own in one.parameters()):
                         continue
@@ -126,7 +126,7 @@ class Evidence:
         return None
 
     def _are_chosen(self, parameters: list[Any]) -> bool:
-        """Whether the program chooses by name or number what it gives the optimizers of ``parameters``."""
+        """Whether the program selects by name or number the parameters for the optimizers of ``parameters``."""
         wanted = {id(one) for one in parameters}
         return any(
             source.chooses_parameters(frame)
@@ -137,7 +137,7 @@ class Evidence:
         )
 
     def _are_computed(self, nodes: list[Any]) -> bool:
-        """Whether trained parts have computed all of this, or data of it: none is a parameter, or a look at one."""
+        """Whether trained parts or data have computed all of this: none is a parameter, or a view of one."""
         return not any(id(getattr(_origin(one), "variable", None)) in self._owned for one in nodes)
 
     def _is_within(self, node: Any, module: nn.Module) -> bool:
@@ -147,7 +147,7 @@ class Evidence:
         return made is not None and code in made.stack.codes
 
     def _leading(self) -> set[Any]:
-        """The Nodes that lead to a trained parameter."""
+        """Return the Nodes that lead to a trained parameter."""
         found: set[Any] = set()
         for node in reversed(self._order):
             for child, _ in node.next_functions:
@@ -157,9 +157,9 @@ class Evidence:
         return found
 
     def _meeting(self, leaf: Any) -> tuple[Any, list[Any], list[Any]] | None:
-        """The operation by which the leaf, or what is computed from it alone, is combined with what trained parts give.
+        """Return the operation that combines the leaf, or values computed from it alone, with results of trained parts.
 
-        With it what is the leaf's own among its inputs, and the rest; None where there is none.
+        With its inputs that come from the leaf, and the other ones; None where there is none.
         """
         alone: set[Any] = set()
         for node in reversed(self._order):
@@ -176,7 +176,7 @@ class Evidence:
         return None
 
     def _feeds_trained(self, leaf: Any) -> bool:
-        """Whether an operation computes with a trained parameter on what was computed from the leaf."""
+        """Whether an operation applies a trained parameter to values computed from the leaf."""
         behind: set[Any] = set()
         trained: set[Any] = set()
         for node in reversed(self._order):
@@ -194,28 +194,28 @@ class Evidence:
 
     @staticmethod
     def _is_of(node: Any, leaf: Any) -> bool:
-        """Whether a Node is that of the leaf, or looks at it alone, as the transpose in a linear layer does."""
+        """Whether a Node is that of the leaf, or a chain from it alone, such as the transpose in a linear layer."""
         while len(children := _children(node)) == 1:
             node = children[0]
         return getattr(node, "variable", None) is leaf
 
 
 def frozen_beside(owned: set[int]) -> list[Any]:
-    """The parameters without a gradient of live models that have some of ``owned``, which are told by ``id``."""
+    """Return the parameters with ``requires_grad=False`` of live models that have some of ``owned`` (ids)."""
     models = [list(one.parameters()) for one in _top_modules()]
     beside = [held for held in models if any(id(one) in owned for one in held)]
     return [one for held in beside for one in held if not one.requires_grad]
 
 
 def _top_modules() -> list[nn.Module]:
-    """The live modules that are no part of others."""
+    """Return the live modules that are no part of others."""
     modules = [one for one in naming.all_modules_alive() if _is_complete(one)]
     inner = {id(child) for one in modules for child in one.children()}
     return [one for one in modules if id(one) not in inner]
 
 
 def _is_complete(module: nn.Module) -> bool:
-    """Whether a module's constructor has come so far that it can be asked for what it holds."""
+    """Whether a module's constructor has got so far that its children and parameters can be listed."""
     try:
         return all(True for _ in itertools.chain(module.children(), module.parameters(recurse=False)))
     except AttributeError:
@@ -227,7 +227,7 @@ def _children(node: Any) -> list[Any]:
 
 
 def _origin(node: Any) -> Any:
-    """What a Node looks at, past views."""
+    """Return the Node below those that only make views."""
     while _torch.makes_view(node) and len(children := _children(node)) == 1:
         node = children[0]
     return node
@@ -251,7 +251,7 @@ def _shape_of(node: Any) -> tuple[int, ...]:
 
 
 def _is_value(nodes: Iterable[Any], owned: set[int]) -> bool:
-    """Whether a trained parameter itself is what a leaf is combined with: not as the bias of a layer of its own."""
+    """Whether a leaf is combined with a trained parameter itself: not as the bias of a layer of its own."""
     return all(id(getattr(one, "variable", None)) in owned for one in nodes)
 
 
@@ -266,13 +266,13 @@ def _inside(values: Iterable[Any], depth: int = 2) -> Iterator[Any]:
 
 
 def _reads_gradients(stack: Any) -> bool:
-    """Whether a file of the program's on the stack reads some ``.grad``."""
+    """Whether a file of the program on the stack reads some ``.grad``."""
     files = {code.co_filename for code in stack.codes if is_user_file(code.co_filename)}
     return any(map(source.reads_gradients, files))
 
 
 def adds_up_parts(cleared: Any, backward: Any, step: Any) -> bool:
-    """Whether the source at these stacks shows that gradients were to be added up that are cleared part by part."""
+    """Whether the source at these stacks shows that gradients cleared part by part were meant to be accumulated."""
     frames = [symbolise(one).user_frame for one in (cleared, backward, step)]
     known = [one for one in frames if one is not None]
     return len(known) == len(frames) and source.clears_each_part(*known)

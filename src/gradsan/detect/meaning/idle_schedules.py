@@ -1,11 +1,11 @@
-"""Schedulers of an optimizer that steps no longer: another one updates its parameters, at a rate that nobody changes.
+"""Schedulers of an optimizer that no longer steps: another one updates its parameters, at an unscheduled rate.
 
-Looked for in the 4th, 8th, 16th … round of a line, and at the end: between two looks a scheduler has been stepped, its
-optimizer has not, and another optimizer with groups of its own has updated the same parameters at the very rate that it
-had. One that has a scheduler of its own is taken care of: optimizers may take turns.
+Checked in the 4th, 8th, 16th … round of a line, and at the end: between two checks a scheduler has been stepped, its
+optimizer has not, and another optimizer with groups of its own has updated the same parameters with an unchanged
+rate. An optimizer with a scheduler of its own is no such case: optimizers may take turns.
 
 Row: ``schedule_without_effect``. Roles: ``scheduler`` (where it was made; ``name`` is its class), ``optimizer`` (where
-its optimizer was made; ``name``), ``other`` (where the one that steps was made; ``name``), ``stepped`` (its step).
+its optimizer was made; ``name``), ``other`` (where the stepping one was made; ``name``), ``stepped`` (its step).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ADVANCED, _STEPS = 2, 2
 
 
 class _Look(NamedTuple):
-    """What was seen of a scheduler: its epoch, the last step of any optimizer, and everybody's rates."""
+    """State of a scheduler at a check: its epoch, the last step of any optimizer, and all learning rates."""
 
     weak: Any
     epoch: int
@@ -34,27 +34,27 @@ class _Look(NamedTuple):
 
 
 class IdleSchedules(Detector):
-    """Looks at the live schedulers now and then; what it finds goes to ``found``."""
+    """Checks the live schedulers in some rounds; findings go to ``found``."""
 
     def __init__(self, steps: Steps, making: Making, found: Callable[[Failure], None]) -> None:
-        """``making`` knows the schedulers and optimizers."""
+        """Read schedulers and optimizers from ``making``."""
         self._steps, self._making, self._found = steps, making, found
         self._seen: dict[int, _Look] = {}
         self._described: set[int] = set()
 
     def forget(self) -> None:
-        """Begin anew, as a stretch of watching does."""
+        """Begin anew, at the start of a stretch of watching."""
         self._seen.clear()
         self._described.clear()
 
     def before_round(self, entry: RawBackward, rounds: int) -> None:
-        """Look in some of the rounds of a line that calls backward; as ``on_round`` of the core."""
+        """Check some of the rounds of a line that calls backward; as ``on_round`` of the core."""
         if rounds >= 4:
             self.settle()
 
     @_torch.hushed()
     def settle(self) -> None:
-        """Look at each scheduler."""
+        """Check each scheduler."""
         for scheduler, made in self._making.schedulers():
             if id(scheduler) not in self._described:
                 self._look(scheduler, made)
@@ -77,13 +77,13 @@ class IdleSchedules(Detector):
             self._judge(scheduler, optimizer, made, others[-1], last.rates)
 
     def _rates(self) -> dict[int, list[Any]]:
-        """The learning rates of the live optimizers, by when these were made."""
+        """Return the learning rates of the live optimizers, by the clock at which these were made."""
         return {made.clock: _rates_of(one) for one, made in self._making.optimizers()}
 
     def _judge(self, scheduler: Any, optimizer: Any, made: Made, step: StepRecord, rates: dict[int, list[Any]]) -> None:
         known = {id(one): (one, where) for one, where in self._making.optimizers()}
         other = known.get(step.identity)
-        # One that wraps another shares its groups.
+        # An optimizer that wraps another shares its groups.
         if other is None or any(group is own for group in other[0].param_groups for own in optimizer.param_groups):
             return
         if any(getattr(one, "optimizer", None) is other[0] for one, _ in self._making.schedulers()):

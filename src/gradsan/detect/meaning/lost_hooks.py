@@ -1,11 +1,11 @@
-"""Gradient hooks that are lost with a view: a write gives the view, or its base, a new place in the graph.
+"""Gradient hooks that are lost with a view: a write gives the view, or its base, a new grad_fn.
 
-PyTorch leaves the hooks of a view at the Node that it had when they were registered. What uses the view after the write
-hangs on another Node, so these hooks do not run. Backward calls are looked at only while such a view is waited for.
+PyTorch leaves the hooks of a view at its Node of when they were registered. Uses of the view after the write
+depend on another Node, so these hooks do not run. Backward calls are only checked while there is such a view.
 
 Row: ``hook_lost``. Roles: ``hook`` (where it was registered; ``name`` is the view; ``values``: ``shape``, ``dtype``,
 ``device``), ``written`` (the write; ``op``). The value ``earlier`` of the failure is set where the hook still runs for
-what used the view before the write.
+uses of the view before the write.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _CALLS_AWAITED = 8
 
 @dataclass(slots=True)
 class _Hooked:
-    """A view with a hook, as it was when the hook was registered; ``alive`` is empty once the hook was removed.
+    """A view with a hook, in its state when the hook was registered; ``alive`` is empty once the hook was removed.
 
-    ``failure`` is what is told if the hook does not run later, for what used the view before the write.
+    ``failure`` is reported if the hook does not run later, for uses of the view before the write.
     """
 
     tensor: Any
@@ -56,18 +56,18 @@ class _Hooked:
 
 
 class LostHooks(Detector):
-    """Looks at backward calls while views with hooks are waited for; ``listen(True)`` asks for these calls."""
+    """Checks backward calls while there are views with hooks; ``listen(True)`` requests these calls."""
 
     part = "hooks of views"
 
     def __init__(self, core: Core, found: Callable[[Failure], None], listen: Callable[[bool], None]) -> None:
-        """``core`` keeps the log of writes."""
+        """Read the log of writes from ``core``."""
         self._core, self._found, self._listen = core, found, listen
         self._waiting: list[_Hooked] = []
         self._described: set[Any] = set()
 
     def install(self, patches: Patches, guard: Guard) -> None:
-        """Watch hooks being registered."""
+        """Watch ``register_hook``."""
         register, core = standing(torch.Tensor, "register_hook"), self._core
 
         def registered(_: Any, args: tuple[Any, ...], __: dict[str, Any], handle: Any) -> None:
@@ -78,7 +78,7 @@ class LostHooks(Detector):
         patches.set(torch.Tensor, "register_hook", core.listener(register, None, registered))
 
     def forget(self) -> None:
-        """Begin anew, as a stretch of watching does."""
+        """Begin anew, at the start of a stretch of watching."""
         for one in self._waiting:
             one.graph.let_go()
         self._waiting.clear()
@@ -86,7 +86,7 @@ class LostHooks(Detector):
         self._listen(False)
 
     def settle(self) -> None:
-        """Nothing is watched any more: what has not run so far is told."""
+        """Report, as watching ends, the hooks that have not run."""
         for one in self._waiting:
             self._report(one)
         self.forget()
@@ -114,7 +114,7 @@ class LostHooks(Detector):
 
     @_torch.hushed()
     def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """See what has become of them; the arguments are those of ``listeners.BeforeBackward``."""
+        """Check the views; the arguments are those of ``listeners.BeforeBackward``."""
         waiting, self._waiting = self._waiting, []
         since = min((one.clock for one in waiting), default=0)
         writes = [RawWrite(*item) for item in self._core.writes_after(since)] if waiting else []
@@ -143,11 +143,11 @@ class LostHooks(Detector):
             self._listen(False)
 
     def _look(self, entry: RawBackward, one: _Hooked, writes: list[RawWrite], nodes: dict[int, Any]) -> bool:
-        """See whether this backward passes a hook by; whether there is nothing more to wait for."""
+        """Check whether this backward bypasses a hook; return whether the view is done with."""
         runs = one.number in nodes and not one.graph.is_gone
         tensor = one.tensor()
         if tensor is None:
-            # Nobody can use the view any more; that its own write is in this graph tells that it was used.
+            # The view cannot be used any more; its own write in this graph shows that it was used.
             raw = next((raw for raw in reversed(writes) if self._is_own(one, raw, nodes)), None)
             if raw is not None and not runs:
                 one.failure = self._failure(entry, one, raw, False)

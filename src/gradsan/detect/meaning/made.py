@@ -1,7 +1,7 @@
-"""What the program makes to train with: optimizers and their groups, schedulers, parameters that come later.
+"""Optimizers and their groups, schedulers, and parameters registered late, as the program makes them.
 
-Public methods of torch are watched that no step calls: ``Optimizer.add_param_group``, the constructors of schedulers,
-and the registration of parameters.
+The watched public methods of torch are not called by steps: ``Optimizer.add_param_group``, the constructors of
+schedulers, and the registration of parameters.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LATE_KEPT = 4_096
 
 
 class Made(NamedTuple):
-    """An optimizer or a scheduler: a weak reference, when it was made, and where."""
+    """An optimizer or a scheduler: a weak reference, and the clock and stack of its construction."""
 
     weak: Any
     clock: int
@@ -33,30 +33,30 @@ class Made(NamedTuple):
 
 
 class Making(Detector):
-    """Takes note of them while somebody watches; ``on_group`` is called with an optimizer that gets parameters."""
+    """Notes optimizers and schedulers; ``on_group`` is called with an optimizer that gets parameters."""
 
     part = "optimizers"
 
     def __init__(self, core: Core) -> None:
-        """None so far."""
+        """Start empty."""
         self._core = core
         self._optimizers: dict[int, Made] = {}
         self._schedulers: dict[int, Made] = {}
         self._late: dict[int, tuple[Any, int]] = {}
         self.run_out: Made | None = None
-        """The optimizer that was given a group of a generator that had nothing left, the last of them."""
+        """The last optimizer that was given a group by an exhausted generator."""
         self.on_group: Callable[[Any], None] = lambda optimizer: None
 
     def optimizers(self) -> list[tuple[Any, Made]]:
-        """The live optimizers."""
+        """Return the live optimizers."""
         return [(one, made) for made in list(self._optimizers.values()) if (one := made.weak()) is not None]
 
     def schedulers(self) -> list[tuple[Any, Made]]:
-        """The live schedulers."""
+        """Return the live schedulers."""
         return [(one, made) for made in list(self._schedulers.values()) if (one := made.weak()) is not None]
 
     def is_late(self, parameter: Any, clock: int) -> bool:
-        """Whether a module was given the parameter after ``clock``, when some optimizer had been made."""
+        """Whether a module got the parameter after ``clock``, when some optimizer existed."""
         weak, given = self._late.get(id(parameter), (None, 0))
         return weak is not None and weak() is parameter and given > clock
 

@@ -1,8 +1,8 @@
-"""Inputs of in-place layers that are read again as if they had not changed: ``out = relu(x); ...; return out + x``.
+"""Inputs of in-place layers that are read again as if unchanged: ``out = relu(x); ...; return out + x``.
 
-Autograd records the write, so that gradients are those of what was computed; it is the value that is another one.
-Looked for at the 1st, 2nd and 4th backward of a line: an in-place layer of torch's whose result several operations were
-given, one of them where the program reads the layer's argument by a name that was bound before the call.
+Autograd records the write, so that gradients are those of the computation; but the value is another one.
+Checked at the 1st, 2nd and 4th backward of a line: an in-place layer of torch's whose result several operations
+use, one of them where the program reads the layer's argument by a name that was bound before the call.
 
 Row: ``input_reused``. Roles: ``written`` (the call; ``name`` is the argument, ``op`` the in-place operation;
 ``values``: ``shape``, ``dtype``, ``device``), ``read`` (where it is read again; ``name`` is the name there).
@@ -35,20 +35,20 @@ _KEEPS_SIGN = frozenset({"MaxPool2DWithIndicesBackward0", "AvgPool2DBackward0", 
 
 
 class ReusedInputs(Detector):
-    """Looks at the graph of a backward; what it finds goes to ``found``."""
+    """Scans the graph of a backward for such reads; findings go to ``found``."""
 
     def __init__(self, core: Log, found: Callable[[Failure], None]) -> None:
-        """``core`` keeps the logs."""
+        """Take ``core`` with the logs."""
         self._core, self._found = core, found
         self._seen: set[Any] = set()
 
     def forget(self) -> None:
-        """Begin anew, as a stretch of watching does."""
+        """Begin anew, at the start of a stretch of watching."""
         self._seen.clear()
 
     @_torch.hushed()
     def before_round(self, entry: RawBackward, rounds: int) -> None:
-        """Look at some of the rounds of a line that calls backward; as ``on_round`` of the core."""
+        """Check some of the rounds of a line that calls backward; as ``on_round`` of the core."""
         if rounds not in _ROUNDS or len(self._seen) > _STACKS:
             return
         raws = list(self._written_by_layers())
@@ -80,19 +80,19 @@ class ReusedInputs(Detector):
                 yield raw
 
     def _made_by(self, raw: RawWrite, thread: int, by_number: dict[int, Any]) -> int | None:
-        """The Node of the graph that the writing call has made: the last before its entry in the log, or before the
+        """Return the Node of the graph that the writing call has made: the last one before its log entry, or before the
         copies that it has saved (``silu_``).
         """
         near = range(raw.sequence - 1, raw.sequence - _NODES_OF_A_CALL - 1, -1)
         number = next((one for one in near if one in by_number), None)
         if number is None:
-            return None  # of another graph; to ask the log for each such write would take its time
+            return None  # of another graph; searching the log for each such write would take too long
         made = call_that_made(self._core, raw.sequence - 1, thread)
         return number if made is not None and number >= made.first and has_made(made, raw, self._core) else None
 
     def _judge(self, entry: RawBackward, raw: RawWrite, node: Any, readers: list[Any]) -> None:
         before = node.next_functions[0][0] if node.next_functions else None
-        # The same again changes nothing: that is what the layer is for.
+        # The same operation again changes nothing: that is what the layer is for.
         readers = [one for one in readers if one.name() != node.name()]
         if before is None or len(readers) < 2 or (node.name() == "ReluBackward0" and _is_not_negative(before)):
             return
@@ -120,14 +120,14 @@ class ReusedInputs(Detector):
 
 def _read_as_before(written: Site, made: Site | None, read: Site) -> tuple[str, str, Frame, Frame] | None:
     """The argument, the name by which it is read again, and both places; in the function that called the layer, or
-    in one that gave it on.
+    in one that passed it on.
     """
     frames = written.frames
     position = max((at for at, frame in enumerate(frames) if frame.is_user), default=None)
     named = None if position is None else source.first_argument(frames[position])
     while named is not None and position is not None:
         call = frames[position]
-        # What was computed within the call is not what the call was given.
+        # A value computed within the call is not the call's argument.
         if made is not None and made.frames[: position + 1] == frames[: position + 1]:
             return None
         around = [(frame.file, frame.function) for frame in frames[: position + 1]]
@@ -146,7 +146,7 @@ def _read_as_before(written: Site, made: Site | None, read: Site) -> tuple[str, 
 
 
 def _at(frame: Frame, site: Site) -> Site:
-    """The site whose innermost frame is ``frame``."""
+    """Return the site whose innermost frame is ``frame``."""
     return Site(site.frames[: site.frames.index(frame) + 1])
 
 

@@ -1,6 +1,6 @@
-"""Whole rounds of a line that calls backward, call by call: from its 1st, 2nd and 4th backward to the next.
+"""Rounds of a line that calls backward, call by call: from its 1st, 2nd and 4th backward to the next.
 
-What comes before the first backward of all is a round, too, for detectors that want it.
+The time before the very first backward is a round, too, for detectors that want it.
 """
 
 from __future__ import annotations
@@ -18,53 +18,53 @@ _CALLS_FOLLOWED, _BACKWARDS_FOLLOWED = 20_000, 16
 
 
 class RoundDetector(Detector):
-    """A detector that is told of the results of calls and of backward calls in a few rounds, and of nothing else."""
+    """Base class of detectors that get the results of calls, and the backward calls, of a few rounds."""
 
     rounds: ClassVar[tuple[int, ...]] = (1, 2, 4)
     from_start: ClassVar[bool] = False
-    """Whether to look at what comes before the first backward, too."""
+    """Whether the time before the first backward counts as a round, too."""
     takes_gradients: ClassVar[bool] = False
     """Whether a line that calls ``autograd.grad`` has rounds, too, as long as no backward is called."""
 
     def __init__(self, core: Core, listeners: Listeners) -> None:
-        """``listeners`` tell of calls while a round is open."""
+        """Use ``listeners`` for calls while a round is open."""
         self._core, self._listeners = core, listeners
         self._entry: RawBackward | None = None
         self._calls = self._backwards = 0
         self._has_backward = False
 
     def begins(self, entry: RawBackward) -> bool:
-        """Whether the round that begins with this backward is to be looked at; what was noted before is forgotten.
+        """Whether to follow the round that begins with this backward; notes of earlier rounds are dropped.
 
-        A round that no backward begins has an entry with a clock and a thread only.
+        A round without a first backward has an entry with a clock and a thread only.
         """
         return True
 
     def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """A call in the thread of the round has ended; as ``listeners.OnResult``."""
+        """Called with each finished call in the thread of the round; as ``listeners.OnResult``."""
 
     def goes_on(self, entry: RawBackward) -> bool:
-        """Whether the round that begins with this backward is looked at, too, because of what the last one showed."""
+        """Whether to follow the next round as well, because of what the last one showed."""
         return False
 
     def looks(self, entry: RawBackward, is_last: bool) -> None:
-        """A backward begins in the thread of the round; the last is the one by which the line begins its next round."""
+        """Called at each backward in the thread of the round; the last one begins the line's next round."""
 
     def forget(self) -> None:
-        """Begin anew, as a stretch of watching does."""
+        """Begin anew, at the start of a stretch of watching."""
         self._end()
         self._has_backward = False
         if self.from_start:
             self.begin_here()
 
     def begin_here(self) -> None:
-        """Open a round that the next backward of this thread ends, whichever line calls it; not where one is open."""
+        """Open a round that the next backward of this thread ends, whichever line calls; does nothing if open."""
         start = RawBackward(self._core.clock, None, threading.get_ident(), (), None, True)
         if self._entry is None and self.begins(start):
             self._open(start)
 
     def settle(self) -> None:
-        """Nothing is watched any more."""
+        """End the round, as watching ends."""
         self._end()
 
     @_torch.hushed()
@@ -86,11 +86,11 @@ class RoundDetector(Detector):
 
     @_torch.hushed()
     def before_backward(self, entry: RawBackward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Look at a backward; the arguments are those of ``listeners.BeforeBackward``."""
+        """Pass a backward on to :meth:`looks`; the arguments are those of ``listeners.BeforeBackward``."""
         opened = self._entry
         if opened is None or entry.clock == opened.clock or not entry.accumulates:
             return
-        # Gradients of another thread are not looked at: it may be writing them. The thread of the round may have ended.
+        # Gradients of another thread are not read: it may be writing them. The thread of the round may have ended.
         is_last = self._is_last(entry)
         if entry.thread == opened.thread:
             self.looks(entry, is_last)
@@ -99,7 +99,7 @@ class RoundDetector(Detector):
             self._open(entry._replace(outputs=()))
 
     def _is_last(self, entry: RawBackward) -> bool:
-        """Whether this backward ends the open round: the first of all does that of the start, whichever line calls."""
+        """Whether this backward ends the open round; any line ends the round before the very first backward."""
         opened = self._entry
         return (
             opened is not None

@@ -1,17 +1,17 @@
-"""Gradients that are cleared before any step uses them, and clips of gradients that are not there or are spent.
+"""Gradients that are cleared before any step uses them, and clipping of gradients that are missing or used up.
 
-Some rounds of a line are looked at as a whole: the gradients of its backward, what reads them, where they are cleared,
-where gradients are clipped, and the steps. Each is told when it has happened in two of these rounds: of all gradients,
-or of those of one optimizer, where nothing fills these anew before its step. A line whose gradients were used in one of
-them is left alone, but where the source shows that they were to be added up for a step of several rounds; and so is a
-program whose own code reads gradients.
+Some rounds of a line are followed as a whole: the gradients of its backward, their reads, where they are cleared,
+where gradients are clipped, and the steps. A fault is reported when it has occurred in two of these rounds: for all
+gradients, or for those of one optimizer, if nothing refills them before its step. A line whose gradients were used in
+one round is left alone, unless the source shows that they were to be accumulated for a step of several rounds; and so
+is a program whose own code reads gradients.
 
-Rows: ``gradient_thrown_away``. Roles: ``gradient`` (a leaf that no other backward reached before the step, where there
+Rows: ``gradient_thrown_away``. Roles: ``gradient`` (a leaf that no other backward reached before the step, if there
 is one; ``values``: ``shape``, ``dtype``, ``device``, ``leaves``, ``is_refilled``, whether there is none,
-``is_part``, whether of several to be added up), ``cleared``
-(where; ``op``), ``stepped`` (the step that came too late). ``clip_without_effect``. Roles: ``clip`` (the call;
-``values``: ``kind``, ``empty`` where there was nothing to clip, ``run_out`` where it was given a generator that gives
-nothing, ``spent`` where it came after the step), ``stepped``.
+``is_part``, whether it is one of several to be accumulated), ``cleared``
+(its site; ``op``), ``stepped`` (the step that came too late). ``clip_without_effect``. Roles: ``clip`` (the call;
+``values``: ``kind``, ``empty`` where there was nothing to clip, ``run_out`` where it was given an exhausted
+generator, ``spent`` where it came after the step), ``stepped``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ROUNDS_WITHOUT_STEP = 16
 
 
 class _Gradient(NamedTuple):
-    """The gradient of a leaf as the backward left it: memory, and the memory of the leaf."""
+    """The gradient of a leaf after the backward: its memory, and the memory of the leaf."""
 
     leaf: Any
     own: int
@@ -52,7 +52,7 @@ class _Gradient(NamedTuple):
 
 
 class SpentGradients(RoundDetector):
-    """Looks at the gradients of some rounds; what it finds goes to ``found``."""
+    """Checks the gradients of some rounds; findings go to ``found``."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class SpentGradients(RoundDetector):
         making: Making,
         found: Callable[[Failure], None],
     ) -> None:
-        """``making`` knows the optimizers."""
+        """Read the optimizers from ``making``."""
         super().__init__(core, listeners)
         self._steps, self._making, self._found = steps, making, found
         self._calls_of_program = ClipCalls(core, listeners.guard)
@@ -78,7 +78,7 @@ class SpentGradients(RoundDetector):
         self._described: set[Any] = set()
 
     def forget(self) -> None:
-        """Begin anew, as a stretch of watching does."""
+        """Begin anew, at the start of a stretch of watching."""
         super().forget()
         self._met.clear()
         self._used.clear()
@@ -87,7 +87,7 @@ class SpentGradients(RoundDetector):
         self._gone_on = 0
 
     def begins(self, entry: RawBackward) -> bool:
-        """Take the leaves, where all of them are some optimizer's and nobody hooks into the graph."""
+        """Note the leaves, if optimizers have all of them and no hook is in the graph."""
         if self._core.open_steps:
             return False
         owned = set(map(id, _torch.parameters_of(*(one for one, _ in self._making.optimizers()))))
@@ -109,7 +109,7 @@ class SpentGradients(RoundDetector):
         return True
 
     def goes_on(self, entry: RawBackward) -> bool:
-        """Where gradients were cleared in a round without a step."""
+        """Whether gradients were cleared in a round without a step."""
         is_wanted = entry.stack in self._unstepped and entry.stack not in self._described
         self._gone_on += is_wanted
         return is_wanted and self._gone_on <= _ROUNDS_WITHOUT_STEP
@@ -134,7 +134,7 @@ class SpentGradients(RoundDetector):
                 self._storages.add(storage)
 
     def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """See whether somebody reads the gradients."""
+        """Check whether a call reads the gradients."""
         if self._storages and not self._is_read and op not in _NO_READ:
             given = _torch.tensors_in((args, kwargs))
             self._is_read = any(_torch.storage_or_none(one) in self._storages for one in given)
@@ -159,7 +159,7 @@ class SpentGradients(RoundDetector):
                 self._report_clip(entry, clip, "run_out", steps[0])
 
     def _judge_part(self, entry: RawBackward, steps: list[StepRecord]) -> None:
-        """Tell of what an earlier round has cleared, where this one ends with a step and they were to be added up."""
+        """Report gradients cleared in an earlier round, if this one ends with a step that was to accumulate them."""
         own = {one.own for one in self._gradients}
         step = next((one for one in steps if not own.isdisjoint(one.storages)), None)
         before = self._unstepped.get(entry.stack)
@@ -193,20 +193,20 @@ class SpentGradients(RoundDetector):
         steps: list[StepRecord],
         writes: list[RawWrite],
     ) -> bool:
-        """Judge the clearing of all gradients of the round, or of those of one optimizer; whether nothing used any."""
+        """Judge the clearing of all gradients of the round, or of one optimizer's; return whether none was used."""
         first = min((one for one in clearings if one is not None), key=lambda one: one.clock)
         own = {one.own for one in gradients}
         used = any(record.clock < first.clock and not own.isdisjoint(record.storages) for record in steps)
         moved = any(raw.storage in own and raw.clock < first.clock for raw in writes)
         later = [one for one in steps if one.clock > first.clock and not own.isdisjoint(one.storages)]
-        # A backward before many steps is there for something else, or belongs to an outer loop.
+        # A backward before many steps has another purpose, or belongs to an outer loop.
         is_alone = bool(later) and len({one.identity for one in later}) == len(later)
         is_whole = key is entry.stack
         if is_whole and not (used or moved or later):
             self._unstepped.setdefault(entry.stack, first)
         if used or moved:
             self._used.add(key)
-        # One loss often reaches what another trains: that is cleared, and filled anew before its step.
+        # One loss often reaches parameters that another trains: they are cleared, and refilled before their step.
         is_told = is_whole or (bool(later) and not self._is_filled_between(gradients, first, later[0]))
         if key not in self._used and is_alone and is_told and self._is_second(key):
             self._report_cleared(entry, first, later[0], gradients)
@@ -247,7 +247,7 @@ class SpentGradients(RoundDetector):
         self._found(Failure(THROWN, "", "", symbolise(entry.stack), clues, raised=False))
 
     def _cleared_at(self, one: _Gradient, clear: RawWrite | None) -> Clearing | None:
-        """Where a gradient was cleared, by ``clear`` if there is one; None where it stands, or is not known."""
+        """The clearing of a gradient, by ``clear`` if there is one; None where it was not cleared, or it is unknown."""
         leaf = one.leaf()
         if leaf is None:
             return None
@@ -268,7 +268,7 @@ class SpentGradients(RoundDetector):
         filled = [begun for begun, reached in self._refilled if not clip.leaves.isdisjoint(reached)]
 
         def acts(one: Clip) -> bool:
-            # A gradient may be zero, or none, in its right place: a loss that is met, a head whose turn it is not.
+            # A gradient may be zero or missing for good reason: a loss at its minimum, a head whose turn it is not.
             return any(
                 (record.end or record.clock) > one.clock
                 and not any(one.clock < clear < record.clock for clear in clears)
@@ -301,7 +301,7 @@ class SpentGradients(RoundDetector):
 
 
 def _may_look(node: Any) -> bool:
-    """Whether code of the program's looks at gradients on their way: a hook, or the backward of a Function."""
+    """Whether code of the program's reads gradients on their way: a hook, or the backward of a Function."""
     return node.name() == _HOOKED or has_tensor_hooks(node) or _torch.is_custom_node(node)
 
 

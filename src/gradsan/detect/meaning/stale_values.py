@@ -1,14 +1,15 @@
-"""Values computed once from parameters, which every round reads as they were then: ``weight = base + delta``, outside.
+"""Values computed once from parameters, and read in every round with their old values: ``weight = base + delta``.
 
-Operations that save nothing of the parameters leave no saved tensor to go stale, and no graph that a first backward
-could free: such a value is differentiated again and again, while the parameters have moved on. So do casts that
-``autocast`` keeps until it is left. Looked for at the 4th, 8th and 16th backward of a line that keeps no graph: an
+Operations that save nothing of the parameters leave no saved tensor to become stale, and no graph that a first
+backward could free: such a value is differentiated again and again, while the parameters have moved on. So are casts
+that ``autocast`` caches until its end. Checked at the 4th, 8th and 16th backward of a line that keeps no graph: an
 operation of this round computes with the result of one made three rounds before or more, and a parameter behind that
-has been updated in each of these rounds. A view of a parameter shows what stands there now. A term that is only added
-to the loss has the gradient that it would have now; and a value may be filled anew under ``no_grad``.
+has been updated in each of these rounds. A view of a parameter shows its current values. A term that is only added
+to the loss has the same gradient now; and a value may be refilled under ``no_grad``.
 
-Row: ``value_built_once``. Roles: ``built`` (where; ``name``; ``values``: ``shape``, ``dtype``, ``device``, ``is_cast``,
-whether ``autocast`` alone has it), ``updated`` (the last update; ``name`` of the optimizer or function), ``read``.
+Row: ``value_built_once``. Roles: ``built`` (its site; ``name``; ``values``: ``shape``, ``dtype``, ``device``,
+``is_cast``, whether only ``autocast`` holds it), ``updated`` (the last update; ``name`` of the optimizer or function),
+``read``.
 """
 
 from __future__ import annotations
@@ -36,20 +37,20 @@ _CAST = "ToCopyBackward0"
 
 
 class StaleValues(Detector):
-    """Looks at the graphs of a few rounds; what it finds goes to ``found``."""
+    """Checks the graphs of a few rounds; findings go to ``found``."""
 
     def __init__(self, core: Log, steps: Steps, backwards: Backwards, found: Callable[[Failure], None]) -> None:
-        """The logs of what made Nodes, of steps and of backward calls."""
+        """Take the logs of Nodes, of steps and of backward calls."""
         self._core, self._steps, self._backwards, self._found = core, steps, backwards, found
         self._described: set[Any] = set()
 
     def forget(self) -> None:
-        """Begin anew, as a stretch of watching does."""
+        """Begin anew, at the start of a stretch of watching."""
         self._described.clear()
 
     @_torch.hushed()
     def before_round(self, entry: RawBackward, rounds: int) -> None:
-        """Look at some of the rounds of a line that calls backward; as ``on_round`` of the core."""
+        """Check some of the rounds of a line that calls backward; as ``on_round`` of the core."""
         backward = read_backward(entry)
         if rounds not in _ROUNDS or backward.via != "backward" or backward.retain_graph:
             return
@@ -61,7 +62,7 @@ class StaleValues(Detector):
         if not any(number < past[0].begun_at for node in order if (number := _torch.node_sequence(node)) is not None):
             return
         terms = set(linear_below(backward.roots))
-        # Of the many values of a model the largest tells most.
+        # Of the many values of a model the largest is the most telling.
         for reader, value in sorted(_crossings(order, past), key=lambda one: -_size(one[1])):
             if reader not in terms and self._judge(entry, reader, value, past):
                 self._described.add(entry.stack)
@@ -97,7 +98,7 @@ class StaleValues(Detector):
         return True
 
     def _last_update(self, leaf: Any, borders: list[int]) -> tuple[Any, str] | None:
-        """The stack and name of the last update of a leaf, if there was one between all of the ``borders``."""
+        """Return stack and name of the last update of a leaf, if there was one between all of the ``borders``."""
         storage = _torch.storage_or_none(leaf)
         found = [
             (one.clock, one.stack, f"{one.optimizer}.step")
@@ -126,7 +127,7 @@ class StaleValues(Detector):
 
 
 def _crossings(order: list[Any], past: list[PastBackward]) -> Iterator[tuple[Any, Any]]:
-    """The Nodes of this round that hang on Nodes older than the first of the ``past`` rounds, each with the older."""
+    """Yield (Node of this round, child older than the first of the ``past`` rounds)."""
     for node in order:
         if (_torch.node_sequence(node) or 0) >= past[-1].sequence:
             for child, _ in node.next_functions:
@@ -141,7 +142,7 @@ def _size(node: Any) -> int:
 
 
 def _looks_at_leaf(node: Any) -> bool:
-    """Whether a Node, past those that only look at a value, is that of a leaf."""
+    """Whether a Node, below those of views, is that of a leaf."""
     while node is not None and _torch.makes_view(node):
         children = [child for child, _ in node.next_functions if child is not None]
         node = children[0] if len(children) == 1 else None

@@ -1,13 +1,13 @@
 """Gradients that end at an operation whose derivative is zero everywhere: ``torch.round(z)`` on the way to the loss.
 
-The graph goes on behind ``round``, ``floor``, ``sign`` or a draw such as ``torch.bernoulli(p)``, and backward hands
-zeros on there. Two things are told. Parameters to which no backward of the program comes by another way, whose gradient
-is zero when their optimizer steps first: told at the end, as a later loss may reach them. And terms of a loss, sums of
-scalars, that have no other way either, while the rest of the loss trains what they were computed from. A
+The graph goes on behind ``round``, ``floor``, ``sign`` or a draw such as ``torch.bernoulli(p)``, where backward
+passes zeros on. Two faults are reported. Parameters that no backward of the program reaches by another path, whose
+gradient is zero at their optimizer's first step: reported at the end, as a later loss may reach them. And terms of a
+loss, sums of scalars, without another path, while the rest of the loss trains the parameters behind them. A
 straight-through estimate, ``z + (z.round() - z).detach()``, has no such operation in its graph.
 
 Rows: ``parameter_behind_flat``. Roles: ``parameter`` (``name``; ``values``: ``shape``, ``dtype``, ``device``,
-``parameters``, how many there are), ``flat`` (the operation; ``op``). And ``term_is_cut``, as of ``cut_terms.py``, with
+``parameters``, their number), ``flat`` (the operation; ``op``). And ``term_is_cut``, as in ``cut_terms.py``, with
 ``how``: ``flat``.
 """
 
@@ -39,7 +39,7 @@ _LEAVES, _TERMS = 4_096, 32
 
 @dataclass(slots=True)
 class _Stopped:
-    """What lies behind one operation: its parameters, by ``id``, with their names; ``seen`` at a first step."""
+    """The parameters behind one operation, by ``id``, with their names; ``seen`` at a first step."""
 
     stack: Any
     flat: Clue
@@ -48,24 +48,24 @@ class _Stopped:
 
 
 class StoppedGradients(Detector):
-    """Looks at graphs in some rounds, and at gradients when an optimizer steps first; ``found`` is told of both."""
+    """Checks graphs in some rounds, and gradients at an optimizer's first step; findings go to ``found``."""
 
     def __init__(self, core: Log, found: Callable[[Failure], None]) -> None:
-        """``core`` knows which call made a Node."""
+        """Read the calls that made Nodes from ``core``."""
         self._core, self._found = core, found
         self._fed: dict[int, Any] = {}
         self._stopped: list[_Stopped] = []
         self._described: set[Any] = set()
 
     def forget(self) -> None:
-        """Begin anew, as a stretch of watching does."""
+        """Begin anew, at the start of a stretch of watching."""
         self._fed.clear()
         self._stopped.clear()
         self._described.clear()
 
     @_torch.hushed()
     def before_round(self, entry: RawBackward, rounds: int) -> None:
-        """Look at the graph of some rounds of a line that calls backward; as ``on_round`` of the core."""
+        """Check the graph of some rounds of a line that calls backward; as ``on_round`` of the core."""
         backward = read_backward(entry)
         order = walk.engine_order(backward.roots)
         flat = [node for node in order if _is_flat(node)]
@@ -94,7 +94,7 @@ class StoppedGradients(Detector):
         return weak is not None and weak() is leaf
 
     def _note(self, entry: RawBackward, node: Any, stopped: list[Any]) -> None:
-        """Keep those of the leaves that lie behind ``node`` and are not kept yet."""
+        """Keep the leaves behind ``node`` that are not kept yet."""
         kept = {key for one in self._stopped for key in one.leaves}
         fresh = {id(one): one for one in stopped if id(one) not in kept}
         behind = [fresh[key] for key in map(id, walk.leaves_of(walk.each_behind([node]))) if key in fresh]
@@ -113,7 +113,7 @@ class StoppedGradients(Detector):
 
     @_torch.hushed()
     def first_step(self, optimizer: Optimizer) -> None:
-        """An optimizer steps for the first time: its gradients are what the program means them to be."""
+        """Check the gradients at the first step of an optimizer, which are those that the program uses."""
         if self._stopped:
             held = {id(one): one for one in _torch.parameters_of(optimizer)}
             for stopped in self._stopped:
@@ -124,7 +124,7 @@ class StoppedGradients(Detector):
                         self._feed([held[key]])
 
     def settle(self) -> None:
-        """Nothing is watched any more: what no backward has come to otherwise is told."""
+        """Report, as watching ends, the parameters that no backward has reached by another path."""
         stopped, self._stopped = self._stopped, []
         for one in stopped:
             own = [one.leaves[key] for key in one.seen if key not in self._fed or self._fed[key]() is None]
@@ -137,7 +137,7 @@ class StoppedGradients(Detector):
     def _look_at_terms(self, entry: RawBackward, roots: Iterable[Any], fed: set[int]) -> None:
         for joined, term in _terms(roots):
             behind = [node for node in walk.each_behind([term]) if _is_flat(node)]
-            # A number that is rounded, and added to what it was, is its own remainder.
+            # A rounded number added to its old value is its own remainder.
             if not behind or _is_flat(term) or _fed_by([term]):
                 continue
             if any(id(one) in fed for one in walk.leaves_of(walk.each_behind([term]))):
@@ -162,7 +162,7 @@ def _op_of(node: Any) -> str:
 
 
 def _fed_by(roots: Iterable[Any]) -> list[Any]:
-    """The leaves to which a backward from ``roots`` may hand more than zeros."""
+    """Return the leaves to which a backward from ``roots`` may pass more than zeros."""
     waiting = list(roots)
     seen, passed = set(waiting), []
     while waiting:
@@ -178,7 +178,7 @@ def _fed_by(roots: Iterable[Any]) -> list[Any]:
 
 
 def _terms(roots: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-    """The Nodes of which a loss is the sum, constant factors left out, each with the Node of the sum."""
+    """Yield the Nodes of the terms of a loss, without constant factors, each with the Node of the sum."""
     waiting: list[tuple[Any, Any]] = [(None, root) for root in roots]
     found = 0
     while waiting and found < _TERMS:

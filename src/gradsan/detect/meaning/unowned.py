@@ -1,8 +1,8 @@
 """Parameters that take part in training and that no optimizer has.
 
-Looked at in the 2nd, 4th, 8th … round of a line that trains others, and told at the end: leaves that get gradients,
+Checked in the 2nd, 4th, 8th … round of a line that trains others, and reported at the end: leaves that get gradients,
 that no optimizer was ever given and nobody has written. Many programs leave parameters out on purpose (a network whose
-head alone is trained, adapters, a network that judges another), so something must show that it is none:
+head alone is trained, adapters, a discriminator), so one kind of evidence against that is needed:
 
 ``unregistered``  a module holds it where ``parameters()`` does not look, and all that this gives is trained
 ``unregistered_one``  the same behind trained parts of a module alone in its list, as one hides what is not
@@ -51,7 +51,7 @@ _STRENGTH = (
 
 @dataclass(slots=True)
 class _Candidate:
-    """A leaf as it was when it was met first."""
+    """A leaf in its state when it was first seen."""
 
     leaf: Any
     storage: int
@@ -66,7 +66,7 @@ class _Candidate:
 
 
 class Unowned(Detector):
-    """Looks at the leaves of a backward now and then; what it finds goes to ``found``."""
+    """Checks the leaves of a backward in some rounds; findings go to ``found``."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Unowned(Detector):
         found: Callable[[Failure], None],
         known: Callable[[], Sequence[Failure]],
     ) -> None:
-        """``stepped`` gives the optimizers that have stepped, ``known`` what has been found so far."""
+        """Take ``stepped``, which returns the optimizers that have stepped, and ``known``, the findings so far."""
         self._core, self._uncounted, self._making = core, uncounted, making
         self._stepped, self._found, self._known = stepped, found, known
         self._candidates: dict[int, _Candidate] = {}
@@ -87,7 +87,7 @@ class Unowned(Detector):
         making.on_group = self._grouped
 
     def forget(self) -> None:
-        """Begin anew, as a stretch of watching does."""
+        """Begin anew, at the start of a stretch of watching."""
         self._candidates.clear()
         self._dismissed.clear()
         self._frozen.clear()
@@ -103,7 +103,7 @@ class Unowned(Detector):
 
     @_torch.hushed()
     def before_round(self, entry: RawBackward, rounds: int) -> None:
-        """Look at some of the rounds of a line that calls backward; as ``on_round`` of the core."""
+        """Check some of the rounds of a line that calls backward; as ``on_round`` of the core."""
         if rounds < 2 or not entry.accumulates:
             return
         stepped = self._stepped()
@@ -115,7 +115,7 @@ class Unowned(Detector):
         owned = set(map(id, _torch.parameters_of(*live)))
         trained = set(map(id, _torch.parameters_of(*stepped)))
         if rounds == _ROUNDS_PASSED and self._lines < _LINES:
-            # Later rounds may have unfrozen some; the heap is walked for that once a line.
+            # Later rounds may have unfrozen some; the heap is walked for that once per line.
             self._lines += 1
             from gradsan.detect.meaning.evidence import frozen_beside
 
@@ -169,7 +169,7 @@ class Unowned(Detector):
 
     @_torch.hushed()
     def settle(self) -> None:
-        """Tell what has stood for some rounds."""
+        """Report the candidates that have remained for some rounds."""
         candidates, self._candidates = list(self._candidates.values()), {}
         kept = [one for one in candidates if self._stands(one)]
         for one in candidates:

@@ -1,11 +1,11 @@
-"""Values changed without autograd's knowledge, and then read by an operation that saves nothing of what it reads.
+"""Values changed without autograd's knowledge, and then read by an operation that does not save its input.
 
-``logits.data *= 2`` and then ``log_softmax(logits)``: what saves its input is seen in the graph
-(``detect/changed_values.py``); of what saves only its result, or nothing, the graph keeps no trace. So the arguments of
-calls are looked at in some rounds: a value that is older than an unrecorded write to its memory, in a call whose Node
-the backward runs. Memory that NumPy was given is compared with what it was then: nothing logs what is written there.
+``logits.data *= 2`` and then ``log_softmax(logits)``: an operation that saves its input is found in the graph
+(``detect/changed_values.py``); one that saves only its result, or nothing, leaves no trace there. So the arguments of
+calls are checked in some rounds: a value that is older than an unrecorded write to its memory, in a call whose Node
+the backward runs. Memory exported to NumPy is compared with its earlier bytes: writes there are not logged.
 
-Row: ``value_changed``. Roles: ``computed`` (where; ``values``: ``shape``, ``dtype``, ``device``), ``written`` (the
+Row: ``value_changed``. Roles: ``computed`` (its site; ``values``: ``shape``, ``dtype``, ``device``), ``written`` (the
 write; ``op``), ``read`` (the call).
 """
 
@@ -36,14 +36,14 @@ from gradsan.record.steps import RawBackward, read_backward
 ROW = "value_changed"
 _READS = 64
 _BOUNDS = ("clamp", "clip", "nan_to_num", "renorm")
-"""Operations that may have had nothing to do: told where values were compared."""
+"""Operations that may have had no effect: reported only where values were compared."""
 _HANDED_OUT = frozenset({"numpy", "__array__", "__dlpack__", "to_dlpack"})
 
 
 class _Read(NamedTuple):
-    """A call, by the number of its Node, has read what the Node ``maker`` made, after a write.
+    """A read, after a write, of an output of the Node ``maker``, by the call that made the Node ``number``.
 
-    ``at`` is the memory of what it read, which part of it, and the number of the Node's result.
+    ``at`` is the memory of the value, its part of it, and the output number.
     """
 
     number: int
@@ -65,7 +65,7 @@ class _Due(NamedTuple):
 
 
 class UnrecordedReads(RoundDetector):
-    """Looks at the arguments of calls in some rounds; what it finds goes to ``found``."""
+    """Checks the arguments of calls in some rounds; findings go to ``found``."""
 
     from_start = True
 
@@ -79,9 +79,9 @@ class UnrecordedReads(RoundDetector):
         found: Callable[[Failure], None],
         copy_written: Callable[[str, bool], None],
     ) -> None:
-        """``uncounted`` knows what was given other memory, ``values`` what has been found in the graph.
+        """Take ``uncounted`` with replaced memory, and ``values`` with the findings in graphs.
 
-        ``copy_written`` has what is written copied before, while a round is open.
+        ``copy_written`` switches on copies before writes, while a round is open.
         """
         super().__init__(core, listeners)
         self._uncounted, self._exports, self._values, self._found = uncounted, exports, values, found
@@ -93,14 +93,14 @@ class UnrecordedReads(RoundDetector):
         self._described: set[Any] = set()
 
     def forget(self) -> None:
-        """Begin anew, as a stretch of watching does."""
+        """Begin anew, at the start of a stretch of watching."""
         self._described.clear()
         self._due.clear()
         self._meant.forget()
         super().forget()
 
     def settle(self) -> None:
-        """Nothing is watched any more."""
+        """End the round, as watching ends."""
         super().settle()
         self._meant.forget()
 
@@ -109,7 +109,7 @@ class UnrecordedReads(RoundDetector):
         self._copy_written("round", wanted)
 
     def begins(self, entry: RawBackward) -> bool:
-        """Take note of the writes from now on."""
+        """Note writes from now on."""
         self._written.clear()
         self._reads.clear()
         self._meant.begin_round()
@@ -118,7 +118,7 @@ class UnrecordedReads(RoundDetector):
         return True
 
     def result(self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """See whether a call has read what had been written."""
+        """Check whether a call has read a value that was written before."""
         self._meant.note(op, args, kwargs, self._uncounted.bypasses.__contains__)
         if self._core.write_count != self._count:
             self._count = self._core.write_count
@@ -136,7 +136,7 @@ class UnrecordedReads(RoundDetector):
         for tensor in _torch.tensors_in((args, kwargs)):
             maker = _made_before(tensor.grad_fn, number)
             if maker is not None:
-                # Of a tensor a view reads what it shows.
+                # A view reads the elements of its base that it shows.
                 is_view = _torch.storage_or_none(made) == _torch.storage_or_none(tensor)
                 self._reads += self._changed(tensor, made if is_view else tensor, maker, number)
 
@@ -157,25 +157,25 @@ class UnrecordedReads(RoundDetector):
             origin = maker if maker < raw.sequence else _made_before(tensor.grad_fn, raw.sequence)
             if origin is None:
                 continue
-            # Of a graph that a device's thread has built, numbers tell nothing of what came first: it may have been
-            # another tensor that had this address.
+            # In a graph built by a device's thread, numbers do not tell the order: another tensor may have had
+            # this address.
             if not is_bypassed and (raw.version or 0) > tensor._version:
                 continue
             region = ledger.as_write(raw).region
             if region is not None and not overlap(conflicts.tensor_info(shown, was_leaf=False).region, region):
                 continue
-            # Values that were written and put back are the same as before the first write.
+            # Values that were written and restored are the same as before the first write.
             compared = self._compared(tensor, raw, raws)
             if compared == "same":
                 return
             if compared == "different" or not raw.op.strip("_").startswith(_BOUNDS):
                 written = part(tensor, own, raw.op, region)
-                # What the gradient would be is known of a value itself, not of a part of one.
+                # Effects on gradients are only known of a whole value, not of a part of one.
                 own_at = at if origin == maker else (0, *at[1:])
                 yield _Read(number, origin, raw.clock, raw.sequence, raw.op, raw.stack, raw, facts, written, own_at)
 
     def _written_outside(self, tensor: Any, maker: int) -> Export | None:
-        """Where the memory of a value was handed out that has other bytes now, although no operation has written it."""
+        """Return the export of a value's memory if its bytes have changed, although no operation has written it."""
         export = self._exports.of(_torch.storage_or_none(tensor))
         made = None if export is None else self._values.made(maker, threading.get_ident())
         if (
@@ -195,7 +195,7 @@ class UnrecordedReads(RoundDetector):
         return self._uncounted.snapshots.compared(tensor, raw.clock - 1, clocks, is_counted=True)
 
     def looks(self, entry: RawBackward, is_last: bool) -> None:
-        """See which of the calls belong to this backward."""
+        """Find the reads whose calls belong to this backward."""
         waiting, self._reads = self._reads, []
         if not waiting:
             return
@@ -230,12 +230,12 @@ class UnrecordedReads(RoundDetector):
         meant = self._meant.deviation(value, raws, entry.outputs) if is_logged else None
         failure = Failure(ROW, "", "", symbolise(entry.stack), clues, raised=False, if_meant=meant)
         self._due.append(_Due(one.stack, failure, Arrival(maker, [one.part], self._listeners.guard)))
-        # A conflict by the same write is found while this backward runs, and tells more.
+        # A conflict with the same write is found while this backward runs, and has more detail.
         self._listeners.call_after_backward(self.after_backward)
 
     @_torch.hushed()
     def after_backward(self, entry: RawBackward) -> None:
-        """Give what a gradient has reached and no conflict has told by now; as ``listeners.AfterBackward``."""
+        """Report reads that a gradient has reached and no conflict explains; as ``listeners.AfterBackward``."""
         due, self._due = self._due, []
         self._listeners.call_after_backward(self.after_backward, False)
         for one in due:
@@ -247,10 +247,10 @@ class UnrecordedReads(RoundDetector):
 
 
 def _made_before(node: Any, sequence: int) -> int | None:
-    """The number of the Node that made a value, if it is below ``sequence``; None where it is not.
+    """Return the number of the Node that made a value, if it is below ``sequence``; None where it is not.
 
-    A view whose memory was written gets a new Node when it is next read, which may be younger than its reader:
-    then that of what it is a view of.
+    A view whose memory was written gets a new Node at its next read, which may be younger than the reader:
+    then that of its base.
     """
     while node is not None:
         number = _torch.node_sequence(node)
@@ -262,7 +262,7 @@ def _made_before(node: Any, sequence: int) -> int | None:
 
 
 def _is_of_program(stack: Any, *, is_handed_out: bool) -> bool:
-    """Whether the program's own code is at the top of a stack; deep mode has a wrapper around what hands memory out."""
+    """Whether the program's code is at the top of a stack; deep mode has a wrapper around export functions."""
     files = [code.co_filename for code in stack.codes]
     own = itertools.dropwhile(is_own_file, files) if is_handed_out else files
     file = next(iter(own), "")
